@@ -1,0 +1,167 @@
+"""`gpu_ops.kernels.Kernels` on numpy, pandas and pyarrow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cpu_fallback.conditions import evaluate
+from cpu_fallback.frame import Frame
+from cpu_fallback.hashing import UInt64s, equal_arrays, hash_columns, valid_mask
+from cpu_fallback.store import CpuStore, slot_array
+from gpu_ops.conditions import Condition
+
+Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+
+class CpuKernels:
+    """The CPU backend.
+
+    Args:
+        tiny_segments: test setting: merge and grow at the smallest sizes.
+    """
+
+    name = "cpu"
+    xp: Any = np
+
+    def __init__(self, *, tiny_segments: bool = False) -> None:
+        self.tiny_segments = tiny_segments
+
+    def frame(self, table: pa.Table) -> Frame:
+        """Columns from Arrow, each in one piece."""
+        return Frame(table.num_rows, {n: one_array(c) for n, c in zip(table.column_names, table.columns, strict=True)})
+
+    def to_arrow(self, frame: Frame, schema: pa.Schema) -> pa.Table:
+        """Columns to Arrow, by position."""
+        arrays = [
+            a if a.type == f.type else a.cast(f.type)
+            for a, f in zip(frame.columns.values(), schema, strict=True)
+        ]
+        return pa.Table.from_arrays(arrays, schema=schema)
+
+    def asarray(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The array itself."""
+        return values
+
+    def asnumpy(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The array itself."""
+        return values
+
+    def num_rows(self, frame: Frame) -> int:
+        """Rows of a frame."""
+        return frame.length
+
+    def take(self, frame: Frame, rows: Ints, columns: Sequence[str]) -> Frame:
+        """Rows of a frame by position; -1 gives nulls."""
+        wanted = slot_array(rows)
+        return Frame(rows.size, {name: frame.columns[name].take(wanted) for name in columns})
+
+    def combine(self, columns: Sequence[tuple[str, Frame, str]]) -> Frame:
+        """A frame of columns from row-aligned frames."""
+        return Frame(columns[0][1].length, {name: frame.columns[column] for name, frame, column in columns})
+
+    def coalesce(self, first: Frame, first_column: str, second: Frame, second_column: str) -> Frame:
+        """The first column's values, the second's where they are null."""
+        a, b = first.columns[first_column], second.columns[second_column]
+        if a.type != b.type:
+            kind = a.type if pa.types.is_nested(a.type) else _wider(a.type, b.type)
+            a, b = a.cast(kind), b.cast(kind)
+        return Frame(first.length, {first_column: pc.coalesce(a, b)})
+
+    def valid(self, frame: Frame, columns: Sequence[str]) -> Mask | None:
+        """Mask of rows without a null in these columns, None for all."""
+        mask: Mask | None = None
+        for name in columns:
+            column = frame.columns[name]
+            if column.null_count:
+                mask = valid_mask(column) if mask is None else mask & valid_mask(column)
+        return mask
+
+    def hash_rows(self, frame: Frame, columns: Sequence[str], types: Sequence[pa.DataType]) -> UInt64s:
+        """64-bit hashes of rows."""
+        cast = [_as_type(frame.columns[c], t) for c, t in zip(columns, types, strict=True)]
+        return hash_columns(cast, frame.length)
+
+    def equal_rows(
+        self,
+        left: Frame,
+        left_columns: Sequence[str],
+        right: Frame,
+        right_columns: Sequence[str],
+        types: Sequence[pa.DataType],
+    ) -> Mask:
+        """Mask of equal rows, null equal to null."""
+        equal: Mask | None = None
+        for a, b, kind in zip(left_columns, right_columns, types, strict=True):
+            same = equal_arrays(_as_type(left.columns[a], kind), _as_type(right.columns[b], kind))
+            equal = same if equal is None else equal & same
+        return np.ones(left.length, bool) if equal is None else equal
+
+    def evaluate(self, condition: Condition, frames: Mapping[str, Frame], length: int) -> Mask:
+        """Mask of rows for which the condition is true."""
+        batches = {name: frame.batch() for name, frame in frames.items()}
+        return evaluate(condition, batches, length=length)
+
+    def argsort(self, values: npt.NDArray[Any]) -> Ints:
+        """Stable argsort."""
+        return np.argsort(values, kind="stable")
+
+    def scatter_add(self, target: npt.NDArray[Any], index: Ints, values: npt.NDArray[Any]) -> None:
+        """Add at positions, repeated ones included."""
+        np.add.at(target, index, values)
+
+    def cumulative_min(self, values: Ints) -> Ints:
+        """Running minimum."""
+        return np.minimum.accumulate(values)
+
+    def store(self, schema: pa.Schema) -> CpuStore:
+        """An empty store."""
+        return CpuStore(schema)
+
+    def search(self, run: UInt64s, directory: Ints, shift: int, hashes: UInt64s) -> tuple[Ints, Ints]:
+        """Candidates of a sorted run: its bucket's entries, filtered by the whole hash."""
+        bucket = (hashes >> np.uint64(shift)).view(np.int64)
+        first = directory[bucket]
+        count = directory[bucket + 1] - first
+        before = np.cumsum(count)
+        total = int(before[-1]) if before.size else 0
+        if total == 0:
+            empty = np.empty(0, np.int64)
+            return empty, empty
+        needle = np.repeat(np.arange(hashes.size, dtype=np.int32), count)
+        position = np.arange(total, dtype=np.int64)
+        position += (first - (before - count))[needle]
+        entry = run[position]
+        found = np.flatnonzero((entry >> np.uint64(32)) == hashes[needle])
+        return needle[found].astype(np.int64), (entry[found] & np.uint64(0xFFFFFFFF)).view(np.int64)
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+def one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """A column in one piece, dictionaries decoded."""
+    if isinstance(column, pa.ChunkedArray):
+        column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+        if isinstance(column, pa.ChunkedArray):  # no chunks at all
+            column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    return column
+
+
+def _as_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    # integers of different width already compare and hash alike; decimals and timestamps do not
+    if column.type == kind or pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return column
+    return column.cast(kind)
+
+
+def _wider(a: pa.DataType, b: pa.DataType) -> pa.DataType:
+    return a if getattr(a, "bit_width", 0) >= getattr(b, "bit_width", 0) else b

@@ -1,0 +1,249 @@
+"""The rows of one input in growing Arrow buffers: appends cost what they append, gathers copy nothing else.
+
+Every column lies in one piece, with spare room at its end (the buffers double, and pages never
+touched cost no memory), so a gather is one Arrow ``take`` over the whole state, without chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from cpu_fallback.frame import Frame
+from cpu_fallback.hashing import raw_values, valid_mask
+
+
+class Growable:
+    """A one-dimensional numpy array with spare room."""
+
+    def __init__(self, dtype: npt.DTypeLike) -> None:
+        self.data: npt.NDArray[Any] = np.empty(64, dtype)
+        self.length = 0
+
+    def reserve(self, extra: int) -> None:
+        """Make room for ``extra`` more values."""
+        if self.length + extra > self.data.size:
+            grown = np.empty(max(2 * self.data.size, self.length + extra), self.data.dtype)
+            grown[: self.length] = self.data[: self.length]
+            self.data = grown
+
+    def extend(self, values: npt.NDArray[Any]) -> None:
+        """Add values at the end."""
+        self.reserve(values.size)
+        self.data[self.length : self.length + values.size] = values
+        self.length += values.size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the values, spare room left out."""
+        return self.length * self.data.itemsize
+
+    def buffer(self) -> pa.Buffer:
+        """The values as an Arrow buffer; valid until the next change."""
+        return pa.py_buffer(self.data)
+
+
+class Bits:
+    """Growing Arrow bitmap."""
+
+    def __init__(self) -> None:
+        self.bytes = Growable(np.uint8)
+        self.length = 0
+
+    def extend(self, values: npt.NDArray[np.bool_]) -> None:
+        """Add bits at the end."""
+        partial = self.length % 8
+        if partial:
+            last = np.unpackbits(
+                self.bytes.data[self.bytes.length - 1 : self.bytes.length], count=partial, bitorder="little"
+            )
+            values = np.concatenate([last.view(bool), values])
+            self.bytes.length -= 1
+            self.length -= partial
+        self.bytes.extend(np.packbits(values, bitorder="little"))
+        self.length += values.size
+
+    def truncate(self, length: int) -> None:
+        """Drop all bits from ``length`` on."""
+        self.length, self.bytes.length = length, -(-length // 8)
+
+
+class Column:
+    """A growing Arrow column of any type. ``wide`` keeps 64-bit offsets, for top-level text."""
+
+    def __init__(self, kind: pa.DataType, *, wide: bool = True) -> None:
+        self.kind = kind
+        self.length = 0
+        self.validity: Bits | None = None
+        self.bits: Bits | None = None
+        self.values: Growable | None = None
+        self.offsets: Growable | None = None
+        self.children: list[Column] = []
+        t = pa.types
+        self.stored = kind
+        if t.is_boolean(kind):
+            self.bits = Bits()
+        elif t.is_string(kind) or t.is_large_string(kind) or t.is_binary(kind) or t.is_large_binary(kind):
+            if wide:
+                self.stored = pa.large_string() if "string" in str(kind) else pa.large_binary()
+            self.offsets = Growable(np.int64 if t.is_large_unicode(self.stored) or wide else np.int32)
+            self.values = Growable(np.uint8)
+        elif t.is_list(kind) or t.is_large_list(kind) or t.is_map(kind):
+            self.offsets = Growable(np.int64 if t.is_large_list(kind) else np.int32)
+            child = pa.struct([kind.key_field, kind.item_field]) if t.is_map(kind) else kind.value_type
+            self.children = [Column(child, wide=False)]
+        elif t.is_fixed_size_list(kind):
+            self.children = [Column(kind.value_type, wide=False)]
+        elif t.is_struct(kind):
+            self.children = [Column(kind.field(i).type, wide=False) for i in range(kind.num_fields)]
+        elif not t.is_null(kind):
+            self.values = Growable(np.dtype((np.void, kind.byte_width)))
+        if self.offsets is not None:
+            self.offsets.extend(np.zeros(1, self.offsets.data.dtype))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers, spare room left out."""
+        own = sum(b.nbytes for b in (self.values, self.offsets) if b is not None)
+        own += sum(b.bytes.nbytes for b in (self.validity, self.bits) if b is not None)
+        return own + sum(c.nbytes for c in self.children)
+
+    def append(self, array: pa.Array) -> None:
+        """Add an array's values at the end."""
+        if array.type != self.stored:
+            array = array.cast(self.stored)
+        if array.null_count and self.validity is None:
+            self.validity = Bits()
+            self.validity.extend(np.ones(self.length, bool))
+        if self.validity is not None:
+            self.validity.extend(valid_mask(array))
+        if self.bits is not None:
+            filled = array.fill_null(False) if array.null_count else array
+            self.bits.extend(filled.to_numpy(zero_copy_only=False))
+        elif self.offsets is not None:
+            self._append_ranges(array)
+        elif self.values is not None:
+            self.values.extend(raw_values(array, self.values.data.dtype))
+        elif pa.types.is_struct(self.kind):
+            for i, child in enumerate(self.children):
+                child.append(array.field(i))
+        elif pa.types.is_fixed_size_list(self.kind):
+            size = self.kind.list_size
+            self.children[0].append(array.values.slice(array.offset * size, len(array) * size))
+        self.length += len(array)
+
+    def _append_ranges(self, array: pa.Array) -> None:
+        """Text, lists and maps: their offsets, then what lies between the first and the last."""
+        assert self.offsets is not None
+        if len(array) == 0:
+            return
+        dtype = self.offsets.data.dtype
+        offsets = np.frombuffer(
+            array.buffers()[1], dtype, count=len(array) + 1, offset=array.offset * dtype.itemsize
+        )
+        first, last = int(offsets[0]), int(offsets[-1])
+        shift = int(self.offsets.data[self.offsets.length - 1]) - first
+        if dtype == np.int32 and last + shift > np.iinfo(np.int32).max:
+            raise OverflowError(f"more than 2^31 elements of {self.kind} in one partition; use more partitions")
+        self.offsets.extend(offsets[1:] + dtype.type(shift))
+        if self.values is not None:
+            data = array.buffers()[2]
+            if last > first:
+                self.values.extend(np.frombuffer(data, np.uint8, count=last - first, offset=first))
+        elif pa.types.is_map(self.kind):
+            pairs = pa.StructArray.from_arrays(
+                [array.keys, array.items], fields=[self.kind.key_field, self.kind.item_field]
+            )
+            self.children[0].append(pairs.slice(first, last - first))
+        else:
+            self.children[0].append(array.values.slice(first, last - first))
+
+    def truncate(self, length: int) -> None:
+        """Drop all values from ``length`` on."""
+        for bitmap in (self.validity, self.bits):
+            if bitmap is not None:
+                bitmap.truncate(length)
+        if self.offsets is not None:
+            self.offsets.length = length + 1
+            end = int(self.offsets.data[length])
+            if self.values is not None:
+                self.values.length = end
+            else:
+                self.children[0].truncate(end)
+        elif self.values is not None:
+            self.values.length = length
+        else:
+            size = self.kind.list_size if pa.types.is_fixed_size_list(self.kind) else 1
+            for child in self.children:
+                child.truncate(length * size)
+        self.length = length
+
+    def view(self) -> pa.Array:
+        """All values, without a copy; valid until the next change."""
+        if pa.types.is_null(self.kind):
+            return pa.nulls(self.length)
+        validity = self.validity.bytes.buffer() if self.validity is not None else None
+        buffers: list[pa.Buffer | None] = [validity]
+        for part in (self.offsets, self.bits.bytes if self.bits else None, self.values):
+            if part is not None:
+                buffers.append(part.buffer())
+        children = [c.view() for c in self.children] or None
+        return pa.Array.from_buffers(self.stored, self.length, buffers, -1 if validity else 0, 0, children)
+
+    def take(self, slots: pa.Array) -> pa.Array:
+        """The values at these slots; a null slot gives a null."""
+        taken = self.view().take(slots)
+        return taken if taken.type == self.kind else taken.cast(self.kind)
+
+
+class CpuStore:
+    """All columns of one input; see `gpu_ops.kernels.Store`."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
+        self.columns = {f.name: Column(f.type) for f in schema}
+        self.length = 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all columns, spare room left out."""
+        return sum(c.nbytes for c in self.columns.values())
+
+    def append(self, frame: Frame) -> None:
+        """Add the frame's rows at the end."""
+        for name, column in self.columns.items():
+            column.append(frame.columns[name])
+        self.length += frame.length
+
+    def truncate(self, length: int) -> None:
+        """Drop all slots from ``length`` on."""
+        for column in self.columns.values():
+            column.truncate(length)
+        self.length = length
+
+    def take(self, slots: npt.NDArray[np.int64], columns: Sequence[str]) -> Frame:
+        """The rows at ``slots``; -1 gives nulls."""
+        wanted = slot_array(slots)
+        return Frame(slots.size, {name: self.columns[name].take(wanted) for name in columns})
+
+    def retain(self, slots: npt.NDArray[np.int64]) -> None:
+        """Keep only these slots, renumbered from 0."""
+        wanted = pa.array(slots)
+        for name, column in self.columns.items():
+            kept = column.take(wanted)
+            self.columns[name] = Column(column.kind)
+            self.columns[name].append(kept)
+        self.length = slots.size
+
+
+def slot_array(slots: npt.NDArray[np.int64]) -> pa.Array:
+    """Slots as Arrow indices, -1 as null."""
+    missing = slots < 0
+    return pa.array(slots, mask=missing) if missing.any() else pa.array(slots)

@@ -1,0 +1,93 @@
+"""Row kinds: what they mean, and the three encodings in which inputs bring them.
+
+A changelog is a sequence of changes; folding it (``+I``, ``+U`` add a row, ``-U``, ``-D`` remove it)
+gives the current table. Inside the pack a row kind is an int8 code in Flink's order
+(``org.apache.flink.types.RowKind``): 0 ``+I``, 1 ``-U``, 2 ``+U``, 3 ``-D``; 4 is ``late``, a row
+handed out beside the changelog.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gpu_ops.errors import BadInputError
+
+INSERT: Final = 0
+UPDATE_BEFORE: Final = 1
+UPDATE_AFTER: Final = 2
+DELETE: Final = 3
+
+ROW_KIND_COLUMN: Final = "row_kind"
+SHORT_STRINGS: Final = pa.array(["+I", "-U", "+U", "-D"], pa.string())
+
+#: Every spelling understood, with its code. Debezium's ``u`` and ``r`` carry the new row alone, so
+#: an update needs a unique key to find the old one; that is what UPSERT marks.
+FLINK: Final = {"+I": INSERT, "-U": UPDATE_BEFORE, "+U": UPDATE_AFTER, "-D": DELETE}
+DELTA: Final = {
+    "insert": INSERT,
+    "update_preimage": UPDATE_BEFORE,
+    "update_postimage": UPDATE_AFTER,
+    "delete": DELETE,
+}
+DEBEZIUM: Final = {"c": INSERT, "r": INSERT, "u": UPDATE_AFTER, "d": DELETE}
+
+_SPELLINGS: Final = {**FLINK, **DELTA, **DEBEZIUM}
+_VALUES: Final = pa.array(list(_SPELLINGS), pa.string())
+_CODES: Final = np.array(list(_SPELLINGS.values()), np.int8)
+_DEBEZIUM_UPDATE: Final = list(_SPELLINGS).index("u")
+
+
+def decode_row_kinds(
+    column: pa.Array | pa.ChunkedArray, *, input_name: str, column_name: str, has_unique_key: bool
+) -> npt.NDArray[np.int8]:
+    """Row-kind codes of a column of strings in any of the three encodings.
+
+    Args:
+        column: n strings: Flink's short strings, Delta's ``_change_type`` or Debezium's ``op``.
+        input_name: for the error.
+        column_name: for the error.
+        has_unique_key: whether the input has one; Debezium's ``u`` cannot do without.
+
+    Returns:
+        n codes.
+
+    Raises:
+        BadInputError: a null, an unknown spelling, or an update that names no old row.
+    """
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        raise BadInputError(input_name, column_name, f"row kinds are strings, this column is {column.type}")
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    position = pc.index_in(column, _VALUES.cast(column.type))
+    if position.null_count:
+        bad = column.filter(pc.is_null(position))[0].as_py()
+        known = "+I -U +U -D, insert update_preimage update_postimage delete, or c u d r"
+        raise BadInputError(input_name, column_name, f"unknown row kind; known are {known}", str(bad))
+    index = position.to_numpy(zero_copy_only=False)
+    if not has_unique_key and bool((index == _DEBEZIUM_UPDATE).any()):
+        raise BadInputError(
+            input_name, column_name, "an update without its old row needs unique_key= on the input", "u"
+        )
+    return _CODES[index]
+
+
+def known_row_kinds(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Mask of values that `decode_row_kinds` knows."""
+    return pc.is_in(column, _VALUES.cast(column.type))
+
+
+def encode_row_kinds(codes: npt.NDArray[np.int8]) -> pa.Array:
+    """The short strings of n row-kind codes."""
+    return SHORT_STRINGS.take(pa.array(codes))
+
+
+def is_insertion(codes: npt.NDArray[np.int8]) -> npt.NDArray[np.bool_]:
+    """Which of the codes add a row (``+I``, ``+U``); the others remove one."""
+    return (codes == INSERT) | (codes == UPDATE_AFTER)

@@ -1,0 +1,62 @@
+"""The errors of the pack. Each names the input, the column and a sample value where there is one."""
+
+from __future__ import annotations
+
+
+class GpuJoinError(Exception):
+    """Base class of every error this pack raises on purpose."""
+
+
+class DescriptionError(GpuJoinError, ValueError):
+    """A join or input that cannot be: wrong column, type, option. Raised when it is described."""
+
+
+class ConditionError(DescriptionError):
+    """A residual condition outside the SQL subset.
+
+    Args:
+        message: what is wrong.
+        sql: the text as given.
+        line: 1-based line in ``sql``.
+        column: 1-based column in that line.
+    """
+
+    def __init__(self, message: str, sql: str, line: int, column: int) -> None:
+        self.message, self.sql, self.line, self.column = message, sql, line, column
+        lines = sql.splitlines() or [""]
+        shown = lines[min(line, len(lines)) - 1]
+        caret = " " * (column - 1) + "^"
+        super().__init__(f"{message} (line {line}, column {column})\n  {shown}\n  {caret}")
+
+
+class BadInputError(GpuJoinError, ValueError):
+    """A micro-batch that cannot be joined; the state is as it was before it.
+
+    Args:
+        input_name: which input.
+        column: which column, or None when the whole input is meant.
+        problem: what is wrong with it.
+        sample: an offending value, shown with ``repr``.
+    """
+
+    def __init__(self, input_name: str, column: str | None, problem: str, sample: object = None) -> None:
+        self.input_name, self.column, self.problem, self.sample = input_name, column, problem, sample
+        where = f"input '{input_name}'" + (f", column '{column}'" if column is not None else "")
+        shown = f" (for example {sample!r})" if sample is not None else ""
+        super().__init__(f"{where}: {problem}{shown}")
+
+    def __reduce__(self) -> tuple[type[BadInputError], tuple[str, str | None, str, str | None]]:
+        sample = None if self.sample is None else str(self.sample)
+        return type(self), (self.input_name, self.column, self.problem, sample)
+
+
+class BackendError(GpuJoinError, RuntimeError):
+    """A backend that was asked for cannot run here; says why."""
+
+
+class StateError(GpuJoinError, RuntimeError):
+    """A state folder that does not fit: another join, query, schema, partition count or version."""
+
+
+class NotBuiltError(GpuJoinError, NotImplementedError):
+    """Something of the contract that this version does not do yet; says what."""

@@ -1,0 +1,237 @@
+"""What comes in: checked before any state changes, decoded, and put in the micro-batch's total order."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gpu_ops.changelog import INSERT, decode_row_kinds, known_row_kinds
+from gpu_ops.errors import BadInputError
+from gpu_ops.joins import Input, Join
+from gpu_ops.operators.changes import NEVER
+
+BAD_ROW_KIND = "bad"
+"""The row kind of a row handed out because it could not be joined (``bad_rows="tag"``)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ingested:
+    """The changes of one input, in order."""
+
+    table: pa.Table
+    """n rows of the input's schema, by ascending sequence."""
+    kinds: npt.NDArray[np.int8]
+    """n row-kind codes."""
+    sequence: npt.NDArray[np.int64]
+    """n places in the micro-batch's total order, over both inputs."""
+    rows_in: int
+    bad_rows: int
+    tagged: pa.Table | None
+    """Rows to hand out as they are."""
+
+    def append_tagged(self, join: Join, side: int, output: pa.Table) -> pa.Table:
+        """The changelog with this input's tagged rows after it, the other side's columns null."""
+        if self.tagged is None or self.tagged.num_rows == 0:
+            return output
+        columns = [pa.array([BAD_ROW_KIND] * self.tagged.num_rows, pa.string())]
+        for column in join.output:
+            name = column.column if column.side in (side, 2) else None
+            if column.side == 2 and side == 1:
+                name = column.other
+            if name is None:
+                columns.append(pa.nulls(self.tagged.num_rows, column.type))
+            else:
+                columns.append(self.tagged[name].cast(column.type))
+        return pa.concat_tables([output, pa.Table.from_arrays(columns, schema=output.schema)])
+
+
+def ingest(
+    join: Join,
+    batches: tuple[pa.Table | pa.RecordBatch | None, pa.Table | pa.RecordBatch | None],
+    orders: tuple[npt.ArrayLike | None, npt.ArrayLike | None],
+) -> tuple[Ingested, Ingested]:
+    """Check, decode and order the changes of both inputs.
+
+    Raises:
+        BadInputError: names the input, the column and a sample value.
+    """
+    sides = []
+    start = 0
+    for source, batch, order in zip(join.inputs, batches, orders, strict=True):
+        decoded = _decode(source, batch, order, start)
+        start += decoded.rows_in
+        sides.append(decoded)
+    total = sum(s.kinds.size for s in sides)
+    if 2 * total + 2 >= NEVER:
+        raise BadInputError(join.left.name, None, f"a micro-batch of {total} changes; use more partitions")
+    return _in_total_order(join, sides[0], sides[1])
+
+
+def _decode(source: Input, batch: Any, order: npt.ArrayLike | None, start: int) -> Ingested:
+    """Columns and row kinds checked; the sequence still holds the order as given."""
+    if batch is None:
+        batch = source.schema.empty_table()
+        if source.row_kind is not None:
+            batch = batch.append_column(source.row_kind, pa.array([], pa.string()))
+    if isinstance(batch, pa.RecordBatch):
+        batch = pa.Table.from_batches([batch])
+    if not isinstance(batch, pa.Table):
+        raise BadInputError(source.name, None, f"takes an Arrow table or record batch, not {type(batch).__name__}")
+    _check_columns(source, batch)
+    rows = batch.num_rows
+    if order is None:
+        sequence = np.arange(start, start + rows, dtype=np.int64)
+    else:
+        sequence = np.asarray(order)
+        if sequence.dtype.kind not in "iu" or sequence.ndim != 1:
+            raise BadInputError(source.name, None, "its order must be one integer per row")
+        sequence = sequence.astype(np.int64, copy=False)
+        if sequence.size != rows:
+            raise BadInputError(source.name, None, f"its order has {sequence.size} entries for {rows} rows")
+    table = batch.select(source.schema.names)
+    if table.schema != source.schema:
+        table = table.cast(source.schema)
+    keep = _good_rows(source, batch)
+    tagged, bad = None, 0
+    if keep is not None:
+        bad = rows - int(pc.sum(keep).as_py() or 0)
+        if source.bad_rows == "tag":
+            tagged = table.filter(pc.invert(keep))
+        batch, table = batch.filter(keep), table.filter(keep)
+        sequence = sequence[keep.to_numpy(zero_copy_only=False)]
+    if source.row_kind is None:
+        kinds = np.full(table.num_rows, INSERT, np.int8)
+    else:
+        kinds = decode_row_kinds(
+            batch[source.row_kind],
+            input_name=source.name,
+            column_name=source.row_kind,
+            has_unique_key=source.unique_key is not None,
+        )
+    return Ingested(table, kinds, sequence, rows, bad, tagged)
+
+
+def _check_columns(source: Input, batch: pa.Table) -> None:
+    wanted = [*source.schema.names, *([source.row_kind] if source.row_kind is not None else [])]
+    there = batch.column_names
+    for name in wanted:
+        if name not in there:
+            raise BadInputError(source.name, name, f"is missing; there are {', '.join(there) or 'no columns'}")
+    for name in there:
+        if there.count(name) > 1:
+            raise BadInputError(source.name, name, "appears twice")
+        if name not in wanted:
+            raise BadInputError(source.name, name, f"is not expected; expected are {', '.join(wanted)}")
+    for field in source.schema:
+        kind = batch.schema.field(field.name).type
+        if not _fits(kind, field.type):
+            column = batch[field.name]
+            sample = column[0].as_py() if len(column) else None
+            raise BadInputError(source.name, field.name, f"has type {kind}, {field.type} is expected", sample)
+    for field in source.schema:
+        column = batch[field.name]
+        if not field.nullable and column.null_count:
+            raise BadInputError(source.name, field.name, "is declared NOT NULL and holds nulls", "null")
+
+
+def _fits(given: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether a type is the wanted one, or another form of it."""
+    t = pa.types
+    if t.is_dictionary(given):
+        given = given.value_type
+    if given == wanted:
+        return True
+    forms = ((t.is_string, t.is_large_string), (t.is_binary, t.is_large_binary))
+    for family in forms:
+        if any(f(given) for f in family) and any(f(wanted) for f in family):
+            return True
+    # nested types compare equal only with the same field names and nullability: let a cast decide
+    return t.is_nested(given) and t.is_nested(wanted) and given.id == wanted.id
+
+
+def _good_rows(source: Input, batch: pa.Table) -> pa.ChunkedArray | None:
+    """Mask of rows that can be joined, None for all; bad ones are an error unless they may go."""
+    keep = None
+    for name in source.unique_key or ():
+        column = batch[name]
+        if column.null_count:
+            if source.bad_rows == "fail":
+                raise BadInputError(source.name, name, "is part of the unique key and holds nulls", "null")
+            keep = _and(keep, column.is_valid())
+    if source.row_kind is not None and source.bad_rows != "fail":
+        known = known_row_kinds(batch[source.row_kind])
+        if not pc.all(known).as_py():
+            keep = _and(keep, known)
+    return keep
+
+
+def _and(mask: Any, other: Any) -> Any:
+    return other if mask is None else pc.and_(mask, other)
+
+
+def _in_total_order(join: Join, left: Ingested, right: Ingested) -> tuple[Ingested, Ingested]:
+    """Each input by its own order, and places in the total order of both instead of the order given."""
+    by = (join.left.sequence_by, join.right.sequence_by)
+    if by[0] is not None and by[1] is not None:
+        values = [side.table[name] for side, name in zip((left, right), by, strict=True)]
+        kind = values[0].type
+        if values[1].type != kind:
+            values[1] = values[1].cast(kind)
+        return _ranked(left, right, pa.chunked_array([*values[0].chunks, *values[1].chunks], kind))
+    sides = [_by_own_sequence(s, name) if name is not None else s for s, name in zip((left, right), by, strict=True)]
+    return _ranked(sides[0], sides[1], None)
+
+
+def _by_own_sequence(side: Ingested, column: str) -> Ingested:
+    """The input's changes by its sequence column, in the places its changes held before."""
+    places = np.sort(side.sequence)
+    order = pc.sort_indices(
+        pa.table({"by": side.table[column], "given": side.sequence}),
+        sort_keys=[("by", "ascending"), ("given", "ascending")],
+        null_placement="at_start",
+    ).to_numpy()
+    return dataclasses.replace(
+        side, table=side.table.take(pa.array(order)), kinds=side.kinds[order], sequence=places
+    )
+
+
+def _ranked(left: Ingested, right: Ingested, by: pa.ChunkedArray | None) -> tuple[Ingested, Ingested]:
+    given = np.concatenate([left.sequence, right.sequence])
+    split = left.sequence.size
+    if by is None and _ascending(left.sequence) and _ascending(right.sequence):
+        # Both in order already: a merge by searching, no sort.
+        ranks = np.empty(given.size, np.int64)
+        ranks[:split] = np.arange(split) + np.searchsorted(right.sequence, left.sequence, side="left")
+        ranks[split:] = np.arange(right.sequence.size) + np.searchsorted(left.sequence, right.sequence, side="right")
+    else:
+        if by is None:
+            order = np.argsort(given, kind="stable")
+        else:
+            order = pc.sort_indices(
+                pa.table({"by": by, "given": given}),
+                sort_keys=[("by", "ascending"), ("given", "ascending")],
+                null_placement="at_start",
+            ).to_numpy()
+        ranks = np.empty(given.size, np.int64)
+        ranks[order] = np.arange(given.size)
+    sides = []
+    for side, rank in ((left, ranks[:split]), (right, ranks[split:])):
+        if _ascending(rank):
+            sides.append(dataclasses.replace(side, sequence=rank))
+        else:
+            order = np.argsort(rank)
+            sides.append(
+                dataclasses.replace(
+                    side, table=side.table.take(pa.array(order)), kinds=side.kinds[order], sequence=rank[order]
+                )
+            )
+    return sides[0], sides[1]
+
+
+def _ascending(values: npt.NDArray[np.int64]) -> bool:
+    return bool((values[1:] >= values[:-1]).all())

@@ -1,0 +1,150 @@
+"""The contract between operators and backends: everything operators know of pandas, cuDF or cupy.
+
+A backend gives columns of any type as opaque *frames* (row-aligned, named columns) and does on them
+what needs to know types: hash, compare, gather, filter by a condition. Everything else is done by
+operators on one-dimensional arrays with the backend's array module ``xp`` (numpy or cupy).
+
+Conventions: a *slot* is a row's position in a `Store`, int64, -1 for "no row" (gathers as nulls).
+Masks are bool arrays. Arrays returned are owned by the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from gpu_ops.conditions import Condition
+
+Array = Any
+"""A one-dimensional array of the backend's ``xp``."""
+
+Frame = Any
+"""Named columns of equal length, in the backend's own form. Immutable."""
+
+
+class Store(Protocol):
+    """The rows of one input: appended, gathered by slot, never changed in place."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows, buffers' spare room left out."""
+
+    def __len__(self) -> int:
+        """Number of slots, dead ones included."""
+
+    def append(self, frame: Frame) -> None:
+        """Add the frame's rows at the end; row i gets slot ``len(store) + i``."""
+
+    def truncate(self, length: int) -> None:
+        """Drop all slots from ``length`` on."""
+
+    def take(self, slots: Array, columns: Sequence[str]) -> Frame:
+        """The rows at ``slots`` (int64, -1 for a row of nulls), of the columns named."""
+
+    def retain(self, slots: Array) -> None:
+        """Keep only these slots (ascending), renumbered from 0."""
+
+
+class Kernels(Protocol):
+    """One backend."""
+
+    name: str
+    """``"cpu"`` or ``"gpu"``."""
+    xp: Any
+    """numpy or cupy."""
+    tiny_segments: bool
+    """Test setting: merge and grow at the smallest sizes."""
+
+    # --- Arrow and host memory ---------------------------------------------------------------
+
+    def frame(self, table: pa.Table) -> Frame:
+        """Columns from Arrow."""
+
+    def to_arrow(self, frame: Frame, schema: pa.Schema) -> pa.Table:
+        """Columns to Arrow, by position, in the schema's types."""
+
+    def asarray(self, values: npt.NDArray[Any]) -> Array:
+        """A host array in the backend's memory."""
+
+    def asnumpy(self, values: Array) -> npt.NDArray[Any]:
+        """A backend's array on the host."""
+
+    # --- frames ------------------------------------------------------------------------------
+
+    def num_rows(self, frame: Frame) -> int:
+        """Rows of a frame."""
+
+    def take(self, frame: Frame, rows: Array, columns: Sequence[str]) -> Frame:
+        """Rows of a frame by position (int64, -1 for a row of nulls)."""
+
+    def combine(self, columns: Sequence[tuple[str, Frame, str]]) -> Frame:
+        """A frame of columns ``(new name, frame, column)`` from row-aligned frames."""
+
+    def coalesce(self, first: Frame, first_column: str, second: Frame, second_column: str) -> Frame:
+        """A frame with one column, named as the first: its values, the second's where it is null."""
+
+    def valid(self, frame: Frame, columns: Sequence[str]) -> Array | None:
+        """Mask of rows that have no null in these columns; None when that is all of them."""
+
+    def hash_rows(self, frame: Frame, columns: Sequence[str], types: Sequence[pa.DataType]) -> Array:
+        """64-bit hashes (uint64) of rows; rows that `equal_rows` calls equal have equal hashes.
+
+        Args:
+            frame: any columns, nested ones too.
+            columns: those hashed, in order; none gives one constant.
+            types: the types to compare in, one per column (int32 and int64 keys hash alike).
+        """
+
+    def equal_rows(
+        self,
+        left: Frame,
+        left_columns: Sequence[str],
+        right: Frame,
+        right_columns: Sequence[str],
+        types: Sequence[pa.DataType],
+    ) -> Array:
+        """Mask of rows equal in every column: null equals null, NaN equals NaN, -0.0 equals 0.0."""
+
+    def evaluate(self, condition: Condition, frames: Mapping[str, Frame], length: int) -> Array:
+        """Mask of rows for which the condition is true; unknown is not true."""
+
+    # --- arrays ------------------------------------------------------------------------------
+
+    def argsort(self, values: Array) -> Array:
+        """Stable argsort, int64 positions."""
+
+    def scatter_add(self, target: Array, index: Array, values: Array) -> None:
+        """``target[index[i]] += values[i]`` for every i, repeated indices included."""
+
+    def cumulative_min(self, values: Array) -> Array:
+        """Running minimum of an int64 array."""
+
+    # --- state -------------------------------------------------------------------------------
+
+    def store(self, schema: pa.Schema) -> Store:
+        """An empty store for rows of this schema."""
+
+    def search(self, run: Array, directory: Array, shift: int, hashes: Array) -> tuple[Array, Array]:
+        """Candidates of a sorted run for each hash; see `gpu_ops.state.index`.
+
+        Args:
+            run: uint64, ascending; high half a hash, low half a slot.
+            directory: int64, first position in ``run`` of each hash prefix, one more at the end.
+            shift: ``hash >> shift`` is its prefix.
+            hashes: uint64 needles, 32-bit values, in any order.
+
+        Returns:
+            Positions of needles and slots (int64), by needle, then by slot.
+        """
+
+    def close(self) -> None:
+        """Give back what the backend holds."""
+
+
+def as_slots(kernels: Kernels, start: int, length: int) -> Array:
+    """``length`` slots from ``start``."""
+    return kernels.xp.arange(start, start + length, dtype=np.int64)

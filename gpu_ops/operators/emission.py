@@ -1,0 +1,74 @@
+"""Rows on their way out: which state rows they are made of, of what kind, and in what order."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from gpu_ops.kernels import Array, Frame, Kernels
+from gpu_ops.operators.groups import Groups
+
+# Order within one instant: a pad's retraction comes before the rows that replace it, a pad after
+# the rows it replaces.
+PAD_GOES, JOINED, PAD_COMES = 0, 1, 2
+_POSITION_BITS = 32
+
+
+@dataclasses.dataclass
+class Rows:
+    """Output rows: parallel arrays. A slot of -1 stands for a row of nulls."""
+
+    kinds: Array
+    left: Array
+    right: Array
+    instants: Array
+
+    @property
+    def size(self) -> int:
+        """How many."""
+        return int(self.kinds.size)
+
+    def pick(self, positions: Array) -> Rows:
+        """Some of the rows, in the order given."""
+        return Rows(*(a[positions] for a in (self.kinds, self.left, self.right, self.instants)))
+
+
+def join_rows(kernels: Kernels, parts: Sequence[Rows]) -> Rows:
+    """Several groups of rows, one after the other."""
+    fields = ("kinds", "left", "right", "instants")
+    return Rows(*(kernels.xp.concatenate([getattr(p, f) for p in parts]) for f in fields))
+
+
+def in_order(kernels: Kernels, rows: Rows, rank: Array) -> Rows:
+    """Rows by the event that caused them, then by rank within it, else as they stand."""
+    xp = kernels.xp
+    key = (rows.instants << 2) | rank
+    packed = xp.sort((key << _POSITION_BITS) | xp.arange(rows.size, dtype=np.int64))
+    return rows.pick(packed & ((1 << _POSITION_BITS) - 1))
+
+
+def fold(kernels: Kernels, frame: Frame, removes: Array, columns: tuple[str, ...], types: tuple[object, ...]) -> Array:
+    """Positions of the rows that are left when equal rows added and removed cancel each other.
+
+    Args:
+        kernels: the backend.
+        frame: the rows' values.
+        removes: mask of rows that remove; the others add.
+        columns: the columns compared.
+        types: their types.
+    """
+    xp = kernels.xp
+    hashes = kernels.hash_rows(frame, columns, types)  # type: ignore[arg-type]
+    groups = Groups(kernels, frame, columns, types, hashes)
+    number = int(groups.leader.size)
+    sign = xp.where(removes[groups.order], -1, 1)
+    net = xp.zeros(number, np.int64)
+    kernels.scatter_add(net, groups.group, sign)
+    # of each group, the first |net| rows that point the net's way
+    right_way = xp.where(net[groups.group] > 0, sign > 0, sign < 0) & (net[groups.group] != 0)
+    before = xp.cumsum(right_way) - right_way
+    starts = before[xp.flatnonzero(groups.first)]
+    kept = right_way & (before - starts[groups.group] < xp.abs(net)[groups.group])
+    return xp.sort(groups.order[kept])

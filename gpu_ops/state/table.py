@@ -1,0 +1,317 @@
+"""The state table of one input in one partition: its live rows, with association counts.
+
+Rows sit in a `Store` by slot and never move but for compaction; beside them stand small mutable
+columns: status, association count, last write. A micro-batch first *prepares* (rows staged, rows
+marked as dying, counts moved, all of it undoable) and is then committed or discarded.
+
+State TTL follows Flink (``StateTtlConfig``: OnCreateAndWrite, NeverReturnExpired): a row is gone once
+``last write + ttl <= now``; a change of its association count is a write. What expires is found in a
+queue of earlier micro-batches' writes, so nothing is scanned when nothing expires.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from gpu_ops.errors import StateError
+from gpu_ops.joins import Input
+from gpu_ops.kernels import Array, Frame, Kernels, as_slots
+from gpu_ops.state.index import MAX_SLOTS, HashIndex
+
+DEAD, LIVE, DYING = 0, 1, 2
+
+COUNT_COLUMN = "__count"
+WRITTEN_COLUMN = "__written"
+
+
+class Growing:
+    """One mutable number per slot."""
+
+    def __init__(self, xp: Any, dtype: npt.DTypeLike) -> None:
+        self._xp = xp
+        self._data = xp.zeros(64, dtype)
+        self.length = 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    @property
+    def values(self) -> Array:
+        """A view of all of them; writing to it writes through, until the next `extend`."""
+        return self._data[: self.length]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in use."""
+        return int(self.values.nbytes)
+
+    def extend(self, count: int, value: int) -> None:
+        """``count`` more, all ``value``."""
+        if self.length + count > self._data.size:
+            grown = self._xp.empty(max(2 * self._data.size, self.length + count), self._data.dtype)
+            grown[: self.length] = self.values
+            self._data = grown
+        self._data[self.length : self.length + count] = value
+        self.length += count
+
+    def retain(self, slots: Array) -> None:
+        """Keep only these slots."""
+        self._data, self.length = self.values[slots], int(slots.size)
+        if not self.length:
+            self._data = self._xp.zeros(64, self._data.dtype)
+
+
+@dataclasses.dataclass
+class Prepared:
+    """What a prepared micro-batch did to a table, so that it can be undone."""
+
+    first_new: int
+    killed: Array
+    """Committed slots that die, ascending."""
+    stillborn: Array
+    """New slots that die within the micro-batch."""
+    counted: list[tuple[Array, Array]]
+    """Scatter-adds done to the association counts."""
+    null_keys: int = 0
+    """Change of the number of live rows without a (complete) key."""
+
+
+class StateTable:
+    """All live rows of one input in one partition.
+
+    Args:
+        kernels: the backend.
+        source: the input's description.
+        keys: its key columns, in the join's order.
+        key_types: the types they are compared in.
+        strict: those of the key columns in which null matches nothing.
+        counted: keep association counts.
+        findable: rows can be retracted, so they must be found by value or by unique key.
+        track_null_keys: keep `null_keys`, which only ``NOT IN`` asks for.
+    """
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        source: Input,
+        keys: tuple[str, ...],
+        key_types: tuple[pa.DataType, ...],
+        strict: tuple[str, ...],
+        *,
+        counted: bool,
+        findable: bool,
+        track_null_keys: bool = False,
+    ) -> None:
+        self.kernels, self.source = kernels, source
+        self.keys, self.key_types, self.strict = keys, key_types, strict
+        self.identity = source.unique_key or tuple(source.schema.names)
+        self.identity_types = tuple(source.schema.field(c).type for c in self.identity)
+        self.store = kernels.store(source.schema)
+        self.key_index = HashIndex(kernels)
+        self.identity_index = HashIndex(kernels) if findable else None
+        self.status = Growing(kernels.xp, np.int8)
+        self.count = Growing(kernels.xp, np.int32) if counted else None
+        self.written = Growing(kernels.xp, np.int64) if source.ttl_ms is not None else None
+        self.live = 0
+        self.null_keys = 0
+        self._track_null_keys = track_null_keys
+        self._queue: deque[tuple[int, Array]] = deque()
+        self.prepared: Prepared | None = None
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of rows, indexes and mutable columns."""
+        parts = [self.store, self.key_index, self.identity_index, self.status, self.count, self.written]
+        return sum(p.nbytes for p in parts if p is not None)
+
+    def live_after(self) -> int:
+        """Live rows once the prepared micro-batch is committed."""
+        done = self.prepared
+        if done is None:
+            return self.live
+        return self.live + len(self.store) - done.first_new - int(done.stillborn.size) - int(done.killed.size)
+
+    def hash_keys(self, frame: Frame) -> tuple[Array, Array | None]:
+        """Key hashes of a frame's rows, and the mask of those that can match at all (None: all)."""
+        hashes = self.kernels.hash_rows(frame, self.keys, self.key_types)
+        return hashes, self.kernels.valid(frame, self.strict) if self.strict else None
+
+    def hash_identity(self, frame: Frame) -> Array:
+        """Hashes by which a row to be retracted is found."""
+        return self.kernels.hash_rows(frame, self.identity, self.identity_types)
+
+    # --- a micro-batch -----------------------------------------------------------------------
+
+    def prepare(
+        self, frame: Frame, hashes: Array, matchable: Array | None, identity: Array | None, killed: Array
+    ) -> Prepared:
+        """Stage new rows and mark rows that die.
+
+        Args:
+            frame: the n new rows.
+            hashes: n key hashes.
+            matchable: mask of new rows whose key can match; None for all.
+            identity: n identity hashes, if rows are findable.
+            killed: committed slots that die, ascending.
+        """
+        first, added = len(self.store), self.kernels.num_rows(frame)
+        if first + added > MAX_SLOTS:
+            raise StateError(
+                f"input '{self.source.name}': a partition holds at most {MAX_SLOTS} rows; use more partitions"
+            )
+        self.prepared = Prepared(first, killed, self.kernels.xp.empty(0, np.int64), [])
+        if added:
+            self.store.append(frame)
+            self.status.extend(added, LIVE)
+            if self.count is not None:
+                self.count.extend(added, 0)
+            if self.written is not None:
+                self.written.extend(added, 0)
+            slots = as_slots(self.kernels, first, added)
+            if matchable is None:
+                self.key_index.stage(hashes, slots)
+            else:
+                self.key_index.stage(hashes[matchable], slots[matchable])
+                self.prepared.null_keys = added - int(matchable.sum()) if self._track_null_keys else 0
+            if self.identity_index is not None and identity is not None:
+                self.identity_index.stage(identity, slots)
+        if killed.size:
+            self.status.values[killed] = DYING
+            self.prepared.null_keys -= self._without_key(killed)
+        return self.prepared
+
+    def add_counts(self, slots: Array, deltas: Array) -> None:
+        """Move association counts, undoably."""
+        assert self.count is not None
+        assert self.prepared is not None
+        if slots.size:
+            deltas = deltas.astype(np.int32)
+            self.kernels.scatter_add(self.count.values, slots, deltas)
+            self.prepared.counted.append((slots, deltas))
+
+    def commit(self, clock_ms: int) -> None:
+        """Make the prepared micro-batch final."""
+        done = self.prepared
+        assert done is not None
+        self.prepared = None
+        added = len(self.store) - done.first_new
+        self.status.values[done.killed] = DEAD
+        self.status.values[done.stillborn] = DEAD
+        self.live += added - int(done.stillborn.size) - int(done.killed.size)
+        self.null_keys += done.null_keys
+        if done.stillborn.size:
+            self.null_keys -= self._without_key(done.stillborn)
+        self.key_index.commit()
+        if self.identity_index is not None:
+            self.identity_index.commit()
+        if self.written is not None:
+            touched = [as_slots(self.kernels, done.first_new, added), *(slots for slots, _ in done.counted)]
+            slots = self.kernels.xp.unique(self.kernels.xp.concatenate(touched))
+            if slots.size:
+                self.written.values[slots] = clock_ms
+                self._queue.append((clock_ms, slots))
+        dead = len(self.store) - self.live
+        if dead > max(self.live, 4 if self.kernels.tiny_segments else 4096):
+            self.compact()
+
+    def discard(self) -> None:
+        """Undo the prepared micro-batch."""
+        undo = self.prepared
+        if undo is None:
+            return
+        self.prepared = None
+        if self.count is not None:
+            for slots, deltas in undo.counted:
+                self.kernels.scatter_add(self.count.values, slots, -deltas)
+        self.status.values[undo.killed] = LIVE
+        self.store.truncate(undo.first_new)
+        for column in (self.status, self.count, self.written):
+            if column is not None:
+                column.length = undo.first_new
+        self.key_index.discard()
+        if self.identity_index is not None:
+            self.identity_index.discard()
+
+    # --- expiry and compaction ---------------------------------------------------------------
+
+    def expire(self, clock_ms: int) -> int:
+        """Forget rows whose last write is a TTL or more ago; returns how many. Costs what was written then."""
+        ttl = self.source.ttl_ms
+        if ttl is None or self.written is None:
+            return 0
+        expired = 0
+        while self._queue and self._queue[0][0] + ttl <= clock_ms:
+            _, slots = self._queue.popleft()
+            old = (self.status.values[slots] == LIVE) & (self.written.values[slots] + ttl <= clock_ms)
+            slots = slots[old]
+            self.null_keys -= self._without_key(slots)
+            self.status.values[slots] = DEAD
+            expired += int(slots.size)
+        self.live -= expired
+        return expired
+
+    def compact(self) -> None:
+        """Drop dead rows; done when they outnumber the live, so each dead row costs once."""
+        xp = self.kernels.xp
+        slots = xp.flatnonzero(self.status.values)
+        new_slots = xp.full(len(self.store), -1, np.int64)
+        new_slots[slots] = xp.arange(slots.size, dtype=np.int64)
+        self.store.retain(slots)
+        for column in (self.status, self.count, self.written):
+            if column is not None:
+                column.retain(slots)
+        self.key_index.renumber(new_slots)
+        if self.identity_index is not None:
+            self.identity_index.renumber(new_slots)
+        queue = ((when, new_slots[old]) for when, old in self._queue)
+        self._queue = deque((when, new[new >= 0]) for when, new in queue)
+
+    # --- the stored form ---------------------------------------------------------------------
+
+    def snapshot(self) -> pa.Table:
+        """Live rows, with association count and last write."""
+        slots = self.kernels.xp.flatnonzero(self.status.values)
+        names = self.source.schema.names
+        table = self.kernels.to_arrow(self.store.take(slots, names), self.source.schema)
+        for name, column in ((COUNT_COLUMN, self.count), (WRITTEN_COLUMN, self.written)):
+            if column is not None:
+                values = self.kernels.asnumpy(column.values[slots]).astype(np.int64)
+                table = table.append_column(name, pa.array(values))
+        return table
+
+    def restore(self, table: pa.Table) -> None:
+        """Fill an empty table from a snapshot."""
+        names = self.source.schema.names
+        frame = self.kernels.frame(table.select(names).cast(self.source.schema))
+        hashes, matchable = self.hash_keys(frame)
+        identity = self.hash_identity(frame) if self.identity_index is not None else None
+        xp = self.kernels.xp
+        self.prepare(frame, hashes, matchable, identity, xp.empty(0, np.int64))
+        self.commit(0)
+        self._queue.clear()
+        if self.count is not None:
+            counts = table[COUNT_COLUMN].to_numpy().astype(np.int32)
+            self.count.values[:] = self.kernels.asarray(counts)
+        if self.written is not None:
+            written = table[WRITTEN_COLUMN].to_numpy()
+            self.written.values[:] = self.kernels.asarray(written)
+            order = np.argsort(written, kind="stable")
+            times, starts = np.unique(written[order], return_index=True)
+            groups = np.split(order, starts[1:])
+            self._queue.extend((int(t), self.kernels.asarray(np.sort(g))) for t, g in zip(times, groups, strict=True))
+
+    def _without_key(self, slots: Array) -> int:
+        """How many of these rows have a null where null matches nothing."""
+        if not self._track_null_keys or not slots.size:
+            return 0
+        valid = self.kernels.valid(self.store.take(slots, self.strict), self.strict)
+        return 0 if valid is None else int(slots.size - valid.sum())
