@@ -162,7 +162,7 @@ def _list_parts(column: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np
             count=length + 1 if length else 1,
             offset=column.offset * (8 if wide else 4),
         ).astype(np.int64)
-        starts, lengths = offsets[:-1], np.diff(offsets)
+        starts, lengths = offsets[:-1], offsets[1:] - offsets[:-1]
         children = [column.keys, column.items] if pa.types.is_map(column.type) else [column.values]
     if column.null_count:
         lengths = np.where(valid_mask(column), lengths, 0)
@@ -190,7 +190,7 @@ def _hash_lists(column: pa.Array) -> UInt64s:
 def _equal_lists(left: pa.Array, right: pa.Array) -> Mask:
     left_starts, left_lengths, left_children = _list_parts(left)
     right_starts, right_lengths, right_children = _list_parts(right)
-    equal = left_lengths == right_lengths
+    equal: Mask = left_lengths == right_lengths
     lengths = np.where(equal, left_lengths, 0)
     rows = np.repeat(np.arange(len(left)), lengths)
     ours, theirs = pa.array(_elements(left_starts, lengths)), pa.array(_elements(right_starts, lengths))

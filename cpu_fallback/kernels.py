@@ -35,7 +35,9 @@ class CpuKernels:
 
     def frame(self, table: pa.Table) -> Frame:
         """Columns from Arrow, each in one piece."""
-        return Frame(table.num_rows, {n: one_array(c) for n, c in zip(table.column_names, table.columns, strict=True)})
+        return Frame(
+            table.num_rows, {n: one_array(c) for n, c in zip(table.column_names, table.columns, strict=True)}
+        )
 
     def to_arrow(self, frame: Frame, schema: pa.Schema) -> pa.Table:
         """Columns to Arrow, by position."""

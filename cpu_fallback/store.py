@@ -148,7 +148,9 @@ class Column:
         first, last = int(offsets[0]), int(offsets[-1])
         shift = int(self.offsets.data[self.offsets.length - 1]) - first
         if dtype == np.int32 and last + shift > np.iinfo(np.int32).max:
-            raise OverflowError(f"more than 2^31 elements of {self.kind} in one partition; use more partitions")
+            raise OverflowError(
+                f"more than 2^31 elements of {self.kind} in one partition; use more partitions"
+            )
         self.offsets.extend(offsets[1:] + dtype.type(shift))
         if self.values is not None:
             data = array.buffers()[2]
@@ -188,9 +190,8 @@ class Column:
             return pa.nulls(self.length)
         validity = self.validity.bytes.buffer() if self.validity is not None else None
         buffers: list[pa.Buffer | None] = [validity]
-        for part in (self.offsets, self.bits.bytes if self.bits else None, self.values):
-            if part is not None:
-                buffers.append(part.buffer())
+        parts = (self.offsets, self.bits.bytes if self.bits else None, self.values)
+        buffers.extend(part.buffer() for part in parts if part is not None)
         children = [c.view() for c in self.children] or None
         return pa.Array.from_buffers(self.stored, self.length, buffers, -1 if validity else 0, 0, children)
 

@@ -75,7 +75,8 @@ def decode_row_kinds(
         raise BadInputError(
             input_name, column_name, "an update without its old row needs unique_key= on the input", "u"
         )
-    return _CODES[index]
+    codes: npt.NDArray[np.int8] = _CODES[index]
+    return codes
 
 
 def known_row_kinds(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -86,8 +87,3 @@ def known_row_kinds(column: pa.ChunkedArray) -> pa.ChunkedArray:
 def encode_row_kinds(codes: npt.NDArray[np.int8]) -> pa.Array:
     """The short strings of n row-kind codes."""
     return SHORT_STRINGS.take(pa.array(codes))
-
-
-def is_insertion(codes: npt.NDArray[np.int8]) -> npt.NDArray[np.bool_]:
-    """Which of the codes add a row (``+I``, ``+U``); the others remove one."""
-    return (codes == INSERT) | (codes == UPDATE_AFTER)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,7 @@ import pyarrow as pa
 
 from gpu_ops.backends import Backend, make_kernels
 from gpu_ops.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
-from gpu_ops.errors import DescriptionError, StateError
+from gpu_ops.errors import StateError
 from gpu_ops.ingest import Ingested, ingest
 from gpu_ops.joins import Join, Key, key_type
 from gpu_ops.operators import regular, semi_anti
@@ -22,7 +23,7 @@ from gpu_ops.operators.pairs import find_pairs
 from gpu_ops.output import changelog_table
 from gpu_ops.state.table import COUNT_COLUMN, StateTable
 
-Batch = pa.Table | pa.RecordBatch | None
+Batch: TypeAlias = "pa.Table | pa.RecordBatch | None"
 _SIDES = ("left", "right")
 
 
@@ -60,7 +61,9 @@ class JoinEngine:
         self, join: Join, backend: Backend = "auto", *, memory_limit: int | None = None, tiny: bool = False
     ) -> None:
         self.join = join
-        self.kernels, self.backend_reason = make_kernels(backend, tiny_segments=tiny, memory_limit=memory_limit)
+        self.kernels, self.backend_reason = make_kernels(
+            backend, tiny_segments=tiny, memory_limit=memory_limit
+        )
         self.backend = self.kernels.name
         self.memory_limit = memory_limit
         self._clock_ms = 0
@@ -75,17 +78,15 @@ class JoinEngine:
         join, kernels = self._run, self.kernels
         schemas = join.left.schema, join.right.schema
         types = tuple(key_type(schemas[0].field(k.left), schemas[1].field(k.right)) for k in join.keys)
-        counted = (
-            (True, False) if join.how in ("semi", "anti") else join.outer
-        )
+        counted = (True, False) if join.how in ("semi", "anti") else join.outer
 
         def table(side: int) -> StateTable:
             return StateTable(
                 kernels,
                 join.inputs[side],
-                tuple(k[side] for k in join.keys),
+                tuple(k.column(side) for k in join.keys),
                 types,
-                tuple(k[side] for k in join.keys if not k.null_safe),
+                tuple(k.column(side) for k in join.keys if not k.null_safe),
                 counted=counted[side],
                 findable=not join.inputs[side].insert_only,
                 track_null_keys=join.null_aware and side == 1,
@@ -196,7 +197,12 @@ class JoinEngine:
                 f"{name}_state_bytes": table.nbytes,
             }
         counted = np.bincount(kinds, minlength=4)
-        for kind, name in ((INSERT, "insert"), (UPDATE_BEFORE, "update_before"), (UPDATE_AFTER, "update_after"), (DELETE, "delete")):
+        for kind, name in (
+            (INSERT, "insert"),
+            (UPDATE_BEFORE, "update_before"),
+            (UPDATE_AFTER, "update_after"),
+            (DELETE, "delete"),
+        ):
             metrics[f"rows_out_{name}"] = int(counted[kind])
         metrics |= {
             "update_ms": (updated - started) * 1e3,
@@ -224,8 +230,11 @@ class JoinEngine:
     # --- state -------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, pa.Table]:
-        """The committed state: for ``"left"`` and ``"right"`` the live rows, the association count as
-        ``__count`` where one is kept, the last write as ``__written`` (ms) where a TTL asks for it.
+        """The committed state, whichever backend holds it.
+
+        Returns:
+            For ``"left"`` and ``"right"`` the live rows, with the association count as ``__count``
+            where one is kept and the last write as ``__written`` (ms) where a TTL asks for it.
         """
         if self._prepared:
             raise StateError("commit or discard the prepared micro-batch before a snapshot")

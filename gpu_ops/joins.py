@@ -68,6 +68,10 @@ class Key(NamedTuple):
     using: bool = False
     """One output column for both, as Spark's ``on="k"``."""
 
+    def column(self, side: int) -> str:
+        """The column of one side."""
+        return self.right if side else self.left
+
 
 class OutputColumn(NamedTuple):
     """Where a column of the changelog comes from: ``side`` is 0 left, 1 right, 2 whichever is there."""
@@ -209,7 +213,7 @@ class Join:
         for name in names:
             if names.count(name) > 1 or name == ROW_KIND_COLUMN:
                 raise DescriptionError(
-                    f"the changelog would have two columns {name!r}: rename one, or give suffixes=('_l', '_r')"
+                    f"the changelog would have two columns {name!r}: rename one, or give suffixes="
                 )
         _ = self.condition
 
@@ -263,7 +267,7 @@ class Join:
         unique = self.inputs[side].unique_key
         if unique is None:
             return "multiset"
-        own = {key[side] for key in self.keys}
+        own = {key.column(side) for key in self.keys}
         return "join_key_contains_unique_key" if set(unique) <= own else "unique_key"
 
     @property
@@ -276,10 +280,11 @@ class Join:
         """
         if self.null_aware:
             return ()
-        positions = range(len(self.keys))
+        positions = list(range(len(self.keys)))
         for side, source in enumerate(self.inputs):
             if source.unique_key is not None and source.updates == "upsert":
-                positions = [p for p in positions if self.keys[p][side] in source.unique_key]  # type: ignore[assignment]
+                inside = source.unique_key
+                positions = [p for p in positions if self.keys[p].column(side) in inside]
         return tuple(positions)
 
     def to_json(self) -> str:

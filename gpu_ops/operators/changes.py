@@ -99,9 +99,9 @@ def apply_changes(
         rows = None
     else:
         identity = table.hash_identity(frame)
-        resolve = _by_value if table.source.unique_key is None else _by_unique_key
         groups = Groups(kernels, frame, table.identity, table.identity_types, identity)
-        rows, found = resolve(table, frame, groups, identity, inserts, sequence, event_kinds, net)
+        batch = _Batch(table, frame, groups, identity, inserts, sequence, event_kinds, net)
+        rows, found = _by_value(batch) if table.source.unique_key is None else _by_unique_key(batch)
     if net:
         found.births = xp.ones(found.births.size, np.int64)
         found.killed_at = xp.zeros(found.killed.size, np.int64)
@@ -115,13 +115,27 @@ def apply_changes(
     return found
 
 
-def _instances(table: StateTable, frame: Frame, groups: Groups, hashes: Array, wanted: Array) -> tuple[Array, Array]:
+@dataclasses.dataclass(frozen=True)
+class _Batch:
+    """The changes of one input, on their way to lifetimes; arrays by row of the frame."""
+
+    table: StateTable
+    frame: Frame
+    groups: Groups
+    hashes: Array
+    inserts: Array
+    sequence: Array
+    event_kinds: Array
+    net: bool
+
+
+def _instances(batch: _Batch, wanted: Array) -> tuple[Array, Array]:
     """Committed live rows equal to the leaders of the wanted groups: group numbers, slots, sorted."""
-    kernels, xp = table.kernels, table.kernels.xp
+    table, frame, kernels, xp = batch.table, batch.frame, batch.table.kernels, batch.table.kernels.xp
     assert table.identity_index is not None
     numbers = xp.flatnonzero(wanted)
-    leaders = groups.leader[numbers]
-    needle, slots = table.identity_index.probe(hashes[leaders], staged=False)
+    leaders = batch.groups.leader[numbers]
+    needle, slots = table.identity_index.probe(batch.hashes[leaders], staged=False)
     alive = xp.flatnonzero(table.status.values[slots] == LIVE)
     needle, slots = needle[alive], slots[alive]
     columns, types = table.identity, table.identity_types
@@ -137,21 +151,13 @@ def _instances(table: StateTable, frame: Frame, groups: Groups, hashes: Array, w
     return numbers[needle[equal]], slots[equal]
 
 
-def _by_value(
-    table: StateTable,
-    frame: Frame,
-    groups: Groups,
-    hashes: Array,
-    inserts: Array,
-    sequence: Array,
-    event_kinds: Array,  # noqa: ARG001 - the two resolutions have one signature
-    net: bool,
-) -> tuple[Array, Lifetimes]:
+def _by_value(batch: _Batch) -> tuple[Array, Lifetimes]:
+    table, groups, sequence = batch.table, batch.groups, batch.sequence
     xp, order, group = table.kernels.xp, groups.order, groups.group
-    total, insert = int(groups.leader.size), inserts[order]
+    total, insert = int(groups.leader.size), batch.inserts[order]
     retracted = xp.zeros(total, bool)
     retracted[group[~insert]] = True
-    owner, slots = _instances(table, frame, groups, hashes, retracted)
+    owner, slots = _instances(batch, retracted)
     present = xp.bincount(owner, minlength=total)
 
     # running number of instances, and its minimum before each change, group by group
@@ -178,7 +184,7 @@ def _by_value(
     deaths = xp.full(born.size, NEVER, np.int64)
     deaths[dying] = when[~old]
     rows = order[born]
-    if net:
+    if batch.net:
         stay = deaths == NEVER
         rows, of = rows[stay], group[born][stay]
         # an instance that goes and one that comes, equal by value: neither
@@ -190,7 +196,7 @@ def _by_value(
         kept = _within_any(xp, killed_group, xp.ones(killed.size, np.int64)) >= cancel[killed_group]
         killed, killed_at = killed[kept], killed_at[kept]
         deaths = xp.empty(0, np.int64)
-    return _lifetimes(table, rows, sequence, deaths, killed, killed_at, int(unknown.sum()))
+    return _lifetimes(batch, rows, deaths, (killed, killed_at), unknown)
 
 
 def _within_any(xp: Any, group: Array, ones: Array) -> Array:
@@ -201,19 +207,11 @@ def _within_any(xp: Any, group: Array, ones: Array) -> Array:
     return within(xp, dense, ones)
 
 
-def _by_unique_key(
-    table: StateTable,
-    frame: Frame,
-    groups: Groups,
-    hashes: Array,
-    inserts: Array,
-    sequence: Array,
-    event_kinds: Array,
-    net: bool,
-) -> tuple[Array, Lifetimes]:
+def _by_unique_key(batch: _Batch) -> tuple[Array, Lifetimes]:
+    table, groups, sequence = batch.table, batch.groups, batch.sequence
     xp, order, group = table.kernels.xp, groups.order, groups.group
-    total, insert, first = int(groups.leader.size), inserts[order], groups.first
-    owner, slots = _instances(table, frame, groups, hashes, xp.ones(total, bool))
+    total, insert, first = int(groups.leader.size), batch.inserts[order], groups.first
+    owner, slots = _instances(batch, xp.ones(total, bool))
     stored = xp.full(total, -1, np.int64)
     stored[owner] = slots
     before = xp.empty(order.size, bool)
@@ -229,10 +227,10 @@ def _by_unique_key(
     deaths_by_change = xp.full(order.size, NEVER, np.int64)
     deaths_by_change[taken - 1] = when[taken]
     replaced = insert & before
-    event_kinds[when[replaced] + 1] = UPDATE_AFTER
+    batch.event_kinds[when[replaced] + 1] = UPDATE_AFTER
     born = xp.flatnonzero(insert)
     deaths, rows = deaths_by_change[born], order[born]
-    if net:
+    if batch.net:
         stay = deaths == NEVER
         rows, of = rows[stay], group[born][stay]
         deaths = xp.empty(0, np.int64)
@@ -243,7 +241,11 @@ def _by_unique_key(
         names = table.source.schema.names
         types = [f.type for f in table.source.schema]
         same = table.kernels.equal_rows(
-            table.kernels.take(frame, rows[pairs], names), names, table.store.take(dies[of[pairs]], names), names, types
+            table.kernels.take(batch.frame, rows[pairs], names),
+            names,
+            table.store.take(dies[of[pairs]], names),
+            names,
+            types,
         )
         unchanged = pairs[same]
         dies[of[unchanged]] = -1
@@ -252,18 +254,19 @@ def _by_unique_key(
         rows = rows[keep]
         killed = dies[dies >= 0]
         killed_at = xp.zeros(killed.size, np.int64)
-    return _lifetimes(table, rows, sequence, deaths, killed, killed_at, int(unknown.sum()))
+    return _lifetimes(batch, rows, deaths, (killed, killed_at), unknown)
 
 
 def _lifetimes(
-    table: StateTable, rows: Array, sequence: Array, deaths: Array, killed: Array, killed_at: Array, unknown: int
+    batch: _Batch, rows: Array, deaths: Array, killed: tuple[Array, Array], unknown: Array
 ) -> tuple[Array, Lifetimes]:
     """Rows back in their own order (they come group by group), killed slots ascending."""
-    argsort = table.kernels.argsort
+    argsort = batch.table.kernels.argsort
     by_row = argsort(rows)
     rows = rows[by_row]
-    by_slot = argsort(killed)
+    slots, instants = killed
+    by_slot = argsort(slots)
     late = deaths[by_row] if deaths.size and bool((deaths < NEVER).any()) else None
-    return rows, Lifetimes(
-        len(table), 2 * sequence[rows] + 1, late, killed[by_slot], killed_at[by_slot], unknown
-    )
+    births = 2 * batch.sequence[rows] + 1
+    first = len(batch.table)
+    return rows, Lifetimes(first, births, late, slots[by_slot], instants[by_slot], int(unknown.sum()))

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
+import pyarrow as pa
 
 from gpu_ops.kernels import Array, Frame, Kernels
 from gpu_ops.operators.groups import Groups
@@ -49,7 +50,9 @@ def in_order(kernels: Kernels, rows: Rows, rank: Array) -> Rows:
     return rows.pick(packed & ((1 << _POSITION_BITS) - 1))
 
 
-def fold(kernels: Kernels, frame: Frame, removes: Array, columns: tuple[str, ...], types: tuple[object, ...]) -> Array:
+def fold(
+    kernels: Kernels, frame: Frame, removes: Array, columns: tuple[str, ...], types: tuple[pa.DataType, ...]
+) -> Array:
     """Positions of the rows that are left when equal rows added and removed cancel each other.
 
     Args:
@@ -60,7 +63,7 @@ def fold(kernels: Kernels, frame: Frame, removes: Array, columns: tuple[str, ...
         types: their types.
     """
     xp = kernels.xp
-    hashes = kernels.hash_rows(frame, columns, types)  # type: ignore[arg-type]
+    hashes = kernels.hash_rows(frame, columns, types)
     groups = Groups(kernels, frame, columns, types, hashes)
     number = int(groups.leader.size)
     sign = xp.where(removes[groups.order], -1, 1)

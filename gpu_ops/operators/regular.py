@@ -46,7 +46,8 @@ def emit(join: Join, tables: Tables, sides: Sides, pairs: Pairs, event_kinds: Ar
         come_kinds, go_kinds = event_kinds[come_at], event_kinds[go_at]
     go = Rows(go_kinds, pairs.slots[0][ends], pairs.slots[1][ends], go_at)
     come = Rows(come_kinds, pairs.slots[0][begins], pairs.slots[1][begins], come_at)
-    pads_go, pads_come = [], []
+    pads_go: list[Rows] = []
+    pads_come: list[Rows] = []
     for side in (0, 1):
         if not outer[side]:
             continue
@@ -81,7 +82,7 @@ def may_cancel(join: Join, tables: Tables, sides: Sides, rows: Rows) -> bool:
         if join.outer[side]:
             other = 1 - side
             shown = [c.column for c in join.output if c.side == other]
-            if any(k[other] in shown and not k.null_safe for k in join.keys):
+            if any(k.column(other) in shown and not k.null_safe for k in join.keys):
                 continue
             slots = rows.right if side == 0 else rows.left
             joined = slots[xp.flatnonzero((rows.left >= 0) & (rows.right >= 0))]

@@ -95,7 +95,11 @@ def visible_per_event(
     begins, ends = xp.flatnonzero(pairs.begin != ALWAYS), xp.flatnonzero(pairs.end != NEVER)
     new = as_slots(kernels, change.first_new, len(table) - change.first_new)
     events = [
-        _pack(slots[begins], pairs.begin[begins], xp.where(births[begins] == pairs.begin[begins], _OWN_BEGIN, _BEGIN)),
+        _pack(
+            slots[begins],
+            pairs.begin[begins],
+            xp.where(births[begins] == pairs.begin[begins], _OWN_BEGIN, _BEGIN),
+        ),
         _pack(slots[ends], pairs.end[ends], xp.where(deaths[ends] == pairs.end[ends], _OWN_END, _END)),
         _pack(new, change.births, _BORN),
         _pack(change.killed, change.killed_at, _DIES),
@@ -179,7 +183,10 @@ def visible_per_batch(
     def visible(counts: Array, which: Array, moment: str) -> Array:
         shown = (counts == 0) == when_alone
         if barriers is not None:
-            numbers = [b.before if moment == "before" else int(b.after[-1]) if b.after.size else b.before for b in barriers]
+            numbers = [
+                b.before if moment == "before" else int(b.after[-1]) if b.after.size else b.before
+                for b in barriers
+            ]
             shown &= xp.where(_keyless(table, which), numbers[1], numbers[0]) == 0
         return shown
 
@@ -228,7 +235,9 @@ def _without_flicker(table: StateTable, found: Changes) -> Changes:
     if found.slots.size < 2:
         return found
     change = found.instants >> 1
-    twin = (found.slots[1:] == found.slots[:-1]) & (change[1:] == change[:-1]) & ~found.own[1:] & ~found.own[:-1]
+    twin = (
+        (found.slots[1:] == found.slots[:-1]) & (change[1:] == change[:-1]) & ~found.own[1:] & ~found.own[:-1]
+    )
     if not bool(twin.any()):
         return found
     keep = xp.ones(found.slots.size, bool)

@@ -130,8 +130,9 @@ class StateTable:
     @property
     def nbytes(self) -> int:
         """Bytes of rows, indexes and mutable columns."""
-        parts = [self.store, self.key_index, self.identity_index, self.status, self.count, self.written]
-        return sum(p.nbytes for p in parts if p is not None)
+        parts = (self.identity_index, self.count, self.written)
+        always = self.store.nbytes + self.key_index.nbytes + self.status.nbytes
+        return always + sum(p.nbytes for p in parts if p is not None)
 
     def live_after(self) -> int:
         """Live rows once the prepared micro-batch is committed."""
@@ -244,7 +245,7 @@ class StateTable:
     # --- expiry and compaction ---------------------------------------------------------------
 
     def expire(self, clock_ms: int) -> int:
-        """Forget rows whose last write is a TTL or more ago; returns how many. Costs what was written then."""
+        """Forget rows last written a TTL or more ago, and say how many. Costs what was written then."""
         ttl = self.source.ttl_ms
         if ttl is None or self.written is None:
             return 0
@@ -307,7 +308,9 @@ class StateTable:
             order = np.argsort(written, kind="stable")
             times, starts = np.unique(written[order], return_index=True)
             groups = np.split(order, starts[1:])
-            self._queue.extend((int(t), self.kernels.asarray(np.sort(g))) for t, g in zip(times, groups, strict=True))
+            self._queue.extend(
+                (int(t), self.kernels.asarray(np.sort(g))) for t, g in zip(times, groups, strict=True)
+            )
 
     def _without_key(self, slots: Array) -> int:
         """How many of these rows have a null where null matches nothing."""

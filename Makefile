@@ -1,0 +1,39 @@
+# `make demo` runs the main job, `make test` the tests; both set up everything they need in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint bench soak oracle gpu-verify notebooks clean
+.DEFAULT_GOAL := test
+
+$(VENV)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[demo,metrics]' --group dev
+	touch $@
+
+demo: $(VENV)/.ready  ## stream a left join with retractions, stop it, resume it, check it
+	$(BIN)/gpu-join demo $(ARGS)
+
+test: $(VENV)/.ready  ## all tests that need no GPU and end in minutes
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow" $(ARGS)
+
+soak: $(VENV)/.ready  ## the long tests: more random traces, more kills
+	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -m slow $(ARGS)
+
+lint: $(VENV)/.ready  ## style and strict types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.ready  ## all benchmarks, results in benchmarks/results
+	$(BIN)/python -m benchmarks $(ARGS)
+
+oracle: $(VENV)/.ready  ## random cases against a live Flink (GPU_JOIN_ORACLE names its folder)
+	$(BIN)/python -m pytest -q tests/oracle/test_flink.py $(ARGS)
+
+gpu-verify:  ## on a host with a card: contract tests, golden cases and benchmarks on the GPU; no skip allowed
+	$(PYTHON) -m benchmarks.gpu.verify $(ARGS)
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist
