@@ -16,7 +16,7 @@ demo: $(VENV)/.ready  ## stream a left join with retractions, stop it, resume it
 	$(BIN)/gpu-join demo $(ARGS)
 
 test: $(VENV)/.ready  ## all tests that need no GPU and end in minutes
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --nbmake -m "not slow" tests notebooks $(ARGS)
 
 soak: $(VENV)/.ready  ## the long tests: more random traces, more kills
 	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -m slow $(ARGS)
@@ -25,6 +25,7 @@ lint: $(VENV)/.ready  ## style and strict types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/hadolint docker/*.Dockerfile
 
 bench: $(VENV)/.ready  ## all benchmarks, results in benchmarks/results
 	$(BIN)/python -m benchmarks $(ARGS)
