@@ -27,9 +27,7 @@ def changelog_table(
         else:
             needed[column.side][column.column] = None
     slots = rows.left, rows.right
-    frames = [
-        tables[s].store.take(slots[s], list(needed[s])) if needed[s] else None for s in (0, 1)
-    ]
+    frames = [tables[s].store.take(slots[s], list(needed[s])) if needed[s] else None for s in (0, 1)]
     parts = []
     for column in join.output:
         if column.side == 2:
