@@ -1,8 +1,8 @@
 """The CPU engine alone, on one core: against one polars join, by state size, and in bytes per row.
 
 Answers three questions:
-- `engine`: 5M rows an input in 100k-change micro-batches, left join on an int64 key; how many times as long as
-  one single-threaded polars join of the same rows (polars sees all rows at once and keeps no state)?
+- `engine`: 5M rows an input in 100k-change micro-batches, left join on an int64 key; how many times
+  as long as one single-threaded polars join of the same rows (which sees all at once and keeps no state)?
 - `state_growth`: one 100k-change micro-batch at 10M state rows against the same at 100k, matches held equal.
 - `state_memory`: bytes of state per row over the Arrow size of the row.
 

@@ -1,0 +1,23 @@
+"""All benchmarks that need no GPU, one after the other: `python -m benchmarks [NAME ...]`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+ALL = ("engine", "pipeline_limit", "vs_flink")
+
+
+def main() -> None:
+    """Run those named, or all; each in a process of its own."""
+    names = sys.argv[1:] or list(ALL)
+    unknown = [name for name in names if name not in ALL]
+    if unknown:
+        raise SystemExit(f"no benchmark {unknown[0]!r}; there are {', '.join(ALL)}")
+    for name in names:
+        print(f"== {name}", flush=True)
+        subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], check=True)
+
+
+if __name__ == "__main__":
+    main()

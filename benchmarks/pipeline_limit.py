@@ -1,0 +1,56 @@
+"""How near the whole query comes to the same Spark pipeline with a no-op `mapInArrow`, on `local[2]`.
+
+python -m benchmarks.pipeline_limit [--rows 4000000] [--batch 1000000] [--rounds 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks import changes
+from benchmarks.common import interleave, ratio, summarise, write_results
+from benchmarks.spark_queries import fresh, local_session, no_op, our_join
+
+
+def main() -> None:
+    """Run, print, record."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--rows", type=int, default=4_000_000, help="changes, both inputs together")
+    parser.add_argument("--batch", type=int, default=1_000_000, help="changes in a micro-batch")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--emit", default="per_batch", choices=["per_batch", "per_event"])
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "pipeline_limit.json")
+    options = parser.parse_args()
+    batches = max(1, round(options.rows / options.batch))
+    with tempfile.TemporaryDirectory(prefix="gpu-join-data-") as folder:
+        data = Path(folder)
+        # one file of each input in a micro-batch: one source partition for each core
+        changes.write(changes.generate(options.rows), data, files=batches)
+        spark = local_session()
+        runs = interleave(
+            {
+                "query": lambda: fresh(lambda work: our_join(spark, data, work, 1, emit=options.emit)),
+                "no_op": lambda: fresh(lambda _: no_op(spark, data, 1, 2)),
+            },
+            options.rounds,
+            warmup=1,
+        )
+        spark.stop()
+    rates = {name: summarise(r["rows_in"] / r["seconds"] for r in rs) for name, rs in runs.items()}
+    results = {
+        "rows_per_second": rates,
+        "query_over_no_op": ratio(rates["query"], rates["no_op"]),
+        "runs": runs,
+    }
+    settings = {k: v for k, v in vars(options).items() if k != "out"} | {"master": "local[2]"}
+    record = write_results(options.out, "pipeline_limit", results, settings=settings)
+    json.dump({k: v for k, v in record["results"].items() if k != "runs"}, sys.stdout, indent=2)
+    print()
+
+
+if __name__ == "__main__":
+    main()
