@@ -172,7 +172,9 @@ def _list_parts(column: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np
 def _elements(starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Positions of all elements of all lists, list by list."""
     first = np.cumsum(lengths) - lengths
-    return np.arange(int(lengths.sum()), dtype=np.int64) + np.repeat(starts - first, lengths)
+    positions: npt.NDArray[np.int64] = np.arange(int(lengths.sum()), dtype=np.int64)
+    positions += np.repeat(starts - first, lengths)
+    return positions
 
 
 def _hash_lists(column: pa.Array) -> UInt64s:

@@ -59,12 +59,7 @@ def decode_row_kinds(
     Raises:
         BadInputError: a null, an unknown spelling, or an update that names no old row.
     """
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-        raise BadInputError(input_name, column_name, f"row kinds are strings, this column is {column.type}")
-    if isinstance(column, pa.ChunkedArray):
-        column = column.combine_chunks()
+    column = _strings(column, input_name, column_name)
     position = pc.index_in(column, _VALUES.cast(column.type))
     if position.null_count:
         bad = column.filter(pc.is_null(position))[0].as_py()
@@ -79,9 +74,22 @@ def decode_row_kinds(
     return codes
 
 
-def known_row_kinds(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Mask of values that `decode_row_kinds` knows."""
+def known_row_kinds(column: pa.Array | pa.ChunkedArray, *, input_name: str, column_name: str) -> pa.Array:
+    """Mask of the values that `decode_row_kinds` knows; other arguments and errors as there."""
+    column = _strings(column, input_name, column_name)
     return pc.is_in(column, _VALUES.cast(column.type))
+
+
+def _strings(column: pa.Array | pa.ChunkedArray, input_name: str, column_name: str) -> pa.Array:
+    """A row-kind column in one piece, dictionaries decoded."""
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        sample = column[0].as_py() if len(column) else None
+        raise BadInputError(
+            input_name, column_name, f"row kinds are strings, this column is {column.type}", sample
+        )
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
 def encode_row_kinds(codes: npt.NDArray[np.int8]) -> pa.Array:

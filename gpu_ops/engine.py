@@ -88,7 +88,7 @@ class JoinEngine:
                 types,
                 tuple(k.column(side) for k in join.keys if not k.null_safe),
                 counted=counted[side],
-                findable=not join.inputs[side].insert_only,
+                findable=not join.inputs[side].insert_only or join.inputs[side].ttl_ms is not None,
                 track_null_keys=join.null_aware and side == 1,
             )
 

@@ -154,8 +154,29 @@ def _fits(given: pa.DataType, wanted: pa.DataType) -> bool:
     for family in forms:
         if any(f(given) for f in family) and any(f(wanted) for f in family):
             return True
-    # nested types compare equal only with the same field names and nullability: let a cast decide
-    return bool(t.is_nested(given) and t.is_nested(wanted) and given.id == wanted.id)
+    # nested types are equal only with the same inner names and nullability, which say nothing of values
+    inner = [_inner(kind) for kind in (given, wanted)]
+    if inner[0] is None or inner[1] is None or len(inner[0]) != len(inner[1]):
+        return False
+    if t.is_struct(wanted) != t.is_struct(given) or t.is_map(wanted) != t.is_map(given):
+        return False
+    if t.is_struct(wanted) and [f.name for f in given] != [f.name for f in wanted]:
+        return False
+    return all(_fits(a, b) for a, b in zip(*inner, strict=True))
+
+
+def _inner(kind: pa.DataType) -> list[pa.DataType] | None:
+    """The types a nested type is made of; None for others."""
+    t = pa.types
+    if t.is_struct(kind):
+        return [f.type for f in kind]
+    if t.is_map(kind):
+        return [kind.key_type, kind.item_type]
+    if t.is_list(kind) or t.is_large_list(kind):
+        return [kind.value_type]
+    if t.is_fixed_size_list(kind):
+        return [kind.value_type, *(pa.null() for _ in range(kind.list_size))]
+    return None
 
 
 def _good_rows(source: Input, batch: pa.Table) -> pa.ChunkedArray | None:
@@ -168,7 +189,7 @@ def _good_rows(source: Input, batch: pa.Table) -> pa.ChunkedArray | None:
                 raise BadInputError(source.name, name, "is part of the unique key and holds nulls", "null")
             keep = _and(keep, column.is_valid())
     if source.row_kind is not None and source.bad_rows != "fail":
-        known = known_row_kinds(batch[source.row_kind])
+        known = known_row_kinds(batch[source.row_kind], input_name=source.name, column_name=source.row_kind)
         if not pc.all(known).as_py():
             keep = _and(keep, known)
     return keep

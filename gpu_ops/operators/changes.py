@@ -49,6 +49,8 @@ class Lifetimes:
     """Instants, one per killed row."""
     unknown: int
     """Retractions of rows that were not there."""
+    refreshed: Array | None = None
+    """Slots of committed rows that the micro-batch writes without changing them, for their TTL."""
 
     @property
     def any_death(self) -> bool:
@@ -93,7 +95,9 @@ def apply_changes(
     event_kinds[2 * sequence] = xp.where(inserts, UPDATE_BEFORE, kinds)
     event_kinds[2 * sequence + 1] = xp.where(inserts, kinds, DELETE)
     nothing = xp.empty(0, np.int64)
-    if table.identity_index is None or (table.source.unique_key is None and bool(inserts.all())):
+    # With a TTL even an insertion is looked up: it refreshes the equal rows there are.
+    plain = table.source.unique_key is None and table.written is None and bool(inserts.all())
+    if table.identity_index is None or plain or not inserts.size:
         identity = table.hash_identity(frame) if table.identity_index is not None else None
         found = Lifetimes(len(table), 2 * sequence + 1, None, nothing, nothing, 0)
         rows = None
@@ -110,6 +114,7 @@ def apply_changes(
         identity = identity[rows] if identity is not None else None
     hashes, matchable = table.hash_keys(frame)
     prepared = table.prepare(frame, hashes, matchable, identity, found.killed)
+    prepared.refreshed = found.refreshed
     if found.deaths is not None:
         prepared.stillborn = found.first_new + xp.flatnonzero(found.deaths < NEVER)
     return found
@@ -157,7 +162,8 @@ def _by_value(batch: _Batch) -> tuple[Array, Lifetimes]:
     total, insert = int(groups.leader.size), batch.inserts[order]
     retracted = xp.zeros(total, bool)
     retracted[group[~insert]] = True
-    owner, slots = _instances(batch, retracted)
+    keeps_time = table.written is not None
+    owner, slots = _instances(batch, xp.ones(total, bool) if keeps_time else retracted)
     present = xp.bincount(owner, minlength=total)
 
     # running number of instances, and its minimum before each change, group by group
@@ -196,7 +202,13 @@ def _by_value(batch: _Batch) -> tuple[Array, Lifetimes]:
         kept = _within_any(xp, killed_group, xp.ones(killed.size, np.int64)) >= cancel[killed_group]
         killed, killed_at = killed[kept], killed_at[kept]
         deaths = xp.empty(0, np.int64)
-    return _lifetimes(batch, rows, deaths, (killed, killed_at), unknown)
+    resolved = _lifetimes(batch, rows, deaths, (killed, killed_at), unknown)
+    if keeps_time:
+        # Flink keeps equal rows in one entry: writing one writes them all (a retraction of none does not)
+        written = xp.zeros(total, bool)
+        written[group[insert | retracts]] = True
+        resolved[1].refreshed = slots[written[owner]]
+    return resolved
 
 
 def _within_any(xp: Any, group: Array, ones: Array) -> Array:
@@ -248,13 +260,18 @@ def _by_unique_key(batch: _Batch) -> tuple[Array, Lifetimes]:
             types,
         )
         unchanged = pairs[same]
+        refreshed = dies[of[unchanged]]
         dies[of[unchanged]] = -1
         keep = xp.ones(rows.size, bool)
         keep[unchanged] = False
         rows = rows[keep]
         killed = dies[dies >= 0]
         killed_at = xp.zeros(killed.size, np.int64)
-    return _lifetimes(batch, rows, deaths, (killed, killed_at), unknown)
+    else:
+        refreshed = None
+    resolved = _lifetimes(batch, rows, deaths, (killed, killed_at), unknown)
+    resolved[1].refreshed = refreshed
+    return resolved
 
 
 def _lifetimes(

@@ -78,6 +78,8 @@ class Prepared:
     """New slots that die within the micro-batch."""
     counted: list[tuple[Array, Array]]
     """Scatter-adds done to the association counts."""
+    refreshed: Array | None = None
+    """Committed slots that are written without a change."""
     null_keys: int = 0
     """Change of the number of live rows without a (complete) key."""
 
@@ -122,6 +124,7 @@ class StateTable:
         self.null_keys = 0
         self._track_null_keys = track_null_keys
         self._queue: deque[tuple[int, Array]] = deque()
+        self._expired: tuple[int, Array, int] | None = None
         self.prepared: Prepared | None = None
 
     def __len__(self) -> int:
@@ -204,6 +207,10 @@ class StateTable:
         done = self.prepared
         assert done is not None
         self.prepared = None
+        if self._expired is not None:
+            for _ in range(self._expired[0]):
+                self._queue.popleft()
+            self._expired = None
         added = len(self.store) - done.first_new
         self.status.values[done.killed] = DEAD
         self.status.values[done.stillborn] = DEAD
@@ -216,6 +223,8 @@ class StateTable:
             self.identity_index.commit()
         if self.written is not None:
             touched = [as_slots(self.kernels, done.first_new, added), *(slots for slots, _ in done.counted)]
+            if done.refreshed is not None:
+                touched.append(done.refreshed)
             slots = self.kernels.xp.unique(self.kernels.xp.concatenate(touched))
             if slots.size:
                 self.written.values[slots] = clock_ms
@@ -225,7 +234,13 @@ class StateTable:
             self.compact()
 
     def discard(self) -> None:
-        """Undo the prepared micro-batch."""
+        """Undo the prepared micro-batch, and what expired before it."""
+        if self._expired is not None:
+            _, slots, null_keys = self._expired
+            self.status.values[slots] = LIVE
+            self.live += int(slots.size)
+            self.null_keys += null_keys
+            self._expired = None
         undo = self.prepared
         if undo is None:
             return
@@ -245,20 +260,26 @@ class StateTable:
     # --- expiry and compaction ---------------------------------------------------------------
 
     def expire(self, clock_ms: int) -> int:
-        """Forget rows last written a TTL or more ago, and say how many. Costs what was written then."""
+        """Forget rows last written a TTL or more ago, and say how many. Costs what was written then.
+
+        Part of a micro-batch: `commit` makes it final, `discard` brings the rows back.
+        """
         ttl = self.source.ttl_ms
         if ttl is None or self.written is None:
             return 0
-        expired = 0
-        while self._queue and self._queue[0][0] + ttl <= clock_ms:
-            _, slots = self._queue.popleft()
-            old = (self.status.values[slots] == LIVE) & (self.written.values[slots] + ttl <= clock_ms)
-            slots = slots[old]
-            self.null_keys -= self._without_key(slots)
-            self.status.values[slots] = DEAD
-            expired += int(slots.size)
-        self.live -= expired
-        return expired
+        due = [slots for when, slots in self._queue if when + ttl <= clock_ms]
+        if not due:
+            return 0
+        # a row written more than once stands in the queue more than once
+        slots = self.kernels.xp.unique(self.kernels.xp.concatenate(due))
+        old = (self.status.values[slots] == LIVE) & (self.written.values[slots] + ttl <= clock_ms)
+        slots = slots[old]
+        null_keys = self._without_key(slots)
+        self.status.values[slots] = DEAD
+        self.live -= int(slots.size)
+        self.null_keys -= null_keys
+        self._expired = len(due), slots, null_keys
+        return int(slots.size)
 
     def compact(self) -> None:
         """Drop dead rows; done when they outnumber the live, so each dead row costs once."""

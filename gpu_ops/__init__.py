@@ -1,0 +1,88 @@
+"""Streaming joins for PySpark: Flink's semantics, on the GPU, with a pandas fallback.
+
+``import gpu_ops`` needs neither Spark nor Java nor cuDF; names are imported when first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from gpu_ops.engine import JoinEngine, MicroBatch
+    from gpu_ops.errors import (
+        BackendError,
+        BadInputError,
+        ConditionError,
+        DescriptionError,
+        GpuJoinError,
+        NotBuiltError,
+        StateError,
+    )
+    from gpu_ops.joins import Input, Join, Key
+    from gpu_ops.spark.api import MemoryOnlyStateWarning, Stream, anti_join, join, semi_join, stream
+    from gpu_ops.spark.describe import explain
+    from gpu_ops.spark.metrics import ProgressListener
+
+_WHERE: Final = {
+    "BackendError": "errors",
+    "BadInputError": "errors",
+    "ConditionError": "errors",
+    "DescriptionError": "errors",
+    "GpuJoinError": "errors",
+    "Input": "joins",
+    "Join": "joins",
+    "JoinEngine": "engine",
+    "Key": "joins",
+    "MemoryOnlyStateWarning": "spark.api",
+    "MicroBatch": "engine",
+    "NotBuiltError": "errors",
+    "ProgressListener": "spark.metrics",
+    "StateError": "errors",
+    "Stream": "spark.api",
+    "anti_join": "spark.api",
+    "explain": "spark.describe",
+    "join": "spark.api",
+    "semi_join": "spark.api",
+    "stream": "spark.api",
+}
+
+__all__ = [
+    "BackendError",
+    "BadInputError",
+    "ConditionError",
+    "DescriptionError",
+    "GpuJoinError",
+    "Input",
+    "Join",
+    "JoinEngine",
+    "Key",
+    "MemoryOnlyStateWarning",
+    "MicroBatch",
+    "NotBuiltError",
+    "ProgressListener",
+    "StateError",
+    "Stream",
+    "anti_join",
+    "explain",
+    "join",
+    "semi_join",
+    "stream",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        value = getattr(importlib.import_module(f"gpu_ops.{_WHERE[name]}"), name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "pyspark":
+            raise
+        raise ImportError(f"gpu_ops.{name} needs PySpark: pip install 'gpu-join[spark]'") from error
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,143 @@
+"""The command line: ``gpu-join``."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Final, Literal, NoReturn
+
+import typer
+from rich.console import Console
+
+from gpu_ops.errors import GpuJoinError
+
+# What a command needs is imported in it: `--help` answers at once, `inspect` does without Spark.
+
+app = typer.Typer(
+    name="gpu-join",
+    help="Streaming joins for PySpark: Flink's semantics, on the GPU, with a pandas fallback.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+_ROOT: Final = Path(__file__).resolve().parent.parent
+_DEMO_NEEDS: Final = ("duckdb", "pyspark")
+
+
+def main() -> None:
+    """Runs the command line; errors of this pack are one line on standard error, and exit status 1."""
+    try:
+        app()
+    except GpuJoinError as error:
+        _fail(str(error))
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        typer.echo(f"gpu-join {_version()}")
+        raise typer.Exit
+
+
+@app.command()
+def demo(
+    scale: Annotated[
+        float | None,
+        typer.Option(min=0.001, show_default="0.1", help="TPC-H scale factor; 0.1 makes a million changes."),
+    ] = None,
+    rows: Annotated[int | None, typer.Option(min=1000, help="About how many changes to stream.")] = None,
+    backend: Annotated[Literal["auto", "cpu", "gpu"], typer.Option(help="Where to join.")] = "auto",
+    keep: Annotated[
+        Path | None,
+        typer.Option(file_okay=False, help="Empty folder for inputs, changelog, state, checkpoint."),
+    ] = None,
+) -> None:
+    """Join streams in Spark, stop half-way, resume, and check every row with DuckDB.
+
+    First a join small enough to follow by eye, then TPC-H's orders LEFT JOIN lineitem as streams of
+    inserts, updates and deletes. Exit status 1 when a row is wrong.
+    """
+    missing = [name for name in _DEMO_NEEDS if importlib.util.find_spec(name) is None]
+    if missing:
+        _fail(f"the demo needs {' and '.join(missing)}: pip install 'gpu-join[demo]'")
+    if keep is not None and keep.is_dir() and any(keep.iterdir()):
+        _fail(f"--keep {keep}: the folder is not empty")
+    from gpu_ops.demo.runner import run  # noqa: PLC0415
+    from gpu_ops.demo.tpch import DataError  # noqa: PLC0415
+
+    try:
+        right = run(Console(highlight=False), scale=scale, rows=rows, backend=backend, keep=keep)
+    except DataError as error:
+        _fail(str(error))
+    if not right:
+        raise typer.Exit(1)
+
+
+@app.command()
+def inspect(
+    state: Annotated[
+        str, typer.Argument(help="State folder: a path, or a URI (file, hdfs, s3, gs).", metavar="STATE")
+    ],
+    rows: Annotated[
+        bool, typer.Option("--rows/--no-rows", help="Count rows, which reads every file; else sizes alone.")
+    ] = True,
+) -> None:
+    """Show what a state folder holds: whose it is, versions, sizes, rows per partition."""
+    from gpu_ops.inspection import describe  # noqa: PLC0415
+
+    describe(state, Console(highlight=False), rows=rows)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def bench(
+    context: typer.Context,
+    name: Annotated[
+        str, typer.Argument(help="Which one; behind it, after --, its own options.", metavar="NAME")
+    ],
+) -> None:
+    """Run a benchmark of a source checkout."""
+    folder = _ROOT / "benchmarks"
+    if not (folder / "__init__.py").is_file():
+        _fail("the benchmarks are part of the source checkout, not of the package: run this from there")
+    known = benchmarks(folder)
+    if name not in known:
+        _fail(f"no benchmark {name!r}; there are {', '.join(known)}")
+    command = [sys.executable, "-m", known[name], *context.args]
+    raise typer.Exit(subprocess.run(command, cwd=_ROOT, check=False).returncode)  # noqa: S603 (a module of ours)
+
+
+def benchmarks(folder: Path) -> dict[str, str]:
+    """The modules below a folder that can be run, by name; ``x.py`` and ``x/run.py`` are both called x."""
+    found = {}
+    for path in sorted(folder.rglob("[!_]*.py")):
+        if re.search(r"^if __name__ == .__main__.:", path.read_text(), re.MULTILINE):
+            parts = path.relative_to(folder.parent).with_suffix("").parts
+            name = ".".join(parts[1:-1] if parts[-1] == "run" else parts[1:])
+            found[name] = ".".join(parts)
+    return found
+
+
+def _version() -> str:
+    try:
+        return metadata.version("gpu-join")
+    except metadata.PackageNotFoundError:
+        return "of a source tree, not installed"
+
+
+def _fail(message: str) -> NoReturn:
+    Console(stderr=True, highlight=False).print(
+        f"gpu-join: {message}", style="red", markup=False, soft_wrap=True
+    )
+    raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

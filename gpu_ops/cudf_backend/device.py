@@ -1,0 +1,86 @@
+"""The card: whether one answers, and what cupy has to be there for."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import cupy as cp
+
+from gpu_ops.errors import BackendError
+
+_LEAST = 70
+"""Compute capability that libcudf's kernels are built for: Volta."""
+
+
+def describe_device() -> tuple[bool, str]:
+    """Whether a GPU answers, with its name, compute capability and memory; or why none does."""
+    if not cp.cuda.is_available():
+        return False, f"cupy {cp.__version__} finds no device: {_why_not()}"
+    try:
+        import pylibcudf  # noqa: PLC0415 - slow, and of no use without a card
+        import rmm  # noqa: F401, PLC0415
+
+        device = cp.cuda.Device()
+        found = cp.cuda.runtime.getDeviceProperties(device.id)
+        free, total = cp.cuda.runtime.memGetInfo()
+    except Exception as error:
+        return False, f"{type(error).__name__}: {error}"
+    capability = 10 * int(found["major"]) + int(found["minor"])
+    name = f"{found['name'].decode()}, compute capability {capability / 10:.1f}"
+    if capability < _LEAST:
+        return False, f"{name}: libcudf needs {_LEAST / 10:.1f}"
+    memory = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
+    return True, f"{name}, {memory}, pylibcudf {pylibcudf.__version__}, cupy {cp.__version__}"
+
+
+def _why_not() -> str:
+    try:
+        count = cp.cuda.runtime.getDeviceCount()
+    except Exception as error:
+        return str(error) or type(error).__name__
+    return "none is visible" if count == 0 else "it does not answer"
+
+
+def require_one_stream() -> None:
+    """Make sure that cupy and pylibcudf work on one stream.
+
+    pylibcudf takes arrays by pointer and does not wait for the stream that fills them (``gpumemoryview``: "Need
+    to synchronize on stream"). Both libraries use the legacy default stream unless told otherwise, and it orders
+    the work of all host threads, so nothing has to wait. Per-thread streams would break that silently.
+
+    Raises:
+        BackendError: one of the two was told otherwise.
+    """
+    for variable in ("CUDF_PER_THREAD_STREAM", "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM"):
+        if os.environ.get(variable, "0") != "0":
+            raise BackendError(
+                f"{variable} is set; the GPU backend needs one stream for all threads: unset it"
+            )
+    if cp.cuda.get_current_stream().ptr != 0:
+        raise BackendError("a cupy stream is in use here; the GPU backend works on the default stream")
+
+
+class _Cupy:
+    """cupy, with a `repeat` that takes an array of repeats, which cupy before 14.1.1 does not."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(cp, name)
+
+    @staticmethod
+    def repeat(values: Any, repeats: Any) -> Any:
+        """Each value as often as its number says."""
+        return values[spread(repeats)] if isinstance(repeats, cp.ndarray) else cp.repeat(values, repeats)
+
+
+def array_module() -> Any:
+    """Cupy as operators use it."""
+    version = tuple(int(part) for part in cp.__version__.split(".")[:3] if part.isdigit())
+    return cp if version >= (14, 1, 1) else _Cupy()
+
+
+def spread(counts: Any) -> Any:
+    """Positions 0, 1, ... each repeated ``counts[i]`` times (int64)."""
+    ends = cp.cumsum(counts)
+    total = int(ends[-1]) if ends.size else 0
+    return cp.searchsorted(ends, cp.arange(total, dtype=ends.dtype), side="right")

@@ -1,0 +1,197 @@
+"""Hashes and equality of rows in GPU memory, for columns of any type, nested ones included.
+
+The rules are those of `cpu_fallback.hashing`: NaN equals NaN, -0.0 equals 0.0, null equals null; equal rows have
+equal hashes. The hashes themselves may differ from the CPU's (text goes through libcudf's xxHash64), and
+nothing that is seen outside may depend on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import cupy as cp
+import cupyx
+import numpy as np
+import pyarrow as pa
+import pylibcudf as plc
+
+from gpu_ops.cudf_backend import decimals
+from gpu_ops.cudf_backend.device import spread
+from gpu_ops.cudf_backend.frame import Column, from_values, gather, valid_mask, values
+from gpu_ops.cudf_backend.storage import decoded, element_type, is_bytes, is_decimal, is_list, storage_type
+from gpu_ops.kernels import Array
+
+_MUL1, _MUL2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_NULL = np.uint64(0xA5A5_5A5A_1234_4321)
+_EMPTY = np.uint64(0x1B87_3593_CC9E_2D51)
+
+Typed = tuple[Column, pa.DataType, pa.DataType]
+"""A column, its Arrow type, and the type it is compared in."""
+
+
+def mix(numbers: Array) -> Array:
+    """The finalizer of splitmix64 (Steele, Lea, Flood 2014): a bijection that spreads every bit."""
+    x = numbers + _GOLDEN
+    x ^= x >> np.uint64(30)
+    x *= _MUL1
+    x ^= x >> np.uint64(27)
+    x *= _MUL2
+    x ^= x >> np.uint64(31)
+    return x
+
+
+def hash_columns(columns: Sequence[Typed], length: int) -> Array:
+    """One hash per row (uint64) over all columns, in order."""
+    if not columns:
+        return mix(cp.full(length, _EMPTY, np.uint64))
+    total = hash_column(*columns[0])
+    for column in columns[1:]:
+        total = mix(total * np.uint64(31) + hash_column(*column))
+    return total
+
+
+def hash_column(column: Column, kind: pa.DataType, compared: pa.DataType) -> Array:
+    """One hash per value; all nulls have the same."""
+    kind, compared = decoded(kind), decoded(compared)
+    if column.size() == 0:
+        return cp.empty(0, np.uint64)
+    if pa.types.is_null(kind):
+        return cp.full(column.size(), _NULL, np.uint64)
+    if pa.types.is_struct(kind):
+        hashes = hash_columns(_children(column, kind), column.size())
+    elif is_list(kind):
+        hashes = _hash_lists(column, kind)
+    elif is_bytes(kind):
+        hashes = values(plc.hashing.xxhash_64(plc.Table([column])), np.uint64)
+    else:
+        first, *others = lanes(column, kind, compared)
+        hashes = mix(first)
+        for lane in others:
+            hashes = mix(hashes + lane)
+    valid = valid_mask(column)
+    return hashes if valid is None else cp.where(valid, hashes, _NULL)
+
+
+def equal_columns(
+    left: Column, left_kind: pa.DataType, right: Column, right_kind: pa.DataType, compared: pa.DataType
+) -> Array:
+    """Mask of positions with equal values."""
+    left_kind, right_kind, compared = decoded(left_kind), decoded(right_kind), decoded(compared)
+    length = left.size()
+    if length == 0 or pa.types.is_null(left_kind):
+        return cp.ones(length, bool)
+    if pa.types.is_struct(left_kind):
+        equal = cp.ones(length, bool)
+        for (a, kind, _), (b, other, _) in zip(
+            _children(left, left_kind), _children(right, right_kind), strict=True
+        ):
+            equal &= equal_columns(a, kind, b, other, kind)
+    elif is_list(left_kind):
+        equal = _equal_lists(left, left_kind, right, right_kind)
+    elif is_bytes(left_kind):
+        same = plc.binaryop.binary_operation(
+            left, right, plc.binaryop.BinaryOperator.EQUAL, plc.DataType(plc.TypeId.BOOL8)
+        )
+        equal = values(same, np.bool_)
+    else:
+        equal = cp.ones(length, bool)
+        for x, y in zip(lanes(left, left_kind, compared), lanes(right, right_kind, compared), strict=True):
+            equal &= x == y
+    a, b = valid_mask(left), valid_mask(right)
+    if a is None and b is None:
+        return equal
+    a = cp.ones(length, bool) if a is None else a
+    b = cp.ones(length, bool) if b is None else b
+    return (equal & a & b) | ~(a | b)
+
+
+def lanes(column: Column, kind: pa.DataType, compared: pa.DataType) -> list[Array]:
+    """The values of a fixed-width column as uint64s, equal exactly when the values are; nulls anything."""
+    if is_decimal(kind):
+        wide = decimals.from_lanes(values(column, np.int64, lanes=2))
+        wide = decimals.scale_up(wide, max(compared.scale - kind.scale, 0)) if is_decimal(compared) else wide
+        return [wide.low, wide.high.view(np.uint64)]
+    numbers = values(column, storage_type(kind).to_pandas_dtype())
+    if numbers.dtype.kind == "f":
+        doubles = numbers.astype(np.float64) + 0.0  # -0.0 becomes 0.0
+        return [cp.where(cp.isnan(doubles), np.nan, doubles).view(np.uint64)]
+    if pa.types.is_timestamp(kind) and pa.types.is_timestamp(compared) and kind.unit != compared.unit:
+        numbers = rescale(numbers, kind.unit, compared.unit)
+    return [numbers if numbers.dtype == np.uint64 else numbers.astype(np.int64).view(np.uint64)]
+
+
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+
+
+def rescale(numbers: Array, unit: str, finer: str) -> Array:
+    """Counts of one time unit in a finer one; what 64 bits cannot reach becomes the farthest they do."""
+    factor = _PER_SECOND[finer] // _PER_SECOND[unit]
+    limit = ((1 << 63) - 1) // factor
+    return cp.clip(numbers, -limit, limit) * factor
+
+
+def _children(column: Column, kind: pa.DataType) -> list[Typed]:
+    types = [kind.field(i).type for i in range(kind.num_fields)]
+    return [(column.child(i), type_, type_) for i, type_ in enumerate(types)]
+
+
+def _list_parts(column: Column) -> tuple[Array, Array, Column]:
+    """Start and length of each list (null ones are empty), and the column of their elements."""
+    view = column.list_view()
+    offsets = values(view.offsets(), np.int32)[: column.size() + 1].astype(np.int64)
+    lengths = offsets[1:] - offsets[:-1]
+    valid = valid_mask(column)
+    return offsets[:-1], lengths if valid is None else cp.where(valid, lengths, 0), view.child()
+
+
+def _elements(starts: Array, lengths: Array) -> tuple[Array, Array, Array]:
+    """Of all elements of all lists, list by list: their positions, their rows, their places in the row's list."""
+    rows = spread(lengths)
+    place = cp.arange(rows.size, dtype=np.int64) - (cp.cumsum(lengths) - lengths)[rows]
+    return starts[rows] + place, rows, place
+
+
+def _hash_lists(column: Column, kind: pa.DataType) -> Array:
+    starts, lengths, child = _list_parts(column)
+    positions, rows, place = _elements(starts, lengths)
+    total = mix(lengths.view(np.uint64))
+    if positions.size:
+        element = element_type(kind)
+        hashes = hash_column(gather([child], positions, [element])[0], element, element)
+        cupyx.scatter_add(total, rows, mix(hashes + mix(place.view(np.uint64))))
+    return mix(total)
+
+
+def _equal_lists(left: Column, left_kind: pa.DataType, right: Column, right_kind: pa.DataType) -> Array:
+    left_starts, left_lengths, ours = _list_parts(left)
+    right_starts, right_lengths, theirs = _list_parts(right)
+    equal = left_lengths == right_lengths
+    positions, rows, place = _elements(left_starts, cp.where(equal, left_lengths, 0))
+    if positions.size:
+        element, other = element_type(left_kind), element_type(right_kind)
+        mine = gather([ours], positions, [element])[0]
+        yours = gather([theirs], right_starts[rows] + place, [other])[0]
+        equal[rows[~equal_columns(mine, element, yours, other, element)]] = False
+    return equal
+
+
+def convert(column: Column, kind: pa.DataType, target: pa.DataType) -> Any:
+    """A column in a wider type of its family: integers, floats, decimals by scale, timestamps by unit."""
+    source, wanted = storage_type(kind), storage_type(target)
+    if kind == target or (source == wanted and not is_decimal(kind) and not pa.types.is_timestamp(kind)):
+        return column
+    if is_decimal(kind):
+        wide = decimals.from_lanes(values(column, np.int64, lanes=2))
+        numbers = decimals.to_lanes(decimals.scale_up(wide, max(target.scale - kind.scale, 0)))
+        data = plc.Column(
+            plc.DataType(plc.TypeId.DECIMAL128, 0), column.size(), plc.gpumemoryview(numbers), None, 0, 0, []
+        )
+    elif pa.types.is_timestamp(kind):
+        if kind.unit == target.unit:
+            return column
+        data = from_values(rescale(values(column, np.int64), kind.unit, target.unit))
+    else:
+        data = from_values(values(column, source.to_pandas_dtype()).astype(wanted.to_pandas_dtype()))
+    return data.with_mask(column.null_mask(), column.null_count())

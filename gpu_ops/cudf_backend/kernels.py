@@ -1,0 +1,212 @@
+"""`gpu_ops.kernels.Kernels` on cupy and pylibcudf."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import cupy as cp
+import cupyx
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pylibcudf as plc
+
+from gpu_ops.conditions import Condition
+from gpu_ops.cudf_backend import memory
+from gpu_ops.cudf_backend.conditions import evaluate
+from gpu_ops.cudf_backend.device import array_module, require_one_stream, spread
+from gpu_ops.cudf_backend.frame import Frame, choose, from_arrow, from_values, to_arrow, valid_mask, values
+from gpu_ops.cudf_backend.hashing import convert, equal_columns, hash_columns
+from gpu_ops.cudf_backend.storage import is_bytes, is_decimal
+from gpu_ops.cudf_backend.store import CudfStore
+from gpu_ops.kernels import Array
+
+SEARCH: Final = "directory"
+"""Which of two ways `CudfKernels.search` goes: ``"directory"`` jumps into the sorted run and costs what the needles
+and their candidates cost; ``"join"`` is libcudf's hash join, which passes over the whole run at memory speed.
+Which wins, and from which ratio of needles to run on, awaits measurement on a card: ``benchmarks/gpu`` has both.
+"""
+
+
+class CudfKernels:
+    """The GPU backend.
+
+    Args:
+        tiny_segments: test setting: merge and grow at the smallest sizes.
+        memory_limit: bytes of GPU memory that all backends of this process may allocate together, or None.
+
+    Raises:
+        BackendError: cupy or pylibcudf was told to use other streams than the default one.
+    """
+
+    name = "gpu"
+
+    def __init__(self, *, tiny_segments: bool = False, memory_limit: int | None = None) -> None:
+        require_one_stream()
+        self.tiny_segments = tiny_segments
+        self.xp: Any = array_module()
+        memory.acquire(memory_limit)
+        self._open = True
+
+    def frame(self, table: pa.Table) -> Frame:
+        """Columns from Arrow, each in one piece."""
+        columns = {
+            n: from_arrow(_one_array(c)) for n, c in zip(table.column_names, table.columns, strict=True)
+        }
+        return Frame(table.num_rows, columns, dict(zip(table.column_names, table.schema.types, strict=True)))
+
+    def to_arrow(self, frame: Frame, schema: pa.Schema) -> pa.Table:
+        """Columns to Arrow, by position."""
+        arrays = []
+        for (name, column), field in zip(frame.columns.items(), schema, strict=True):
+            array = to_arrow(column, frame.types[name])
+            arrays.append(array if array.type == field.type else array.cast(field.type))
+        return pa.Table.from_arrays(arrays, schema=schema)
+
+    def asarray(self, values: npt.NDArray[Any]) -> Array:
+        """A host array in GPU memory."""
+        return cp.asarray(values)
+
+    def asnumpy(self, values: Array) -> npt.NDArray[Any]:
+        """A GPU array on the host; waits for the GPU."""
+        host: npt.NDArray[Any] = cp.asnumpy(values)
+        return host
+
+    def num_rows(self, frame: Frame) -> int:
+        """Rows of a frame."""
+        return frame.length
+
+    def take(self, frame: Frame, rows: Array, columns: Sequence[str]) -> Frame:
+        """Rows of a frame by position; -1 gives nulls."""
+        return frame.take(rows, columns)
+
+    def combine(self, columns: Sequence[tuple[str, Frame, str]]) -> Frame:
+        """A frame of columns from row-aligned frames."""
+        return Frame(
+            columns[0][1].length,
+            {name: frame.columns[column] for name, frame, column in columns},
+            {name: frame.types[column] for name, frame, column in columns},
+        )
+
+    def coalesce(self, first: Frame, first_column: str, second: Frame, second_column: str) -> Frame:
+        """The first column's values, the second's where they are null."""
+        a, b = first.columns[first_column], second.columns[second_column]
+        kind = _wider(first.types[first_column], second.types[second_column])
+        a, b = convert(a, first.types[first_column], kind), convert(b, second.types[second_column], kind)
+        valid = valid_mask(a)
+        column = a if valid is None else choose(valid, a, b, kind)
+        return Frame(first.length, {first_column: column}, {first_column: kind})
+
+    def valid(self, frame: Frame, columns: Sequence[str]) -> Array | None:
+        """Mask of rows without a null in these columns, None for all."""
+        mask: Array | None = None
+        for name in columns:
+            valid = valid_mask(frame.columns[name])
+            if valid is not None:
+                mask = valid if mask is None else mask & valid
+        return mask
+
+    def hash_rows(self, frame: Frame, columns: Sequence[str], types: Sequence[pa.DataType]) -> Array:
+        """64-bit hashes of rows."""
+        typed = [(frame.columns[c], frame.types[c], kind) for c, kind in zip(columns, types, strict=True)]
+        return hash_columns(typed, frame.length)
+
+    def equal_rows(
+        self,
+        left: Frame,
+        left_columns: Sequence[str],
+        right: Frame,
+        right_columns: Sequence[str],
+        types: Sequence[pa.DataType],
+    ) -> Array:
+        """Mask of equal rows, null equal to null."""
+        equal = cp.ones(left.length, bool)
+        for a, b, kind in zip(left_columns, right_columns, types, strict=True):
+            equal &= equal_columns(left.columns[a], left.types[a], right.columns[b], right.types[b], kind)
+        return equal
+
+    def evaluate(self, condition: Condition, frames: Mapping[str, Frame], length: int) -> Array:
+        """Mask of rows for which the condition is true."""
+        return evaluate(condition, frames, length)
+
+    def argsort(self, values: Array) -> Array:
+        """Stable argsort; cupy's only one is."""
+        return cp.argsort(values).astype(np.int64, copy=False)
+
+    def scatter_add(self, target: Array, index: Array, values: Array) -> None:
+        """Add at positions, repeated ones included."""
+        values = values.astype(target.dtype, copy=False)
+        if target.dtype == np.int64:  # CUDA's atomicAdd knows no int64; the bits are the same
+            target, values = target.view(np.uint64), values.view(np.uint64)
+        cupyx.scatter_add(target, index, values)
+
+    def cumulative_min(self, values: Array) -> Array:
+        """Running minimum, by doubling (Hillis, Steele 1986): cupy has no ``minimum.accumulate``."""
+        lowest, step = values.copy(), 1
+        while step < lowest.size:
+            lowest[step:] = cp.minimum(lowest[step:], lowest[:-step])
+            step *= 2
+        return lowest
+
+    def store(self, schema: pa.Schema) -> CudfStore:
+        """An empty store."""
+        return CudfStore(schema, tiny_segments=self.tiny_segments)
+
+    def search(self, run: Array, directory: Array, shift: int, hashes: Array) -> tuple[Array, Array]:
+        """Candidates of a sorted run, by needle, then by slot; see `SEARCH`."""
+        if SEARCH == "join":
+            return search_by_join(run, hashes)
+        return search_by_directory(run, directory, shift, hashes)
+
+    def close(self) -> None:
+        """Give back this backend's share of the memory pool."""
+        if self._open:
+            self._open = False
+            memory.release()
+
+
+def search_by_directory(run: Array, directory: Array, shift: int, hashes: Array) -> tuple[Array, Array]:
+    """Each needle's bucket of the run, filtered by the whole hash; arguments as `gpu_ops.kernels.Kernels.search`."""
+    bucket = (hashes >> np.uint64(shift)).view(np.int64)
+    first = directory[bucket].astype(np.int64)
+    count = directory[bucket + 1].astype(np.int64) - first
+    needle = spread(count)
+    before = cp.cumsum(count) - count
+    entry = run[cp.arange(needle.size, dtype=np.int64) + (first - before)[needle]]
+    found = cp.flatnonzero((entry >> np.uint64(32)) == hashes[needle])
+    return needle[found], (entry[found] & np.uint64(0xFFFFFFFF)).view(np.int64)
+
+
+def search_by_join(run: Array, hashes: Array) -> tuple[Array, Array]:
+    """The same by a hash join of needles and run, built on the smaller side, in any order, then sorted."""
+    empty = cp.empty(0, np.int64)
+    if not run.size or not hashes.size:
+        return empty, empty
+    keys = (hashes.astype(np.uint32), (run >> np.uint64(32)).astype(np.uint32))
+    left, right = (plc.Table([from_values(key)]) for key in keys)
+    needles, places = plc.join.inner_join(left, right, plc.types.NullEquality.UNEQUAL)
+    if not needles.size():
+        return empty, empty
+    needle = values(needles, np.int32).astype(np.int64)
+    slot = (run[values(places, np.int32)] & np.uint64(0xFFFFFFFF)).view(np.int64)
+    pairs = cp.sort((needle << 32) | slot)
+    return pairs >> 32, pairs & 0xFFFFFFFF
+
+
+def _one_array(column: pa.ChunkedArray) -> pa.Array:
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    array = column.combine_chunks()
+    return pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array
+
+
+def _wider(a: pa.DataType, b: pa.DataType) -> pa.DataType:
+    """The type of two columns' coalesced values, for the pairs that keys may be of."""
+    t = pa.types
+    if t.is_timestamp(a) and t.is_timestamp(b):
+        return max(a, b, key=lambda kind: ("s", "ms", "us", "ns").index(kind.unit))
+    if is_decimal(a) and is_decimal(b):
+        scale, whole = max(a.scale, b.scale), max(a.precision - a.scale, b.precision - b.scale)
+        return pa.decimal128(min(38, whole + scale), scale)
+    return b if not t.is_nested(a) and not is_bytes(a) and b.bit_width > a.bit_width else a

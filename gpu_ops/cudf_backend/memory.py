@@ -1,0 +1,83 @@
+"""One pool of GPU memory per process, for libcudf and cupy alike, with a budget.
+
+The pool is made by the first backend of the process and given back by the last (a state server has many: one
+per join and partition). cupy allocates through RMM, so one budget counts both.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+import cupy as cp
+import rmm.mr
+from rmm.allocators.cupy import rmm_cupy_allocator
+
+_log = logging.getLogger("gpu_ops")
+_lock = threading.Lock()
+_MEMORY_POOLS_SUPPORTED = 115
+"""``cudaDevAttrMemoryPoolsSupported``."""
+
+
+class _Pool:
+    """The process's pool, and what was there before it."""
+
+    users = 0
+    limit: int | None = None
+    resource: Any = None
+    before: Any = None
+    allocator: Any = None
+
+
+def acquire(limit: int | None) -> None:
+    """Set up the pool, or join it.
+
+    Args:
+        limit: bytes that may be allocated at most, by all backends of the process together, or None. The first
+            one says; another wish later is logged and not followed.
+    """
+    with _lock:
+        _Pool.users += 1
+        if _Pool.users > 1:
+            if limit != _Pool.limit:
+                _log.warning(
+                    "GPU memory of this process is limited to %s bytes already, not %s", _Pool.limit, limit
+                )
+            return
+        try:
+            _Pool.before = rmm.mr.get_current_device_resource()
+            _Pool.allocator = cp.cuda.get_allocator()
+            _Pool.resource, _Pool.limit = _make(limit), limit
+            rmm.mr.set_current_device_resource(_Pool.resource)
+            cp.cuda.set_allocator(rmm_cupy_allocator)
+        except BaseException:
+            _Pool.users = 0
+            raise
+
+
+def release() -> None:
+    """Leave the pool; the last user gives it back. Columns that still live keep their part of it alive."""
+    with _lock:
+        _Pool.users -= 1
+        if _Pool.users:
+            return
+        cp.cuda.set_allocator(_Pool.allocator)
+        rmm.mr.set_current_device_resource(_Pool.before)
+        _Pool.resource = _Pool.before = _Pool.allocator = _Pool.limit = None
+
+
+def allocated() -> int | None:
+    """Bytes allocated through the budget; None without one."""
+    return int(_Pool.resource.get_allocated_bytes()) if _Pool.limit is not None else None
+
+
+def _make(limit: int | None) -> Any:
+    # The driver's own pool grows and shrinks with use, and shares the card with other processes: Spark's plugin
+    # may be one. Virtual GPUs can lack it.
+    device = cp.cuda.Device().id
+    if cp.cuda.runtime.deviceGetAttribute(_MEMORY_POOLS_SUPPORTED, device):
+        pool = rmm.mr.CudaAsyncMemoryResource()
+    else:
+        pool = rmm.mr.PoolMemoryResource(rmm.mr.CudaMemoryResource(), initial_pool_size=256 << 20)
+    return pool if limit is None else rmm.mr.LimitingResourceAdaptor(pool, limit)

@@ -1,0 +1,55 @@
+"""Joins on Spark: DataFrames in, a DataFrame out. Names are imported when first used."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from gpu_ops.spark.api import MemoryOnlyStateWarning, Stream, anti_join, join, semi_join, stream
+    from gpu_ops.spark.describe import explain
+    from gpu_ops.spark.launch import prepare_environment, session
+    from gpu_ops.spark.metrics import JoinProgress, ProgressListener, join_progress
+
+# State servers and Python workers import modules of this package; they need no more than those.
+_WHERE: Final = {
+    "MemoryOnlyStateWarning": "api",
+    "Stream": "api",
+    "anti_join": "api",
+    "join": "api",
+    "semi_join": "api",
+    "stream": "api",
+    "explain": "describe",
+    "JoinProgress": "metrics",
+    "ProgressListener": "metrics",
+    "join_progress": "metrics",
+    "prepare_environment": "launch",
+    "session": "launch",
+}
+
+__all__ = [
+    "JoinProgress",
+    "MemoryOnlyStateWarning",
+    "ProgressListener",
+    "Stream",
+    "anti_join",
+    "explain",
+    "join",
+    "join_progress",
+    "prepare_environment",
+    "semi_join",
+    "session",
+    "stream",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"gpu_ops.spark.{_WHERE[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

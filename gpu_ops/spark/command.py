@@ -1,0 +1,245 @@
+"""What a Spark task asks of a state server, as it travels: JSON, and rows of both inputs in one stream."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from gpu_ops.errors import BadInputError, DescriptionError
+from gpu_ops.joins import Input, Join
+
+
+class Sides(NamedTuple):
+    """The rows of a micro-batch, by input; an input's order has one int64 per row."""
+
+    left: pa.Table
+    right: pa.Table
+    left_order: npt.NDArray[np.int64]
+    right_order: npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True)
+class Wire:
+    """How both inputs travel in one stream of rows.
+
+    Attributes:
+        side: an int8 column: 0 for a row of the left input, 1 for one of the right.
+        order: an int64 column: the total order of the changes.
+        lanes: ``(left column or None, right column or None, lane)``: a lane is one physical column
+            that carries a left column in left rows and a right column in right rows.
+    """
+
+    side: str
+    order: str
+    lanes: tuple[tuple[str | None, str | None, str], ...]
+
+    def to_json(self) -> str:
+        """The mapping as JSON."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Wire:
+        """The inverse of `to_json`."""
+        return cls.from_dict(json.loads(text))
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Wire:
+        """A mapping from parsed JSON.
+
+        Raises:
+            DescriptionError: it is none.
+        """
+        try:
+            lanes = tuple(_lane(*lane) for lane in data["lanes"])
+            return cls(_text(data, "side"), _text(data, "order"), lanes)
+        except (KeyError, TypeError, ValueError) as error:
+            raise DescriptionError(f"no mapping of columns to lanes: {error!r}") from error
+
+    def check(self, join: Join, schema: pa.Schema) -> None:
+        """Refuses a stream that cannot carry the inputs.
+
+        Types of columns are the engine's to check.
+
+        Args:
+            join: whose inputs.
+            schema: of the stream.
+
+        Raises:
+            DescriptionError: the lanes do not carry each column of each input exactly once.
+            BadInputError: the stream's columns are not the side, the order and the lanes.
+        """
+        for side, source in enumerate(join.inputs):
+            wanted = [*source.schema.names, *([source.row_kind] if source.row_kind is not None else [])]
+            carried = [lane[side] for lane in self.lanes if lane[side] is not None]
+            if sorted(wanted) != sorted(c for c in carried if c is not None):
+                raise DescriptionError(
+                    f"input '{source.name}': the lanes carry {', '.join(map(repr, carried)) or 'nothing'}; "
+                    f"its columns are {', '.join(map(repr, wanted))}"
+                )
+        named = [self.side, self.order, *(lane for _, _, lane in self.lanes)]
+        if sorted(schema.names) != sorted(named):
+            raise BadInputError(
+                self._both(join),
+                None,
+                f"the stream has the columns {', '.join(schema.names)}; expected are {', '.join(named)}",
+            )
+        for name, wanted_type in ((self.side, pa.int8()), (self.order, pa.int64())):
+            if schema.field(name).type != wanted_type:
+                raise BadInputError(
+                    self._both(join), name, f"has type {schema.field(name).type}, {wanted_type} is expected"
+                )
+
+    def split(self, join: Join, table: pa.Table) -> Sides:
+        """The rows of each input, in the order they came in, under their own column names.
+
+        Args:
+            join: whose inputs.
+            table: n rows of the stream.
+
+        Raises:
+            BadInputError: a null or unknown side, or a null in the order.
+        """
+        for name in (self.side, self.order):
+            if table[name].null_count:
+                raise BadInputError(self._both(join), name, "holds nulls", "null")
+        side, order = (_numpy(table[name]) for name in (self.side, self.order))
+        known = (side == 0) | (side == 1)
+        if not bool(known.all()):
+            bad = int(side[~known][0])
+            raise BadInputError(self._both(join), self.side, "is 0 (left) or 1 (right)", bad)
+        tables: list[pa.Table] = []
+        orders: list[npt.NDArray[np.int64]] = []
+        for number, source in enumerate(join.inputs):
+            rows = np.flatnonzero(side == number)
+            orders.append(order if rows.size == side.size else order[rows])
+            tables.append(self._take(source, number, table, rows))
+        return Sides(tables[0], tables[1], orders[0], orders[1])
+
+    def _take(self, source: Input, side: int, table: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
+        # Shuffle blocks are one-sided, so often a whole run of rows is, and needs no copy.
+        whole = bool(rows.size) and int(rows[-1] - rows[0]) + 1 == rows.size
+        index = None if whole else pa.array(rows)
+        columns = {}
+        for lane in self.lanes:
+            name = lane[side]
+            if name is not None:
+                column = table[lane[2]]
+                columns[name] = column.slice(rows[0], rows.size) if index is None else column.take(index)
+        return pa.table(columns).select([c for c in (*source.schema.names, source.row_kind) if c is not None])
+
+    @staticmethod
+    def _both(join: Join) -> str:
+        return f"{join.left.name}' and '{join.right.name}"
+
+
+@dataclasses.dataclass(frozen=True)
+class ApplyCommand:
+    """The command of a DoExchange: apply one micro-batch to one partition.
+
+    Attributes:
+        join_id: the join, unique in the Spark application.
+        state: the state folder, or None to keep the state in memory only.
+        description: the join as `Join.to_json` writes it.
+        query_id: Spark's id of the query.
+        batch_id: the micro-batch, from 0.
+        partition: which partition.
+        partitions: of how many.
+        backend: ``"auto"``, ``"cpu"`` or ``"gpu"``.
+        wire: how the inputs travel.
+        options: ``snapshot_every`` (micro-batches), ``memory_limit`` (bytes), ``tiny`` (tests).
+        counted: whether a message with the number of rows, ``{"rows": n}``, ends them; without it they
+            have broken off.
+    """
+
+    join_id: str
+    state: str | None
+    description: str
+    query_id: str
+    batch_id: int
+    partition: int
+    partitions: int
+    backend: str
+    wire: Wire
+    options: Mapping[str, Any]
+    counted: bool = False
+
+    def to_json(self) -> str:
+        """The command as it travels."""
+        return json.dumps({"op": "apply", **dataclasses.asdict(self)})
+
+    @classmethod
+    def parse(cls, content: bytes) -> ApplyCommand:
+        """Reads a command.
+
+        Raises:
+            DescriptionError: it is none.
+        """
+        try:
+            data = json.loads(content)
+            numbers = {name: _number(data, name) for name in ("batch_id", "partition", "partitions")}
+            command = cls(
+                join_id=_text(data, "join_id"),
+                state=None if data.get("state") is None else _text(data, "state"),
+                description=_text(data, "description"),
+                query_id=_text(data, "query_id"),
+                backend=_text(data, "backend"),
+                wire=Wire.from_dict(data["wire"]),
+                options=dict(data.get("options") or {}),
+                counted=bool(data.get("counted", False)),
+                **numbers,
+            )
+            op = _text(data, "op")
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            if isinstance(error, DescriptionError):
+                raise
+            raise DescriptionError(f"not a command of this version of gpu-join: {error!r}") from error
+        if op != "apply":
+            raise DescriptionError(f"no operation {op!r}; there is apply")
+        if command.partition >= command.partitions:
+            raise DescriptionError(f"no partition {command.partition} of {command.partitions}")
+        return command
+
+
+def parse_join(description: str) -> Join:
+    """A join from its description.
+
+    Raises:
+        DescriptionError: it describes none.
+    """
+    try:
+        return Join.from_json(description)
+    except DescriptionError:
+        raise
+    except Exception as error:  # whatever a damaged text leads to: KeyError, ArrowInvalid, binascii.Error ...
+        raise DescriptionError(f"not a join of this version of gpu-join: {error!r}") from error
+
+
+def _lane(left: object, right: object, name: object) -> tuple[str | None, str | None, str]:
+    if not (isinstance(left, str | None) and isinstance(right, str | None) and isinstance(name, str)):
+        raise TypeError(f"lane {(left, right, name)!r}")
+    return left, right, name
+
+
+def _number(data: Mapping[str, Any], name: str) -> int:
+    value = data[name]
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise TypeError(f"{name}={value!r}")
+    return value
+
+
+def _text(data: Mapping[str, Any], name: str) -> str:
+    value = data[name]
+    if not isinstance(value, str):
+        raise TypeError(f"{name}={value!r}")
+    return value
+
+
+def _numpy(column: pa.ChunkedArray) -> npt.NDArray[Any]:
+    values: npt.NDArray[Any] = column.to_numpy()
+    return values

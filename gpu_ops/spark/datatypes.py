@@ -1,0 +1,97 @@
+"""Spark types and Arrow types, and back. Needs pyspark."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql import types as st
+from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
+
+from gpu_ops.errors import DescriptionError
+
+ZONE: Final = "UTC"
+"""The zone that timestamps carry between a task and a state server; the instants are the same in any."""
+
+_REFUSED: Final = {"NullType", "VariantType", "CalendarIntervalType", "GeometryType", "GeographyType"}
+
+
+def nullable(kind: st.DataType) -> st.DataType:
+    """A type with every nested field nullable, as an outer join's pads need it."""
+    if isinstance(kind, st.ArrayType):
+        return st.ArrayType(nullable(kind.elementType), True)
+    if isinstance(kind, st.MapType):
+        return st.MapType(nullable(kind.keyType), nullable(kind.valueType), True)
+    if isinstance(kind, st.StructType):
+        return st.StructType([st.StructField(f.name, nullable(f.dataType), True) for f in kind.fields])
+    return kind
+
+
+def arrow_type(kind: st.DataType) -> pa.DataType:
+    """The Arrow type of a Spark type, every nested field nullable, timestamps in `ZONE`.
+
+    Raises:
+        DescriptionError: a type that has none.
+    """
+    for part in _parts(kind):
+        if type(part).__name__ in _REFUSED or isinstance(part, st.UserDefinedType):
+            raise DescriptionError(f"columns of type {kind.simpleString()} are not carried; CAST it first")
+    kind = nullable(kind)
+    try:
+        try:
+            return to_arrow_type(kind, timezone=ZONE)
+        except TypeError as error:
+            if "timezone" not in str(error):
+                raise
+            return to_arrow_type(kind)  # before Spark 4.1 the zone is always UTC
+    except DescriptionError:
+        raise
+    except Exception as error:  # pyspark's error classes differ between versions
+        raise DescriptionError(
+            f"columns of type {kind.simpleString()} are not carried ({error}); CAST it first"
+        ) from error
+
+
+def arrow_schema(schema: st.StructType, input_name: str, *, without: str | None = None) -> pa.Schema:
+    """The Arrow schema of a DataFrame's columns, all nullable.
+
+    Args:
+        schema: the DataFrame's.
+        input_name: for the error.
+        without: a column to leave out.
+
+    Raises:
+        DescriptionError: a column of a type that Arrow and Spark do not share.
+    """
+    fields = []
+    for field in schema.fields:
+        if field.name == without:
+            continue
+        try:
+            fields.append(pa.field(field.name, arrow_type(field.dataType)))
+        except DescriptionError as error:
+            raise DescriptionError(f"input '{input_name}', column {field.name!r}: {error}") from error
+    return pa.schema(fields)
+
+
+def spark_type(wanted: pa.DataType, *candidates: st.DataType | None) -> st.DataType:
+    """The Spark type of an Arrow type: a candidate that has it, or the plain translation."""
+    for kind in candidates:
+        if kind is not None and arrow_type(kind) == wanted:
+            return nullable(kind)
+    return from_arrow_type(wanted)
+
+
+def is_binary_collated(kind: st.DataType) -> bool:
+    """Whether equal strings of this type are equal bytes (Spark 4 has collations for which they are not)."""
+    return getattr(kind, "collation", "UTF8_BINARY") == "UTF8_BINARY"
+
+
+def _parts(kind: st.DataType) -> list[st.DataType]:
+    if isinstance(kind, st.ArrayType):
+        return [kind, *_parts(kind.elementType)]
+    if isinstance(kind, st.MapType):
+        return [kind, *_parts(kind.keyType), *_parts(kind.valueType)]
+    if isinstance(kind, st.StructType):
+        return [kind, *(p for f in kind.fields for p in _parts(f.dataType))]
+    return [kind]

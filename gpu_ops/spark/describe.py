@@ -1,0 +1,118 @@
+"""What a join is, in words."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+
+from gpu_ops.errors import DescriptionError
+from gpu_ops.joins import Input
+from gpu_ops.spark.directory import Directory
+from gpu_ops.spark.plan import JoinPlan, plans_of
+
+_LAYOUTS = {
+    "join_key_contains_unique_key": "at most one row per join key",
+    "unique_key": "rows by unique key, under each join key",
+    "multiset": "a multiset of rows, under each join key",
+}
+_EMITS = {
+    "per_batch": "the net changes of each micro-batch",
+    "per_event": "the changelog Flink emits, change by change",
+}
+
+
+def explain(df: DataFrame) -> str:
+    """Which operator, backend, key and state the joins in a DataFrame have, and what is kept how long.
+
+    Args:
+        df: a changelog of this pack, or something made from one.
+
+    Returns:
+        A text of some lines per join, the nearest first.
+
+    Raises:
+        DescriptionError: no join of this pack is in it.
+    """
+    plans = plans_of(df)
+    if not plans:
+        raise DescriptionError("explain() takes what gpu_ops.join() returned; this plan has no join of ours")
+    return "\n\n".join(_explain(plan, df) for plan in plans)
+
+
+def _explain(plan: JoinPlan, df: DataFrame) -> str:
+    join = plan.join
+    operator = "semi/anti join" if join.how in ("semi", "anti") else "regular join"
+    kind = "NOT IN" if join.null_aware else join.how
+    lines = [
+        f"{operator}, {kind}: {join.left.name}, {join.right.name}  (metrics '{plan.name}')",
+        f"  key         {_keys(plan)}",
+    ]
+    if join.where is not None:
+        lines.append(f"  where       {join.where}")
+    lines += [
+        f"  emit        {join.emit}: {_EMITS[join.emit]}",
+        f"  partitions  {plan.partitions} ({plan.partitions_reason}){_distribution(plan)}",
+        f"  backend     {_backend(plan, df)}",
+        f"  state       {plan.state or 'in memory only: a restart on an old checkpoint is refused'}",
+    ]
+    for side, source in enumerate(join.inputs):
+        lines += _input(source, _LAYOUTS[join.layout(side)])
+    if plan.stamped:
+        lines.append("  order       rows carry a stamp: the GPU shuffle of this session may reorder them")
+    return "\n".join(lines)
+
+
+def _keys(plan: JoinPlan) -> str:
+    join = plan.join
+    if not join.keys:
+        return "none: every pair of rows is a candidate"
+    shown = []
+    for key in join.keys:
+        operator = "IS NOT DISTINCT FROM" if key.null_safe else "="
+        shown.append(f"{join.left.name}.{key.left} {operator} {join.right.name}.{key.right}")
+    return " AND ".join(shown)
+
+
+def _distribution(plan: JoinPlan) -> str:
+    by = plan.join.distribution
+    if not by or len(by) == len(plan.join.keys):
+        return ""
+    names = ", ".join(plan.join.keys[p].left for p in by)
+    return f", by {names} only: an upsert's old and new row must meet"
+
+
+def _backend(plan: JoinPlan, df: DataFrame) -> str:
+    servers = Directory.of(df.sparkSession).servers
+    pool = servers.pool(plan.backend)
+    if plan.backend == "cpu":
+        why = "asked for"
+    elif pool.kind == "gpu":
+        why = f"{len(pool)} GPU{'s' if len(pool) > 1 else ''} in sight; each state server asks its own"
+    else:
+        why = servers.no_gpu
+    chosen = pool.kind if plan.backend == "auto" else plan.backend
+    servers_text = f"{len(pool)} state server{'s' if len(pool) > 1 else ''}, {len(pool.running)} running"
+    return f"{chosen} ({why}); {servers_text}"
+
+
+def _input(source: Input, layout: str) -> list[str]:
+    changes = "insert-only" if source.insert_only else f"row kinds in {source.row_kind!r}"
+    if source.row_kind is None and source.unique_key is not None:
+        changes = "upserts"
+    if source.unique_key is not None:
+        changes += f", unique key {', '.join(source.unique_key)} ({source.updates})"
+    if source.sequence_by is not None:
+        changes += f", ordered by {source.sequence_by}"
+    if source.bad_rows == "drop":
+        changes += ", bad rows dropped"
+    kept = "for ever" if source.ttl_ms is None else f"{_duration(source.ttl_ms)} after the last write"
+    return [
+        f"  input       {source.name}: {changes}; {len(source.schema.names)} columns",
+        f"              kept as {layout}, {kept}",
+    ]
+
+
+def _duration(ms: int) -> str:
+    for unit, size in (("day", 86_400_000), ("hour", 3_600_000), ("minute", 60_000), ("second", 1000)):
+        if ms % size == 0:
+            return f"{ms // size} {unit}{'s' if ms != size else ''}"
+    return f"{ms} ms"

@@ -1,0 +1,253 @@
+"""The directory in the driver: which state server owns which partition; it starts and restarts them.
+
+One per Spark application. A server is a child process on this machine: one per GPU where GPUs are,
+one per core otherwise. It is gone with the application.
+"""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import hmac
+import json
+import logging
+import socketserver
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar, Final, cast
+
+from gpu_ops.errors import DescriptionError, GpuJoinError, NotBuiltError, StateError
+from gpu_ops.spark.exchange import Address
+from gpu_ops.spark.process import Pool, Servers
+
+_log = logging.getLogger(__name__)
+
+_SWEEP_S: Final = 5.0
+_LONGEST_REQUEST: Final = 1 << 16
+
+
+@dataclasses.dataclass
+class _Known:
+    """A join that some query runs."""
+
+    query_id: str
+    run_id: str
+    state: str | None
+    seen: float
+    evaluations: dict[int, str] = dataclasses.field(default_factory=dict)
+    """By task attempt, of the last micro-batch."""
+    batch_id: int = -1
+    servers: set[tuple[str, int]] = dataclasses.field(default_factory=set)
+
+
+class Directory:
+    """Answers "who owns partition p of join j?" on the loopback interface, to callers with the token.
+
+    Args:
+        servers: starts and restarts state servers.
+    """
+
+    _of_application: ClassVar[dict[str, Directory]] = {}
+    _guard: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, servers: Servers) -> None:
+        self._servers = servers
+        self._joins: dict[str, _Known] = {}
+        self._lock = threading.Lock()
+        self._sessions: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._closing = threading.Event()
+        self._context: Any = None
+        self._listener = _Listener(("127.0.0.1", 0), _Handler)
+        self._listener.directory = self
+        threading.Thread(target=self._listener.serve_forever, name="gpu-join-directory", daemon=True).start()
+        threading.Thread(target=self._sweep, name="gpu-join-sweep", daemon=True).start()
+        atexit.register(self.close)
+
+    @classmethod
+    def of(cls, session: Any) -> Directory:
+        """The directory of a session's application; made when first asked for.
+
+        Raises:
+            NotBuiltError: executors on other machines, which cannot reach the driver's servers.
+        """
+        context = session.sparkContext
+        master = str(context.master)
+        if not master.startswith(("local[", "local-cluster[")) and master != "local":
+            raise NotBuiltError(f"state servers on a cluster ({master}) are not built yet; local[*] is")
+        with cls._guard:
+            for application, old in list(cls._of_application.items()):
+                if application != context.applicationId and old.stopped:
+                    del cls._of_application[application]
+                    old.close()
+            found = cls._of_application.get(context.applicationId)
+            if found is None:
+                found = cls(Servers.for_cores(int(context.defaultParallelism)))
+                found._context = context
+                cls._of_application[context.applicationId] = found
+            found._sessions.add(session)
+            return found
+
+    @property
+    def address(self) -> Address:
+        """What a task needs to ask; it travels with the plan."""
+        host, port = cast("tuple[str, int]", self._listener.server_address)
+        return Address(host, port, self._servers.token)
+
+    @property
+    def servers(self) -> Servers:
+        """The state servers."""
+        return self._servers
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the application is over."""
+        return self._context is not None and self._context._jsc is None
+
+    def state_in_use(self, state: str) -> str | None:
+        """The id of the running query that uses a state folder, or None."""
+        wanted, active = folder(state), self._active_runs()
+        with self._lock:
+            users = [k for k in self._joins.values() if k.state is not None and folder(k.state) == wanted]
+        return next((k.query_id for k in users if k.run_id in active), None)
+
+    def locate(self, request: Mapping[str, Any]) -> dict[str, str]:
+        """The server of a partition.
+
+        Args:
+            request: join_id, query_id, run_id, batch_id, state, backend, partition; attempt: of the
+                task; evaluation: anew each time it runs the join; failed: the location that did not
+                answer, or None.
+
+        Returns:
+            location and token.
+
+        Raises:
+            StateError: another join uses the state folder, or no server can be started.
+            DescriptionError: one task runs several partitions.
+        """
+        pool = self._servers.pool(str(request["backend"]))
+        index = int(request["partition"]) % len(pool)
+        self._claim(request, pool, index)
+        return {"location": pool.location(index, failed=request.get("failed")), "token": self._servers.token}
+
+    def close(self) -> None:
+        """Ends the servers and stops answering."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        atexit.unregister(self.close)
+        self._listener.shutdown()
+        self._listener.server_close()
+        self._servers.close()
+
+    def _claim(self, request: Mapping[str, Any], pool: Pool, index: int) -> None:
+        join_id, state, run_id = str(request["join_id"]), request["state"], str(request["run_id"])
+        with self._lock:
+            known = self._joins.get(join_id)
+            other = None
+            if known is None and state is not None:
+                # Two joins over one folder would take turns in overwriting each other's records.
+                wanted = folder(str(state))
+                other = next(
+                    (j for j, k in self._joins.items() if k.state and folder(k.state) == wanted), None
+                )
+            if known is None and other is None:
+                known = self._joins[join_id] = _Known(str(request["query_id"]), run_id, state, 0.0)
+            if known is not None:
+                known.run_id, known.seen = run_id, time.monotonic()
+                known.servers.add((pool.kind, index))
+                self._check_evaluation(known, request)
+                return
+            user = self._joins[str(other)]
+        if user.run_id in (run_id, *self._active_runs()):
+            raise StateError(
+                f"state folder {state} is in use by another join of query {user.query_id}; "
+                "a state folder belongs to one join: give each its own"
+            )
+        self._release(str(other))
+        self._claim(request, pool, index)
+
+    @staticmethod
+    def _check_evaluation(known: _Known, request: Mapping[str, Any]) -> None:
+        """A coalesced task cannot tell which of its partitions it is in when one has no rows."""
+        if known.batch_id != request["batch_id"]:
+            known.batch_id, known.evaluations = int(request["batch_id"]), {}
+        first = known.evaluations.setdefault(int(request["attempt"]), str(request["evaluation"]))
+        if first != request["evaluation"]:
+            raise DescriptionError(
+                "one task computes several partitions of the join: use repartition() instead of coalesce() "
+                "on a changelog"
+            )
+
+    def _active_runs(self) -> set[str]:
+        return {str(query.runId) for session in list(self._sessions) for query in session.streams.active}
+
+    def _release(self, join_id: str) -> None:
+        """Lets the servers drop what they hold of a join whose query is over."""
+        with self._lock:
+            known = self._joins.pop(join_id, None)
+        for kind, index in sorted(known.servers) if known is not None else ():
+            self._servers.pool(kind).release(index, join_id)
+
+    def _sweep(self) -> None:
+        """Ends with the application; meanwhile forgets the joins of queries that are over."""
+        while not self._closing.wait(_SWEEP_S):
+            if self.stopped:
+                self.close()
+                return
+            now = time.monotonic()
+            with self._lock:
+                idle = {j: k.run_id for j, k in self._joins.items() if now - k.seen > _SWEEP_S}
+            if not idle or self._context is None:
+                continue
+            try:
+                active = self._active_runs()
+                for join_id, run_id in idle.items():
+                    if run_id not in active:
+                        self._release(join_id)
+            except Exception as error:  # the JVM may be going away at any moment
+                _log.debug("sweep: %s", error)
+
+
+class _Listener(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+    request_queue_size = 128
+    directory: Directory
+
+
+class _Handler(socketserver.StreamRequestHandler):
+    timeout = 10
+
+    def handle(self) -> None:
+        directory = cast("_Listener", self.server).directory
+        try:
+            request = json.loads(self.rfile.readline(_LONGEST_REQUEST))
+            token = str(request["token"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return
+        if not hmac.compare_digest(token.encode(), directory.servers.token.encode()):
+            _log.warning("refused a call without this application's token")
+            return
+        try:
+            answer: dict[str, Any] = directory.locate(request)
+        except GpuJoinError as error:
+            answer = {"error": {"type": type(error).__name__, "message": str(error)}}
+        except Exception as error:
+            _log.exception("the directory failed")
+            answer = {"error": {"type": type(error).__name__, "message": str(error)}}
+        try:
+            self.wfile.write(json.dumps(answer).encode() + b"\n")
+        except OSError as error:
+            _log.debug("a task went away: %s", error)
+
+
+def folder(location: str) -> str:
+    """A state folder in one spelling."""
+    text = location.removeprefix("file://") if location.startswith("file:///") else location
+    if "://" in text:
+        scheme, _, rest = text.partition("://")
+        return f"{scheme}://{PurePosixPath(rest)}"
+    return str(Path(text).expanduser().absolute())

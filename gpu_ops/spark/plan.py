@@ -1,0 +1,238 @@
+"""The streaming plan of a join: lanes, union, repartition, mapInArrow, observe, filter."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import sys
+import uuid
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql import types as st
+
+from gpu_ops.changelog import ROW_KIND_COLUMN
+from gpu_ops.errors import DescriptionError
+from gpu_ops.joins import Join
+from gpu_ops.spark.client import Task
+from gpu_ops.spark.datatypes import arrow_type, spark_type
+from gpu_ops.spark.directory import Directory
+from gpu_ops.spark.lanes import Lane, arrived, assign_lanes, distribution, quoted, to_lanes
+from gpu_ops.spark.metrics import METRICS_COLUMN, METRICS_TYPE, observed
+from gpu_ops.spark.process import PACKAGE_ROOT
+
+MARK: Final = "gpu_ops.changelog"
+"""Key in the metadata of a changelog's row-kind column; its value is the join's name."""
+
+_FUNCTION: Final = "gpu_join"
+_FUNCTION_NAME: Final = re.compile(_FUNCTION + r"_([0-9a-f]{12})\b")
+
+
+@dataclasses.dataclass(frozen=True)
+class JoinPlan:
+    """A join as it was put into a Spark plan.
+
+    Attributes:
+        plan_id: 12 hexadecimal digits; in Spark's plans the function is called ``gpu_join_<plan_id>``.
+        name: of its metrics.
+        join: what is joined.
+        state: the state folder, or None.
+        backend: what was asked for.
+        partitions: how many.
+        partitions_reason: why as many.
+        lanes: how the columns travel.
+        stamped: whether rows carry a stamp, because a shuffle may reorder them.
+        application: Spark's id of the application.
+    """
+
+    plan_id: str
+    name: str
+    join: Join
+    state: str | None
+    backend: str
+    partitions: int
+    partitions_reason: str
+    lanes: tuple[Lane, ...]
+    stamped: bool
+    application: str
+
+
+_MAPS: Final = {"MapInArrow", "PythonMapInArrow", "MapInPandas"}
+_NARROW: Final = {
+    "Project", "Filter", "SubqueryAlias", "CollectMetrics", "EventTimeWatermark", "Generate", "Expand",
+    "Sample", "ResolvedHint", "UnresolvedHint", "View", "TypedFilter", "MapElements", "MapPartitions",
+    "SerializeFromObject", "DeserializeToObject", "WithCTE",
+}  # fmt: skip
+"""Logical nodes whose partitions are their child's."""
+
+_plans: dict[str, JoinPlan] = {}
+
+
+def plans_of(df: DataFrame) -> list[JoinPlan]:
+    """The joins of this pack that a DataFrame is made of, the nearest first."""
+    # Found by the function's name in the plan, so filters and projections on top do no harm.
+    text = df._jdf.queryExecution().logical().toString()
+    found = dict.fromkeys(_FUNCTION_NAME.findall(text))
+    return [_plans[plan_id] for plan_id in found if plan_id in _plans]
+
+
+def build(
+    join: Join,
+    left: DataFrame,
+    right: DataFrame,
+    *,
+    name: str,
+    state: str | None,
+    backend: str,
+    partitions: int,
+    partitions_reason: str,
+) -> DataFrame:
+    """The changelog of a join as a streaming DataFrame.
+
+    Args:
+        join: the description; its inputs' columns are the DataFrames'.
+        left: the left input, row-kind column included.
+        right: the right input.
+        name: of the metrics, unique in the query.
+        state: the state folder, or None.
+        backend: ``"auto"``, ``"cpu"`` or ``"gpu"``.
+        partitions: how many.
+        partitions_reason: for `explain`.
+    """
+    session = left.sparkSession
+    lanes = assign_lanes(join, left.schema, right.schema)
+    stamped = shuffle_reorders(session)
+    plan = JoinPlan(
+        plan_id=uuid.uuid4().hex[:12],
+        name=name,
+        join=join,
+        state=state,
+        backend=backend,
+        partitions=partitions,
+        partitions_reason=partitions_reason,
+        lanes=tuple(lanes),
+        stamped=stamped,
+        application=session.sparkContext.applicationId,
+    )
+    directory = Directory.of(session)
+    make_importable(session)
+    task = Task(
+        f"{_FUNCTION}_{plan.plan_id}", _command(plan), directory.address, _wire(lanes), join.output_schema,
+        stamped=stamped,
+    )  # fmt: skip
+    sides = [to_lanes(df, side, lanes, stamped=stamped) for side, df in enumerate((left, right))]
+    first = union_order(open_tasks(left), open_tasks(right))
+    shuffled = sides[first].unionAll(sides[1 - first]).repartition(partitions, *distribution(join, lanes))
+    rows = arrived(shuffled).mapInArrow(task, _output(join, left.schema, right.schema))
+    measured = rows.observe(name, *observed()).filter(f.isnull(METRICS_COLUMN))
+    _plans[plan.plan_id] = plan
+    kind = f.col(ROW_KIND_COLUMN).alias(ROW_KIND_COLUMN, metadata={MARK: name})
+    return measured.select(kind, *(quoted(c.name) for c in join.output))
+
+
+def open_tasks(df: DataFrame) -> list[int | None]:
+    """What the stage that ends in a DataFrame consists of, in the order of its tasks.
+
+    Returns:
+        For each part of a union the number of partitions of a join of this pack, or None for anything
+        else, which has a number of tasks that nobody knows yet.
+    """
+    return _open_tasks(df._jdf.queryExecution().analyzed())
+
+
+def _open_tasks(node: Any) -> list[int | None]:
+    name = str(node.nodeName())
+    if name == "Union":
+        children = node.children()
+        return [part for place in range(children.length()) for part in _open_tasks(children.apply(place))]
+    if name in _MAPS:
+        found = _FUNCTION_NAME.search(str(node.simpleString(100)))
+        if found is not None and found.group(1) in _plans:
+            return [_plans[found.group(1)].partitions]
+    if name in _NARROW or name in _MAPS:
+        return _open_tasks(node.children().head())
+    return [None]
+
+
+def union_order(left: list[int | None], right: list[int | None]) -> int:
+    """Which side comes first, 0 or 1, so that every join begins at a multiple of its partitions.
+
+    Args:
+        left: `open_tasks` of the left input.
+        right: of the right input.
+
+    Raises:
+        DescriptionError: neither.
+    """
+    for first, parts in ((0, left + right), (1, right + left)):
+        begin: int | None = 0
+        for part in parts:
+            if part is not None and (begin is None or begin % part):
+                break
+            begin = None if part is None or begin is None else begin + part
+        else:
+            return first
+    raise DescriptionError(
+        "the joins that feed this one cannot be numbered through: give them the same partitions=, "
+        "and put changelogs first in a union"
+    )
+
+
+def shuffle_reorders(session: SparkSession) -> bool:
+    """Whether the shuffle may mix up the rows of one source partition.
+
+    Spark's own keeps them in order; the hash partitioning of the RAPIDS plugin promises none.
+    """
+    plugins = session.sparkContext.getConf().get("spark.plugins", "") or ""
+    enabled = session.conf.get("spark.rapids.sql.enabled", "true")
+    return "com.nvidia.spark.SQLPlugin" in plugins and str(enabled).lower() != "false"
+
+
+def make_importable(session: SparkSession) -> None:
+    """Lets Python workers run this interpreter and find this pack, as far as that can be done late."""
+    context = session.sparkContext
+    if not os.environ.get("PYSPARK_PYTHON") and not context.getConf().contains("spark.pyspark.python"):
+        context.pythonExec = sys.executable
+    if "site-packages" not in PACKAGE_ROOT:
+        known = [*context.environment.get("PYTHONPATH", "").split(os.pathsep)]
+        if PACKAGE_ROOT not in known:
+            context.environment["PYTHONPATH"] = os.pathsep.join([PACKAGE_ROOT, *filter(None, known)])
+
+
+def _command(plan: JoinPlan) -> dict[str, Any]:
+    """The exchange's command, without what only a task knows."""
+    return {
+        "op": "apply",
+        "join_id": plan.plan_id,
+        "state": plan.state,
+        "description": plan.join.to_json(),
+        "partitions": plan.partitions,
+        "backend": plan.backend,
+        "wire": {
+            "side": "__side",
+            "order": "__order",
+            "lanes": [[x.left, x.right, x.name] for x in plan.lanes],
+        },
+        "options": {},
+    }
+
+
+def _wire(lanes: list[Lane]) -> pa.Schema:
+    fixed = [pa.field("__side", pa.int8()), pa.field("__order", pa.int64())]
+    return pa.schema([*fixed, *(pa.field(x.name, arrow_type(x.type)) for x in lanes)])
+
+
+def _output(join: Join, left: st.StructType, right: st.StructType) -> st.StructType:
+    """The Spark schema of the changelog and the hidden metrics."""
+    fields = [st.StructField(ROW_KIND_COLUMN, st.StringType(), False)]
+    schemas = left, right
+    for column in join.output:
+        # A coalesced key is side 2: either side's type will do if it is the common one.
+        candidates = [s[n].dataType for s in schemas for n in (column.column, column.other) if n in s.names]
+        own = [] if column.side == 2 else [schemas[column.side][column.column].dataType]
+        fields.append(st.StructField(column.name, spark_type(column.type, *own, *candidates)))
+    fields.append(st.StructField(METRICS_COLUMN, spark_type(METRICS_TYPE)))
+    return st.StructType(fields)

@@ -1,0 +1,89 @@
+"""From what a state folder holds to a version of a partition: what is needed, and when it is refused."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpu_ops.errors import StateError
+from gpu_ops.state.durable import PartitionLog, Stored
+
+MIN_RECORDS: Final = 16
+"""No snapshot before this many records."""
+
+RECORD_COST: Final = 256 << 10
+"""Bytes a record counts for at least: to open and replay a small one takes as long as to read these."""
+
+_ANEW: Final = "start the query afresh with a new folder and a new checkpoint"
+
+
+def memory_refused(who: str, held: str, batch_id: int) -> StateError:
+    """The error for a micro-batch that does not follow a state kept in memory only."""
+    return StateError(
+        f"{who}: state= was not given, so the state lives in this server's memory only, which holds {held}; "
+        f"batch {batch_id} does not follow. A restart is refused instead of answering wrongly: "
+        "start the query afresh with a new checkpoint, and give state= to be able to resume"
+    )
+
+
+def nothing_stored(who: str, where: str, batch_id: int) -> StateError:
+    """The error for a micro-batch after the first when there is no state."""
+    return StateError(
+        f"{who}: nothing is stored in {where}, and Spark asks for batch {batch_id}. The state of the batches "
+        "before it is gone, or state= names another folder than it did: give that folder, or "
+        "start the query afresh with a new checkpoint"
+    )
+
+
+def newest_snapshot(who: str, batch_id: int, log: PartitionLog, stored: Stored) -> int:
+    """The snapshot (0 for none) from which version ``batch_id`` can be built; all records since are there.
+
+    Args:
+        who: the partition, for errors.
+        batch_id: the micro-batch that is to be applied next.
+        log: the partition's files.
+        stored: what they are.
+
+    Raises:
+        StateError: the folder is ahead, behind, empty or has a gap.
+    """
+    asked = f"Spark asks for batch {batch_id}"
+    last = max([*stored.records, *(version - 1 for version in stored.snapshots)], default=-1)
+    if last > batch_id:
+        raise StateError(
+            f"{who}: the state folder is at batch {last}, {asked}: the checkpoint is older than the state. "
+            f"Restart from the checkpoint that belongs to this folder, or {_ANEW}"
+        )
+    if last < 0 and batch_id > 0:
+        raise nothing_stored(who, log.name, batch_id)
+    base = max((version for version in stored.snapshots if version <= batch_id), default=0)
+    missing = next((b for b in range(base, batch_id) if b not in stored.records), None)
+    if missing is None:
+        return base
+    if missing > last:
+        raise StateError(
+            f"{who}: the state folder ends with batch {last}, {asked}: it is older than the checkpoint. "
+            f"Restore the folder that belongs to it, or {_ANEW}"
+        )
+    raise StateError(
+        f"{who}: {log.record_name(missing)} is missing, {asked}. "
+        f"Restore the state folder from a backup, or {_ANEW}"
+    )
+
+
+def snapshot_due(stored: Stored, partition: int, every: int | None) -> bool:
+    """Whether the log has grown as large as the last snapshot.
+
+    So each stored byte of state is written again only after as many bytes of changes.
+
+    Args:
+        stored: the records since the last snapshot, and that snapshot.
+        partition: partitions grow alike; their numbers keep them from all writing in one micro-batch.
+        every: this many records instead, if given.
+    """
+    records = stored.records.values()
+    if every is not None:
+        return len(records) >= every
+    if len(records) < MIN_RECORDS + partition % MIN_RECORDS:
+        return False
+    cost = sum(max(size, RECORD_COST) for size in records)
+    return cost >= max(stored.snapshots.values(), default=0)

@@ -1,0 +1,139 @@
+"""What a user says about a streaming DataFrame, and the input of a join it becomes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import types as st
+
+from gpu_ops.changelog import ROW_KIND_COLUMN
+from gpu_ops.errors import DescriptionError, NotBuiltError
+from gpu_ops.joins import BadRows, Input, Key, Updates, parse_duration
+from gpu_ops.spark.datatypes import arrow_schema
+from gpu_ops.spark.plan import MARK
+
+
+@dataclasses.dataclass(frozen=True)
+class Stream:
+    """A streaming DataFrame as one input of a join; `stream` makes it."""
+
+    df: DataFrame
+    unique_key: tuple[str, ...] | None = None
+    row_kind: str | None = None
+    sequence_by: str | None = None
+    ttl_ms: int | None = None
+    name: str | None = None
+    updates: Updates = "upsert"
+    bad_rows: BadRows = "fail"
+
+
+def stream(
+    df: DataFrame,
+    *,
+    unique_key: str | Sequence[str] | None = None,
+    row_kind: str | None = None,
+    sequence_by: str | None = None,
+    ttl: str | int | None = None,
+    name: str | None = None,
+    updates: Updates = "upsert",
+    bad_rows: BadRows = "fail",
+) -> Stream:
+    """Says about a streaming DataFrame what its schema does not.
+
+    Args:
+        df: a streaming DataFrame.
+        unique_key: columns that identify a row among the live ones.
+        row_kind: a string column with row kinds (Flink's ``+I -U +U -D``, Debezium's ``op``, Delta's
+            ``_change_type``); without one the input is insert-only, a changelog of this pack excepted.
+        sequence_by: a column that orders the changes of a micro-batch; by default the order within each
+            source partition is kept.
+        ttl: how long after its last write a row is kept: ``"7 days"``, or milliseconds.
+        name: how SQL text and errors call it; by default ``left`` or ``right``.
+        updates: ``"upsert"`` or ``"retract"``: whether an update's old row may be missing.
+        bad_rows: ``"fail"`` or ``"drop"``.
+
+    Raises:
+        DescriptionError: no such column, or no such option.
+    """
+    if not hasattr(df, "sparkSession"):
+        raise DescriptionError(f"stream() takes a DataFrame, not {type(df).__name__}")
+    _refuse_connect(df)
+    keys = None if unique_key is None else (unique_key,) if isinstance(unique_key, str) else tuple(unique_key)
+    label = name or "stream"
+    return Stream(
+        df=df,
+        unique_key=None if keys is None else tuple(_resolve(df, k, label, "unique_key") for k in keys),
+        row_kind=None if row_kind is None else _resolve(df, row_kind, label, "row_kind"),
+        sequence_by=None if sequence_by is None else _resolve(df, sequence_by, label, "sequence_by"),
+        ttl_ms=None if ttl is None else parse_duration(ttl),
+        name=name,
+        updates=updates,
+        bad_rows=bad_rows,
+    )
+
+
+def as_stream(side: DataFrame | Stream, which: str) -> Stream:
+    if isinstance(side, Stream):
+        return side
+    if not hasattr(side, "sparkSession"):
+        found = type(side).__name__
+        raise DescriptionError(f"the {which} input is a DataFrame or a stream(...), not {found}")
+    _refuse_connect(side)
+    return Stream(side)
+
+
+def as_input(side: Stream, default: str) -> Input:
+    name, row_kind, schema = side.name or default, side.row_kind, side.df.schema
+    if row_kind is None and is_changelog(side.df):
+        row_kind = ROW_KIND_COLUMN
+    if row_kind is not None and not isinstance(schema[row_kind].dataType, st.StringType):
+        found = schema[row_kind].dataType.simpleString()
+        raise DescriptionError(f"input '{name}': row kinds are strings, column {row_kind!r} is {found}")
+    return Input(
+        name=name,
+        schema=arrow_schema(schema, name, without=row_kind),
+        unique_key=side.unique_key,
+        row_kind=row_kind,
+        sequence_by=side.sequence_by,
+        ttl_ms=side.ttl_ms,
+        updates=side.updates,
+        bad_rows=side.bad_rows,
+    )
+
+
+def is_changelog(df: DataFrame) -> bool:
+    """Whether a DataFrame still has the row kinds that a join of this pack gave it."""
+    return any(x.name == ROW_KIND_COLUMN and MARK in (x.metadata or {}) for x in df.schema.fields)
+
+
+def _refuse_connect(df: Any) -> None:
+    if any(cls.__module__.startswith("pyspark.sql.connect") for cls in type(df).__mro__):
+        raise NotBuiltError(
+            "Spark Connect sessions are not built yet: a join needs the driver's own process. "
+            "Use a classic session (SparkSession.builder.master(...))"
+        )
+
+
+def _resolve(df: DataFrame, column: str, name: str, what: str) -> str:
+    """A column's own spelling; Spark does not tell case apart unless told to."""
+    found = _spelling(df, column)
+    if found is None:
+        raise DescriptionError(f"input '{name}': {what} names {column!r}; there are {', '.join(df.columns)}")
+    return found
+
+
+def _spelling(df: DataFrame, column: str) -> str | None:
+    if column in df.columns:
+        return column
+    if str(df.sparkSession.conf.get("spark.sql.caseSensitive")).lower() == "true":
+        return None
+    return next((c for c in df.columns if c.lower() == column.lower()), None)
+
+
+def resolve_key(key: Key, sides: tuple[Stream, Stream]) -> Key:
+    left = _spelling(sides[0].df, key.left) or key.left
+    right = _spelling(sides[1].df, key.right) or key.right
+    return Key(left, right, key.null_safe, key.using)

@@ -1,0 +1,239 @@
+"""Files that are whole or absent: durable, atomic writes on the file systems of ``pyarrow.fs``."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import uuid
+from collections.abc import Callable, Iterable
+from typing import IO, Final
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from gpu_ops.errors import StateError
+
+TEMPORARY: Final = ".tmp"
+"""Ends the name of a file that is being written; such a file is never read."""
+
+Stamp = tuple[int, int]
+"""Size in bytes and modification time in nanoseconds: changes when a file is written again."""
+
+
+class Files:
+    """The files under one folder.
+
+    A local file is written under another name, synced, and renamed; HDFS renames too. Object stores
+    show an object only when its upload is complete.
+
+    Args:
+        filesystem: where.
+        root: the folder, as the file system writes it.
+        location: the folder as the user wrote it, for errors.
+    """
+
+    def __init__(self, filesystem: pafs.FileSystem, root: str, location: str | None = None) -> None:
+        self.filesystem, self.root = filesystem, root.rstrip("/")
+        self.location = (location or self.root).rstrip("/")
+        self.local = isinstance(filesystem, pafs.LocalFileSystem)
+        self._renames = filesystem.type_name == "hdfs"
+        self._has_folders = filesystem.type_name not in ("s3", "gcs", "abfs")
+        self._made: set[str] = set()
+
+    @classmethod
+    def at(cls, location: str) -> Files:
+        """The folder a user names.
+
+        Args:
+            location: a local path, or a URI: ``file://``, ``hdfs://``, ``s3://``, ``gs://`` and
+                whatever else ``pyarrow.fs.FileSystem.from_uri`` knows.
+
+        Raises:
+            StateError: no such file system here.
+        """
+        if "://" not in location:
+            return cls(pafs.LocalFileSystem(), os.path.abspath(os.path.expanduser(location)), location)
+        try:
+            filesystem, root = pafs.FileSystem.from_uri(location)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise StateError(
+                f"state='{location}' cannot be opened: {error}. "
+                "A state folder is a local path or a file://, hdfs://, s3:// or gs:// URI"
+            ) from error
+        return cls(filesystem, root, location)
+
+    def name(self, path: str) -> str:
+        """A file as errors call it."""
+        return f"{self.location}/{path}"
+
+    def write(self, path: str, produce: Callable[[IO[bytes]], object]) -> int:
+        """Writes a file; it is durable when this returns, and untouched when it fails.
+
+        Args:
+            path: below the folder. An existing file is replaced.
+            produce: writes the content into the binary file it is given.
+
+        Returns:
+            The size in bytes.
+
+        Raises:
+            StateError: it cannot be written.
+        """
+        try:
+            if self.local:
+                return self._write_local(path, produce)
+            # Nothing is uploaded before everything is there: Arrow completes an upload even when a
+            # stream is dropped half-way, and the object that was there before would be lost.
+            content = io.BytesIO()
+            produce(content)
+            target = f"{self.root}/{path}"
+            if self._renames:
+                target += f".{uuid.uuid4().hex}{TEMPORARY}"
+            if self._has_folders:
+                self.filesystem.create_dir(os.path.dirname(target), recursive=True)
+            with self.filesystem.open_output_stream(target, compression=None) as stream:
+                stream.write(content.getbuffer())
+            if self._renames:
+                self._move_over(target, f"{self.root}/{path}")
+            return content.tell()
+        except (OSError, pa.ArrowException) as error:
+            raise StateError(f"cannot write {self.name(path)}: {error}") from error
+
+    def create(self, path: str, content: bytes) -> bool:
+        """Writes a file unless it is there already.
+
+        On local file systems one of several concurrent callers wins and all see the winner's content.
+        Elsewhere the last one wins.
+
+        Returns:
+            Whether it was written.
+
+        Raises:
+            StateError: it cannot be written.
+        """
+        if self.stamp(path) is not None:
+            return False
+        if not self.local:
+            self.write(path, lambda file: file.write(content))
+            return True
+        temporary, target = f"{path}.{uuid.uuid4().hex}{TEMPORARY}", os.path.join(self.root, path)
+        self.write(temporary, lambda file: file.write(content))
+        try:
+            os.link(os.path.join(self.root, temporary), target)
+        except FileExistsError:
+            return False
+        except OSError:
+            # A file system without hard links: two that race here replace like with like.
+            os.replace(os.path.join(self.root, temporary), target)
+        finally:
+            self.delete([temporary])
+        _sync_folder(os.path.dirname(target))
+        return True
+
+    def read(self, path: str) -> pa.Buffer | None:
+        """A file's content, mapped into memory where it is local; None when there is none.
+
+        Raises:
+            StateError: it cannot be read.
+        """
+        target = f"{self.root}/{path}"
+        try:
+            if self.local:
+                if os.path.getsize(target) == 0:
+                    return pa.py_buffer(b"")
+                return pa.memory_map(target).read_buffer()
+            with self.filesystem.open_input_file(target) as file:
+                return file.read_buffer()
+        except FileNotFoundError:
+            return None
+        except (OSError, pa.ArrowException) as error:
+            raise StateError(f"cannot read {self.name(path)}: {error}") from error
+
+    def sizes(self, path: str) -> dict[str, int]:
+        """Names of the files in a folder, with their sizes in bytes; none when there is no such folder.
+
+        Raises:
+            StateError: it cannot be listed.
+        """
+        try:
+            selector = pafs.FileSelector(f"{self.root}/{path}" if path else self.root, allow_not_found=True)
+            found = self.filesystem.get_file_info(selector)
+        except (OSError, pa.ArrowException) as error:
+            raise StateError(f"cannot list {self.name(path)}: {error}") from error
+        return {info.base_name: info.size for info in found if info.type == pafs.FileType.File}
+
+    def folders(self, path: str) -> list[str]:
+        """Names of the folders in a folder."""
+        selector = pafs.FileSelector(f"{self.root}/{path}", allow_not_found=True)
+        found = self.filesystem.get_file_info(selector)
+        return [info.base_name for info in found if info.type == pafs.FileType.Directory]
+
+    def stamp(self, path: str) -> Stamp | None:
+        """Size and time of a file, or None when there is none.
+
+        Raises:
+            StateError: the file system does not answer.
+        """
+        try:
+            info = self.filesystem.get_file_info(f"{self.root}/{path}")
+        except (OSError, pa.ArrowException) as error:
+            raise StateError(f"cannot look up {self.name(path)}: {error}") from error
+        return None if info.type == pafs.FileType.NotFound else (info.size, info.mtime_ns or 0)
+
+    def delete(self, paths: Iterable[str]) -> None:
+        """Deletes files; those that are gone already are no error."""
+        for path in paths:
+            with contextlib.suppress(FileNotFoundError):
+                self.filesystem.delete_file(f"{self.root}/{path}")
+
+    def _write_local(self, path: str, produce: Callable[[IO[bytes]], object]) -> int:
+        target = os.path.join(self.root, path)
+        folder = os.path.dirname(target)
+        if folder not in self._made:
+            _make_folders(folder)
+            self._made.add(folder)
+        temporary = f"{target}.{uuid.uuid4().hex}{TEMPORARY}"
+        try:
+            with open(temporary, "xb") as file:
+                produce(file)
+                file.flush()
+                os.fsync(file.fileno())
+                size = file.tell()
+            os.replace(temporary, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+        _sync_folder(folder)
+        return size
+
+    def _move_over(self, source: str, target: str) -> None:
+        # HDFS refuses to rename onto a file.
+        if self.filesystem.get_file_info(target).type != pafs.FileType.NotFound:
+            self.filesystem.delete_file(target)
+        self.filesystem.move(source, target)
+
+
+def _make_folders(folder: str) -> None:
+    """Creates a folder and its parents; each new entry is synced into its parent."""
+    if os.path.isdir(folder):
+        return
+    parent = os.path.dirname(folder)
+    _make_folders(parent)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder)
+    _sync_folder(parent)
+
+
+def _sync_folder(folder: str) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def as_sink(file: object) -> pa.NativeFile:
+    """Something with ``write`` as Arrow writes to it."""
+    return pa.PythonFile(file, mode="w")

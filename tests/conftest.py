@@ -1,0 +1,66 @@
+"""Options, backends and hypothesis profiles of the whole test suite."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from oracle.drive import BACKENDS, Backend, gpu_status
+
+os.environ["TZ"] = "UTC"
+time.tzset()
+
+_QUIET = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture)
+settings.register_profile("default", deadline=None, max_examples=60, suppress_health_check=_QUIET)
+settings.register_profile("ci", parent=settings.get_profile("default"), derandomize=True, print_blob=True)
+settings.register_profile("soak", parent=settings.get_profile("default"), max_examples=3000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "default"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("gpu-join")
+    group.addoption(
+        "--cases",
+        default=str(Path(__file__).parent / "conformance" / "cases"),
+        metavar="DIR",
+        help="folder of golden cases (*.json) for tests/conformance",
+    )
+    group.addoption(
+        "--backends",
+        default=",".join(("cpu", "cpu-tiny", "gpu")),
+        metavar="NAMES",
+        help=f"comma-separated backends to test on, of {', '.join(BACKENDS)}",
+    )
+
+
+def backends(config: pytest.Config) -> list[Backend]:
+    """The backends asked for on the command line."""
+    names = [name.strip() for name in str(config.getoption("--backends")).split(",") if name.strip()]
+    unknown = [name for name in names if name not in BACKENDS]
+    if unknown or not names:
+        raise pytest.UsageError(f"--backends: {unknown or 'none'}; there are {', '.join(BACKENDS)}")
+    return [Backend(name) for name in names]
+
+
+def backend_param(
+    backend: Backend, *values: object, name: str = "", marks: Sequence[pytest.MarkDecorator] = ()
+) -> object:
+    """A parameter set for one backend: ``values`` first, marked (and skipped) where it needs a card."""
+    marks = list(marks)
+    if backend.gpu:
+        there, why = gpu_status()
+        marks += [pytest.mark.gpu, pytest.mark.skipif(not there, reason=f"no GPU: {why}")]
+    return pytest.param(*values, backend, id=name or backend.name, marks=marks)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run every test that takes ``backend`` on each of them; ``other_backend`` leaves the plain CPU out."""
+    if "other_backend" in metafunc.fixturenames:
+        others = [b for b in backends(metafunc.config) if b.name != "cpu"]
+        metafunc.parametrize("other_backend", [backend_param(b) for b in others])
+    if "backend" in metafunc.fixturenames and "case" not in metafunc.fixturenames:
+        metafunc.parametrize("backend", [backend_param(b) for b in backends(metafunc.config)])

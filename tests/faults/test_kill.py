@@ -1,0 +1,158 @@
+"""kill -9 of state servers, Python workers and the driver at random points: the folded sink is as if nothing was.
+
+The default run kills a few times; `make soak` kills 50 times (`GPU_JOIN_KILLS` says how often).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from benchmarks import changes
+
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+
+ROOT = Path(__file__).resolve().parents[2]
+PATTERNS = {
+    "server": "gpu_ops.spark.server",
+    "worker": "pyspark.daemon",
+    "driver": "tests.faults.job",
+    "jvm": "org.apache.spark.deploy.SparkSubmit",
+}
+
+
+def everything(started: set[int]) -> dict[int, str]:
+    """All processes that belong to a job, also those in sessions of their own."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                environment = (entry / "environ").read_bytes()
+                if f"GPU_JOIN_FAULT_TEST={os.getpid()}".encode() in environment.split(b"\0"):
+                    found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except (OSError, ProcessLookupError):
+                continue
+    return {pid: line for pid, line in found.items() if pid not in started}
+
+
+def kill_one(choice: random.Random, target: str) -> bool:
+    """kill -9 one process of this kind, if there is one."""
+    victims = [pid for pid, line in everything({os.getpid()}).items() if PATTERNS[target] in line]
+    if not victims:
+        return False
+    try:
+        os.kill(choice.choice(sorted(victims)), signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def run_killing(data: Path, work: Path, kills: int, seed: int) -> dict[str, int]:
+    """Run the job to its end, killing something now and then; how often what was killed."""
+    choice = random.Random(seed)
+    done = dict.fromkeys(PATTERNS, 0)
+    environment = os.environ | {"GPU_JOIN_FAULT_TEST": str(os.getpid()), "PYTHONPATH": str(ROOT)}
+    log = (work / "log.txt").open("a")
+    deadline = time.monotonic() + 300 + 60 * kills
+    while True:
+        job = subprocess.Popen(
+            [sys.executable, "-m", "tests.faults.job", str(data), str(work)],
+            cwd=ROOT, env=environment, stdout=log, stderr=log,
+        )  # fmt: skip
+        # kills before the query starts teach nothing
+        started, next_kill = work / "started", None
+        started.unlink(missing_ok=True)
+        while job.poll() is None:
+            time.sleep(0.05)
+            assert time.monotonic() < deadline, (work / "log.txt").read_text()[-4000:]
+            if next_kill is None and started.exists():
+                next_kill = time.monotonic() + choice.random() * 6
+            if sum(done.values()) < kills and next_kill is not None and time.monotonic() >= next_kill:
+                target = choice.choice(["server", "server", "worker", "worker", "driver", "jvm"])
+                done[target] += kill_one(choice, target)
+                next_kill = time.monotonic() + choice.random() * 5
+        # what the killed driver or JVM left behind ends by itself; do not run into it
+        until = time.monotonic() + 30
+        while everything({os.getpid()}) and time.monotonic() < until:
+            time.sleep(0.1)
+        left = everything({os.getpid()})
+        assert not any(PATTERNS["server"] in line for line in left.values()), f"state servers outlive: {left}"
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        if job.returncode == 0:
+            log.close()
+            return done
+
+
+def committed_files(sink: Path) -> list[str]:
+    """The data files that Spark's file sink has committed: those its metadata log lists, each once."""
+    files: dict[str, None] = {}
+    log = sink / "_spark_metadata"
+    for entry in sorted(log.iterdir()):
+        if entry.name.startswith("."):
+            continue
+        lines = entry.read_text().splitlines()[1:]
+        files |= {json.loads(line)["path"].removeprefix("file://"): None for line in lines}
+    return list(files)
+
+
+def check(data: Path, sink: Path) -> None:
+    """The folded sink equals DuckDB's left join of the folded inputs."""
+    con = duckdb.connect()
+    for name, schema in (("orders", changes.ORDERS), ("prices", changes.PRICES)):
+        columns = ", ".join(schema.names[1:])
+        types = {n: "VARCHAR" if str(t) == "string" else "DOUBLE" if str(t) == "double" else "BIGINT"
+                 for n, t in zip(schema.names, schema.types, strict=True)}  # fmt: skip
+        con.sql(
+            f"CREATE TABLE {name} AS SELECT {columns} FROM "
+            f"read_csv('{data}/{name}/*.csv', header=false, columns={types}) "
+            f"GROUP BY ALL HAVING sum(CASE WHEN op IN ('+I', '+U') THEN 1 ELSE -1 END) > 0"
+        )
+    con.sql(
+        "CREATE VIEW expected AS SELECT orders.*, price, source, 1 AS n FROM orders LEFT JOIN prices USING (order_id)"
+    )
+    con.sql(
+        "CREATE VIEW folded AS SELECT order_id, customer, amount, note, price, source, "
+        "sum(CASE WHEN row_kind IN ('+I', '+U') THEN 1 ELSE -1 END)::BIGINT AS n "
+        f"FROM read_parquet({committed_files(sink)}) GROUP BY ALL HAVING n <> 0"
+    )
+    expected, folded = (con.sql(f"SELECT count(*) FROM {v}").fetchall()[0][0] for v in ("expected", "folded"))
+    assert expected > 1000
+    difference = con.sql(
+        "(FROM expected EXCEPT ALL FROM folded) UNION ALL (FROM folded EXCEPT ALL FROM expected)"
+    )
+    rows = difference.fetchall()
+    assert folded == expected, f"{folded} rows folded, {expected} expected, differing {rows[:5]}"
+    assert not rows, rows[:5]
+
+
+def kill_test(tmp_path: Path, kills: int, seed: int) -> None:
+    data, work = tmp_path / "data", tmp_path / "work"
+    work.mkdir()
+    changes.write(changes.generate(20_000, seed=seed), data, files=max(12, 2 * kills))
+    done = run_killing(data, work, kills, seed)
+    print(f"killed: {done}")
+    assert sum(done.values()) >= min(kills, 1), "nothing was killed"
+    check(data, work / "sink")
+
+
+def test_a_few_kills(tmp_path):
+    kill_test(tmp_path, 3, seed=11)
+
+
+@pytest.mark.slow
+def test_many_kills(tmp_path):
+    total = int(os.environ.get("GPU_JOIN_KILLS", "50"))
+    for part in range(0, total, 10):
+        folder = tmp_path / str(part)
+        folder.mkdir()
+        kill_test(folder, min(10, total - part), seed=100 + part)

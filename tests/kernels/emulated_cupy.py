@@ -1,0 +1,176 @@
+"""A stand-in for cupy, cupyx and rmm on numpy, for machines without a card.
+
+It has only what the GPU backend uses, and refuses what cupy refuses although numpy would not: host arrays among
+device arrays, numpy functions on device arrays, 64-bit signed scatter-adds. As on the card, an element of an array is
+an array of no dimensions. What it cannot show is how the card behaves; the tests marked ``gpu`` do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import types
+from typing import Any
+
+import numpy as np
+
+HOST = np.ndarray
+
+
+def plain(value: Any) -> Any:
+    """Device arrays as numpy arrays, for numpy's own functions; host arrays are refused."""
+    if isinstance(value, ndarray):
+        return value.view(HOST)
+    if isinstance(value, HOST):
+        raise TypeError("Unsupported type <class 'numpy.ndarray'>: a host array among device arrays")
+    if isinstance(value, (list, tuple)):
+        return type(value)(plain(v) for v in value)
+    return value
+
+
+def wrapped(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(wrapped(v) for v in value)
+    return np.asarray(value).view(ndarray) if isinstance(value, (HOST, np.generic)) else value
+
+
+class ndarray(HOST):  # noqa: N801 - cupy's name
+    """A device array."""
+
+    def __new__(cls, shape: Any, dtype: Any, memptr: Any) -> ndarray:
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        memory = (ctypes.c_char * size).from_address(memptr.ptr)
+        made = np.frombuffer(memory, dtype).reshape(shape).view(cls)
+        made.owner = memptr
+        return made
+
+    def __array_finalize__(self, source: Any) -> None:
+        self.owner = getattr(source, "owner", None)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        own = self.__array_interface__
+        data = (own["data"][0] if self.size else 0, False)
+        return {"shape": self.shape, "typestr": own["typestr"], "data": data, "version": 3, "strides": None}
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **options: Any) -> Any:
+        if method == "accumulate":
+            raise TypeError(f"cupy.{ufunc.__name__} has no accumulate")
+        if out is not None:
+            options["out"] = plain(out)
+        with np.errstate(all="ignore"):
+            return wrapped(getattr(ufunc, method)(*plain(inputs), **options))
+
+    def __array_function__(self, function: Any, *_: Any) -> Any:
+        raise TypeError(f"numpy.{function.__name__} of a device array")
+
+    def __getitem__(self, index: Any) -> Any:
+        return wrapped(self.view(HOST)[plain(index)])
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.view(HOST)[plain(index)] = plain(value)
+
+    def sum(self, **options: Any) -> Any:
+        return wrapped(self.view(HOST).sum(**options))
+
+    def all(self) -> Any:
+        return wrapped(self.view(HOST).all())
+
+    def any(self) -> Any:
+        return wrapped(self.view(HOST).any())
+
+    def max(self) -> Any:
+        return wrapped(self.view(HOST).max())
+
+    def min(self) -> Any:
+        return wrapped(self.view(HOST).min())
+
+
+def _device(function: Any, **only: Any) -> Any:
+    def call(*args: Any, **options: Any) -> Any:
+        for name, allowed in only.items():
+            if options.get(name) not in allowed:
+                raise ValueError(f"cupy.{function.__name__} takes no {name}={options[name]!r}")
+        return wrapped(function(*plain(args), **{k: plain(v) for k, v in options.items()}))
+
+    return call
+
+
+_FUNCTIONS = (
+    "ascontiguousarray bincount broadcast_to concatenate cumsum flatnonzero repeat searchsorted tile unique where "
+    "zeros_like"
+).split()
+_CREATORS = "arange empty full ones zeros".split()
+_UFUNCS = "abs fmod isnan logical_or maximum minimum".split()
+
+
+def _scatter_add(target: Any, index: Any, values: Any) -> None:
+    if target.dtype not in (np.int32, np.uint32, np.uint64, np.float32, np.float64):
+        raise TypeError(f"scatter_add of {target.dtype} is not sure to be there: CUDA's atomicAdd has none")
+    if target.dtype != values.dtype:
+        raise TypeError("scatter_add of two types")
+    np.add.at(plain(target), plain(index), plain(values))
+
+
+class _Memory:
+    def __init__(self, ptr: int, size: int, owner: Any) -> None:
+        self.ptr, self.size, self.owner = ptr, size, owner
+
+
+class _Pointer:
+    def __init__(self, memory: _Memory, offset: int) -> None:
+        self.memory, self.ptr = memory, memory.ptr + offset
+
+
+def modules() -> dict[str, types.ModuleType]:
+    """The modules by name: cupy, cupyx, rmm and their parts."""
+    cupy, cupyx = types.ModuleType("cupy"), types.ModuleType("cupyx")
+    cupy.__dict__.update({name: _device(getattr(np, name)) for name in _FUNCTIONS})
+    cupy.__dict__.update({name: _device(getattr(np, name)) for name in _CREATORS})
+    cupy.__dict__.update({name: getattr(np, name) for name in _UFUNCS})
+    cupy.__dict__.update(
+        __version__="14.2.0",
+        ndarray=ndarray,
+        asarray=lambda values: np.array(values).view(ndarray),
+        array=lambda values: np.array(plain(values)).view(ndarray),
+        asnumpy=lambda values: np.array(values.view(HOST)),
+        sort=_device(np.sort, kind=(None, "stable")),
+        argsort=lambda values: wrapped(np.argsort(plain(values), kind="stable")),
+        clip=_device(np.clip),
+    )
+    cupyx.__dict__.update(scatter_add=_scatter_add)
+    state: dict[str, Any] = {"allocator": "cupy's own"}
+    cupy.__dict__["cuda"] = types.SimpleNamespace(
+        is_available=lambda: True,
+        get_current_stream=lambda: types.SimpleNamespace(ptr=0),
+        Device=lambda: types.SimpleNamespace(id=0),
+        UnownedMemory=_Memory,
+        MemoryPointer=_Pointer,
+        get_allocator=lambda: state["allocator"],
+        set_allocator=lambda allocator: state.update(allocator=allocator),
+        runtime=types.SimpleNamespace(deviceGetAttribute=lambda _attribute, _device: 1),
+    )
+    return {"cupy": cupy, "cupyx": cupyx, **_rmm()}
+
+
+class _Limiting:
+    def __init__(self, upstream: Any, limit: int) -> None:
+        self.upstream, self.limit = upstream, limit
+
+    def get_allocated_bytes(self) -> int:
+        return 0
+
+
+def _rmm() -> dict[str, types.ModuleType]:
+    names = ("rmm", "rmm.mr", "rmm.allocators", "rmm.allocators.cupy")
+    made = {name: types.ModuleType(name) for name in names}
+    state: dict[str, Any] = {"resource": "the first"}
+    made["rmm.mr"].__dict__.update(
+        get_current_device_resource=lambda: state["resource"],
+        set_current_device_resource=lambda resource: state.update(resource=resource),
+        CudaAsyncMemoryResource=lambda: "asynchronous",
+        LimitingResourceAdaptor=_Limiting,
+    )
+    made["rmm.allocators.cupy"].__dict__["rmm_cupy_allocator"] = lambda _bytes: None
+    made["rmm"].__dict__.update(mr=made["rmm.mr"], allocators=made["rmm.allocators"])
+    made["rmm.allocators"].__dict__["cupy"] = made["rmm.allocators.cupy"]
+    return made

@@ -1,0 +1,334 @@
+"""A stand-in for pylibcudf on pyarrow, for machines without a card.
+
+It has only the calls the GPU backend makes, with the arguments they have in pylibcudf 26.10, and does what libcudf's
+documentation and sources say: positions below zero count from the end, join results come in any order, what lies under
+a null is anything. `test_stubs` holds the calls against the real signatures.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import types
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kernels.emulated_cupy import ndarray, plain
+
+_RANDOM = np.random.default_rng(20)
+
+
+class TypeId(enum.IntEnum):
+    BOOL8 = 1
+    DECIMAL128 = 2
+
+
+class DataType:
+    def __init__(self, type_id: TypeId, scale: int = 0) -> None:
+        self.type_id, self.scale = type_id, scale
+
+
+class NullEquality(enum.IntEnum):
+    EQUAL = 0
+    UNEQUAL = 1
+
+
+class OutOfBoundsPolicy(enum.IntEnum):
+    NULLIFY = 0
+    DONT_CHECK = 1
+
+
+class BinaryOperator(enum.IntEnum):
+    EQUAL = 0
+    LESS = 1
+
+
+class Span:
+    """Bytes at an address; the owner keeps them there."""
+
+    def __init__(self, data: np.ndarray) -> None:
+        self._owner = data
+        self.ptr, self.size = (data.ctypes.data if data.nbytes else 0), data.nbytes
+
+
+def gpumemoryview(array: ndarray) -> Span:
+    assert isinstance(array, ndarray), "pylibcudf takes device memory only"
+    return Span(plain(array))
+
+
+def _holds(kind: pa.DataType) -> bool:
+    t = pa.types
+    if t.is_list(kind):
+        return _holds(kind.value_type)
+    if t.is_struct(kind):
+        return kind.num_fields > 0 and all(_holds(field.type) for field in kind)
+    simple = t.is_integer(kind) or t.is_boolean(kind) or t.is_decimal128(kind)
+    return simple or kind in (pa.float32(), pa.float64(), pa.string(), pa.large_string())
+
+
+class Column:
+    """A column: an Arrow array that begins at its buffers' start, or a slice of one."""
+
+    array: pa.Array
+    _offset = 0
+    _span: Span | None = None
+
+    def __init__(
+        self,
+        data_type: DataType,
+        size: int,
+        data: Span,
+        mask: Span | None,
+        null_count: int,
+        offset: int,
+        children: Iterable[Column],
+    ) -> None:
+        assert data_type.type_id is TypeId.DECIMAL128, "the only one that the backend makes this way"
+        assert data.size == 16 * size
+        assert (mask, null_count, offset, list(children)) == (None, 0, 0, [])
+        raw = np.array(data._owner).tobytes()
+        self.array = pa.Array.from_buffers(pa.decimal128(38, 0), size, [None, pa.py_buffer(raw)])
+
+    @classmethod
+    def of(cls, array: pa.Array) -> Column:
+        made = cls.__new__(cls)
+        made.array = _copied(array)
+        return made
+
+    @staticmethod
+    def from_arrow(obj: pa.Array) -> Column:
+        assert isinstance(obj, pa.Array)
+        if not _holds(obj.type):
+            raise TypeError(f"Unsupported type_id conversion to cudf: {obj.type}")
+        return Column.of(obj)
+
+    @classmethod
+    def from_cuda_array_interface(cls, obj: ndarray) -> Column:
+        assert isinstance(obj, ndarray), "not an array on the device"
+        assert obj.ndim == 1
+        assert obj.flags.c_contiguous
+        return cls.of(pa.array(np.array(plain(obj))))
+
+    def to_arrow(self) -> pa.Array:
+        return _copied(self.array)
+
+    def size(self) -> int:
+        return len(self.array)
+
+    def null_count(self) -> int:
+        return self.array.null_count
+
+    def offset(self) -> int:
+        return self._offset
+
+    def copy(self) -> Column:
+        return Column.of(self.array)
+
+    def data(self) -> Span:
+        assert self._offset == 0, "a slice was not copied"
+        if self._span is None:
+            self._span = Span(self._bytes())
+        return self._span
+
+    def _bytes(self) -> np.ndarray:
+        kind = self.array.type
+        if pa.types.is_boolean(kind):
+            data = pc.fill_null(self.array, True).to_numpy(zero_copy_only=False).astype(np.uint8)
+        else:
+            width = kind.bit_width // 8
+            buffer = self.array.buffers()[1]
+            data = np.zeros(len(self.array) * width, np.uint8)
+            if buffer is not None:
+                data[:] = np.frombuffer(buffer, np.uint8, count=data.size)
+            missing = ~_valid(self.array)
+            under = _RANDOM.integers(0, 256, (int(missing.sum()), width), np.uint8)
+            data.reshape(-1, width)[missing] = under
+        return data
+
+    def null_mask(self) -> Span | None:
+        if not self.array.null_count:
+            return None
+        return Span(np.packbits(_valid(self.array), bitorder="little"))
+
+    def with_mask(self, mask: Span | None, null_count: int) -> Column:
+        size = len(self.array)
+        if mask is None:
+            assert null_count == 0
+            buffers = [None, *self.array.buffers()[1:]]
+        else:
+            assert null_count == size - int(np.unpackbits(mask._owner, count=size, bitorder="little").sum())
+            buffers = [pa.py_buffer(mask._owner), *self.array.buffers()[1:]]
+        assert not pa.types.is_nested(self.array.type)
+        return Column.of(pa.Array.from_buffers(self.array.type, size, buffers))
+
+    def device_buffer_size(self) -> int:
+        return self.array.nbytes
+
+    def child(self, index: int) -> Column:
+        assert pa.types.is_struct(self.array.type)
+        return Column.of(self.array.field(index))
+
+    def list_view(self) -> Any:
+        lists = self.array
+        return types.SimpleNamespace(
+            offsets=lambda: Column.of(lists.offsets), child=lambda: Column.of(lists.values)
+        )
+
+    def to_scalar(self) -> Scalar:
+        assert len(self.array) == 1
+        return Scalar(self.array)
+
+
+def _copied(array: pa.Array) -> pa.Array:
+    """The array at offset 0, text in the smaller offsets, nulls above nested values put below too, as libcudf does."""
+    return pa.concat_arrays([array, array.slice(0, 0)]) if len(array) else array.slice(0, 0)
+
+
+def _valid(array: pa.Array) -> np.ndarray:
+    return array.is_valid().to_numpy(zero_copy_only=False)
+
+
+class Scalar:
+    def __init__(self, array: pa.Array) -> None:
+        self.array = array
+
+
+class Table:
+    def __init__(self, columns: Sequence[Column]) -> None:
+        assert all(isinstance(column, Column) for column in columns)
+        assert len({column.size() for column in columns}) <= 1
+        self._columns = tuple(columns)
+
+    def columns(self) -> tuple[Column, ...]:
+        return self._columns
+
+    def num_rows(self) -> int:
+        return self._columns[0].size() if self._columns else 0
+
+    def copy(self) -> Table:
+        return Table([column.copy() for column in self._columns])
+
+
+def _integers(column: Column, kind: pa.DataType) -> np.ndarray:
+    assert column.array.type == kind
+    assert column.null_count() == 0
+    return column.array.to_numpy()
+
+
+def gather(source_table: Table, gather_map: Column, bounds_policy: OutOfBoundsPolicy) -> Table:
+    rows, length = _integers(gather_map, pa.int32()).astype(np.int64), source_table.num_rows()
+    assert length or not rows.size, "gathering from nothing is left to the caller"
+    rows = np.where(rows < 0, rows + length, rows)
+    outside = (rows < 0) | (rows >= length)
+    assert bounds_policy is OutOfBoundsPolicy.NULLIFY or not outside.any(), "undefined behaviour"
+    places = pa.array(np.where(outside, 0, rows), mask=outside)
+    return Table([Column.of(column.array.take(places)) for column in source_table.columns()])
+
+
+def slice_(input: Table, indices: list[int]) -> list[Table]:  # noqa: A002 - pylibcudf's name
+    start, stop = indices
+    columns = []
+    for column in input.columns():
+        part = Column.of(column.array.slice(start, stop - start))
+        part._offset = start or -1
+        columns.append(part)
+    return [Table(columns)]
+
+
+def concatenate(objects: Sequence[Any]) -> Any:
+    if isinstance(objects[0], Column):
+        arrays = [column.array for column in objects]
+        if pa.large_string() in {array.type for array in arrays}:
+            arrays = [array.cast(pa.large_string()) for array in arrays]
+        return Column.of(pa.concat_arrays(arrays))
+    return Table([concatenate(columns) for columns in zip(*(table.columns() for table in objects), strict=True)])
+
+
+def _bytes(side: Column | Scalar) -> Any:
+    array = side.array
+    assert pa.types.is_string(array.type) or pa.types.is_large_string(array.type), "text only, here"
+    wide = pa.types.is_large_string(array.type)
+    data = pa.Array.from_buffers(
+        pa.large_binary() if wide else pa.binary(), len(array), array.buffers(), -1, array.offset
+    ).cast(pa.large_binary())
+    return data[0] if isinstance(side, Scalar) else data
+
+
+def binary_operation(lhs: Any, rhs: Any, op: BinaryOperator, output_type: DataType) -> Column:
+    assert output_type.type_id is TypeId.BOOL8
+    assert not isinstance(lhs, Scalar) or not isinstance(rhs, Scalar), "libcudf takes no two scalars"
+    sizes = {side.size() for side in (lhs, rhs) if isinstance(side, Column)}
+    assert len(sizes) == 1, "columns of one length"
+    return Column.of((pc.equal if op is BinaryOperator.EQUAL else pc.less)(_bytes(lhs), _bytes(rhs)))
+
+
+def xxhash_64(input: Table) -> Column:  # noqa: A002 - pylibcudf's name
+    (column,) = input.columns()
+    filled = pc.fill_null(_bytes(column), b"null").to_numpy(zero_copy_only=False)
+    return Column.of(pa.array(pd.util.hash_array(filled, categorize=False)))
+
+
+def inner_join(left_keys: Table, right_keys: Table, nulls_equal: NullEquality) -> tuple[Column, Column]:
+    assert nulls_equal is NullEquality.UNEQUAL
+    left, right = (_integers(table.columns()[0], pa.uint32()) for table in (left_keys, right_keys))
+    order = np.argsort(right, kind="stable")
+    low, high = (np.searchsorted(right[order], left, side) for side in ("left", "right"))
+    ours = np.repeat(np.arange(left.size), high - low)
+    steps = itertools.chain.from_iterable(range(a, b) for a, b in zip(low, high, strict=True))
+    theirs = order[np.fromiter(steps, np.int64, count=ours.size)]
+    mixed = _RANDOM.permutation(ours.size)
+    return tuple(Column.of(pa.array(side[mixed].astype(np.int32))) for side in (ours, theirs))  # type: ignore[return-value]
+
+
+def like(input: Column, pattern: str, escape_character: str) -> Column:  # noqa: A002 - pylibcudf's name
+    assert escape_character == "\\"
+    return Column.of(pc.match_like(input.array, pattern))
+
+
+def count_characters(source_strings: Column) -> Column:
+    return Column.of(pc.utf8_length(source_strings.array).cast(pa.int32()))
+
+
+def count_bytes(source_strings: Column) -> Column:
+    return Column.of(pc.binary_length(_bytes(source_strings)).cast(pa.int32()))
+
+
+def bools_to_mask(input: Column) -> tuple[Span, int]:  # noqa: A002 - pylibcudf's name
+    assert input.null_count() == 0
+    bits = input.array.to_numpy(zero_copy_only=False)
+    return Span(np.packbits(bits, bitorder="little")), int((~bits).sum())
+
+
+def is_valid(input: Column) -> Column:  # noqa: A002 - pylibcudf's name
+    return Column.of(input.array.is_valid())
+
+
+def modules() -> dict[str, types.ModuleType]:
+    """The modules by name."""
+    space = types.SimpleNamespace
+    pylibcudf = types.ModuleType("pylibcudf")
+    pylibcudf.__dict__.update(
+        Column=Column,
+        Table=Table,
+        DataType=DataType,
+        TypeId=TypeId,
+        gpumemoryview=gpumemoryview,
+        types=space(NullEquality=NullEquality),
+        copying=space(gather=gather, slice=slice_, OutOfBoundsPolicy=OutOfBoundsPolicy),
+        concatenate=space(concatenate=concatenate),
+        binaryop=space(binary_operation=binary_operation, BinaryOperator=BinaryOperator),
+        hashing=space(xxhash_64=xxhash_64),
+        join=space(inner_join=inner_join),
+        strings=space(
+            contains=space(like=like),
+            attributes=space(count_characters=count_characters, count_bytes=count_bytes),
+        ),
+        transform=space(bools_to_mask=bools_to_mask),
+        unary=space(is_valid=is_valid),
+    )
+    return {"pylibcudf": pylibcudf}

@@ -1,0 +1,180 @@
+"""The contract of `gpu_ops.kernels.Kernels`: frames and arrays."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from kernels.support import TYPES, every, everything, frame_of, plain_values, rows_of, same
+
+from gpu_ops.kernels import Kernels
+
+EACH = pytest.mark.parametrize("name", TYPES)
+
+
+@EACH
+def test_arrow_and_back(kernels: Kernels, name: str) -> None:
+    array = every(name)
+    for part in (array, array.slice(1), array.slice(3, 2), array.slice(0, 0)):
+        table = pa.table({"c": part})
+        frame = kernels.frame(table)
+        assert kernels.num_rows(frame) == len(part)
+        same(kernels.to_arrow(frame, table.schema), table)
+
+
+@EACH
+def test_columns_in_pieces(kernels: Kernels, name: str) -> None:
+    array = every(name)
+    pieces = pa.chunked_array([array.slice(0, 1), array.slice(0, 0), array.slice(1)])
+    for column in (pieces, pa.chunked_array([], array.type)):
+        table = pa.table({"c": column})
+        same(kernels.to_arrow(kernels.frame(table), table.schema), table)
+
+
+def test_dictionaries_are_decoded(kernels: Kernels) -> None:
+    frame = frame_of(kernels, c=pa.array(["a", None, "b", "a"]).dictionary_encode())
+    wanted = pa.table({"c": pa.array(["a", None, "b", "a"])})
+    same(kernels.to_arrow(frame, wanted.schema), wanted)
+
+
+def test_other_types_of_the_schema(kernels: Kernels) -> None:
+    """A frame may hold a narrower type than the schema says; columns go by position."""
+    frame = frame_of(kernels, a=pa.array([1, None], pa.int32()), b=pa.array(["x", None], pa.large_string()))
+    wanted = pa.table({"n": pa.array([1, None], pa.int64()), "s": pa.array(["x", None])})
+    same(kernels.to_arrow(frame, wanted.schema), wanted)
+
+
+@EACH
+def test_take(kernels: Kernels, name: str) -> None:
+    table = pa.table({"other": pa.array(range(len(every(name)))), "c": every(name)})
+    frame = kernels.frame(table)
+    last = table.num_rows - 1
+    for rows in ([0, last, 0, -1, last, -1], [-1, -1], [], list(range(last, -1, -1))):
+        wanted = table.take(pa.array([None if row < 0 else row for row in rows], pa.int64()))
+        taken = kernels.take(frame, rows_of(kernels, rows), ["c"])
+        assert kernels.num_rows(taken) == len(rows)
+        same(kernels.to_arrow(taken, wanted.select(["c"]).schema), wanted.select(["c"]))
+        both = kernels.take(frame, rows_of(kernels, rows), ["c", "other"])
+        same(kernels.to_arrow(both, wanted.select(["c", "other"]).schema), wanted.select(["c", "other"]))
+
+
+@EACH
+def test_take_from_nothing(kernels: Kernels, name: str) -> None:
+    frame = frame_of(kernels, c=every(name).slice(0, 0))
+    wanted = pa.table({"c": pa.nulls(2, TYPES[name][0])})
+    same(kernels.to_arrow(kernels.take(frame, rows_of(kernels, [-1, -1]), ["c"]), wanted.schema), wanted)
+
+
+def test_take_no_columns(kernels: Kernels) -> None:
+    taken = kernels.take(frame_of(kernels, c=pa.array([1, 2])), rows_of(kernels, [1, -1, 0]), [])
+    assert kernels.num_rows(taken) == 3
+
+
+def test_combine(kernels: Kernels) -> None:
+    first = frame_of(kernels, a=pa.array([1, 2]), b=pa.array(["x", None]))
+    second = frame_of(kernels, a=pa.array([0.5, None]))
+    found = kernels.combine([("z", second, "a"), ("b", first, "b"), ("y", first, "a"), ("x", second, "a")])
+    wanted = pa.table(
+        {"z": pa.array([0.5, None]), "b": pa.array(["x", None]), "y": pa.array([1, 2]), "x": pa.array([0.5, None])}
+    )
+    same(kernels.to_arrow(found, wanted.schema), wanted)
+
+
+@EACH
+def test_coalesce(kernels: Kernels, name: str) -> None:
+    first = every(name)
+    second = first.take(pa.array(list(range(1, len(first))) + [0]))
+    found = kernels.coalesce(frame_of(kernels, a=first), "a", frame_of(kernels, b=second), "b")
+    merged = [b if a is None else a for a, b in zip(first.to_pylist(), second.to_pylist(), strict=True)]
+    if pa.types.is_temporal(first.type) and first.type.bit_width == 64:
+        numbers = (side.cast(pa.int64()).to_pylist() for side in (first, second))
+        merged = pa.array([b if a is None else a for a, b in zip(*numbers, strict=True)], pa.int64()).cast(first.type)
+    wanted = pa.table({"a": pa.array(merged, first.type)})
+    same(kernels.to_arrow(found, wanted.schema), wanted)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "kind"),
+    [
+        (pa.array([1, None], pa.int32()), pa.array([5, 1 << 40], pa.int64()), pa.int64()),
+        (pa.array([1 << 40, None], pa.int64()), pa.array([5, 7], pa.int8()), pa.int64()),
+        (pa.array([1.5, None], pa.float32()), pa.array([5, 0.1], pa.float64()), pa.float64()),
+        (pa.array([None, "a"], pa.string()), pa.array(["b", "c"], pa.large_string()), pa.string()),
+        (pa.array([None, b"a"], pa.large_binary()), pa.array([b"b", b"c"], pa.binary()), pa.large_binary()),
+        (pa.array([1, None], pa.timestamp("s")), pa.array([5, -7], pa.timestamp("us")), pa.timestamp("us")),
+        (
+            pa.array([Decimal("1.5"), None], pa.decimal128(3, 1)),
+            pa.array([None, Decimal("-2.25")], pa.decimal128(5, 2)),
+            pa.decimal128(5, 2),
+        ),
+    ],
+    ids=lambda value: str(getattr(value, "type", value)),
+)
+def test_coalesce_of_two_types(kernels: Kernels, left: pa.Array, right: pa.Array, kind: pa.DataType) -> None:
+    """The pairs of types that `gpu_ops.joins.key_type` lets two key columns have, either way round."""
+    for a, b in ((left, right), (right, left)):
+        found = kernels.coalesce(frame_of(kernels, x=a), "x", frame_of(kernels, y=b), "y")
+        wide = [side.cast(kind).to_pylist() for side in (a, b)]
+        merged = [y if x is None else x for x, y in zip(*wide, strict=True)]
+        wanted = pa.table({"x": pa.array(merged, kind)})
+        same(kernels.to_arrow(found, wanted.schema), wanted)
+
+
+def test_valid(kernels: Kernels) -> None:
+    table = everything(60, np.random.default_rng(1))
+    frame = kernels.frame(table)
+    for names in (["int32"], ["string", "struct"], ["map", "double", "boolean"], ["null"]):
+        mask = kernels.valid(frame, names)
+        assert mask is not None
+        wanted = [all(value is not None for value in row) for row in zip(*(table[n].to_pylist() for n in names), strict=True)]
+        assert kernels.asnumpy(mask).tolist() == wanted
+    whole = frame_of(kernels, a=pa.array([1.0, float("nan")]), b=pa.array(["", "x"]))
+    assert kernels.valid(whole, ["a", "b"]) is None
+    assert kernels.valid(frame, []) is None
+
+
+def test_argsort_is_stable(kernels: Kernels) -> None:
+    rng = np.random.default_rng(2)
+    for dtype in (np.int64, np.uint64):
+        values = rng.integers(0, 9, 5000).astype(dtype) << (60 if dtype == np.uint64 else 3)
+        found = kernels.argsort(kernels.asarray(values))
+        assert found.dtype == np.int64
+        np.testing.assert_array_equal(kernels.asnumpy(found), np.argsort(values, kind="stable"))
+    assert kernels.argsort(kernels.asarray(np.empty(0, np.int64))).size == 0
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_scatter_add(kernels: Kernels, dtype: Any) -> None:
+    rng = np.random.default_rng(3)
+    target, index = rng.integers(-5, 5, 50).astype(dtype), rng.integers(0, 50, 2000)
+    values = rng.integers(-(1 << 20), 1 << 20, 2000).astype(dtype)
+    wanted = target.copy()
+    np.add.at(wanted, index, values)
+    # a view, as the state table's columns are: the add must reach what it is a view of
+    whole = kernels.asarray(np.concatenate([target, np.zeros(9, dtype)]))
+    kernels.scatter_add(whole[:50], kernels.asarray(index), kernels.asarray(values))
+    np.testing.assert_array_equal(kernels.asnumpy(whole), np.concatenate([wanted, np.zeros(9, dtype)]))
+    kernels.scatter_add(whole, kernels.asarray(index[:0]), kernels.asarray(values[:0]))
+    np.testing.assert_array_equal(kernels.asnumpy(whole)[:50], wanted)
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 5, 63, 64, 65, 1000])
+def test_cumulative_min(kernels: Kernels, size: int) -> None:
+    values = np.random.default_rng(size).integers(-(1 << 62), 1 << 62, size)
+    given = kernels.asarray(values.copy())
+    np.testing.assert_array_equal(kernels.asnumpy(kernels.cumulative_min(given)), np.minimum.accumulate(values))
+    np.testing.assert_array_equal(kernels.asnumpy(given), values)
+
+
+def test_plain_values_tell_values_apart() -> None:
+    """The model that `test_equality` compares with: every type has values that differ."""
+    for name in TYPES:
+        assert len(set(map(repr, plain_values(every(name))))) > (0 if name == "null" else 2)
+
+
+def test_close_twice(kernels: Kernels) -> None:
+    kernels.close()
+    kernels.close()

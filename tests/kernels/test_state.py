@@ -1,0 +1,120 @@
+"""The contract of `gpu_ops.kernels.Kernels`: stores and the search of sorted runs, against plain models."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from kernels.support import TYPES, everything, rows_of, same
+
+from gpu_ops.kernels import Kernels
+from gpu_ops.state.index import HashIndex
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_store_is_a_growing_table(kernels: Kernels, seed: int) -> None:
+    """Appends, truncations, takes and retains at random, beside an Arrow table that does the same."""
+    rng = np.random.default_rng(seed)
+    schema = everything(1, rng).schema
+    store, model = kernels.store(schema), everything(0, rng)
+    for _ in range(25):
+        match rng.integers(0, 6):
+            case 0 | 1 | 2:
+                added = everything(int(rng.choice([0, 1, 2, 3, 17, 100])), rng)
+                store.append(kernels.frame(added))
+                model = pa.concat_tables([model, added])
+            case 3:
+                length = int(rng.integers(0, model.num_rows + 1))
+                store.truncate(length)
+                model = model.slice(0, length)
+            case 4:
+                kept = np.flatnonzero(rng.random(model.num_rows) < rng.choice([0.0, 0.5, 0.9, 1.0]))
+                store.retain(rows_of(kernels, kept))
+                model = model.take(pa.array(kept))
+            case 5:
+                store.append(kernels.frame(everything(3, rng)))
+                store.truncate(model.num_rows)
+        assert len(store) == model.num_rows
+        slots = rng.integers(-1, max(model.num_rows, 0), int(rng.integers(0, 60)))
+        names = [str(n) for n in rng.permutation(list(TYPES))[: rng.integers(0, len(TYPES))]]
+        taken = store.take(rows_of(kernels, slots), names)
+        assert kernels.num_rows(taken) == slots.size
+        wanted = model.take(pa.array(slots, mask=slots < 0)).select(names)
+        if names:
+            same(kernels.to_arrow(taken, wanted.schema), wanted)
+    whole = store.take(rows_of(kernels, range(model.num_rows)), schema.names)
+    same(kernels.to_arrow(whole, schema), model.combine_chunks())
+
+
+def test_store_without_rows(kernels: Kernels) -> None:
+    schema = everything(0, np.random.default_rng(0)).schema
+    store = kernels.store(schema)
+    assert len(store) == 0
+    assert store.nbytes < 1000
+    wanted = pa.table({field.name: pa.nulls(2, field.type) for field in schema})
+    same(kernels.to_arrow(store.take(rows_of(kernels, [-1, -1]), schema.names), schema), wanted)
+    store.truncate(0)
+    store.retain(rows_of(kernels, []))
+    assert len(store) == 0
+
+
+def test_store_bytes(kernels: Kernels) -> None:
+    store = kernels.store(pa.schema([("a", pa.int64()), ("s", pa.string())]))
+    row = pa.table({"a": pa.array([1] * 1000), "s": pa.array(["x" * 92] * 1000)})
+    for number in range(1, 6):
+        store.append(kernels.frame(row))
+        assert number * 100_000 <= store.nbytes < number * 110_000 + 1000
+    store.truncate(1000)
+    assert 100_000 <= store.nbytes < 112_000
+    store.retain(rows_of(kernels, range(10)))
+    assert 1000 <= store.nbytes < 3000
+
+
+def test_appended_rows_are_not_the_frames(kernels: Kernels) -> None:
+    """What a frame was made of may change afterwards: the store keeps its rows."""
+    store = kernels.store(pa.schema([("a", pa.int64())]))
+    mutable = np.arange(5)
+    store.append(kernels.frame(pa.table({"a": pa.Array.from_buffers(pa.int64(), 5, [None, pa.py_buffer(mutable)])})))
+    mutable[:] = 7
+    found = kernels.to_arrow(store.take(rows_of(kernels, range(5)), ["a"]), pa.schema([("a", pa.int64())]))
+    assert found["a"].to_pylist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("way", ["default", "directory", "join"])
+@pytest.mark.parametrize("bits", [3, 12, 64])
+def test_search(kernels: Kernels, monkeypatch: pytest.MonkeyPatch, bits: int, way: str) -> None:
+    """Against every needle beside every entry; few bits make many rows of one hash."""
+    if way != "default":
+        if kernels.name == "cpu":
+            pytest.skip("the CPU backend has one way")
+        monkeypatch.setattr(sys.modules["gpu_ops.cudf_backend.kernels"], "SEARCH", way)
+    rng = np.random.default_rng(bits)
+    index = HashIndex(kernels)
+    stored, total = np.empty(0, np.uint64), 0
+    spread = np.uint64(64 - bits) if bits < 64 else np.uint64(0)
+    for size in (1, 50, 0, 700, 3, 90, 2000):
+        hashes = rng.integers(0, 1 << bits, size, np.uint64, endpoint=bits == 64) if bits < 64 else _wide(rng, size)
+        hashes <<= spread
+        index.stage(kernels.asarray(hashes), rows_of(kernels, range(total, total + size)))
+        needles = np.concatenate([rng.choice(stored, 30) if stored.size else stored, hashes[:5], _wide(rng, 3)])
+        for staged, there in ((False, stored), (True, np.concatenate([stored, hashes]))):
+            found = [kernels.asnumpy(part) for part in index.probe(kernels.asarray(needles), staged=staged)]
+            upper = there >> np.uint64(32)
+            wanted = [(n, s) for n, h in enumerate(needles >> np.uint64(32)) for s in np.flatnonzero(upper == h)]
+            assert list(zip(*(part.tolist() for part in found), strict=True)) == wanted
+            assert all(part.dtype == np.int64 for part in found)
+        index.commit()
+        stored, total = np.concatenate([stored, hashes]), total + size
+
+
+def _wide(rng: np.random.Generator, size: int) -> np.ndarray:
+    return rng.integers(0, (1 << 64) - 1, size, np.uint64, endpoint=True)
+
+
+def test_no_needles(kernels: Kernels) -> None:
+    index = HashIndex(kernels)
+    index.stage(kernels.asarray(np.array([1 << 40, 1 << 63], np.uint64)), rows_of(kernels, [0, 1]))
+    found = index.probe(kernels.asarray(np.empty(0, np.uint64)), staged=True)
+    assert [part.size for part in found] == [0, 0]

