@@ -15,6 +15,7 @@ from cpu_fallback.frame import Frame
 from cpu_fallback.hashing import UInt64s, equal_arrays, hash_columns, valid_mask
 from cpu_fallback.store import CpuStore, slot_array
 from gpu_ops.conditions import Condition
+from gpu_ops.joins import key_type
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -72,7 +73,7 @@ class CpuKernels:
         """The first column's values, the second's where they are null."""
         a, b = first.columns[first_column], second.columns[second_column]
         if a.type != b.type:
-            kind = a.type if pa.types.is_nested(a.type) else _wider(a.type, b.type)
+            kind = key_type(pa.field(first_column, a.type), pa.field(second_column, b.type))
             a, b = a.cast(kind), b.cast(kind)
         return Frame(first.length, {first_column: pc.coalesce(a, b)})
 
@@ -163,7 +164,3 @@ def _as_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if column.type == kind or pa.types.is_integer(kind) or pa.types.is_floating(kind):
         return column
     return column.cast(kind)
-
-
-def _wider(a: pa.DataType, b: pa.DataType) -> pa.DataType:
-    return a if getattr(a, "bit_width", 0) >= getattr(b, "bit_width", 0) else b

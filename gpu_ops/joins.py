@@ -365,8 +365,10 @@ def key_type(left: pa.Field, right: pa.Field) -> pa.DataType:
     for family in ((t.is_string, t.is_large_string), (t.is_binary, t.is_large_binary)):
         if any(f(a) for f in family) and any(f(b) for f in family):
             return a
-    if t.is_timestamp(a) and t.is_timestamp(b) and (a.tz is None) == (b.tz is None):
-        return pa.timestamp("us" if "ns" not in (a.unit, b.unit) else "ns", a.tz)
+    # nanoseconds reach only from 1677 to 2262: not every other timestamp has a place there
+    zones_fit = t.is_timestamp(a) and t.is_timestamp(b) and (a.tz is None) == (b.tz is None)
+    if zones_fit and "ns" not in (a.unit, b.unit):
+        return pa.timestamp("us", a.tz)
     if t.is_decimal(a) and t.is_decimal(b):
         scale = max(a.scale, b.scale)
         whole = max(a.precision - a.scale, b.precision - b.scale)

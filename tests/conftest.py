@@ -31,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--backends",
-        default=",".join(("cpu", "cpu-tiny", "gpu")),
+        default="cpu,cpu-tiny,gpu",
         metavar="NAMES",
         help=f"comma-separated backends to test on, of {', '.join(BACKENDS)}",
     )

@@ -22,7 +22,12 @@ from gpu_ops.errors import (
 from gpu_ops.joins import Input, Join, Key, normalize_on, parse_duration
 
 ORDERS = pa.schema(
-    [("order_id", pa.int64()), ("amount", pa.float64()), ("note", pa.string()), ("tags", pa.list_(pa.int32()))]
+    [
+        ("order_id", pa.int64()),
+        ("amount", pa.float64()),
+        ("note", pa.string()),
+        ("tags", pa.list_(pa.int32())),
+    ]
 )
 PRICES = pa.schema([("p_order", pa.int64()), pa.field("price", pa.decimal128(10, 2)), ("day", pa.date32())])
 
@@ -131,7 +136,10 @@ BAD: dict[str, tuple[Callable[[], dict[str, Any]], tuple[str, ...]]] = {
         lambda: {"left": orders(1, order_id=pa.array([None], pa.int64()), op=strings("-D"))},
         ("orders", "order_id", "unique key"),
     ),
-    "order too short": (lambda: {"left": orders(), "left_order": np.array([1])}, ("orders", "order", "1", "2")),
+    "order too short": (
+        lambda: {"left": orders(), "left_order": np.array([1])},
+        ("orders", "order", "1", "2"),
+    ),
     "order too long": (
         lambda: {"right": prices(), "right_order": np.arange(3)},
         ("prices", "order", "3", "2"),
@@ -179,7 +187,7 @@ def test_bad_micro_batch(name: str, backend: Backend) -> None:
 
 
 def test_good_but_unusual(backend: Backend) -> None:
-    """What is no error: another column order, a repeated +I (an upsert), chunks, batches, no rows, no input."""
+    """What is no error: another column order, a repeated +I (an upsert), chunks, no rows, no input."""
     with backend.engine(described()) as engine:
         engine.process(left=orders(2).select(["op", "tags", "note", "amount", "order_id"]))
         assert engine.process(left=orders(2))["row_kind"].length() == 4
@@ -298,9 +306,7 @@ DESCRIPTIONS: dict[str, tuple[Callable[[], object], type[Exception], tuple[str, 
         ("both", "orders"),
     ),
     "name clash": (
-        lambda: described(
-            right=Input("prices", pa.schema([("p_order", pa.int64()), ("note", pa.string())]))
-        ),
+        lambda: described(right=Input("prices", pa.schema([("p_order", pa.int64()), ("note", pa.string())]))),
         DescriptionError,
         ("'note'", "suffixes"),
     ),
@@ -326,7 +332,11 @@ DESCRIPTIONS: dict[str, tuple[Callable[[], object], type[Exception], tuple[str, 
     ),
     "condition input": (lambda: described(where="order.amount > 1"), ConditionError, ("line 1",)),
     "condition types": (lambda: described(where="orders.tags > 1"), ConditionError, ("tags", "line 1")),
-    "condition that is no condition": (lambda: described(where="orders.amount + 1"), ConditionError, ("bool",)),
+    "condition that is no condition": (
+        lambda: described(where="orders.amount + 1"),
+        ConditionError,
+        ("bool",),
+    ),
     "aggregate in a condition": (
         lambda: described(where="orders.amount > max(prices.price)"),
         ConditionError,
@@ -350,7 +360,7 @@ def test_bad_description(name: str) -> None:
 def test_bad_backend() -> None:
     from gpu_ops.engine import JoinEngine
 
-    with pytest.raises(DescriptionError, match="backend='tpu'.*auto, cpu, gpu"):
+    with pytest.raises(DescriptionError, match=r"backend='tpu'.*auto, cpu, gpu"):
         JoinEngine(described(), backend="tpu")  # type: ignore[arg-type]
 
 

@@ -99,7 +99,7 @@ def test_inspect(state, command):
     assert "3,600 s" in out
     assert "set_price int64" in out
     assert "1 of 3 partitions hold nothing yet" in out
-    cells = [line.split() for line in out.splitlines() if re.match(r"\s*(\d|all)", line)]
+    cells = [line.split() for line in out.splitlines() if re.match(r"\s+(\d|all)\s\s", line)]
     rows = {line[0]: line for line in cells if line[0] in ("0", "1", "all")}
     assert rows["0"][1:3] == ["7", "5"]
     assert rows["0"][5:7] == ["3", "2"]

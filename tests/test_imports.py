@@ -32,7 +32,8 @@ dir(gpu_ops)
 USE = """
 import pyarrow as pa
 schema = pa.schema([("k", pa.int64())])
-join = gpu_ops.Join("left", gpu_ops.Input("a", schema), gpu_ops.Input("b", schema), (gpu_ops.Key("k", "k", using=True),))
+inputs = gpu_ops.Input("a", schema), gpu_ops.Input("b", schema)
+join = gpu_ops.Join("left", *inputs, (gpu_ops.Key("k", "k", using=True),))
 engine = gpu_ops.JoinEngine(join)
 assert engine.backend == "cpu", engine.backend
 assert engine.backend_reason
@@ -104,7 +105,9 @@ def test_operators_know_no_backend() -> None:
     """Operators are written once: against kernels and arrays, not against a backend or Arrow data."""
     for path in sorted((ROOT / "gpu_ops" / "operators").glob("*.py")):
         for line, name in imported(path):
-            assert not name.startswith(("cpu_fallback", "gpu_ops.cudf_backend", "gpu_ops.spark")), f"{path}:{line}"
+            assert not name.startswith(("cpu_fallback", "gpu_ops.cudf_backend", "gpu_ops.spark")), (
+                f"{path}:{line}"
+            )
 
 
 def test_the_scan_sees_an_import(tmp_path: Path) -> None:

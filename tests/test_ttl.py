@@ -70,7 +70,7 @@ def described(
     )
 
 
-@pytest.fixture()
+@pytest.fixture
 def bench(request: pytest.FixtureRequest, backend: Backend) -> Iterator[Bench]:
     """A `Bench` over the join that the test's ``bench`` parameter describes."""
     with backend.engine(described(*request.param[0], **request.param[1])) as engine:

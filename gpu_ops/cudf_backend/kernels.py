@@ -18,7 +18,7 @@ from gpu_ops.cudf_backend.conditions import evaluate
 from gpu_ops.cudf_backend.device import array_module, require_one_stream, spread
 from gpu_ops.cudf_backend.frame import Frame, choose, from_arrow, from_values, to_arrow, valid_mask, values
 from gpu_ops.cudf_backend.hashing import convert, equal_columns, hash_columns
-from gpu_ops.cudf_backend.storage import is_bytes, is_decimal
+from gpu_ops.cudf_backend.storage import is_decimal
 from gpu_ops.cudf_backend.store import CudfStore
 from gpu_ops.kernels import Array
 
@@ -209,4 +209,4 @@ def _wider(a: pa.DataType, b: pa.DataType) -> pa.DataType:
     if is_decimal(a) and is_decimal(b):
         scale, whole = max(a.scale, b.scale), max(a.precision - a.scale, b.precision - b.scale)
         return pa.decimal128(min(38, whole + scale), scale)
-    return b if not t.is_nested(a) and not is_bytes(a) and b.bit_width > a.bit_width else a
+    return b if t.is_primitive(a) and t.is_primitive(b) and b.bit_width > a.bit_width else a

@@ -167,9 +167,7 @@ def change_stream(name: str, rows: pa.Table, last: int) -> pa.Table:
         identity = _mix(identity ^ part.astype(np.uint64))
     chance = [_uniform(identity, draw) for draw in range(5)]
 
-    inserted = key / (last + 1)
-    if name == "lineitem":
-        inserted = np.clip(inserted - _EARLY + _SPREAD * chance[0], 0.0, 1.0)
+    inserted = key / (last + 1) * (1.0 - _SPREAD) + (_EARLY if name == "orders" else _SPREAD * chance[0])
     updated = inserted + (1.0 - inserted) * chance[1]
     is_updated, is_deleted = chance[2] < UPDATED, chance[3] < DELETED
     before = np.where(is_updated, updated, inserted)

@@ -27,6 +27,7 @@ from gpu_ops.state.manifest import Manifest
 
 _log = logging.getLogger(__name__)
 
+
 class AbandonedError(GpuJoinError):
     """The caller went away before its rows were complete; nothing was applied."""
 
@@ -239,14 +240,16 @@ class PartitionState:
 
         A refusal leaves what is held as it is.
         """
-        if self._location is None:
+        location = self._location
+        if location is None:
             if batch_id == 0 and self._engine is None:
                 self._engine = self._fresh()
                 return None
             raise recovery.memory_refused(str(self), self._held(), batch_id)
-        folder = open_folder(self._location, self._manifest, create=batch_id == 0)
+        files = self._location = location if isinstance(location, Files) else Files.at(location)
+        folder = open_folder(files, self._manifest, create=batch_id == 0)
         if folder is None:
-            raise recovery.nothing_stored(str(self), str(self._location), batch_id)
+            raise recovery.nothing_stored(str(self), files.location, batch_id)
         started = time.perf_counter()
         log = PartitionLog(folder, self.partition)
         stored = log.stored()
@@ -272,6 +275,7 @@ class PartitionState:
             "%s: version %d from snapshot %d and %d records in %.0f ms",
             self, batch_id, base, batch_id - since, (time.perf_counter() - started) * 1e3,
         )  # fmt: skip
+        self._compact(engine)
         if batch_id not in stored.records:
             return None
         try:
@@ -293,7 +297,8 @@ class PartitionState:
         """Writes a snapshot when one is due, and deletes what it replaces."""
         if self._log is None or self._version < self._no_snapshot_before:
             return
-        if not recovery.snapshot_due(self._stored, self.partition, self._options.get("snapshot_every")):
+        every = self._options.get("snapshot_every")
+        if not recovery.snapshot_due(self._version, self.partition, self._stored, every):
             return
         try:
             size = self._log.write_snapshot(self._version, engine.snapshot(), self._last_clock)

@@ -70,20 +70,21 @@ def newest_snapshot(who: str, batch_id: int, log: PartitionLog, stored: Stored) 
     )
 
 
-def snapshot_due(stored: Stored, partition: int, every: int | None) -> bool:
+def snapshot_due(version: int, partition: int, stored: Stored, every: int | None) -> bool:
     """Whether the log has grown as large as the last snapshot.
 
     So each stored byte of state is written again only after as many bytes of changes.
 
     Args:
-        stored: the records since the last snapshot, and that snapshot.
+        version: of which a snapshot would be.
         partition: partitions grow alike; their numbers keep them from all writing in one micro-batch.
+        stored: what there is.
         every: this many records instead, if given.
     """
-    records = stored.records.values()
+    last = max(stored.snapshots, default=0)
+    sizes = [size for batch, size in stored.records.items() if last <= batch < version]
     if every is not None:
-        return len(records) >= every
-    if len(records) < MIN_RECORDS + partition % MIN_RECORDS:
+        return len(sizes) >= every
+    if len(sizes) < MIN_RECORDS + partition % MIN_RECORDS:
         return False
-    cost = sum(max(size, RECORD_COST) for size in records)
-    return cost >= max(stored.snapshots.values(), default=0)
+    return sum(max(size, RECORD_COST) for size in sizes) >= stored.snapshots.get(last, 0)

@@ -76,6 +76,12 @@ def stream(
 
 
 def as_stream(side: DataFrame | Stream, which: str) -> Stream:
+    """A join's argument as a `Stream`.
+
+    Raises:
+        DescriptionError: it is no DataFrame.
+        NotBuiltError: it is one of Spark Connect.
+    """
     if isinstance(side, Stream):
         return side
     if not hasattr(side, "sparkSession"):
@@ -86,6 +92,15 @@ def as_stream(side: DataFrame | Stream, which: str) -> Stream:
 
 
 def as_input(side: Stream, default: str) -> Input:
+    """The description of an input.
+
+    Args:
+        side: the stream.
+        default: its name if it was given none.
+
+    Raises:
+        DescriptionError: a column or option that cannot be.
+    """
     name, row_kind, schema = side.name or default, side.row_kind, side.df.schema
     if row_kind is None and is_changelog(side.df):
         row_kind = ROW_KIND_COLUMN
@@ -134,6 +149,7 @@ def _spelling(df: DataFrame, column: str) -> str | None:
 
 
 def resolve_key(key: Key, sides: tuple[Stream, Stream]) -> Key:
+    """A key in the columns' own spelling."""
     left = _spelling(sides[0].df, key.left) or key.left
     right = _spelling(sides[1].df, key.right) or key.right
     return Key(left, right, key.null_safe, key.using)

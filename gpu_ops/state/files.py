@@ -35,11 +35,10 @@ class Files:
 
     def __init__(self, filesystem: pafs.FileSystem, root: str, location: str | None = None) -> None:
         self.filesystem, self.root = filesystem, root.rstrip("/")
-        self.location = (location or self.root).rstrip("/")
+        self.location = _without_secrets(location or self.root).rstrip("/")
         self.local = isinstance(filesystem, pafs.LocalFileSystem)
         self._renames = filesystem.type_name == "hdfs"
         self._has_folders = filesystem.type_name not in ("s3", "gcs", "abfs")
-        self._made: set[str] = set()
 
     @classmethod
     def at(cls, location: str) -> Files:
@@ -57,10 +56,11 @@ class Files:
         try:
             filesystem, root = pafs.FileSystem.from_uri(location)
         except (pa.ArrowException, OSError, ValueError) as error:
+            reason = str(error).replace(location, _without_secrets(location))
             raise StateError(
-                f"state='{location}' cannot be opened: {error}. "
+                f"state='{_without_secrets(location)}' cannot be opened: {reason}. "
                 "A state folder is a local path or a file://, hdfs://, s3:// or gs:// URI"
-            ) from error
+            ) from None
         return cls(filesystem, root, location)
 
     def name(self, path: str) -> str:
@@ -190,9 +190,7 @@ class Files:
     def _write_local(self, path: str, produce: Callable[[IO[bytes]], object]) -> int:
         target = os.path.join(self.root, path)
         folder = os.path.dirname(target)
-        if folder not in self._made:
-            _make_folders(folder)
-            self._made.add(folder)
+        _make_folders(folder)
         temporary = f"{target}.{uuid.uuid4().hex}{TEMPORARY}"
         try:
             with open(temporary, "xb") as file:
@@ -213,6 +211,15 @@ class Files:
         if self.filesystem.get_file_info(target).type != pafs.FileType.NotFound:
             self.filesystem.delete_file(target)
         self.filesystem.move(source, target)
+
+
+def _without_secrets(location: str) -> str:
+    """A URI without user, password and options, as errors and logs may show it."""
+    scheme, separator, rest = location.partition("://")
+    if not separator:
+        return location
+    host, slash, path = rest.partition("?")[0].partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
 
 
 def _make_folders(folder: str) -> None:

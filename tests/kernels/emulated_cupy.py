@@ -39,12 +39,8 @@ class ndarray(HOST):  # noqa: N801 - cupy's name
     def __new__(cls, shape: Any, dtype: Any, memptr: Any) -> ndarray:
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         memory = (ctypes.c_char * size).from_address(memptr.ptr)
-        made = np.frombuffer(memory, dtype).reshape(shape).view(cls)
-        made.owner = memptr
-        return made
-
-    def __array_finalize__(self, source: Any) -> None:
-        self.owner = getattr(source, "owner", None)
+        memory.owner = memptr  # numpy keeps this object alive with every view
+        return np.frombuffer(memory, dtype).reshape(shape).view(cls)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:

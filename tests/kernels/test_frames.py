@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from kernels.support import TYPES, every, everything, frame_of, plain_values, rows_of, same
+from kernels.support import TYPES, every, everything, frame_of, integral, plain_values, rows_of, same
 
 from gpu_ops.kernels import Kernels
 
@@ -88,11 +88,9 @@ def test_coalesce(kernels: Kernels, name: str) -> None:
     first = every(name)
     second = first.take(pa.array(list(range(1, len(first))) + [0]))
     found = kernels.coalesce(frame_of(kernels, a=first), "a", frame_of(kernels, b=second), "b")
-    merged = [b if a is None else a for a, b in zip(first.to_pylist(), second.to_pylist(), strict=True)]
-    if pa.types.is_temporal(first.type) and first.type.bit_width == 64:
-        numbers = (side.cast(pa.int64()).to_pylist() for side in (first, second))
-        merged = pa.array([b if a is None else a for a, b in zip(*numbers, strict=True)], pa.int64()).cast(first.type)
-    wanted = pa.table({"a": pa.array(merged, first.type)})
+    sides = (integral(side).to_pylist() for side in (first, second))
+    merged = pa.array([b if a is None else a for a, b in zip(*sides, strict=True)], integral(first).type)
+    wanted = pa.table({"a": merged.cast(first.type)})
     same(kernels.to_arrow(found, wanted.schema), wanted)
 
 

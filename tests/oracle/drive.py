@@ -121,9 +121,8 @@ def canonical(value: Any) -> Any:
 def rows(table: pa.Table) -> list[Row]:
     """A table's rows as canonical tuples; timestamps as integers of their unit."""
     columns = []
-    for column in table.columns:
-        if pa.types.is_timestamp(column.type):
-            column = column.cast(pa.int64())
+    for given in table.columns:
+        column = given.cast(pa.int64()) if pa.types.is_timestamp(given.type) else given
         values = column.to_pylist()
         plain = pa.types.is_integer(column.type) or pa.types.is_string(column.type)
         columns.append(values if plain else [canonical(v) for v in values])

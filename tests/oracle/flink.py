@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
+
+from gpu_ops.joins import Join
 from oracle.drive import Change, Event, Row, canonical
 from oracle.rules import Residual
 from oracle.traces import HOWS, LAYOUTS, Recipe, Shape, trace
-
-from gpu_ops.joins import Join
 
 TYPES = {pa.int32(): "INT", pa.int64(): "BIGINT", pa.float64(): "DOUBLE", pa.string(): "STRING"}
 RESIDUALS: tuple[tuple[Residual, ...], ...] = (
@@ -75,12 +75,12 @@ def query(shape: Shape) -> str:
     join = shape.join()
     if join.null_aware:
         return f"SELECT * FROM A WHERE {join.keys[0].left} NOT IN (SELECT {join.keys[0].right} FROM B)"
-    equal = [
-        f"A.{k.left} {'IS NOT DISTINCT FROM' if k.null_safe else '='} B.{k.right}" for k in join.keys
-    ]
+    equal = [f"A.{k.left} {'IS NOT DISTINCT FROM' if k.null_safe else '='} B.{k.right}" for k in join.keys]
     on = " AND ".join(equal + ([join.where] if join.where else []))
     if join.how in ("semi", "anti"):
-        return f"SELECT * FROM A WHERE {'NOT ' if join.how == 'anti' else ''}EXISTS (SELECT 1 FROM B WHERE {on})"
+        return (
+            f"SELECT * FROM A WHERE {'NOT ' if join.how == 'anti' else ''}EXISTS (SELECT 1 FROM B WHERE {on})"
+        )
     return f"SELECT * FROM A {join.how.upper()} JOIN B ON {on}"
 
 

@@ -11,9 +11,8 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from oracle.drive import ADDS, Change, Event, Row, canonical
-
 from gpu_ops.joins import Join
+from oracle.drive import ADDS, Change, Event, Row, canonical
 
 Residual = tuple[str, str, str]
 """Left column, operator, right column."""

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 
 import duckdb
 import pyarrow as pa
-from oracle.drive import ADDS, ROW_KIND, Change, Event, Row, canonical, changes, difference, fold
 
 from gpu_ops.joins import Join, Key
+from oracle.drive import ADDS, ROW_KIND, Change, Event, Row, canonical, changes, difference, fold
 
 
 class FoldedInput:
@@ -65,9 +65,7 @@ def join_sql(join: Join) -> str:
         if len(join.keys) == 1 and not residual:
             return f"SELECT * FROM {a} WHERE {_quoted(join.keys[0].left)} NOT IN (SELECT {_quoted(join.keys[0].right)} FROM {b})"  # noqa: E501
         same = [f"coalesce({equal(k)}, true)" for k in join.keys]
-        return (
-            f"SELECT * FROM {a} WHERE NOT EXISTS (SELECT 1 FROM {b} WHERE {' AND '.join(same + residual)})"
-        )
+        return f"SELECT * FROM {a} WHERE NOT EXISTS (SELECT 1 FROM {b} WHERE {' AND '.join(same + residual)})"
     on = " AND ".join([equal(k) for k in join.keys] + residual) or "true"
     if join.how in ("semi", "anti"):
         word = "" if join.how == "semi" else "NOT "

@@ -12,6 +12,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+
 from oracle import flink
 from oracle.drive import Backend, Change, by_event, difference, run_all
 from oracle.rules import Rules
@@ -33,8 +34,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, Cou
     }
     texts = flink.ask(scripts, tmp_path_factory.mktemp("oracle"))
     return {
-        name: flink.answers(texts[name], shape.join())
-        for name, (shape, _) in zip(NAMES, CASES, strict=True)
+        name: flink.answers(texts[name], shape.join()) for name, (shape, _) in zip(NAMES, CASES, strict=True)
     }
 
 

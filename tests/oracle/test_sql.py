@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from oracle.drive import Backend, cuts, run
-from oracle.sql import reference
-from oracle.traces import HOWS, LAYOUTS, Recipe, Shape, recipe, trace
 
 from gpu_ops.joins import Emit
+from oracle.drive import Backend, cuts
+from oracle.sql import reference
+from oracle.traces import HOWS, LAYOUTS, Recipe, Shape, recipe, trace
 
 EMITS: tuple[Emit, ...] = ("per_event", "per_batch")
 

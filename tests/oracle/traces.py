@@ -9,10 +9,10 @@ import random
 from typing import Any, Literal
 
 import pyarrow as pa
-from oracle.drive import Event, Row, canonical
-from oracle.rules import Residual, where
 
 from gpu_ops.joins import Emit, Input, Join, JoinType, Key
+from oracle.drive import Event, Row, canonical
+from oracle.rules import Residual, where
 
 LayoutName = Literal["multiset", "unique_key", "join_key_contains_unique_key"]
 LAYOUTS: tuple[LayoutName, ...] = ("multiset", "unique_key", "join_key_contains_unique_key")

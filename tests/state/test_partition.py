@@ -85,6 +85,7 @@ def test_a_restart_at_any_point_answers_alike(tmp_path: Path, options: dict[str,
     for batch, answer in enumerate(ANSWERS):
         assert apply(opened(tmp_path, options=options), batch).changelog.equals(answer)
         assert apply(opened(tmp_path, options=options), batch).changelog.equals(answer)
+    assert bool(list((tmp_path / "p" / "0").glob("*.snapshot"))) == bool(options)
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -1,0 +1,175 @@
+"""State servers that die, and an exchange that breaks off in every place."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import flight
+
+import gpu_ops
+from gpu_ops.spark.exchange import Exchange, ask, translate
+from spark.support import Sink, Source, slow_join, start
+
+SCHEMA = pa.schema([("x", pa.int64())])
+
+
+def batch(*values: int) -> pa.RecordBatch:
+    return pa.record_batch([pa.array(values, pa.int64())], schema=SCHEMA)
+
+
+class StandIn(flight.FlightServerBase):
+    """Answers each row twice over; dies as often as told, after so many batches in or out."""
+
+    def __init__(self, faults: list[tuple[str, int]]) -> None:
+        super().__init__("grpc://127.0.0.1:0")
+        self.faults, self.calls = faults, 0
+
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        self.calls += 1
+        where, after = self.faults.pop(0) if self.faults else ("", -1)
+        got, promised = [], None
+        for number, chunk in enumerate(reader):
+            if (where, after) == ("in", number):
+                raise flight.FlightUnavailableError("gone while reading")
+            if chunk.data is not None:
+                got.append(chunk.data)
+            if chunk.app_metadata is not None:
+                promised = json.loads(chunk.app_metadata.to_pybytes())["rows"]
+        table = pa.Table.from_batches(got, SCHEMA)
+        assert promised == table.num_rows
+        if where == "refuse":
+            message = {"type": "StateError", "message": "not this one"}
+            raise flight.FlightServerError(json.dumps(message))
+        writer.begin(SCHEMA)
+        values = table["x"].to_pylist()
+        for number in range(4):
+            if (where, after) == ("out", number):
+                raise flight.FlightUnavailableError("gone while writing")
+            writer.write_batch(batch(*(v * 10 + number for v in values)))
+        if where == "silent":
+            return
+        writer.write_metadata(json.dumps({"metrics": {}, "backend": "cpu"}).encode())
+
+
+def run(faults: list[tuple[str, int]]) -> tuple[list[int], Exchange, StandIn]:
+    with StandIn(list(faults)) as server:
+        where = {"location": f"grpc://127.0.0.1:{server.port}", "token": "t"}
+        exchange = Exchange(lambda failed: where, {"op": "apply"}, SCHEMA)
+
+        def coming() -> Iterator[pa.RecordBatch]:
+            yield batch(1, 2)
+            yield batch(3)
+
+        out = [v for b in exchange.run(coming()) for v in b.column(0).to_pylist()]
+        return out, exchange, server
+
+
+EXPECTED = [v * 10 + n for n in range(4) for v in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [[], [("in", 0)], [("in", 1)], [("in", 2)], [("out", 0)], [("out", 1)], [("out", 3)], [("silent", 0)],
+     [("out", 3), ("in", 1), ("out", 2)]],
+)  # fmt: skip
+def test_a_broken_exchange_is_repeated_and_no_row_given_twice(faults: list[tuple[str, int]]) -> None:
+    out, exchange, server = run(faults)
+    assert out == EXPECTED
+    assert exchange.retries == len(faults)
+    assert server.calls == len(faults) + 1
+
+
+def test_a_refusal_is_not_repeated() -> None:
+    with pytest.raises(gpu_ops.StateError, match=r"^not this one$"):
+        run([("refuse", 0)])
+
+
+def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpu_ops.spark.exchange._PAUSE_S", 0.0)
+    with pytest.raises(gpu_ops.StateError, match="never answered"):
+        run([("in", 0)] * 6)
+
+
+def test_refusals_come_back_as_their_class() -> None:
+    fields = ["orders", "op", "unknown row kind", "x"]
+    text = json.dumps({"type": "BadInputError", "message": "m", "fields": fields})
+    error = translate(RuntimeError(f"{text}. Detail: Failed. gRPC client debug context: ..."))
+    assert isinstance(error, gpu_ops.BadInputError)
+    assert (error.input_name, error.column, error.sample) == ("orders", "op", "x")
+    other = translate(RuntimeError('{"type": "ValueError", "message": "oops"}'))
+    assert type(other) is gpu_ops.GpuJoinError
+    assert str(other) == "ValueError: oops"
+    assert translate(RuntimeError("Socket closed")) is None
+    assert translate(RuntimeError('{"type": "AbandonedError", "message": "m"}')) is None
+
+
+@pytest.mark.spark
+def test_servers_are_killed_between_and_during_batches(spark: Any, tmp_path: Path) -> None:
+    from gpu_ops.spark.directory import Directory
+
+    left = Source(spark, tmp_path / "left", "k long, a string")
+    right = Source(spark, tmp_path / "right", "k long, b double")
+    joined = gpu_ops.join(left.df, right.df, on="k", how="left", state=str(tmp_path / "state"), name="killed")
+    sink = Sink()
+    left.add(*({"k": k, "a": "x"} for k in range(50)))
+    right.add({"k": 1, "b": 0.5})
+    query = start(joined, sink, tmp_path / "checkpoint")
+    try:
+        query.processAllAvailable()
+        pool = Directory.of(spark).servers.pool("cpu")
+        for process in pool.running:
+            os.kill(process.pid, signal.SIGKILL)
+        right.add(*({"k": k, "b": 1.5} for k in range(0, 50, 2)))
+        query.processAllAvailable()
+        assert sink.table == slow_join("left", left.table(["k", "a"], None), right.table(["k", "b"], None), 2)
+        done = threading.Event()
+
+        def kill_often() -> None:
+            while not done.wait(1.5):
+                for process in pool.running[:1]:
+                    os.kill(process.pid, signal.SIGKILL)
+                done.wait(8)
+
+        killer = threading.Thread(target=kill_often)
+        killer.start()
+        try:
+            for number in range(4):
+                left.add({"k": number, "a": "y"}, {"k": 100 + number, "a": "z"})
+                right.add({"k": 100 + number, "b": float(number)})
+                query.processAllAvailable()
+        finally:
+            done.set()
+            killer.join()
+    finally:
+        query.stop()
+    assert sink.table == slow_join("left", left.table(["k", "a"], None), right.table(["k", "b"], None), 2)
+
+
+@pytest.mark.spark
+def test_the_directory_refuses_strangers_and_lets_go(spark: Any, tmp_path: Path) -> None:
+    from gpu_ops.spark.directory import Directory
+
+    directory = Directory.of(spark)
+    request = {"op": "locate", "join_id": "j", "query_id": "q", "run_id": "r", "batch_id": 0, "state": None,
+               "backend": "cpu", "partition": 0, "attempt": 1, "evaluation": "e"}  # fmt: skip
+    with pytest.raises(gpu_ops.StateError, match="refused the call"):
+        ask(directory.address._replace(token="0" * 64), request)
+    answer = ask(directory.address, request)
+    assert answer["location"].startswith("grpc://127.0.0.1:")
+    with pytest.raises(gpu_ops.DescriptionError, match="several partitions"):
+        ask(directory.address, {**request, "evaluation": "f"})
+    with pytest.raises(flight.FlightUnauthenticatedError):
+        flight.FlightClient(answer["location"]).do_get(flight.Ticket(b""))
+    deadline = time.monotonic() + 30
+    while "j" in directory._joins and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert "j" not in directory._joins  # no such query runs

@@ -1,0 +1,254 @@
+"""What a user sees: metrics, errors, explain, warnings, refusals."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gpu_ops
+import gpu_ops.spark
+from gpu_ops import stream
+from gpu_ops.spark.metrics import METRICS
+from gpu_ops.spark.plan import open_tasks, union_order
+from spark.support import Sink, Source, drain, in_memory, start
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def left(spark: Any, tmp_path: Path) -> Source:
+    return Source(spark, tmp_path / "left", "op string, k long, a string")
+
+
+@pytest.fixture
+def right(spark: Any, tmp_path: Path) -> Source:
+    return Source(spark, tmp_path / "right", "op string, k long, b double")
+
+
+def test_metrics_in_sparks_progress_and_in_the_listener(
+    spark: Any, left: Source, right: Source, tmp_path: Path
+) -> None:
+    prometheus = pytest.importorskip("prometheus_client")
+    registry, seen = prometheus.CollectorRegistry(), []
+    listener = gpu_ops.ProgressListener(seen.append, prometheus=True, registry=registry)
+    spark.streams.addListener(listener)
+    try:
+        left.add(*({"op": "+I", "k": k, "a": "x"} for k in range(10)))
+        right.add({"op": "+I", "k": 1, "b": 1.0}, {"op": "-D", "k": 5, "b": 0.0})
+        joined = in_memory(
+            gpu_ops.join, stream(left.df, row_kind="op"), stream(right.df, row_kind="op"), on="k", how="left",
+            name="watched",
+        )  # fmt: skip
+        assert gpu_ops.spark.metrics.METRICS_COLUMN not in joined.columns
+        query = start(joined, Sink(), tmp_path / "checkpoint")
+        query.processAllAvailable()
+        metrics = query.lastProgress["observedMetrics"]["watched"].asDict()
+        query.stop()
+        spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty(10_000)
+    finally:
+        spark.streams.removeListener(listener)
+    assert set(metrics) == set(METRICS)
+    expected = {
+        "left_rows_in": 10, "right_rows_in": 2, "rows_out_insert": 10, "rows_out_delete": 0,
+        "left_state_rows": 10, "right_state_rows": 1, "right_unknown_retractions": 1,
+        "left_unknown_retractions": 0, "retries": 0, "partitions": 2, "gpu_partitions": 0,
+    }  # fmt: skip
+    assert {name: metrics[name] for name in expected} == expected
+    assert metrics["left_state_bytes"] > 0
+    assert metrics["commit_ms"] > 0
+    assert [(e.name, e.batch_id, e.backend) for e in seen] == [("watched", 0, "cpu")]
+    assert seen[0].metrics == metrics == listener.entries[0].metrics
+    labels = {"join": "watched", "query": str(query.id)}
+    assert registry.get_sample_value("gpu_join_left_rows_in", labels) == 10
+
+
+def test_a_bad_row_kind_names_input_column_and_sample(left: Source, right: Source, tmp_path: Path) -> None:
+    left.add({"op": "upsert!", "k": 1, "a": "x"})
+    joined = in_memory(
+        gpu_ops.join, stream(left.df, row_kind="op", name="orders"), right.df, on="k", suffixes=("", "_r")
+    )
+    query = start(joined, Sink(), tmp_path / "checkpoint", availableNow=True)
+    with pytest.raises(Exception, match="BadInputError") as caught:
+        query.awaitTermination()
+    message = str(caught.value)
+    assert "input 'orders', column 'op': unknown row kind" in message
+    assert "upsert!" in message
+
+
+def test_bad_rows_may_be_dropped(left: Source, right: Source, tmp_path: Path) -> None:
+    left.add({"op": "upsert!", "k": 1, "a": "x"}, {"op": "+I", "k": 1, "a": "y"})
+    right.add({"k": 1, "b": 1.0})
+    joined = in_memory(
+        gpu_ops.join,
+        stream(left.df, row_kind="op", bad_rows="drop"),
+        right.df.drop("op"),
+        on="k",
+        name="dropping",
+    )
+    sink = Sink()
+    query = drain(joined, sink, tmp_path / "checkpoint")
+    assert sink.table == [(1, "y", 1.0)]
+    assert query.lastProgress["observedMetrics"]["dropping"]["left_bad_rows"] == 1
+
+
+def test_a_restart_without_a_state_folder_is_refused(left: Source, right: Source, tmp_path: Path) -> None:
+    left.add({"op": "+I", "k": 1, "a": "x"})
+
+    def run() -> None:
+        joined = in_memory(gpu_ops.join, left.df, right.df, on="k", suffixes=("", "_r"))
+        drain(joined, Sink(), tmp_path / "checkpoint")
+
+    run()
+    left.add({"op": "+I", "k": 2, "a": "x"})
+    with pytest.raises(Exception, match="StateError") as caught:
+        run()
+    assert "A restart is refused instead of answering" in str(caught.value)
+
+
+def test_a_state_folder_belongs_to_one_join(left: Source, right: Source, tmp_path: Path) -> None:
+    state = str(tmp_path / "state")
+    left.add({"op": "+I", "k": 1, "a": "x"})
+    one = gpu_ops.join(left.df, right.df, on="k", suffixes=("", "_r"), state=state)
+    with pytest.raises(gpu_ops.StateError, match="in use by join"):
+        gpu_ops.join(
+            one, stream(right.df, name="again"), on="k", state=f"file://{state}", suffixes=("", "_2")
+        )
+    # two of them in one query, which only shows when it runs
+    other = gpu_ops.join(left.df, right.df, on="k", suffixes=("", "_r"), state=state)
+    with pytest.raises(Exception, match="in use by another join of query"):
+        drain(one.unionAll(other), Sink(), tmp_path / "checkpoint")
+    # and while a query runs
+    state = str(tmp_path / "state2")
+    running = gpu_ops.join(left.df, right.df, on="k", suffixes=("", "_r"), state=state)
+    query = start(running, Sink(), tmp_path / "checkpoint2")
+    try:
+        query.processAllAvailable()
+        with pytest.raises(gpu_ops.StateError, match="running query"):
+            gpu_ops.join(left.df, right.df, on="k", suffixes=("", "_r"), state=state)
+    finally:
+        query.stop()
+
+
+def test_explain(left: Source, right: Source, tmp_path: Path) -> None:
+    joined = gpu_ops.join(
+        stream(left.df, name="orders", row_kind="op", unique_key="k", ttl="7 days"),
+        stream(right.df, name="prices", sequence_by="k"),
+        on="K",  # Spark does not tell case apart
+        how="full",
+        where="orders.a > 'm'",
+        emit="per_event",
+        state=str(tmp_path / "state"),
+        name="priced",
+    )
+    text = gpu_ops.explain(joined.where("k > 1").select("k"))
+    assert text.splitlines()[:4] == [
+        "regular join, full: orders, prices  (metrics 'priced')",
+        "  key         orders.k = prices.k",
+        "  where       orders.a > 'm'",
+        "  emit        per_event: the changelog Flink emits, change by change",
+    ]
+    for part in (
+        "2 (spark.sql.shuffle.partitions)",
+        "backend     cpu (",
+        str(tmp_path / "state"),
+        "orders: row kinds in 'op', unique key k (upsert); 2 columns",
+        "at most one row per join key, 7 days after the last write",
+        "prices: insert-only, ordered by k; 3 columns",
+    ):
+        assert part in text
+    chained = in_memory(gpu_ops.anti_join, joined, stream(right.df, name="more"), on="k", name="rest")
+    assert [line for line in gpu_ops.explain(chained).splitlines() if "metrics" in line] == [
+        "semi/anti join, anti: left, more  (metrics 'rest')",
+        "regular join, full: orders, prices  (metrics 'priced')",
+    ]
+    with pytest.raises(gpu_ops.DescriptionError, match="no join of ours"):
+        gpu_ops.explain(left.df)
+
+
+def test_memory_only_is_warned_about(left: Source, right: Source) -> None:
+    with pytest.warns(gpu_ops.MemoryOnlyStateWarning, match="lives in memory only") as caught:
+        gpu_ops.join(left.df, right.df, on="k", suffixes=("", "_r"))
+    assert caught[0].filename == __file__
+
+
+def test_refusals(spark: Any, left: Source, right: Source) -> None:
+    static = spark.range(3).withColumnRenamed("id", "k")
+    with pytest.raises(gpu_ops.NotBuiltError, match="two static DataFrames"):
+        gpu_ops.join(static, static, on="k")
+    with pytest.raises(gpu_ops.NotBuiltError, match="the right input is a static DataFrame"):
+        gpu_ops.join(left.df, static, on="k")
+    with pytest.raises(gpu_ops.DescriptionError, match="unique_key names 'nope'; there are op, k, a"):
+        stream(left.df, unique_key="nope")
+    with pytest.raises(gpu_ops.DescriptionError, match="row kinds are strings, column 'k' is bigint"):
+        gpu_ops.join(stream(left.df, row_kind="k"), right.df, on="op")
+    with pytest.raises(gpu_ops.DescriptionError, match="two columns 'op'"):
+        gpu_ops.join(left.df, right.df, on="k")
+    with pytest.raises(gpu_ops.DescriptionError, match=r"'A' twice|'a' twice"):
+        gpu_ops.join(left.df, right.df.selectExpr("k", "b as A"), on="k")
+    with pytest.raises(gpu_ops.DescriptionError, match="not int"):
+        gpu_ops.join(left.df, 7, on="k")  # type: ignore[arg-type]
+    with pytest.raises(gpu_ops.DescriptionError, match="partitions=0"):
+        gpu_ops.join(left.df, right.df, on="k", suffixes=("", "_r"), partitions=0)
+    if hasattr(spark, "conf") and spark.version >= "4":
+        collated = left.df.selectExpr("k", "a collate UTF8_LCASE as a")
+        with pytest.raises(gpu_ops.NotBuiltError, match="collation"):
+            gpu_ops.join(collated, stream(collated, name="r"), on="a", suffixes=("", "_r"))
+
+
+def test_connect_is_refused() -> None:
+    frame = type("DataFrame", (), {"__module__": "pyspark.sql.connect.dataframe", "sparkSession": None})()
+    with pytest.raises(gpu_ops.NotBuiltError, match="Spark Connect"):
+        stream(frame)
+
+
+def test_changelogs_in_unions_keep_their_partitions(
+    spark: Any, left: Source, right: Source, tmp_path: Path
+) -> None:
+    left.add(*({"op": "+I", "k": k, "a": "x"} for k in range(20)))
+    right.add(*({"op": "+I", "k": k, "b": 1.0} for k in range(20)))
+    one = in_memory(gpu_ops.join, left.df.drop("op"), right.df.drop("op"), on="k", partitions=2)
+    none = in_memory(
+        gpu_ops.join,
+        left.df.drop("op"),
+        stream(right.df.drop("op"), name="r"),
+        where="left.k = r.k",
+        suffixes=("", "_r"),
+    )
+    assert open_tasks(one.where("k > 3")) == [2]
+    assert open_tasks(left.df) == [None]
+    assert open_tasks(one.unionAll(one).unionAll(none.select(one.columns))) == [2, 2, 1]
+    assert open_tasks(one.repartition(3)) == [None]
+    assert [union_order([2], [None]), union_order([None], [2]), union_order([1], [2])] == [0, 1, 1]
+    with pytest.raises(gpu_ops.DescriptionError, match="same partitions"):
+        union_order([3], [2])
+
+    # as the right input, where the left one brings tasks of its own
+    second = in_memory(gpu_ops.join, left.df.drop("op"), stream(one, name="one"), on="k", suffixes=("", "_1"))
+    sink = Sink()
+    drain(second, sink, tmp_path / "checkpoint")
+    assert sink.table == sorted(((k, "x", "x", 1.0) for k in range(20)), key=repr)
+    # and where the user's own plan makes it wrong, it is refused
+    behind = left.df.selectExpr("op as row_kind", "k", "a", "cast(null as double) as b").unionAll(one)
+    for number, df in enumerate((behind, one.coalesce(1))):
+        with pytest.raises(Exception, match="DescriptionError") as caught:
+            drain(df, Sink(), tmp_path / f"checkpoint{number}")
+        assert "repartition() instead of coalesce()" in str(caught.value)
+
+
+@pytest.mark.parametrize("missing", ["pyspark", "cudf"])
+def test_import_needs_no_spark(missing: str) -> None:
+    code = (
+        f"import sys; sys.modules['{missing}'] = sys.modules['cudf'] = None\n"
+        "import gpu_ops, gpu_ops.spark\n"
+        "assert not [m for m in sys.modules if m.startswith(('pyspark.', 'pandas', 'py4j'))]\n"
+        "assert gpu_ops.Join and 'join' in dir(gpu_ops)\n"
+        "try: gpu_ops.join\n"
+        "except ImportError as e: print(e)\n"
+        "else: print('there')\n"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ("pip install 'gpu-join[spark]'" in out.stdout) == (missing == "pyspark")
