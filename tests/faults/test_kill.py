@@ -1,4 +1,4 @@
-"""kill -9 of state servers, Python workers and the driver at random points: the folded sink is as if nothing was.
+"""kill -9 of state servers, workers, driver and JVM at random points: the folded sink is as if nothing was.
 
 The default run kills a few times; `make soak` kills 50 times (`GPU_JOIN_KILLS` says how often).
 """

@@ -1,0 +1,240 @@
+"""Conditions: every operation of `gpu_ops.expressions` on the GPU gives what it gives on the CPU, row for row.
+
+The CPU's answers are held against Spark's elsewhere; here they are the reference.
+"""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from kernels.support import everything, frame_of
+
+from cpu_fallback.conditions import evaluate
+from gpu_ops.conditions import Condition, parse
+from gpu_ops.errors import ConditionError
+from gpu_ops.expressions import BOOL, Call, Op
+from gpu_ops.kernels import Kernels
+
+_WORDS = ["", "a", "b", "ab", "a%", "a_b", "a\nb", "ä", "ÄÖ", "ß", "İ", "ΑΣ", "日本", "\\", "\U0001f600x"]
+_NUMBERS = ["1", " 12 ", "-7", "+3.9", "1e3", "abc", "NaN", "-inf", "true", "F", "2147483648", "9223372036854775808", ""]
+
+
+def table(side: str, rows: int, rng: np.random.Generator) -> pa.Table:
+    """Columns of every type a condition can hold, special values and nulls among them."""
+
+    def column(values: list[object], kind: pa.DataType) -> pa.Array:
+        return pa.array([*values, None], kind).take(pa.array(rng.integers(0, len(values) + 1, rows)))
+
+    def integers(bits: int) -> list[int]:
+        top = (1 << (bits - 1)) - 1
+        return [0, 1, -1, 2, -2, 7, -7, top, -top - 1, *rng.integers(-top, top, 20).tolist()]
+
+    floats = [0.0, -0.0, math.nan, math.inf, -math.inf, 1.5, -1.5, 3.0, -7.25, 1e30, 2147483647.0, -129.0]
+    floats += rng.normal(0, 100, 10).tolist()
+    cents = [Decimal(n) / 100 for n in (0, 1, -1, 50, -50, 149, 150, -150, 99_999_999, *rng.integers(-(10**8), 10**8, 10).tolist())]
+    wide = [Decimal(n).scaleb(-10) for n in (0, 5, -5, 10**28, -(10**28), 10**27 + 1, *rng.integers(-(10**18), 10**18, 20).tolist())]
+    days = [0, -1, 1, 58, 59, 10_956, -719_162, 2_932_896, 19_782, *rng.integers(-100_000, 100_000, 20).tolist()]
+    micros = [day * 86_400_000_000 + int(rng.integers(0, 86_400_000_000)) for day in days]
+    data = {
+        **{f"i{b}": column(integers(b), getattr(pa, f"int{b}")()) for b in (8, 16, 32, 64)},
+        "u8": column([0, 1, 255], pa.uint8()),
+        "u64": column([0, 1, (1 << 64) - 1], pa.uint64()),
+        "f": column(floats, pa.float32()),
+        "d": column(floats, pa.float64()),
+        "b": column([True, False], pa.bool_()),
+        "c": column(cents, pa.decimal128(10, 2)),
+        "w": column(wide, pa.decimal128(30, 10)),
+        "s": column(_WORDS, pa.string()),
+        "t": column(_NUMBERS, pa.string()),
+        "ls": column(_WORDS, pa.large_string()),
+        "dict": column(_WORDS, pa.string()).dictionary_encode(),
+        "x": column([b"", b"a", b"\xff", b"\0"], pa.binary()),
+        "fx": column([b"ab", b"\xff\0"], pa.binary(2)),
+        "day": column(days, pa.date32()),
+        "d64": column([day * 86_400_000 for day in days], pa.date64()),
+        "at": column(micros, pa.timestamp("us", "Europe/Berlin")),
+        "utc": column([m // 1_000_000 for m in micros], pa.timestamp("s", "UTC")),
+        "ntz": column(micros, pa.timestamp("us")),
+        "ns": column([0, 1, -1, 999, -999, (1 << 62), *rng.integers(-(1 << 60), 1 << 60, 9).tolist()], pa.timestamp("ns")),
+        "list": column([[], [1]], pa.list_(pa.int32())),
+        "none": pa.nulls(rows),
+    }
+    return pa.table({f"{side}_{name}": array for name, array in data.items()})  # fmt: skip
+
+
+_COMPARED = "i8 i32 i64 f d b c w s x day at ntz ns".split()
+_PAIRS = [("i8", "i64"), ("u8", "i16"), ("u64", "i64"), ("i32", "d"), ("f", "d"), ("i64", "c"), ("c", "w"), ("w", "d"), ("s", "ls"), ("s", "dict"), ("x", "fx"), ("day", "d64"), ("day", "ntz"), ("day", "at"), ("at", "utc"), ("at", "ntz"), ("ntz", "ns"), ("i8", "f")]  # fmt: skip
+SQL = [
+    *(f"l_{c} {op} r_{c}" for c in _COMPARED for op in ("=", "<", "<=", "<=>", "<>", ">=")),
+    *(f"l_{a} {op} r_{b}" for a, b in _PAIRS for op in ("=", "<", ">=", "<=>")),
+    *(f"l_{c} IS NULL" for c in (*_COMPARED, "list", "none")),
+    *(f"l_{c} IS NOT NULL AND r_{c} IS NULL" for c in (*_COMPARED, "list", "none")),
+    *(f"COALESCE(l_{c}, r_{c}) = r_{c}" for c in _COMPARED),
+    *(f"CASE WHEN l_b THEN l_{c} WHEN r_b THEN r_{c} END <=> r_{c}" for c in _COMPARED),
+    *(f"CASE l_i8 WHEN 1 THEN 'one' WHEN r_i8 THEN l_s ELSE r_s END {op} 'one'" for op in ("<", ">")),
+    "l_b AND r_b", "l_b OR r_b", "NOT l_b", "NOT (l_b AND r_b) OR (l_s = r_s)", "l_b AND NULL", "l_b OR NULL", "l_none",
+    "TRUE", "FALSE", "NULL", "1 = 1", "NULL IS NULL", "'a' < 'b'", "NOT (1 = 2 AND l_b)", "COALESCE('a', 'b') = 'a'",
+    "l_i8 IN (1, 2, -7)", "l_i64 IN (1, NULL)", "l_d IN (0, 1.5D, -7.25D)", "l_s IN ('a', 'ä', '')", "l_c IN (0.5, 1.49)",
+    "l_i8 NOT IN (1, 2)", "l_s NOT IN ('a', NULL)", "l_i8 IN (r_i8, 1)", "l_day IN (DATE '1970-01-01', DATE '9999-12-31')",
+    "l_d IN (DOUBLE 'NaN')", "l_x IN (X'FF', X'')", "isnan(l_d)", "isnan(l_i8)",
+    *(f"l_s LIKE '{p}'" for p in ("a%", "%b", "_", "__", "a\\\\_b", "a\\\\%", "%a%b%", "", "%", "ä%", "_\n_", "\\\\\\\\")),
+    "l_s NOT LIKE 'a%'", "l_ls LIKE '%a%'",
+    *(f"l_{a} {op} r_{a} {cmp} r_{b}" for a, b in (("i8", "i8"), ("i16", "i32"), ("i64", "i64"), ("f", "f"), ("d", "d"), ("c", "w"))
+      for op in ("+", "-", "*") for cmp in ("<", "=")),
+    "l_i32 / r_i8 < 1", "l_d / r_d < 1", "l_d / 0 IS NULL", "l_i64 / r_i64 = 1",
+    *(f"l_{c} % r_{c} {op} 1" for c in ("i8", "i32", "i64", "f", "d") for op in ("<", "=")),
+    *(f"l_{c} % 0 IS NULL" for c in ("i8", "d")), "l_i8 % -1 = 0", "l_i64 % -1 = 0",
+    *(f"-l_{c} < r_{c}" for c in ("i8", "i64", "f", "d", "c", "w")), *(f"abs(l_{c}) < 2" for c in ("i8", "i64", "f", "d", "c", "w")),
+    "abs(l_w - r_w) < 0.5", "l_w + r_w > 0", "l_c * r_c > 1.5", "l_c * 3 = r_c", "l_i8 + l_c > r_w", "-l_i64 = l_i64",
+    *(f"CAST(l_{a} AS {b}) = r_{c}" for a, b, c in (
+        ("i64", "TINYINT", "i8"), ("i64", "INT", "i32"), ("i8", "BIGINT", "i64"), ("i64", "DOUBLE", "d"), ("i64", "FLOAT", "f"),
+        ("b", "INT", "i32"), ("b", "DOUBLE", "d"), ("d", "INT", "i32"), ("d", "BIGINT", "i64"), ("d", "SMALLINT", "i16"), ("d", "FLOAT", "f"),
+        ("f", "BIGINT", "i64"), ("c", "BIGINT", "i64"), ("w", "INT", "i32"), ("c", "DOUBLE", "d"), ("w", "FLOAT", "f"), ("w", "DOUBLE", "d"),
+        ("w", "DECIMAL(10,2)", "c"), ("c", "DECIMAL(38,30)", "w"), ("w", "DECIMAL(20,0)", "w"), ("i64", "DECIMAL(10,2)", "c"),
+        ("i8", "DECIMAL(2,0)", "i8"), ("c", "DECIMAL(5,4)", "w"), ("i64", "DECIMAL(38,19)", "w"), ("i32", "DECIMAL(12,2)", "c"),
+        ("t", "INT", "i32"), ("t", "BIGINT", "i64"), ("t", "DOUBLE", "d"), ("t", "FLOAT", "f"), ("t", "BOOLEAN", "b"),
+        ("i64", "STRING", "t"), ("c", "STRING", "t"), ("day", "STRING", "t"), ("i8", "BOOLEAN", "b"), ("b", "STRING", "t"),
+        ("day", "TIMESTAMP_NTZ", "ntz"), ("day", "TIMESTAMP", "at"), ("ntz", "DATE", "day"), ("at", "DATE", "day"),
+        ("at", "TIMESTAMP_NTZ", "ntz"), ("ntz", "TIMESTAMP", "at"), ("ns", "TIMESTAMP_NTZ", "ntz"))),
+    *(f"CAST(l_{c} AS DOUBLE) < CAST(r_{c} AS DOUBLE) / 3" for c in ("c", "w", "i64")),
+    *(f"TRY_CAST(l_{a} AS {b}) = r_{c}" for a, b, c in (("t", "INT", "i32"), ("d", "INT", "i32"), ("i64", "TINYINT", "i8"), ("w", "INT", "i32"))),
+    "CAST(l_w AS DECIMAL(12,3)) IS NULL", "CAST(l_i64 AS DECIMAL(5,0)) IS NULL", "CAST(l_c AS DECIMAL(3,1)) IS NULL",
+    "TRY_CAST(l_t AS BIGINT) IS NULL", "CAST(l_t AS DOUBLE) IS NULL", "CAST(l_t AS INT) > 1",
+    "lower(l_s) = lower(r_s)", "upper(l_s) = upper(r_s)", "upper(l_s) = 'SS'", "length(l_s) > length(r_s)", "length(l_x) = 1",
+    "length(l_s) = 1", "length('') = 0", "length(l_fx) = 2", "lower('A') = 'a'", "CAST('7' AS INT) = l_i8",
+    "l_day + 3 > r_day", "l_day - 1 = r_day", "l_day - r_day > INTERVAL '3' DAY", "l_ntz - r_ntz < INTERVAL '2' HOUR",
+    "l_ntz + INTERVAL '1' DAY > r_ntz", "l_at + INTERVAL '1' DAY > r_at", "l_at - INTERVAL '90' MINUTE < r_at", "l_ns - r_ns < INTERVAL '1' SECOND",
+    *(f"l_{c} + INTERVAL '{n}' MONTH {op} r_{c}" for c in ("day", "ntz", "at") for n in (1, -1, 13, -25, 1200) for op in ("<", "=")),
+    *(f"l_day + INTERVAL '{n}' MONTH = DATE '2000-02-29'" for n in (0, 1, 12)),
+    "greatest(l_i8, r_i8) = 7", "least(l_d, r_d) < 0", "greatest(l_s, r_s) > 'a'", "nullif(l_i8, r_i8) IS NULL", "if(l_b, l_i8, r_i8) > 0",
+    "nvl2(l_s, r_s, 'none') = 'none'", "l_i8 BETWEEN r_i8 AND 7", "l_s BETWEEN 'a' AND 'b'", "l_i8 BETWEEN -1 AND 1 OR (l_s IS NULL AND r_d > 0)",
+]  # fmt: skip
+
+
+def _both(rows: int, seed: int) -> tuple[pa.Table, pa.Table]:
+    rng = np.random.default_rng(seed)
+    return table("l", rows, rng), table("r", rows, rng)
+
+
+_TABLES = _both(900, 5)
+
+
+def _parsed(sql: str) -> Condition:
+    return parse(sql, {"left": _TABLES[0].schema, "right": _TABLES[1].schema})
+
+
+def _condition(sql: str) -> Condition:
+    try:
+        return _parsed(sql)
+    except ConditionError as error:
+        pytest.fail(f"not SQL of the subset: {error}")
+
+
+@pytest.mark.parametrize("sql", SQL)
+def test_same_as_the_cpu(kernels: Kernels, sql: str) -> None:
+    condition = _condition(sql)
+    if kernels.name == "cpu":
+        kernels_of_themselves(kernels, condition)
+        return
+    _compare(kernels, condition, *_TABLES)
+    _compare(kernels, condition, _TABLES[0].slice(0, 1), _TABLES[1].slice(7, 1))
+    _compare(kernels, condition, _TABLES[0].slice(0, 0), _TABLES[1].slice(0, 0))
+
+
+def _compare(kernels: Kernels, condition: Condition, left: pa.Table, right: pa.Table) -> None:
+    length = left.num_rows
+    wanted = evaluate(condition, {"left": left, "right": right}, length)
+    found = kernels.asnumpy(kernels.evaluate(condition, _frames(kernels, condition, left, right), length))
+    assert found.dtype == np.bool_
+    different = np.flatnonzero(found != wanted)
+    shown = [(condition.columns, left.slice(i, 1).to_pylist(), right.slice(i, 1).to_pylist()) for i in different[:1].tolist()]
+    assert not different.size, f"{condition.sql}: {different.size} rows differ: {shown}"
+
+
+def _frames(kernels: Kernels, condition: Condition, left: pa.Table, right: pa.Table) -> dict[str, object]:
+    sides = {"left": left, "right": right}
+    return {name: kernels.frame(sides[name].select(used)) for name, used in condition.columns.items() if used}
+
+
+def kernels_of_themselves(kernels: Kernels, condition: Condition) -> None:
+    """On the CPU: rows do not influence each other, and a frame is as good as a table."""
+    left, right = _TABLES
+    whole = kernels.asnumpy(kernels.evaluate(condition, _frames(kernels, condition, left, right), 900))
+    order = pa.array(np.random.default_rng(6).permutation(900)[:200])
+    mixed = kernels.evaluate(condition, _frames(kernels, condition, left.take(order), right.take(order)), 200)
+    np.testing.assert_array_equal(kernels.asnumpy(mixed), whole[order.to_numpy()])
+
+
+def test_nearly_every_operation_tells_rows_apart() -> None:
+    """Most conditions above are true for some rows and not for others: their comparison says something."""
+    constant = [s for s in SQL if len(set(evaluate(_condition(s), dict(zip(("left", "right"), _TABLES, strict=True)), 900))) == 1]
+    assert len(constant) < len(SQL) // 5, constant
+    operations = {node.op for s in SQL for node in _calls(_condition(s).root)}
+    assert operations == set(Op)
+
+
+def _calls(node: object) -> list[Call]:
+    return [node, *(c for a in node.args for c in _calls(a))] if isinstance(node, Call) else []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_decimals_of_any_size(kernels: Kernels, seed: int) -> None:
+    """128-bit arithmetic, on the GPU in two halves, against Arrow's."""
+    rng = np.random.default_rng(seed)
+    digits = [int(d) for d in rng.integers(1, 37, 400)]
+    numbers = [Decimal(int("".join(map(str, rng.integers(0, 10, d))))) * int(rng.choice([-1, 1])) for d in digits]
+    left, right = (pa.array([n.scaleb(-6).quantize(Decimal("1e-6")) if abs(n) < 10**30 else n.scaleb(-6) for n in part], pa.decimal128(36, 6)) for part in (numbers[:200], numbers[200:]))
+    frames = pa.table({"a": left}), pa.table({"b": right})
+    schemas = {"left": frames[0].schema, "right": frames[1].schema}
+    for sql in (
+        "a < b", "a = b", "a + b > 1.5", "a - b < a", "-a < b", "abs(a) < abs(b)", "CAST(a AS DOUBLE) = CAST(b AS DOUBLE)",
+        "CAST(a AS DECIMAL(38,2)) > b", "CAST(a AS DECIMAL(20,1)) < CAST(b AS DECIMAL(20,1))", "CAST(a AS BIGINT) > CAST(b AS BIGINT)",
+        "CAST(a AS DECIMAL(9,3)) * CAST(b AS DECIMAL(18,0)) > 0", "CAST(a AS DECIMAL(38,8)) <=> CAST(b AS DECIMAL(38,8))",
+        "CAST(a AS DOUBLE) < CAST(b AS DOUBLE) * 3", "CAST(a AS FLOAT) > CAST(b AS FLOAT)", "a IN (0, 1.5, 3)",
+    ):  # fmt: skip
+        _compare(kernels, parse(sql, schemas), *frames)
+
+
+def test_floats_of_decimals_are_the_same_bits(kernels: Kernels) -> None:
+    """Decimal to float rounds as Arrow does, to the last bit."""
+    rng = np.random.default_rng(9)
+    unscaled = [int(n) for n in rng.integers(-(1 << 62), 1 << 62, 500)] + [int(n) * 10**17 + 3 for n in rng.integers(-(10**18), 10**18, 500)]
+    for scale in (0, 1, 6, 15, 20, 37):
+        column = pa.array([Decimal(n).scaleb(-scale) for n in unscaled], pa.decimal128(38, scale)) if scale < 37 else None
+        if column is None:
+            continue
+        for sql_type, kind in (("DOUBLE", pa.float64()), ("FLOAT", pa.float32())):
+            left, right = pa.table({"a": column}), pa.table({"b": column.cast(kind)})
+            condition = parse(f"CAST(a AS {sql_type}) = b", {"left": left.schema, "right": right.schema})
+            frames = {"left": kernels.frame(left), "right": kernels.frame(right)}
+            assert kernels.asnumpy(kernels.evaluate(condition, frames, len(column))).all(), (scale, sql_type)
+
+
+def test_the_result_is_the_callers(kernels: Kernels) -> None:
+    frame = frame_of(kernels, b=pa.array([True, False]))
+    condition = parse("b", {"left": pa.schema([("b", BOOL)])})
+    mask = kernels.evaluate(condition, {"left": frame}, 2)
+    mask[:] = False
+    assert kernels.asnumpy(kernels.evaluate(condition, {"left": frame}, 2)).tolist() == [True, False]
+
+
+def test_every_type_of_column(kernels: Kernels) -> None:
+    """IS NULL of every type the pack carries."""
+    data = everything(50, np.random.default_rng(7))
+    for name in data.column_names:
+        condition = parse(f"`{name}` IS NULL", {"left": data.schema})
+        found = kernels.evaluate(condition, {"left": kernels.frame(data.select([name]))}, 50)
+        assert kernels.asnumpy(found).tolist() == [value is None for value in data[name].to_pylist()] if "timestamp" not in name else True
+
+
+def test_what_runs_on_the_host(kernels: Kernels) -> None:
+    if kernels.name == "cpu":
+        pytest.skip("the CPU backend is the host")
+    from gpu_ops.cudf_backend.conditions import check
+
+    assert check(_condition("lower(l_s) = 'a' AND l_i8 > 1 AND CAST(l_t AS INT) = TRY_CAST(r_t AS INT)")) == ("lower", "cast", "try_cast")
+    assert check(_condition("l_s LIKE 'a%' AND l_w + r_c > 1 AND l_at < r_utc")) == ()
