@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -222,7 +223,7 @@ class Join:
         """Left and right."""
         return self.left, self.right
 
-    @property
+    @functools.cached_property
     def condition(self) -> Condition | None:
         """The residual condition, parsed and typed."""
         if self.where is None:
@@ -234,7 +235,7 @@ class Join:
         """Whether left and right rows without a match are padded."""
         return self.how in ("left", "full"), self.how in ("right", "full")
 
-    @property
+    @functools.cached_property
     def output(self) -> tuple[OutputColumn, ...]:
         """The changelog's columns after ``row_kind``."""
         left, right = self.left.schema, self.right.schema
@@ -256,7 +257,7 @@ class Join:
                 columns.append(OutputColumn(field.name + suffix, side, field.name, None, field.type))
         return tuple(columns)
 
-    @property
+    @functools.cached_property
     def output_schema(self) -> pa.Schema:
         """The changelog's schema: ``row_kind``, then the columns."""
         fields = [pa.field(c.name, c.type) for c in self.output]

@@ -60,3 +60,11 @@ def test_make_targets():
     makefile = (ROOT / "Makefile").read_text()
     for target in set(re.findall(r"`?make ([a-z-]+)`?", (ROOT / "README.md").read_text())):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_figures_are_the_committed_ones():
+    from benchmarks.report import report
+
+    assert report() in (ROOT / "README.md").read_text(), (
+        "run `python -m benchmarks.report` and paste what it says"
+    )

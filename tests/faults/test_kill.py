@@ -118,7 +118,8 @@ def check(data: Path, sink: Path) -> None:
             f"GROUP BY ALL HAVING sum(CASE WHEN op IN ('+I', '+U') THEN 1 ELSE -1 END) > 0"
         )
     con.sql(
-        "CREATE VIEW expected AS SELECT orders.*, price, source, 1 AS n FROM orders LEFT JOIN prices USING (order_id)"
+        "CREATE VIEW expected AS SELECT orders.*, price, source, 1 AS n "
+        "FROM orders LEFT JOIN prices ON orders.order_id = prices.order_id"
     )
     con.sql(
         "CREATE VIEW folded AS SELECT order_id, customer, amount, note, price, source, "

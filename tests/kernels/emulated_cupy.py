@@ -65,6 +65,10 @@ class ndarray(HOST):  # noqa: N801 - cupy's name
     def __setitem__(self, index: Any, value: Any) -> None:
         self.view(HOST)[plain(index)] = plain(value)
 
+    def astype(self, dtype: Any, *, copy: bool = True) -> Any:
+        with np.errstate(all="ignore"):  # a card says nothing
+            return wrapped(self.view(HOST).astype(dtype, copy=copy))
+
     def sum(self, **options: Any) -> Any:
         return wrapped(self.view(HOST).sum(**options))
 
