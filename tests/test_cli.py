@@ -234,6 +234,13 @@ def test_demo_exit_status(command, monkeypatch, tmp_path, right):
     assert asked == {"scale": 0.5, "rows": 5000, "backend": "cpu", "keep": keep}
 
 
+def test_demo_keeps_what_is_there(command, tmp_path):
+    (tmp_path / "mine").touch()
+    status, _, err = command("demo", "--keep", str(tmp_path))
+    assert status == 1
+    assert "not empty" in err
+
+
 def test_demo_says_what_it_lacks(command, monkeypatch):
     monkeypatch.setattr(cli.importlib.util, "find_spec", lambda _: None)
     status, _, err = command("demo")

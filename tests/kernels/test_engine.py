@@ -1,0 +1,172 @@
+"""Engines on any backend: row for row the same changelog and the same state as on the CPU."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from conformance.case import BUILT, Case, read_cases
+from conformance.test_conformance import check_events, check_view
+from kernels.support import TYPES, everything, plain_rows, same
+from oracle.drive import Backend, cuts
+from oracle.traces import HOWS, LAYOUTS, Shape, recipe, trace
+
+from cpu_fallback import CpuKernels
+from gpu_ops.joins import Emit, Input, Join, JoinType, Key
+
+EMITS: tuple[Emit, ...] = ("per_event", "per_batch")
+CPU = Backend("cpu")
+Batches = Sequence[Mapping[str, Any]]
+Result = tuple[list[pa.Table], list[np.ndarray], dict[str, pa.Table]]
+
+
+def run(backend: Backend, join: Join, batches: Batches, start: dict[str, pa.Table] | None = None) -> Result:
+    """Changelogs, their sequences and the state after; every other micro-batch is first discarded once."""
+    tables, sequences = [], []
+    with backend.engine(join) as engine:
+        if start is not None:
+            engine.restore(start)
+        for number, inputs in enumerate(batches):
+            if number % 2:
+                engine.prepare(**inputs)
+                engine.discard()
+            batch = engine.prepare(**inputs)
+            engine.commit()
+            tables.append(batch.changelog)
+            sequences.append(batch.sequence)
+        return tables, sequences, engine.snapshot()
+
+
+def alike(found: Result, wanted: Result) -> None:
+    for number, (ours, theirs) in enumerate(zip(found[0], wanted[0], strict=True)):
+        try:
+            same(ours, theirs)
+        except AssertionError as error:
+            raise AssertionError(f"micro-batch {number}: {error}") from None
+    for ours, theirs in zip(found[1], wanted[1], strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    for name in ("left", "right"):
+        same(found[2][name], wanted[2][name])
+
+
+def batches_of(shape: Shape, join: Join, seed: int, *, events: int = 240) -> Batches:
+    made = recipe(shape, events, seed, live=30, malformed=True)
+    return [cut.inputs for cut in cuts(join, trace(shape, made), (50, 1, 17, 30, 2), shuffle=seed)]
+
+
+SHAPES = [
+    *(Shape(how, layout, LAYOUTS[(i + 1) % 3]) for i, layout in enumerate(LAYOUTS) for how in HOWS),
+    *(Shape(how, "multiset", "unique_key", keys="string") for how in HOWS),
+    *(Shape(how, "unique_key", "multiset", keys="double", null_safe=how != HOWS[6]) for how in HOWS),
+    *(Shape(how, "multiset", "multiset", keys="composite", residual=(("a_x", ">", "b_x"),)) for how in HOWS),
+    *(Shape(how, "unique_key", "unique_key", keys="mixed_width", residual=(("a_s", "<>", "b_s"),)) for how in HOWS),
+]
+
+
+@pytest.mark.parametrize("emit", EMITS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_same_as_the_cpu(engines: Backend, shape: Shape, emit: Emit) -> None:
+    if engines.name == "cpu":
+        pytest.skip("the CPU backend is the reference")
+    join = shape.join(emit)
+    batches = batches_of(shape, join, seed=SHAPES.index(shape))
+    alike(run(engines, join, batches), run(CPU, join, batches))
+
+
+@pytest.fixture
+def one_hash(monkeypatch: pytest.MonkeyPatch, engines: Backend) -> Iterator[Any]:
+    """Make all hashes of the backend equal, or all but a few."""
+
+    def force(distinct: int) -> None:
+        backend: Any = sys.modules["gpu_ops.cudf_backend"].CudfKernels if engines.gpu else CpuKernels
+        honest = backend.hash_rows
+
+        def hash_rows(self: Any, *args: Any) -> Any:
+            return honest(self, *args) % np.uint64(distinct)
+
+        monkeypatch.setattr(backend, "hash_rows", hash_rows)
+
+    if engines.gpu:
+        import gpu_ops.cudf_backend  # noqa: F401
+
+    return force
+
+
+@pytest.mark.parametrize("distinct", [1, 3])
+@pytest.mark.parametrize("emit", EMITS)
+@pytest.mark.parametrize("how", HOWS)
+def test_collisions_of_hashes_change_nothing(engines: Backend, how: str, emit: Emit, distinct: int, one_hash: Any) -> None:
+    """Candidates are verified by equality, and neither slots nor the order of rows depend on hashes."""
+    shape = Shape(how, "multiset", "unique_key", keys="composite")
+    join = shape.join(emit)
+    batches = batches_of(shape, join, seed=3, events=120)
+    wanted = run(engines, join, batches)
+    one_hash(distinct)
+    alike(run(engines, join, batches), wanted)
+
+
+def all_types(side: str, rng: np.random.Generator, sizes: Sequence[int]) -> list[pa.Table]:
+    """Micro-batches of a multiset input with a column of every type: rows that come, and some of them that go."""
+    tables, live = [], everything(0, rng)
+    names = [f"{side}_{name}" for name in live.column_names]
+    for size in sizes:
+        come = everything(size, rng)
+        gone = live.take(pa.array(rng.permutation(live.num_rows)[: size // 2]))
+        live = pa.concat_tables([live, come]).combine_chunks()
+        kinds = pa.array(["+I"] * come.num_rows + ["-D"] * gone.num_rows)
+        table = pa.concat_tables([come, gone]).rename_columns(names).append_column("row_kind", kinds)
+        tables.append(table.combine_chunks())
+    return tables
+
+
+KEYS = [name for name, (kind, _) in TYPES.items() if not pa.types.is_nested(kind) and name != "null"]
+
+
+@pytest.mark.parametrize("emit", EMITS)
+@pytest.mark.parametrize("key", KEYS)
+def test_every_type_as_key_and_payload(engines: Backend, key: str, emit: Emit) -> None:
+    """A full join on a column of each type; retractions find their rows by the values of all columns."""
+    rng = np.random.default_rng(KEYS.index(key))
+    left, right = (all_types(side, rng, (12, 0, 5, 9)) for side in "lr")
+    inputs = [Input(name, table[0].schema.remove(len(table[0].schema) - 1), row_kind="row_kind") for name, table in (("L", left), ("R", right))]
+    join = Join("full", *inputs, keys=(Key(f"l_{key}", f"r_{key}"), Key("l_boolean", "r_boolean", null_safe=True)), emit=emit)
+    batches = [{"left": a, "right": b} for a, b in zip(left, right, strict=True)]
+    found = run(engines, join, batches)
+    assert sum(t.num_rows for t in found[0]) > 40
+    if engines.name != "cpu":
+        alike(found, run(CPU, join, batches))
+
+
+@pytest.mark.parametrize("how", ["inner", "left", "right", "full", "semi", "anti"])
+def test_state_resumes_on_the_other_backend(engines: Backend, how: JoinType) -> None:
+    shape = Shape(how, "multiset", "unique_key")
+    join = shape.join("per_event")
+    batches = batches_of(shape, join, seed=11)
+    half = len(batches) // 2
+    whole = run(CPU, join, batches)
+    for first, second in ((engines, CPU), (CPU, engines)):
+        _, _, state = run(first, join, batches[:half])
+        tables, _, _ = run(second, join, batches[half:], state)
+        for ours, theirs in zip(tables, whole[0][half:], strict=True):
+            assert sorted(map(repr, plain_rows(ours))) == sorted(map(repr, plain_rows(theirs)))
+
+
+def pytest_generate_golden() -> list[Case]:
+    folder = Path(__file__).parents[1] / "conformance" / "cases"
+    return [case for case in read_cases(folder) if case.kind in BUILT]
+
+
+@pytest.mark.parametrize("case", pytest_generate_golden(), ids=lambda case: case.name)
+def test_golden_cases(engines: Backend, case: Case) -> None:
+    """What Flink emitted, on the stand-ins too; real backends run them in `conformance`."""
+    if engines.name != "gpu-tiny" or "cupy" not in sys.modules or sys.modules["cupy"].__spec__ is not None:
+        pytest.skip("in tests/conformance")
+    if case.informative:
+        check_view(case, 40, "per_event", engines)
+    else:
+        check_events(case, 40, engines)

@@ -1,0 +1,109 @@
+"""The calls that the GPU backend makes exist in the installed pylibcudf, cupy and rmm, with those arguments.
+
+Importing them needs no card. Skipped where they are not installed.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gpu_ops
+
+BACKEND = Path(gpu_ops.__file__).parent / "cudf_backend"
+LIBRARIES = {"plc": "pylibcudf", "cp": "cupy", "cupyx": "cupyx", "rmm": "rmm"}
+METHODS = {
+    "Column": "child children copy data device_buffer_size list_view null_count null_mask offset size to_arrow to_scalar with_mask",
+    "Table": "columns copy num_rows",
+}  # fmt: skip
+
+
+def _chain(node: ast.AST) -> list[str] | None:
+    """``a.b.c`` as a list; None for anything else."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.insert(0, node.attr)
+        node = node.value
+    return [node.id, *parts] if isinstance(node, ast.Name) and parts else None
+
+
+def _uses() -> Iterator[tuple[str, tuple[str, ...], int | None, tuple[str, ...]]]:
+    """Where, what, and for calls the number of positional arguments and the names of the others."""
+    for path in sorted(BACKEND.glob("*.py")):
+        tree = ast.parse(path.read_text())
+        called = {id(node.func): node for node in ast.walk(tree) if isinstance(node, ast.Call)}
+        inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        for node in ast.walk(tree):
+            chain = _chain(node)
+            if chain is None or chain[0] not in LIBRARIES or id(node) in inner:
+                continue
+            call = called.get(id(node))
+            where = f"{path.name}:{node.lineno}"
+            if call is None or any(isinstance(arg, ast.Starred) for arg in call.args):
+                yield where, tuple(chain), None, ()
+            else:
+                yield where, tuple(chain), len(call.args), tuple(k.arg for k in call.keywords if k.arg)
+
+
+@pytest.fixture(scope="module")
+def libraries() -> dict[str, Any]:
+    missing = [name for name in LIBRARIES.values() if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"{missing[0]} is not installed")
+    return {short: importlib.import_module(name) for short, name in LIBRARIES.items()}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_calls_exist(libraries: dict[str, Any]) -> None:
+    importlib.import_module("rmm.mr")
+    seen = set()
+    for where, chain, positional, keywords in _uses():
+        found = libraries[chain[0]]
+        for name in chain[1:]:
+            assert hasattr(found, name), f"{where}: {'.'.join(chain)}: no {name}"
+            found = getattr(found, name)
+        seen.add(".".join(chain))
+        if positional is None:
+            continue
+        try:
+            signature = inspect.signature(found)
+        except (TypeError, ValueError):
+            continue  # ufuncs and builtin classes tell nothing
+        try:
+            signature.bind(*[None] * positional, **dict.fromkeys(keywords))
+        except TypeError as error:
+            pytest.fail(f"{where}: {'.'.join(chain)}{signature}: {error}")
+    assert {"plc.copying.gather", "plc.join.inner_join", "plc.hashing.xxhash_64", "cupyx.scatter_add"} <= seen
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_methods_exist(libraries: dict[str, Any]) -> None:
+    for owner, names in METHODS.items():
+        for name in names.split():
+            assert hasattr(getattr(libraries["plc"], owner), name), f"{owner}.{name}"
+    text = "".join(path.read_text() for path in BACKEND.glob("*.py"))
+    for name in "child copy data device_buffer_size list_view null_count null_mask offset to_scalar with_mask".split():
+        assert f".{name}(" in text, f"{name} is checked and not used"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_enums_exist(libraries: dict[str, Any]) -> None:
+    plc = libraries["plc"]
+    assert plc.copying.OutOfBoundsPolicy.NULLIFY.name == "NULLIFY"
+    assert plc.types.NullEquality.UNEQUAL.name == "UNEQUAL"
+    assert {"EQUAL", "LESS"} <= set(plc.binaryop.BinaryOperator.__members__)
+    assert {"BOOL8", "DECIMAL128"} <= set(plc.TypeId.__members__)
+
+
+def test_uses_are_found() -> None:
+    """The search above finds what is there to find."""
+    chains = {".".join(chain) for _, chain, _, _ in _uses()}
+    assert len(chains) > 40
+    assert {"plc.unary.is_valid", "rmm.mr.LimitingResourceAdaptor", "cp.cuda.MemoryPointer"} <= chains
