@@ -31,9 +31,7 @@ ORDERS = pa.schema(
         ("note", pa.string()),
     ]
 )
-PRICES = pa.schema(
-    [("op", pa.string()), ("order_id", pa.int64()), ("price", pa.float64()), ("source", pa.string())]
-)
+PRICES = pa.schema([("op", pa.string()), ("order_id", pa.int64()), ("price", pa.float64()), ("source", pa.string())])
 COUNTS_FILE = "counts.json"
 
 _KINDS = pa.array(["+I", "-U", "+U", "-D"])
@@ -126,9 +124,7 @@ def generate(
     return Changes(tables[0], tables[1], unique_key)
 
 
-def _timeline(
-    rng: np.random.Generator, size: int, share: float, *, reuse: bool
-) -> tuple[IntArray, IntArray, IntArray]:
+def _timeline(rng: np.random.Generator, size: int, share: float, *, reuse: bool) -> tuple[IntArray, IntArray, IntArray]:
     """The changes of one input in order: row kind code, entity, and which generated value each one carries.
 
     An entity is what has a history of its own: a unique key, or a single row. Its events are an insert,
@@ -161,9 +157,7 @@ def _timeline(
     return kind, entity[rows], value
 
 
-def _table(
-    rng: np.random.Generator, schema: pa.Schema, kind: IntArray, key: IntArray, value: IntArray
-) -> pa.Table:
+def _table(rng: np.random.Generator, schema: pa.Schema, kind: IntArray, key: IntArray, value: IntArray) -> pa.Table:
     values = int(value.max(initial=0)) + 1
     if schema is ORDERS:
         notes = pa.array([f"deliver to door {i} and ring twice" for i in range(1000)])
@@ -190,9 +184,7 @@ def count(changes: Changes) -> Counts:
         for name, table in inputs.items()
     }
     size = max((int(key.max(initial=-1)) + 1 for key in keys.values()), default=0)
-    sign = {
-        name: np.where(pc.starts_with(table["op"], "+").to_numpy(), 1, -1) for name, table in inputs.items()
-    }
+    sign = {name: np.where(pc.starts_with(table["op"], "+").to_numpy(), 1, -1) for name, table in inputs.items()}
 
     def folded(name: str, column: str | None = None) -> npt.NDArray[np.float64]:
         weight = sign[name] if column is None else sign[name] * inputs[name][column].to_numpy()

@@ -56,9 +56,7 @@ def summarise(values: Iterable[float]) -> Summary:
     return Summary(median, low, high, (high - low) / median if median else 0.0, measured)
 
 
-def interleave(
-    cases: Mapping[str, Callable[[], Result]], rounds: int, warmup: int = 0
-) -> dict[str, list[Result]]:
+def interleave(cases: Mapping[str, Callable[[], Result]], rounds: int, warmup: int = 0) -> dict[str, list[Result]]:
     """Run all cases in turns: A B C, C B A, A B C ...
 
     Args:

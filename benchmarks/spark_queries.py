@@ -34,9 +34,7 @@ def read_changes(spark: SparkSession, data: Path, files_per_trigger: int) -> tup
     return inputs[0], inputs[1]
 
 
-def our_join(
-    spark: SparkSession, data: Path, work: Path, files_per_trigger: int, **options: Any
-) -> DataFrame:
+def our_join(spark: SparkSession, data: Path, work: Path, files_per_trigger: int, **options: Any) -> DataFrame:
     """The left join, with durable state."""
     orders, prices = read_changes(spark, data, files_per_trigger)
     key = "order_id" if read_counts(data).unique_key else None
@@ -82,10 +80,7 @@ def run(df: DataFrame, work: Path) -> dict[str, Any]:
     """
     checkpoint = work / "checkpoint"
     query = (
-        df.writeStream.format("noop")
-        .option("checkpointLocation", str(checkpoint))
-        .trigger(availableNow=True)
-        .start()
+        df.writeStream.format("noop").option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
     )
     query.awaitTermination()
     progress = [p for p in query.recentProgress if p["numInputRows"]]
@@ -134,8 +129,6 @@ def local_session(cores: int = 2, **settings: str) -> SparkSession:
         "spark.sql.files.openCostInBytes": "1g",
         **settings,
     }
-    session: SparkSession = gpu_ops.spark.session(
-        "gpu-join benchmark", master=f"local[{cores}]", config=config
-    )
+    session: SparkSession = gpu_ops.spark.session("gpu-join benchmark", master=f"local[{cores}]", config=config)
     session.sparkContext.setLogLevel("ERROR")
     return session

@@ -34,9 +34,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gpu-join-data-") as folder:
         data = Path(folder)
-        counts = changes.write(
-            changes.generate(options.rows), data, files=round(options.rows / options.batch)
-        )
+        counts = changes.write(changes.generate(options.rows), data, files=round(options.rows / options.batch))
         spark = local_session()
 
         def ours(emit: str) -> dict[str, Any]:

@@ -22,11 +22,7 @@ Datum = Any
 
 def values(array: pa.Array) -> npt.NDArray[Any]:
     """The numbers of a fixed-width array, without a copy; under nulls anything."""
-    type_ = (
-        np.dtype(f"i{array.type.bit_width // 8}")
-        if kind(array.type) != "float"
-        else array.type.to_pandas_dtype()
-    )
+    type_ = np.dtype(f"i{array.type.bit_width // 8}") if kind(array.type) != "float" else array.type.to_pandas_dtype()
     buffer = array.buffers()[1]
     if buffer is None:
         return np.zeros(len(array), dtype=type_)
@@ -136,9 +132,7 @@ def _to_float(array: pa.Array, type_: pa.DataType) -> pa.Array:
     digits = pc.replace_substring_regex(text, r"^(.*[0-9.])[dDfF]$", r"\1")
     plain = pc.match_substring_regex(digits, r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$")
     number = pc.cast(pc.replace_substring_regex(_where(plain, digits), r"^\+", ""), type_)
-    special = pc.and_kleene(
-        pc.invert(plain), pc.match_substring_regex(text, "^(?i:[+-]?inf(inity)?|nan)$|^[+-]NaN$")
-    )
+    special = pc.and_kleene(pc.invert(plain), pc.match_substring_regex(text, "^(?i:[+-]?inf(inity)?|nan)$|^[+-]NaN$"))
     if not pc.any(special).as_py():
         return number
     return pc.if_else(special, pc.cast(_where(special, text), type_), number)
@@ -200,8 +194,4 @@ def _special(method: str) -> str:
     """A regular expression for the characters whose mapping depends on others, or is several characters."""
     if method == "lower":
         return "[\u0130\u03a3]"
-    return (
-        "["
-        + "".join(char for char in map(chr, range(0x80, sys.maxunicode + 1)) if len(char.upper()) > 1)
-        + "]"
-    )
+    return "[" + "".join(char for char in map(chr, range(0x80, sys.maxunicode + 1)) if len(char.upper()) > 1) + "]"

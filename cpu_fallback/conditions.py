@@ -136,9 +136,7 @@ def _equal(args: list[Datum], node: Call) -> Datum:
     return equal
 
 
-def _less(
-    compare: Callable[[Datum, Datum], Datum], *, or_equal: bool
-) -> Callable[[list[Datum], Call], Datum]:
+def _less(compare: Callable[[Datum, Datum], Datum], *, or_equal: bool) -> Callable[[list[Datum], Call], Datum]:
     def less(args: list[Datum], node: Call) -> Datum:
         left, right = args
         result = compare(left, right)
@@ -179,9 +177,7 @@ def _is_in(args: list[Datum], node: Call) -> Datum:
     found = pc.is_in(value, value_set=pa.array(known, type_))
     if isinstance(value, pa.Scalar):
         return found if value.is_valid else pa.scalar(None, pa.bool_())
-    return (
-        found if value.null_count == 0 else pc.if_else(value.is_valid(), found, pa.scalar(None, pa.bool_()))
-    )
+    return found if value.null_count == 0 else pc.if_else(value.is_valid(), found, pa.scalar(None, pa.bool_()))
 
 
 # --- numbers and times -----------------------------------------------------------------------

@@ -36,15 +36,12 @@ class CpuKernels:
 
     def frame(self, table: pa.Table) -> Frame:
         """Columns from Arrow, each in one piece."""
-        return Frame(
-            table.num_rows, {n: one_array(c) for n, c in zip(table.column_names, table.columns, strict=True)}
-        )
+        return Frame(table.num_rows, {n: one_array(c) for n, c in zip(table.column_names, table.columns, strict=True)})
 
     def to_arrow(self, frame: Frame, schema: pa.Schema) -> pa.Table:
         """Columns to Arrow, by position."""
         arrays = [
-            a if a.type == f.type else a.cast(f.type)
-            for a, f in zip(frame.columns.values(), schema, strict=True)
+            a if a.type == f.type else a.cast(f.type) for a, f in zip(frame.columns.values(), schema, strict=True)
         ]
         return pa.Table.from_arrays(arrays, schema=schema)
 

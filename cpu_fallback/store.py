@@ -142,15 +142,11 @@ class Column:
         if len(array) == 0:
             return
         dtype = self.offsets.data.dtype
-        offsets = np.frombuffer(
-            array.buffers()[1], dtype, count=len(array) + 1, offset=array.offset * dtype.itemsize
-        )
+        offsets = np.frombuffer(array.buffers()[1], dtype, count=len(array) + 1, offset=array.offset * dtype.itemsize)
         first, last = int(offsets[0]), int(offsets[-1])
         shift = int(self.offsets.data[self.offsets.length - 1]) - first
         if dtype == np.int32 and last + shift > np.iinfo(np.int32).max:
-            raise OverflowError(
-                f"more than 2^31 elements of {self.kind} in one partition; use more partitions"
-            )
+            raise OverflowError(f"more than 2^31 elements of {self.kind} in one partition; use more partitions")
         self.offsets.extend(offsets[1:] + dtype.type(shift))
         if self.values is not None:
             data = array.buffers()[2]

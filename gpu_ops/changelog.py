@@ -8,6 +8,7 @@ handed out beside the changelog.
 
 from __future__ import annotations
 
+import functools
 from typing import Final
 
 import numpy as np
@@ -23,7 +24,7 @@ UPDATE_AFTER: Final = 2
 DELETE: Final = 3
 
 ROW_KIND_COLUMN: Final = "row_kind"
-SHORT_STRINGS: Final = pa.array(["+I", "-U", "+U", "-D"], pa.string())
+SHORT_STRINGS: Final = ("+I", "-U", "+U", "-D")
 
 #: Every spelling understood, with its code. Debezium's ``u`` and ``r`` carry the new row alone, so
 #: an update needs a unique key to find the old one; that is what UPSERT marks.
@@ -37,7 +38,6 @@ DELTA: Final = {
 DEBEZIUM: Final = {"c": INSERT, "r": INSERT, "u": UPDATE_AFTER, "d": DELETE}
 
 _SPELLINGS: Final = {**FLINK, **DELTA, **DEBEZIUM}
-_VALUES: Final = pa.array(list(_SPELLINGS), pa.string())
 _CODES: Final = np.array(list(_SPELLINGS.values()), np.int8)
 _DEBEZIUM_UPDATE: Final = list(_SPELLINGS).index("u")
 
@@ -60,7 +60,7 @@ def decode_row_kinds(
         BadInputError: a null, an unknown spelling, or an update that names no old row.
     """
     column = _strings(column, input_name, column_name)
-    position = pc.index_in(column, _VALUES.cast(column.type))
+    position = pc.index_in(column, _strings_of(tuple(_SPELLINGS)).cast(column.type))
     if position.null_count:
         bad = column.filter(pc.is_null(position))[0].as_py()
         known = "+I -U +U -D, insert update_preimage update_postimage delete, or c u d r"
@@ -77,7 +77,7 @@ def decode_row_kinds(
 def known_row_kinds(column: pa.Array | pa.ChunkedArray, *, input_name: str, column_name: str) -> pa.Array:
     """Mask of the values that `decode_row_kinds` knows; other arguments and errors as there."""
     column = _strings(column, input_name, column_name)
-    return pc.is_in(column, _VALUES.cast(column.type))
+    return pc.is_in(column, _strings_of(tuple(_SPELLINGS)).cast(column.type))
 
 
 def _strings(column: pa.Array | pa.ChunkedArray, input_name: str, column_name: str) -> pa.Array:
@@ -86,12 +86,17 @@ def _strings(column: pa.Array | pa.ChunkedArray, input_name: str, column_name: s
         column = column.cast(column.type.value_type)
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
         sample = column[0].as_py() if len(column) else None
-        raise BadInputError(
-            input_name, column_name, f"row kinds are strings, this column is {column.type}", sample
-        )
+        raise BadInputError(input_name, column_name, f"row kinds are strings, this column is {column.type}", sample)
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
 def encode_row_kinds(codes: npt.NDArray[np.int8]) -> pa.Array:
     """The short strings of n row-kind codes."""
-    return SHORT_STRINGS.take(pa.array(codes))
+    return _strings_of(SHORT_STRINGS).take(pa.array(codes))
+
+
+@functools.cache
+def _strings_of(values: tuple[str, ...]) -> pa.Array:
+    # On first use, not on import: making an array from a list imports pandas, which Spark's Python
+    # workers, who only pass rows on, can do without.
+    return pa.array(values, pa.string())

@@ -83,9 +83,7 @@ def demo(
 
 @app.command()
 def inspect(
-    state: Annotated[
-        str, typer.Argument(help="State folder: a path, or a URI (file, hdfs, s3, gs).", metavar="STATE")
-    ],
+    state: Annotated[str, typer.Argument(help="State folder: a path, or a URI (file, hdfs, s3, gs).", metavar="STATE")],
     rows: Annotated[
         bool, typer.Option("--rows/--no-rows", help="Count rows, which reads every file; else sizes alone.")
     ] = True,
@@ -99,9 +97,7 @@ def inspect(
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def bench(
     context: typer.Context,
-    name: Annotated[
-        str, typer.Argument(help="Which one; behind it, after --, its own options.", metavar="NAME")
-    ],
+    name: Annotated[str, typer.Argument(help="Which one; behind it, after --, its own options.", metavar="NAME")],
 ) -> None:
     """Run a benchmark of a source checkout."""
     folder = _ROOT / "benchmarks"
@@ -133,9 +129,7 @@ def _version() -> str:
 
 
 def _fail(message: str) -> NoReturn:
-    Console(stderr=True, highlight=False).print(
-        f"gpu-join: {message}", style="red", markup=False, soft_wrap=True
-    )
+    Console(stderr=True, highlight=False).print(f"gpu-join: {message}", style="red", markup=False, soft_wrap=True)
     raise SystemExit(1)
 
 

@@ -73,12 +73,7 @@ class _Names:
         if len(inputs) > 1:
             raise TypeProblemError(f"{shown!r} has too many parts: write input.column (no fields of structs)")
         among = self._input(inputs[0], column) if inputs else list(self.inputs)
-        found = [
-            (name, field)
-            for name in among
-            for field in self.inputs[name]
-            if field.name.lower() == column.lower()
-        ]
+        found = [(name, field) for name in among for field in self.inputs[name] if field.name.lower() == column.lower()]
         if not found:
             raise TypeProblemError(self._no_column(column, among))
         if len(found) > 1:
@@ -112,6 +107,4 @@ def _closest(wanted: str, names: Mapping[str, object] | Sequence[str]) -> list[s
     """The names, those most like the wanted one first."""
     lowered = {name: name.lower() for name in names}
     close = difflib.get_close_matches(wanted.lower(), list(lowered.values()), n=3)
-    return sorted(
-        lowered, key=lambda name: close.index(lowered[name]) if lowered[name] in close else len(close)
-    )
+    return sorted(lowered, key=lambda name: close.index(lowered[name]) if lowered[name] in close else len(close))

@@ -61,9 +61,7 @@ class JoinEngine:
         self, join: Join, backend: Backend = "auto", *, memory_limit: int | None = None, tiny: bool = False
     ) -> None:
         self.join = join
-        self.kernels, self.backend_reason = make_kernels(
-            backend, tiny_segments=tiny, memory_limit=memory_limit
-        )
+        self.kernels, self.backend_reason = make_kernels(backend, tiny_segments=tiny, memory_limit=memory_limit)
         self.backend = self.kernels.name
         self.memory_limit = memory_limit
         self._clock_ms = 0

@@ -161,11 +161,7 @@ def column_type(type_: pa.DataType) -> pa.DataType:
         return FLOAT
     if pa.types.is_large_string(type_) or pa.types.is_string_view(type_):
         return STRING
-    if (
-        pa.types.is_large_binary(type_)
-        or pa.types.is_fixed_size_binary(type_)
-        or pa.types.is_binary_view(type_)
-    ):
+    if pa.types.is_large_binary(type_) or pa.types.is_fixed_size_binary(type_) or pa.types.is_binary_view(type_):
         return pa.binary()
     if pa.types.is_date64(type_):
         return DATE
@@ -184,9 +180,7 @@ def decimal_type(precision: int, scale: int, doing: str, types: Sequence[pa.Data
     """DECIMAL(precision, scale), or what to do when that is wider than 38 digits (Spark would round)."""
     if precision > 38:
         names = " and ".join(type_name(type_) for type_ in types)
-        raise TypeProblemError(
-            f"cannot {doing} {names} exactly in 38 digits: CAST to fewer digits, or to DOUBLE"
-        )
+        raise TypeProblemError(f"cannot {doing} {names} exactly in 38 digits: CAST to fewer digits, or to DOUBLE")
     return pa.decimal128(precision, scale)
 
 
@@ -238,11 +232,7 @@ def _unit(nodes: Sequence[Node]) -> str:
         return "us"
     # The nanoseconds up to 9999-12-31 take more than 64 bits; beside so far a literal microseconds will do.
     scales = {"date": 86_400 * 10**9, "timestamp": 1000, "interval": 1000}
-    far = [
-        n
-        for n in nodes
-        if isinstance(n, Literal) and isinstance(n.value, int) and n.type != pa.timestamp("ns")
-    ]
+    far = [n for n in nodes if isinstance(n, Literal) and isinstance(n.value, int) and n.type != pa.timestamp("ns")]
     return "us" if any(abs(int(n.value or 0)) * scales[kind(n.type)] >= 1 << 63 for n in far) else "ns"
 
 
@@ -278,9 +268,7 @@ def _convert_literal(node: Literal, type_: pa.DataType) -> Literal:
             value = int(value)
         case "date", "timestamp":
             assert isinstance(value, int)
-            wall = Literal(
-                value * 86_400 * (10**6 if type_.unit == "us" else 10**9), pa.timestamp(type_.unit)
-            )
+            wall = Literal(value * 86_400 * (10**6 if type_.unit == "us" else 10**9), pa.timestamp(type_.unit))
             return _convert_literal(wall, type_)
         case "timestamp", "timestamp":
             assert isinstance(value, int)

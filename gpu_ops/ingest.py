@@ -81,9 +81,7 @@ def _decode(source: Input, batch: Any, order: npt.ArrayLike | None, start: int) 
     if isinstance(batch, pa.RecordBatch):
         batch = pa.Table.from_batches([batch])
     if not isinstance(batch, pa.Table):
-        raise BadInputError(
-            source.name, None, f"takes an Arrow table or record batch, not {type(batch).__name__}"
-        )
+        raise BadInputError(source.name, None, f"takes an Arrow table or record batch, not {type(batch).__name__}")
     _check_columns(source, batch)
     rows = batch.num_rows
     if order is None:
@@ -123,9 +121,7 @@ def _check_columns(source: Input, batch: pa.Table) -> None:
     there = batch.column_names
     for name in wanted:
         if name not in there:
-            raise BadInputError(
-                source.name, name, f"is missing; there are {', '.join(there) or 'no columns'}"
-            )
+            raise BadInputError(source.name, name, f"is missing; there are {', '.join(there) or 'no columns'}")
     for name in there:
         if there.count(name) > 1:
             raise BadInputError(source.name, name, "appears twice")
@@ -208,10 +204,7 @@ def _in_total_order(join: Join, left: Ingested, right: Ingested) -> tuple[Ingest
         if values[1].type != kind:
             values[1] = values[1].cast(kind)
         return _ranked(left, right, pa.chunked_array([*values[0].chunks, *values[1].chunks], kind))
-    sides = [
-        _by_own_sequence(s, name) if name is not None else s
-        for s, name in zip((left, right), by, strict=True)
-    ]
+    sides = [_by_own_sequence(s, name) if name is not None else s for s, name in zip((left, right), by, strict=True)]
     return _ranked(sides[0], sides[1], None)
 
 
@@ -223,9 +216,7 @@ def _by_own_sequence(side: Ingested, column: str) -> Ingested:
         sort_keys=[("by", "ascending"), ("given", "ascending")],
         null_placement="at_start",
     ).to_numpy()
-    return dataclasses.replace(
-        side, table=side.table.take(pa.array(order)), kinds=side.kinds[order], sequence=places
-    )
+    return dataclasses.replace(side, table=side.table.take(pa.array(order)), kinds=side.kinds[order], sequence=places)
 
 
 def _ranked(left: Ingested, right: Ingested, by: pa.ChunkedArray | None) -> tuple[Ingested, Ingested]:
@@ -235,9 +226,7 @@ def _ranked(left: Ingested, right: Ingested, by: pa.ChunkedArray | None) -> tupl
         # Both in order already: a merge by searching, no sort.
         ranks = np.empty(given.size, np.int64)
         ranks[:split] = np.arange(split) + np.searchsorted(right.sequence, left.sequence, side="left")
-        ranks[split:] = np.arange(right.sequence.size) + np.searchsorted(
-            left.sequence, right.sequence, side="right"
-        )
+        ranks[split:] = np.arange(right.sequence.size) + np.searchsorted(left.sequence, right.sequence, side="right")
     else:
         if by is None:
             order = np.argsort(given, kind="stable")

@@ -120,8 +120,7 @@ def _inputs(join: Join, manifest: Manifest) -> Table:
     keys = ", ".join(f"{k.left} {'<=>' if k.null_safe else '='} {k.right}" for k in join.keys)
     where = f" where {join.where}" if join.where is not None else ""
     shown = Table(
-        title=f"{join.how} join on {keys or 'no equality column'}{where}, emit {join.emit}\n"
-        f"query {manifest.query_id}",
+        title=f"{join.how} join on {keys or 'no equality column'}{where}, emit {join.emit}\nquery {manifest.query_id}",
         title_justify="left",
         box=box.SIMPLE_HEAD,
     )

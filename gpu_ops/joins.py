@@ -213,9 +213,7 @@ class Join:
         names = [c.name for c in self.output]
         for name in names:
             if names.count(name) > 1 or name == ROW_KIND_COLUMN:
-                raise DescriptionError(
-                    f"the changelog would have two columns {name!r}: rename one, or give suffixes="
-                )
+                raise DescriptionError(f"the changelog would have two columns {name!r}: rename one, or give suffixes=")
         _ = self.condition
 
     @property
@@ -375,9 +373,7 @@ def key_type(left: pa.Field, right: pa.Field) -> pa.DataType:
         whole = max(a.precision - a.scale, b.precision - b.scale)
         if whole + scale <= 38:
             return pa.decimal128(whole + scale, scale)
-    raise DescriptionError(
-        f"cannot compare key {left.name!r} ({a}) with {right.name!r} ({b}); CAST one of them first"
-    )
+    raise DescriptionError(f"cannot compare key {left.name!r} ({a}) with {right.name!r} ({b}); CAST one of them first")
 
 
 def _check_key_type(source: Input, column: str) -> None:

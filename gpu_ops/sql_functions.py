@@ -179,7 +179,5 @@ def function(name: str, args: Sequence[Node]) -> Node:
     least, most, builder = _FUNCTIONS[_ALIASES.get(name, name)]
     if len(args) < least or (most is not None and len(args) > most):
         wanted = f"{least}" if least == most else f"at least {least}"
-        raise TypeProblemError(
-            f"{name.upper()} takes {wanted} argument{'s' * (wanted != '1')}, not {len(args)}"
-        )
+        raise TypeProblemError(f"{name.upper()} takes {wanted} argument{'s' * (wanted != '1')}, not {len(args)}")
     return builder(*args)

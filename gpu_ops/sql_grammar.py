@@ -104,9 +104,7 @@ class _Parser:
         return None
 
     def expect(self, *texts: str) -> Token:
-        return self.match(*texts) or self.fail(
-            f"expected {' or '.join(texts)}, found {self.token.shown}", self.token
-        )
+        return self.match(*texts) or self.fail(f"expected {' or '.join(texts)}, found {self.token.shown}", self.token)
 
     def fail(self, message: str, at: Token) -> NoReturn:
         fail(self.sql, message, at.start)
@@ -166,9 +164,7 @@ class _Parser:
             low = self.value(1)
             self.expect("AND")
             high = self.value(1)
-            halves = (
-                self.build(token, lowering.compare, op, node, end) for op, end in ((">=", low), ("<=", high))
-            )
+            halves = (self.build(token, lowering.compare, op, node, end) for op, end in ((">=", low), ("<=", high)))
             node = lowering.logic(Op.AND, *halves)
         elif self.match("IN"):
             self.expect("(")
@@ -239,9 +235,7 @@ class _Parser:
             return self.number("")
         if token.kind == "hex":
             digits = self.next().text[2:-1]
-            return Literal(
-                self.read(token, bytes.fromhex, digits.zfill(len(digits) + len(digits) % 2)), pa.binary()
-            )
+            return Literal(self.read(token, bytes.fromhex, digits.zfill(len(digits) + len(digits) % 2)), pa.binary())
         if self.match("("):
             if self.token.text.upper() in ("SELECT", "WITH"):
                 self.fail("a sub-query is not allowed in a condition", token)
@@ -299,9 +293,7 @@ class _Parser:
         sign, amount, unit, *_ = *self.tokens[at : at + 3], *[self.tokens[-1]] * 3
         if sign.kind in ("string", "number"):
             return True
-        return (
-            sign.text in ("-", "+") and amount.kind in ("string", "number") and bool(literals.unit(unit.text))
-        )
+        return sign.text in ("-", "+") and amount.kind in ("string", "number") and bool(literals.unit(unit.text))
 
     def interval(self) -> Node:
         start = self.next()

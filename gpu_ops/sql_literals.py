@@ -110,9 +110,7 @@ def timestamp(text: str) -> tuple[int, str | None]:
     if not match:
         raise ValueError("it takes yyyy-MM-dd HH:mm:ss")
     year, month, day, hour, minute, second, fraction, zone = match.groups()
-    moment = dt.datetime(
-        int(year), int(month or 1), int(day or 1), int(hour or 0), int(minute or 0), int(second or 0)
-    )
+    moment = dt.datetime(int(year), int(month or 1), int(day or 1), int(hour or 0), int(minute or 0), int(second or 0))
     return (moment - _EPOCH) // _MICROSECOND + int((fraction or "").ljust(6, "0")[:6]), zone
 
 
@@ -147,9 +145,7 @@ def to_utc(wall: int, zone: str) -> int:
 
 def to_wall(utc: int, zone: str) -> int:
     """Microseconds on the zone's wall clock."""
-    low, high = (
-        (edge.replace(microsecond=0) - _EPOCH) // _MICROSECOND for edge in (dt.datetime.min, dt.datetime.max)
-    )
+    low, high = ((edge.replace(microsecond=0) - _EPOCH) // _MICROSECOND for edge in (dt.datetime.min, dt.datetime.max))
     day = _SPANS["day"]  # from the edges of what datetime knows, where a zone would lead out of it
     moment = (_EPOCH + min(max(utc, low + day), high - day) * _MICROSECOND).replace(tzinfo=dt.UTC)
     offset = moment.astimezone(_zone(zone)).utcoffset()
@@ -205,10 +201,6 @@ def interval_text(text: str) -> tuple[int, bool]:
     """The interval that a string alone says, for example ``'1 day 2 hours'``."""
     found = re.findall(r"([+-]?\s*[\d.]+)\s+([A-Za-z]+)", text)
     pairs = [(amount, unit(word) or "") for amount, word in found]
-    if (
-        not pairs
-        or any(not name for _, name in pairs)
-        or re.sub(r"([+-]?\s*[\d.]+)\s+([A-Za-z]+)", "", text).strip()
-    ):
+    if not pairs or any(not name for _, name in pairs) or re.sub(r"([+-]?\s*[\d.]+)\s+([A-Za-z]+)", "", text).strip():
         raise ValueError(f"{text!r} is not an interval, such as '1 day 2 hours'")
     return interval(pairs)

@@ -73,9 +73,7 @@ def read_times(nodes: Sequence[Node]) -> list[Node]:
     columns = [node for node in stamps if not isinstance(node, Literal)]
     if zone and columns and not any(node.type.tz for node in columns):
         walls = [isinstance(node, Literal) and kind(node.type) == "timestamp" for node in read]
-        read = [
-            convert(n, pa.timestamp(n.type.unit)) if wall else n for n, wall in zip(read, walls, strict=True)
-        ]
+        read = [convert(n, pa.timestamp(n.type.unit)) if wall else n for n, wall in zip(read, walls, strict=True)]
     return read
 
 
@@ -115,9 +113,7 @@ def _comparable(nodes: Sequence[Node]) -> list[Node]:
             common = own
     zones = {node.type.tz for node in nodes if kind(node.type) == "timestamp"}
     if len(zones) > 1 and None not in zones:  # instants compare whatever their zones
-        return [
-            convert(node, pa.timestamp(common.unit, getattr(node.type, "tz", common.tz))) for node in nodes
-        ]
+        return [convert(node, pa.timestamp(common.unit, getattr(node.type, "tz", common.tz))) for node in nodes]
     return [convert(node, common) for node in nodes]
 
 

@@ -27,9 +27,7 @@ class Token(NamedTuple):
         return "the end of the text" if self.kind == "end" else repr(self.text)
 
 
-_UNCLOSED = re.compile(
-    r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`|--[^\n]*|/\*.*?\*/|(['"`]|/\*)|.""", re.DOTALL
-)
+_UNCLOSED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`|--[^\n]*|/\*.*?\*/|(['"`]|/\*)|.""", re.DOTALL)
 _WORD = re.compile(r"\w+$")
 _STRING = re.compile(r"[rR]?(['\"])")
 

@@ -49,9 +49,7 @@ def command(monkeypatch, capsys):
 def test_help_names_what_there_is():
     shown = CliRunner().invoke(cli.app, ["--help"])
     assert shown.exit_code == 0
-    assert all(
-        re.search(rf"^\s+{name}\s", shown.output, re.MULTILINE) for name in ("demo", "inspect", "bench")
-    )
+    assert all(re.search(rf"^\s+{name}\s", shown.output, re.MULTILINE) for name in ("demo", "inspect", "bench"))
     assert not re.search(r"^\s+(run|rescale)\s", shown.output, re.MULTILINE)
 
 
@@ -143,9 +141,7 @@ def test_inspect_while_the_query_compacts(state, monkeypatch):
 
 
 def test_inspect_a_record_that_is_really_missing(state, monkeypatch):
-    monkeypatch.setattr(
-        PartitionLog, "read_record", lambda *_: (_ for _ in ()).throw(StateError("gone for good"))
-    )
+    monkeypatch.setattr(PartitionLog, "read_record", lambda *_: (_ for _ in ()).throw(StateError("gone for good")))
     with pytest.raises(StateError, match="gone for good"):
         inspection.describe(state.location, Console())
 
@@ -227,9 +223,7 @@ def test_demo_exit_status(command, monkeypatch, tmp_path, right):
     asked = {}
     monkeypatch.setattr(runner, "run", lambda console, **options: asked.update(options) or right)
     keep = tmp_path / "new"
-    status, _, _ = command(
-        "demo", "--scale", "0.5", "--rows", "5000", "--backend", "cpu", "--keep", str(keep)
-    )
+    status, _, _ = command("demo", "--scale", "0.5", "--rows", "5000", "--backend", "cpu", "--keep", str(keep))
     assert status == (0 if right else 1)
     assert asked == {"scale": 0.5, "rows": 5000, "backend": "cpu", "keep": keep}
 

@@ -322,9 +322,7 @@ case when i = 6 then true end
 """.strip()
 
 TABLE = [
-    (sql, expected)
-    for expected, block in ((True, TRUE), (False, FALSE), (None, UNKNOWN))
-    for sql in block.split("\n")
+    (sql, expected) for expected, block in ((True, TRUE), (False, FALSE), (None, UNKNOWN)) for sql in block.split("\n")
 ]
 
 
@@ -388,9 +386,7 @@ def test_the_table_holds_in_spark() -> None:
 
 LOGIC = {True: True, False: False, None: None}
 PAIRS = [(p, q) for p in LOGIC for q in LOGIC]
-BOOLS = pa.table(
-    {"p": pa.array([p for p, _ in PAIRS], pa.bool_()), "q": pa.array([q for _, q in PAIRS], pa.bool_())}
-)
+BOOLS = pa.table({"p": pa.array([p for p, _ in PAIRS], pa.bool_()), "q": pa.array([q for _, q in PAIRS], pa.bool_())})
 
 
 def kleene_and(p: bool | None, q: bool | None) -> bool | None:
@@ -443,9 +439,7 @@ def total_order(x: float) -> tuple[bool, float]:
 def test_floats_have_a_total_order(operator: str, nan: bool, type_: pa.DataType) -> None:
     values = SPECIAL if nan else SPECIAL[:-1]
     pairs = [(x, y) for x in values for y in values]
-    table = pa.table(
-        {n: pa.array([p[k] for p in pairs], type_, from_pandas=False) for k, n in enumerate("xy")}
-    )
+    table = pa.table({n: pa.array([p[k] for p in pairs], type_, from_pandas=False) for k, n in enumerate("xy")})
     rules = {"=": "__eq__", "<>": "__ne__", "<": "__lt__", "<=": "__le__", ">": "__gt__", ">=": "__ge__"}
 
     def expected(x: float | None, y: float | None) -> bool:
@@ -463,12 +457,8 @@ def test_floats_have_a_total_order(operator: str, nan: bool, type_: pa.DataType)
 
 # --- inputs, frames, types ----------------------------------------------------------------------
 
-LEFT = pa.schema(
-    [("id", pa.int64()), ("amount", pa.float64()), ("name", pa.string()), ("when", pa.timestamp("us"))]
-)
-RIGHT = pa.schema(
-    [("id", pa.int64()), ("floor", pa.int32()), ("Price", pa.decimal128(10, 2)), ("end", pa.date32())]
-)
+LEFT = pa.schema([("id", pa.int64()), ("amount", pa.float64()), ("name", pa.string()), ("when", pa.timestamp("us"))])
+RIGHT = pa.schema([("id", pa.int64()), ("floor", pa.int32()), ("Price", pa.decimal128(10, 2)), ("end", pa.date32())])
 INPUTS = {"left": LEFT, "right": RIGHT}
 
 
@@ -496,9 +486,7 @@ def test_names(sql: str) -> None:
 
 
 def test_columns_are_those_needed_in_order_of_use() -> None:
-    condition = parse(
-        "price > 1 and name like 'a%' and left.id = right.id and PRICE < 9 and end is null", INPUTS
-    )
+    condition = parse("price > 1 and name like 'a%' and left.id = right.id and PRICE < 9 and end is null", INPUTS)
     assert condition.columns == {"left": ("name", "id"), "right": ("Price", "id", "end")}
     assert parse("1 = 1", INPUTS).columns == {"left": (), "right": ()}
     assert hash(condition) == hash(parse(condition.sql, INPUTS))
@@ -533,9 +521,7 @@ def test_any_column_name(name: str) -> None:
 
 def test_quoted_backtick_and_user_names() -> None:
     table = pa.table({"a`b": [1], "c.d": [1]})
-    assert evaluate(parse("Call.`a``b` = call.`c.d`", {"call": table.schema}), {"call": table}).tolist() == [
-        True
-    ]
+    assert evaluate(parse("Call.`a``b` = call.`c.d`", {"call": table.schema}), {"call": table}).tolist() == [True]
 
 
 def test_frames() -> None:
@@ -561,9 +547,7 @@ def test_long_slices() -> None:
             x is not None and x % 2 == 0 and math.fmod(y, 2) == 1
             for x, y in zip(*part.to_pydict().values(), strict=True)
         ]
-        assert (
-            evaluate(parse("x % 2 = 0 and y % 2 = 1", {"t": table.schema}), {"t": part}).tolist() == expected
-        )
+        assert evaluate(parse("x % 2 = 0 and y % 2 = 1", {"t": table.schema}), {"t": part}).tolist() == expected
 
 
 def test_length() -> None:
@@ -596,9 +580,7 @@ def test_strings_in_other_forms(column: pa.Array) -> None:
         ("upper(x) = 'B'", 1),
         ("x is null", 2),
     ):
-        assert evaluate(parse(sql, {"t": table.schema}), {"t": table}).tolist() == [
-            k == expected for k in range(3)
-        ]
+        assert evaluate(parse(sql, {"t": table.schema}), {"t": table}).tolist() == [k == expected for k in range(3)]
 
 
 @pytest.mark.parametrize(
@@ -670,9 +652,7 @@ def test_units_and_zones_mix() -> None:
     )
     assert truth("ns = us and ns < far and far > ns and not ns = far and us = wall", table) is True
     assert truth("coalesce(us, far) = ns and greatest(ns, us) = us", table) is True
-    with_zone = parse(
-        "wall = timestamp'2020-01-01 00:00:00Z'", {"t": table.schema}, time_zone="America/New_York"
-    )
+    with_zone = parse("wall = timestamp'2020-01-01 00:00:00Z'", {"t": table.schema}, time_zone="America/New_York")
     assert evaluate(with_zone, {"t": table}).tolist() == [True]
 
 
@@ -684,21 +664,14 @@ def test_clock_changes_in_columns() -> None:
         dt.datetime(2020, 5, 31, 22, tzinfo=UTC),
         None,
     ]
-    table = pa.table(
-        {"wall": pa.array(walls, pa.timestamp("us")), "at": pa.array(instants, pa.timestamp("us", ZONE))}
-    )
+    table = pa.table({"wall": pa.array(walls, pa.timestamp("us")), "at": pa.array(instants, pa.timestamp("us", ZONE))})
     assert evaluate(parse("wall <=> at", {"t": table.schema}), {"t": table}).tolist() == [True] * 4
 
 
 def test_months_over_a_column() -> None:
     days = [dt.date(2020, 1, 31), dt.date(2019, 1, 31), dt.date(1969, 12, 31), None]
-    table = pa.table(
-        {"x": days, "y": [dt.date(2020, 2, 29), dt.date(2019, 2, 28), dt.date(1970, 1, 31), None]}
-    )
-    assert (
-        evaluate(parse("x + interval 1 month <=> y", {"t": table.schema}), {"t": table}).tolist()
-        == [True] * 4
-    )
+    table = pa.table({"x": days, "y": [dt.date(2020, 2, 29), dt.date(2019, 2, 28), dt.date(1970, 1, 31), None]})
+    assert evaluate(parse("x + interval 1 month <=> y", {"t": table.schema}), {"t": table}).tolist() == [True] * 4
     moments = pa.table({"x": pa.array([dt.datetime(1960, 3, 31, 23, 59, 59, 999999)], pa.timestamp("us"))})
     assert truth("x - interval '1' month = timestamp_ntz'1960-02-29 23:59:59.999999'", moments) is True
 
@@ -888,9 +861,7 @@ def test_case_makes_names_ambiguous() -> None:
         parse("O.x = 1", {"o": pa.schema([("x", pa.int64())]), "O": pa.schema([("x", pa.int64())])})
 
 
-@given(
-    st.text(alphabet="lefight.amount>=<'`\"()+-*/%,:;!|&[]{}?@#$\\ \n0123456789eINOTdbaselcwhn", max_size=40)
-)
+@given(st.text(alphabet="lefight.amount>=<'`\"()+-*/%,:;!|&[]{}?@#$\\ \n0123456789eINOTdbaselcwhn", max_size=40))
 def test_nothing_but_a_condition_error(sql: str) -> None:
     problem = None
     try:
@@ -907,24 +878,16 @@ def test_nothing_but_a_condition_error(sql: str) -> None:
 DATA = {
     "i": pa.array([None, -7, -1, 0, 1, 2, 3, 100], pa.int32()),
     "l": pa.array([None, -(2**40), -1, 0, 1, 2, 5, 2**40], pa.int64()),
-    "d": pa.array(
-        [None, -math.inf, -1.5, 0.0, 1.0, 2.5, math.inf, math.nan], pa.float64(), from_pandas=False
-    ),
-    "e": pa.array(
-        [None, Decimal("-1.50"), Decimal("0.00"), Decimal("0.01"), Decimal("2.50")], pa.decimal128(8, 2)
-    ),
+    "d": pa.array([None, -math.inf, -1.5, 0.0, 1.0, 2.5, math.inf, math.nan], pa.float64(), from_pandas=False),
+    "e": pa.array([None, Decimal("-1.50"), Decimal("0.00"), Decimal("0.01"), Decimal("2.50")], pa.decimal128(8, 2)),
     "s": pa.array([None, "", "a", "A", "ab", "b%", "é", "a_b"]),
     "p": pa.array([None, True, False], pa.bool_()),
     "t": pa.array([None, *(dt.datetime(2020, 1, day, 12) for day in (1, 2, 3, 31))], pa.timestamp("us")),
     "y": pa.array([None, *(dt.date(2020, 1, day) for day in (1, 2, 3, 31))], pa.date32()),
 }
 CHOICE = np.random.default_rng(7)
-RANDOM = pa.table(
-    {name: values.take(pa.array(CHOICE.integers(0, len(values), 300))) for name, values in DATA.items()}
-)
-OTHER = pa.table(
-    {name: values.take(pa.array(CHOICE.integers(0, len(values), 300))) for name, values in DATA.items()}
-)
+RANDOM = pa.table({name: values.take(pa.array(CHOICE.integers(0, len(values), 300))) for name, values in DATA.items()})
+OTHER = pa.table({name: values.take(pa.array(CHOICE.integers(0, len(values), 300))) for name, values in DATA.items()})
 
 
 def columns(names: str) -> st.SearchStrategy[str]:
@@ -933,9 +896,7 @@ def columns(names: str) -> st.SearchStrategy[str]:
 
 def extend(base: st.SearchStrategy[str], *templates: str) -> st.SearchStrategy[str]:
     def grow(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
-        return st.builds(
-            lambda template, x, y: template.format(x, y), st.sampled_from(templates), inner, inner
-        )
+        return st.builds(lambda template, x, y: template.format(x, y), st.sampled_from(templates), inner, inner)
 
     return st.recursive(base, grow, max_leaves=4)
 
@@ -955,9 +916,9 @@ STRINGS = extend(
     columns("s") | st.sampled_from(["'a'", "'B'", "''", "'é'"]),
     "lower({0})", "upper({0})", "coalesce({0}, {1})", "case when {0} = {1} then {0} end",
 )  # fmt: skip
-TIMES = columns("ty") | st.sampled_from(
-    ["t + interval 1 day", "y - interval 1 month", "y + interval 1 day"]
-).map(lambda text: f"(o.{text})")
+TIMES = columns("ty") | st.sampled_from(["t + interval 1 day", "y - interval 1 month", "y + interval 1 day"]).map(
+    lambda text: f"(o.{text})"
+)
 DATES = columns("y") | st.just("date '2020-01-02'")
 
 

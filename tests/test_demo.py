@@ -163,9 +163,7 @@ def test_without_a_generator(tmp_path, monkeypatch):
 def changelog_of(generated):
     """The engine's changelog of the TPC-H join, as the query describes it."""
     left, right = (
-        Input(
-            c.table, pa.schema(list(c.schema)[1:]), unique_key=c.unique_key, row_kind="op", updates="retract"
-        )
+        Input(c.table, pa.schema(list(c.schema)[1:]), unique_key=c.unique_key, row_kind="op", updates="retract")
         for c in generated
     )
     engine = JoinEngine(Join("left", left, right, (Key("o_orderkey", "l_orderkey"),)), "cpu")
@@ -209,9 +207,7 @@ def test_the_check_accepts_the_engines_changelog(generated, tmp_path):
 def test_the_check_notices(generated, damage, missing, surplus):
     changelog = changelog_of(generated)
     # Let the last change be an insertion, so that the numbers are the same for each damage.
-    last = pa.array(
-        np.argsort(np.char.startswith(changelog["row_kind"].to_numpy().astype(str), "+"), kind="stable")
-    )
+    last = pa.array(np.argsort(np.char.startswith(changelog["row_kind"].to_numpy().astype(str), "+"), kind="stable"))
     found = check(damage(changelog.take(last)), *(files(c) for c in generated), **JOINED)
     assert not found.equal
     assert (found.missing, found.surplus) == (missing, surplus)

@@ -37,9 +37,7 @@ def run_blocks(path: Path) -> None:
 
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
-@pytest.mark.parametrize(
-    "path", [p for p in FILES if any(b[0] == "python" for b in blocks(p))], ids=lambda p: p.name
-)
+@pytest.mark.parametrize("path", [p for p in FILES if any(b[0] == "python" for b in blocks(p))], ids=lambda p: p.name)
 def test_blocks(path, tmp_path):
     # a process of its own: the blocks start a session as a user would
     code = f"import sys, pathlib; sys.path.insert(0, {str(ROOT)!r})\n"
@@ -65,6 +63,4 @@ def test_make_targets():
 def test_figures_are_the_committed_ones():
     from benchmarks.report import report
 
-    assert report() in (ROOT / "README.md").read_text(), (
-        "run `python -m benchmarks.report` and paste what it says"
-    )
+    assert report() in (ROOT / "README.md").read_text(), "run `python -m benchmarks.report` and paste what it says"

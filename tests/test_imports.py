@@ -105,9 +105,7 @@ def test_operators_know_no_backend() -> None:
     """Operators are written once: against kernels and arrays, not against a backend or Arrow data."""
     for path in sorted((ROOT / "gpu_ops" / "operators").glob("*.py")):
         for line, name in imported(path):
-            assert not name.startswith(("cpu_fallback", "gpu_ops.cudf_backend", "gpu_ops.spark")), (
-                f"{path}:{line}"
-            )
+            assert not name.startswith(("cpu_fallback", "gpu_ops.cudf_backend", "gpu_ops.spark")), f"{path}:{line}"
 
 
 def test_the_scan_sees_an_import(tmp_path: Path) -> None:

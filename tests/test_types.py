@@ -58,9 +58,7 @@ NESTED: dict[str, tuple[pa.DataType, list[Any]]] = {
         [{"x": 2**53 + 1, "y": None}, {"x": None, "y": None}, {"x": None, "y": ""}],
     ),
     "deep": (
-        pa.list_(
-            pa.struct([("m", pa.map_(pa.string(), pa.list_(pa.decimal128(38, 2)))), ("d", pa.date32())])
-        ),
+        pa.list_(pa.struct([("m", pa.map_(pa.string(), pa.list_(pa.decimal128(38, 2)))), ("d", pa.date32())])),
         [
             [],
             [None],
@@ -154,9 +152,7 @@ def test_values_are_told_apart(name: str, backend: Backend) -> None:
             )
         )
         for value in values:
-            batch = engine.prepare(
-                left=table(k=(pa.int64(), [1]), a=(kind, [value]), op=(pa.string(), ["-D"]))
-            )
+            batch = engine.prepare(left=table(k=(pa.int64(), [1]), a=(kind, [value]), op=(pa.string(), ["-D"])))
             engine.commit()
             assert batch.metrics["left_unknown_retractions"] == 0
         left = [shown(v) for v in engine.snapshot()["left"]["a"].to_pylist()]
@@ -316,9 +312,7 @@ def test_no_integer_turns_float(backend: Backend) -> None:
     join = payload_join("full", pa.int64())
     exact = 2**53 + 1
     with backend.engine(join) as first, backend.engine(join) as second:
-        lefts = table(
-            k=(pa.int64(), [exact, None]), a=(pa.int64(), [None, exact]), op=(pa.string(), ["+I"] * 2)
-        )
+        lefts = table(k=(pa.int64(), [exact, None]), a=(pa.int64(), [None, exact]), op=(pa.string(), ["+I"] * 2))
         out = first.process(left=lefts)
         assert out["k"].to_pylist() == [exact, None]
         assert out["a"].to_pylist() == [None, exact]

@@ -219,9 +219,7 @@ def main(arguments: list[str] | None = None) -> None:
         for parallelism in given.parallelism:
             for mode in given.mini_batch:
                 name = f"parallelism {parallelism}, mini-batch {mode}"
-                result = run_flink(
-                    given.directory, parallelism, mode == "on", repeat=given.repeat, heap=given.heap
-                )
+                result = run_flink(given.directory, parallelism, mode == "on", repeat=given.repeat, heap=given.heap)
                 results[name] = {**result, "summary": summarise(result["seconds"])}
                 rate, seconds = result["rows_per_second"], ", ".join(f"{s:.2f}" for s in result["seconds"])
                 print(f"{name}: {rate:,.0f} changes/s at best ({seconds} s)", flush=True)

@@ -51,11 +51,7 @@ def is_text(type_: pa.DataType) -> bool:
 
 def dtype(type_: pa.DataType) -> Any:
     """What the arrays of a type hold."""
-    return (
-        np.dtype(storage_type(type_).to_pandas_dtype())
-        if kind(type_) not in ("null", "months")
-        else np.dtype(bool)
-    )
+    return np.dtype(storage_type(type_).to_pandas_dtype()) if kind(type_) not in ("null", "months") else np.dtype(bool)
 
 
 def one_text(value: object) -> pa.Array:

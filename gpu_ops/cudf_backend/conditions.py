@@ -322,11 +322,7 @@ def _on_host(args: list[Datum], node: Call) -> Datum:
 
 
 def _cast(args: list[Datum], node: Call) -> Datum:
-    return (
-        casts.host(args[0], node)
-        if casts.on_host(node)
-        else casts.cast(args[0], node.args[0].type, node.type)
-    )
+    return casts.host(args[0], node) if casts.on_host(node) else casts.cast(args[0], node.args[0].type, node.type)
 
 
 _OPERATIONS: dict[Op, Callable[[list[Datum], Call], Datum]] = {

@@ -54,9 +54,7 @@ def require_one_stream() -> None:
     """
     for variable in ("CUDF_PER_THREAD_STREAM", "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM"):
         if os.environ.get(variable, "0") != "0":
-            raise BackendError(
-                f"{variable} is set; the GPU backend needs one stream for all threads: unset it"
-            )
+            raise BackendError(f"{variable} is set; the GPU backend needs one stream for all threads: unset it")
     if cp.cuda.get_current_stream().ptr != 0:
         raise BackendError("a cupy stream is in use here; the GPU backend works on the default stream")
 

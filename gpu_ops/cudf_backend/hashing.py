@@ -84,9 +84,7 @@ def equal_columns(
         return cp.ones(length, bool)
     if pa.types.is_struct(left_kind):
         equal = cp.ones(length, bool)
-        for (a, kind, _), (b, other, _) in zip(
-            _children(left, left_kind), _children(right, right_kind), strict=True
-        ):
+        for (a, kind, _), (b, other, _) in zip(_children(left, left_kind), _children(right, right_kind), strict=True):
             equal &= equal_columns(a, kind, b, other, kind)
     elif is_list(left_kind):
         equal = _equal_lists(left, left_kind, right, right_kind)

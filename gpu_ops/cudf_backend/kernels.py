@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Literal
 
 import cupy as cp
 import cupyx
@@ -22,7 +22,7 @@ from gpu_ops.cudf_backend.storage import is_decimal
 from gpu_ops.cudf_backend.store import CudfStore
 from gpu_ops.kernels import Array
 
-SEARCH: Final = "directory"
+SEARCH: Literal["directory", "join"] = "directory"
 """Which of two ways `CudfKernels.search` goes: ``"directory"`` jumps into the sorted run and costs what the needles
 and their candidates cost; ``"join"`` is libcudf's hash join, which passes over the whole run at memory speed.
 Which wins, and from which ratio of needles to run on, awaits measurement on a card: ``benchmarks/gpu`` has both.
@@ -51,9 +51,7 @@ class CudfKernels:
 
     def frame(self, table: pa.Table) -> Frame:
         """Columns from Arrow, each in one piece."""
-        columns = {
-            n: from_arrow(_one_array(c)) for n, c in zip(table.column_names, table.columns, strict=True)
-        }
+        columns = {n: from_arrow(_one_array(c)) for n, c in zip(table.column_names, table.columns, strict=True)}
         return Frame(table.num_rows, columns, dict(zip(table.column_names, table.schema.types, strict=True)))
 
     def to_arrow(self, frame: Frame, schema: pa.Schema) -> pa.Table:

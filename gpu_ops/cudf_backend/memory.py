@@ -41,9 +41,7 @@ def acquire(limit: int | None) -> None:
         _Pool.users += 1
         if _Pool.users > 1:
             if limit != _Pool.limit:
-                _log.warning(
-                    "GPU memory of this process is limited to %s bytes already, not %s", _Pool.limit, limit
-                )
+                _log.warning("GPU memory of this process is limited to %s bytes already, not %s", _Pool.limit, limit)
             return
         try:
             _Pool.before = rmm.mr.get_current_device_resource()

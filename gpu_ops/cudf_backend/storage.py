@@ -82,9 +82,7 @@ def storage_type(kind: pa.DataType) -> pa.DataType:
     if is_list(kind):
         return pa.list_(storage_type(element_type(kind)))
     if t.is_struct(kind) and kind.num_fields:
-        return pa.struct(
-            [pa.field(f"f{i}", storage_type(kind.field(i).type)) for i in range(kind.num_fields)]
-        )
+        return pa.struct([pa.field(f"f{i}", storage_type(kind.field(i).type)) for i in range(kind.num_fields)])
     if t.is_temporal(kind):
         return pa.int32() if kind.bit_width == 32 else pa.int64()
     raise BackendError(f"the GPU backend cannot hold columns of type {kind}; CAST them, or use backend='cpu'")
@@ -193,9 +191,7 @@ def _from_text(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _entries(array: pa.MapArray) -> pa.StructArray:
-    return pa.StructArray.from_arrays(
-        [array.keys, array.items], fields=[array.type.key_field, array.type.item_field]
-    )
+    return pa.StructArray.from_arrays([array.keys, array.items], fields=[array.type.key_field, array.type.item_field])
 
 
 def _from_list(array: pa.ListArray, kind: pa.DataType) -> pa.Array:

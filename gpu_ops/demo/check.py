@@ -92,9 +92,7 @@ def check(changelog: Rows, left: Rows, right: Rows, *, how: str, condition: str,
             rows=_number(db, "SELECT sum(changelog_n) FROM changelog_now"),
             expected=_number(db, "SELECT sum(n) FROM expected"),
             pads=_number(db, f"SELECT sum(n) FROM expected WHERE {pad} IS NULL"),  # noqa: S608 (our column)
-            changes=dict(
-                db.execute("SELECT row_kind, count(*) FROM changelog_changes GROUP BY 1").fetchall()
-            ),
+            changes=dict(db.execute("SELECT row_kind, count(*) FROM changelog_changes GROUP BY 1").fetchall()),
             missing=_number(db, "SELECT -sum(surplus) FROM different WHERE surplus < 0"),
             surplus=_number(db, "SELECT sum(surplus) FROM different WHERE surplus > 0"),
             sample=tuple(str(row) for row in db.execute("SELECT * FROM different LIMIT 5").fetchall()),

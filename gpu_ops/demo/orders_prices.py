@@ -100,10 +100,7 @@ def run(spark: SparkSession, folder: Path, *, backend: Backend, console: Console
 
 
 def _tables(schema: pa.Schema, steps: Sequence[Sequence[_Row]]) -> list[pa.Table]:
-    return [
-        pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
-        for rows in steps
-    ]
+    return [pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema) for rows in steps]
 
 
 def _table(number: int, step: Step, changelog: pa.Table) -> Table:

@@ -143,9 +143,7 @@ def tpch_tables(folder: Path, scale: float) -> dict[str, pa.Table]:
     )
     if done.returncode:
         raise DataError(f"tpchgen-cli failed ({done.returncode}): {done.stderr.strip()[-500:]}")
-    return {
-        name: _plain(pq.read_table(folder / f"{name}.parquet", columns=c)) for name, c in _COLUMNS.items()
-    }
+    return {name: _plain(pq.read_table(folder / f"{name}.parquet", columns=c)) for name, c in _COLUMNS.items()}
 
 
 def change_stream(name: str, rows: pa.Table, last: int) -> pa.Table:
@@ -225,9 +223,7 @@ def _plain(table: pa.Table) -> pa.Table:
     """Without what the generator's Parquet brings and Spark does not know: string views, field ids."""
     fields = []
     for field in table.schema:
-        text = not (
-            pa.types.is_integer(field.type) or pa.types.is_decimal(field.type) or pa.types.is_date(field.type)
-        )
+        text = not (pa.types.is_integer(field.type) or pa.types.is_decimal(field.type) or pa.types.is_date(field.type))
         fields.append(pa.field(field.name, pa.string() if text else field.type, field.nullable))
     return table.cast(pa.schema(fields)).combine_chunks()
 

@@ -184,8 +184,7 @@ def visible_per_batch(
         shown = (counts == 0) == when_alone
         if barriers is not None:
             numbers = [
-                b.before if moment == "before" else int(b.after[-1]) if b.after.size else b.before
-                for b in barriers
+                b.before if moment == "before" else int(b.after[-1]) if b.after.size else b.before for b in barriers
             ]
             shown &= xp.where(_keyless(table, which), numbers[1], numbers[0]) == 0
         return shown
@@ -235,9 +234,7 @@ def _without_flicker(table: StateTable, found: Changes) -> Changes:
     if found.slots.size < 2:
         return found
     change = found.instants >> 1
-    twin = (
-        (found.slots[1:] == found.slots[:-1]) & (change[1:] == change[:-1]) & ~found.own[1:] & ~found.own[:-1]
-    )
+    twin = (found.slots[1:] == found.slots[:-1]) & (change[1:] == change[:-1]) & ~found.own[1:] & ~found.own[:-1]
     if not bool(twin.any()):
         return found
     keep = xp.ones(found.slots.size, bool)

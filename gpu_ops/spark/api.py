@@ -199,9 +199,7 @@ def _join(
 def _check_frames(left: DataFrame, right: DataFrame) -> None:
     streaming = left.isStreaming, right.isStreaming
     if streaming == (False, False):
-        raise NotBuiltError(
-            "two static DataFrames: a join over bounded input is not built yet; use readStream"
-        )
+        raise NotBuiltError("two static DataFrames: a join over bounded input is not built yet; use readStream")
     if not all(streaming):
         static = "left" if not streaming[0] else "right"
         raise NotBuiltError(
@@ -234,14 +232,11 @@ def _check_lineage(sides: tuple[Stream, Stream], name: str, state: str | None) -
         user = Directory.of(sides[0].df.sparkSession).state_in_use(state)
         if user is not None:
             raise StateError(
-                f"state folder {state} is in use by the running query {user}; "
-                "stop it first, or give another folder"
+                f"state folder {state} is in use by the running query {user}; stop it first, or give another folder"
             )
 
 
-def _choose_partitions(
-    description: Join, asked: int | None, state: str | None, df: DataFrame
-) -> tuple[int, str]:
+def _choose_partitions(description: Join, asked: int | None, state: str | None, df: DataFrame) -> tuple[int, str]:
     if not description.distribution:
         return 1, "one partition: no equality column that rows could be distributed by"
     if asked is not None:

@@ -107,9 +107,7 @@ class Task:
             yield pa.RecordBatch.from_arrays([*rows.columns, hidden], schema=self._schema)
         yield self._metrics_row(exchange)
 
-    def _partition(
-        self, place: Place, batches: Iterator[pa.RecordBatch]
-    ) -> tuple[int, Iterator[pa.RecordBatch]]:
+    def _partition(self, place: Place, batches: Iterator[pa.RecordBatch]) -> tuple[int, Iterator[pa.RecordBatch]]:
         """The partition this task has, and its batches.
 
         Rows say it. Without rows it is the task's number modulo the partitions: a join's tasks are

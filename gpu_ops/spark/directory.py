@@ -151,9 +151,7 @@ class Directory:
             if known is None and state is not None:
                 # Two joins over one folder would take turns in overwriting each other's records.
                 wanted = folder(str(state))
-                other = next(
-                    (j for j, k in self._joins.items() if k.state and folder(k.state) == wanted), None
-                )
+                other = next((j for j, k in self._joins.items() if k.state and folder(k.state) == wanted), None)
             if known is None and other is None:
                 known = self._joins[join_id] = _Known(str(request["query_id"]), run_id, state, 0.0)
             if known is not None:

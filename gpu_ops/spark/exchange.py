@@ -45,9 +45,7 @@ def ask(address: Address, request: Mapping[str, object], *, timeout: float = 120
             with connection.makefile("rb") as reader:
                 answer = json.loads(reader.readline() or b"{}")
     except OSError as error:
-        raise errors.StateError(
-            f"the driver's directory of state servers does not answer: {error}"
-        ) from error
+        raise errors.StateError(f"the driver's directory of state servers does not answer: {error}") from error
     if "error" in answer:
         raise refusal(answer["error"])
     if not answer:

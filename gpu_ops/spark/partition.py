@@ -115,9 +115,7 @@ class PartitionState:
         with self._lock:
             self._forget()
 
-    def apply(
-        self, batch_id: int, table: pa.Table, wire: Wire, *, alive: Callable[[], bool] = lambda: True
-    ) -> Applied:
+    def apply(self, batch_id: int, table: pa.Table, wire: Wire, *, alive: Callable[[], bool] = lambda: True) -> Applied:
         """Applies a micro-batch; what it did is durable before this returns.
 
         Args:

@@ -65,8 +65,7 @@ def newest_snapshot(who: str, batch_id: int, log: PartitionLog, stored: Stored) 
             f"Restore the folder that belongs to it, or {_ANEW}"
         )
     raise StateError(
-        f"{who}: {log.record_name(missing)} is missing, {asked}. "
-        f"Restore the state folder from a backup, or {_ANEW}"
+        f"{who}: {log.record_name(missing)} is missing, {asked}. Restore the state folder from a backup, or {_ANEW}"
     )
 
 

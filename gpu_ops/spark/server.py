@@ -94,9 +94,7 @@ class StateServer(flight.FlightServerBase):  # type: ignore[misc]
                 table = _receive(reader, command, partition)
             except (pa.ArrowException, flight.FlightError, OSError) as error:
                 raise AbandonedError(f"the rows of batch {command.batch_id} broke off: {error}") from error
-            answer = partition.apply(
-                command.batch_id, table, command.wire, alive=lambda: not context.is_cancelled()
-            )
+            answer = partition.apply(command.batch_id, table, command.wire, alive=lambda: not context.is_cancelled())
             del table
             _send(writer, answer)
 
@@ -156,9 +154,7 @@ class StateServer(flight.FlightServerBase):  # type: ignore[misc]
             held = list(self._partitions.items())
         return {
             "pid": os.getpid(),
-            "partitions": [
-                {"join_id": key[0], "query_id": key[1], **partition.status()} for key, partition in held
-            ],
+            "partitions": [{"join_id": key[0], "query_id": key[1], **partition.status()} for key, partition in held],
         }
 
     # --- housekeeping ------------------------------------------------------------------------
@@ -209,9 +205,7 @@ def _cut(text: str, most: int) -> str:
     return text[: most if text.isascii() else most // 12] + " ..."
 
 
-def _receive(
-    reader: flight.MetadataRecordBatchReader, command: ApplyCommand, partition: PartitionState
-) -> pa.Table:
+def _receive(reader: flight.MetadataRecordBatchReader, command: ApplyCommand, partition: PartitionState) -> pa.Table:
     """The rows of a micro-batch.
 
     A stream that a client closes half-way looks like a whole one; the number of rows at its end tells.
@@ -229,9 +223,7 @@ def _receive(
         if promised is None:
             raise AbandonedError(f"the rows of batch {command.batch_id} end without their number")
         if promised != table.num_rows:
-            raise AbandonedError(
-                f"{table.num_rows} rows of batch {command.batch_id} came, {promised} were sent"
-            )
+            raise AbandonedError(f"{table.num_rows} rows of batch {command.batch_id} came, {promised} were sent")
     return table
 
 

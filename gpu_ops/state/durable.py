@@ -226,9 +226,7 @@ class _Summed:
         """The file below stays open for the trailer."""
 
 
-def _write(
-    files: Files, path: str, parts: list[tuple[pa.Table, dict[str, str]]], compression: str | None
-) -> int:
+def _write(files: Files, path: str, parts: list[tuple[pa.Table, dict[str, str]]], compression: str | None) -> int:
     options = pa.ipc.IpcWriteOptions(compression=compression)
 
     def produce(file: IO[bytes]) -> None:

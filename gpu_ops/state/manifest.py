@@ -74,9 +74,7 @@ class Manifest:
             join = json.dumps(data["join"], sort_keys=True)
             return cls(join, int(data["partitions"]), str(data["query_id"]))
         except (ValueError, KeyError, TypeError) as error:
-            raise StateError(
-                f"{name} is damaged ({error!r}); restore it from a backup, or {_ADVICE}"
-            ) from error
+            raise StateError(f"{name} is damaged ({error!r}); restore it from a backup, or {_ADVICE}") from error
 
     def check(self, found: Manifest, location: str) -> None:
         """Refuses a folder that belongs to something else.

@@ -329,9 +329,7 @@ class StateTable:
             order = np.argsort(written, kind="stable")
             times, starts = np.unique(written[order], return_index=True)
             groups = np.split(order, starts[1:])
-            self._queue.extend(
-                (int(t), self.kernels.asarray(np.sort(g))) for t, g in zip(times, groups, strict=True)
-            )
+            self._queue.extend((int(t), self.kernels.asarray(np.sort(g))) for t, g in zip(times, groups, strict=True))
 
     def _without_key(self, slots: Array) -> int:
         """How many of these rows have a null where null matches nothing."""

@@ -34,9 +34,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for case in read_cases(Path(metafunc.config.getoption("--cases"))):
         if case.kind not in BUILT:
             skip = pytest.mark.skip(reason=f"not built: {case.kind} join ({case.name})")
-            params.append(
-                pytest.param(case, 1, EMITS[0], Backend("cpu"), id=f"{case.kind}-{case.name}", marks=skip)
-            )
+            params.append(pytest.param(case, 1, EMITS[0], Backend("cpu"), id=f"{case.kind}-{case.name}", marks=skip))
             continue
         for backend in backends(metafunc.config):
             for label, split in SPLITS.items():

@@ -34,9 +34,7 @@ def main(data: Path, work: Path) -> None:
     for name, schema in SCHEMAS.items():
         df = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).csv(str(data / name))
         sides.append(gpu_ops.stream(df, name=name, row_kind="op", unique_key="order_id", updates="retract"))
-    changes = gpu_ops.join(
-        *sides, on="order_id", how="left", state=str(work / "state"), emit="per_event", partitions=2
-    )
+    changes = gpu_ops.join(*sides, on="order_id", how="left", state=str(work / "state"), emit="per_event", partitions=2)
     query = (
         changes.writeStream.format("parquet")
         .option("checkpointLocation", str(work / "checkpoint"))

@@ -128,9 +128,7 @@ def check(data: Path, sink: Path) -> None:
     )
     expected, folded = (con.sql(f"SELECT count(*) FROM {v}").fetchall()[0][0] for v in ("expected", "folded"))
     assert expected > 1000
-    difference = con.sql(
-        "(FROM expected EXCEPT ALL FROM folded) UNION ALL (FROM folded EXCEPT ALL FROM expected)"
-    )
+    difference = con.sql("(FROM expected EXCEPT ALL FROM folded) UNION ALL (FROM folded EXCEPT ALL FROM expected)")
     rows = difference.fetchall()
     assert folded == expected, f"{folded} rows folded, {expected} expected, differing {rows[:5]}"
     assert not rows, rows[:5]

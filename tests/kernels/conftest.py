@@ -3,29 +3,49 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import pytest
 from conftest import backend_param, backends
-from kernels.emulation import emulated
 from oracle.drive import Backend
 
 from gpu_ops.backends import make_kernels
 from gpu_ops.kernels import Kernels
+from kernels.emulation import emulated
 
+Test = TypeVar("Test", bound=Callable[..., object])
 EMULATED = ("emulated", "emulated-tiny")
 SEGMENTED = ("kernels.test_state", "kernels.test_engine")
 """Where the size of segments can make a difference."""
 
 
+def only_on(*names: str) -> Callable[[Test], Test]:
+    """Run a test on these backends only, where they are asked for."""
+
+    def mark(test: Test) -> Test:
+        test.__dict__["only_on"] = names
+        return test
+
+    return mark
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run every test that takes ``kernels`` or ``engines`` on each backend."""
+    """Run every test that takes ``kernels`` or ``engines`` on each backend.
+
+    Emulated engines are slow: the fast tests run them with tiny segments, where more happens.
+    """
     for fixture in ("kernels", "engines"):
         if fixture in metafunc.fixturenames:
-            asked = [*backends(metafunc.config), *map(Backend, EMULATED)]
-            asked = [b for b in asked if metafunc.module.__name__ in SEGMENTED or not b.name.endswith("-tiny")]
-            metafunc.parametrize(fixture, [backend_param(b, name=b.name) for b in asked], indirect=True)
+            segmented = metafunc.module.__name__ in SEGMENTED
+            names = [b.name for b in backends(metafunc.config)] + list(EMULATED)
+            names = [n for n in names if segmented or not n.endswith("-tiny")]
+            names = [n for n in names if n in getattr(metafunc.function, "only_on", names)]
+            params = []
+            for name in names:
+                marks = [pytest.mark.slow] if (name, fixture) == ("emulated", "engines") else []
+                params.append(backend_param(Backend(name), name=name, marks=marks))
+            metafunc.parametrize(fixture, params, indirect=True)
 
 
 @contextlib.contextmanager
@@ -49,8 +69,6 @@ def engines(request: Any) -> Iterator[Backend]:
 def kernels(request: Any) -> Iterator[Kernels]:
     """A backend's kernels."""
     with running(request.param) as backend:
-        made, _ = make_kernels(
-            "gpu" if backend.gpu else "cpu", tiny_segments=backend.name.endswith("-tiny")
-        )
+        made, _ = make_kernels("gpu" if backend.gpu else "cpu", tiny_segments=backend.name.endswith("-tiny"))
         yield made
         made.close()

@@ -95,12 +95,9 @@ def _device(function: Any, **only: Any) -> Any:
     return call
 
 
-_FUNCTIONS = (
-    "ascontiguousarray bincount broadcast_to concatenate cumsum flatnonzero repeat searchsorted tile unique where "
-    "zeros_like"
-).split()
-_CREATORS = "arange empty full ones zeros".split()
-_UFUNCS = "abs fmod isnan logical_or maximum minimum".split()
+_FUNCTIONS = ["ascontiguousarray", "bincount", "broadcast_to", "concatenate", "cumsum", "flatnonzero", "repeat", "searchsorted", "tile", "unique", "where", "zeros_like"]
+_CREATORS = ["arange", "empty", "full", "ones", "zeros"]
+_UFUNCS = ["abs", "fmod", "isnan", "logical_or", "maximum", "minimum"]
 
 
 def _scatter_add(target: Any, index: Any, values: Any) -> None:

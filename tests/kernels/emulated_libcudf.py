@@ -175,9 +175,7 @@ class Column:
 
     def list_view(self) -> Any:
         lists = self.array
-        return types.SimpleNamespace(
-            offsets=lambda: Column.of(lists.offsets), child=lambda: Column.of(lists.values)
-        )
+        return types.SimpleNamespace(offsets=lambda: Column.of(lists.offsets), child=lambda: Column.of(lists.values))
 
     def to_scalar(self) -> Scalar:
         assert len(self.array) == 1

@@ -12,12 +12,13 @@ import pyarrow as pa
 import pytest
 from conformance.case import BUILT, Case, read_cases
 from conformance.test_conformance import check_events, check_view
-from kernels.support import TYPES, everything, plain_rows, same
 from oracle.drive import Backend, cuts
 from oracle.traces import HOWS, LAYOUTS, Shape, recipe, trace
 
 from cpu_fallback import CpuKernels
 from gpu_ops.joins import Emit, Input, Join, JoinType, Key
+from kernels.conftest import EMULATED, only_on
+from kernels.support import TYPES, everything, plain_rows, same
 
 EMITS: tuple[Emit, ...] = ("per_event", "per_batch")
 CPU = Backend("cpu")
@@ -68,11 +69,10 @@ SHAPES = [
 ]
 
 
+@only_on("cpu-tiny", "gpu", "gpu-tiny", *EMULATED)
 @pytest.mark.parametrize("emit", EMITS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_same_as_the_cpu(engines: Backend, shape: Shape, emit: Emit) -> None:
-    if engines.name == "cpu":
-        pytest.skip("the CPU backend is the reference")
     join = shape.join(emit)
     batches = batches_of(shape, join, seed=SHAPES.index(shape))
     alike(run(engines, join, batches), run(CPU, join, batches))
@@ -100,7 +100,9 @@ def one_hash(monkeypatch: pytest.MonkeyPatch, engines: Backend) -> Iterator[Any]
 @pytest.mark.parametrize("distinct", [1, 3])
 @pytest.mark.parametrize("emit", EMITS)
 @pytest.mark.parametrize("how", HOWS)
-def test_collisions_of_hashes_change_nothing(engines: Backend, how: str, emit: Emit, distinct: int, one_hash: Any) -> None:
+def test_collisions_of_hashes_change_nothing(
+    engines: Backend, how: str, emit: Emit, distinct: int, one_hash: Any
+) -> None:
     """Candidates are verified by equality, and neither slots nor the order of rows depend on hashes."""
     shape = Shape(how, "multiset", "unique_key", keys="composite")
     join = shape.join(emit)
@@ -118,7 +120,7 @@ def all_types(side: str, rng: np.random.Generator, sizes: Sequence[int]) -> list
         come = everything(size, rng)
         gone = live.take(pa.array(rng.permutation(live.num_rows)[: size // 2]))
         live = pa.concat_tables([live, come]).combine_chunks()
-        kinds = pa.array(["+I"] * come.num_rows + ["-D"] * gone.num_rows)
+        kinds = pa.array(["+I"] * come.num_rows + ["-D"] * gone.num_rows, pa.string())
         table = pa.concat_tables([come, gone]).rename_columns(names).append_column("row_kind", kinds)
         tables.append(table.combine_chunks())
     return tables
@@ -133,8 +135,13 @@ def test_every_type_as_key_and_payload(engines: Backend, key: str, emit: Emit) -
     """A full join on a column of each type; retractions find their rows by the values of all columns."""
     rng = np.random.default_rng(KEYS.index(key))
     left, right = (all_types(side, rng, (12, 0, 5, 9)) for side in "lr")
-    inputs = [Input(name, table[0].schema.remove(len(table[0].schema) - 1), row_kind="row_kind") for name, table in (("L", left), ("R", right))]
-    join = Join("full", *inputs, keys=(Key(f"l_{key}", f"r_{key}"), Key("l_boolean", "r_boolean", null_safe=True)), emit=emit)
+    inputs = [
+        Input(name, table[0].schema.remove(len(table[0].schema) - 1), row_kind="row_kind")
+        for name, table in (("L", left), ("R", right))
+    ]
+    join = Join(
+        "full", *inputs, keys=(Key(f"l_{key}", f"r_{key}"), Key("l_boolean", "r_boolean", null_safe=True)), emit=emit
+    )
     batches = [{"left": a, "right": b} for a, b in zip(left, right, strict=True)]
     found = run(engines, join, batches)
     assert sum(t.num_rows for t in found[0]) > 40
@@ -156,16 +163,15 @@ def test_state_resumes_on_the_other_backend(engines: Backend, how: JoinType) -> 
             assert sorted(map(repr, plain_rows(ours))) == sorted(map(repr, plain_rows(theirs)))
 
 
-def pytest_generate_golden() -> list[Case]:
+def golden() -> list[Case]:
     folder = Path(__file__).parents[1] / "conformance" / "cases"
     return [case for case in read_cases(folder) if case.kind in BUILT]
 
 
-@pytest.mark.parametrize("case", pytest_generate_golden(), ids=lambda case: case.name)
+@only_on("emulated-tiny")
+@pytest.mark.parametrize("case", golden(), ids=lambda case: case.name)
 def test_golden_cases(engines: Backend, case: Case) -> None:
-    """What Flink emitted, on the stand-ins too; real backends run them in `conformance`."""
-    if engines.name != "gpu-tiny" or "cupy" not in sys.modules or sys.modules["cupy"].__spec__ is not None:
-        pytest.skip("in tests/conformance")
+    """What Flink emitted; the real backends run them in `conformance`."""
     if case.informative:
         check_view(case, 40, "per_event", engines)
     else:

@@ -7,10 +7,10 @@ from decimal import Decimal
 import numpy as np
 import pyarrow as pa
 import pytest
-from kernels.support import TYPES, every, everything, frame_of, plain_rows, plain_values, rows_of
 
 from gpu_ops.joins import key_type
 from gpu_ops.kernels import Kernels
+from kernels.support import TYPES, every, everything, frame_of, plain_rows, plain_values, rows_of
 
 
 def _all_pairs(kernels: Kernels, left: pa.Array, right: pa.Array, kind: pa.DataType) -> tuple[np.ndarray, np.ndarray]:

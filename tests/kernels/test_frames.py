@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from kernels.support import TYPES, every, everything, frame_of, integral, plain_values, rows_of, same
 
+from gpu_ops.errors import BackendError
 from gpu_ops.kernels import Kernels
+from kernels.conftest import only_on
+from kernels.support import TYPES, every, everything, frame_of, integral, plain_values, rows_of, same
 
 EACH = pytest.mark.parametrize("name", TYPES)
 
@@ -127,7 +129,9 @@ def test_valid(kernels: Kernels) -> None:
     for names in (["int32"], ["string", "struct"], ["map", "double", "boolean"], ["null"]):
         mask = kernels.valid(frame, names)
         assert mask is not None
-        wanted = [all(value is not None for value in row) for row in zip(*(table[n].to_pylist() for n in names), strict=True)]
+        wanted = [
+            all(value is not None for value in row) for row in zip(*(table[n].to_pylist() for n in names), strict=True)
+        ]
         assert kernels.asnumpy(mask).tolist() == wanted
     whole = frame_of(kernels, a=pa.array([1.0, float("nan")]), b=pa.array(["", "x"]))
     assert kernels.valid(whole, ["a", "b"]) is None
@@ -171,6 +175,38 @@ def test_plain_values_tell_values_apart() -> None:
     """The model that `test_equality` compares with: every type has values that differ."""
     for name in TYPES:
         assert len(set(map(repr, plain_values(every(name))))) > (0 if name == "null" else 2)
+
+
+@only_on("gpu", "emulated")
+def test_types_that_do_not_fit(kernels: Kernels) -> None:
+    """A type that the GPU cannot hold is refused where the state is made, not in a micro-batch."""
+    for kind in (pa.dense_union([pa.field("a", pa.int8())]), pa.struct([]), pa.list_(pa.struct([]))):
+        with pytest.raises(BackendError, match="cannot hold"):
+            kernels.store(pa.schema([("c", kind)]))
+
+
+@only_on("gpu", "emulated")
+def test_streams_are_one(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDF_PER_THREAD_STREAM", "1")
+    with pytest.raises(BackendError, match="CUDF_PER_THREAD_STREAM"):
+        type(kernels)()
+
+
+@only_on("gpu", "emulated")
+def test_memory_goes_back(kernels: Kernels) -> None:
+    """All backends of the process share a pool; the last gives it back, and closing twice counts once."""
+    from gpu_ops.cudf_backend import memory
+
+    assert memory.allocated() is None
+    limited = type(kernels)(memory_limit=1 << 30)
+    assert memory.allocated() is None, "the first backend said: no limit"
+    kernels.close()
+    kernels.close()
+    limited.close()
+    alone = type(kernels)(memory_limit=1 << 30)
+    assert memory.allocated() == 0
+    alone.close()
+    assert memory.allocated() is None
 
 
 def test_close_twice(kernels: Kernels) -> None:

@@ -7,10 +7,11 @@ import sys
 import numpy as np
 import pyarrow as pa
 import pytest
-from kernels.support import TYPES, everything, rows_of, same
 
 from gpu_ops.kernels import Kernels
 from gpu_ops.state.index import HashIndex
+from kernels.conftest import EMULATED, only_on
+from kernels.support import TYPES, everything, rows_of, same
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -82,14 +83,21 @@ def test_appended_rows_are_not_the_frames(kernels: Kernels) -> None:
     assert found["a"].to_pylist() == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("way", ["default", "directory", "join"])
 @pytest.mark.parametrize("bits", [3, 12, 64])
-def test_search(kernels: Kernels, monkeypatch: pytest.MonkeyPatch, bits: int, way: str) -> None:
+def test_search(kernels: Kernels, bits: int) -> None:
     """Against every needle beside every entry; few bits make many rows of one hash."""
-    if way != "default":
-        if kernels.name == "cpu":
-            pytest.skip("the CPU backend has one way")
-        monkeypatch.setattr(sys.modules["gpu_ops.cudf_backend.kernels"], "SEARCH", way)
+    search(kernels, bits)
+
+
+@only_on("gpu", "gpu-tiny", *EMULATED)
+@pytest.mark.parametrize("way", ["directory", "join"])
+@pytest.mark.parametrize("bits", [3, 12, 64])
+def test_both_ways_of_search(kernels: Kernels, monkeypatch: pytest.MonkeyPatch, bits: int, way: str) -> None:
+    monkeypatch.setattr(sys.modules["gpu_ops.cudf_backend.kernels"], "SEARCH", way)
+    search(kernels, bits)
+
+
+def search(kernels: Kernels, bits: int) -> None:
     rng = np.random.default_rng(bits)
     index = HashIndex(kernels)
     stored, total = np.empty(0, np.uint64), 0

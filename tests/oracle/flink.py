@@ -78,9 +78,7 @@ def query(shape: Shape) -> str:
     equal = [f"A.{k.left} {'IS NOT DISTINCT FROM' if k.null_safe else '='} B.{k.right}" for k in join.keys]
     on = " AND ".join(equal + ([join.where] if join.where else []))
     if join.how in ("semi", "anti"):
-        return (
-            f"SELECT * FROM A WHERE {'NOT ' if join.how == 'anti' else ''}EXISTS (SELECT 1 FROM B WHERE {on})"
-        )
+        return f"SELECT * FROM A WHERE {'NOT ' if join.how == 'anti' else ''}EXISTS (SELECT 1 FROM B WHERE {on})"
     return f"SELECT * FROM A {join.how.upper()} JOIN B ON {on}"
 
 

@@ -55,10 +55,7 @@ def join_sql(join: Join) -> str:
     a, b = (_quoted(s.name) for s in join.inputs)
 
     def equal(key: Key) -> str:
-        return (
-            f"{a}.{_quoted(key.left)} {'IS NOT DISTINCT FROM' if key.null_safe else '='} "
-            f"{b}.{_quoted(key.right)}"
-        )
+        return f"{a}.{_quoted(key.left)} {'IS NOT DISTINCT FROM' if key.null_safe else '='} {b}.{_quoted(key.right)}"
 
     residual = [f"({join.where})"] if join.where else []
     if join.null_aware:
@@ -71,9 +68,7 @@ def join_sql(join: Join) -> str:
         word = "" if join.how == "semi" else "NOT "
         return f"SELECT * FROM {a} WHERE {word}EXISTS (SELECT 1 FROM {b} WHERE {on})"
     names = [f.name for f in join.output_schema][1:]
-    columns = [
-        f"{table}.{_quoted(f.name)}" for table, s in ((a, join.left), (b, join.right)) for f in s.schema
-    ]
+    columns = [f"{table}.{_quoted(f.name)}" for table, s in ((a, join.left), (b, join.right)) for f in s.schema]
     listed = ", ".join(f"{c} AS {_quoted(n)}" for c, n in zip(columns, names, strict=True))
     return f"SELECT {listed} FROM {a} {join.how.upper()} JOIN {b} ON {on}"
 
@@ -149,9 +144,7 @@ class LargeReference(_Reference):
         fields = list(join.output_schema)[1:]
         # x + 0.0 makes 0.0 of -0.0, which GROUP BY might keep apart.
         self._columns = ", ".join(
-            f"{_quoted(f.name)} + 0.0 AS {_quoted(f.name)}"
-            if pa.types.is_floating(f.type)
-            else _quoted(f.name)
+            f"{_quoted(f.name)} + 0.0 AS {_quoted(f.name)}" if pa.types.is_floating(f.type) else _quoted(f.name)
             for f in fields
         )
         self._names = ", ".join(_quoted(f.name) for f in fields)

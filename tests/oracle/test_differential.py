@@ -127,9 +127,7 @@ def test_backends_agree_row_for_row(shape: Shape, emit: Emit, other_backend: Bac
             other.commit()
             assert identical(first.changelog, second.changelog), _first_difference(first, second)
             assert (first.sequence == second.sequence).all()
-            untimed = [
-                {k: v for k, v in b.metrics.items() if not _of_the_machine(k)} for b in (first, second)
-            ]
+            untimed = [{k: v for k, v in b.metrics.items() if not _of_the_machine(k)} for b in (first, second)]
             assert untimed[0] == untimed[1]
         states = [e.snapshot() for e in (one, other)]
         for side in ("left", "right"):
@@ -142,9 +140,7 @@ def _of_the_machine(metric: str) -> bool:
 
 def _first_difference(first: Any, second: Any) -> str:
     a, b = first.changelog.to_pylist(), second.changelog.to_pylist()
-    place = next(
-        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if str(x) != str(y)), min(len(a), len(b))
-    )
+    place = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if str(x) != str(y)), min(len(a), len(b)))
     return f"{len(a)} and {len(b)} rows; from row {place}: {a[place : place + 3]} and {b[place : place + 3]}"
 
 
@@ -256,9 +252,7 @@ ENCODINGS = {
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-@pytest.mark.parametrize(
-    "type_", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())], ids=str
-)
+@pytest.mark.parametrize("type_", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())], ids=str)
 def test_row_kinds_of_others(encoding: str, type_: pa.DataType, backend: Backend) -> None:
     """Delta's and Debezium's row kinds fold to the same as Flink's."""
     shape = Shape("left", "unique_key", "unique_key")

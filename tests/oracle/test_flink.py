@@ -33,9 +33,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, Cou
         for name, (shape, recipe) in zip(NAMES, CASES, strict=True)
     }
     texts = flink.ask(scripts, tmp_path_factory.mktemp("oracle"))
-    return {
-        name: flink.answers(texts[name], shape.join()) for name, (shape, _) in zip(NAMES, CASES, strict=True)
-    }
+    return {name: flink.answers(texts[name], shape.join()) for name, (shape, _) in zip(NAMES, CASES, strict=True)}
 
 
 @needs_flink

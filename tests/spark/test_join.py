@@ -18,9 +18,7 @@ RIGHT = "op string, k long, b double"
 
 
 def fill_left(left: Source) -> None:
-    left.add(
-        {"op": "+I", "k": 1, "a": "x"}, {"op": "+I", "k": 2, "a": "y"}, {"op": "+I", "k": None, "a": "z"}
-    )
+    left.add({"op": "+I", "k": 1, "a": "x"}, {"op": "+I", "k": 2, "a": "y"}, {"op": "+I", "k": None, "a": "z"})
     left.add({"op": "+I", "k": 1, "a": "x"}, {"op": "-D", "k": 2, "a": "y"}, {"op": "+I", "k": 3, "a": "w"})
 
 
@@ -82,9 +80,7 @@ def test_semi_and_anti_join(how: str, left: Source, right: Source, tmp_path: Pat
     assert sink.table == slow_join(how, left.table(["k", "a"]), right.table(["k", "b"]), 2)
 
 
-def test_chain_of_joins_understands_its_own_changelog(
-    spark: Any, left: Source, right: Source, tmp_path: Path
-) -> None:
+def test_chain_of_joins_understands_its_own_changelog(spark: Any, left: Source, right: Source, tmp_path: Path) -> None:
     names = Source(spark, tmp_path / "names", "a string, n string")
     fill_left(left)
     fill_right(right)
@@ -190,8 +186,4 @@ def test_two_queries_over_one_changelog_in_memory(left: Source, right: Source, t
     queries = [start(joined, s, tmp_path / f"checkpoint{n}", availableNow=True) for n, s in enumerate(sinks)]
     for query in queries:
         query.awaitTermination()
-    assert (
-        sinks[0].table
-        == sinks[1].table
-        == slow_join("inner", left.table(["k", "a"]), right.table(["k", "b"]), 2)
-    )
+    assert sinks[0].table == sinks[1].table == slow_join("inner", left.table(["k", "a"]), right.table(["k", "b"]), 2)

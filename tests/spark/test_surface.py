@@ -114,9 +114,7 @@ def test_a_state_folder_belongs_to_one_join(left: Source, right: Source, tmp_pat
     left.add({"op": "+I", "k": 1, "a": "x"})
     one = gpu_ops.join(left.df, right.df, on="k", suffixes=("", "_r"), state=state)
     with pytest.raises(gpu_ops.StateError, match="in use by join"):
-        gpu_ops.join(
-            one, stream(right.df, name="again"), on="k", state=f"file://{state}", suffixes=("", "_2")
-        )
+        gpu_ops.join(one, stream(right.df, name="again"), on="k", state=f"file://{state}", suffixes=("", "_2"))
     # two of them in one query, which only shows when it runs
     other = gpu_ops.join(left.df, right.df, on="k", suffixes=("", "_r"), state=state)
     with pytest.raises(Exception, match="in use by another join of query"):
@@ -205,9 +203,7 @@ def test_connect_is_refused() -> None:
         stream(frame)
 
 
-def test_changelogs_in_unions_keep_their_partitions(
-    spark: Any, left: Source, right: Source, tmp_path: Path
-) -> None:
+def test_changelogs_in_unions_keep_their_partitions(spark: Any, left: Source, right: Source, tmp_path: Path) -> None:
     left.add(*({"op": "+I", "k": k, "a": "x"} for k in range(20)))
     right.add(*({"op": "+I", "k": k, "b": 1.0} for k in range(20)))
     one = in_memory(gpu_ops.join, left.df.drop("op"), right.df.drop("op"), on="k", partitions=2)

@@ -90,9 +90,7 @@ def wire_batches(count: int, *, rows: int = 40, seed: int = 0) -> list[pa.Table]
     return batches
 
 
-def expected(
-    batches: list[pa.Table], join: Join | None = None, clock_ms: int | None = None
-) -> list[pa.Table]:
+def expected(batches: list[pa.Table], join: Join | None = None, clock_ms: int | None = None) -> list[pa.Table]:
     """What an engine that never stops says to each micro-batch."""
     engine = JoinEngine(join or make_join(), "cpu")
     answers = []
@@ -161,9 +159,7 @@ class Server:
     ) -> tuple[pa.Table, dict[str, Any]]:
         """One micro-batch, as a Spark task sends it: the changelog and the facts at the end."""
         content = command if isinstance(command, bytes) else command.to_json().encode()
-        writer, reader = self.client.do_exchange(
-            flight.FlightDescriptor.for_command(content), call_options(token)
-        )
+        writer, reader = self.client.do_exchange(flight.FlightDescriptor.for_command(content), call_options(token))
         with writer:
             writer.begin(rows.schema)
             for batch in rows.to_batches(max_chunksize=chunk):

@@ -136,9 +136,7 @@ def test_missing_and_mistaken_files_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fails", ["fsync", "replace"])
-def test_failed_write_leaves_the_old_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
-) -> None:
+def test_failed_write_leaves_the_old_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
     log = PartitionLog(Files.at(str(tmp_path)), 0)
     log.write_record(1, Record(TABLE, 1, "old"))
 
@@ -222,11 +220,7 @@ def _with_price(kind: pa.DataType) -> str:
             r"input 'prices': column 'price' was double, now decimal128\(10, 2\)",
         ),
         (
-            {
-                "description": make_join(
-                    right=Input("prices", PRICES.append(pa.field("vat", pa.int8())))
-                ).to_json()
-            },
+            {"description": make_join(right=Input("prices", PRICES.append(pa.field("vat", pa.int8())))).to_json()},
             r"input 'prices' has a column 'vat' \(int8\) that it had not",
         ),
         (
@@ -243,9 +237,7 @@ def _with_price(kind: pa.DataType) -> str:
         ),
     ],
 )
-def test_a_folder_of_something_else_is_refused(
-    files: Files, changes: dict[str, object], message: str
-) -> None:
+def test_a_folder_of_something_else_is_refused(files: Files, changes: dict[str, object], message: str) -> None:
     open_folder(files, manifest(), create=True)
     for create in (True, False):
         with pytest.raises(StateError, match=message):

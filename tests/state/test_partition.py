@@ -167,9 +167,7 @@ def test_batches_that_do_not_follow_are_refused(tmp_path: Path) -> None:
     for batch in range(6):
         apply(partition, batch)
     for server in (partition, opened(tmp_path)):
-        with pytest.raises(
-            StateError, match=r"ends with batch 5, Spark asks for batch 8.*older than the checkpoint"
-        ):
+        with pytest.raises(StateError, match=r"ends with batch 5, Spark asks for batch 8.*older than the checkpoint"):
             apply(server, 8)
         with pytest.raises(StateError, match=r"is at batch 5, Spark asks for batch 3.*older than the state"):
             apply(server, 3)
@@ -229,11 +227,7 @@ def test_the_record_of_the_repeated_batch_is_not_needed(tmp_path: Path) -> None:
         ({"partitions": 3}, "cut into 2 partitions"),
         ({"description": make_join(how="left").to_json()}, "how='full', now 'left'"),
         (
-            {
-                "description": make_join(
-                    right=Input("prices", PRICES.set(1, pa.field("price", pa.int64())))
-                ).to_json()
-            },
+            {"description": make_join(right=Input("prices", PRICES.set(1, pa.field("price", pa.int64())))).to_json()},
             "column 'price' was double, now int64",
         ),
     ],
@@ -291,9 +285,7 @@ def test_bad_rows_change_nothing(tmp_path: Path, kept: str) -> None:
     assert apply(partition, 3).changelog.equals(ANSWERS[3])
 
 
-def test_a_record_that_cannot_be_written_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_record_that_cannot_be_written_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     partition = opened(tmp_path)
     apply(partition, 0)
 
@@ -309,9 +301,7 @@ def test_a_record_that_cannot_be_written_changes_nothing(
     assert apply(opened(tmp_path), 2).changelog.equals(ANSWERS[2])
 
 
-def test_a_snapshot_that_cannot_be_written_is_not_needed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_snapshot_that_cannot_be_written_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tries = []
 
     def full(_: PartitionLog, version: int, *rest: object) -> int:
@@ -402,9 +392,7 @@ def test_split_takes_sides_apart() -> None:
             own = [line for line in rows.to_pylist() if line["__side"] == number]
             lanes = {lane[number]: lane[2] for lane in WIRE.lanes if lane[number] is not None}
             assert side.column_names == (["id", "item", "amount", "op"] if number == 0 else PRICES.names)
-            assert side.to_pylist() == [
-                {name: line[lanes[name]] for name in side.column_names} for line in own
-            ]
+            assert side.to_pylist() == [{name: line[lanes[name]] for name in side.column_names} for line in own]
             assert order.tolist() == [line["__order"] for line in own]
 
 

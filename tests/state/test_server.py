@@ -172,9 +172,7 @@ def test_no_call_without_the_token(server: Server, folder: str, token: str | Non
         make_command().to_json().replace('"c0"', "0").encode(),
         make_command(description="{}").to_json().encode(),
         make_command(description=make_join().to_json().replace('"full"', '"sideways"')).to_json().encode(),
-        make_command(description=make_join().to_json().replace('"schema": "', '"schema": "AAAA'))
-        .to_json()
-        .encode(),
+        make_command(description=make_join().to_json().replace('"schema": "', '"schema": "AAAA')).to_json().encode(),
     ],
 )
 def test_garbage_commands(server: Server, folder: str, content: bytes) -> None:
@@ -195,15 +193,11 @@ def test_schema_mismatch(server: Server, folder: str) -> None:
         (rows.set_column(place("c1"), "c1", rows["c1"].cast("string")), "amount"),
         (rows.set_column(place("c4"), "c4", rows["c4"].cast("int64")), "since"),
     ):
-        error = refused(
-            flight.FlightServerError, lambda wrong=wrong: server.apply(make_command(1, folder), wrong)
-        )
+        error = refused(flight.FlightServerError, lambda wrong=wrong: server.apply(make_command(1, folder), wrong))
         assert error["type"] == "BadInputError"
         assert error["fields"][1] == column
     other = make_join(right=Input("prices", PRICES.remove(2))).to_json()
-    error = refused(
-        flight.FlightServerError, lambda: server.apply(make_command(1, folder, description=other), rows)
-    )
+    error = refused(flight.FlightServerError, lambda: server.apply(make_command(1, folder, description=other), rows))
     assert error["type"] == "DescriptionError"
     assert server.apply(make_command(1, folder), rows)[0].equals(ANSWERS[1])
 
@@ -218,9 +212,7 @@ def test_unknown_actions_and_calls(server: Server) -> None:
 
 def test_long_errors_in_any_script_arrive(server: Server) -> None:
     kind = "ключ\n" * 5000
-    rows = BATCHES[0].set_column(
-        WIRE_SCHEMA.get_field_index("c3"), "c3", pa.array([kind] * BATCHES[0].num_rows)
-    )
+    rows = BATCHES[0].set_column(WIRE_SCHEMA.get_field_index("c3"), "c3", pa.array([kind] * BATCHES[0].num_rows))
     error = refused(flight.FlightServerError, lambda: server.apply(make_command(), rows))
     assert error["type"] == "BadInputError"
     assert error["fields"][:2] == ["orders", "op"]
@@ -272,9 +264,7 @@ def test_killed_client(server: Server, folder: str) -> None:
         address=server.address,
         command=make_command(1, folder).to_json().encode(),
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as client:
+    with subprocess.Popen([sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as client:
         assert client.stdout is not None
         assert client.stdout.read(4) == b"sent"
         client.kill()
@@ -364,14 +354,10 @@ def test_skipped_and_old_batches(server: Server, folder: str) -> None:
     for batch in range(3):
         server.apply(make_command(batch, folder), BATCHES[batch])
     for batch, message in ((4, "ends with batch 2"), (9, "ends with batch 2"), (1, "is at batch 2")):
-        error = refused(
-            flight.FlightServerError, lambda b=batch: server.apply(make_command(b, folder), BATCHES[b % 8])
-        )
+        error = refused(flight.FlightServerError, lambda b=batch: server.apply(make_command(b, folder), BATCHES[b % 8]))
         assert error["type"] == "StateError"
         assert message in error["message"]
-    error = refused(
-        flight.FlightServerError, lambda: server.apply(make_command(3, folder, query_id="q2"), BATCHES[3])
-    )
+    error = refused(flight.FlightServerError, lambda: server.apply(make_command(3, folder, query_id="q2"), BATCHES[3]))
     assert "belongs to query query-1" in error["message"]
     assert server.apply(make_command(3, folder), BATCHES[3])[0].equals(ANSWERS[3])
 
