@@ -33,8 +33,8 @@ class Frame:
     def take(self, rows: Array, columns: Sequence[str]) -> Frame:
         """Rows by position (int64, -1 for a row of nulls)."""
         types = {name: self.types[name] for name in columns}
-        taken = gather([self.columns[name] for name in columns], rows, list(types.values()))
-        return Frame(int(rows.size), dict(zip(columns, taken, strict=True)), types)
+        taken = gather([self.columns[name] for name in types], rows, list(types.values()))
+        return Frame(int(rows.size), dict(zip(types, taken, strict=True)), types)
 
 
 def from_arrow(array: pa.Array) -> Column:

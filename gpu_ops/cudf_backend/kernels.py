@@ -18,8 +18,9 @@ from gpu_ops.cudf_backend.conditions import evaluate
 from gpu_ops.cudf_backend.device import array_module, require_one_stream, spread
 from gpu_ops.cudf_backend.frame import Frame, choose, from_arrow, from_values, to_arrow, valid_mask, values
 from gpu_ops.cudf_backend.hashing import convert, equal_columns, hash_columns
-from gpu_ops.cudf_backend.storage import is_decimal
+from gpu_ops.cudf_backend.storage import decoded
 from gpu_ops.cudf_backend.store import CudfStore
+from gpu_ops.joins import key_type
 from gpu_ops.kernels import Array
 
 SEARCH: Literal["directory", "join"] = "directory"
@@ -52,7 +53,8 @@ class CudfKernels:
     def frame(self, table: pa.Table) -> Frame:
         """Columns from Arrow, each in one piece."""
         columns = {n: from_arrow(_one_array(c)) for n, c in zip(table.column_names, table.columns, strict=True)}
-        return Frame(table.num_rows, columns, dict(zip(table.column_names, table.schema.types, strict=True)))
+        types = [decoded(kind) for kind in table.schema.types]
+        return Frame(table.num_rows, columns, dict(zip(table.column_names, types, strict=True)))
 
     def to_arrow(self, frame: Frame, schema: pa.Schema) -> pa.Table:
         """Columns to Arrow, by position."""
@@ -90,7 +92,9 @@ class CudfKernels:
     def coalesce(self, first: Frame, first_column: str, second: Frame, second_column: str) -> Frame:
         """The first column's values, the second's where they are null."""
         a, b = first.columns[first_column], second.columns[second_column]
-        kind = _wider(first.types[first_column], second.types[second_column])
+        kind = first.types[first_column]
+        if kind != second.types[second_column]:
+            kind = key_type(pa.field(first_column, kind), pa.field(second_column, second.types[second_column]))
         a, b = convert(a, first.types[first_column], kind), convert(b, second.types[second_column], kind)
         valid = valid_mask(a)
         column = a if valid is None else choose(valid, a, b, kind)
@@ -197,14 +201,3 @@ def _one_array(column: pa.ChunkedArray) -> pa.Array:
         return column.chunk(0)
     array = column.combine_chunks()
     return pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array
-
-
-def _wider(a: pa.DataType, b: pa.DataType) -> pa.DataType:
-    """The type of two columns' coalesced values, for the pairs that keys may be of."""
-    t = pa.types
-    if t.is_timestamp(a) and t.is_timestamp(b):
-        return max(a, b, key=lambda kind: ("s", "ms", "us", "ns").index(kind.unit))
-    if is_decimal(a) and is_decimal(b):
-        scale, whole = max(a.scale, b.scale), max(a.precision - a.scale, b.precision - b.scale)
-        return pa.decimal128(min(38, whole + scale), scale)
-    return b if t.is_primitive(a) and t.is_primitive(b) and b.bit_width > a.bit_width else a

@@ -86,7 +86,7 @@ class CudfStore:
         """The rows at ``slots``; -1 gives nulls."""
         types = {name: self.types[name] for name in columns}
         taken = self._gather(slots, list(types))
-        return Frame(int(slots.size), dict(zip(columns, taken, strict=True)), types)
+        return Frame(int(slots.size), dict(zip(types, taken, strict=True)), types)
 
     def _gather(self, slots: Array, names: list[str]) -> list[plc.Column]:
         kinds = [self.types[name] for name in names]

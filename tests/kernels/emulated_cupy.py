@@ -95,7 +95,20 @@ def _device(function: Any, **only: Any) -> Any:
     return call
 
 
-_FUNCTIONS = ["ascontiguousarray", "bincount", "broadcast_to", "concatenate", "cumsum", "flatnonzero", "repeat", "searchsorted", "tile", "unique", "where", "zeros_like"]
+_FUNCTIONS = [
+    "ascontiguousarray",
+    "bincount",
+    "broadcast_to",
+    "concatenate",
+    "cumsum",
+    "flatnonzero",
+    "repeat",
+    "searchsorted",
+    "tile",
+    "unique",
+    "where",
+    "zeros_like",
+]
 _CREATORS = ["arange", "empty", "full", "ones", "zeros"]
 _UFUNCS = ["abs", "fmod", "isnan", "logical_or", "maximum", "minimum"]
 

@@ -70,6 +70,17 @@ def test_take_from_nothing(kernels: Kernels, name: str) -> None:
     same(kernels.to_arrow(kernels.take(frame, rows_of(kernels, [-1, -1]), ["c"]), wanted.schema), wanted)
 
 
+def test_take_one_column_twice(kernels: Kernels) -> None:
+    """A column may be part of two keys."""
+    table = pa.table({"a": pa.array([1, None]), "b": pa.array(["x", "y"])})
+    frame, rows = kernels.frame(table), rows_of(kernels, [1, -1, 0])
+    store = kernels.store(table.schema)
+    store.append(frame)
+    wanted = pa.table({"b": pa.array(["y", None, "x"])})
+    for taken in (kernels.take(frame, rows, ["b", "b"]), store.take(rows, ["b", "b"])):
+        same(kernels.to_arrow(taken, wanted.schema), wanted)
+
+
 def test_take_no_columns(kernels: Kernels) -> None:
     taken = kernels.take(frame_of(kernels, c=pa.array([1, 2])), rows_of(kernels, [1, -1, 0]), [])
     assert kernels.num_rows(taken) == 3

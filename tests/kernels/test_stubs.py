@@ -89,7 +89,18 @@ def test_methods_exist(libraries: dict[str, Any]) -> None:
         for name in names.split():
             assert hasattr(getattr(libraries["plc"], owner), name), f"{owner}.{name}"
     text = "".join(path.read_text() for path in BACKEND.glob("*.py"))
-    for name in ["child", "copy", "data", "device_buffer_size", "list_view", "null_count", "null_mask", "offset", "to_scalar", "with_mask"]:
+    for name in [
+        "child",
+        "copy",
+        "data",
+        "device_buffer_size",
+        "list_view",
+        "null_count",
+        "null_mask",
+        "offset",
+        "to_scalar",
+        "with_mask",
+    ]:
         assert f".{name}(" in text, f"{name} is checked and not used"
 
 
