@@ -958,6 +958,8 @@ CONDITIONS = st.recursive(
 @pytest.fixture(scope="module")
 def duck() -> duckdb.DuckDBPyConnection:
     connection = duckdb.connect()
+    # DuckDB 2.0 turns `-d <= NaN` into `d >= -NaN`, which is something else
+    connection.execute("SET disabled_optimizers = 'expression_rewriter'")
     connection.execute("set threads = 1; set timezone = 'UTC'; set error_on_division_by_zero = false")
     number = pa.array(range(RANDOM.num_rows))
     for name, table in (("o", RANDOM), ("p", OTHER)):

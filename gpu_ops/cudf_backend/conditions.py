@@ -40,7 +40,7 @@ def check(condition: Condition) -> tuple[str, ...]:
     for node in _nodes(condition.root):
         if isinstance(node, Call):
             if node.op not in _OPERATIONS:
-                raise BackendError(f"the GPU backend cannot evaluate {node.op.value!r} of {condition.sql!r}")
+                raise BackendError(f"the GPU backend cannot evaluate {str(node.op)!r} of {condition.sql!r}")
             if casts.on_host(node):
                 on_host[node.op.value] = None
         elif kind(node.type) != "other":

@@ -20,7 +20,7 @@ _SIDE_SHIFT: Final = 62
 _PART_SHIFT: Final = 33
 
 
-#: The lowest bits of a row's origin: the partition it is in after the shuffle.
+#: The lowest bits of a row's origin: the partition the shuffle sends it to.
 PARTITION_BITS: Final = 24
 
 

@@ -17,7 +17,7 @@ from gpu_ops.spark.client import PARTITION_BITS
 from gpu_ops.spark.datatypes import arrow_type, is_binary_collated, nullable, spark_type
 
 ORIGIN = "__origin"
-"""Which partition of its source a row came from: p for left rows, -1-p for right ones; see `arrived`."""
+"""Which partition of its source a row came from: p for left rows, -1-p for right ones; see `shuffle`."""
 
 STAMP = "__stamp"
 """Where the shuffle does not keep rows in order: a number that rises within a source partition."""
@@ -91,14 +91,28 @@ def to_lanes(df: DataFrame, side: int, lanes: list[Lane], *, stamped: bool) -> D
     return df.select(*columns)
 
 
-def arrived(rows: DataFrame) -> DataFrame:
-    """Rows after the shuffle: their origin is joined by the partition they are in now.
+def kept(df: DataFrame) -> DataFrame:
+    """The same rows, in a plan that Spark does not take for empty when its sources have nothing new.
+
+    PropagateEmptyRelation would take the shuffle away, the join with it, and its partitions would miss
+    a micro-batch. The rule knows most nodes that cost nothing; a generator other than explode it leaves.
+    """
+    names = df.columns
+    return df.select("*", f.expr("stack(1, true)").alias("__kept")).select(*names)
+
+
+def shuffle(rows: DataFrame, join: Join, lanes: list[Lane], partitions: int) -> DataFrame:
+    """Rows by partition; their origin is joined by the number of the partition they are sent to.
 
     A task needs that number, and its own is no help: where a stage computes a union, Spark counts its
-    tasks through.
+    tasks through. To add it after the shuffle would be simpler, but then the optimizer takes the join
+    away where the shuffle turns out empty (AQEPropagateEmptyRelation). This is Spark's HashPartitioning.
     """
-    both = f.col(ORIGIN).cast("bigint") * (1 << PARTITION_BITS) + f.spark_partition_id()
-    return rows.select(both.alias(ORIGIN), *(f.col(c) for c in rows.columns if c != ORIGIN))
+    by = distribution(join, lanes)
+    goes_to = f.pmod(f.hash(*by), f.lit(partitions)) if by else f.lit(0)
+    both = f.col(ORIGIN).cast("bigint") * (1 << PARTITION_BITS) + goes_to
+    numbered = rows.select(both.alias(ORIGIN), *(f.col(c) for c in rows.columns if c != ORIGIN))
+    return numbered.repartition(partitions, *by)
 
 
 def distribution(join: Join, lanes: list[Lane]) -> list[Column]:

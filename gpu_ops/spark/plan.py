@@ -20,7 +20,7 @@ from gpu_ops.joins import Join
 from gpu_ops.spark.client import Task
 from gpu_ops.spark.datatypes import arrow_type, spark_type
 from gpu_ops.spark.directory import Directory
-from gpu_ops.spark.lanes import Lane, arrived, assign_lanes, distribution, quoted, to_lanes
+from gpu_ops.spark.lanes import Lane, assign_lanes, kept, quoted, shuffle, to_lanes
 from gpu_ops.spark.metrics import METRICS_COLUMN, METRICS_TYPE, observed
 from gpu_ops.spark.process import PACKAGE_ROOT
 
@@ -125,8 +125,9 @@ def build(
     )  # fmt: skip
     sides = [to_lanes(df, side, lanes, stamped=stamped) for side, df in enumerate((left, right))]
     first = union_order(open_tasks(left), open_tasks(right))
-    shuffled = sides[first].unionAll(sides[1 - first]).repartition(partitions, *distribution(join, lanes))
-    rows = arrived(shuffled).mapInArrow(task, _output(join, left.schema, right.schema))
+    union = kept(sides[first]).unionAll(sides[1 - first])
+    shuffled = shuffle(union, join, lanes, partitions)
+    rows = shuffled.mapInArrow(task, _output(join, left.schema, right.schema))
     measured = rows.observe(name, *observed()).filter(f.isnull(METRICS_COLUMN))
     _plans[plan.plan_id] = plan
     kind = f.col(ROW_KIND_COLUMN).alias(ROW_KIND_COLUMN, metadata={MARK: name})

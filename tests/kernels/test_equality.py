@@ -44,7 +44,6 @@ def test_every_pair_of_values(kernels: Kernels, name: str) -> None:
         (pa.array(["a", "", None, "ä"]), pa.array(["a", "ä", None, ""], pa.large_string())),
         (pa.array([b"a", b"", None]), pa.array([b"a", None, b""], pa.large_binary())),
         (pa.array([0, 1, None, -1], pa.timestamp("s")), pa.array([0, 1_000_000, None, -1], pa.timestamp("us"))),
-        (pa.array([0, 1, -1], pa.timestamp("us", "UTC")), pa.array([0, 1000, -1000, 1], pa.timestamp("ns", "UTC"))),
         (
             pa.array([Decimal("1.5"), None, Decimal("-0.1")], pa.decimal128(5, 1)),
             pa.array([Decimal("1.500"), Decimal("-0.100"), None], pa.decimal128(20, 3)),
@@ -57,15 +56,6 @@ def test_two_types_of_one_key(kernels: Kernels, left: pa.Array, right: pa.Array)
     equal, hashes = _all_pairs(kernels, left, right, kind)
     wide = [plain_values(side.cast(kind)) for side in (left, right)]
     np.testing.assert_array_equal(equal, np.array([[a == b for b in wide[1]] for a in wide[0]]))
-    assert hashes[equal].all()
-
-
-def test_instants_out_of_the_finer_units_reach(kernels: Kernels) -> None:
-    """9999-12-31 is a common end of time, and has no nanoseconds in 64 bits."""
-    far = pa.array([253_402_214_400_000_000, -62_135_596_800_000_000, 0], pa.timestamp("us"))
-    near = pa.array([0, 1, -(1 << 62)], pa.timestamp("ns"))
-    equal, hashes = _all_pairs(kernels, far, near, pa.timestamp("ns"))
-    np.testing.assert_array_equal(equal, [[False] * 3, [False] * 3, [True, False, False]])
     assert hashes[equal].all()
 
 

@@ -165,13 +165,44 @@ def test_without_a_key_there_is_one_partition(left: Source, right: Source, tmp_p
     assert sink.table == sorted(pairs, key=repr)
 
 
-def test_order_within_a_source_partition_is_kept(spark: Any, tmp_path: Path) -> None:
+def test_micro_batches_without_rows_for_a_join_are_not_skipped(
+    spark: Any, left: Source, right: Source, tmp_path: Path
+) -> None:
+    # Spark's optimizer removes what it takes for empty; a join must see every micro-batch all the same.
+    names = Source(spark, tmp_path / "names", "a string, n string")
+    first = gpu_ops.join(
+        stream(left.df, row_kind="op"), stream(right.df, row_kind="op"), on="k", state=str(tmp_path / "state1")
+    )
+    second = gpu_ops.join(first, names.df, on="a", how="left", state=str(tmp_path / "state2"))
+    sink = Sink()
+    left.add({"op": "+I", "k": 1, "a": "x"})  # the first join has nothing to say: an empty shuffle
+    query = start(second, sink, tmp_path / "checkpoint")
+    try:
+        query.processAllAvailable()
+        names.add({"a": "x", "n": "ex"})  # neither source of the first join has anything new
+        query.processAllAvailable()
+        right.add({"op": "+I", "k": 1, "b": 1.5})
+        query.processAllAvailable()
+        left.add({"op": "-D", "k": 1, "a": "x"})
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    changes = [("+I", "x", 1, 1.5, "ex"), ("-D", "x", 1, 1.5, "ex")]
+    assert [sink.batches[n] for n in sorted(sink.batches)] == [[], [], changes[:1], changes[1:]]
+
+
+@pytest.mark.parametrize("stamped", [False, True])
+def test_order_within_a_source_partition_is_kept(
+    spark: Any, tmp_path: Path, stamped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # A unique key whose row changes often within one micro-batch: only the last value may stay.
+    monkeypatch.setattr("gpu_ops.spark.plan.shuffle_reorders", lambda session: stamped)
     left = Source(spark, tmp_path / "left", "k long, v long")
     right = Source(spark, tmp_path / "right", "k long, w long")
     left.add(*({"k": n % 7, "v": n} for n in range(3000)))
     right.add(*({"k": k, "w": k} for k in range(7)))
     joined = in_memory(gpu_ops.join, stream(left.df, unique_key="k"), right.df, on="k", partitions=3)
+    assert ("rows carry a stamp" in gpu_ops.explain(joined)) == stamped
     sink = Sink()
     drain(joined, sink, tmp_path / "checkpoint")
     last = {n % 7: n for n in range(3000)}

@@ -1,0 +1,1 @@
+"""On a card: the checks of the GPU backend, and its measurements."""
