@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench soak oracle gpu-verify notebooks clean
+.PHONY: demo test lint bench soak oracle gpu-verify clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.ready: pyproject.toml
