@@ -19,6 +19,7 @@ import pyarrow as pa
 from gpu_ops.changelog import ROW_KIND_COLUMN
 from gpu_ops.conditions import Condition, parse
 from gpu_ops.errors import DescriptionError, NotBuiltError
+from gpu_ops.intervals import UNITS_MS, Interval, check_event_time, time_type
 
 JoinType = Literal["inner", "left", "right", "full", "semi", "anti"]
 """Which rows come out.
@@ -55,7 +56,6 @@ Updates = Literal["upsert", "retract"]
 Layout = Literal["join_key_contains_unique_key", "unique_key", "multiset"]
 """The state layouts of Flink's ``JoinRecordStateViews``."""
 
-_UNITS_MS = {"millisecond": 1, "second": 1000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+?)s?\s*", re.IGNORECASE)
 
 
@@ -75,7 +75,10 @@ class Key(NamedTuple):
 
 
 class OutputColumn(NamedTuple):
-    """Where a column of the changelog comes from: ``side`` is 0 left, 1 right, 2 whichever is there."""
+    """Where a column of the changelog comes from: ``side`` is 0 left, 1 right, 2 whichever is there.
+
+    Side 3 is the later of both event times.
+    """
 
     name: str
     side: int
@@ -95,9 +98,9 @@ def parse_duration(text: str | int) -> int:
     else:
         found = _DURATION.fullmatch(text)
         unit = found.group(2).lower() if found else ""
-        if found is None or unit not in _UNITS_MS:
+        if found is None or unit not in UNITS_MS:
             raise DescriptionError(f"no duration: {text!r}; write for example '7 days' or '90 seconds'")
-        ms = round(float(found.group(1)) * _UNITS_MS[unit])
+        ms = round(float(found.group(1)) * UNITS_MS[unit])
     if ms <= 0:
         raise DescriptionError(f"a duration is positive, this one is {text!r}")
     return ms
@@ -116,6 +119,11 @@ class Input:
         ttl_ms: milliseconds after its last write at which a row is forgotten, or None.
         updates: see `Updates`.
         bad_rows: see `BadRows`.
+        event_time: the column an interval join goes by: a timestamp, or int64 milliseconds since the epoch.
+        delay_ms: milliseconds by which rows may come late: the watermark is the latest event time seen less
+            this. None: it is only ever told.
+        idle_timeout_ms: milliseconds without rows after which the input holds the other's watermark back no
+            longer, or None for never.
     """
 
     name: str
@@ -126,6 +134,9 @@ class Input:
     ttl_ms: int | None = None
     updates: Updates = "upsert"
     bad_rows: BadRows = "fail"
+    event_time: str | None = None
+    delay_ms: int | None = None
+    idle_timeout_ms: int | None = None
 
     def __post_init__(self) -> None:
         names = self.schema.names
@@ -138,7 +149,8 @@ class Input:
             raise DescriptionError(f"input '{self.name}': the row-kind column {self.row_kind!r} is not data")
         if self.unique_key == ():
             raise DescriptionError(f"input '{self.name}': unique_key names no column")
-        for what, columns in (("unique_key", self.unique_key or ()), ("sequence_by", (self.sequence_by,))):
+        named = ("unique_key", self.unique_key or ()), ("sequence_by", (self.sequence_by,))
+        for what, columns in (*named, ("event_time", (self.event_time,))):
             for column in columns:
                 if column is not None and column not in names:
                     raise DescriptionError(
@@ -146,6 +158,13 @@ class Input:
                     )
         for column in self.unique_key or ():
             _check_key_type(self, column)
+        if self.event_time is not None:
+            check_event_time(self.name, self.schema.field(self.event_time))
+        for option, ms in (("delay", self.delay_ms), ("idle_timeout", self.idle_timeout_ms)):
+            if ms is not None and self.event_time is None:
+                raise DescriptionError(f"input '{self.name}': {option} needs event_time")
+            if ms is not None and ms < 0:
+                raise DescriptionError(f"input '{self.name}': {option} is not negative, this one is {ms} ms")
         for option, values in (("updates", Updates), ("bad_rows", BadRows)):
             if getattr(self, option) not in get_args(values):
                 raise DescriptionError(
@@ -161,7 +180,7 @@ class Input:
 
 @dataclasses.dataclass(frozen=True)
 class Join:
-    """A regular, semi or anti join of two inputs.
+    """A regular, semi, anti or interval join of two inputs.
 
     Attributes:
         how: see `JoinType`.
@@ -172,6 +191,7 @@ class Join:
         emit: see `Emit`.
         null_aware: for anti: ``NOT IN`` (a null on the right suppresses every row).
         suffixes: appended to clashing column names of left and right, or None.
+        interval: what makes it an interval join, or None.
     """
 
     how: JoinType
@@ -182,6 +202,7 @@ class Join:
     emit: Emit = "per_batch"
     null_aware: bool = False
     suffixes: tuple[str, str] | None = None
+    interval: Interval | None = None
 
     def __post_init__(self) -> None:
         if self.how not in get_args(JoinType):
@@ -210,11 +231,37 @@ class Join:
                     )
                 _check_key_type(side, column)
             key_type(self.left.schema.field(key.left), self.right.schema.field(key.right))
+        if self.interval is not None:
+            self._check_interval(self.interval)
         names = [c.name for c in self.output]
         for name in names:
             if names.count(name) > 1 or name == ROW_KIND_COLUMN:
                 raise DescriptionError(f"the changelog would have two columns {name!r}: rename one, or give suffixes=")
         _ = self.condition
+
+    def _check_interval(self, interval: Interval) -> None:
+        hows = ("inner",) if interval.keyed else ("inner", "left", "right", "full")
+        if self.how not in hows:
+            kind = "a keyed interval join" if interval.keyed else "an interval join"
+            raise DescriptionError(f"how={self.how!r}; {kind} is one of {', '.join(hows)}")
+        for source in self.inputs:
+            if source.unique_key is not None:
+                raise DescriptionError(
+                    f"input '{source.name}': an interval join takes insert-only input, unique_key= has no place here"
+                )
+            if source.ttl_ms is not None:
+                raise DescriptionError(f"input '{source.name}': an interval join keeps rows by their time, not by ttl=")
+            if interval.time == "event" and source.event_time is None:
+                raise DescriptionError(f"input '{source.name}': an interval join needs its event time")
+            if interval.time == "processing" and source.event_time is not None:
+                raise DescriptionError(f"input '{source.name}': by processing time, event time has no place")
+        _ = self.time_type
+
+    @functools.cached_property
+    def time_type(self) -> pa.DataType:
+        """The type an interval join compares times in."""
+        kinds = [s.schema.field(s.event_time).type for s in self.inputs if s.event_time is not None]
+        return time_type(kinds[0], kinds[1]) if len(kinds) == 2 else pa.timestamp("ms", "UTC")
 
     @property
     def inputs(self) -> tuple[Input, Input]:
@@ -253,6 +300,9 @@ class Join:
             for field in fields:
                 suffix = self.suffixes[side] if self.suffixes and field.name in taken[1 - side] else ""
                 columns.append(OutputColumn(field.name + suffix, side, field.name, None, field.type))
+        if self.interval is not None and self.interval.timestamp is not None:
+            times = str(self.left.event_time), str(self.right.event_time)
+            columns.append(OutputColumn(self.interval.timestamp, 3, *times, self.time_type))
         return tuple(columns)
 
     @functools.cached_property
@@ -288,19 +338,19 @@ class Join:
 
     def to_json(self) -> str:
         """The description as JSON; equal descriptions give equal text."""
-        return json.dumps(
-            {
-                "kind": "join",
-                "how": self.how,
-                "keys": [list(k) for k in self.keys],
-                "where": self.where,
-                "emit": self.emit,
-                "null_aware": self.null_aware,
-                "suffixes": list(self.suffixes) if self.suffixes else None,
-                "inputs": [_input_to_dict(i) for i in self.inputs],
-            },
-            sort_keys=True,
-        )
+        data: dict[str, object] = {
+            "kind": "join",
+            "how": self.how,
+            "keys": [list(k) for k in self.keys],
+            "where": self.where,
+            "emit": self.emit,
+            "null_aware": self.null_aware,
+            "suffixes": list(self.suffixes) if self.suffixes else None,
+            "inputs": [_input_to_dict(i) for i in self.inputs],
+        }
+        if self.interval is not None:
+            data["interval"] = self.interval.to_dict()
+        return json.dumps(data, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> Join:
@@ -317,6 +367,7 @@ class Join:
             emit=data["emit"],
             null_aware=data["null_aware"],
             suffixes=(suffixes[0], suffixes[1]) if suffixes else None,
+            interval=Interval(**data["interval"]) if data.get("interval") else None,
         )
 
 
@@ -384,6 +435,9 @@ def _check_key_type(source: Input, column: str) -> None:
 
 def _input_to_dict(source: Input) -> dict[str, object]:
     data: dict[str, object] = {f.name: getattr(source, f.name) for f in dataclasses.fields(source)}
+    for name in ("event_time", "delay_ms", "idle_timeout_ms"):
+        if data[name] is None:  # absent, so that folders written before there were interval joins still fit
+            del data[name]
     data["schema"] = base64.b64encode(source.schema.remove_metadata().serialize().to_pybytes()).decode()
     return data
 

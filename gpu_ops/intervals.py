@@ -1,0 +1,190 @@
+"""Interval joins as a user writes them down: bounds, event time, what happens to late rows.
+
+A pair matches when ``lower <= right time - left time <= upper``, besides its keys and condition. Rules:
+Flink's SQL interval join (``TimeIntervalJoin``) and, for ``keyed``, its DataStream one
+(``IntervalJoinOperator``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import re
+from collections.abc import Mapping
+from typing import Any, Final, Literal, get_args
+
+import pyarrow as pa
+
+from gpu_ops.errors import DescriptionError
+
+Late = Literal["join", "drop", "tag"]
+"""What happens to a row whose event time is below the watermark.
+
+* *join*: it joins what is still there, as in Flink's SQL.
+* *drop*: it is left out.
+* *tag*: likewise, and it comes out beside the changelog with the row kind ``late``.
+
+It is counted every time.
+"""
+
+Time = Literal["event", "processing"]
+"""Whose time counts: the one in the rows, or the clock when their micro-batch is applied."""
+
+LATE_ROW_KIND: Final = "late"
+
+UNITS_MS: Final[Mapping[str, int]] = {
+    "millisecond": 1,
+    "second": 1000,
+    "minute": 60_000,
+    "hour": 3_600_000,
+    "day": 86_400_000,
+}
+_BOUND: Final = re.compile(r"\s*([+-]?)\s*(\d+(?:\.\d+)?)\s*([a-z]+?)s?\s*", re.IGNORECASE)
+_PER_MS: Final = {"s": 1, "ms": 1, "us": 1000, "ns": 1_000_000}
+
+Duration = str | int | dt.timedelta
+"""``"-5 minutes"``, milliseconds, or a timedelta."""
+
+
+def parse_bound(bound: Duration) -> int:
+    """Milliseconds of a duration with a sign.
+
+    Raises:
+        DescriptionError: no such unit, or less than a millisecond.
+    """
+    if isinstance(bound, bool) or not isinstance(bound, (str, int, dt.timedelta)):
+        raise DescriptionError(f"no duration: {bound!r}; write for example '-5 minutes' or '4 hours'")
+    if isinstance(bound, int):
+        return bound
+    if isinstance(bound, dt.timedelta):
+        ms, rest = divmod(bound, dt.timedelta(milliseconds=1))
+        if rest:
+            raise DescriptionError(f"{bound!r} is no whole number of milliseconds")
+        return ms
+    found = _BOUND.fullmatch(bound)
+    unit = found.group(3).lower() if found else ""
+    if found is None or unit not in UNITS_MS:
+        raise DescriptionError(f"no duration: {bound!r}; write for example '-5 minutes' or '4 hours'")
+    exact = float(found.group(2)) * UNITS_MS[unit]
+    if exact != round(exact):
+        raise DescriptionError(f"{bound!r} is no whole number of milliseconds")
+    return -round(exact) if found.group(1) == "-" else round(exact)
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+    """The time part of an interval join.
+
+    Attributes:
+        lower_ms: milliseconds; a right row matches from the left row's time plus this.
+        upper_ms: up to the left row's time plus this.
+        lower_inclusive: whether that very time matches.
+        upper_inclusive: likewise.
+        time: see `Time`.
+        late: see `Late`.
+        keyed: Flink's DataStream rules: inner only, late rows never join, and a row is gone as soon as the
+            watermark reaches the end of its time (SQL: passes it).
+        min_cleanup_ms: Flink's ``table.exec.interval-join.min-cleanup-interval``: how long expired rows are
+            kept at least, to be joined by late ones.
+        timestamp: name of a further output column with the later of both times, or None.
+    """
+
+    lower_ms: int
+    upper_ms: int
+    lower_inclusive: bool = True
+    upper_inclusive: bool = True
+    time: Time = "event"
+    late: Late = "join"
+    keyed: bool = False
+    min_cleanup_ms: int = 0
+    timestamp: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, values in (("time", Time), ("late", Late)):
+            if getattr(self, name) not in get_args(values):
+                raise DescriptionError(f"{name}={getattr(self, name)!r}; it is one of {', '.join(get_args(values))}")
+        empty = self.lower_ms == self.upper_ms and not (self.lower_inclusive and self.upper_inclusive)
+        if self.lower_ms > self.upper_ms or empty:
+            raise DescriptionError(
+                f"the interval is empty: lower is {self.lower_ms} ms, upper {self.upper_ms} ms"
+                f"{', and a bound is exclusive' if empty else ''}"
+            )
+        if self.min_cleanup_ms < 0:
+            raise DescriptionError(f"min_cleanup is not negative, this one is {self.min_cleanup_ms} ms")
+        if self.min_cleanup_ms and self.late != "join":
+            raise DescriptionError("min_cleanup keeps rows for late ones to join; it needs late='join'")
+        if self.keyed and self.late == "join":
+            raise DescriptionError("a keyed interval join has late='drop' or late='tag': its late rows never join")
+        if self.time == "processing" and (self.keyed or self.late == "tag" or self.timestamp is not None):
+            raise DescriptionError("by processing time no row is late or has a timestamp: it takes SQL's rules only")
+
+    def units(self, kinds: tuple[pa.DataType, pa.DataType]) -> tuple[int, int]:
+        """Lower and upper bound, inclusive, in the unit of `time_type` of these event times."""
+        per_ms = units_per_ms(time_type(*kinds))
+        lower, upper = self.lower_ms * per_ms, self.upper_ms * per_ms
+        return lower + (not self.lower_inclusive), upper - (not self.upper_inclusive)
+
+    def to_dict(self) -> dict[str, object]:
+        """As JSON can hold it; `Interval(**this)` is the inverse."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        lower, upper = ("<=" if inclusive else "<" for inclusive in (self.lower_inclusive, self.upper_inclusive))
+        return f"{show_ms(self.lower_ms)} {lower} right - left {upper} {show_ms(self.upper_ms)}"
+
+
+def show_ms(ms: int) -> str:
+    """Milliseconds in the largest unit that fits."""
+    for unit, size in sorted(UNITS_MS.items(), key=lambda item: -item[1]):
+        if ms and ms % size == 0:
+            number = ms // size
+            return f"{number} {unit}{'s' if abs(number) != 1 else ''}"
+    return "0"
+
+
+def check_event_time(name: str, field: pa.Field) -> None:
+    """Refuses a column that is no event time.
+
+    Raises:
+        DescriptionError: it is neither a timestamp nor int64 (milliseconds since the epoch).
+    """
+    if not (pa.types.is_timestamp(field.type) or field.type == pa.int64()):
+        raise DescriptionError(
+            f"input '{name}': event time {field.name!r} is {field.type}; "
+            "it is a timestamp, or int64 milliseconds since the epoch"
+        )
+
+
+def time_type(left: pa.DataType, right: pa.DataType) -> pa.DataType:
+    """The type both event times are compared in: the finer one's.
+
+    Raises:
+        DescriptionError: one has a time zone and the other none.
+    """
+    if left == right:
+        return pa.timestamp("ms", left.tz) if pa.types.is_timestamp(left) and left.unit == "s" else left
+    stamps = [t for t in (left, right) if pa.types.is_timestamp(t)]
+    if len({t.tz is None for t in stamps}) > 1:
+        raise DescriptionError(f"one event time has a time zone and the other none ({left}, {right}); CAST one of them")
+    finest = max((t.unit for t in stamps), key=list(_PER_MS).index)
+    return pa.timestamp("ms" if finest == "s" else finest, stamps[0].tz)
+
+
+def units_per_ms(kind: pa.DataType) -> int:
+    """How many units of an event time's integers make a millisecond."""
+    return _PER_MS[kind.unit] if pa.types.is_timestamp(kind) else 1
+
+
+def as_integers(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> Any:
+    """Event times as int64 in the unit of a `time_type`, numpy; no nulls among them."""
+    if pa.types.is_timestamp(kind) and pa.types.is_timestamp(column.type):
+        column = column.cast(kind)
+    values = column.cast(pa.int64()).to_numpy()
+    if pa.types.is_timestamp(kind) and not pa.types.is_timestamp(column.type):
+        values = values * units_per_ms(kind)
+    return values
+
+
+def from_integers(values: Any, kind: pa.DataType) -> pa.Array:
+    """The inverse of `as_integers`."""
+    return pa.array(values, pa.int64()).cast(kind)
