@@ -28,6 +28,7 @@ import pyarrow as pa
 from gpu_ops.errors import StateError
 from gpu_ops.state.files import TEMPORARY, Files, Stamp, as_sink
 from gpu_ops.state.manifest import Manifest, ensure
+from gpu_ops.state.times import NO_TIMES, Times
 
 _TRAILER: Final = struct.Struct("<8sQI")
 _MAGIC: Final = b"GPUJOIN1"
@@ -45,11 +46,13 @@ class Record:
         table: the wire batches: side, order, lanes.
         clock_ms: the time the micro-batch was applied at.
         wire: how the lanes map to the inputs' columns, JSON.
+        times: what an interval join by event time knows after it.
     """
 
     table: pa.Table
     clock_ms: int
     wire: str
+    times: Times = NO_TIMES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,8 +108,12 @@ class PartitionLog:
         """A record's file, for errors."""
         return self._files.name(self._record_path(batch_id))
 
-    def stored(self) -> Stored:
-        """What is there; leftovers of writes that a crash cut short are deleted.
+    def stored(self, *, clean: bool = True) -> Stored:
+        """What is there.
+
+        Args:
+            clean: delete leftovers of writes that a crash cut short; for the owner of the partition only,
+                as they look like writes in progress.
 
         Raises:
             StateError: the folder cannot be listed.
@@ -116,7 +123,8 @@ class PartitionLog:
             {int(found[1]): size for name, size in names.items() if (found := pattern.fullmatch(name))}
             for pattern in (_RECORD, _SNAPSHOT)
         )
-        self._files.delete(f"{self._folder}/{name}" for name in names if name.endswith(TEMPORARY))
+        if clean:
+            self._files.delete(f"{self._folder}/{name}" for name in names if name.endswith(TEMPORARY))
         return Stored(records, snapshots)
 
     def write_record(self, batch_id: int, record: Record) -> Stamp:
@@ -129,6 +137,7 @@ class PartitionLog:
             StateError: it cannot be written; an older record of the batch is as it was.
         """
         facts = {"batch_id": str(batch_id), "clock_ms": str(record.clock_ms), "wire": record.wire}
+        facts |= record.times.to_facts()
         path = self._record_path(batch_id)
         _write(self._files, path, [(record.table, facts)], self._record_compression)
         stamp = self._files.stamp(path)
@@ -150,15 +159,28 @@ class PartitionLog:
         ((table, facts),) = _read(self._files, path)
         if facts.get("batch_id") != str(batch_id):
             raise StateError(f"{self._files.name(path)} is the record of batch {facts.get('batch_id')}")
-        return Record(table, int(facts["clock_ms"]), facts["wire"])
+        return Record(table, int(facts["clock_ms"]), facts["wire"], Times.from_facts(facts))
 
-    def write_snapshot(self, version: int, tables: Mapping[str, pa.Table], clock_ms: int) -> int:
+    def record_times(self, batch_id: int) -> Times | None:
+        """The times in a batch's record, or None when it is missing or cut short; only its head is read."""
+        facts = _head(self._files, self._record_path(batch_id))
+        return None if facts is None else Times.from_facts(facts)
+
+    def snapshot_times(self, version: int) -> Times | None:
+        """The times in the snapshot of a version; as `record_times`."""
+        facts = _head(self._files, self._snapshot_path(version))
+        return None if facts is None else Times.from_facts(facts)
+
+    def write_snapshot(
+        self, version: int, tables: Mapping[str, pa.Table], clock_ms: int, times: Times = NO_TIMES
+    ) -> int:
         """Writes the state at a version. Durable on return.
 
         Args:
             version: the number of micro-batches it contains.
             tables: as `JoinEngine.snapshot` gives them.
             clock_ms: the time of the last of these micro-batches.
+            times: what an interval join knew after it.
 
         Returns:
             Its size in bytes.
@@ -167,7 +189,7 @@ class PartitionLog:
             StateError: it cannot be written.
         """
         parts = [
-            (table, {"version": str(version), "clock_ms": str(clock_ms), "table": name})
+            (table, {"version": str(version), "clock_ms": str(clock_ms), "table": name, **times.to_facts()})
             for name, table in tables.items()
         ]
         return _write(self._files, self._snapshot_path(version), parts, "lz4")
@@ -242,6 +264,31 @@ def _write(files: Files, path: str, parts: list[tuple[pa.Table, dict[str, str]]]
     return files.write(path, produce)
 
 
+def _head(files: Files, path: str) -> dict[str, str] | None:
+    """The facts of a file's first stream without reading the rest; None when it is not there or not whole.
+
+    Checksums are not looked at: who reads the rows does that.
+    """
+    try:
+        with files.filesystem.open_input_file(f"{files.root}/{path}") as file:
+            body = max(file.size() - _TRAILER.size, 0)
+            magic, length, _ = _TRAILER.unpack(file.read_at(_TRAILER.size, body)) if body else (b"", 0, 0)
+            if magic != _MAGIC or length != body:
+                return None
+            file.seek(0)
+            with pa.ipc.open_stream(file) as reader:
+                return _facts(reader.schema)
+    except FileNotFoundError:
+        return None
+    except (OSError, pa.ArrowException) as error:
+        raise StateError(f"cannot read {files.name(path)}: {error}") from error
+
+
+def _facts(schema: pa.Schema) -> dict[str, str]:
+    ours = {k.removeprefix(_META): v for k, v in (schema.metadata or {}).items() if k.startswith(_META)}
+    return {k.decode(): v.decode() for k, v in ours.items()}
+
+
 def _read(files: Files, path: str) -> list[tuple[pa.Table, dict[str, str]]]:
     name = files.name(path)
     content = files.read(path)
@@ -260,10 +307,7 @@ def _read(files: Files, path: str) -> list[tuple[pa.Table, dict[str, str]]]:
         while source.tell() < body:
             with pa.ipc.open_stream(source) as reader:
                 table = reader.read_all()
-            meta = table.schema.metadata or {}
-            ours = {k.removeprefix(_META): v for k, v in meta.items() if k.startswith(_META)}
-            facts = {k.decode(): v.decode() for k, v in ours.items()}
-            parts.append((table.replace_schema_metadata(None), facts))
+            parts.append((table.replace_schema_metadata(None), _facts(table.schema)))
     except (pa.ArrowException, OSError) as error:
         raise StateError(f"{name} is damaged ({error}); {_RESTORE}") from error
     return parts

@@ -19,6 +19,9 @@ FORMAT: Final = 1
 
 MANIFEST: Final = "manifest.json"
 
+FINISHED: Final = "finished.json"
+"""Beside the manifest once what was left to be said has been handed out."""
+
 _ADVICE = "give state= a new folder (and the query a new checkpoint), or delete this one"
 
 
@@ -138,6 +141,20 @@ def ensure(files: Files, manifest: Manifest, *, create: bool) -> bool:
             raise StateError(f"{files.name(MANIFEST)} was written and cannot be found")
     manifest.check(found, files.location)
     return True
+
+
+def check_open(files: Files) -> None:
+    """Refuses a folder whose input has ended.
+
+    Raises:
+        StateError: `gpu_ops.finish` was called on it.
+    """
+    if files.stamp(FINISHED) is not None:
+        raise StateError(
+            f"state folder {files.location} is finished: gpu_ops.finish() has handed out what was left, so more "
+            "input would contradict it. Start the query afresh with a new folder and a new checkpoint, or "
+            "take that back with gpu_ops.reopen()"
+        )
 
 
 def _schema(source: dict[str, Any]) -> pa.Schema:
