@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from gpu_ops.errors import StateError
-from gpu_ops.joins import Input, Join
+from gpu_ops.joins import Join
 from gpu_ops.spark import recovery
 from gpu_ops.state.durable import PartitionLog, open_folder
 from gpu_ops.state.files import Files
@@ -129,16 +129,16 @@ class Watermarks:
             self._before, done = self._stored(batch_id)
             if done is not None:
                 return done.watermark
-        return operator_watermark(
-            self._join,
-            self._before,
-            (clock_ms - self._rows_at[0], clock_ms - self._rows_at[1]),
-            (self._told(0, batch_id), self._told(1, batch_id)),
-        )
+        silent = clock_ms - self._rows_at[0], clock_ms - self._rows_at[1]
+        own = self._of_input(0, batch_id), self._of_input(1, batch_id)
+        return operator_watermark(self._join, own, silent, self._before.watermark)
 
-    def _told(self, side: int, batch_id: int) -> int | None:
-        upstream = self._upstream[side]
-        return None if upstream is None else upstream(batch_id)
+    def _of_input(self, side: int, batch_id: int) -> int | None:
+        upstream, latest = self._upstream[side], self._before.latest[side]
+        if upstream is not None:
+            return upstream(batch_id)
+        delay = self._join.inputs[side].delay_ms
+        return None if latest is None or delay is None else latest - delay
 
     def _all_reported(self) -> bool:
         return len(self._reports) == self._manifest.partitions
@@ -178,35 +178,26 @@ class Watermarks:
 
 
 def operator_watermark(
-    join: Join,
-    before: Times,
-    silent_ms: tuple[int, int],
-    told: tuple[int | None, int | None] = (None, None),
+    join: Join, own: tuple[int | None, int | None], silent_ms: tuple[int, int], before: int | None
 ) -> int | None:
     """The watermark of a micro-batch: that of the input which is behind, and never less than before.
 
     Args:
-        join: whose inputs have delays and idle timeouts.
-        before: what all partitions knew after the micro-batch before.
+        join: whose inputs may have idle timeouts.
+        own: each input's watermark.
         silent_ms: for each input, how long it has brought no rows.
-        told: for each input, its watermark where something else knows it.
+        before: the watermark of the micro-batch before.
     """
+    timeouts = [source.idle_timeout_ms for source in join.inputs]
     counting = [
-        (source, side)
-        for side, source in enumerate(join.inputs)
-        if source.idle_timeout_ms is None or silent_ms[side] < source.idle_timeout_ms
+        watermark
+        for watermark, silent, timeout in zip(own, silent_ms, timeouts, strict=True)
+        if timeout is None or silent < timeout
     ]
-    own = [_input_watermark(source, before.latest[side], told[side]) for source, side in counting]
-    known = [watermark for watermark in own if watermark is not None]
-    if not own or len(known) < len(own):
-        return before.watermark
-    return later(before.watermark, min(known))
-
-
-def _input_watermark(source: Input, latest: int | None, told: int | None) -> int | None:
-    if told is not None:
-        return told
-    return None if latest is None or source.delay_ms is None else latest - source.delay_ms
+    known = [watermark for watermark in counting if watermark is not None]
+    if not counting or len(known) < len(counting):
+        return before
+    return later(before, min(known))
 
 
 def kept_ms(join: Join) -> tuple[int, int]:
