@@ -10,11 +10,15 @@ from typing import Any
 
 import pyarrow as pa
 from oracle.drive import Change, Event, Row, canonical
+from oracle.interval_rules import LATE, WATERMARK, TimedEvent
 
+from gpu_ops.intervals import Interval, parse_bound
 from gpu_ops.joins import Emit, Input, Join, Key
 
-BUILT = ("regular", "semi", "anti")
+BUILT = ("regular", "semi", "anti", "interval_sql", "interval_datastream")
 """Kinds of join that there is an operator for."""
+
+LATE_SIDES = ("LATE-LEFT", "LATE-RIGHT")
 
 TYPES = {
     "INT": pa.int32(),
@@ -58,35 +62,83 @@ class Case:
         return found
 
     @property
+    def timed(self) -> bool:
+        """Whether watermarks are among the events."""
+        return self.kind.startswith("interval_")
+
+    @property
+    def timed_events(self) -> list[TimedEvent]:
+        """The rows and watermarks of an interval join; their positions are the case's event numbers."""
+        found: list[TimedEvent] = []
+        for side, kind, value in self.data["events"]:
+            assert kind in ("+I", WATERMARK), f"{self.name}: a {kind} event in an interval join"
+            found.append((side, kind, value if kind == WATERMARK else tuple(value)))
+        return found
+
+    @property
     def expected(self) -> dict[int, Counter[Change]]:
-        """What Flink emitted, per event that caused anything."""
+        """What Flink emitted, per event that caused anything.
+
+        The output timestamp of a DataStream join is the row's last column. A late row is padded, and its
+        timestamp is its own.
+        """
         groups: dict[int, Counter[Change]] = {}
-        for event, kind, values in self.data["expected"]:
-            row: Row = tuple(canonical(v) for v in values)
-            groups.setdefault(event, Counter())[kind, row] += 1
+        for event, kind, values, *stamp in self.data["expected"]:
+            row: Row = (*(canonical(v) for v in values), *stamp)
+            change = self._late(LATE_SIDES.index(kind), row) if kind in LATE_SIDES else (kind, row)
+            groups.setdefault(event, Counter())[change] += 1
         return groups
+
+    def _late(self, side: int, row: Row) -> Change:
+        names = [[n for n, _ in i["columns"]] for i in self.data["inputs"]]
+        pad = (None,) * len(names[1 - side])
+        time = row[names[side].index(self.data["join"]["time_columns"][side])]
+        return LATE, (*(row + pad if side == 0 else pad + row), time)
 
     def join(self, emit: Emit) -> Join:
         """The description; `NotImplementedError` for a kind that is not built."""
         if self.kind not in BUILT:
             raise NotImplementedError(f"not built: {self.kind} join")
         told = self.data["join"]
-        left, right = (self._input(i) for i in self.data["inputs"])
+        times = told.get("time_columns") or (None, None)
+        left, right = (self._input(i, t) for i, t in zip(self.data["inputs"], times, strict=True))
         safe = told.get("null_safe") or [False] * len(told["keys"])
         clash = set(left.schema.names) & set(right.schema.names)
-        residual = [f"{left.name}.{a} {op} {right.name}.{b}" for a, op, b in told["residual"]]
+        residual = [f"{left.name}.{a} {op} {right.name}.{b}" for a, op, b in told.get("residual", ())]
+        both = self.kind not in ("semi", "anti")
         return Join(
-            how=told["how"] if self.kind == "regular" else self.kind,
+            how=told["how"] if both else self.kind,
             left=left,
             right=right,
             keys=tuple(Key(a, b, null_safe=s) for (a, b), s in zip(told["keys"], safe, strict=True)),
             where=" AND ".join(residual) or None,
             emit=emit,
             null_aware=bool(told.get("null_aware")),
-            suffixes=("_left", "_right") if clash and self.kind == "regular" else None,
+            suffixes=("_left", "_right") if clash and both else None,
+            interval=self._interval() if self.timed else None,
         )
 
-    def _input(self, told: dict[str, Any]) -> Input:
+    def _interval(self) -> Interval:
+        told = self.data["join"]
+        if self.kind == "interval_sql":
+            # left - right there, right - left here
+            kept = self.data["conf"].get("table.exec.interval-join.min-cleanup-interval", "0 s")
+            return Interval(
+                -told["upper_ms"],
+                -told["lower_ms"],
+                min_cleanup_ms=parse_bound(kept.replace(" s", " seconds")),
+            )
+        return Interval(
+            told["lower_ms"],
+            told["upper_ms"],
+            lower_inclusive=not told["lower_exclusive"],
+            upper_inclusive=not told["upper_exclusive"],
+            late="tag",
+            keyed=True,
+            timestamp="ts_out",
+        )
+
+    def _input(self, told: dict[str, Any], time: str | None = None) -> Input:
         unique = told["unique_key"]
         fields = [pa.field(n, TYPES[t], nullable=n not in (unique or ())) for n, t in told["columns"]]
         return Input(
@@ -94,6 +146,7 @@ class Case:
             pa.schema(fields),
             unique_key=tuple(unique) if unique else None,
             row_kind="row_kind" if told["mode"] == "all" else None,
+            event_time=time,
         )
 
 

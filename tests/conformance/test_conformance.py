@@ -3,7 +3,8 @@
     pytest tests/conformance --cases DIR
 
 reads the same format from any folder. Every case runs at several micro-batch splits on each backend;
-``per_event`` is compared event by event, ``per_batch`` by folding after each micro-batch.
+``per_event`` is compared event by event, ``per_batch`` by folding after each micro-batch. Interval joins are
+cut at every watermark besides.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any
 
 import pytest
 from conftest import backend_param, backends
-from oracle.drive import Backend, Row, by_event, cuts, difference, fold, run, run_all
+from oracle.drive import Backend, Change, Row, by_event, cuts, difference, fold, run, run_all
+from oracle.interval_drive import timed_cuts, timed_run, timed_run_all
 from oracle.sql import reference
 
 from conformance.case import BUILT, Case, read_cases
@@ -63,6 +65,10 @@ def slow(case: Case, label: str, emit: Emit, backend: Backend) -> bool:
 def test_case(case: Case, split: int, emit: Emit, backend: Backend) -> None:
     if case.informative:
         check_view(case, split, emit, backend)
+    elif case.timed and emit == "per_event":
+        check_timed_events(case, split, backend)
+    elif case.timed:
+        check_timed_batches(case, split, backend)
     elif emit == "per_event":
         check_events(case, split, backend)
     else:
@@ -77,6 +83,28 @@ def check_events(case: Case, split: int, backend: Backend) -> None:
         wrong = difference(expected.get(event, {}), found.pop(event, {}))
         assert not wrong, f"event {event} {case.events[event]}:\n{wrong}"
     assert not found, f"changes of events that do not exist: {found}"
+
+
+def check_timed_events(case: Case, split: int, backend: Backend) -> None:
+    """Per row and per watermark, the multiset of (kind, values) is Flink's: late rows and output times too."""
+    events, expected = case.timed_events, case.expected
+    found = by_event(*timed_run_all(backend, case.join("per_event"), events, split))
+    for event, told in enumerate(events):
+        wrong = difference(expected.get(event, {}), found.pop(event, {}))
+        assert not wrong, f"event {event} {told}:\n{wrong}"
+    assert not found, f"changes of events that do not exist: {found}"
+
+
+def check_timed_batches(case: Case, split: int, backend: Backend) -> None:
+    """Per micro-batch the same: nothing is ever taken back, so there is nothing to fold."""
+    events, expected = case.timed_events, case.expected
+    with backend.engine(case.join("per_batch")) as engine:
+        for cut in timed_cuts(engine.join, events, split):
+            want: Counter[Change] = Counter()
+            for event in range(cut.start, cut.stop):
+                want += expected.get(event, Counter())
+            wrong = difference(want, Counter(timed_run(engine, cut)[0]))
+            assert not wrong, f"events {cut.start} to {cut.stop - 1}:\n{wrong}"
 
 
 def check_folds(case: Case, split: int, backend: Backend) -> None:

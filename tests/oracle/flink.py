@@ -19,10 +19,20 @@ import pyarrow as pa
 
 from gpu_ops.joins import Join
 from oracle.drive import Change, Event, Row, canonical
+from oracle.interval_rules import LATE, WATERMARK, TimedEvent
+from oracle.interval_traces import BOUNDS, IntervalShape, TimedRecipe
+from oracle.interval_traces import HOWS as INTERVAL_HOWS
 from oracle.rules import Residual
 from oracle.traces import HOWS, LAYOUTS, Recipe, Shape, trace
 
-TYPES = {pa.int32(): "INT", pa.int64(): "BIGINT", pa.float64(): "DOUBLE", pa.string(): "STRING"}
+TYPES = {
+    pa.int32(): "INT",
+    pa.int64(): "BIGINT",
+    pa.float64(): "DOUBLE",
+    pa.string(): "STRING",
+    pa.timestamp("ms"): "TIMESTAMP(3)",
+    pa.timestamp("ms", "UTC"): "TIMESTAMP_LTZ(3)",
+}
 RESIDUALS: tuple[tuple[Residual, ...], ...] = (
     (),
     (),
@@ -30,7 +40,10 @@ RESIDUALS: tuple[tuple[Residual, ...], ...] = (
     (("a_d", "<=", "b_d"),),
     (("a_s", "<>", "b_s"),),
 )
+INTERVAL_RESIDUALS: tuple[tuple[Residual, ...], ...] = ((), (), (("a_x", ">", "b_x"),), (("a_x", "<>", "b_x"),))
 _LINE = re.compile(r"(\d+) ([+-][IUD])\[(.*)\]")
+_TIMED_LINE = re.compile(r"(\d+) (\+I|LATE-LEFT|LATE-RIGHT)\[(.*)\](?: ts=(-?\d+))?")
+_WATERMARK_LINE = re.compile(r"(\d+) WM (-?\d+)")
 
 
 def missing() -> str | None:
@@ -114,7 +127,7 @@ def answers(text: str, join: Join) -> dict[int, Counter[Change]]:
 def _value(text: str, kind: pa.DataType) -> object:
     if text == "null":
         return None
-    if pa.types.is_integer(kind):
+    if pa.types.is_integer(kind) or pa.types.is_timestamp(kind):
         return int(text)
     return canonical(float(text)) if pa.types.is_floating(kind) else text
 
@@ -142,3 +155,108 @@ def ask(scripts: dict[str, str], folder: Path) -> dict[str, str]:
 def case_events(shape: Shape, recipe: Recipe) -> tuple[Event, ...]:
     """The changes of a case."""
     return trace(shape, recipe)
+
+
+# --- interval joins --------------------------------------------------------------------------
+
+
+def random_interval(seed: int, number: int, events: int) -> tuple[IntervalShape, TimedRecipe]:
+    """One case: SQL's join types and the DataStream join come by turns, the rest is drawn."""
+    rng = random.Random(f"interval-{seed}-{number}")
+    keyed = number % (len(INTERVAL_HOWS) + 1) == len(INTERVAL_HOWS)
+    lower, upper = rng.choice(BOUNDS)
+    # An interval that its open ends make empty is never planned as a join.
+    openable = upper - lower >= 2
+    shape = IntervalShape(
+        "inner" if keyed else INTERVAL_HOWS[number % (len(INTERVAL_HOWS) + 1)],
+        lower,
+        upper,
+        inclusive=(not (openable and rng.random() < 0.25), not (openable and rng.random() < 0.25)),
+        late="tag" if keyed else "join",
+        keyed=keyed,
+        min_cleanup=0 if keyed else rng.choice((0, 0, 0, 1, 7, 40)),
+        keys="int" if keyed else rng.choice(("int", "string", "composite")),
+        null_safe=not keyed and rng.random() < 0.2,
+        residual=() if keyed else rng.choice(INTERVAL_RESIDUALS),
+        clock="int64" if keyed else rng.choice(("ms", "utc")),
+        stamped=keyed,
+    )
+    recipe = TimedRecipe(
+        events,
+        seed=rng.randrange(1 << 30),
+        keys=rng.choice((2, 5, 15)),
+        skew=rng.choice((0.0, 0.3, 0.7)),
+        null_keys=0.0 if keyed else 0.06,
+        disorder=rng.choice((0, 5, 15, 40)),
+        late=rng.choice((0.0, 0.1, 0.3)),
+        watermarks=rng.choice((0.05, 0.15, 0.3)),
+    )
+    return shape, recipe
+
+
+def interval_script(shape: IntervalShape, events: Sequence[TimedEvent]) -> str:
+    """The case in the oracle's language."""
+    lines = _stream_head(shape) if shape.keyed else _sql_head(shape)
+    for side, kind, value in events:
+        if kind == WATERMARK:
+            lines.append(f"{side} W {value}")
+            continue
+        # The DataStream join has columns k, ts and v: what is left goes into v.
+        row = (*value[:2], f"{'null' if value[2] is None else value[2]};{value[3]}") if shape.keyed else value
+        lines.append(f"{side} {kind} {','.join('null' if v is None else str(v) for v in row)}")
+    return "\n".join(lines) + "\n"
+
+
+def _stream_head(shape: IntervalShape) -> list[str]:
+    opens = [str(not inclusive).lower() for inclusive in shape.inclusive]
+    bounds = f"lower={shape.lower} upper={shape.upper}"
+    return [f"intervaljoin {bounds} lowerExclusive={opens[0]} upperExclusive={opens[1]}"]
+
+
+def _sql_head(shape: IntervalShape) -> list[str]:
+    join = shape.join()
+    lines = [f"conf table.exec.interval-join.min-cleanup-interval={shape.min_cleanup} ms"]
+    columns = []
+    for source in join.inputs:
+        time = source.event_time
+        declared = [f"{f.name} {TYPES[f.type]}" for f in source.schema]
+        declared.append(f"WATERMARK {time} {time} - INTERVAL '0' SECOND")
+        lines.append(f"input {source.name} {'; '.join(declared)} MODE insert")
+        for field in source.schema:
+            full = f"{source.name}.{field.name}"
+            columns.append(f"CAST({full} AS {TYPES[field.type]}) AS {field.name}" if field.name == time else full)
+    on = [f"A.{k.left} {'IS NOT DISTINCT FROM' if k.null_safe else '='} B.{k.right}" for k in join.keys]
+    for bound, inclusive, word in zip((shape.lower, shape.upper), shape.inclusive, "><", strict=True):
+        ms = f"{'-' if bound < 0 else '+'} INTERVAL '{abs(bound) / 1000:.3f}' SECOND"
+        on.append(f"B.b_t {word}{'=' if inclusive else ''} A.a_t {ms}")
+    on += [join.where] if join.where else []
+    return [*lines, f"sql SELECT {', '.join(columns)} FROM A {shape.how.upper()} JOIN B ON {' AND '.join(on)}"]
+
+
+def interval_answers(text: str, shape: IntervalShape) -> tuple[dict[int, Counter[Change]], dict[int, int]]:
+    """What the oracle wrote, per event: changes as the engine says them, and watermarks."""
+    assert "# ERROR" not in text, text
+    join = shape.join()
+    types = [[f.type for f in source.schema] for source in join.inputs]
+    groups: dict[int, Counter[Change]] = {}
+    watermarks: dict[int, int] = {}
+    for line in text.splitlines():
+        if line.startswith("#"):
+            continue
+        mark = _WATERMARK_LINE.fullmatch(line)
+        if mark:
+            watermarks[int(mark.group(1))] = int(mark.group(2))
+            continue
+        found = _TIMED_LINE.fullmatch(line)
+        assert found, f"not understood: {line}"
+        event, kind, listed, stamp = found.groups()
+        values = [part for value in listed.split(", ") for part in value.split(";")]
+        sides = [1] if kind == "LATE-RIGHT" else [0] if kind == "LATE-LEFT" else [0, 1]
+        own = [t for side in sides for t in types[side]]
+        row: Row = tuple(_value(v, t) for v, t in zip(values, own, strict=True))
+        if kind != "+I":
+            pad = (None,) * len(types[1 - sides[0]])
+            stamp, kind, row = row[1], LATE, row + pad if sides == [0] else pad + row
+        change = (kind, (*row, int(stamp)) if shape.stamped else row)
+        groups.setdefault(int(event), Counter())[change] += 1
+    return groups, watermarks

@@ -32,7 +32,7 @@ def where(residual: Sequence[Residual], left: str, right: str) -> str | None:
     return " AND ".join(f"{left}.{a} {op} {right}.{b}" for a, op, b in residual) or None
 
 
-def _ordered(value: Any) -> tuple[int, Any]:
+def ordered(value: Any) -> tuple[int, Any]:
     """NaN is the largest value, as in Spark and in DuckDB."""
     return (1, 0) if value == ("NaN",) else (0, value)
 
@@ -147,6 +147,6 @@ class Rules:
                 return False
         for a, compare, b in self._residual:
             x, y = left[a], right[b]
-            if x is None or y is None or not compare(_ordered(x), _ordered(y)):
+            if x is None or y is None or not compare(ordered(x), ordered(y)):
                 return False
         return True
