@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from gpu_ops.joins import Input, Join, Key
     from gpu_ops.spark.api import MemoryOnlyStateWarning, Stream, anti_join, join, semi_join, stream
     from gpu_ops.spark.describe import explain
+    from gpu_ops.spark.ending import finish, reopen
+    from gpu_ops.spark.interval_api import NoWatermarkWarning, interval_join
+    from gpu_ops.spark.marks import late
     from gpu_ops.spark.metrics import ProgressListener
 
 _WHERE: Final = {
@@ -36,13 +39,18 @@ _WHERE: Final = {
     "Key": "joins",
     "MemoryOnlyStateWarning": "spark.api",
     "MicroBatch": "engine",
+    "NoWatermarkWarning": "spark.interval_api",
     "NotBuiltError": "errors",
     "ProgressListener": "spark.metrics",
     "StateError": "errors",
     "Stream": "spark.api",
     "anti_join": "spark.api",
     "explain": "spark.describe",
+    "finish": "spark.ending",
+    "interval_join": "spark.interval_api",
     "join": "spark.api",
+    "late": "spark.marks",
+    "reopen": "spark.ending",
     "semi_join": "spark.api",
     "stream": "spark.api",
 }
@@ -59,13 +67,18 @@ __all__ = [
     "Key",
     "MemoryOnlyStateWarning",
     "MicroBatch",
+    "NoWatermarkWarning",
     "NotBuiltError",
     "ProgressListener",
     "StateError",
     "Stream",
     "anti_join",
     "explain",
+    "finish",
+    "interval_join",
     "join",
+    "late",
+    "reopen",
     "semi_join",
     "stream",
 ]

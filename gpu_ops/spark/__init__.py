@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from gpu_ops.spark.api import MemoryOnlyStateWarning, Stream, anti_join, join, semi_join, stream
     from gpu_ops.spark.describe import explain
+    from gpu_ops.spark.ending import finish, reopen
+    from gpu_ops.spark.interval_api import NoWatermarkWarning, interval_join
     from gpu_ops.spark.launch import prepare_environment, session
+    from gpu_ops.spark.marks import late
     from gpu_ops.spark.metrics import JoinProgress, ProgressListener, join_progress
 
 # State servers and Python workers import modules of this package; they need no more than those.
@@ -25,18 +28,28 @@ _WHERE: Final = {
     "join_progress": "metrics",
     "prepare_environment": "launch",
     "session": "launch",
+    "NoWatermarkWarning": "interval_api",
+    "interval_join": "interval_api",
+    "late": "marks",
+    "finish": "ending",
+    "reopen": "ending",
 }
 
 __all__ = [
     "JoinProgress",
     "MemoryOnlyStateWarning",
+    "NoWatermarkWarning",
     "ProgressListener",
     "Stream",
     "anti_join",
     "explain",
+    "finish",
+    "interval_join",
     "join",
     "join_progress",
+    "late",
     "prepare_environment",
+    "reopen",
     "semi_join",
     "session",
     "stream",

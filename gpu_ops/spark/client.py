@@ -52,6 +52,7 @@ class Task:
         wire: the schema of side, order and lanes.
         output: the changelog's schema.
         stamped: whether rows bring the `gpu_ops.spark.lanes.STAMP` to be ordered by.
+        reports: whether the directory is told the latest event times afterwards.
         place: tells micro-batch and partition; by default Spark's task context does.
     """
 
@@ -64,11 +65,12 @@ class Task:
         output: pa.Schema,
         *,
         stamped: bool = False,
+        reports: bool = False,
         place: Callable[[], Place] | None = None,
     ) -> None:
         self.__name__ = name
         self._command, self._directory, self._stamped = dict(command), directory, stamped
-        self._wire, self._output, self._place = wire, output, place
+        self._wire, self._output, self._place, self._reports = wire, output, place, reports
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Gives the partition's changes, then one row with its metrics."""
@@ -85,7 +87,7 @@ class Task:
             "partition": partition,
         }
 
-        def locate(failed: str | None) -> Mapping[str, str]:
+        def locate(failed: str | None) -> Mapping[str, Any]:
             request = {
                 "op": "locate",
                 "join_id": join_id,
@@ -105,7 +107,21 @@ class Task:
         for rows in exchange.run(self._to_wire(batches)):
             hidden = pa.nulls(rows.num_rows, METRICS_TYPE)
             yield pa.RecordBatch.from_arrays([*rows.columns, hidden], schema=self._schema)
+        if self._reports:
+            self._report(join_id, place.batch_id, partition, exchange.answer["metrics"])
         yield self._metrics_row(exchange)
+
+    def _report(self, join_id: str, batch_id: int, partition: int, metrics: Mapping[str, Any]) -> None:
+        """Tells the directory what the next micro-batch's watermark follows from."""
+        request = {
+            "op": "report",
+            "join_id": join_id,
+            "batch_id": batch_id,
+            "partition": partition,
+            "latest": [metrics.get(f"{side}_max_time_ms") for side in ("left", "right")],
+            "rows": [bool(metrics[f"{side}_rows_in"]) for side in ("left", "right")],
+        }
+        ask(self._directory, request)
 
     def _partition(self, place: Place, batches: Iterator[pa.RecordBatch]) -> tuple[int, Iterator[pa.RecordBatch]]:
         """The partition this task has, and its batches.

@@ -155,6 +155,8 @@ class ApplyCommand:
         options: ``snapshot_every`` (micro-batches), ``memory_limit`` (bytes), ``tiny`` (tests).
         counted: whether a message with the number of rows, ``{"rows": n}``, ends them; without it they
             have broken off.
+        watermark: of the micro-batch, ms since the epoch, for an interval join by event time.
+        clock_ms: the micro-batch's time, the same for all partitions; None: the server's.
     """
 
     join_id: str
@@ -168,6 +170,8 @@ class ApplyCommand:
     wire: Wire
     options: Mapping[str, Any]
     counted: bool = False
+    watermark: int | None = None
+    clock_ms: int | None = None
 
     def to_json(self) -> str:
         """The command as it travels."""
@@ -192,6 +196,8 @@ class ApplyCommand:
                 wire=Wire.from_dict(data["wire"]),
                 options=dict(data.get("options") or {}),
                 counted=bool(data.get("counted", False)),
+                watermark=_maybe_whole(data, "watermark"),
+                clock_ms=_maybe_whole(data, "clock_ms"),
                 **numbers,
             )
             op = _text(data, "op")
@@ -229,6 +235,13 @@ def _lane(left: object, right: object, name: object) -> tuple[str | None, str | 
 def _number(data: Mapping[str, Any], name: str) -> int:
     value = data[name]
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise TypeError(f"{name}={value!r}")
+    return value
+
+
+def _maybe_whole(data: Mapping[str, Any], name: str) -> int | None:
+    value = data.get(name)
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
         raise TypeError(f"{name}={value!r}")
     return value
 

@@ -43,16 +43,16 @@ def _explain(plan: JoinPlan, df: DataFrame) -> str:
     operator = "semi/anti join" if join.how in ("semi", "anti") else "regular join"
     kind = "NOT IN" if join.null_aware else join.how
     lines = [
-        f"{operator}, {kind}: {join.left.name}, {join.right.name}  (metrics '{plan.name}')",
+        f"{operator}, {kind}: {join.left.name}, {join.right.name}  (metrics '{plan.placed.name}')",
         f"  key         {_keys(plan)}",
     ]
     if join.where is not None:
         lines.append(f"  where       {join.where}")
     lines += [
         f"  emit        {join.emit}: {_EMITS[join.emit]}",
-        f"  partitions  {plan.partitions} ({plan.partitions_reason}){_distribution(plan)}",
+        f"  partitions  {plan.placed.partitions} ({plan.placed.partitions_reason}){_distribution(plan)}",
         f"  backend     {_backend(plan, df)}",
-        f"  state       {plan.state or 'in memory only: a restart on an old checkpoint is refused'}",
+        f"  state       {plan.placed.state or 'in memory only: a restart on an old checkpoint is refused'}",
     ]
     for side, source in enumerate(join.inputs):
         lines += _input(source, _LAYOUTS[join.layout(side)])
@@ -82,14 +82,14 @@ def _distribution(plan: JoinPlan) -> str:
 
 def _backend(plan: JoinPlan, df: DataFrame) -> str:
     servers = Directory.of(df.sparkSession).servers
-    pool = servers.pool(plan.backend)
-    if plan.backend == "cpu":
+    pool = servers.pool(plan.placed.backend)
+    if plan.placed.backend == "cpu":
         why = "asked for"
     elif pool.kind == "gpu":
         why = f"{len(pool)} GPU{'s' if len(pool) > 1 else ''} in sight; each state server asks its own"
     else:
         why = servers.no_gpu
-    chosen = pool.kind if plan.backend == "auto" else plan.backend
+    chosen = pool.kind if plan.placed.backend == "auto" else plan.placed.backend
     servers_text = f"{len(pool)} state server{'s' if len(pool) > 1 else ''}, {len(pool.running)} running"
     return f"{chosen} ({why}); {servers_text}"
 

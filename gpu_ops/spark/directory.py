@@ -17,11 +17,15 @@ import time
 import weakref
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar, Final, cast
+from typing import Any, ClassVar, Final, NamedTuple, cast
 
 from gpu_ops.errors import DescriptionError, GpuJoinError, NotBuiltError, StateError
+from gpu_ops.joins import Join
 from gpu_ops.spark.exchange import Address
 from gpu_ops.spark.process import Pool, Servers
+from gpu_ops.spark.watermarks import Report, Upstream, Watermarks
+from gpu_ops.state.files import Files
+from gpu_ops.state.manifest import Manifest, check_open
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +45,24 @@ class _Known:
     """By task attempt, of the last micro-batch."""
     batch_id: int = -1
     servers: set[tuple[str, int]] = dataclasses.field(default_factory=set)
+    watermarks: Watermarks | None = None
+    """Of an interval join."""
+
+
+class Timed(NamedTuple):
+    """What the directory has to know of an interval join before it runs.
+
+    Attributes:
+        join: the description.
+        partitions: how many.
+        state: the state folder, or None.
+        upstream: for each input the plan id of the interval join that makes it, or None.
+    """
+
+    join: Join
+    partitions: int
+    state: str | None
+    upstream: tuple[str | None, str | None]
 
 
 class Directory:
@@ -56,6 +78,7 @@ class Directory:
     def __init__(self, servers: Servers) -> None:
         self._servers = servers
         self._joins: dict[str, _Known] = {}
+        self._timed: dict[str, Timed] = {}
         self._lock = threading.Lock()
         self._sessions: weakref.WeakSet[Any] = weakref.WeakSet()
         self._closing = threading.Event()
@@ -113,7 +136,17 @@ class Directory:
             users = [k for k in self._joins.values() if k.state is not None and folder(k.state) == wanted]
         return next((k.query_id for k in users if k.run_id in active), None)
 
-    def locate(self, request: Mapping[str, Any]) -> dict[str, str]:
+    def register(self, plan_id: str, timed: Timed) -> None:
+        """Takes note of an interval join: its watermark is kept here.
+
+        Args:
+            plan_id: its join ids begin with it and a hyphen.
+            timed: the join.
+        """
+        with self._lock:
+            self._timed[plan_id] = timed
+
+    def locate(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The server of a partition.
 
         Args:
@@ -122,16 +155,38 @@ class Directory:
                 answer, or None.
 
         Returns:
-            location and token.
+            location and token; for an interval join ``moment`` as well, which goes with the command:
+            watermark and clock_ms of the micro-batch.
 
         Raises:
-            StateError: another join uses the state folder, or no server can be started.
+            StateError: another join uses the state folder, no server can be started, or the micro-batch
+                does not follow.
             DescriptionError: one task runs several partitions.
         """
         pool = self._servers.pool(str(request["backend"]))
         index = int(request["partition"]) % len(pool)
-        self._claim(request, pool, index)
-        return {"location": pool.location(index, failed=request.get("failed")), "token": self._servers.token}
+        self._check_open(request)
+        known = self._claim(request, pool, index)
+        answer: dict[str, Any] = {"token": self._servers.token}
+        if known.watermarks is not None:
+            now = time.time_ns() // 1_000_000
+            answer["moment"] = known.watermarks.begin(int(request["batch_id"]), now)._asdict()
+        answer["location"] = pool.location(index, failed=request.get("failed"))
+        return answer
+
+    def report(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Takes in the event times of one partition.
+
+        Args:
+            request: join_id, batch_id, partition; ``latest`` and ``rows`` as `Report` has them.
+        """
+        with self._lock:
+            known = self._joins.get(str(request["join_id"]))
+        if known is not None and known.watermarks is not None:
+            (left, right), (left_rows, right_rows) = request["latest"], request["rows"]
+            said = Report((left, right), (bool(left_rows), bool(right_rows)))
+            known.watermarks.report(int(request["batch_id"]), int(request["partition"]), said)
+        return {"taken": True}
 
     def close(self) -> None:
         """Ends the servers and stops answering."""
@@ -143,7 +198,14 @@ class Directory:
         self._listener.server_close()
         self._servers.close()
 
-    def _claim(self, request: Mapping[str, Any], pool: Pool, index: int) -> None:
+    def _check_open(self, request: Mapping[str, Any]) -> None:
+        """Refuses to start a query on a finished folder; a server may hold its state still."""
+        with self._lock:
+            known = self._joins.get(str(request["join_id"]))
+        if request["state"] is not None and (known is None or known.run_id != request["run_id"]):
+            check_open(Files.at(str(request["state"])))
+
+    def _claim(self, request: Mapping[str, Any], pool: Pool, index: int) -> _Known:
         join_id, state, run_id = str(request["join_id"]), request["state"], str(request["run_id"])
         with self._lock:
             known = self._joins.get(join_id)
@@ -154,11 +216,12 @@ class Directory:
                 other = next((j for j, k in self._joins.items() if k.state and folder(k.state) == wanted), None)
             if known is None and other is None:
                 known = self._joins[join_id] = _Known(str(request["query_id"]), run_id, state, 0.0)
+                known.watermarks = self._make_watermarks(join_id, known.query_id)
             if known is not None:
                 known.run_id, known.seen = run_id, time.monotonic()
                 known.servers.add((pool.kind, index))
                 self._check_evaluation(known, request)
-                return
+                return known
             user = self._joins[str(other)]
         if user.run_id in (run_id, *self._active_runs()):
             raise StateError(
@@ -166,7 +229,27 @@ class Directory:
                 "a state folder belongs to one join: give each its own"
             )
         self._release(str(other))
-        self._claim(request, pool, index)
+        return self._claim(request, pool, index)
+
+    def _make_watermarks(self, join_id: str, query_id: str) -> Watermarks | None:
+        timed = self._timed.get(join_id.partition("-")[0])
+        if timed is None:
+            return None
+        left, right = (self._upstream(plan, query_id) for plan in timed.upstream)
+        manifest = Manifest(timed.join.to_json(), timed.partitions, query_id)
+        return Watermarks(timed.join, manifest, timed.state, (left, right))
+
+    def _upstream(self, plan_id: str | None, query_id: str) -> Upstream | None:
+        """How to ask a join in the same query for its output watermark."""
+        if plan_id is None:
+            return None
+
+        def ask_it(batch_id: int) -> int | None:
+            with self._lock:
+                known = self._joins.get(f"{plan_id}-{query_id}")
+            return None if known is None or known.watermarks is None else known.watermarks.output_before(batch_id)
+
+        return ask_it
 
     @staticmethod
     def _check_evaluation(known: _Known, request: Mapping[str, Any]) -> None:
@@ -230,7 +313,7 @@ class _Handler(socketserver.StreamRequestHandler):
             _log.warning("refused a call without this application's token")
             return
         try:
-            answer: dict[str, Any] = directory.locate(request)
+            answer = directory.report(request) if request.get("op") == "report" else directory.locate(request)
         except GpuJoinError as error:
             answer = {"error": {"type": type(error).__name__, "message": str(error)}}
         except Exception as error:

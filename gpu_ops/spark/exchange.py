@@ -90,19 +90,19 @@ class Exchange:
     """One exchange that may be begun again: input is kept, output that was handed on is skipped.
 
     Args:
-        locate: asks the directory; takes the location that failed, or None, gives location and token.
+        locate: asks the directory; takes the location that failed, or None, gives location and token, and
+            under ``moment`` what is to be added to the command.
         command: of the exchange.
         schema: of the input.
     """
 
     def __init__(
         self,
-        locate: Callable[[str | None], Mapping[str, str]],
+        locate: Callable[[str | None], Mapping[str, Any]],
         command: Mapping[str, object],
         schema: pa.Schema,
     ) -> None:
-        self._locate, self._schema = locate, schema
-        self._descriptor = flight.FlightDescriptor.for_command(json.dumps(command).encode())
+        self._locate, self._schema, self._command = locate, schema, dict(command)
         self._kept: list[pa.RecordBatch] = []
         self.retries = 0
         self.answer: dict[str, Any] = {}
@@ -136,11 +136,13 @@ class Exchange:
             else:
                 return
 
-    def _once(self, where: Mapping[str, str], coming: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _once(self, where: Mapping[str, Any], coming: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         headers = [(b"authorization", f"Bearer {where['token']}".encode())]
+        command = {**self._command, **where.get("moment", {})}
         with _guard():
             options = flight.FlightCallOptions(headers=headers)
-            writer, reader = _client(where["location"]).do_exchange(self._descriptor, options)
+            descriptor = flight.FlightDescriptor.for_command(json.dumps(command).encode())
+            writer, reader = _client(where["location"]).do_exchange(descriptor, options)
         # Input comes from Spark: its own errors are none of the server's.
         broken: Exception | None = None
         try:

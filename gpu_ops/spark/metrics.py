@@ -35,21 +35,37 @@ _COUNTS: Final = (
     "right_expired",
     "left_bad_rows",
     "right_bad_rows",
+    "left_late",
+    "right_late",
+    "left_evicted",
+    "right_evicted",
 )
 _TIMES: Final = ("probe_ms", "update_ms", "emit_ms", "commit_ms")
 
-METRICS: Final = (*_COUNTS, *_TIMES, "retries", "gpu_partitions", "partitions")
+_MARKS: Final = ("watermark_ms", "output_watermark_ms", "watermark_lag_ms")
+
+METRICS: Final = (*_COUNTS, *_TIMES, "retries", "gpu_partitions", "partitions", *_MARKS)
 """Counts are summed over the partitions; of times, the slowest partition's is shown.
 
 ``retries`` counts exchanges that were repeated because a state server was gone; ``gpu_partitions``
-says how many of the ``partitions`` ran on a GPU.
+says how many of the ``partitions`` ran on a GPU. The watermarks are an interval join's, in milliseconds
+since the epoch, with the micro-batch's clock less the watermark as ``watermark_lag_ms``; None while
+there is none.
 """
 
 
-def pack(metrics: Mapping[str, float], *, backend: str, retries: int) -> list[int]:
+def pack(metrics: Mapping[str, float | None], *, backend: str, retries: int) -> list[int | None]:
     """A partition's metrics as whole numbers in the order of `METRICS`; times in microseconds."""
-    own = {"retries": retries, "gpu_partitions": int(backend == "gpu"), "partitions": 1}
-    return [own.get(n, round(float(metrics.get(n, 0)) * (1000 if n in _TIMES else 1))) for n in METRICS]
+    watermark, clock = metrics.get("watermark_ms"), metrics.get("clock_ms")
+    lag = None if watermark is None or clock is None else clock - watermark
+    own = {"retries": retries, "gpu_partitions": int(backend == "gpu"), "partitions": 1, "watermark_lag_ms": lag}
+    return [_whole(n, own[n] if n in own else metrics.get(n)) for n in METRICS]
+
+
+def _whole(name: str, value: float | None) -> int | None:
+    if value is None:
+        return None if name in _MARKS else 0
+    return round(value * 1000) if name in _TIMES else int(value)
 
 
 def observed() -> list[Column]:
@@ -59,6 +75,9 @@ def observed() -> list[Column]:
     column, aggregates = f.col(METRICS_COLUMN), []
     for place, name in enumerate(METRICS):
         value = f.get(column, f.lit(place))
+        if name in _MARKS:
+            aggregates.append(f.max(value).alias(name))
+            continue
         total = f.max(value) / 1000.0 if name in _TIMES else f.sum(value)
         aggregates.append(f.coalesce(total, f.lit(0)).alias(name))
     return aggregates
@@ -74,7 +93,7 @@ class JoinProgress:
         query_name: its name, or None.
         batch_id: the micro-batch.
         timestamp: when the trigger began, ISO 8601.
-        metrics: see `METRICS`.
+        metrics: see `METRICS`; a watermark that there is none of is left out.
     """
 
     name: str
@@ -115,7 +134,7 @@ def join_progress(progress: Any) -> list[JoinProgress]:
                     query_name=value("name"),
                     batch_id=int(value("batchId")),
                     timestamp=str(value("timestamp")),
-                    metrics={n: numbers[n] for n in METRICS},
+                    metrics={n: numbers[n] for n in METRICS if numbers[n] is not None},
                 )
             )
     return found
@@ -183,7 +202,9 @@ class ProgressListener(_listener_base()):  # type: ignore[misc]
             del self._entries[: -self._keep]
         labels = {"join": entry.name, "query": entry.query_name or entry.query_id}
         for name, gauge in self._gauges.items():
-            gauge.labels(**labels).set(entry.batch_id if name == "batch_id" else entry.metrics[name])
+            value = entry.batch_id if name == "batch_id" else entry.metrics.get(name)
+            if value is not None:
+                gauge.labels(**labels).set(value)
         if self._on_progress is not None:
             self._on_progress(entry)
 

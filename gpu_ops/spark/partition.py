@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
 
@@ -23,7 +23,8 @@ from gpu_ops.spark import recovery
 from gpu_ops.spark.command import ApplyCommand, Wire, parse_join
 from gpu_ops.state.durable import PartitionLog, Record, Stored, open_folder
 from gpu_ops.state.files import Files, Stamp
-from gpu_ops.state.manifest import Manifest
+from gpu_ops.state.manifest import Manifest, check_open
+from gpu_ops.state.times import NO_TIMES, Pair, Times
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +43,13 @@ class Applied:
     backend_reason: str
 
 
+class _Recorded(NamedTuple):
+    """What a micro-batch that is repeated went by the first time."""
+
+    clock_ms: int
+    watermark: int | None
+
+
 @dataclasses.dataclass
 class _Pending:
     """A micro-batch that was answered and may have to be repeated."""
@@ -52,6 +60,8 @@ class _Pending:
     """Of its record, where there is a state folder."""
     record: Record | None
     """Its input, where there is none."""
+    times: Times
+    """What is known of event time after it."""
     prepared: bool = True
     """Whether the engine has it prepared; not after a repetition that failed."""
 
@@ -84,6 +94,8 @@ class PartitionState:
         self._version = 0
         self._pending: _Pending | None = None
         self._last_clock = 0
+        self._times = NO_TIMES
+        self._by_event_time = self.join.interval is not None and self.join.interval.time == "event"
         self._log: PartitionLog | None = None
         self._stored = Stored({}, {})
         self._no_snapshot_before = 0
@@ -115,7 +127,16 @@ class PartitionState:
         with self._lock:
             self._forget()
 
-    def apply(self, batch_id: int, table: pa.Table, wire: Wire, *, alive: Callable[[], bool] = lambda: True) -> Applied:
+    def apply(
+        self,
+        batch_id: int,
+        table: pa.Table,
+        wire: Wire,
+        *,
+        alive: Callable[[], bool] = lambda: True,
+        watermark: int | None = None,
+        clock_ms: int | None = None,
+    ) -> Applied:
         """Applies a micro-batch; what it did is durable before this returns.
 
         Args:
@@ -123,6 +144,8 @@ class PartitionState:
             table: rows of both inputs, as they came.
             wire: how they map to the inputs.
             alive: whether the caller is still there; asked again before anything is made durable.
+            watermark: of an interval join by event time, in ms; a repetition goes by the first one's.
+            clock_ms: the time, ms; by default now. A repetition goes by the first one's.
 
         Raises:
             StateError: the micro-batch does not follow, or the state folder refuses.
@@ -131,7 +154,8 @@ class PartitionState:
         """
         with self._lock:
             try:
-                return self._apply(batch_id, table, wire, alive)
+                now = self._clock() if clock_ms is None else clock_ms
+                return self._apply(batch_id, table, wire, alive, _Recorded(now, watermark))
             except GpuJoinError:
                 raise
             except Exception:
@@ -142,7 +166,9 @@ class PartitionState:
                     self._forget()
                 raise
 
-    def _apply(self, batch_id: int, table: pa.Table, wire: Wire, alive: Callable[[], bool]) -> Applied:
+    def _apply(
+        self, batch_id: int, table: pa.Table, wire: Wire, alive: Callable[[], bool], given: _Recorded
+    ) -> Applied:
         rows = wire.split(self.join, table)
         _require(alive, batch_id)
         started = time.perf_counter()
@@ -150,13 +176,20 @@ class PartitionState:
         spent = time.perf_counter() - started
         engine = self._engine
         assert engine is not None
-        self._last_clock = max(self._clock(), self._last_clock) if recorded is None else recorded
-        clock_ms = self._last_clock
+        self._last_clock = max(given.clock_ms, self._last_clock) if recorded is None else recorded.clock_ms
+        clock_ms, watermark = self._last_clock, (given if recorded is None else recorded).watermark
         result = engine.prepare(
-            rows.left, rows.right, left_order=rows.left_order, right_order=rows.right_order, clock_ms=clock_ms
+            rows.left,
+            rows.right,
+            left_order=rows.left_order,
+            right_order=rows.right_order,
+            clock_ms=clock_ms,
+            **self._under(watermark),
         )
         started = time.perf_counter()
-        record = Record(table, clock_ms, wire.to_json())
+        latest = result.metrics.get("left_max_time_ms"), result.metrics.get("right_max_time_ms")
+        times = self._times.later(Times(watermark, cast("Pair", latest))) if self._by_event_time else NO_TIMES
+        record = Record(table, clock_ms, wire.to_json(), times)
         stamp = None
         try:
             # A half-sent repetition must not take the place of the whole one before it.
@@ -167,23 +200,44 @@ class PartitionState:
         except BaseException:
             engine.discard()
             raise
-        self._pending = _Pending(batch_id, clock_ms, stamp, None if self._log is not None else record)
+        self._pending = _Pending(batch_id, clock_ms, stamp, None if self._log is not None else record, times)
         spent += time.perf_counter() - started
         self._metrics = {
             **result.metrics,
             "commit_ms": spent * 1e3,
             "batch_id": batch_id,
             "partition": self.partition,
+            "clock_ms": clock_ms,
         }
+        for side, known in zip(("left", "right"), times.latest, strict=True):
+            if known is not None:  # of all that this partition has seen, whatever the engine remembers
+                self._metrics[f"{side}_max_time_ms"] = known
         return Applied(result.changelog, dict(self._metrics), engine.backend, engine.backend_reason)
+
+    def left_over(self, version: int) -> pa.Table:
+        """What the end of input makes the state of a version say; the state folder stays as it is.
+
+        Raises:
+            StateError: there is no such version.
+        """
+        with self._lock:
+            self._load(version, over=True)
+            assert self._engine is not None
+            table = self._engine.finish()
+            self._forget()
+            return table
 
     # --- versions ----------------------------------------------------------------------------
 
-    def _advance(self, batch_id: int) -> int | None:
+    def _under(self, watermark: int | None) -> dict[str, Any]:
+        """The watermark as the engine takes it; it is not to find one of its own in its part of the rows."""
+        return {"watermark": (None, None) if watermark is None else watermark} if self._by_event_time else {}
+
+    def _advance(self, batch_id: int) -> _Recorded | None:
         """Brings the engine to exactly version ``batch_id``, nothing prepared.
 
         Returns:
-            The time at which the batch was applied before, None if it never was.
+            What the batch went by when it was applied before, None if it never was.
         """
         engine, pending = self._engine, self._pending
         if engine is not None and pending is None and self._version == batch_id:
@@ -191,7 +245,7 @@ class PartitionState:
         if engine is not None and pending is not None and pending.batch_id == batch_id:
             engine.discard()
             pending.prepared = False
-            return pending.clock_ms
+            return _Recorded(pending.clock_ms, pending.times.watermark)
         if engine is None or pending is None or pending.batch_id != batch_id - 1:
             return self._load(batch_id)
         if self._log is not None and self._log.record_stamp(pending.batch_id) != pending.stamp:
@@ -210,6 +264,7 @@ class PartitionState:
                 self._forget()
                 raise
             self._version += 1
+            self._times = pending.times
         elif pending.record is not None:
             self._replay(engine, pending.record)
         else:
@@ -226,17 +281,18 @@ class PartitionState:
                 left_order=rows.left_order,
                 right_order=rows.right_order,
                 clock_ms=record.clock_ms,
+                **self._under(record.times.watermark),
             )
         except BaseException:
             self._forget()
             raise
         self._version += 1
-        self._last_clock = record.clock_ms
+        self._last_clock, self._times = record.clock_ms, record.times
 
-    def _load(self, batch_id: int) -> int | None:
+    def _load(self, batch_id: int, *, over: bool = False) -> _Recorded | None:
         """Brings the engine to version ``batch_id`` from the state folder; result as `_advance`.
 
-        A refusal leaves what is held as it is.
+        A refusal leaves what is held as it is. ``over``: nothing will follow, and nothing is written.
         """
         location = self._location
         if location is None:
@@ -248,9 +304,11 @@ class PartitionState:
         folder = open_folder(files, self._manifest, create=batch_id == 0)
         if folder is None:
             raise recovery.nothing_stored(str(self), files.location, batch_id)
+        if not over:
+            check_open(folder)
         started = time.perf_counter()
         log = PartitionLog(folder, self.partition)
-        stored = log.stored()
+        stored = log.stored(clean=not over)
         base = recovery.newest_snapshot(str(self), batch_id, log, stored)
         engine, since = self._engine, base
         if engine is not None and self._can_catch_up(batch_id, base, log):
@@ -263,6 +321,7 @@ class PartitionState:
             engine = self._fresh()
             if base:
                 tables, self._last_clock = log.read_snapshot(base)
+                self._times = log.snapshot_times(base) or NO_TIMES
                 engine.restore(tables)
             self._version = base
         self._engine, self._pending = engine, None
@@ -273,11 +332,13 @@ class PartitionState:
             "%s: version %d from snapshot %d and %d records in %.0f ms",
             self, batch_id, base, batch_id - since, (time.perf_counter() - started) * 1e3,
         )  # fmt: skip
-        self._compact(engine)
-        if batch_id not in stored.records:
+        if not over:
+            self._compact(engine)
+        if over or batch_id not in stored.records:
             return None
         try:
-            return log.read_record(batch_id).clock_ms
+            record = log.read_record(batch_id)
+            return _Recorded(record.clock_ms, record.times.watermark)
         except StateError as error:
             _log.warning("%s: repeating batch %d without its record: %s", self, batch_id, error)
             return None
@@ -299,7 +360,7 @@ class PartitionState:
         if not recovery.snapshot_due(self._version, self.partition, self._stored, every):
             return
         try:
-            size = self._log.write_snapshot(self._version, engine.snapshot(), self._last_clock)
+            size = self._log.write_snapshot(self._version, engine.snapshot(), self._last_clock, self._times)
             self._stored.snapshots[self._version] = size
             self._stored = self._log.prune(self._version, self._stored)
         except (StateError, OSError) as error:
@@ -320,6 +381,7 @@ class PartitionState:
     def _forget(self) -> None:
         engine, self._engine, self._pending = self._engine, None, None
         self._version = self._last_clock = self._no_snapshot_before = 0
+        self._times = NO_TIMES
         self._log, self._stored = None, Stored({}, {})
         if engine is not None:
             engine.close()
@@ -338,6 +400,22 @@ class PartitionState:
 def _require(alive: Callable[[], bool], batch_id: int) -> None:
     if not alive():
         raise AbandonedError(f"the caller of batch {batch_id} is gone")
+
+
+def left_over(state: str, manifest: Manifest, partition: int, version: int) -> pa.Table:
+    """What the end of input makes one partition of a state folder say, on the CPU.
+
+    Args:
+        state: the folder.
+        manifest: its manifest.
+        partition: which partition.
+        version: the number of micro-batches it holds.
+    """
+    command = ApplyCommand(
+        "finish", state, manifest.description, manifest.query_id, version, partition, manifest.partitions, "cpu",
+        Wire("", "", ()), {},
+    )  # fmt: skip
+    return PartitionState(command).left_over(version)
 
 
 def identity(command: ApplyCommand) -> tuple[object, ...]:

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import uuid
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -19,16 +19,33 @@ from gpu_ops.errors import DescriptionError
 from gpu_ops.joins import Join
 from gpu_ops.spark.client import Task
 from gpu_ops.spark.datatypes import arrow_type, spark_type
-from gpu_ops.spark.directory import Directory
-from gpu_ops.spark.lanes import Lane, assign_lanes, kept, quoted, shuffle, to_lanes
+from gpu_ops.spark.directory import Directory, Timed
+from gpu_ops.spark.heartbeat import heartbeats
+from gpu_ops.spark.lanes import Lane, assign_lanes, kept, shuffle, to_lanes
+from gpu_ops.spark.marks import marked
 from gpu_ops.spark.metrics import METRICS_COLUMN, METRICS_TYPE, observed
 from gpu_ops.spark.process import PACKAGE_ROOT
 
-MARK: Final = "gpu_ops.changelog"
-"""Key in the metadata of a changelog's row-kind column; its value is the join's name."""
-
 _FUNCTION: Final = "gpu_join"
 _FUNCTION_NAME: Final = re.compile(_FUNCTION + r"_([0-9a-f]{12})\b")
+
+
+class Placed(NamedTuple):
+    """Where a join runs and keeps its state.
+
+    Attributes:
+        name: of its metrics.
+        state: the state folder, or None.
+        backend: what was asked for.
+        partitions: how many.
+        partitions_reason: why as many.
+    """
+
+    name: str
+    state: str | None
+    backend: str
+    partitions: int
+    partitions_reason: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,24 +54,20 @@ class JoinPlan:
 
     Attributes:
         plan_id: 12 hexadecimal digits; in Spark's plans the function is called ``gpu_join_<plan_id>``.
-        name: of its metrics.
         join: what is joined.
-        state: the state folder, or None.
-        backend: what was asked for.
-        partitions: how many.
-        partitions_reason: why as many.
+        placed: where it runs.
+        upstream: for each input the plan id of the interval join it takes its watermark from, or None.
+        heartbeat_ms: how often a micro-batch comes on an idle query, or None.
         lanes: how the columns travel.
         stamped: whether rows carry a stamp, because a shuffle may reorder them.
         application: Spark's id of the application.
     """
 
     plan_id: str
-    name: str
     join: Join
-    state: str | None
-    backend: str
-    partitions: int
-    partitions_reason: str
+    placed: Placed
+    upstream: tuple[str | None, str | None]
+    heartbeat_ms: int | None
     lanes: tuple[Lane, ...]
     stamped: bool
     application: str
@@ -83,12 +96,10 @@ def build(
     join: Join,
     left: DataFrame,
     right: DataFrame,
+    placed: Placed,
     *,
-    name: str,
-    state: str | None,
-    backend: str,
-    partitions: int,
-    partitions_reason: str,
+    upstream: tuple[str | None, str | None] = (None, None),
+    heartbeat_ms: int | None = None,
 ) -> DataFrame:
     """The changelog of a join as a streaming DataFrame.
 
@@ -96,42 +107,55 @@ def build(
         join: the description; its inputs' columns are the DataFrames'.
         left: the left input, row-kind column included.
         right: the right input.
-        name: of the metrics, unique in the query.
-        state: the state folder, or None.
-        backend: ``"auto"``, ``"cpu"`` or ``"gpu"``.
-        partitions: how many.
-        partitions_reason: for `explain`.
+        placed: where it runs; its name is unique in the query.
+        upstream: see `JoinPlan`.
+        heartbeat_ms: likewise.
     """
     session = left.sparkSession
     lanes = assign_lanes(join, left.schema, right.schema)
     stamped = shuffle_reorders(session)
     plan = JoinPlan(
         plan_id=uuid.uuid4().hex[:12],
-        name=name,
         join=join,
-        state=state,
-        backend=backend,
-        partitions=partitions,
-        partitions_reason=partitions_reason,
+        placed=placed,
+        upstream=upstream,
+        heartbeat_ms=heartbeat_ms,
         lanes=tuple(lanes),
         stamped=stamped,
         application=session.sparkContext.applicationId,
     )
     directory = Directory.of(session)
     make_importable(session)
+    if join.interval is not None:
+        directory.register(plan.plan_id, Timed(join, placed.partitions, placed.state, upstream))
     task = Task(
         f"{_FUNCTION}_{plan.plan_id}", _command(plan), directory.address, _wire(lanes), join.output_schema,
-        stamped=stamped,
+        stamped=stamped, reports=join.interval is not None and join.interval.time == "event",
     )  # fmt: skip
     sides = [to_lanes(df, side, lanes, stamped=stamped) for side, df in enumerate((left, right))]
     first = union_order(open_tasks(left), open_tasks(right))
     union = kept(sides[first]).unionAll(sides[1 - first])
-    shuffled = shuffle(union, join, lanes, partitions)
+    if heartbeat_ms is not None:
+        union = union.unionAll(heartbeats(session, heartbeat_ms, union.schema))
+    shuffled = shuffle(union, join, lanes, placed.partitions)
     rows = shuffled.mapInArrow(task, _output(join, left.schema, right.schema))
-    measured = rows.observe(name, *observed()).filter(f.isnull(METRICS_COLUMN))
+    measured = rows.observe(placed.name, *observed()).filter(f.isnull(METRICS_COLUMN))
     _plans[plan.plan_id] = plan
-    kind = f.col(ROW_KIND_COLUMN).alias(ROW_KIND_COLUMN, metadata={MARK: name})
-    return measured.select(kind, *(quoted(c.name) for c in join.output))
+    return measured.select(*marked(join, placed.name, plan.plan_id))
+
+
+def made_by(df: DataFrame) -> str | None:
+    """The plan id of the join whose rows, filtered or projected, a DataFrame is; None for anything else."""
+    node = df._jdf.queryExecution().analyzed()
+    while node.children().length() == 1:
+        name = str(node.nodeName())
+        if name in _MAPS:
+            found = _FUNCTION_NAME.search(str(node.simpleString(100)))
+            return found.group(1) if found is not None and found.group(1) in _plans else None
+        if name not in _NARROW and name not in ("Repartition", "RepartitionByExpression"):
+            return None
+        node = node.children().head()
+    return None
 
 
 def open_tasks(df: DataFrame) -> list[int | None]:
@@ -152,7 +176,7 @@ def _open_tasks(node: Any) -> list[int | None]:
     if name in _MAPS:
         found = _FUNCTION_NAME.search(str(node.simpleString(100)))
         if found is not None and found.group(1) in _plans:
-            return [_plans[found.group(1)].partitions]
+            return [_plans[found.group(1)].placed.partitions]
     if name in _NARROW or name in _MAPS:
         return _open_tasks(node.children().head())
     return [None]
@@ -208,10 +232,10 @@ def _command(plan: JoinPlan) -> dict[str, Any]:
     return {
         "op": "apply",
         "join_id": plan.plan_id,
-        "state": plan.state,
+        "state": plan.placed.state,
         "description": plan.join.to_json(),
-        "partitions": plan.partitions,
-        "backend": plan.backend,
+        "partitions": plan.placed.partitions,
+        "backend": plan.placed.backend,
         "wire": {
             "side": "__side",
             "order": "__order",
@@ -231,9 +255,9 @@ def _output(join: Join, left: st.StructType, right: st.StructType) -> st.StructT
     fields = [st.StructField(ROW_KIND_COLUMN, st.StringType(), False)]
     schemas = left, right
     for column in join.output:
-        # A coalesced key is side 2: either side's type will do if it is the common one.
+        # A coalesced key is side 2, the later time 3: either side's type will do if it is the common one.
         candidates = [s[n].dataType for s in schemas for n in (column.column, column.other) if n in s.names]
-        own = [] if column.side == 2 else [schemas[column.side][column.column].dataType]
+        own = [] if column.side >= 2 else [schemas[column.side][column.column].dataType]
         fields.append(st.StructField(column.name, spark_type(column.type, *own, *candidates)))
     fields.append(st.StructField(METRICS_COLUMN, spark_type(METRICS_TYPE)))
     return st.StructType(fields)

@@ -94,7 +94,14 @@ class StateServer(flight.FlightServerBase):  # type: ignore[misc]
                 table = _receive(reader, command, partition)
             except (pa.ArrowException, flight.FlightError, OSError) as error:
                 raise AbandonedError(f"the rows of batch {command.batch_id} broke off: {error}") from error
-            answer = partition.apply(command.batch_id, table, command.wire, alive=lambda: not context.is_cancelled())
+            answer = partition.apply(
+                command.batch_id,
+                table,
+                command.wire,
+                alive=lambda: not context.is_cancelled(),
+                watermark=command.watermark,
+                clock_ms=command.clock_ms,
+            )
             del table
             _send(writer, answer)
 

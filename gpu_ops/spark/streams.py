@@ -11,9 +11,10 @@ from pyspark.sql import types as st
 
 from gpu_ops.changelog import ROW_KIND_COLUMN
 from gpu_ops.errors import DescriptionError, NotBuiltError
+from gpu_ops.intervals import Duration, parse_bound
 from gpu_ops.joins import BadRows, Input, Key, Updates, parse_duration
 from gpu_ops.spark.datatypes import arrow_schema
-from gpu_ops.spark.plan import MARK
+from gpu_ops.spark.marks import is_changelog
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +29,9 @@ class Stream:
     name: str | None = None
     updates: Updates = "upsert"
     bad_rows: BadRows = "fail"
+    event_time: str | None = None
+    delay_ms: int | None = None
+    idle_timeout_ms: int | None = None
 
 
 def stream(
@@ -40,6 +44,9 @@ def stream(
     name: str | None = None,
     updates: Updates = "upsert",
     bad_rows: BadRows = "fail",
+    event_time: str | None = None,
+    delay: Duration | None = None,
+    idle_timeout: Duration | None = None,
 ) -> Stream:
     """Says about a streaming DataFrame what its schema does not.
 
@@ -53,7 +60,12 @@ def stream(
         ttl: how long after its last write a row is kept: ``"7 days"``, or milliseconds.
         name: how SQL text and errors call it; by default ``left`` or ``right``.
         updates: ``"upsert"`` or ``"retract"``: whether an update's old row may be missing.
-        bad_rows: ``"fail"`` or ``"drop"``.
+        bad_rows: ``"fail"``, ``"drop"`` or ``"tag"``.
+        event_time: for an interval join, the column that says when a row happened: a timestamp, or a
+            bigint with milliseconds since the epoch. ``withWatermark`` says it, too.
+        delay: how late rows may come: ``"10 seconds"``, milliseconds or a timedelta. The watermark is the
+            latest event time less this. It overrides the one of ``withWatermark``.
+        idle_timeout: after this long without rows the input no longer holds the watermark back.
 
     Raises:
         DescriptionError: no such column, or no such option.
@@ -65,13 +77,16 @@ def stream(
     label = name or "stream"
     return Stream(
         df=df,
-        unique_key=None if keys is None else tuple(_resolve(df, k, label, "unique_key") for k in keys),
-        row_kind=None if row_kind is None else _resolve(df, row_kind, label, "row_kind"),
-        sequence_by=None if sequence_by is None else _resolve(df, sequence_by, label, "sequence_by"),
+        unique_key=None if keys is None else tuple(resolve(df, k, label, "unique_key") for k in keys),
+        row_kind=None if row_kind is None else resolve(df, row_kind, label, "row_kind"),
+        sequence_by=None if sequence_by is None else resolve(df, sequence_by, label, "sequence_by"),
         ttl_ms=None if ttl is None else parse_duration(ttl),
         name=name,
         updates=updates,
         bad_rows=bad_rows,
+        event_time=None if event_time is None else resolve(df, event_time, label, "event_time"),
+        delay_ms=None if delay is None else parse_bound(delay),
+        idle_timeout_ms=None if idle_timeout is None else parse_bound(idle_timeout),
     )
 
 
@@ -116,12 +131,10 @@ def as_input(side: Stream, default: str) -> Input:
         ttl_ms=side.ttl_ms,
         updates=side.updates,
         bad_rows=side.bad_rows,
+        event_time=side.event_time,
+        delay_ms=side.delay_ms,
+        idle_timeout_ms=side.idle_timeout_ms,
     )
-
-
-def is_changelog(df: DataFrame) -> bool:
-    """Whether a DataFrame still has the row kinds that a join of this pack gave it."""
-    return any(x.name == ROW_KIND_COLUMN and MARK in (x.metadata or {}) for x in df.schema.fields)
 
 
 def _refuse_connect(df: Any) -> None:
@@ -132,7 +145,7 @@ def _refuse_connect(df: Any) -> None:
         )
 
 
-def _resolve(df: DataFrame, column: str, name: str, what: str) -> str:
+def resolve(df: DataFrame, column: str, name: str, what: str) -> str:
     """A column's own spelling; Spark does not tell case apart unless told to."""
     found = _spelling(df, column)
     if found is None:

@@ -1,0 +1,150 @@
+"""What every join's function checks and chooses before its plan is built."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from typing import Final
+
+from pyspark.sql import DataFrame
+
+from gpu_ops.errors import DescriptionError, NotBuiltError, StateError
+from gpu_ops.joins import Join
+from gpu_ops.spark.directory import Directory, folder
+from gpu_ops.spark.lanes import collated_key
+from gpu_ops.spark.plan import Placed, plans_of
+from gpu_ops.spark.streams import Stream
+from gpu_ops.state.files import Files
+from gpu_ops.state.manifest import Manifest, check_open
+
+_SPELLINGS: Final = {
+    "outer": "full", "fullouter": "full", "leftouter": "left", "rightouter": "right",
+    "leftsemi": "semi", "leftanti": "anti",
+}  # fmt: skip
+"""What Spark also calls them, underscores left out."""
+
+_numbers = itertools.count(1)
+
+
+class MemoryOnlyStateWarning(UserWarning):
+    """A join without ``state=``: it cannot resume from a checkpoint."""
+
+
+def spelled(how: str) -> str:
+    """A join type as this pack writes it."""
+    spelling = how.lower().replace("_", "")
+    return _SPELLINGS.get(spelling, spelling)
+
+
+def place(
+    description: Join,
+    sides: tuple[Stream, Stream],
+    *,
+    name: str | None,
+    state: str | None,
+    backend: str,
+    partitions: int | None,
+    stacklevel: int,
+) -> Placed:
+    """Where a join runs and keeps its state.
+
+    Args:
+        description: the join.
+        sides: its inputs.
+        name: as the user gave it; by default ``join_1`` and so on.
+        state: the state folder, or None, which is warned about.
+        backend: as the user gave it.
+        partitions: likewise.
+        stacklevel: of the warning, seen from here.
+
+    Raises:
+        DescriptionError: a join that cannot be.
+        NotBuiltError: a key with a collation.
+        StateError: the state folder belongs to something else.
+    """
+    df = sides[0].df
+    if backend not in ("auto", "cpu", "gpu"):
+        raise DescriptionError(f"backend={backend!r}; it is one of auto, cpu, gpu")
+    collated = collated_key(description, df.schema, sides[1].df.schema)
+    if collated is not None:
+        raise NotBuiltError(
+            f"key {collated!r} has a collation; keys are compared by their bytes. "
+            f"Join on COLLATE(LOWER({collated}), 'UTF8_BINARY') or the like"
+        )
+    _check_output(description, df)
+    chosen = name or f"join_{next(_numbers)}"
+    _check_lineage(sides, chosen, state)
+    count, reason = _choose_partitions(description, partitions, state, df)
+    if state is None:
+        warnings.warn(
+            f"join '{chosen}' has no state= folder: its state lives in memory only, and a restart on an "
+            "old checkpoint will be refused",
+            MemoryOnlyStateWarning,
+            stacklevel=stacklevel + 1,
+        )
+    return Placed(chosen, state, backend, count, reason)
+
+
+def check_frames(left: DataFrame, right: DataFrame) -> None:
+    """Refuses anything but two streaming DataFrames of one application.
+
+    Raises:
+        NotBuiltError: static ones.
+        DescriptionError: of two applications.
+    """
+    streaming = left.isStreaming, right.isStreaming
+    if streaming == (False, False):
+        raise NotBuiltError("two static DataFrames: a join over bounded input is not built yet; use readStream")
+    if not all(streaming):
+        static = "left" if not streaming[0] else "right"
+        raise NotBuiltError(
+            f"the {static} input is a static DataFrame and the other one is streaming; "
+            "that mixture is not built: read both with readStream"
+        )
+    if left.sparkSession.sparkContext is not right.sparkSession.sparkContext:
+        raise DescriptionError("the inputs belong to different Spark applications")
+
+
+def _check_output(description: Join, df: DataFrame) -> None:
+    if str(df.sparkSession.conf.get("spark.sql.caseSensitive")).lower() == "true":
+        return
+    names = [c.name.lower() for c in description.output]
+    for column in description.output:
+        if names.count(column.name.lower()) > 1:
+            raise DescriptionError(
+                f"the changelog would have {column.name!r} twice (Spark does not tell case apart): "
+                "rename one, or give suffixes=('_l', '_r')"
+            )
+
+
+def _check_lineage(sides: tuple[Stream, Stream], name: str, state: str | None) -> None:
+    for plan in [p for side in sides for p in plans_of(side.df)]:
+        if plan.placed.name == name:
+            raise DescriptionError(f"two joins of one query are called {name!r}; give each its own name=")
+        if state is not None and plan.placed.state is not None and folder(plan.placed.state) == folder(state):
+            raise StateError(f"state folder {state} is in use by join '{plan.placed.name}'; give each join its own")
+    if state is not None:
+        user = Directory.of(sides[0].df.sparkSession).state_in_use(state)
+        if user is not None:
+            raise StateError(
+                f"state folder {state} is in use by the running query {user}; stop it first, or give another folder"
+            )
+        check_open(Files.at(state))
+
+
+def _choose_partitions(description: Join, asked: int | None, state: str | None, df: DataFrame) -> tuple[int, str]:
+    if not description.distribution:
+        return 1, "one partition: no equality column that rows could be distributed by"
+    if asked is not None:
+        if asked < 1:
+            raise DescriptionError(f"partitions={asked}; there is at least one")
+        return asked, "asked for"
+    manifest = None if state is None else Manifest.read(Files.at(state))
+    if manifest is not None:
+        return manifest.partitions, "as the state folder is cut"
+    session = df.sparkSession
+    shuffle = int(str(session.conf.get("spark.sql.shuffle.partitions")))
+    cores = session.sparkContext.defaultParallelism
+    if shuffle <= cores:
+        return shuffle, "spark.sql.shuffle.partitions"
+    return cores, f"one per core; spark.sql.shuffle.partitions is {shuffle}"
