@@ -103,10 +103,10 @@ def timed_run_all(
     return found, position
 
 
-def said(rules: IntervalRules, events: Sequence[TimedEvent]) -> dict[int, Counter[Change]]:
-    """The multiset of changes of each event that causes any, by the transcription."""
+def said(rules: IntervalRules, events: Sequence[TimedEvent], first: int = 0) -> dict[int, Counter[Change]]:
+    """The multiset of changes of each event that causes any, by the transcription; ``first`` is the first's number."""
     groups = {}
-    for number, event in enumerate(events):
+    for number, event in enumerate(events, first):
         group = Counter(rules.process(event))
         if group:
             groups[number] = group

@@ -179,7 +179,7 @@ class IntervalRules:
         """What this event makes the operator say."""
         side, kind, value = event
         if kind == WATERMARK:
-            return list(self._advance()) if self.clock.update(side, value) else []
+            return self.advance(value, None) if side == 0 else self.advance(None, value)
         assert kind == "+I", kind
         row = tuple(canonical(v) for v in value)
         time = row[self.terms.times[side]] * self.terms.scale[side]
@@ -189,6 +189,11 @@ class IntervalRules:
                 return [(LATE, self._output(side, row, None))] if self.terms.late == "tag" else []
         key = tuple(row[pair[side]] for pair in self.terms.keys)
         return list(self._row(side, row, time, key))
+
+    def advance(self, left: int | None, right: int | None) -> list[Change]:
+        """What watermarks of both inputs at once (or of one, the other None) make the operator say."""
+        moved = [self.clock.update(side, w) for side, w in enumerate((left, right)) if w is not None]
+        return list(self._advance()) if any(moved) else []
 
     @property
     def now(self) -> int:
@@ -270,7 +275,7 @@ class SqlRules(IntervalRules):
         held = super().output_watermark
         if held is None:
             return None
-        return held - max(self.reach) // self.terms.per_ms
+        return (held * self.terms.per_ms - max(self.reach)) // self.terms.per_ms
 
     def _expired(self, side: int) -> int:
         """The time up to which rows of a side are over."""

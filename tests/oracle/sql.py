@@ -46,21 +46,21 @@ class FoldedInput:
         return [row for copies in self._rows.values() for row in copies]
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
 def join_sql(join: Join) -> str:
     """The join as a SELECT over tables called as the inputs are."""
-    a, b = (_quoted(s.name) for s in join.inputs)
+    a, b = (quoted(s.name) for s in join.inputs)
 
     def equal(key: Key) -> str:
-        return f"{a}.{_quoted(key.left)} {'IS NOT DISTINCT FROM' if key.null_safe else '='} {b}.{_quoted(key.right)}"
+        return f"{a}.{quoted(key.left)} {'IS NOT DISTINCT FROM' if key.null_safe else '='} {b}.{quoted(key.right)}"
 
     residual = [f"({join.where})"] if join.where else []
     if join.null_aware:
         if len(join.keys) == 1 and not residual:
-            return f"SELECT * FROM {a} WHERE {_quoted(join.keys[0].left)} NOT IN (SELECT {_quoted(join.keys[0].right)} FROM {b})"  # noqa: E501
+            return f"SELECT * FROM {a} WHERE {quoted(join.keys[0].left)} NOT IN (SELECT {quoted(join.keys[0].right)} FROM {b})"  # noqa: E501
         same = [f"coalesce({equal(k)}, true)" for k in join.keys]
         return f"SELECT * FROM {a} WHERE NOT EXISTS (SELECT 1 FROM {b} WHERE {' AND '.join(same + residual)})"
     on = " AND ".join([equal(k) for k in join.keys] + residual) or "true"
@@ -68,8 +68,8 @@ def join_sql(join: Join) -> str:
         word = "" if join.how == "semi" else "NOT "
         return f"SELECT * FROM {a} WHERE {word}EXISTS (SELECT 1 FROM {b} WHERE {on})"
     names = [f.name for f in join.output_schema][1:]
-    columns = [f"{table}.{_quoted(f.name)}" for table, s in ((a, join.left), (b, join.right)) for f in s.schema]
-    listed = ", ".join(f"{c} AS {_quoted(n)}" for c, n in zip(columns, names, strict=True))
+    columns = [f"{table}.{quoted(f.name)}" for table, s in ((a, join.left), (b, join.right)) for f in s.schema]
+    listed = ", ".join(f"{c} AS {quoted(n)}" for c, n in zip(columns, names, strict=True))
     return f"SELECT {listed} FROM {a} {join.how.upper()} JOIN {b} ON {on}"
 
 
@@ -144,10 +144,10 @@ class LargeReference(_Reference):
         fields = list(join.output_schema)[1:]
         # x + 0.0 makes 0.0 of -0.0, which GROUP BY might keep apart.
         self._columns = ", ".join(
-            f"{_quoted(f.name)} + 0.0 AS {_quoted(f.name)}" if pa.types.is_floating(f.type) else _quoted(f.name)
+            f"{quoted(f.name)} + 0.0 AS {quoted(f.name)}" if pa.types.is_floating(f.type) else quoted(f.name)
             for f in fields
         )
-        self._names = ", ".join(_quoted(f.name) for f in fields)
+        self._names = ", ".join(quoted(f.name) for f in fields)
         empty = pa.table([pa.array([], f.type) for f in fields], names=[f.name for f in fields])
         self.connection.register("__empty", empty)
         self.connection.execute("CREATE TEMP TABLE __folded AS SELECT *, 0::BIGINT AS __n FROM __empty")
