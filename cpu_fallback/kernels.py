@@ -141,6 +141,12 @@ class CpuKernels:
         found = np.flatnonzero((entry >> np.uint64(32)) == hashes[needle])
         return needle[found].astype(np.int64), (entry[found] & np.uint64(0xFFFFFFFF)).view(np.int64)
 
+    def expand(self, first: Ints, count: Ints) -> tuple[Ints, Ints]:
+        """Ranges written out."""
+        before = np.cumsum(count) - count
+        number = np.repeat(np.arange(count.size, dtype=np.int64), count)
+        return number, np.arange(number.size, dtype=np.int64) + (first - before)[number]
+
     def close(self) -> None:
         """Nothing to give back."""
 

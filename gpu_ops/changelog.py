@@ -2,8 +2,8 @@
 
 A changelog is a sequence of changes; folding it (``+I``, ``+U`` add a row, ``-U``, ``-D`` remove it)
 gives the current table. Inside the pack a row kind is an int8 code in Flink's order
-(``org.apache.flink.types.RowKind``): 0 ``+I``, 1 ``-U``, 2 ``+U``, 3 ``-D``; 4 is ``late``, a row
-handed out beside the changelog.
+(``org.apache.flink.types.RowKind``): 0 ``+I``, 1 ``-U``, 2 ``+U``, 3 ``-D``. Rows handed out beside the
+changelog, ``bad`` and ``late`` ones, have no code.
 """
 
 from __future__ import annotations
@@ -25,6 +25,11 @@ DELETE: Final = 3
 
 ROW_KIND_COLUMN: Final = "row_kind"
 SHORT_STRINGS: Final = ("+I", "-U", "+U", "-D")
+
+BAD_ROW_KIND: Final = "bad"
+"""The row kind of a row handed out because it could not be joined (``bad_rows="tag"``)."""
+LATE_ROW_KIND: Final = "late"
+"""The row kind of a row handed out because it came too late (``late="tag"``)."""
 
 #: Every spelling understood, with its code. Debezium's ``u`` and ``r`` carry the new row alone, so
 #: an update needs a unique key to find the old one; that is what UPSERT marks.

@@ -10,13 +10,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpu_ops.changelog import INSERT, decode_row_kinds, known_row_kinds
+from gpu_ops.changelog import INSERT, SHORT_STRINGS, decode_row_kinds, known_row_kinds
 from gpu_ops.errors import BadInputError
+from gpu_ops.intervals import as_integers
 from gpu_ops.joins import Input, Join
 from gpu_ops.operators.changes import NEVER
-
-BAD_ROW_KIND = "bad"
-"""The row kind of a row handed out because it could not be joined (``bad_rows="tag"``)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,21 +31,18 @@ class Ingested:
     bad_rows: int
     tagged: pa.Table | None
     """Rows to hand out as they are."""
+    times: npt.NDArray[np.int64] | None = None
+    """n event times in the unit of the join's ``time_type``, for an interval join by event time."""
 
-    def append_tagged(self, join: Join, side: int, output: pa.Table) -> pa.Table:
-        """The changelog with this input's tagged rows after it, the other side's columns null."""
-        if self.tagged is None or self.tagged.num_rows == 0:
-            return output
-        columns = [pa.array([BAD_ROW_KIND] * self.tagged.num_rows, pa.string())]
-        for column in join.output:
-            name = column.column if column.side in (side, 2) else None
-            if column.side == 2 and side == 1:
-                name = column.other
-            if name is None:
-                columns.append(pa.nulls(self.tagged.num_rows, column.type))
-            else:
-                columns.append(self.tagged[name].cast(column.type))
-        return pa.concat_tables([output, pa.Table.from_arrays(columns, schema=output.schema)])
+    def pick(self, mask: npt.NDArray[np.bool_]) -> Ingested:
+        """Some of the changes."""
+        return dataclasses.replace(
+            self,
+            table=self.table.filter(pa.array(mask)),
+            kinds=self.kinds[mask],
+            sequence=self.sequence[mask],
+            times=None if self.times is None else self.times[mask],
+        )
 
 
 def ingest(
@@ -69,7 +64,27 @@ def ingest(
     total = sum(s.kinds.size for s in sides)
     if 2 * total + 2 >= NEVER:
         raise BadInputError(join.left.name, None, f"a micro-batch of {total} changes; use more partitions")
-    return _in_total_order(join, sides[0], sides[1])
+    left, right = _in_total_order(join, sides[0], sides[1])
+    if join.interval is None:
+        return left, right
+    return _with_times(join, 0, left), _with_times(join, 1, right)
+
+
+def _with_times(join: Join, side: int, changes: Ingested) -> Ingested:
+    """Event times beside the rows; an interval join takes insertions only."""
+    source = join.inputs[side]
+    wrong = np.flatnonzero(changes.kinds != INSERT)
+    if wrong.size:
+        kind = SHORT_STRINGS[changes.kinds[wrong[0]]]
+        raise BadInputError(source.name, source.row_kind, "an interval join takes insertions only", kind)
+    if source.event_time is None:
+        return changes
+    column = changes.table[source.event_time]
+    try:
+        return dataclasses.replace(changes, times=as_integers(column, join.time_type))
+    except OverflowError as error:
+        sample = column.cast(pa.int64())[error.args[0]].as_py()
+        raise BadInputError(source.name, source.event_time, "is too far from 1970 to be compared", sample) from None
 
 
 def _decode(source: Input, batch: Any, order: npt.ArrayLike | None, start: int) -> Ingested:
@@ -178,11 +193,14 @@ def _inner(kind: pa.DataType) -> list[pa.DataType] | None:
 def _good_rows(source: Input, batch: pa.Table) -> pa.ChunkedArray | None:
     """Mask of rows that can be joined, None for all; bad ones are an error unless they may go."""
     keep = None
-    for name in source.unique_key or ():
+    needed = [(name, "is part of the unique key and holds nulls") for name in source.unique_key or ()]
+    if source.event_time is not None:
+        needed.append((source.event_time, "is the event time and holds nulls"))
+    for name, problem in needed:
         column = batch[name]
         if column.null_count:
             if source.bad_rows == "fail":
-                raise BadInputError(source.name, name, "is part of the unique key and holds nulls", "null")
+                raise BadInputError(source.name, name, problem, "null")
             keep = _and(keep, column.is_valid())
     if source.row_kind is not None and source.bad_rows != "fail":
         known = known_row_kinds(batch[source.row_kind], input_name=source.name, column_name=source.row_kind)

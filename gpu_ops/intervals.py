@@ -11,8 +11,10 @@ import dataclasses
 import datetime as dt
 import re
 from collections.abc import Mapping
-from typing import Any, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from gpu_ops.errors import DescriptionError
@@ -30,8 +32,6 @@ It is counted every time.
 Time = Literal["event", "processing"]
 """Whose time counts: the one in the rows, or the clock when their micro-batch is applied."""
 
-LATE_ROW_KIND: Final = "late"
-
 UNITS_MS: Final[Mapping[str, int]] = {
     "millisecond": 1,
     "second": 1000,
@@ -40,7 +40,10 @@ UNITS_MS: Final[Mapping[str, int]] = {
     "day": 86_400_000,
 }
 _BOUND: Final = re.compile(r"\s*([+-]?)\s*(\d+(?:\.\d+)?)\s*([a-z]+?)s?\s*", re.IGNORECASE)
-_PER_MS: Final = {"s": 1, "ms": 1, "us": 1000, "ns": 1_000_000}
+MAX_TIME: Final = 1 << 60
+"""Event times and bounds, in their units, are smaller than this, so that their sums are int64."""
+
+_PER_SECOND: Final = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
 
 Duration = str | int | dt.timedelta
 """``"-5 minutes"``, milliseconds, or a timedelta."""
@@ -118,10 +121,16 @@ class Interval:
         if self.time == "processing" and (self.keyed or self.late == "tag" or self.timestamp is not None):
             raise DescriptionError("by processing time no row is late or has a timestamp: it takes SQL's rules only")
 
-    def units(self, kinds: tuple[pa.DataType, pa.DataType]) -> tuple[int, int]:
-        """Lower and upper bound, inclusive, in the unit of `time_type` of these event times."""
-        per_ms = units_per_ms(time_type(*kinds))
+    def units(self, kind: pa.DataType) -> tuple[int, int]:
+        """Lower and upper bound, inclusive, in the unit of a `time_type`.
+
+        Raises:
+            DescriptionError: centuries of nanoseconds, which int64 does not hold.
+        """
+        per_ms = units_per_ms(kind)
         lower, upper = self.lower_ms * per_ms, self.upper_ms * per_ms
+        if max(abs(lower), abs(upper), self.min_cleanup_ms * per_ms) >= MAX_TIME:
+            raise DescriptionError(f"the bounds of the interval are too far apart for event times of type {kind}")
         return lower + (not self.lower_inclusive), upper - (not self.upper_inclusive)
 
     def to_dict(self) -> dict[str, object]:
@@ -166,25 +175,33 @@ def time_type(left: pa.DataType, right: pa.DataType) -> pa.DataType:
     stamps = [t for t in (left, right) if pa.types.is_timestamp(t)]
     if len({t.tz is None for t in stamps}) > 1:
         raise DescriptionError(f"one event time has a time zone and the other none ({left}, {right}); CAST one of them")
-    finest = max((t.unit for t in stamps), key=list(_PER_MS).index)
+    finest = max((t.unit for t in stamps), key=list(_PER_SECOND).index)
     return pa.timestamp("ms" if finest == "s" else finest, stamps[0].tz)
 
 
 def units_per_ms(kind: pa.DataType) -> int:
-    """How many units of an event time's integers make a millisecond."""
-    return _PER_MS[kind.unit] if pa.types.is_timestamp(kind) else 1
+    """How many units of a `time_type` make a millisecond."""
+    return _per_second(kind) // 1000
 
 
-def as_integers(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> Any:
-    """Event times as int64 in the unit of a `time_type`, numpy; no nulls among them."""
-    if pa.types.is_timestamp(kind) and pa.types.is_timestamp(column.type):
-        column = column.cast(kind)
-    values = column.cast(pa.int64()).to_numpy()
-    if pa.types.is_timestamp(kind) and not pa.types.is_timestamp(column.type):
-        values = values * units_per_ms(kind)
-    return values
+def _per_second(kind: pa.DataType) -> int:
+    return _PER_SECOND[kind.unit] if pa.types.is_timestamp(kind) else 1000
 
 
-def from_integers(values: Any, kind: pa.DataType) -> pa.Array:
+def as_integers(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> npt.NDArray[np.int64]:
+    """Event times as integers in the unit of a `time_type`; no nulls among them.
+
+    Raises:
+        OverflowError: a time beyond `MAX_TIME`; its argument is the position.
+    """
+    step = _per_second(kind) // _per_second(column.type)
+    values: npt.NDArray[np.int64] = column.cast(pa.int64()).to_numpy()
+    far = (values >= MAX_TIME // step) | (values <= -MAX_TIME // step)
+    if far.any():
+        raise OverflowError(int(np.flatnonzero(far)[0]))
+    return values * step if step != 1 else values
+
+
+def from_integers(values: npt.NDArray[np.int64], kind: pa.DataType) -> pa.Array:
     """The inverse of `as_integers`."""
     return pa.array(values, pa.int64()).cast(kind)

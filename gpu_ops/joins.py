@@ -255,7 +255,7 @@ class Join:
                 raise DescriptionError(f"input '{source.name}': an interval join needs its event time")
             if interval.time == "processing" and source.event_time is not None:
                 raise DescriptionError(f"input '{source.name}': by processing time, event time has no place")
-        _ = self.time_type
+        interval.units(self.time_type)
 
     @functools.cached_property
     def time_type(self) -> pa.DataType:

@@ -141,6 +141,17 @@ class Kernels(Protocol):
             Positions of needles and slots (int64), by needle, then by slot.
         """
 
+    def expand(self, first: Array, count: Array) -> tuple[Array, Array]:
+        """Ranges written out.
+
+        Args:
+            first: n int64, where each range begins.
+            count: n int64, how long it is.
+
+        Returns:
+            Range numbers and positions (int64), range by range.
+        """
+
     def close(self) -> None:
         """Give back what the backend holds."""
 

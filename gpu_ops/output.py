@@ -2,25 +2,48 @@
 
 from __future__ import annotations
 
+from typing import Any, Protocol
+
+import numpy as np
 import pyarrow as pa
 
 from gpu_ops.changelog import encode_row_kinds
-from gpu_ops.joins import Join
-from gpu_ops.kernels import Frame, Kernels
+from gpu_ops.intervals import as_integers, from_integers
+from gpu_ops.joins import Join, OutputColumn
+from gpu_ops.kernels import Array, Frame, Kernels, Store
 from gpu_ops.operators.emission import Rows
-from gpu_ops.state.table import StateTable
+
+
+class HasStore(Protocol):
+    """A state table, as far as rows are gathered from it."""
+
+    @property
+    def store(self) -> Store:
+        """Its rows."""
 
 
 def changelog_table(
-    join: Join, kernels: Kernels, tables: tuple[StateTable, StateTable], rows: Rows
+    join: Join,
+    kernels: Kernels,
+    tables: tuple[HasStore, HasStore],
+    rows: Rows,
+    times: tuple[Array, Array] | None = None,
 ) -> tuple[pa.Table, Frame]:
     """Gather the rows' columns, one gather per column.
+
+    Args:
+        join: its description.
+        kernels: the backend.
+        tables: left and right state.
+        rows: what is said.
+        times: left and right event times by slot, for an interval join.
 
     Returns:
         The changelog, and the frame of its columns without the row kind.
     """
     needed: tuple[dict[str, None], dict[str, None]] = ({}, {})
-    for column in join.output:
+    gathered = [c for c in join.output if c.side != 3]
+    for column in gathered:
         if column.side == 2:
             assert column.other is not None
             needed[0][column.column] = needed[1][column.other] = None
@@ -29,7 +52,7 @@ def changelog_table(
     slots = rows.left, rows.right
     frames = [tables[s].store.take(slots[s], list(needed[s])) if needed[s] else None for s in (0, 1)]
     parts = []
-    for column in join.output:
+    for column in gathered:
         if column.side == 2:
             assert column.other is not None
             both = kernels.coalesce(frames[0], column.column, frames[1], column.other)
@@ -38,6 +61,54 @@ def changelog_table(
             parts.append((column.name, frames[column.side], column.column))
     frame = kernels.combine(parts)
     schema = join.output_schema
-    data = kernels.to_arrow(frame, pa.schema(list(schema)[1:]))
+    data = kernels.to_arrow(frame, pa.schema(list(schema)[1 : 1 + len(gathered)])).columns
+    if len(gathered) < len(join.output):
+        assert times is not None
+        later = kernels.asnumpy(_later(kernels.xp, slots, times))
+        data = [*data, from_integers(later, join.output[-1].type)]
     kinds = encode_row_kinds(kernels.asnumpy(rows.kinds))
-    return pa.Table.from_arrays([kinds, *data.columns], schema=schema), frame
+    return pa.Table.from_arrays([kinds, *data], schema=schema), frame
+
+
+def _later(xp: Any, slots: tuple[Array, Array], times: tuple[Array, Array]) -> Array:
+    """The later time of each row's two parts, of those that are there."""
+    never = np.iinfo(np.int64).min
+    found = []
+    for slot, time in zip(slots, times, strict=True):
+        known = time[xp.maximum(slot, 0)] if time.size else xp.zeros(slot.size, np.int64)
+        found.append(xp.where(slot >= 0, known, never))
+    return xp.maximum(*found)
+
+
+def append_rows(join: Join, side: int, output: pa.Table, rows: pa.Table | None, kind: str) -> pa.Table:
+    """The changelog with rows of one input handed out after it, the other side's columns null.
+
+    Args:
+        join: its description.
+        side: whose rows they are.
+        output: the changelog.
+        rows: of the input's schema, or None.
+        kind: their row kind, ``bad`` or ``late``.
+    """
+    if rows is None or rows.num_rows == 0:
+        return output
+    columns = [pa.array([kind] * rows.num_rows, pa.string())]
+    for column in join.output:
+        name = _own_column(join, side, column)
+        if name is None:
+            columns.append(pa.nulls(rows.num_rows, column.type))
+        elif column.side == 3 and rows[name].null_count == 0:
+            columns.append(from_integers(as_integers(rows[name], column.type), column.type))
+        else:
+            columns.append(rows[name].cast(column.type))
+    return pa.concat_tables([output, pa.Table.from_arrays(columns, schema=output.schema)])
+
+
+def _own_column(join: Join, side: int, column: OutputColumn) -> str | None:
+    """Which column of one input an output column shows when the other input has no part in the row."""
+    if column.side >= 2:
+        return column.other if side == 1 else column.column
+    if column.side == side:
+        return column.column
+    shared = (k for k in join.keys if k.using and k.left == column.name)
+    return next((k.column(side) for k in shared), None)

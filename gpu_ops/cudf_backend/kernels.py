@@ -161,6 +161,12 @@ class CudfKernels:
             return search_by_join(run, hashes)
         return search_by_directory(run, directory, shift, hashes)
 
+    def expand(self, first: Array, count: Array) -> tuple[Array, Array]:
+        """Ranges written out."""
+        number = spread(count)
+        before = cp.cumsum(count) - count
+        return number, cp.arange(number.size, dtype=np.int64) + (first - before)[number]
+
     def close(self) -> None:
         """Give back this backend's share of the memory pool."""
         if self._open:

@@ -135,14 +135,18 @@ class HashIndex:
         self.runs = kept
 
     def _run(self, entries: Array) -> Run:
-        xp = self._xp
-        bits = max(1, int(entries.size // _BUCKET).bit_length())
-        shift = 32 - bits
-        prefixes = (entries >> np.uint64(32 + shift)).view(np.int64)
-        # position i is repeated once for every prefix between entry i-1's (exclusive) and entry i's
-        steps = xp.empty(entries.size + 1, np.int64)
-        steps[0] = prefixes[0] + 1
-        steps[1:-1] = prefixes[1:] - prefixes[:-1]
-        steps[-1] = (1 << bits) - prefixes[-1]
-        directory = xp.repeat(xp.arange(entries.size + 1, dtype=np.int32), steps)
-        return Run(entries, directory, shift)
+        return Run(entries, *make_directory(self._xp, entries))
+
+
+def make_directory(xp: Any, entries: Array) -> tuple[Array, int]:
+    """Where each hash prefix begins among ascending entries, and by how much a hash is shifted to be one."""
+    bits = max(1, int(entries.size // _BUCKET).bit_length())
+    shift = 32 - bits
+    prefixes = (entries >> np.uint64(32 + shift)).view(np.int64)
+    # position i is repeated once for every prefix between entry i-1's (exclusive) and entry i's
+    steps = xp.empty(entries.size + 1, np.int64)
+    steps[0] = prefixes[0] + 1
+    steps[1:-1] = prefixes[1:] - prefixes[:-1]
+    steps[-1] = (1 << bits) - prefixes[-1]
+    directory = xp.repeat(xp.arange(entries.size + 1, dtype=np.int32), steps)
+    return directory, shift

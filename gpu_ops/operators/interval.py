@@ -1,0 +1,515 @@
+"""The interval join: inner, left, right and full, after Flink's ``TimeIntervalJoin`` and ``IntervalJoinOperator``.
+
+Law: inputs only grow. A new row meets the rows of the other side with its key and a time inside the
+bounds that have come before it and are still there; every such pair that meets the condition is said once, by
+the later of the two. A row of an outer side that has met no match when its time is over is said
+with a null pad. Its time is over when the watermark passes the last time at which a partner that is not late
+could come: its own time plus ``upper`` for a left row, minus ``lower`` for a right one. (By the keyed rules: when the
+watermark reaches it.)
+
+Within a micro-batch the watermark stands still; it advances before the micro-batch's rows. So what it
+ends is said first, at instant -1.
+
+Late rows (``late="join"``) make the rest of this file. Flink's SQL join lets them meet what is there, and what is
+there depends on its timers:
+
+- A key has one timer per side. It is set by the first row that finds none, at the end of that row's time, and when
+  it fires, all rows of the key whose time is over go, and it is set anew by the earliest that is left. So a row
+  that is earlier than the one that set the timer stays longer than its time: it is *stale*. Here each
+  row gets a *sweep time* when it comes, the later of its own and that of its key's timer; by that it is queued.
+- A row that comes looks at all rows of its key on the other side and cleans up as it goes: the first one takes the
+  stale rows away, a match or not. (Their timer stays as it is: they leave `GHOST` rows.)
+- It looks only if rows that could match may be left, for which Flink goes by when rows of *any* key were
+  last cleaned up (``leftExpirationTime``, ``rightExpirationTime``).
+
+Not taken over, as they only touch times before 1970: Flink counts a watermark below 0 as 0, and drops rows of times
+up to 0 without a pad.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from gpu_ops.changelog import INSERT, LATE_ROW_KIND
+from gpu_ops.errors import StateError
+from gpu_ops.ingest import Ingested
+from gpu_ops.intervals import units_per_ms
+from gpu_ops.joins import Join, key_type
+from gpu_ops.kernels import Array, Frame, Kernels
+from gpu_ops.operators.emission import JOINED, PAD_COMES, Rows, in_order, join_rows
+from gpu_ops.operators.said import SIDES, Said
+from gpu_ops.operators.timers import first_equal, looks, sweep_times
+from gpu_ops.output import append_rows, changelog_table
+from gpu_ops.state.interval_table import GHOST, IntervalTable
+from gpu_ops.state.table import DEAD, LIVE
+
+NEVER = -(1 << 62)
+"""A watermark before all times."""
+END = 1 << 62
+"""A watermark after all times."""
+_AT_WATERMARK = -1
+"""The instant of what a watermark ends."""
+
+
+@dataclasses.dataclass(frozen=True)
+class New:
+    """The new rows of one side; arrays by row, by ascending sequence."""
+
+    slots: Array
+    keys: Frame
+    hashes: Array
+    matchable: Array | None
+    """Mask of rows whose key can match at all, None for all."""
+    times: Array
+    instants: Array
+    kept: Array | None
+    """Mask of rows that later ones may meet, None for all."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Clock:
+    """What an interval join knows of time: all in the unit of the join's ``time_type``, ms for the clock.
+
+    Attributes:
+        watermark: the operator's.
+        cleaned: per side, the time up to which rows were last cleaned up, of any key.
+        seen: per side, the latest event time, or None.
+    """
+
+    watermark: int = NEVER
+    cleaned: tuple[int, int] = (NEVER, NEVER)
+    seen: tuple[int | None, int | None] = (None, None)
+
+
+class IntervalJoin:
+    """An interval join over one partition.
+
+    Args:
+        join: its description.
+        kernels: the backend.
+    """
+
+    def __init__(self, join: Join, kernels: Kernels) -> None:
+        assert join.interval is not None
+        self.join, self.interval, self.kernels = join, join.interval, kernels
+        self.per_ms = units_per_ms(join.time_type)
+        self.lower, self.upper = join.interval.units(join.time_type)
+        self.keep = self.upper, -self.lower
+        """How long after its time a left and a right row may meet a match that is not late."""
+        self.cleanup = join.interval.min_cleanup_ms * self.per_ms
+        self.lazy = join.interval.late == "join" and join.interval.time == "event"
+        self.tables = self._make_tables()
+        self.clock = self._next = Clock()
+
+    def _make_tables(self) -> tuple[IntervalTable, IntervalTable]:
+        join = self.join
+        schemas = join.left.schema, join.right.schema
+        types = tuple(key_type(schemas[0].field(k.left), schemas[1].field(k.right)) for k in join.keys)
+
+        def table(side: int) -> IntervalTable:
+            return IntervalTable(
+                self.kernels,
+                join.inputs[side],
+                tuple(k.column(side) for k in join.keys),
+                types,
+                tuple(k.column(side) for k in join.keys if not k.null_safe),
+                outer=join.outer[side],
+                lazy=self.lazy,
+            )
+
+        return table(0), table(1)
+
+    # --- a micro-batch -----------------------------------------------------------------------
+
+    def prepare(self, changes: tuple[Ingested, Ingested], clock_ms: int, watermark_ms: int | None) -> Said:
+        """Compute one micro-batch; see `gpu_ops.operators.said.Operator`."""
+        started = time.perf_counter()
+        watermark = watermark_ms if watermark_ms is None else watermark_ms * self.per_ms
+        pads, gone = self.advance(watermark)
+        metrics: dict[str, int | float] = {}
+        late: list[tuple[int, pa.Table, npt.NDArray[np.int64]]] = []
+        admitted = []
+        for side, (name, change) in enumerate(zip(SIDES, changes, strict=True)):
+            below = self._late(change)
+            metrics[f"{name}_late"] = 0 if below is None else int(below.sum())
+            metrics[f"{name}_evicted"] = gone[side]
+            if below is None or self.interval.late == "join":
+                admitted.append(change)
+                continue
+            if self.interval.late == "tag":
+                late.append((side, change.table.filter(pa.array(below)), change.sequence[below]))
+            admitted.append(change.pick(~below))
+        parts = [*((rows, PAD_COMES) for rows in pads), *self.apply((admitted[0], admitted[1]), clock_ms)]
+        rows = self._in_order(parts)
+        joined = time.perf_counter()
+        times = self.tables[0].time.values, self.tables[1].time.values
+        output, _ = changelog_table(self.join, self.kernels, self.tables, rows, times)
+        sequences = [self.kernels.asnumpy(rows.instants) >> 1]
+        for side, table, sequence in late:
+            output = append_rows(self.join, side, output, table, LATE_ROW_KIND)
+            sequences.append(sequence)
+        metrics |= self._times()
+        metrics |= {"probe_ms": (joined - started) * 1e3, "emit_ms": (time.perf_counter() - joined) * 1e3}
+        return Said(output, np.concatenate(sequences), self.kernels.asnumpy(rows.kinds), metrics)
+
+    def finish_watermark(self) -> int:
+        """A watermark (ms) after all times."""
+        return END // self.per_ms
+
+    def _times(self) -> dict[str, int]:
+        """The times worth knowing, ms since the epoch, as far as there are any."""
+        now = self._next
+        found = {f"{n}_max_time_ms": t // self.per_ms for n, t in zip(SIDES, now.seen, strict=True) if t is not None}
+        if NEVER < now.watermark < END:
+            found["watermark_ms"] = now.watermark // self.per_ms
+            held = 0 if self.interval.keyed else max(*self.keep, 0)
+            found["output_watermark_ms"] = (now.watermark - held) // self.per_ms
+        return found
+
+    def advance(self, watermark: int | None) -> tuple[list[Rows], tuple[int, int]]:
+        """Begin a micro-batch: let the watermark advance, and say what that ends.
+
+        Args:
+            watermark: the one in force from here on, or None if none is known.
+
+        Returns:
+            Pads, and how many rows of either side went.
+        """
+        for table in self.tables:
+            table.begin()
+        before = self.clock.watermark
+        now = before if watermark is None else max(before, watermark)
+        cleaned, pads, gone = list(self.clock.cleaned), [], [0, 0]
+        if now > before:
+            for side in (0, 1):
+                slots, fired = self._expire(side, now)
+                gone[side] = int(slots.size)
+                pads.append(self._pads(side, slots, _AT_WATERMARK))
+                if fired:
+                    cleaned[side] = self._over(side, now)
+        self._next = Clock(now, (cleaned[0], cleaned[1]), self.clock.seen)
+        return pads, (gone[0], gone[1])
+
+    def _over(self, side: int, watermark: int) -> int:
+        """The latest time at which a row's time is over."""
+        if watermark in (NEVER, END):
+            return watermark
+        if self.interval.keyed:
+            return max(watermark - max(self.keep[side], 0), NEVER)
+        return max(watermark - self.keep[side] - 1, NEVER)
+
+    def _expire(self, side: int, watermark: int) -> tuple[Array, bool]:
+        """Rows that a watermark ends, ascending, and whether a timer went off."""
+        table, xp = self.tables[side], self.kernels.xp
+        over = self._over(side, watermark)
+        if not self.lazy:
+            slots = xp.sort(table.due.take(over))
+            table.move(slots, LIVE, DEAD)
+            return slots, bool(slots.size)
+        fired = xp.sort(table.due.take(over if watermark == END else over - self.cleanup))
+        status = table.status.values[fired]
+        ghosts, slots = fired[status == GHOST], fired[status == LIVE]
+        table.move(ghosts, GHOST, DEAD)
+        table.move(slots, LIVE, DEAD)
+        stale = xp.concatenate([table.stale, table.early.take(over)])
+        stale = stale[table.status.values[stale] != DEAD]
+        if self.cleanup and stale.size and ghosts.size + slots.size:
+            # a timer takes all of its key's rows whose time is over, also those that would have another one
+            due = table.take_keys(xp.concatenate([ghosts, slots]))
+            keys = table.take_keys(stale)
+            found = first_equal(
+                self.kernels,
+                (keys, table.hash_keys(keys), table.keys),
+                (due, table.hash_keys(due), table.keys),
+                table.key_types,
+            )
+            swept = stale[found >= 0]
+            status = table.status.values[swept]
+            table.move(swept[status == GHOST], GHOST, DEAD)
+            more = swept[status == LIVE]
+            table.move(more, LIVE, DEAD)
+            slots = xp.sort(xp.concatenate([slots, more]))
+            stale = stale[found < 0]
+        table.stale = stale
+        return slots, bool(ghosts.size + slots.size)
+
+    def apply(self, changes: tuple[Ingested, Ingested], clock_ms: int) -> list[tuple[Rows, int]]:
+        """Join the micro-batch's rows, of which none is to be left out.
+
+        Args:
+            changes: insertions, in order.
+            clock_ms: the time of rows by processing time.
+
+        Returns:
+            What is said, and the rank of each part within one instant.
+        """
+        xp, outer = self.kernels.xp, self.join.outer
+        new = self._add(0, changes[0], clock_ms), self._add(1, changes[1], clock_ms)
+        pairs = [self._pairs(side, new) for side in (0, 1)]
+        parts: list[tuple[Rows, int]] = []
+        if self.lazy:
+            for side in (0, 1):
+                met, pads = self._clean_up(side, new[side])
+                pairs.append(met)
+                parts.append((pads, PAD_COMES))
+        for pair in pairs:
+            parts.append((pair, JOINED))
+            for table, slots in zip(self.tables, (pair.left, pair.right), strict=True):
+                table.match(slots)
+        for side in (0, 1):
+            kept = new[side].kept
+            if outer[side] and kept is not None:
+                passing = xp.flatnonzero(~kept)
+                parts.append((self._pads(side, new[side].slots[passing], new[side].instants[passing]), PAD_COMES))
+        return parts
+
+    def commit(self, clock_ms: int) -> None:
+        """Make the prepared micro-batch final."""
+        del clock_ms
+        self.clock = self._next
+        for table in self.tables:
+            table.commit()
+
+    def discard(self) -> None:
+        """Forget the prepared micro-batch."""
+        self._next = self.clock
+        for table in self.tables:
+            table.discard()
+
+    # --- its parts ---------------------------------------------------------------------------
+
+    def _add(self, side: int, change: Ingested, clock_ms: int) -> New:
+        """Take in the new rows of one side."""
+        kernels, xp, table = self.kernels, self.kernels.xp, self.tables[side]
+        watermark = self._next.watermark
+        host = change.times if change.times is not None else np.full(change.kinds.size, clock_ms, np.int64)
+        if host.size:
+            seen = list(self._next.seen)
+            latest = int(host.max())
+            seen[side] = latest if seen[side] is None else max(int(seen[side] or 0), latest)
+            self._next = dataclasses.replace(self._next, seen=(seen[0], seen[1]))
+        frame, times = kernels.frame(change.table), kernels.asarray(host)
+        keys = kernels.take(frame, xp.arange(host.size, dtype=np.int64), table.keys)
+        hashes = table.hash_keys(frame)
+        kept = None
+        if not self.interval.keyed and watermark > NEVER:
+            kept = times > watermark - self.keep[side]
+            kept = None if bool(kept.all()) else kept
+        sweep = self._sweep(side, keys, hashes, times, kept) if self.lazy else None
+        slots = table.add(frame, hashes, times, kept, sweep)
+        if sweep is not None:
+            early = sweep + self.cleanup > times
+            rows = xp.flatnonzero(early if kept is None else early & kept)
+            table.early.add(times[rows], slots[rows])
+        instants = 2 * kernels.asarray(change.sequence) + 1
+        return New(slots, keys, hashes, table.matchable(frame), times, instants, kept)
+
+    def _sweep(self, side: int, keys: Frame, hashes: Array, times: Array, kept: Array | None) -> Array:
+        table, xp = self.tables[side], self.kernels.xp
+        rows = xp.arange(times.size, dtype=np.int64) if kept is None else xp.flatnonzero(kept)
+        alive = max(self._over(side, self._next.watermark) + 1 - self.cleanup, NEVER)
+        swept = times.copy()
+        swept[rows] = sweep_times(
+            table,
+            keys if kept is None else self.kernels.take(keys, rows, table.keys),
+            hashes[rows],
+            times[rows],
+            alive,
+            ghosts=self.cleanup > 0,
+        )
+        return swept
+
+    def _window(self, side: int, times: Array) -> tuple[Array, Array]:
+        """The earliest and the latest time of the other side that rows of these times match."""
+        if side == 0:
+            return times + self.lower, times + self.upper
+        return times - self.upper, times - self.lower
+
+    def _pairs(self, side: int, new: tuple[New, New]) -> Rows:
+        """New rows of one side with the rows they meet.
+
+        The left's meet all rows, the right's those that were there, so no pair is found twice. Rows that pass
+        through have to be met while they come: only by what came before them.
+        """
+        xp, own, others = self.kernels.xp, new[side], new[1 - side]
+        needle, slots = self._meet(side, own, None, committed=True, staged=side == 0)
+        if side == 1 and own.kept is not None:
+            passing = xp.flatnonzero(~own.kept)
+            more = self._meet(side, own, passing, committed=False, staged=True)
+            needle, slots = xp.concatenate([needle, more[0]]), xp.concatenate([slots, more[1]])
+        first = self.tables[1 - side].first_new
+        came = others.instants[xp.maximum(slots - first, 0)] if others.instants.size else xp.zeros(slots.size, np.int64)
+        came = xp.where(slots >= first, came, NEVER)
+        instants = own.instants[needle]
+        if own.kept is not None:
+            right = own.kept[needle] | (came < instants)
+            needle, slots, came, instants = needle[right], slots[right], came[right], instants[right]
+        return self._joined(side, own.slots[needle], slots, xp.maximum(instants, came))
+
+    def _meet(self, side: int, own: New, rows: Array | None, *, committed: bool, staged: bool) -> tuple[Array, Array]:
+        """Matches of new rows: their positions, and slots of the other side."""
+        kernels, xp = self.kernels, self.kernels.xp
+        table, other = self.tables[side], self.tables[1 - side]
+        if own.matchable is not None:
+            able = xp.flatnonzero(own.matchable)
+            rows = able if rows is None else rows[own.matchable[rows]]
+        times = own.times if rows is None else own.times[rows]
+        hashes = own.hashes if rows is None else own.hashes[rows]
+        if not times.size or not len(other):
+            return xp.empty(0, np.int64), xp.empty(0, np.int64)
+        earliest, latest = self._window(side, times)
+        if not self.interval.keyed:
+            earliest = xp.maximum(earliest, self._over(1 - side, self._next.watermark) + 1)
+        needle, slots = other.index.probe(hashes, earliest, latest, committed=committed, staged=staged)
+        if rows is not None:
+            needle = rows[needle]
+        alive = other.status.values[slots] == LIVE
+        if not bool(alive.all()):
+            needle, slots = needle[alive], slots[alive]
+        if table.keys:
+            equal = kernels.equal_rows(
+                kernels.take(own.keys, needle, table.keys),
+                table.keys,
+                other.take_keys(slots),
+                other.keys,
+                table.key_types,
+            )
+            if not bool(equal.all()):
+                needle, slots = needle[equal], slots[equal]
+        fits = self._condition(side, own.slots[needle], slots)
+        return (needle, slots) if fits is None else (needle[fits], slots[fits])
+
+    def _condition(self, side: int, own: Array, others: Array) -> Array | None:
+        """Mask of pairs that meet the residual condition, None for all."""
+        condition = self.join.condition
+        if condition is None or not own.size:
+            return None
+        slots = (own, others) if side == 0 else (others, own)
+        frames = {
+            source.name: table.store.take(at, condition.columns[source.name])
+            for source, table, at in zip(self.join.inputs, self.tables, slots, strict=True)
+            if condition.columns.get(source.name)
+        }
+        return self.kernels.evaluate(condition, frames, int(own.size))
+
+    def _clean_up(self, side: int, own: New) -> tuple[Rows, Rows]:
+        """The other side's stale rows, which the first new row of their key that looks takes away.
+
+        Returns:
+            Pairs with them, and pads of those that never had one.
+        """
+        kernels, xp = self.kernels, self.kernels.xp
+        table, other = self.tables[side], self.tables[1 - side]
+        earliest, latest = self._window(side, own.times)
+        over = self._over(1 - side, self._next.watermark)
+        looking, cleaned = looks(xp, own.times + self.keep[side], self._next.cleaned[1 - side], over)
+        both = (self._next.cleaned[0], cleaned) if side == 0 else (cleaned, self._next.cleaned[1])
+        self._next = dataclasses.replace(self._next, cleaned=both)
+        stale = other.stale[other.status.values[other.stale] == LIVE]
+        rows = xp.flatnonzero(looking)
+        if not stale.size or not rows.size:
+            nothing = xp.empty(0, np.int64)
+            none = self._joined(side, nothing, nothing, nothing)
+            return none, none
+        keys = other.take_keys(stale)
+        found = first_equal(
+            kernels,
+            (keys, other.hash_keys(keys), other.keys),
+            (kernels.take(own.keys, rows, table.keys), own.hashes[rows], table.keys),
+            table.key_types,
+        )
+        stale, by = stale[found >= 0], rows[found[found >= 0]]
+        times = other.time.values[stale]
+        meets = (earliest[by] <= times) & (times <= latest[by])
+        if own.matchable is not None:
+            meets &= own.matchable[by]
+        met, row = stale[meets], by[meets]
+        fits = self._condition(side, own.slots[row], met)
+        if fits is not None:
+            met, row = met[fits], row[fits]
+        pairs = self._joined(side, own.slots[row], met, own.instants[row])
+        other.match(met)
+        pads = self._pads(1 - side, stale, own.instants[by])
+        other.move(stale, LIVE, GHOST)
+        if not self.cleanup:
+            other.stale = other.stale[other.status.values[other.stale] == LIVE]
+        return pairs, pads
+
+    def _joined(self, side: int, own: Array, others: Array, instants: Array) -> Rows:
+        left, right = (own, others) if side == 0 else (others, own)
+        return Rows(self.kernels.xp.full(own.size, INSERT, np.int8), left, right, instants)
+
+    def _pads(self, side: int, slots: Array, instants: Array | int) -> Rows:
+        """Those of these rows that have met no match, with nulls for the other side; none if it is no outer side."""
+        xp, matched = self.kernels.xp, self.tables[side].matched
+        if matched is None:
+            slots = slots[:0]
+            instants = instants if isinstance(instants, int) else instants[:0]
+        else:
+            alone = matched.values[slots] == 0
+            slots = slots[alone]
+            instants = instants if isinstance(instants, int) else instants[alone]
+        when = xp.full(slots.size, instants, np.int64) if isinstance(instants, int) else instants
+        return self._joined(side, slots, xp.full(slots.size, -1, np.int64), when)
+
+    # --- what is said, and the stored form ---------------------------------------------------
+
+    def _in_order(self, parts: list[tuple[Rows, int]]) -> Rows:
+        """All that is said, by the event that caused it in ``per_event``."""
+        rows = join_rows(self.kernels, [part for part, _ in parts])
+        if self.join.emit == "per_batch":
+            return rows
+        rank = self.kernels.xp.concatenate([self.kernels.xp.full(p.size, r, np.int64) for p, r in parts])
+        return in_order(self.kernels, rows, rank)
+
+    def _late(self, change: Ingested) -> npt.NDArray[np.bool_] | None:
+        """Mask of changes that are below the watermark in force, None for none."""
+        if change.times is None or self._next.watermark == NEVER:
+            return None
+        mask: npt.NDArray[np.bool_] = change.times < self._next.watermark
+        return mask if mask.any() else None
+
+    def watermark_ms(self, delays: tuple[int | None, int | None]) -> int | None:
+        """The watermark that follows from what was seen in committed micro-batches, ms; None if none does."""
+        found = []
+        for seen, delay in zip(self.clock.seen, delays, strict=True):
+            if seen is None or delay is None:
+                return None
+            found.append(seen // self.per_ms - delay)
+        return min(found)
+
+    def snapshot(self) -> dict[str, pa.Table]:
+        """The rows of both sides, and the clock."""
+        clock = self.clock
+        facts = {
+            "watermark": clock.watermark,
+            "left_cleaned": clock.cleaned[0],
+            "right_cleaned": clock.cleaned[1],
+            "left_seen": clock.seen[0],
+            "right_seen": clock.seen[1],
+        }
+        told = pa.table({name: pa.array([value], pa.int64()) for name, value in facts.items()})
+        return {"left": self.tables[0].snapshot(), "right": self.tables[1].snapshot(), "time": told}
+
+    def restore(self, state: Mapping[str, pa.Table]) -> None:
+        """Take over a snapshot.
+
+        Raises:
+            StateError: it lacks something.
+        """
+        if "time" not in state:
+            raise StateError("the snapshot lacks the times of an interval join")
+        facts = state["time"].to_pylist()[0]
+        cleaned = facts["left_cleaned"], facts["right_cleaned"]
+        self.clock = self._next = Clock(facts["watermark"], cleaned, (facts["left_seen"], facts["right_seen"]))
+        for table, side, name in zip(self.tables, (0, 1), ("left", "right"), strict=True):
+            over = self._over(side, self.clock.watermark)
+            table.restore(state[name], over, self.cleanup)
+            if self.lazy:
+                table.stale = self.kernels.xp.flatnonzero(table.time.values <= over)

@@ -1,0 +1,135 @@
+"""Flink's per-key timers of an interval join, without timers: what they come to, worked out by arrays.
+
+See `gpu_ops.operators.interval` for what they do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gpu_ops.kernels import Array, Frame, Kernels
+from gpu_ops.operators.groups import Groups, value_changes
+from gpu_ops.state.interval_table import IntervalTable
+from gpu_ops.state.table import DEAD
+
+_FOREVER = np.iinfo(np.int64).max
+
+
+def looks(xp: Any, reach: Array, cleaned: int, over: int) -> tuple[Array, int]:
+    """Which of a side's new rows look for rows of the other side, and clean up as they go.
+
+    Args:
+        xp: numpy or cupy.
+        reach: n latest times of the other side that each row may match, by sequence.
+        cleaned: the time up to which the other side was last cleaned up, of any key.
+        over: the time up to which its rows' time is over.
+
+    Returns:
+        Mask of the rows that look, and the time up to which the other side is cleaned up then.
+    """
+    reaching = xp.flatnonzero(reach > cleaned)
+    if not reaching.size:
+        return xp.zeros(reach.size, bool), cleaned
+    first = int(reaching[0])
+    mask = reach > over
+    mask[:first] = False
+    mask[first] = True
+    return mask, over
+
+
+def first_equal(
+    kernels: Kernels,
+    wanted: tuple[Frame, Array, tuple[str, ...]],
+    others: tuple[Frame, Array, tuple[str, ...]],
+    types: tuple[Any, ...],
+) -> Array:
+    """For each of n keys the position of the first of m others that is equal to it, null to null; -1 for none.
+
+    Args:
+        kernels: the backend.
+        wanted: n keys: frame, hashes, columns.
+        others: m keys, likewise.
+        types: the types they are compared in.
+    """
+    xp = kernels.xp
+    order = kernels.argsort(others[1])
+    sorted_ = others[1][order]
+    at = xp.searchsorted(sorted_, wanted[1], side="left")
+    end = xp.searchsorted(sorted_, wanted[1], side="right")
+    found = xp.full(wanted[1].size, -1, np.int64)
+    open_ = xp.flatnonzero(at < end)
+    while open_.size:
+        candidate = order[at[open_]]
+        same = kernels.equal_rows(
+            kernels.take(wanted[0], open_, wanted[2]),
+            wanted[2],
+            kernels.take(others[0], candidate, others[2]),
+            others[2],
+            types,
+        )
+        found[open_[same]] = candidate[same]
+        # another key of the same hash: the next one may be it
+        open_ = open_[~same]
+        at[open_] += 1
+        open_ = open_[at[open_] < end[open_]]
+    return found
+
+
+def sweep_times(table: IntervalTable, keys: Frame, hashes: Array, times: Array, alive: int, *, ghosts: bool) -> Array:
+    """The time by which each new row is swept: its own, or that of its key's timer if that is later.
+
+    Args:
+        table: their side's state.
+        keys: the keys of n new rows, by sequence, all of which are kept.
+        hashes: n.
+        times: n.
+        alive: rows of this time and later have not been swept.
+        ghosts: whether rows from then on may have been taken away early all the same.
+
+    Returns:
+        n times.
+    """
+    kernels, xp = table.kernels, table.kernels.xp
+    if not times.size:
+        return times
+    groups = Groups(kernels, keys, table.keys, table.key_types, hashes)
+    leaders = groups.leader
+    timer = xp.full(leaders.size, _FOREVER, np.int64)
+    if len(table):
+        lead = kernels.take(keys, leaders, table.keys)
+        since = xp.full(leaders.size, alive, np.int64)
+        if ghosts:
+            _lower(table, lead, timer, table.index.probe(hashes[leaders], since, timer, staged=False))
+        else:
+            needle, slots, _ = table.index.first(hashes[leaders], since)
+            wrong = _lower(table, lead, timer, (needle, slots))
+            if wrong.size:
+                # another key of the same half hash came first: go through all
+                some = xp.unique(wrong)
+                again, slots = table.index.probe(
+                    hashes[leaders[some]], since[some], xp.full(some.size, _FOREVER, np.int64), staged=False
+                )
+                _lower(table, lead, timer, (some[again], slots))
+    timer = xp.where(timer == _FOREVER, times[leaders], timer)
+    swept = xp.empty(times.size, np.int64)
+    swept[groups.order] = xp.maximum(times[groups.order], timer[groups.group])
+    return swept
+
+
+def _lower(table: IntervalTable, keys: Frame, timer: Array, found: tuple[Array, Array]) -> Array:
+    """Lower each key's timer to the earliest sweep time found; gives the needles whose find was another key."""
+    kernels, xp = table.kernels, table.kernels.xp
+    needle, slots = found
+    assert table.sweep is not None
+    same = kernels.equal_rows(
+        kernels.take(keys, needle, table.keys), table.keys, table.take_keys(slots), table.keys, table.key_types
+    )
+    right = same & (table.status.values[slots] != DEAD)
+    place, swept = needle[right], table.sweep.values[slots[right]]
+    by_time = kernels.argsort(swept)
+    order = by_time[kernels.argsort(place[by_time])]
+    lowest = order[value_changes(xp, place[order])]
+    timer[place[lowest]] = xp.minimum(timer[place[lowest]], swept[lowest])
+    return needle[~same]

@@ -1,0 +1,146 @@
+"""Regular, semi and anti joins over one partition: state, lifetimes, pairs and what comes of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+
+from gpu_ops.changelog import DELETE, INSERT
+from gpu_ops.errors import StateError
+from gpu_ops.ingest import Ingested
+from gpu_ops.joins import Join, Key, key_type
+from gpu_ops.kernels import Kernels
+from gpu_ops.operators import regular, semi_anti
+from gpu_ops.operators.changes import Lifetimes, apply_changes
+from gpu_ops.operators.emission import fold
+from gpu_ops.operators.pairs import find_pairs
+from gpu_ops.operators.said import SIDES, Said
+from gpu_ops.output import changelog_table
+from gpu_ops.state.table import COUNT_COLUMN, StateTable
+
+
+class TwoWayJoin:
+    """A regular, semi or anti join; see `gpu_ops.operators.said.Operator`.
+
+    Args:
+        join: its description.
+        kernels: the backend.
+    """
+
+    def __init__(self, join: Join, kernels: Kernels) -> None:
+        self.kernels, self._described = kernels, join
+        # NOT IN with more than one column or a residual condition has no key to look rows up by
+        rewritten = join.null_aware and (len(join.keys) > 1 or join.where is not None)
+        self._run = null_aware_as_condition(join) if rewritten else join
+        self._condition = self._run.condition
+        self.tables = self._make_tables()
+
+    def _make_tables(self) -> tuple[StateTable, StateTable]:
+        join, kernels = self._run, self.kernels
+        schemas = join.left.schema, join.right.schema
+        types = tuple(key_type(schemas[0].field(k.left), schemas[1].field(k.right)) for k in join.keys)
+        counted = (True, False) if join.how in ("semi", "anti") else join.outer
+
+        def table(side: int) -> StateTable:
+            return StateTable(
+                kernels,
+                join.inputs[side],
+                tuple(k.column(side) for k in join.keys),
+                types,
+                tuple(k.column(side) for k in join.keys if not k.null_safe),
+                counted=counted[side],
+                findable=not join.inputs[side].insert_only or join.inputs[side].ttl_ms is not None,
+                track_null_keys=join.null_aware and side == 1,
+            )
+
+        return table(0), table(1)
+
+    def prepare(self, changes: tuple[Ingested, Ingested], clock_ms: int, watermark_ms: int | None) -> Said:
+        """Compute one micro-batch; no watermark matters."""
+        del watermark_ms
+        started = time.perf_counter()
+        kernels, xp, join = self.kernels, self.kernels.xp, self._run
+        net = join.emit == "per_batch"
+        total = sum(c.kinds.size for c in changes)
+        expired = [t.expire(clock_ms) for t in self.tables]
+        event_kinds = xp.zeros(2 * total + 2, np.int8)
+        sides: list[Lifetimes] = []
+        for table, change in zip(self.tables, changes, strict=True):
+            kinds, sequence = kernels.asarray(change.kinds), kernels.asarray(change.sequence)
+            frame = kernels.frame(change.table)
+            sides.append(apply_changes(table, frame, kinds, sequence, event_kinds, net=net))
+        if net:
+            event_kinds[0], event_kinds[1] = DELETE, INSERT
+        both = sides[0], sides[1]
+        updated = time.perf_counter()
+        pairs = find_pairs(self.tables, both, self._condition, (join.left.name, join.right.name))
+        probed = time.perf_counter()
+        operator = semi_anti if join.how in ("semi", "anti") else regular
+        rows = operator.emit(join, self.tables, both, pairs, event_kinds)
+        output, frames = changelog_table(self._described, kernels, self.tables, rows)
+        if net and operator is regular and regular.may_cancel(join, self.tables, both, rows):
+            columns = tuple(c.name for c in self._described.output)
+            types = tuple(c.type for c in self._described.output)
+            left_over = fold(kernels, frames, rows.kinds == DELETE, columns, types)
+            if left_over.size < rows.size:
+                rows = rows.pick(left_over)
+                output, _ = changelog_table(self._described, kernels, self.tables, rows)
+        metrics: dict[str, int | float] = {}
+        for side, name in enumerate(SIDES):
+            metrics[f"{name}_unknown_retractions"] = sides[side].unknown
+            metrics[f"{name}_expired"] = expired[side]
+        metrics |= {
+            "update_ms": (updated - started) * 1e3,
+            "probe_ms": (probed - updated) * 1e3,
+            "emit_ms": (time.perf_counter() - probed) * 1e3,
+        }
+        return Said(output, kernels.asnumpy(rows.instants) >> 1, kernels.asnumpy(rows.kinds), metrics)
+
+    def commit(self, clock_ms: int) -> None:
+        """Make the prepared micro-batch final."""
+        for table in self.tables:
+            table.commit(clock_ms)
+
+    def discard(self) -> None:
+        """Forget the prepared micro-batch."""
+        for table in self.tables:
+            table.discard()
+
+    def snapshot(self) -> dict[str, pa.Table]:
+        """The live rows of both sides."""
+        return {name: table.snapshot() for name, table in zip(SIDES, self.tables, strict=True)}
+
+    def restore(self, state: Mapping[str, pa.Table]) -> None:
+        """Take over a snapshot.
+
+        Raises:
+            StateError: it lacks a column.
+        """
+        for name, table in zip(SIDES, self.tables, strict=True):
+            missing = {*table.source.schema.names, *([COUNT_COLUMN] if table.count is not None else [])}
+            missing -= set(state[name].column_names)
+            if missing:
+                raise StateError(f"the snapshot of input '{name}' lacks {', '.join(sorted(missing))}")
+            table.restore(state[name])
+
+
+def null_aware_as_condition(join: Join) -> Join:
+    """``NOT IN`` written out: no key, but a condition that is not false where it is unknown.
+
+    It compares every pair, which a lookup by key avoids; needed only for several columns or a
+    residual condition (Flink plans it so always: ``OR(IS NULL(k), IS NULL(k0), =(k, k0))``).
+    """
+    left, right = join.left.name, join.right.name
+
+    def known(key: Key) -> str:
+        a, b = f"`{left}`.`{key.left}`", f"`{right}`.`{key.right}`"
+        return f"({a} IS NULL OR {b} IS NULL OR {a} = {b})"
+
+    terms = [known(k) for k in join.keys]
+    if join.where is not None:
+        terms.append(f"({join.where})")
+    return dataclasses.replace(join, keys=(), null_aware=False, where=" AND ".join(terms))
