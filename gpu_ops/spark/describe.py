@@ -5,9 +5,11 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 
 from gpu_ops.errors import DescriptionError
-from gpu_ops.joins import Input
+from gpu_ops.intervals import show_ms
+from gpu_ops.joins import Input, Join
 from gpu_ops.spark.directory import Directory
-from gpu_ops.spark.plan import JoinPlan, plans_of
+from gpu_ops.spark.plan import JoinPlan, plan_name, plans_of
+from gpu_ops.spark.watermarks import kept_ms
 
 _LAYOUTS = {
     "join_key_contains_unique_key": "at most one row per join key",
@@ -17,6 +19,11 @@ _LAYOUTS = {
 _EMITS = {
     "per_batch": "the net changes of each micro-batch",
     "per_event": "the changelog Flink emits, change by change",
+}
+_LATES = {
+    "join": "late rows join what is still there",
+    "drop": "late rows are dropped and counted",
+    "tag": "late rows come out with the row kind 'late'",
 }
 
 
@@ -41,10 +48,13 @@ def explain(df: DataFrame) -> str:
 def _explain(plan: JoinPlan, df: DataFrame) -> str:
     join = plan.join
     operator = "semi/anti join" if join.how in ("semi", "anti") else "regular join"
+    if join.interval is not None:
+        operator = "keyed interval join" if join.interval.keyed else "interval join"
     kind = "NOT IN" if join.null_aware else join.how
     lines = [
         f"{operator}, {kind}: {join.left.name}, {join.right.name}  (metrics '{plan.placed.name}')",
         f"  key         {_keys(plan)}",
+        *_interval(plan),
     ]
     if join.where is not None:
         lines.append(f"  where       {join.where}")
@@ -55,7 +65,8 @@ def _explain(plan: JoinPlan, df: DataFrame) -> str:
         f"  state       {plan.placed.state or 'in memory only: a restart on an old checkpoint is refused'}",
     ]
     for side, source in enumerate(join.inputs):
-        lines += _input(source, _LAYOUTS[join.layout(side)])
+        kept = _kept_by_time(plan, side) if join.interval is not None else _kept(source, _LAYOUTS[join.layout(side)])
+        lines += _input(source, kept)
     if plan.stamped:
         lines.append("  order       rows carry a stamp: the GPU shuffle of this session may reorder them")
     return "\n".join(lines)
@@ -80,6 +91,25 @@ def _distribution(plan: JoinPlan) -> str:
     return f", by {names} only: an upsert's old and new row must meet"
 
 
+def _interval(plan: JoinPlan) -> list[str]:
+    """The bounds, whose time counts, and what the watermark does."""
+    join, interval = plan.join, plan.join.interval
+    if interval is None:
+        return []
+    if interval.time == "processing":
+        times = [f"{source.name}'s arrival" for source in join.inputs]
+        lines = ["  time        by the clock of the micro-batch; no row is late"]
+    else:
+        times = [f"{source.name}.{source.event_time}" for source in join.inputs]
+        lines = [
+            f"  time        event time; {_LATES[interval.late]}",
+            "  watermark   the one of the input that is behind, over all partitions; it moves between micro-batches",
+        ]
+    if plan.heartbeat_ms is not None:
+        lines.append(f"  heartbeat   a micro-batch every {show_ms(plan.heartbeat_ms)}, rows or not")
+    return [f"  interval    {str(interval).replace('right - left', f'{times[1]} - {times[0]}')}", *lines]
+
+
 def _backend(plan: JoinPlan, df: DataFrame) -> str:
     servers = Directory.of(df.sparkSession).servers
     pool = servers.pool(plan.placed.backend)
@@ -94,7 +124,7 @@ def _backend(plan: JoinPlan, df: DataFrame) -> str:
     return f"{chosen} ({why}); {servers_text}"
 
 
-def _input(source: Input, layout: str) -> list[str]:
+def _input(source: Input, kept: str) -> list[str]:
     changes = "insert-only" if source.insert_only else f"row kinds in {source.row_kind!r}"
     if source.row_kind is None and source.unique_key is not None:
         changes = "upserts"
@@ -104,15 +134,37 @@ def _input(source: Input, layout: str) -> list[str]:
         changes += f", ordered by {source.sequence_by}"
     if source.bad_rows == "drop":
         changes += ", bad rows dropped"
-    kept = "for ever" if source.ttl_ms is None else f"{_duration(source.ttl_ms)} after the last write"
     return [
         f"  input       {source.name}: {changes}; {len(source.schema.names)} columns",
-        f"              kept as {layout}, {kept}",
+        f"              {kept}",
     ]
 
 
-def _duration(ms: int) -> str:
-    for unit, size in (("day", 86_400_000), ("hour", 3_600_000), ("minute", 60_000), ("second", 1000)):
-        if ms % size == 0:
-            return f"{ms // size} {unit}{'s' if ms != size else ''}"
-    return f"{ms} ms"
+def _kept(source: Input, layout: str) -> str:
+    kept = "for ever" if source.ttl_ms is None else f"{show_ms(source.ttl_ms)} after the last write"
+    return f"kept as {layout}, {kept}"
+
+
+def _kept_by_time(plan: JoinPlan, side: int) -> str:
+    """How an interval join's input brings time on, and how long its rows stay."""
+    join, source = plan.join, plan.join.inputs[side]
+    assert join.interval is not None
+    ms = kept_ms(join)[side]
+    kept = show_ms(ms)
+    if join.interval.time == "processing":
+        return f"kept for {kept}" if ms else "not kept beyond its micro-batch"
+    if plan.upstream[side] is not None:
+        comes = f"watermark from the join '{plan_name(str(plan.upstream[side]))}'"
+    else:
+        comes = "no watermark" if source.delay_ms is None else f"rows come up to {show_ms(source.delay_ms)} late"
+    if source.idle_timeout_ms is not None:
+        comes += f", idle after {show_ms(source.idle_timeout_ms)}"
+    stuck = _without_watermark(join)
+    if stuck is not None:
+        return f"{comes}; kept for ever, as {stuck} has no watermark"
+    return f"{comes}; kept until the watermark is {kept} past its time" if ms else f"{comes}; kept until it is late"
+
+
+def _without_watermark(join: Join) -> str | None:
+    """An input that keeps an interval join from forgetting anything."""
+    return next((s.name for s in join.inputs if s.delay_ms is None and s.idle_timeout_ms is None), None)

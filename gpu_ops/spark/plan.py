@@ -144,6 +144,11 @@ def build(
     return measured.select(*marked(join, placed.name, plan.plan_id))
 
 
+def plan_name(plan_id: str) -> str:
+    """The name of a join by its plan id."""
+    return _plans[plan_id].placed.name
+
+
 def made_by(df: DataFrame) -> str | None:
     """The plan id of the join whose rows, filtered or projected, a DataFrame is; None for anything else."""
     node = df._jdf.queryExecution().analyzed()

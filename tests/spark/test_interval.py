@@ -1,0 +1,342 @@
+"""Interval joins in streaming queries: watermarks over partitions and restarts, late rows, the end of input."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import gpu_ops
+from gpu_ops import stream
+from spark.support import Sink, Source, drain, in_memory, start
+
+pytestmark = pytest.mark.spark
+
+BASE_MS = 1_767_225_600_000  # 2026-01-01
+
+
+def at(second: float) -> str:
+    return (dt.datetime(2026, 1, 1) + dt.timedelta(seconds=second)).isoformat() + "Z"
+
+
+def seconds(ms: int | None) -> float | None:
+    return None if ms is None else (ms - BASE_MS) / 1000
+
+
+@pytest.fixture
+def orders(spark: Any, tmp_path: Path) -> Source:
+    return Source(spark, tmp_path / "orders", "k long, t timestamp, a string")
+
+
+@pytest.fixture
+def shipments(spark: Any, tmp_path: Path) -> Source:
+    return Source(spark, tmp_path / "shipments", "k long, u timestamp, b string")
+
+
+def order(k: int, second: float, a: str = "") -> dict[str, Any]:
+    return {"k": k, "t": at(second), "a": a}
+
+
+def shipment(k: int, second: float, b: str = "") -> dict[str, Any]:
+    return {"k": k, "u": at(second), "b": b}
+
+
+def joined(orders: Source, shipments: Source, **options: Any) -> Any:
+    given = {"on": "k", "how": "left", "lower": "-5 seconds", "upper": "5 seconds", "name": "iv", **options}
+    left = orders.df.withWatermark("t", "10 seconds")
+    right = stream(shipments.df, event_time="u", delay="10 seconds")
+    return in_memory(gpu_ops.interval_join, left, right, **given)
+
+
+def said(sink: Sink) -> dict[int, list[tuple[Any, ...]]]:
+    """Kind, key and both texts of each row, by micro-batch."""
+    return {n: sorted((r[0], r[1], r[3], r[5]) for r in rows) for n, rows in sink.batches.items()}
+
+
+def metrics(query: Any, name: str = "iv") -> dict[int, dict[str, Any]]:
+    progress = [p for p in query.recentProgress if name in p["observedMetrics"]]
+    return {p["batchId"]: p["observedMetrics"][name].asDict() for p in progress}
+
+
+def test_restarts_repetitions_and_the_end(spark: Any, orders: Source, shipments: Source, tmp_path: Path) -> None:
+    """Rows of one partition move the watermark of all; a restart and a repetition change nothing."""
+    state, checkpoint, sink, marks = str(tmp_path / "state"), tmp_path / "checkpoint", Sink(), {}
+
+    def run() -> None:
+        marks.update(metrics(drain(joined(orders, shipments, state=state), sink, checkpoint)))
+
+    orders.add(*(order(k, 1, "old") for k in range(8)))
+    shipments.add(shipment(3, 2, "s"))
+    orders.add(order(100, 40, "new"))
+    shipments.add(shipment(100, 41, "s"))
+    run()
+    orders.add(order(0, 20, "late"), order(100, 90, "newer"))
+    shipments.add(shipment(100, 36, "t"), shipment(100, 70, "far"))
+    run()
+    assert said(sink) == {
+        0: [("+I", 3, "old", "s")],
+        1: [("+I", 100, "new", "s")],
+        2: sorted(
+            [("+I", k, "old", None) for k in range(8) if k != 3]
+            + [("+I", 100, "new", "t"), ("+I", 0, "late", None)]
+        ),
+    }  # fmt: skip
+    assert [seconds(marks[n]["watermark_ms"]) for n in range(3)] == [None, -9, 30]
+    assert [seconds(marks[n]["output_watermark_ms"]) for n in range(3)] == [None, -14, 25]
+    assert marks[2]["watermark_lag_ms"] > 0
+    assert [marks[n]["left_late"] for n in range(3)] == [0, 0, 1]
+    assert sum(marks[2][f"{side}_evicted"] for side in ("left", "right")) == 9
+
+    # the last micro-batch again, as if the sink had failed; then one more
+    before = dict(sink.batches)
+    (checkpoint / "commits" / "2").unlink()
+    (checkpoint / "commits" / ".2.crc").unlink(missing_ok=True)
+    orders.add(order(7, 91, "x"))
+    run()
+    assert sorted(sink.batches[2]) == sorted(before[2])
+    assert seconds(marks[2]["watermark_ms"]) == 30
+    assert seconds(marks[3]["watermark_ms"]) == 60
+    assert said(sink)[3] == []  # 90 and 91 wait; 40 was matched
+
+    left = gpu_ops.finish(spark, state=state)
+    rows = sorted((r["row_kind"], r["k"], r["a"], r["b"]) for r in left.collect())
+    assert rows == [("+I", 7, "x", None), ("+I", 100, "newer", None)]
+    assert left.columns == joined_columns()
+    assert sorted(gpu_ops.finish(spark, state=state).collect()) == sorted(left.collect())
+    with pytest.raises(gpu_ops.StateError, match=r"is finished.*gpu_ops.reopen\(\)"):
+        joined(orders, shipments, state=state)
+    gpu_ops.reopen(state=state)
+    shipments.add(shipment(7, 91, "late luck"))
+    run()
+    assert said(sink)[4] == [("+I", 7, "x", "late luck")]
+
+
+def joined_columns() -> list[str]:
+    return ["row_kind", "k", "t", "a", "u", "b"]
+
+
+def test_late_rows_go_to_a_sink_of_their_own(orders: Source, shipments: Source, tmp_path: Path) -> None:
+    orders.add(order(1, 0), order(2, 50))
+    shipments.add(shipment(2, 50))
+    orders.add(order(1, 8, "too late"), order(3, 60))
+    shipments.add(shipment(9, 7, "late, too"))
+    found: dict[str, list[Any]] = {"left": [], "shipments": [], "rest": []}
+
+    def sink(df: Any, batch: int) -> None:
+        df.persist()
+        for side in ("left", "shipments"):
+            found[side] += [(batch, *r) for r in gpu_ops.late(df, side).collect()]
+        found["rest"] += df.where("row_kind <> 'late'").collect()
+        df.unpersist()
+
+    left = orders.df.withWatermark("t", "10 seconds")
+    right = stream(shipments.df.withWatermark("u", "30 seconds"), name="shipments", delay="10 seconds")
+    changes = in_memory(
+        gpu_ops.interval_join, left, right, on="k", lower=0, upper=dt.timedelta(seconds=5), keyed=True,
+        late="tag", timestamp="ts", name="keyed",
+    )  # fmt: skip
+    query = drain(changes, sink, tmp_path / "checkpoint")
+    assert [(r[0], r[1], r[3]) for r in found["left"]] == [(1, 1, "too late")]
+    assert [(r[0], r[1], r[3]) for r in found["shipments"]] == [(1, 9, "late, too")]
+    assert [(r["k"], r["ts"]) for r in found["rest"]] == [(2, dt.datetime(2026, 1, 1, 0, 0, 50))]
+    assert metrics(query, "keyed")[1]["left_late"] == metrics(query, "keyed")[1]["right_late"] == 1
+    assert gpu_ops.late(changes, "right").columns == ["k", "u", "b"]
+    with pytest.raises(gpu_ops.DescriptionError, match=r"no input 'nope'; .* \(left\), right \(shipments\)"):
+        gpu_ops.late(changes, "nope")
+    for frame in (orders.df, changes.drop("row_kind"), changes.drop("t")):
+        with pytest.raises(gpu_ops.DescriptionError, match=r"late\(\)"):
+            gpu_ops.late(frame, "left")
+
+
+def test_a_chain_goes_by_the_watermark_of_the_join_before_it(
+    spark: Any, orders: Source, shipments: Source, tmp_path: Path
+) -> None:
+    """The first join's pads are far behind its latest rows, and not late in the second."""
+    returns = Source(spark, tmp_path / "returns", "k long, v timestamp, c string")
+    first = joined(orders, shipments, name="first", state=str(tmp_path / "first"))
+    second = gpu_ops.interval_join(
+        stream(first.where("row_kind = '+I'"), event_time="t", name="shipped"),
+        stream(returns.df, event_time="v", delay=0, name="returns"),
+        on="k", how="left", lower="-20 seconds", upper="20 seconds", name="second", state=str(tmp_path / "second"),
+    )  # fmt: skip
+    text = gpu_ops.explain(second)
+    assert "shipped: row kinds in 'row_kind'; 5 columns watermark from the join 'first'" in " ".join(text.split())
+    for second_ in (1, 500, 2000):
+        orders.add(order(1, second_, f"o{second_}"))
+        shipments.add(shipment(2, second_))
+        returns.add({"k": 1, "v": at(second_), "c": f"r{second_}"})
+    orders.add(order(1, 2001, "end"))
+    sink = Sink()
+    query = drain(second, sink, tmp_path / "checkpoint")
+    ones, twos = metrics(query, "first"), metrics(query, "second")
+    assert [seconds(ones[n]["watermark_ms"]) for n in range(4)] == [None, -9, 490, 1990]
+    assert [seconds(twos[n]["watermark_ms"]) for n in range(4)] == [None, None, -14, 485]
+    assert [twos[n]["left_late"] for n in range(4)] == [0] * 4
+    # o1 is padded by the first join in batch 2, when returns of 2000 s have come, and still meets its return
+    rows = {n: [(r[3], r[-1]) for r in sorted(rows)] for n, rows in sink.batches.items()}
+    assert rows[2] == [("o1", "r1")]
+    assert rows[3] == [("o500", "r500")]
+
+
+def test_process_is_given_pairs_and_their_times(orders: Source, shipments: Source, tmp_path: Path) -> None:
+    def gaps(batch: pa.RecordBatch) -> pa.RecordBatch:
+        gap = pc.subtract(batch["right_timestamp"].cast(pa.int64()), batch["left_timestamp"].cast(pa.int64()))
+        return pa.RecordBatch.from_pydict({"at": batch["timestamp"], "gap_ms": pc.divide(gap, 1000), "k": batch["k"]})
+
+    orders.add(order(1, 10), order(2, 20), order(3, 0))
+    shipments.add(shipment(1, 12.5), shipment(2, 19), shipment(4, 0))
+    pairs = joined(
+        orders, shipments, how="inner", process=gaps, process_schema="k bigint, gap_ms bigint, at timestamp"
+    )
+    sink = Sink()
+    drain(pairs, sink, tmp_path / "checkpoint")
+    moment = dt.datetime(2026, 1, 1)
+    assert sorted(sink.batches[0]) == [
+        (1, 2500, moment + dt.timedelta(seconds=12.5)),
+        (2, -1000, moment + dt.timedelta(seconds=20)),
+    ]
+
+
+def until(condition: Callable[[], object], query: Any) -> None:
+    for _ in range(600):
+        if condition():
+            return
+        assert query.isActive, query.exception()
+        time.sleep(0.1)
+    raise AssertionError(query.lastProgress)
+
+
+def test_pads_come_without_further_input(orders: Source, shipments: Source, tmp_path: Path) -> None:
+    """The right never has a row: after its idle timeout the left alone moves the watermark, at a heartbeat."""
+    orders.add(order(1, 0, "alone"), order(2, 100, "last"))
+    changes = in_memory(
+        gpu_ops.interval_join, orders.df.withWatermark("t", "1 second"),
+        stream(shipments.df, event_time="u", delay=0, idle_timeout="1 second"),
+        on="k", how="full", lower=-1000, upper=1000, heartbeat="300 milliseconds", name="beating",
+    )  # fmt: skip
+    assert "heartbeat   a micro-batch every 300 milliseconds" in gpu_ops.explain(changes)
+    assert "idle after 1 second" in gpu_ops.explain(changes)
+    sink = Sink()
+    query = start(changes, sink, tmp_path / "checkpoint")
+    try:
+        until(lambda: sink.changes, query)
+        assert [(r[0], r[3]) for r in sink.changes] == [("+I", "alone")]
+        assert max(sink.batches) >= 1  # not in the micro-batch that brought the row
+    finally:
+        query.stop()
+
+
+def test_by_processing_time_the_clock_ends_a_wait(orders: Source, shipments: Source, tmp_path: Path) -> None:
+    orders.add(order(1, 0), order(2, 0))
+    shipments.add(shipment(1, 0))
+    changes = joined_by_clock(orders, shipments)
+    sink = Sink()
+    query = start(changes, sink, tmp_path / "checkpoint")
+    try:
+        until(lambda: len(sink.changes) == 2, query)
+        assert [(r[1], r[4] is None) for r in sink.changes] == [(1, False), (2, True)]
+    finally:
+        query.stop()
+
+
+def joined_by_clock(orders: Source, shipments: Source, **options: Any) -> Any:
+    given = {
+        "on": "k", "how": "left", "time": "processing", "lower": "-1 second", "upper": "1 second",
+        "heartbeat": 500, **options,
+    }  # fmt: skip
+    return in_memory(gpu_ops.interval_join, orders.df, shipments.df, **given)
+
+
+def test_explain(orders: Source, shipments: Source) -> None:
+    changes = in_memory(
+        gpu_ops.interval_join,
+        stream(orders.df.withWatermark("t", "10 seconds"), name="orders"),
+        stream(shipments.df, name="shipments", delay="1 minute"),
+        on="k", how="full", time=("T", "u"), lower="-5 minutes", upper="4 hours", upper_inclusive=False,
+        late="tag", name="shipped",
+    )  # fmt: skip
+    lines = gpu_ops.explain(changes).splitlines()
+    assert lines[:5] == [
+        "interval join, full: orders, shipments  (metrics 'shipped')",
+        "  key         orders.k = shipments.k",
+        "  interval    -5 minutes <= shipments.u - orders.t < 4 hours",
+        "  time        event time; late rows come out with the row kind 'late'",
+        "  watermark   the one of the input that is behind, over all partitions; it moves between micro-batches",
+    ]
+    assert "              rows come up to 10 seconds late; kept until the watermark is 4 hours past its time" in lines
+    assert "              rows come up to 1 minute late; kept until the watermark is 5 minutes past its time" in lines
+    lines = gpu_ops.explain(joined_by_clock(orders, shipments, upper="0 seconds")).splitlines()
+    assert "  time        by the clock of the micro-batch; no row is late" in lines
+    assert "              kept for 1 second" in lines
+    assert "              not kept beyond its micro-batch" in lines
+
+
+def test_warnings(orders: Source, shipments: Source) -> None:
+    with (
+        pytest.warns(gpu_ops.NoWatermarkWarning, match="input 'right' has no watermark") as caught,
+        pytest.warns(gpu_ops.MemoryOnlyStateWarning) as other,
+    ):
+        changes = gpu_ops.interval_join(
+            orders.df.withWatermark("t", "1 second"), stream(shipments.df, event_time="u"), on="k", lower=0, upper=1
+        )
+    assert {w.filename for w in (*caught, *other)} == {__file__}
+    assert "kept for ever, as right has no watermark" in gpu_ops.explain(changes)
+
+
+def test_refusals(spark: Any, orders: Source, shipments: Source, tmp_path: Path) -> None:
+    left, right = orders.df.withWatermark("t", "1 second"), shipments.df.withWatermark("u", "1 second")
+
+    def refused(match: str, a: Any = left, b: Any = right, **options: Any) -> None:
+        with pytest.raises((gpu_ops.DescriptionError, gpu_ops.NotBuiltError), match=match):
+            in_memory(gpu_ops.interval_join, a, b, **{"on": "k", "lower": 0, "upper": 1000, **options})
+
+    refused("the interval is empty", lower=5, upper=4)
+    refused("no duration: 'soon'", lower="soon")
+    refused("input 'right' has no watermark: say which column", b=shipments.df)
+    refused("input 'left': time names 'nope'", time=("nope", "u"))
+    refused("time='nope'", time="nope")
+    refused("event time 'a' is string", time=("a", "u"))
+    refused("time= names 'a' and stream\\(\\) event time 't'", a=stream(left, event_time="t"), time=("a", "u"))
+    refused("the watermark|delay is not negative", a=stream(left, delay=-1))
+    refused("how='anti'; an interval join is one of", how="anti")
+    refused("how='left'; a keyed interval join is one of inner", how="left_outer", keyed=True)
+    refused("late='join'|late='drop' or late='tag'", keyed=True, late="join")
+    refused("event time has no place", a=stream(orders.df, event_time="t"), time="processing")
+    refused("ttl", a=stream(left, ttl="1 day"))
+    refused("heartbeat=0", heartbeat=0)
+    refused("go together", process=print)
+    refused("pairs of an inner join", process=print, process_schema="k long", how="left")
+    refused("leaves no place for late rows", process=print, process_schema="k long", late="tag")
+    refused("no schema", process=print, process_schema="k nonsense")
+    refused(
+        "rename the join's", process=print, process_schema="k long", time=("timestamp", "u"),
+        a=orders.df.withColumnRenamed("t", "timestamp"),
+    )  # fmt: skip
+    refused("two static DataFrames", *(spark.createDataFrame([], d.schema) for d in (left, right)))
+    with pytest.raises(gpu_ops.DescriptionError, match=r"event_time= is for gpu_ops\.interval_join"):
+        in_memory(gpu_ops.join, stream(left, event_time="t"), right, on="k")
+    with pytest.raises(gpu_ops.StateError, match="is no state folder"):
+        gpu_ops.finish(spark, state=str(tmp_path / "nothing"))
+
+
+def test_finish_of_a_join_that_never_waits(spark: Any, orders: Source, shipments: Source, tmp_path: Path) -> None:
+    state = str(tmp_path / "state")
+    orders.add(order(1, 0))
+    shipments.add(shipment(1, 0))
+    query = start(gpu_ops.join(orders.df, shipments.df, on="k", state=state), Sink(), tmp_path / "checkpoint")
+    try:
+        query.processAllAvailable()
+        with pytest.raises(gpu_ops.StateError, match="in use by the running query"):
+            gpu_ops.finish(spark, state=state)
+    finally:
+        query.stop()
+    nothing = gpu_ops.finish(spark, state=state)
+    assert nothing.collect() == []
+    assert nothing.columns == joined_columns()
+    gpu_ops.join(orders.df, shipments.df, on="k", state=state)  # and may go on
