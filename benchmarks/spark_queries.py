@@ -29,7 +29,10 @@ def read_changes(spark: SparkSession, data: Path, files_per_trigger: int) -> tup
     """Both inputs as streams, `files_per_trigger` files of each in a micro-batch."""
     inputs = []
     for name, schema in (("orders", ORDERS), ("prices", PRICES)):
-        reader = spark.readStream.schema(schema).option("maxFilesPerTrigger", files_per_trigger)
+        # multiLine: a file stays in one source partition, in its order (the files have no sequence column), and
+        # Spark parses it as a stream, not line by line
+        reader = spark.readStream.schema(schema).option("multiLine", True)
+        reader = reader.option("maxFilesPerTrigger", files_per_trigger)
         inputs.append(reader.csv(str(data / name)))
     return inputs[0], inputs[1]
 
@@ -124,7 +127,7 @@ def local_session(cores: int = 2, **settings: str) -> SparkSession:
         "spark.sql.shuffle.partitions": str(cores),
         "spark.driver.memory": "4g",
         "spark.ui.showConsoleProgress": "false",
-        # the change files have no sequence column: a file must stay in one source partition, in its order
+        # a file stays in one source partition, and no other with it
         "spark.sql.files.maxPartitionBytes": "1g",
         "spark.sql.files.openCostInBytes": "1g",
         **settings,

@@ -1,6 +1,6 @@
 """Runs `orders LEFT JOIN prices` on Flink over the files of `benchmarks.changes`, and checks what comes out.
 
-    python -m benchmarks.flink.run DIRECTORY --parallelism 1 2 --mini-batch off on --repeat 3
+    python -m benchmarks.flink.run DIRECTORY --source sql lean --parallelism 1 2 --mini-batch off on --repeat 3
 
 Flink comes from the wheel `apache-flink-libraries` on PyPI (about 330 MB, downloaded once); a JDK 17 has to
 be there. Jars are kept in `FLINK_ORACLE_HOME` (default: `~/.cache/flink-oracle`), the compiled class in
@@ -18,8 +18,9 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks.changes import COUNTS_FILE, read_counts
 from benchmarks.common import summarise, write_results
@@ -54,6 +55,7 @@ def run_flink(
     parallelism: int = 1,
     mini_batch: bool = False,
     *,
+    source: Literal["sql", "lean"] = "sql",
     repeat: int = 1,
     heap: str = "4g",
     version: str = FLINK_VERSION,
@@ -64,6 +66,7 @@ def run_flink(
         data_dir: folder that `benchmarks.changes.write` filled.
         parallelism: of the join; each input is read by one task, which keeps the order of its changes.
         mini_batch: Flink's mini-batch join (`table.exec.mini-batch.*`, size and latency as in this module).
+        source: ``"sql"``: Flink's own file connector and CSV format; ``"lean"``: this benchmark's parser.
         repeat: runs in the same JVM.
         heap: JVM heap, as `-Xmx` takes it.
         version: Flink release.
@@ -82,6 +85,8 @@ def run_flink(
     if not (data / COUNTS_FILE).is_file():
         raise FileNotFoundError(f"no generated changes in {data}: run `python -m benchmarks.changes` first")
     counts = read_counts(data)
+    if source == "sql":
+        _join_files(data)
     java = _tool("java")
     lib = flink_jars(version)
     classes = _compiled(lib, version)
@@ -101,6 +106,7 @@ def run_flink(
     ]
     options = {
         "data": str(data),
+        "source": source,
         "parallelism": str(parallelism),
         "mini-batch": str(mini_batch).lower(),
         "mini-batch-size": str(MINI_BATCH_SIZE),
@@ -126,6 +132,7 @@ def run_flink(
         "rows_per_second": runs[-1]["rows_in"] / min(seconds),
         "settings": {
             "flink": version,
+            "source": source,
             "parallelism": parallelism,
             "mini_batch": f"{MINI_BATCH_SIZE} rows, {MINI_BATCH_LATENCY}" if mini_batch else None,
             "heap": heap,
@@ -169,6 +176,16 @@ def flink_jars(version: str = FLINK_VERSION) -> Path:
     return lib
 
 
+def _join_files(data: Path) -> None:
+    """One file per input, `whole/orders.csv` and `whole/prices.csv`: Flink promises no order among several."""
+    (data / "whole").mkdir(exist_ok=True)
+    for name in ("orders", "prices"):
+        with (data / "whole" / f"{name}.csv").open("wb") as target:
+            for part in sorted((data / name).glob("part-*.csv")):
+                with part.open("rb") as source:
+                    shutil.copyfileobj(source, target)
+
+
 def _compiled(lib: Path, version: str) -> Path:
     """The folder of the compiled class; its name follows the source, so a changed source is compiled anew."""
     digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
@@ -205,9 +222,10 @@ def _tool(name: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Command line: every combination of parallelism and mini-batch, best of each."""
+    """Command line: every combination of source, parallelism and mini-batch, best of each."""
     parser = argparse.ArgumentParser(description="Measure Flink on the generated changes.")
     parser.add_argument("directory", help="written by benchmarks.changes")
+    parser.add_argument("--source", choices=("sql", "lean"), nargs="+", default=["sql", "lean"])
     parser.add_argument("--parallelism", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--mini-batch", choices=("off", "on"), nargs="+", default=["off", "on"])
     parser.add_argument("--repeat", type=int, default=3)
@@ -216,13 +234,14 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     results: dict[str, Any] = {}
     try:
-        for parallelism in given.parallelism:
-            for mode in given.mini_batch:
-                name = f"parallelism {parallelism}, mini-batch {mode}"
-                result = run_flink(given.directory, parallelism, mode == "on", repeat=given.repeat, heap=given.heap)
-                results[name] = {**result, "summary": summarise(result["seconds"])}
-                rate, seconds = result["rows_per_second"], ", ".join(f"{s:.2f}" for s in result["seconds"])
-                print(f"{name}: {rate:,.0f} changes/s at best ({seconds} s)", flush=True)
+        for source, parallelism, mode in product(given.source, given.parallelism, given.mini_batch):
+            name = f"{source}, parallelism {parallelism}, mini-batch {mode}"
+            result = run_flink(
+                given.directory, parallelism, mode == "on", source=source, repeat=given.repeat, heap=given.heap
+            )
+            results[name] = {**result, "summary": summarise(result["seconds"])}
+            rate, seconds = result["rows_per_second"], ", ".join(f"{s:.2f}" for s in result["seconds"])
+            print(f"{name}: {rate:,.0f} changes/s at best ({seconds} s)", flush=True)
     except FlinkUnavailableError as error:
         sys.exit(f"Flink is not available: {error}")
     if given.output:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from gpu_ops.spark.describe import explain
     from gpu_ops.spark.ending import finish, reopen
     from gpu_ops.spark.interval_api import NoWatermarkWarning, interval_join
-    from gpu_ops.spark.launch import prepare_environment, session
+    from gpu_ops.spark.launch import prepare_environment, recommended_conf, session
     from gpu_ops.spark.marks import late
     from gpu_ops.spark.metrics import JoinProgress, ProgressListener, join_progress
 
@@ -27,6 +27,7 @@ _WHERE: Final = {
     "ProgressListener": "metrics",
     "join_progress": "metrics",
     "prepare_environment": "launch",
+    "recommended_conf": "launch",
     "session": "launch",
     "NoWatermarkWarning": "interval_api",
     "interval_join": "interval_api",
@@ -49,6 +50,7 @@ __all__ = [
     "join_progress",
     "late",
     "prepare_environment",
+    "recommended_conf",
     "reopen",
     "semi_join",
     "session",
