@@ -39,7 +39,7 @@ import pyarrow as pa
 from gpu_ops.changelog import INSERT, LATE_ROW_KIND
 from gpu_ops.errors import StateError
 from gpu_ops.ingest import Ingested
-from gpu_ops.intervals import units_per_ms
+from gpu_ops.intervals import MAX_TIME, units_per_ms
 from gpu_ops.joins import Join, key_type
 from gpu_ops.kernels import Array, Frame, Kernels
 from gpu_ops.operators.emission import JOINED, PAD_COMES, Rows, in_order, join_rows
@@ -130,8 +130,7 @@ class IntervalJoin:
     def prepare(self, changes: tuple[Ingested, Ingested], clock_ms: int, watermark_ms: int | None) -> Said:
         """Compute one micro-batch; see `gpu_ops.operators.said.Operator`."""
         started = time.perf_counter()
-        watermark = watermark_ms if watermark_ms is None else watermark_ms * self.per_ms
-        pads, gone = self.advance(watermark)
+        pads, gone = self.advance(self._units(watermark_ms))
         metrics: dict[str, int | float] = {}
         late: list[tuple[int, pa.Table, npt.NDArray[np.int64]]] = []
         admitted = []
@@ -157,6 +156,13 @@ class IntervalJoin:
         metrics |= self._times()
         metrics |= {"probe_ms": (joined - started) * 1e3, "emit_ms": (time.perf_counter() - joined) * 1e3}
         return Said(output, np.concatenate(sequences), self.kernels.asnumpy(rows.kinds), metrics)
+
+    def _units(self, watermark_ms: int | None) -> int | None:
+        """A watermark in the unit of times; one after all times is `END`, one before them `NEVER`."""
+        if watermark_ms is None:
+            return None
+        watermark = watermark_ms * self.per_ms
+        return END if watermark >= 2 * MAX_TIME else max(watermark, NEVER)
 
     def finish_watermark(self) -> int:
         """A watermark (ms) after all times."""

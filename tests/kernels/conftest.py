@@ -16,7 +16,7 @@ from kernels.emulation import emulated
 
 Test = TypeVar("Test", bound=Callable[..., object])
 EMULATED = ("emulated", "emulated-tiny")
-SEGMENTED = ("kernels.test_state", "kernels.test_engine")
+SEGMENTED = ("kernels.test_state", "kernels.test_engine", "kernels.test_interval")
 """Where the size of segments can make a difference."""
 
 

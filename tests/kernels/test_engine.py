@@ -164,7 +164,7 @@ def test_state_resumes_on_the_other_backend(engines: Backend, how: JoinType) -> 
 
 def golden() -> list[Case]:
     folder = Path(__file__).parents[1] / "conformance" / "cases"
-    return [case for case in read_cases(folder) if case.kind in BUILT and not case.informative]
+    return [case for case in read_cases(folder) if case.kind in BUILT and not case.informative and not case.timed]
 
 
 @only_on("gpu", "gpu-tiny", "emulated-tiny")

@@ -1,0 +1,157 @@
+"""Interval join, inner and left: our query against Spark's own stream-stream join, same Parquet files, `local[2]`.
+
+Spark runs with its default state store, and with RocksDB and join state format 4. Both sides have a watermark of
+10 s and bounds of plus and minus 10 s; a micro-batch is one file of each input. Measured is the time from the
+start of the first full micro-batch to the end of the last; both keep their state durably. The rows that come
+out are compared: their number and the exclusive or of their hashes.
+
+    python -m benchmarks.vs_spark [--files 12] [--rows 500000] [--rounds 3] [--rocksdb-rounds 1]
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+import gpu_ops
+from benchmarks import interval_data
+from benchmarks.common import interleave, ratio, summarise, write_results
+from benchmarks.spark_queries import local_session
+
+COLUMNS = ("lk", "lt", "lv", "rk", "rt", "rv")
+BOUND = "10 seconds"
+DELAY = "10 seconds"
+STORES = "org.apache.spark.sql.execution.streaming.state."
+"""Spark's package of state stores."""
+
+
+def read(spark: SparkSession, data: Path) -> tuple[DataFrame, DataFrame]:
+    """Both streams, a file of each in a micro-batch."""
+    inputs = []
+    for side in ("left", "right"):
+        schema = f"{side[0]}k BIGINT, {side[0]}t TIMESTAMP, {side[0]}v BIGINT"
+        reader = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1)
+        inputs.append(reader.parquet(str(data / side)).withWatermark(f"{side[0]}t", DELAY))
+    return inputs[0], inputs[1]
+
+
+def ours(spark: SparkSession, data: Path, work: Path, how: str) -> DataFrame:
+    """The interval join of this pack; late rows are dropped, as Spark does."""
+    left, right = read(spark, data)
+    return gpu_ops.interval_join(
+        left, right, on=[("lk", "rk")], how=how, lower=f"-{BOUND}", upper=BOUND, late="drop", state=str(work / "state")
+    )
+
+
+def sparks(spark: SparkSession, data: Path, how: str) -> DataFrame:
+    """Spark's own join."""
+    left, right = read(spark, data)
+    close = f"rt >= lt - INTERVAL {BOUND} AND rt <= lt + INTERVAL {BOUND}"
+    return left.join(right, f.expr(f"lk = rk AND {close}"), "leftOuter" if how == "left" else how)
+
+
+def run(df: DataFrame, work: Path, least: int) -> dict[str, Any]:
+    """Run a query over all files; micro-batches of fewer than ``least`` rows are not timed."""
+    measured = df.observe("out", f.count("*").alias("rows"), f.bit_xor(f.xxhash64(*COLUMNS)).alias("hash"))
+    writer = measured.writeStream.format("noop").option("checkpointLocation", str(work / "checkpoint"))
+    query = writer.trigger(availableNow=True).start()
+    query.awaitTermination()
+    rows, mixed = 0, 0
+    for p in query.recentProgress:
+        found = p["observedMetrics"].get("out")
+        if found is not None:
+            rows, mixed = rows + found["rows"], mixed ^ (found["hash"] or 0)
+    full = [p for p in query.recentProgress if p["numInputRows"] >= least]
+    begins = [dt.datetime.fromisoformat(p["timestamp"]).timestamp() for p in full]
+    ends = [b + p["durationMs"]["triggerExecution"] / 1e3 for b, p in zip(begins, full, strict=True)]
+    return {
+        "seconds": max(ends) - min(begins),
+        "rows_in": sum(p["numInputRows"] for p in full),
+        "batch_seconds": [round(e - b, 3) for b, e in zip(begins, ends, strict=True)],
+        "rows_out": rows,
+        "hash": mixed,
+    }
+
+
+def case(spark: SparkSession, data: Path, how: str, peer: str, least: int) -> dict[str, Any]:
+    """One run in a working folder of its own."""
+    store = "RocksDBStateStoreProvider" if peer == "rocksdb" else "HDFSBackedStateStoreProvider"
+    spark.conf.set("spark.sql.streaming.stateStore.providerClass", STORES + store)
+    spark.conf.set("spark.sql.streaming.join.stateFormatVersion", "4" if peer == "rocksdb" else "2")
+    work = Path(tempfile.mkdtemp(prefix="gpu-join-bench-"))
+    try:
+        df = ours(spark, data, work, how) if peer == "ours" else sparks(spark, data, how)
+        return run(df, work, least)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def main() -> None:
+    """Run, compare, print, record."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--files", type=int, default=12)
+    parser.add_argument("--rows", type=int, default=500_000, help="in a file; a micro-batch has two")
+    parser.add_argument("--keys", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rocksdb-rounds", type=int, default=1, help="0 leaves RocksDB out")
+    parser.add_argument("--how", nargs="+", default=["inner", "left"])
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "vs_spark.json")
+    options = parser.parse_args()
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="gpu-join-data-") as folder:
+        data = Path(folder)
+        interval_data.write(data, files=options.files, rows=options.rows, keys=options.keys)
+        spark = local_session()
+        for how in options.how:
+            results[how] = compare(spark, data, how, options)
+        spark.stop()
+    settings = {
+        "files": options.files, "rows_per_micro_batch": 2 * options.rows, "keys": options.keys,
+        "bound": BOUND, "watermark": DELAY, "rounds": options.rounds, "rocksdb_rounds": options.rocksdb_rounds,
+        "master": "local[2]",
+    }  # fmt: skip
+    record = write_results(options.out, "vs_spark", results, settings=settings)
+    shown = {how: {k: v for k, v in found.items() if k != "runs"} for how, found in record["results"].items()}
+    json.dump(shown, sys.stdout, indent=2)
+    print()
+
+
+def compare(spark: SparkSession, data: Path, how: str, options: argparse.Namespace) -> dict[str, Any]:
+    """One join type: our runs and Spark's in turns.
+
+    Raises:
+        SystemExit: they say different rows.
+    """
+    least = options.rows
+
+    def once(peer: str) -> dict[str, Any]:
+        found = case(spark, data, how, peer, least)
+        print(f"{how} {peer}: {found['seconds']:.1f} s", file=sys.stderr, flush=True)
+        return found
+
+    runs = interleave({peer: lambda peer=peer: once(peer) for peer in ("ours", "default")}, options.rounds)
+    if options.rocksdb_rounds:
+        more = interleave({peer: lambda peer=peer: once(peer) for peer in ("rocksdb", "ours")}, options.rocksdb_rounds)
+        runs["rocksdb"], runs["ours"] = more["rocksdb"], [*runs["ours"], *more["ours"]]
+    said = {(r["rows_out"], r["hash"]) for found in runs.values() for r in found}
+    if len(said) > 1:
+        raise SystemExit(f"different rows: {said}")
+    rates = {peer: summarise(r["rows_in"] / r["seconds"] for r in found) for peer, found in runs.items()}
+    result: dict[str, Any] = {"rows_per_second": rates, "rows_out": next(iter(said))[0]}
+    for peer in ("default", "rocksdb"):
+        if peer in rates:
+            result[f"times_{peer}"] = ratio(rates["ours"], rates[peer])
+    return result | {"runs": runs}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""The index by hash and time, and the queue by time, against a plain list."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cpu_fallback import CpuKernels
+from gpu_ops.state.interval_table import TimeQueue
+from gpu_ops.state.time_index import TimeIndex
+
+SPANS = (50, 1 << 20, 1 << 45)
+"""Of times: many equal ones; some; and more than fit beside a hash in one number."""
+
+
+def some_rows(rng: np.random.Generator, size: int, span: int) -> tuple[np.ndarray, np.ndarray]:
+    """Hashes, of which one is hot and some share their upper half, and times."""
+    hashes = rng.integers(0, 30, size).astype(np.uint64) << np.uint64(59)
+    hashes |= rng.integers(0, 3, size).astype(np.uint64)
+    hashes[rng.random(size) < 0.4] = 7
+    return hashes, rng.integers(-span, span, size)
+
+
+@pytest.mark.parametrize("span", SPANS)
+def test_index_finds_what_a_scan_finds(span: int) -> None:
+    rng = np.random.default_rng(span)
+    index, hashes, times = TimeIndex(CpuKernels()), np.empty(0, np.uint64), np.empty(0, np.int64)
+    for number in range(12):
+        more = some_rows(rng, int(rng.integers(1, 300)), span)
+        slots = np.arange(hashes.size, hashes.size + more[0].size)
+        index.stage(more[0], slots, more[1])
+        if number % 3 == 1:
+            index.discard()
+            index.stage(more[0], slots, more[1])
+        committed = hashes.size
+        hashes, times = np.concatenate([hashes, more[0]]), np.concatenate([times, more[1]])
+        needles, low = some_rows(rng, 60, span)
+        high = low + rng.integers(-1, span // 4, low.size)
+        upper = hashes >> np.uint64(32)
+        for old, new in ((True, True), (True, False), (False, True)):
+            found = index.probe(needles, low, high, committed=old, staged=new)
+            inside = [
+                (upper == n >> np.uint64(32)) & (times >= a) & (times <= b)
+                for n, a, b in zip(needles, low, high, strict=True)
+            ]
+            for mask in inside:
+                mask[:committed] &= old
+                mask[committed:] &= new
+            wanted = [(i, s) for i, mask in enumerate(inside) for s in np.flatnonzero(mask)]
+            assert list(zip(*map(np.ndarray.tolist, found), strict=True)) == wanted
+        needle, _, first = index.first(needles, low)
+        for i, (n, a) in enumerate(zip(needles, low, strict=True)):
+            mine = times[:committed][(upper[:committed] == n >> np.uint64(32)) & (times[:committed] >= a)]
+            best = first[needle == i]
+            assert (best.min() if best.size else None) == (mine.min() if mine.size else None)
+        index.commit()
+        if number == 8:
+            keep = rng.random(hashes.size) < 0.5
+            index.renumber(np.where(keep, np.cumsum(keep) - 1, -1))
+            hashes, times = hashes[keep], times[keep]
+
+
+def test_a_hot_key_is_not_read_through() -> None:
+    """Ten rows of a key of 100,000 are found by looking at few entries."""
+    kernels = CpuKernels()
+    index, looked = TimeIndex(kernels), []
+    index.stage(np.zeros(100_000, np.uint64), np.arange(100_000), np.arange(100_000))
+    index.commit()
+    honest = kernels.expand
+
+    def expand(first: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        looked.append(int(count.sum()))
+        return honest(first, count)
+
+    kernels.expand = expand  # type: ignore[method-assign]
+    low = np.arange(0, 90_000, 1000)
+    needles, slots = index.probe(np.zeros(low.size, np.uint64), low, low + 9)
+    assert needles.size == slots.size == 10 * low.size
+    assert sum(looked) == 10 * low.size
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_queue_gives_what_is_due(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    queue, waiting, now, used = TimeQueue(CpuKernels()), {}, 0, 0
+    for number in range(60):
+        now += int(rng.integers(0, 8))
+        times = rng.integers(now - 5, now + 40, int(rng.integers(0, 9)))
+        slots = np.arange(used, used + times.size)
+        for attempt in range(2):
+            due = queue.take(now)
+            assert sorted(due.tolist()) == sorted(s for s, t in waiting.items() if t <= now)
+            queue.add(times, slots)
+            if attempt == 0 and number % 2:
+                queue.discard()
+                continue
+            queue.commit()
+            break
+        waiting = {s: t for s, t in waiting.items() if t > now} | dict(zip(slots.tolist(), times.tolist(), strict=True))
+        used += times.size
+        if number % 20 == 19:
+            old = sorted(waiting)
+            new = np.full(used, -1)
+            new[old] = np.arange(len(old))
+            queue.renumber(new)
+            waiting, used = {int(new[s]): t for s, t in waiting.items()}, len(old)
