@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-ALL = ("engine", "pipeline_limit", "vs_flink")
+ALL = ("engine", "interval", "pipeline_limit", "vs_flink", "vs_spark")
 
 
 def main() -> None:
