@@ -1,6 +1,6 @@
 """How near the whole query comes to the same Spark pipeline with a no-op `mapInArrow`, on `local[2]`.
 
-python -m benchmarks.pipeline_limit [--rows 4000000] [--batch 1000000] [--rounds 3]
+python -m benchmarks.pipeline_limit [--rows 4000000] [--batch 1000000] [--rounds 3] [--warmup 3]
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=4_000_000, help="changes, both inputs together")
     parser.add_argument("--batch", type=int, default=1_000_000, help="changes in a micro-batch")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--warmup", type=int, default=3, help="runs of each before; the JVM compiles for long")
     parser.add_argument("--emit", default="per_batch", choices=["per_batch", "per_event"])
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "pipeline_limit.json")
     options = parser.parse_args()
@@ -37,7 +38,7 @@ def main() -> None:
                 "no_op": lambda: fresh(lambda _: no_op(spark, data, 1, 2)),
             },
             options.rounds,
-            warmup=1,
+            warmup=options.warmup,
         )
         spark.stop()
     rates = {name: summarise(r["rows_in"] / r["seconds"] for r in rs) for name, rs in runs.items()}
