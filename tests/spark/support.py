@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -36,6 +37,7 @@ class Source:
         temporary = path.with_name("." + path.name)
         temporary.write_text("\n".join(json.dumps(c) for c in changes))
         temporary.rename(path)
+        time.sleep(0.002)  # Spark takes files by their time, in milliseconds
 
     def table(self, columns: Sequence[str], kind: str | None = "op") -> list[Row]:
         """The folded changes."""

@@ -191,9 +191,7 @@ def test_process_is_given_pairs_and_their_times(orders: Source, shipments: Sourc
 
     orders.add(order(1, 10), order(2, 20), order(3, 0))
     shipments.add(shipment(1, 12.5), shipment(2, 19), shipment(4, 0))
-    pairs = joined(
-        orders, shipments, how="inner", process=gaps, process_schema="k bigint, gap_ms bigint, at timestamp"
-    )
+    pairs = joined(orders, shipments, how="inner", process=gaps, process_schema="k bigint, gap_ms bigint, at timestamp")
     sink = Sink()
     drain(pairs, sink, tmp_path / "checkpoint")
     moment = dt.datetime(2026, 1, 1)
@@ -235,21 +233,14 @@ def test_pads_come_without_further_input(orders: Source, shipments: Source, tmp_
 def test_by_processing_time_the_clock_ends_a_wait(orders: Source, shipments: Source, tmp_path: Path) -> None:
     orders.add(order(1, 0), order(2, 0))
     shipments.add(shipment(1, 0))
-    changes = joined_by_clock(orders, shipments)
+    orders.add(order(3, 0))
     sink = Sink()
-    query = start(changes, sink, tmp_path / "checkpoint")
-    try:
-        until(lambda: len(sink.changes) == 2, query)
-        assert [(r[1], r[4] is None) for r in sink.changes] == [(1, False), (2, True)]
-    finally:
-        query.stop()
+    drain(joined_by_clock(orders, shipments), sink, tmp_path / "checkpoint")
+    assert [[(r[1], r[4] is None) for r in sink.batches[n]] for n in (0, 1)] == [[(1, False)], [(2, True)]]
 
 
 def joined_by_clock(orders: Source, shipments: Source, **options: Any) -> Any:
-    given = {
-        "on": "k", "how": "left", "time": "processing", "lower": "-1 second", "upper": "1 second",
-        "heartbeat": 500, **options,
-    }  # fmt: skip
+    given = {"on": "k", "how": "left", "time": "processing", "lower": -1, "upper": 1, **options}
     return in_memory(gpu_ops.interval_join, orders.df, shipments.df, **given)
 
 
@@ -271,7 +262,7 @@ def test_explain(orders: Source, shipments: Source) -> None:
     ]
     assert "              rows come up to 10 seconds late; kept until the watermark is 4 hours past its time" in lines
     assert "              rows come up to 1 minute late; kept until the watermark is 5 minutes past its time" in lines
-    lines = gpu_ops.explain(joined_by_clock(orders, shipments, upper="0 seconds")).splitlines()
+    lines = gpu_ops.explain(joined_by_clock(orders, shipments, lower="-1 second", upper="0 seconds")).splitlines()
     assert "  time        by the clock of the micro-batch; no row is late" in lines
     assert "              kept for 1 second" in lines
     assert "              not kept beyond its micro-batch" in lines
