@@ -100,26 +100,33 @@ def sweep_times(table: IntervalTable, keys: Frame, hashes: Array, times: Array, 
     if len(table):
         lead = kernels.take(keys, leaders, table.keys)
         since = xp.full(leaders.size, alive, np.int64)
-        if ghosts:
-            _lower(table, lead, timer, table.index.probe(hashes[leaders], since, timer, staged=False))
-        else:
-            needle, slots, _ = table.index.first(hashes[leaders], since)
-            wrong = _lower(table, lead, timer, (needle, slots))
-            if wrong.size:
-                # another key of the same half hash came first: go through all
-                some = xp.unique(wrong)
-                again, slots = table.index.probe(
-                    hashes[leaders[some]], since[some], xp.full(some.size, _FOREVER, np.int64), staged=False
-                )
-                _lower(table, lead, timer, (some[again], slots))
+        unsure = xp.arange(leaders.size, dtype=np.int64)
+        if not ghosts:
+            runs = table.index.first(hashes[leaders], since)
+            # of another key of the same half hash there may be more before the one that is looked for
+            wrong = [_lower(table, lead, timer, found, once=True) for found in runs]
+            unsure = xp.unique(xp.concatenate([xp.empty(0, np.int64), *wrong]))
+        if unsure.size:
+            needle, slots = table.index.probe(
+                hashes[leaders[unsure]], since[unsure], xp.full(unsure.size, _FOREVER, np.int64), staged=False
+            )
+            _lower(table, lead, timer, (unsure[needle], slots), once=False)
     timer = xp.where(timer == _FOREVER, times[leaders], timer)
     swept = xp.empty(times.size, np.int64)
     swept[groups.order] = xp.maximum(times[groups.order], timer[groups.group])
     return swept
 
 
-def _lower(table: IntervalTable, keys: Frame, timer: Array, found: tuple[Array, Array]) -> Array:
-    """Lower each key's timer to the earliest sweep time found; gives the needles whose find was another key."""
+def _lower(table: IntervalTable, keys: Frame, timer: Array, found: tuple[Array, Array], *, once: bool) -> Array:
+    """Lower each key's timer to the earliest sweep time found; gives the needles whose find was another key.
+
+    Args:
+        table: the state.
+        keys: the keys.
+        timer: theirs.
+        found: keys, by number, and slots.
+        once: whether no number comes twice.
+    """
     kernels, xp = table.kernels, table.kernels.xp
     needle, slots = found
     assert table.sweep is not None
@@ -128,8 +135,10 @@ def _lower(table: IntervalTable, keys: Frame, timer: Array, found: tuple[Array, 
     )
     right = same & (table.status.values[slots] != DEAD)
     place, swept = needle[right], table.sweep.values[slots[right]]
-    by_time = kernels.argsort(swept)
-    order = by_time[kernels.argsort(place[by_time])]
-    lowest = order[value_changes(xp, place[order])]
-    timer[place[lowest]] = xp.minimum(timer[place[lowest]], swept[lowest])
+    if not once:
+        by_time = kernels.argsort(swept)
+        order = by_time[kernels.argsort(place[by_time])]
+        lowest = order[value_changes(xp, place[order])]
+        place, swept = place[lowest], swept[lowest]
+    timer[place] = xp.minimum(timer[place], swept)
     return needle[~same]

@@ -182,7 +182,7 @@ class IntervalTable:
     def match(self, slots: Array) -> None:
         """Note that these rows, repeated ones included, have met a match."""
         if self.matched is not None and slots.size:
-            fresh = self.kernels.xp.unique(slots[self.matched.values[slots] == 0])
+            fresh = slots[self.matched.values[slots] == 0]
             self.matched.values[fresh] = 1
             self._open.matched.append(fresh)
 

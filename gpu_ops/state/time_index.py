@@ -110,7 +110,7 @@ class TimeIndex:
         keys = xp.sort((needles << 32) | slots)
         return keys >> 32, keys & (_SPAN - 1)
 
-    def first(self, hashes: Array, earliest: Array) -> tuple[Array, Array, Array]:
+    def first(self, hashes: Array, earliest: Array) -> list[tuple[Array, Array]]:
         """Of each run the first committed entry of a needle's hash that is not too early, if there is one.
 
         Args:
@@ -118,23 +118,18 @@ class TimeIndex:
             earliest: n int64.
 
         Returns:
-            Positions of needles, slots and times (int64), at most one per needle and run, in no order.
+            For each run positions of needles, no more than once each, and slots (int64).
         """
         xp = self._xp
         upper = hashes >> _HIGH
-        parts: list[tuple[Array, Array, Array]] = []
+        found = []
         for run in self.runs:
             first, last = _bucket(run, upper)
             at = _bisect(xp, run, (upper, earliest), (first, last), after=False)
             there = xp.flatnonzero(at < last)
             there = there[(run.entries[at[there]] >> _HIGH) == upper[there]]
-            place = at[there]
-            parts.append((there, (run.entries[place] & _SLOT).view(np.int64), run.times[place]))
-        none = xp.empty(0, np.int64)
-        needles, slots, times = (
-            xp.concatenate([none, *column]) for column in (zip(*parts, strict=True) if parts else ((), (), ()))
-        )
-        return needles, slots, times
+            found.append((there, (run.entries[at[there]] & _SLOT).view(np.int64)))
+        return found
 
     def renumber(self, new_slots: Array) -> None:
         """Follow a compaction.

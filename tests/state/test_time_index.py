@@ -48,7 +48,9 @@ def test_index_finds_what_a_scan_finds(span: int) -> None:
                 mask[committed:] &= new
             wanted = [(i, s) for i, mask in enumerate(inside) for s in np.flatnonzero(mask)]
             assert list(zip(*map(np.ndarray.tolist, found), strict=True)) == wanted
-        needle, _, first = index.first(needles, low)
+        runs = index.first(needles, low)
+        needle = np.concatenate([np.empty(0, np.int64), *(r[0] for r in runs)])
+        first = times[np.concatenate([np.empty(0, np.int64), *(r[1] for r in runs)])]
         for i, (n, a) in enumerate(zip(needles, low, strict=True)):
             mine = times[:committed][(upper[:committed] == n >> np.uint64(32)) & (times[:committed] >= a)]
             best = first[needle == i]
