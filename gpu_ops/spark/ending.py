@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Iterator
 
-import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as st
 
@@ -14,14 +12,12 @@ from gpu_ops.errors import StateError
 from gpu_ops.spark.command import parse_join
 from gpu_ops.spark.datatypes import spark_type
 from gpu_ops.spark.directory import Directory
+from gpu_ops.spark.left_over import LeftOver
 from gpu_ops.spark.marks import marked
-from gpu_ops.spark.partition import left_over
 from gpu_ops.spark.plan import make_importable
 from gpu_ops.state.durable import PartitionLog
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import FINISHED, MANIFEST, Manifest
-
-_ROWS_PER_BATCH = 1 << 16
 
 
 def finish(spark: SparkSession, *, state: str) -> DataFrame:
@@ -59,7 +55,7 @@ def finish(spark: SparkSession, *, state: str) -> DataFrame:
         content = {"version": version, "finished": dt.datetime.now(dt.UTC).isoformat(timespec="seconds")}
         files.create(FINISHED, json.dumps(content).encode())
         numbers = spark.range(0, manifest.partitions, 1, manifest.partitions)
-        rows = numbers.mapInArrow(_LeftOver(state, manifest, version), schema)
+        rows = numbers.mapInArrow(LeftOver(state, manifest, version), schema)
     return rows.select(*marked(join, "finish", ""))
 
 
@@ -90,18 +86,3 @@ def _version(files: Files, manifest: Manifest) -> int:
             "have done it. Start the query again, let it come to an end, and finish it then"
         )
     return versions[0]
-
-
-class _LeftOver:
-    """The function of ``mapInArrow``: numbers of partitions in, what they have to say out."""
-
-    __name__ = "gpu_join_left_over"
-
-    def __init__(self, state: str, manifest: Manifest, version: int) -> None:
-        self._state, self._manifest, self._version = state, manifest, version
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for partition in batch.column(0).to_pylist():
-                table = left_over(self._state, self._manifest, partition, self._version)
-                yield from table.to_batches(max_chunksize=_ROWS_PER_BATCH)

@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import pyarrow as pa
 
@@ -21,8 +21,9 @@ from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import GpuJoinError, StateError
 from gpu_ops.spark import recovery
 from gpu_ops.spark.command import ApplyCommand, Wire, parse_join
+from gpu_ops.spark.pending import Pending, Recorded, identity
 from gpu_ops.state.durable import PartitionLog, Record, Stored, open_folder
-from gpu_ops.state.files import Files, Stamp
+from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest, check_open
 from gpu_ops.state.times import NO_TIMES, Pair, Times
 
@@ -41,29 +42,6 @@ class Applied:
     metrics: dict[str, int | float]
     backend: str
     backend_reason: str
-
-
-class _Recorded(NamedTuple):
-    """What a micro-batch that is repeated went by the first time."""
-
-    clock_ms: int
-    watermark: int | None
-
-
-@dataclasses.dataclass
-class _Pending:
-    """A micro-batch that was answered and may have to be repeated."""
-
-    batch_id: int
-    clock_ms: int
-    stamp: Stamp | None
-    """Of its record, where there is a state folder."""
-    record: Record | None
-    """Its input, where there is none."""
-    times: Times
-    """What is known of event time after it."""
-    prepared: bool = True
-    """Whether the engine has it prepared; not after a repetition that failed."""
 
 
 class PartitionState:
@@ -92,7 +70,7 @@ class PartitionState:
         self._lock = threading.Lock()
         self._engine: JoinEngine | None = None
         self._version = 0
-        self._pending: _Pending | None = None
+        self._pending: Pending | None = None
         self._last_clock = 0
         self._times = NO_TIMES
         self._by_event_time = self.join.interval is not None and self.join.interval.time == "event"
@@ -155,7 +133,7 @@ class PartitionState:
         with self._lock:
             try:
                 now = self._clock() if clock_ms is None else clock_ms
-                return self._apply(batch_id, table, wire, alive, _Recorded(now, watermark))
+                return self._apply(batch_id, table, wire, alive, Recorded(now, watermark))
             except GpuJoinError:
                 raise
             except Exception:
@@ -166,9 +144,7 @@ class PartitionState:
                     self._forget()
                 raise
 
-    def _apply(
-        self, batch_id: int, table: pa.Table, wire: Wire, alive: Callable[[], bool], given: _Recorded
-    ) -> Applied:
+    def _apply(self, batch_id: int, table: pa.Table, wire: Wire, alive: Callable[[], bool], given: Recorded) -> Applied:
         rows = wire.split(self.join, table)
         _require(alive, batch_id)
         started = time.perf_counter()
@@ -200,7 +176,7 @@ class PartitionState:
         except BaseException:
             engine.discard()
             raise
-        self._pending = _Pending(batch_id, clock_ms, stamp, None if self._log is not None else record, times)
+        self._pending = Pending(batch_id, clock_ms, stamp, None if self._log is not None else record, times)
         spent += time.perf_counter() - started
         self._metrics = {
             **result.metrics,
@@ -233,7 +209,7 @@ class PartitionState:
         """The watermark as the engine takes it; it is not to find one of its own in its part of the rows."""
         return {"watermark": (None, None) if watermark is None else watermark} if self._by_event_time else {}
 
-    def _advance(self, batch_id: int) -> _Recorded | None:
+    def _advance(self, batch_id: int) -> Recorded | None:
         """Brings the engine to exactly version ``batch_id``, nothing prepared.
 
         Returns:
@@ -245,7 +221,7 @@ class PartitionState:
         if engine is not None and pending is not None and pending.batch_id == batch_id:
             engine.discard()
             pending.prepared = False
-            return _Recorded(pending.clock_ms, pending.times.watermark)
+            return Recorded(pending.clock_ms, pending.times.watermark)
         if engine is None or pending is None or pending.batch_id != batch_id - 1:
             return self._load(batch_id)
         if self._log is not None and self._log.record_stamp(pending.batch_id) != pending.stamp:
@@ -256,7 +232,7 @@ class PartitionState:
         self._compact(engine)
         return None
 
-    def _commit(self, engine: JoinEngine, pending: _Pending) -> None:
+    def _commit(self, engine: JoinEngine, pending: Pending) -> None:
         if pending.prepared:
             try:
                 engine.commit()
@@ -289,7 +265,7 @@ class PartitionState:
         self._version += 1
         self._last_clock, self._times = record.clock_ms, record.times
 
-    def _load(self, batch_id: int, *, over: bool = False) -> _Recorded | None:
+    def _load(self, batch_id: int, *, over: bool = False) -> Recorded | None:
         """Brings the engine to version ``batch_id`` from the state folder; result as `_advance`.
 
         A refusal leaves what is held as it is. ``over``: nothing will follow, and nothing is written.
@@ -338,7 +314,7 @@ class PartitionState:
             return None
         try:
             record = log.read_record(batch_id)
-            return _Recorded(record.clock_ms, record.times.watermark)
+            return Recorded(record.clock_ms, record.times.watermark)
         except StateError as error:
             _log.warning("%s: repeating batch %d without its record: %s", self, batch_id, error)
             return None
@@ -400,28 +376,3 @@ class PartitionState:
 def _require(alive: Callable[[], bool], batch_id: int) -> None:
     if not alive():
         raise AbandonedError(f"the caller of batch {batch_id} is gone")
-
-
-def left_over(state: str, manifest: Manifest, partition: int, version: int) -> pa.Table:
-    """What the end of input makes one partition of a state folder say, on the CPU.
-
-    Args:
-        state: the folder.
-        manifest: its manifest.
-        partition: which partition.
-        version: the number of micro-batches it holds.
-    """
-    command = ApplyCommand(
-        "finish", state, manifest.description, manifest.query_id, version, partition, manifest.partitions, "cpu",
-        Wire("", "", ()), {},
-    )  # fmt: skip
-    return PartitionState(command).left_over(version)
-
-
-def identity(command: ApplyCommand) -> tuple[object, ...]:
-    """What two commands must have in common to be about one state."""
-    options = tuple(sorted((name, repr(value)) for name, value in command.options.items()))
-    return (
-        command.join_id, command.query_id, command.state, command.description,
-        command.partition, command.partitions, command.backend, options,
-    )  # fmt: skip

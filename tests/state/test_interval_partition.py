@@ -14,7 +14,8 @@ from gpu_ops.errors import StateError
 from gpu_ops.intervals import Interval
 from gpu_ops.joins import Input, Join, Key
 from gpu_ops.spark.command import ApplyCommand, Wire
-from gpu_ops.spark.partition import Applied, PartitionState, left_over
+from gpu_ops.spark.left_over import left_over
+from gpu_ops.spark.partition import Applied, PartitionState
 from gpu_ops.state.durable import PartitionLog
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import FINISHED, Manifest
