@@ -82,11 +82,12 @@ def _probe(
     needle, slots = other.key_index.probe(hashes, staged=everything)
     if rows is not None:
         needle = rows[needle]
-    status = other.status.values[slots]
-    alive = status != DEAD if everything else status == LIVE
-    if not bool(alive.all()):
-        kept = xp.flatnonzero(alive)
-        needle, slots = needle[kept], slots[kept]
+    if other.live < sides[1 - side].first_new or sides[1 - side].killed.size:
+        status = other.status.values[slots]
+        alive = status != DEAD if everything else status == LIVE
+        if not bool(alive.all()):
+            kept = xp.flatnonzero(alive)
+            needle, slots = needle[kept], slots[kept]
     if own.keys:
         equal = kernels.equal_rows(
             kernels.take(keys, needle, own.keys),
