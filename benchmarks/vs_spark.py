@@ -1,6 +1,6 @@
 """Interval join, inner and left: our query against Spark's own stream-stream join, same Parquet files, `local[2]`.
 
-Spark runs with its default state store, and with RocksDB and join state format 4. Both sides have a watermark of
+Spark runs with its default state store, and with RocksDB and its newest join state format (4 from Spark 4.3 on). Both sides have a watermark of
 10 s and bounds of plus and minus 10 s; a micro-batch is one file of each input. Measured is the time from the
 start of the first full micro-batch to the end of the last, after a small query of each kind; both keep their state
 durably. The rows that come
@@ -20,6 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pyspark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
@@ -31,6 +32,8 @@ from benchmarks.spark_queries import local_session
 COLUMNS = ("lk", "lt", "lv", "rk", "rt", "rv")
 BOUND = "10 seconds"
 DELAY = "10 seconds"
+FORMAT = "4" if tuple(map(int, pyspark.__version__.split(".")[:2])) >= (4, 3) else "3"
+"""Of the join state in RocksDB: the newest that this Spark has."""
 STORES = "org.apache.spark.sql.execution.streaming.state."
 """Spark's package of state stores."""
 
@@ -87,7 +90,7 @@ def case(spark: SparkSession, data: Path, how: str, peer: str, least: int) -> di
     """One run in a working folder of its own."""
     store = "RocksDBStateStoreProvider" if peer == "rocksdb" else "HDFSBackedStateStoreProvider"
     spark.conf.set("spark.sql.streaming.stateStore.providerClass", STORES + store)
-    spark.conf.set("spark.sql.streaming.join.stateFormatVersion", "4" if peer == "rocksdb" else "2")
+    spark.conf.set("spark.sql.streaming.join.stateFormatVersion", FORMAT if peer == "rocksdb" else "2")
     work = Path(tempfile.mkdtemp(prefix="gpu-join-bench-"))
     try:
         df = ours(spark, data, work, how) if peer == "ours" else sparks(spark, data, how)
@@ -122,7 +125,7 @@ def main() -> None:
     settings = {
         "files": options.files, "rows_per_micro_batch": 2 * options.rows, "keys": options.keys,
         "bound": BOUND, "watermark": DELAY, "rounds": options.rounds, "rocksdb_rounds": options.rocksdb_rounds,
-        "master": "local[2]",
+        "format": FORMAT, "master": "local[2]",
     }  # fmt: skip
     record = write_results(options.out, "vs_spark", results, settings=settings)
     shown = {how: {k: v for k, v in found.items() if k != "runs"} for how, found in record["results"].items()}
