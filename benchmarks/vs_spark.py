@@ -1,9 +1,9 @@
 """Interval join, inner and left: our query against Spark's own stream-stream join, same Parquet files, `local[2]`.
 
-Spark runs with its default state store, and with RocksDB and its newest join state format (4 from Spark 4.3 on). Both sides have a watermark of
-10 s and bounds of plus and minus 10 s; a micro-batch is one file of each input. Measured is the time from the
-start of the first full micro-batch to the end of the last, after a small query of each kind; both keep their state
-durably. The rows that come
+Spark runs with its default state store, and with RocksDB and its newest join state format (4 from Spark 4.3 on).
+Both sides have a watermark of 10 s and bounds of plus and minus 10 s; a micro-batch is one file of each input.
+Measured is the time from the start of the first full micro-batch to the end of the last, after a small query of
+each kind; both keep their state durably. The rows that come
 out are compared: their number and the exclusive or of their hashes.
 
     python -m benchmarks.vs_spark [--files 12] [--rows 500000] [--rounds 3] [--rocksdb-rounds 1]
