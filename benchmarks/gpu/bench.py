@@ -5,6 +5,7 @@ Answers:
   `gpu_ops.cudf_backend.kernels.SEARCH`; where does which win?
 - `append`, `take`, `scatter_add`: what a state table does for each micro-batch.
 - `engine`: changes per second of a left join, per_batch and per_event, and of the CPU engine beside it.
+- `interval`: the same of an interval join, and both ways to search by key and time (`benchmarks.gpu.interval`).
 
 Times are CUDA events around work on the default stream, the median of some rounds after a warm-up; the engine's are
 wall clock, from Arrow to Arrow.
@@ -24,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.common import Summary, summarise, write_results
+from benchmarks.gpu import interval
 from gpu_ops.backends import gpu_available, make_kernels
 from gpu_ops.engine import JoinEngine
 from gpu_ops.joins import Emit, Input, Join, normalize_on
@@ -161,6 +163,7 @@ def measure(*, quick: bool, cpu: bool) -> dict[str, Any]:
     needles = [10_000, 1_000_000] if quick else [10_000, 100_000, 1_000_000]
     results: dict[str, Any] = {"device": device(), "search": search(kernels, runs, needles, rounds)}
     results["state"] = state(kernels, 1_000_000 if quick else 20_000_000, rounds)
+    results["interval"] = {"ways": interval.ways(kernels, runs, 100_000, rounds, device_ms)}
     kernels.close()
     rows = 500_000 if quick else 5_000_000
     results["engine"] = {}
@@ -171,6 +174,11 @@ def measure(*, quick: bool, cpu: bool) -> dict[str, Any]:
                 found = engine(backend, emit, rows, changes)
                 results["engine"][f"{backend} {emit} {changes}"] = found
                 print(backend, emit, changes, round(found["changes_per_second"]), "changes/s", flush=True)
+    for changes in (100_000, 1_000_000):
+        for backend in ("gpu", *(("cpu",) if cpu else ())):
+            found = interval.engine(backend, rows, changes)
+            results["interval"][f"{backend} {changes}"] = found
+            print("interval", backend, changes, round(found["changes_per_second"]), "changes/s", flush=True)
     return results
 
 
