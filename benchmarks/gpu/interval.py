@@ -35,7 +35,7 @@ def mixed_join(kernels: Kernels, state: tuple[Any, Any], needles: tuple[Any, Any
     import pylibcudf as plc
     from pylibcudf.expressions import ASTOperator, ColumnReference, Operation, TableReference
 
-    from gpu_ops.cudf_backend.kernels import from_values, values
+    from gpu_ops.cudf_backend.frame import from_values, values
 
     time_ = ColumnReference(0, TableReference.RIGHT)
     early = Operation(ASTOperator.GREATER_EQUAL, time_, ColumnReference(0, TableReference.LEFT))
