@@ -94,7 +94,7 @@ def append_rows(join: Join, side: int, output: pa.Table, rows: pa.Table | None, 
         return output
     columns = [pa.array([kind] * rows.num_rows, pa.string())]
     for column in join.output:
-        name = _own_column(join, side, column)
+        name = own_column(join, side, column)
         if name is None:
             columns.append(pa.nulls(rows.num_rows, column.type))
         elif column.side == 3 and rows[name].null_count == 0:
@@ -104,8 +104,8 @@ def append_rows(join: Join, side: int, output: pa.Table, rows: pa.Table | None, 
     return pa.concat_tables([output, pa.Table.from_arrays(columns, schema=output.schema)])
 
 
-def _own_column(join: Join, side: int, column: OutputColumn) -> str | None:
-    """Which column of one input an output column shows when the other input has no part in the row."""
+def own_column(join: Join, side: int, column: OutputColumn) -> str | None:
+    """Which column of one input an output column shows in a row that is of this input alone; None for none."""
     if column.side >= 2:
         return column.other if side == 1 else column.column
     if column.side == side:

@@ -17,10 +17,11 @@ from gpu_ops.changelog import ROW_KIND_COLUMN
 from gpu_ops.errors import DescriptionError
 from gpu_ops.intervals import Duration, Interval, Late, parse_bound
 from gpu_ops.joins import Emit, Join, JoinType, On, normalize_on
+from gpu_ops.output import own_column
 from gpu_ops.spark.apply import Applied, applied_schema
 from gpu_ops.spark.checks import check_frames, place, spelled
 from gpu_ops.spark.lanes import quoted
-from gpu_ops.spark.marks import Delay, delays, shown_column
+from gpu_ops.spark.marks import Delay, delays
 from gpu_ops.spark.plan import build, made_by
 from gpu_ops.spark.streams import Stream, as_input, as_stream, resolve, resolve_key
 
@@ -212,7 +213,7 @@ def _processed(
     """What a function makes of the joined rows."""
     times = []
     for side, source in enumerate(join.inputs):
-        shown = (c.name for c in join.output if c.side != 3 and shown_column(join, side, c) == source.event_time)
+        shown = (c.name for c in join.output if c.side != 3 and own_column(join, side, c) == source.event_time)
         times.append(quoted(next(shown)))
     context = (*times, f.greatest(*times))
     rows = changes.drop(ROW_KIND_COLUMN).select("*", *(c.alias(n) for c, n in zip(context, _CONTEXT, strict=True)))

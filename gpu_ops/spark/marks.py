@@ -16,6 +16,7 @@ from pyspark.sql import types as st
 from gpu_ops.changelog import LATE_ROW_KIND, ROW_KIND_COLUMN
 from gpu_ops.errors import DescriptionError
 from gpu_ops.joins import Join, OutputColumn
+from gpu_ops.output import own_column
 from gpu_ops.spark.lanes import quoted
 from gpu_ops.spark.watermarks import keep_ms
 
@@ -80,7 +81,7 @@ def _metadata(join: Join, column: OutputColumn, plan_id: str) -> dict[str, Any]:
     metadata: dict[str, Any] = {}
     times: list[int] = []  # the inputs whose event time it is
     for side, source in enumerate(join.inputs):
-        own = shown_column(join, side, column)
+        own = own_column(join, side, column)
         if own is not None and column.side != 3:
             metadata[_COLUMN[side]] = own
         if own is not None and own == source.event_time:
@@ -91,15 +92,6 @@ def _metadata(join: Join, column: OutputColumn, plan_id: str) -> dict[str, Any]:
     if known and len(known) == len(behind):
         metadata |= {DELAY: max(known) + keep_ms(join), _SOURCE: plan_id}
     return metadata
-
-
-def shown_column(join: Join, side: int, column: OutputColumn) -> str | None:
-    """Which column of one input a column of the changelog shows, in a row that is of this input alone."""
-    if column.side >= 2:
-        return column.other if side == 1 else column.column
-    if column.side == side:
-        return column.column
-    return next((k.column(side) for k in join.keys if k.using and k.left == column.name), None)
 
 
 def late(df: DataFrame, side: str) -> DataFrame:
