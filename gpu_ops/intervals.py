@@ -114,8 +114,8 @@ class Interval:
             )
         if self.min_cleanup_ms < 0:
             raise DescriptionError(f"min_cleanup is not negative, this one is {self.min_cleanup_ms} ms")
-        if self.min_cleanup_ms and self.late != "join":
-            raise DescriptionError("min_cleanup keeps rows for late ones to join; it needs late='join'")
+        if self.min_cleanup_ms and (self.late != "join" or self.time == "processing"):
+            raise DescriptionError("min_cleanup keeps rows for late ones: it needs event time and late='join'")
         if self.keyed and self.late == "join":
             raise DescriptionError("a keyed interval join has late='drop' or late='tag': its late rows never join")
         if self.time == "processing" and (self.keyed or self.late == "tag" or self.timestamp is not None):

@@ -305,7 +305,10 @@ class IntervalJoin:
         hashes = table.hash_keys(frame)
         kept = None
         if not self.interval.keyed and watermark > NEVER:
-            kept = times > watermark - self.keep[side]
+            # Flink's SQL join keeps no row whose time ends at the watermark: the watermark says no match will come.
+            # But where late rows are left out, one that is just at the watermark is not late.
+            flink = self.lazy or self.interval.time == "processing"
+            kept = times > (watermark - self.keep[side] if flink else self._over(side, watermark))
             kept = None if bool(kept.all()) else kept
         sweep = self._sweep(side, keys, hashes, times, kept) if self.lazy else None
         slots = table.add(frame, hashes, times, kept, sweep)
