@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, cast
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
@@ -16,7 +16,7 @@ from gpu_ops.backends import Backend
 from gpu_ops.changelog import ROW_KIND_COLUMN
 from gpu_ops.errors import DescriptionError
 from gpu_ops.intervals import Duration, Interval, Late, parse_bound
-from gpu_ops.joins import Emit, Join, JoinType, On, normalize_on
+from gpu_ops.joins import Emit, Input, Join, JoinType, On, normalize_on
 from gpu_ops.output import own_column
 from gpu_ops.spark.apply import Applied, applied_schema
 from gpu_ops.spark.checks import check_frames, place, spelled
@@ -214,8 +214,18 @@ def _processed(
     times = []
     for side, source in enumerate(join.inputs):
         shown = (c.name for c in join.output if c.side != 3 and own_column(join, side, c) == source.event_time)
-        times.append(quoted(next(shown)))
+        times.append(_as_timestamp(quoted(next(shown)), join, source))
     context = (*times, f.greatest(*times))
     rows = changes.drop(ROW_KIND_COLUMN).select("*", *(c.alias(n) for c, n in zip(context, _CONTEXT, strict=True)))
     wanted = applied_schema(schema)
     return rows.mapInArrow(Applied(process, wanted), wanted)
+
+
+def _as_timestamp(time: Column, join: Join, source: Input) -> Column:
+    """An event time in the type that both inputs' are compared in."""
+    if pa.types.is_timestamp(join.time_type) and source.schema.field(source.event_time).type == pa.int64():
+        if join.time_type.tz is not None:
+            return f.timestamp_millis(time)
+        seconds = time.cast("decimal(22,3)") / 1000
+        return f.lit("1970-01-01").cast("timestamp_ntz") + f.make_dt_interval(secs=seconds.cast("decimal(18,6)"))
+    return time
