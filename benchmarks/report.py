@@ -8,6 +8,12 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 
+#: Both with their state on the heap and without checkpoints, at their best parallelism.
+PEERS = {
+    "flink_sql": "Flink 2.3.0 with its own CSV connector (heap state, no checkpoints)",
+    "flink_lean": "Flink 2.3.0 with a parser written for the benchmark (heap state, no checkpoints)",
+}
+
 
 def load(name: str) -> dict[str, Any]:
     """One committed result file."""
@@ -51,13 +57,17 @@ def report() -> str:
             spread(limit["results"]["query_over_no_op"]),
             "pipeline_limit",
         ),
-        (
-            "Spark query, durable state, `per_batch`: rate over Flink 2.3.0 (heap state, no checkpoints)",
-            spread(flink["results"]["per_batch_over_flink"]),
-            "vs_flink",
+        *(
+            (
+                f"Spark query, durable state, `{emit}`: rate over {peer}",
+                spread(flink["results"][name][emit]),
+                "vs_flink",
+            )
+            for emit in ("per_batch", "per_event")
+            for name, peer in PEERS.items()
         ),
-        ("the same, `per_event`", spread(flink["results"]["per_event_over_flink"]), "vs_flink"),
     ]
+    rows += interval_rows()
     lines = ["| what | ratio of medians (range) | benchmark |", "|---|---|---|"]
     lines += [f"| {what} | {figure} | `{name}` |" for what, figure, name in rows]
     machine, versions = flink["machine"], flink["versions"]
@@ -69,6 +79,33 @@ def report() -> str:
         f"{where}; {used}; {flink['time'][:10]}. `make bench` runs them; all runs: `benchmarks/results`.",
     ]
     return "\n".join(lines)
+
+
+def interval_rows() -> list[tuple[str, str, str]]:
+    """The lines about interval joins: ours over Spark's own join, and the engine on its own."""
+    spark, engine = load("vs_spark"), load("interval")
+    version = spark["versions"]["pyspark"]
+    peers = {"default": "default state store", "rocksdb": f"RocksDB, join state format {spark['settings']['format']}"}
+    rows = []
+    for how, found in spark["results"].items():
+        for peer, store in peers.items():
+            if f"times_{peer}" in found:
+                what = f"interval join, {how}, durable state: rate over Spark {version}'s own join ({store})"
+                rows.append((what, spread(found[f"times_{peer}"], 1), "vs_spark"))
+    hot, soak = engine["results"]["hot_key"], engine["results"]["soak"]
+    return [
+        *rows,
+        (
+            f"interval join, time of a micro-batch with a key of {hot['hot_key_rows']:,} rows over the same without",
+            spread(hot["times"]),
+            "interval",
+        ),
+        (
+            f"interval join, memory in the last quarter of {soak['batches']} micro-batches over the second",
+            f"{soak['last_quarter_over_second']['resident_bytes']:.2f}",
+            "interval",
+        ),
+    ]
 
 
 if __name__ == "__main__":

@@ -142,10 +142,6 @@ def make_directory(xp: Any, entries: Array) -> tuple[Array, int]:
     bits = max(1, int(entries.size // _BUCKET).bit_length())
     shift = 32 - bits
     prefixes = (entries >> np.uint64(32 + shift)).view(np.int64)
-    # position i is repeated once for every prefix between entry i-1's (exclusive) and entry i's
-    steps = xp.empty(entries.size + 1, np.int64)
-    steps[0] = prefixes[0] + 1
-    steps[1:-1] = prefixes[1:] - prefixes[:-1]
-    steps[-1] = (1 << bits) - prefixes[-1]
-    directory = xp.repeat(xp.arange(entries.size + 1, dtype=np.int32), steps)
+    directory = xp.zeros((1 << bits) + 1, np.int32)
+    directory[1:] = xp.cumsum(xp.bincount(prefixes, minlength=1 << bits))
     return directory, shift
