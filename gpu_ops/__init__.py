@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         NotBuiltError,
         StateError,
     )
+    from gpu_ops.intervals import Interval
     from gpu_ops.joins import Input, Join, Key
     from gpu_ops.spark.api import MemoryOnlyStateWarning, Stream, anti_join, join, semi_join, stream
     from gpu_ops.spark.describe import explain
@@ -34,6 +35,7 @@ _WHERE: Final = {
     "DescriptionError": "errors",
     "GpuJoinError": "errors",
     "Input": "joins",
+    "Interval": "intervals",
     "Join": "joins",
     "JoinEngine": "engine",
     "Key": "joins",
@@ -62,6 +64,7 @@ __all__ = [
     "DescriptionError",
     "GpuJoinError",
     "Input",
+    "Interval",
     "Join",
     "JoinEngine",
     "Key",
