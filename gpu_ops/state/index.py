@@ -143,5 +143,5 @@ def make_directory(xp: Any, entries: Array) -> tuple[Array, int]:
     shift = 32 - bits
     prefixes = (entries >> np.uint64(32 + shift)).view(np.int64)
     directory = xp.zeros((1 << bits) + 1, np.int32)
-    directory[1:] = xp.cumsum(xp.bincount(prefixes, minlength=1 << bits))
+    xp.cumsum(xp.bincount(prefixes, minlength=1 << bits), dtype=np.int32, out=directory[1:])
     return directory, shift
