@@ -36,40 +36,24 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gpu_ops.changelog import INSERT, LATE_ROW_KIND
+from gpu_ops.changelog import LATE_ROW_KIND
 from gpu_ops.errors import StateError
 from gpu_ops.ingest import Ingested
 from gpu_ops.intervals import MAX_TIME, units_per_ms
 from gpu_ops.joins import Join, key_type
 from gpu_ops.kernels import Array, Frame, Kernels
 from gpu_ops.operators.emission import JOINED, PAD_COMES, Rows, in_order, join_rows
+from gpu_ops.operators.meetings import NEVER, Meetings, New
 from gpu_ops.operators.said import SIDES, Said
 from gpu_ops.operators.timers import first_equal, looks, sweep_times
 from gpu_ops.output import append_rows, changelog_table
 from gpu_ops.state.interval_table import GHOST, IntervalTable
 from gpu_ops.state.table import DEAD, LIVE
 
-NEVER = -(1 << 62)
-"""A watermark before all times."""
 END = 1 << 62
 """A watermark after all times."""
 _AT_WATERMARK = -1
 """The instant of what a watermark ends."""
-
-
-@dataclasses.dataclass(frozen=True)
-class New:
-    """The new rows of one side; arrays by row, by ascending sequence."""
-
-    slots: Array
-    keys: Frame
-    hashes: Array
-    matchable: Array | None
-    """Mask of rows whose key can match at all, None for all."""
-    times: Array
-    instants: Array
-    kept: Array | None
-    """Mask of rows that later ones may meet, None for all."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +89,7 @@ class IntervalJoin:
         self.cleanup = join.interval.min_cleanup_ms * self.per_ms
         self.lazy = join.interval.late == "join" and join.interval.time == "event"
         self.tables = self._make_tables()
+        self._meetings = Meetings(join, kernels, self.tables)
         self.clock = self._next = Clock()
 
     def _make_tables(self) -> tuple[IntervalTable, IntervalTable]:
@@ -196,7 +181,7 @@ class IntervalJoin:
             for side in (0, 1):
                 slots, fired = self._expire(side, now)
                 gone[side] = int(slots.size)
-                pads.append(self._pads(side, slots, _AT_WATERMARK))
+                pads.append(self._meetings.pads(side, slots, _AT_WATERMARK))
                 if fired:
                     cleaned[side] = self._over(side, now)
         self._next = Clock(now, (cleaned[0], cleaned[1]), self.clock.seen)
@@ -257,11 +242,12 @@ class IntervalJoin:
         """
         xp, outer = self.kernels.xp, self.join.outer
         new = self._add(0, changes[0], clock_ms), self._add(1, changes[1], clock_ms)
-        pairs = [self._pairs(side, new) for side in (0, 1)]
+        over = [self._over(side, self._next.watermark) for side in (0, 1)]
+        pairs = [self._meetings.pairs(side, new, over[1 - side]) for side in (0, 1)]
         parts: list[tuple[Rows, int]] = []
         if self.lazy:
             for side in (0, 1):
-                met, pads = self._clean_up(side, new[side])
+                met, pads = self._clean_up(side, new[side], over[1 - side])
                 pairs.append(met)
                 parts.append((pads, PAD_COMES))
         for pair in pairs:
@@ -272,7 +258,9 @@ class IntervalJoin:
             kept = new[side].kept
             if outer[side] and kept is not None:
                 passing = xp.flatnonzero(~kept)
-                parts.append((self._pads(side, new[side].slots[passing], new[side].instants[passing]), PAD_COMES))
+                parts.append(
+                    (self._meetings.pads(side, new[side].slots[passing], new[side].instants[passing]), PAD_COMES)
+                )
         return parts
 
     def commit(self, clock_ms: int) -> None:
@@ -334,138 +322,16 @@ class IntervalJoin:
         )
         return swept
 
-    def _window(self, side: int, times: Array) -> tuple[Array, Array]:
-        """The earliest and the latest time of the other side that rows of these times match."""
-        if side == 0:
-            return times + self.lower, times + self.upper
-        return times - self.upper, times - self.lower
-
-    def _pairs(self, side: int, new: tuple[New, New]) -> Rows:
-        """New rows of one side with the rows they meet.
-
-        The left's meet all rows, the right's those that were there, so no pair is found twice. Rows that pass
-        through have to be met while they come: only by what came before them.
-        """
-        xp, own, others = self.kernels.xp, new[side], new[1 - side]
-        needle, slots = self._meet(side, own, None, committed=True, staged=side == 0)
-        if side == 1 and own.kept is not None:
-            passing = xp.flatnonzero(~own.kept)
-            more = self._meet(side, own, passing, committed=False, staged=True)
-            needle, slots = xp.concatenate([needle, more[0]]), xp.concatenate([slots, more[1]])
-        first = self.tables[1 - side].first_new
-        came = others.instants[xp.maximum(slots - first, 0)] if others.instants.size else xp.zeros(slots.size, np.int64)
-        came = xp.where(slots >= first, came, NEVER)
-        instants = own.instants[needle]
-        if own.kept is not None:
-            right = own.kept[needle] | (came < instants)
-            needle, slots, came, instants = needle[right], slots[right], came[right], instants[right]
-        return self._joined(side, own.slots[needle], slots, xp.maximum(instants, came))
-
-    def _meet(self, side: int, own: New, rows: Array | None, *, committed: bool, staged: bool) -> tuple[Array, Array]:
-        """Matches of new rows: their positions, and slots of the other side."""
-        kernels, xp = self.kernels, self.kernels.xp
-        table, other = self.tables[side], self.tables[1 - side]
-        if own.matchable is not None:
-            able = xp.flatnonzero(own.matchable)
-            rows = able if rows is None else rows[own.matchable[rows]]
-        times = own.times if rows is None else own.times[rows]
-        hashes = own.hashes if rows is None else own.hashes[rows]
-        if not times.size or not len(other):
-            return xp.empty(0, np.int64), xp.empty(0, np.int64)
-        earliest, latest = self._window(side, times)
-        if not self.interval.keyed:
-            earliest = xp.maximum(earliest, self._over(1 - side, self._next.watermark) + 1)
-        needle, slots = other.index.probe(hashes, earliest, latest, committed=committed, staged=staged)
-        if rows is not None:
-            needle = rows[needle]
-        alive = other.status.values[slots] == LIVE
-        if not bool(alive.all()):
-            needle, slots = needle[alive], slots[alive]
-        if table.keys:
-            equal = kernels.equal_rows(
-                kernels.take(own.keys, needle, table.keys),
-                table.keys,
-                other.take_keys(slots),
-                other.keys,
-                table.key_types,
-            )
-            if not bool(equal.all()):
-                needle, slots = needle[equal], slots[equal]
-        fits = self._condition(side, own.slots[needle], slots)
-        return (needle, slots) if fits is None else (needle[fits], slots[fits])
-
-    def _condition(self, side: int, own: Array, others: Array) -> Array | None:
-        """Mask of pairs that meet the residual condition, None for all."""
-        condition = self.join.condition
-        if condition is None or not own.size:
-            return None
-        slots = (own, others) if side == 0 else (others, own)
-        frames = {
-            source.name: table.store.take(at, condition.columns[source.name])
-            for source, table, at in zip(self.join.inputs, self.tables, slots, strict=True)
-            if condition.columns.get(source.name)
-        }
-        return self.kernels.evaluate(condition, frames, int(own.size))
-
-    def _clean_up(self, side: int, own: New) -> tuple[Rows, Rows]:
-        """The other side's stale rows, which the first new row of their key that looks takes away.
-
-        Returns:
-            Pairs with them, and pads of those that never had one.
-        """
-        kernels, xp = self.kernels, self.kernels.xp
-        table, other = self.tables[side], self.tables[1 - side]
-        earliest, latest = self._window(side, own.times)
-        over = self._over(1 - side, self._next.watermark)
-        looking, cleaned = looks(xp, own.times + self.keep[side], self._next.cleaned[1 - side], over)
-        both = (self._next.cleaned[0], cleaned) if side == 0 else (cleaned, self._next.cleaned[1])
-        self._next = dataclasses.replace(self._next, cleaned=both)
-        stale = other.stale[other.status.values[other.stale] == LIVE]
-        rows = xp.flatnonzero(looking)
-        if not stale.size or not rows.size:
-            nothing = xp.empty(0, np.int64)
-            none = self._joined(side, nothing, nothing, nothing)
-            return none, none
-        keys = other.take_keys(stale)
-        found = first_equal(
-            kernels,
-            (keys, other.hash_keys(keys), other.keys),
-            (kernels.take(own.keys, rows, table.keys), own.hashes[rows], table.keys),
-            table.key_types,
-        )
-        stale, by = stale[found >= 0], rows[found[found >= 0]]
-        times = other.time.values[stale]
-        meets = (earliest[by] <= times) & (times <= latest[by])
-        if own.matchable is not None:
-            meets &= own.matchable[by]
-        met, row = stale[meets], by[meets]
-        fits = self._condition(side, own.slots[row], met)
-        if fits is not None:
-            met, row = met[fits], row[fits]
-        pairs = self._joined(side, own.slots[row], met, own.instants[row])
-        other.match(met)
-        pads = self._pads(1 - side, stale, own.instants[by])
-        other.move(stale, LIVE, GHOST)
+    def _clean_up(self, side: int, own: New, over: int) -> tuple[Rows, Rows]:
+        """Pairs and pads of the other side's stale rows that new rows take away."""
+        other, cleaned = self.tables[1 - side], list(self._next.cleaned)
+        reach = own.times + self.keep[side]
+        looking, cleaned[1 - side] = looks(self.kernels.xp, reach, cleaned[1 - side], over)
+        self._next = dataclasses.replace(self._next, cleaned=(cleaned[0], cleaned[1]))
+        found = self._meetings.clean_up(side, own, looking)
         if not self.cleanup:
             other.stale = other.stale[other.status.values[other.stale] == LIVE]
-        return pairs, pads
-
-    def _joined(self, side: int, own: Array, others: Array, instants: Array) -> Rows:
-        left, right = (own, others) if side == 0 else (others, own)
-        return Rows(self.kernels.xp.full(own.size, INSERT, np.int8), left, right, instants)
-
-    def _pads(self, side: int, slots: Array, instants: Array | int) -> Rows:
-        """Those of these rows that have met no match, with nulls for the other side; none if it is no outer side."""
-        xp, matched = self.kernels.xp, self.tables[side].matched
-        if matched is None:
-            slots = slots[:0]
-            instants = instants if isinstance(instants, int) else instants[:0]
-        else:
-            alone = matched.values[slots] == 0
-            slots = slots[alone]
-            instants = instants if isinstance(instants, int) else instants[alone]
-        when = xp.full(slots.size, instants, np.int64) if isinstance(instants, int) else instants
-        return self._joined(side, slots, xp.full(slots.size, -1, np.int64), when)
+        return found
 
     # --- what is said, and the stored form ---------------------------------------------------
 

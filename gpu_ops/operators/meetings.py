@@ -1,0 +1,188 @@
+"""Who meets whom in an interval join: pairs of one micro-batch, and pads of rows that never met a match."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from gpu_ops.changelog import INSERT
+from gpu_ops.joins import Join
+from gpu_ops.kernels import Array, Frame, Kernels
+from gpu_ops.operators.emission import Rows
+from gpu_ops.operators.timers import first_equal
+from gpu_ops.state.interval_table import GHOST, IntervalTable
+from gpu_ops.state.table import LIVE
+
+NEVER = -(1 << 62)
+"""A time before all others."""
+
+
+@dataclasses.dataclass(frozen=True)
+class New:
+    """The new rows of one side; arrays by row, by ascending sequence."""
+
+    slots: Array
+    keys: Frame
+    hashes: Array
+    matchable: Array | None
+    """Mask of rows whose key can match at all, None for all."""
+    times: Array
+    instants: Array
+    kept: Array | None
+    """Mask of rows that later ones may meet, None for all."""
+
+
+class Meetings:
+    """Finds pairs between new rows and those in state.
+
+    Args:
+        join: its description.
+        kernels: the backend.
+        tables: left and right state.
+    """
+
+    def __init__(self, join: Join, kernels: Kernels, tables: tuple[IntervalTable, IntervalTable]) -> None:
+        assert join.interval is not None
+        self._kernels, self._tables, self._inputs = kernels, tables, join.inputs
+        self._lower, self._upper = join.interval.units(join.time_type)
+        self._keyed, self._condition = join.interval.keyed, join.condition
+
+    def _window(self, side: int, times: Array) -> tuple[Array, Array]:
+        """The earliest and the latest time of the other side that rows of these times match."""
+        if side == 0:
+            return times + self._lower, times + self._upper
+        return times - self._upper, times - self._lower
+
+    def pairs(self, side: int, new: tuple[New, New], over: int) -> Rows:
+        """New rows of one side with the rows they meet.
+
+        The left's meet all rows, the right's those that were there, so no pair is found twice. Rows that pass
+        through have to be met while they come: only by what came before them.
+
+        Args:
+            side: which side's.
+            new: of both sides.
+            over: rows of the other side up to this time have been left behind.
+        """
+        xp, own, others = self._kernels.xp, new[side], new[1 - side]
+        needle, slots = self._meet(side, own, None, over, (True, side == 0))
+        if side == 1 and own.kept is not None:
+            passing = xp.flatnonzero(~own.kept)
+            more = self._meet(side, own, passing, over, (False, True))
+            needle, slots = xp.concatenate([needle, more[0]]), xp.concatenate([slots, more[1]])
+        first = self._tables[1 - side].first_new
+        came = others.instants[xp.maximum(slots - first, 0)] if others.instants.size else xp.zeros(slots.size, np.int64)
+        came = xp.where(slots >= first, came, NEVER)
+        instants = own.instants[needle]
+        if own.kept is not None:
+            right = own.kept[needle] | (came < instants)
+            needle, slots, came, instants = needle[right], slots[right], came[right], instants[right]
+        return self._joined(side, own.slots[needle], slots, xp.maximum(instants, came))
+
+    def _meet(
+        self, side: int, own: New, rows: Array | None, over: int, among: tuple[bool, bool]
+    ) -> tuple[Array, Array]:
+        """Matches of new rows, among committed and staged ones: their positions, and slots of the other side."""
+        kernels, xp = self._kernels, self._kernels.xp
+        table, other = self._tables[side], self._tables[1 - side]
+        if own.matchable is not None:
+            able = xp.flatnonzero(own.matchable)
+            rows = able if rows is None else rows[own.matchable[rows]]
+        times = own.times if rows is None else own.times[rows]
+        hashes = own.hashes if rows is None else own.hashes[rows]
+        if not times.size or not len(other):
+            return xp.empty(0, np.int64), xp.empty(0, np.int64)
+        earliest, latest = self._window(side, times)
+        if not self._keyed:
+            earliest = xp.maximum(earliest, over + 1)
+        needle, slots = other.index.probe(hashes, earliest, latest, committed=among[0], staged=among[1])
+        if rows is not None:
+            needle = rows[needle]
+        alive = other.status.values[slots] == LIVE
+        if not bool(alive.all()):
+            needle, slots = needle[alive], slots[alive]
+        if table.keys:
+            equal = kernels.equal_rows(
+                kernels.take(own.keys, needle, table.keys),
+                table.keys,
+                other.take_keys(slots),
+                other.keys,
+                table.key_types,
+            )
+            if not bool(equal.all()):
+                needle, slots = needle[equal], slots[equal]
+        fits = self._fits(side, own.slots[needle], slots)
+        return (needle, slots) if fits is None else (needle[fits], slots[fits])
+
+    def _fits(self, side: int, own: Array, others: Array) -> Array | None:
+        """Mask of pairs that meet the residual condition, None for all."""
+        condition = self._condition
+        if condition is None or not own.size:
+            return None
+        slots = (own, others) if side == 0 else (others, own)
+        frames = {
+            source.name: table.store.take(at, condition.columns[source.name])
+            for source, table, at in zip(self._inputs, self._tables, slots, strict=True)
+            if condition.columns.get(source.name)
+        }
+        return self._kernels.evaluate(condition, frames, int(own.size))
+
+    def clean_up(self, side: int, own: New, looking: Array) -> tuple[Rows, Rows]:
+        """The other side's stale rows, which the first new row of their key that looks takes away.
+
+        Args:
+            side: the new rows'.
+            own: they.
+            looking: mask of those that look.
+
+        Returns:
+            Pairs with them, and pads of those that never had one.
+        """
+        kernels, xp = self._kernels, self._kernels.xp
+        table, other = self._tables[side], self._tables[1 - side]
+        earliest, latest = self._window(side, own.times)
+        stale = other.stale[other.status.values[other.stale] == LIVE]
+        rows = xp.flatnonzero(looking)
+        if not stale.size or not rows.size:
+            nothing = xp.empty(0, np.int64)
+            none = self._joined(side, nothing, nothing, nothing)
+            return none, none
+        keys = other.take_keys(stale)
+        found = first_equal(
+            kernels,
+            (keys, other.hash_keys(keys), other.keys),
+            (kernels.take(own.keys, rows, table.keys), own.hashes[rows], table.keys),
+            table.key_types,
+        )
+        stale, by = stale[found >= 0], rows[found[found >= 0]]
+        times = other.time.values[stale]
+        meets = (earliest[by] <= times) & (times <= latest[by])
+        if own.matchable is not None:
+            meets &= own.matchable[by]
+        met, row = stale[meets], by[meets]
+        fits = self._fits(side, own.slots[row], met)
+        if fits is not None:
+            met, row = met[fits], row[fits]
+        pairs = self._joined(side, own.slots[row], met, own.instants[row])
+        other.match(met)
+        pads = self.pads(1 - side, stale, own.instants[by])
+        other.move(stale, LIVE, GHOST)
+        return pairs, pads
+
+    def _joined(self, side: int, own: Array, others: Array, instants: Array) -> Rows:
+        left, right = (own, others) if side == 0 else (others, own)
+        return Rows(self._kernels.xp.full(own.size, INSERT, np.int8), left, right, instants)
+
+    def pads(self, side: int, slots: Array, instants: Array | int) -> Rows:
+        """Those of these rows that have met no match, with nulls for the other side; none if it is no outer side."""
+        xp, matched = self._kernels.xp, self._tables[side].matched
+        if matched is None:
+            slots = slots[:0]
+            instants = instants if isinstance(instants, int) else instants[:0]
+        else:
+            alone = matched.values[slots] == 0
+            slots = slots[alone]
+            instants = instants if isinstance(instants, int) else instants[alone]
+        when = xp.full(slots.size, instants, np.int64) if isinstance(instants, int) else instants
+        return self._joined(side, slots, xp.full(slots.size, -1, np.int64), when)
