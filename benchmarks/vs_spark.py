@@ -108,6 +108,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rocksdb-rounds", type=int, default=1, help="0 leaves RocksDB out")
     parser.add_argument("--how", nargs="+", default=["inner", "left"])
+    parser.add_argument("--rocksdb-how", nargs="*", default=["inner", "left"], help="those also run on RocksDB")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "vs_spark.json")
     options = parser.parse_args()
     results: dict[str, Any] = {}
@@ -147,7 +148,7 @@ def compare(spark: SparkSession, data: Path, how: str, options: argparse.Namespa
         return found
 
     runs = interleave({peer: lambda peer=peer: once(peer) for peer in ("ours", "default")}, options.rounds)
-    if options.rocksdb_rounds:
+    if options.rocksdb_rounds and how in options.rocksdb_how:
         more = interleave({peer: lambda peer=peer: once(peer) for peer in ("rocksdb", "ours")}, options.rocksdb_rounds)
         runs["rocksdb"], runs["ours"] = more["rocksdb"], [*runs["ours"], *more["ours"]]
     said = {(r["rows_out"], r["hash"]) for found in runs.values() for r in found}
