@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+import numpy as np
 import pytest
 from conftest import backend_param, backends
 from oracle.drive import Backend
 
+from cpu_fallback import CpuKernels
 from gpu_ops.backends import make_kernels
 from gpu_ops.kernels import Kernels
 from kernels.emulation import emulated
@@ -72,3 +75,23 @@ def kernels(request: Any) -> Iterator[Kernels]:
         made, _ = make_kernels("gpu" if backend.gpu else "cpu", tiny_segments=backend.name.endswith("-tiny"))
         yield made
         made.close()
+
+
+@pytest.fixture
+def one_hash(monkeypatch: pytest.MonkeyPatch, engines: Backend) -> Iterator[Any]:
+    """Make all hashes of the backend equal, or all but a few; of both halves, or of the upper one."""
+
+    def force(distinct: int, *, shift: int = 0) -> None:
+        backend: Any = sys.modules["gpu_ops.cudf_backend"].CudfKernels if engines.gpu else CpuKernels
+        honest = backend.hash_rows
+
+        def hash_rows(self: Any, *args: Any) -> Any:
+            hashes = honest(self, *args)
+            return hashes % np.uint64(distinct) if not shift else (hashes << np.uint64(shift)) >> np.uint64(shift)
+
+        monkeypatch.setattr(backend, "hash_rows", hash_rows)
+
+    if engines.gpu:
+        import gpu_ops.cudf_backend  # noqa: F401
+
+    return force

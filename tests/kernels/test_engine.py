@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,44 +13,12 @@ from conformance.case import BUILT, Case, read_cases
 from oracle.drive import Backend, by_event, cuts, difference, run_all
 from oracle.traces import HOWS, LAYOUTS, Shape, recipe, trace
 
-from cpu_fallback import CpuKernels
 from gpu_ops.joins import Emit, Input, Join, JoinType, Key
 from kernels.conftest import EMULATED, only_on
-from kernels.support import TYPES, everything, plain_rows, same
+from kernels.engines import CPU, Batches, alike, run
+from kernels.support import TYPES, everything, plain_rows
 
 EMITS: tuple[Emit, ...] = ("per_event", "per_batch")
-CPU = Backend("cpu")
-Batches = Sequence[Mapping[str, Any]]
-Result = tuple[list[pa.Table], list[np.ndarray], dict[str, pa.Table]]
-
-
-def run(backend: Backend, join: Join, batches: Batches, start: dict[str, pa.Table] | None = None) -> Result:
-    """Changelogs, their sequences and the state after; every other micro-batch is first discarded once."""
-    tables, sequences = [], []
-    with backend.engine(join) as engine:
-        if start is not None:
-            engine.restore(start)
-        for number, inputs in enumerate(batches):
-            if number % 2:
-                engine.prepare(**inputs)
-                engine.discard()
-            batch = engine.prepare(**inputs)
-            engine.commit()
-            tables.append(batch.changelog)
-            sequences.append(batch.sequence)
-        return tables, sequences, engine.snapshot()
-
-
-def alike(found: Result, wanted: Result) -> None:
-    for number, (ours, theirs) in enumerate(zip(found[0], wanted[0], strict=True)):
-        try:
-            same(ours, theirs)
-        except AssertionError as error:
-            raise AssertionError(f"micro-batch {number}: {error}") from None
-    for ours, theirs in zip(found[1], wanted[1], strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-    for name in ("left", "right"):
-        same(found[2][name], wanted[2][name])
 
 
 def batches_of(shape: Shape, join: Join, seed: int, *, events: int = 240) -> Batches:
@@ -75,25 +42,6 @@ def test_same_as_the_cpu(engines: Backend, shape: Shape, emit: Emit) -> None:
     join = shape.join(emit)
     batches = batches_of(shape, join, seed=SHAPES.index(shape))
     alike(run(engines, join, batches), run(CPU, join, batches))
-
-
-@pytest.fixture
-def one_hash(monkeypatch: pytest.MonkeyPatch, engines: Backend) -> Iterator[Any]:
-    """Make all hashes of the backend equal, or all but a few."""
-
-    def force(distinct: int) -> None:
-        backend: Any = sys.modules["gpu_ops.cudf_backend"].CudfKernels if engines.gpu else CpuKernels
-        honest = backend.hash_rows
-
-        def hash_rows(self: Any, *args: Any) -> Any:
-            return honest(self, *args) % np.uint64(distinct)
-
-        monkeypatch.setattr(backend, "hash_rows", hash_rows)
-
-    if engines.gpu:
-        import gpu_ops.cudf_backend  # noqa: F401
-
-    return force
 
 
 @pytest.mark.parametrize("distinct", [1, 3])

@@ -2,56 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pytest
 from conformance.case import Case, read_cases
 from oracle.drive import Backend, by_event, difference
 from oracle.interval_drive import ends, timed_cuts, timed_run_all
 from oracle.interval_traces import BOUNDS, IntervalShape, TimedRecipe, timed_trace
 
-from cpu_fallback import CpuKernels
 from gpu_ops.joins import Emit, Join
 from kernels.conftest import EMULATED, only_on
-from kernels.support import same
-
-CPU = Backend("cpu")
-Batches = Sequence[Mapping[str, Any]]
-Result = tuple[list[pa.Table], list[np.ndarray], dict[str, pa.Table]]
-
-
-def run(backend: Backend, join: Join, batches: Batches, start: dict[str, pa.Table] | None = None) -> Result:
-    """Changelogs, their sequences and the state after; every other micro-batch is first discarded once."""
-    tables, sequences = [], []
-    with backend.engine(join) as engine:
-        if start is not None:
-            engine.restore(start)
-        for number, inputs in enumerate(batches):
-            if number % 2:
-                engine.prepare(**inputs)
-                engine.discard()
-            batch = engine.prepare(**inputs)
-            engine.commit()
-            tables.append(batch.changelog)
-            sequences.append(batch.sequence)
-        return tables, sequences, engine.snapshot()
-
-
-def alike(found: Result, wanted: Result) -> None:
-    for number, (ours, theirs) in enumerate(zip(found[0], wanted[0], strict=True)):
-        try:
-            same(ours, theirs)
-        except AssertionError as error:
-            raise AssertionError(f"micro-batch {number}: {error}") from None
-    for ours, theirs in zip(found[1], wanted[1], strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-    for name in ("left", "right", "time"):
-        same(found[2][name], wanted[2][name])
+from kernels.engines import CPU, Batches, alike, run
 
 
 def batches_of(shape: IntervalShape, join: Join, seed: int, *, events: int = 200) -> Batches:
@@ -78,26 +40,6 @@ def test_same_as_the_cpu(engines: Backend, shape: IntervalShape, emit: Emit) -> 
     join = shape.join(emit)
     batches = batches_of(shape, join, seed=SHAPES.index(shape))
     alike(run(engines, join, batches), run(CPU, join, batches))
-
-
-@pytest.fixture
-def one_hash(monkeypatch: pytest.MonkeyPatch, engines: Backend) -> Iterator[Any]:
-    """Make all hashes of the backend equal, or all but a few; of both halves, or of the upper one."""
-
-    def force(distinct: int, *, shift: int) -> None:
-        backend: Any = sys.modules["gpu_ops.cudf_backend"].CudfKernels if engines.gpu else CpuKernels
-        honest = backend.hash_rows
-
-        def hash_rows(self: Any, *args: Any) -> Any:
-            hashes = honest(self, *args)
-            return hashes % np.uint64(distinct) if not shift else (hashes << np.uint64(shift)) >> np.uint64(shift)
-
-        monkeypatch.setattr(backend, "hash_rows", hash_rows)
-
-    if engines.gpu:
-        import gpu_ops.cudf_backend  # noqa: F401
-
-    return force
 
 
 @pytest.mark.parametrize(("distinct", "shift"), [(1, 0), (3, 0), (0, 32)], ids=["one", "three", "upper_half"])

@@ -76,6 +76,35 @@ def tables(join: Join, events: Sequence[Event]) -> list[tuple[pa.Table, np.ndarr
     return found
 
 
+def rows_between(
+    sides: Sequence[tuple[pa.Table, np.ndarray]],
+    start: int,
+    stop: int,
+    rng: np.random.Generator | None,
+    *,
+    keep_empty: bool,
+) -> dict[str, Any]:
+    """The rows at positions ``start`` to ``stop`` as arguments of ``JoinEngine.prepare``.
+
+    Args:
+        sides: as `tables` gives them.
+        start: of the first row.
+        stop: after the last.
+        rng: mixes the rows of a side; None keeps them in order.
+        keep_empty: a side without rows may be left out or be an empty table: both have to work.
+    """
+    inputs: dict[str, Any] = {}
+    for name, (table, position) in zip(("left", "right"), sides, strict=True):
+        low, high = np.searchsorted(position, [start, stop])
+        part, order = table.slice(low, high - low), position[low:high]
+        if rng is not None and len(order):
+            mixed = rng.permutation(len(order))
+            part, order = part.take(mixed), order[mixed]
+        if len(order) or keep_empty:
+            inputs[name], inputs[f"{name}_order"] = part, order
+    return inputs
+
+
 def cuts(
     join: Join, events: Sequence[Event], split: int | Sequence[int], *, shuffle: int | None = None
 ) -> Iterator[Cut]:
@@ -93,17 +122,7 @@ def cuts(
     start = number = 0
     while start < len(events):
         stop = min(len(events), start + max(1, sizes[number % len(sizes)]))
-        inputs: dict[str, Any] = {}
-        for name, (table, position) in zip(("left", "right"), sides, strict=True):
-            low, high = np.searchsorted(position, [start, stop])
-            part, order = table.slice(low, high - low), position[low:high]
-            if rng is not None and len(order):
-                mixed = rng.permutation(len(order))
-                part, order = part.take(mixed), order[mixed]
-            # A side without changes may be left out or be an empty table: both have to work.
-            if len(order) or number % 2:
-                inputs[name], inputs[f"{name}_order"] = part, order
-        yield Cut(start, stop, inputs)
+        yield Cut(start, stop, rows_between(sides, start, stop, rng, keep_empty=bool(number % 2)))
         start, number = stop, number + 1
 
 

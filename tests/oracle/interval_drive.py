@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gpu_ops.joins import Join
-from oracle.drive import Backend, Change, Event, changes, tables
+from oracle.drive import Backend, Change, Event, changes, rows_between, tables
 from oracle.interval_rules import END, WATERMARK, Clock, IntervalRules, TimedEvent
 
 
@@ -65,15 +65,7 @@ def timed_cuts(
         # The operator's own watermark will do as well, once there is one.
         known = None not in clock.pair
         inputs: dict[str, Any] = {"watermark": clock.now if known and number % 3 == 0 else clock.pair}
-        for name, (table, position) in zip(("left", "right"), sides, strict=True):
-            low, high = np.searchsorted(position, [start, stop])
-            part, order = table.slice(low, high - low), position[low:high]
-            if rng is not None and len(order):
-                mixed = rng.permutation(len(order))
-                part, order = part.take(mixed), order[mixed]
-            # A side without rows may be left out or be an empty table: both have to work.
-            if len(order) or number % 2:
-                inputs[name], inputs[f"{name}_order"] = part, order
+        inputs |= rows_between(sides, start, stop, rng, keep_empty=bool(number % 2))
         yield TimedCut(start, stop, start + (kind == WATERMARK), inputs)
 
 

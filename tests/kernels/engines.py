@@ -1,0 +1,48 @@
+"""Running engines on two backends and comparing all they say and keep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from oracle.drive import Backend
+
+from gpu_ops.joins import Join
+from kernels.support import same
+
+CPU = Backend("cpu")
+Batches = Sequence[Mapping[str, Any]]
+Result = tuple[list[pa.Table], list[np.ndarray], dict[str, pa.Table]]
+
+
+def run(backend: Backend, join: Join, batches: Batches, start: dict[str, pa.Table] | None = None) -> Result:
+    """Changelogs, their sequences and the state after; every other micro-batch is first discarded once."""
+    tables, sequences = [], []
+    with backend.engine(join) as engine:
+        if start is not None:
+            engine.restore(start)
+        for number, inputs in enumerate(batches):
+            if number % 2:
+                engine.prepare(**inputs)
+                engine.discard()
+            batch = engine.prepare(**inputs)
+            engine.commit()
+            tables.append(batch.changelog)
+            sequences.append(batch.sequence)
+        return tables, sequences, engine.snapshot()
+
+
+def alike(found: Result, wanted: Result) -> None:
+    """The same changelogs, sequences and state, row for row."""
+    for number, (ours, theirs) in enumerate(zip(found[0], wanted[0], strict=True)):
+        try:
+            same(ours, theirs)
+        except AssertionError as error:
+            raise AssertionError(f"micro-batch {number}: {error}") from None
+    for ours, theirs in zip(found[1], wanted[1], strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert found[2].keys() == wanted[2].keys()
+    for name, table in wanted[2].items():
+        same(found[2][name], table)
