@@ -258,6 +258,16 @@ class Join:
         interval.units(self.time_type)
 
     @functools.cached_property
+    def key_types(self) -> tuple[pa.DataType, ...]:
+        """The types the keys are compared in."""
+        left, right = self.left.schema, self.right.schema
+        return tuple(key_type(left.field(k.left), right.field(k.right)) for k in self.keys)
+
+    def key_columns(self, side: int, *, strict: bool = False) -> tuple[str, ...]:
+        """One input's key columns; ``strict``: those in which null matches nothing."""
+        return tuple(k.column(side) for k in self.keys if not (strict and k.null_safe))
+
+    @functools.cached_property
     def time_type(self) -> pa.DataType:
         """The type an interval join compares times in."""
         kinds = [s.schema.field(s.event_time).type for s in self.inputs if s.event_time is not None]

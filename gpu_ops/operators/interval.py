@@ -40,7 +40,7 @@ from gpu_ops.changelog import LATE_ROW_KIND
 from gpu_ops.errors import StateError
 from gpu_ops.ingest import Ingested
 from gpu_ops.intervals import MAX_TIME, units_per_ms
-from gpu_ops.joins import Join, key_type
+from gpu_ops.joins import Join
 from gpu_ops.kernels import Array, Frame, Kernels
 from gpu_ops.operators.emission import JOINED, PAD_COMES, Rows, in_order, join_rows
 from gpu_ops.operators.meetings import NEVER, Meetings, New
@@ -83,8 +83,8 @@ class IntervalJoin:
         assert join.interval is not None
         self.join, self.interval, self.kernels = join, join.interval, kernels
         self.per_ms = units_per_ms(join.time_type)
-        self.lower, self.upper = join.interval.units(join.time_type)
-        self.keep = self.upper, -self.lower
+        lower, upper = join.interval.units(join.time_type)
+        self.keep = upper, -lower
         """How long after its time a left and a right row may meet a match that is not late."""
         self.cleanup = join.interval.min_cleanup_ms * self.per_ms
         self.lazy = join.interval.late == "join" and join.interval.time == "event"
@@ -94,16 +94,14 @@ class IntervalJoin:
 
     def _make_tables(self) -> tuple[IntervalTable, IntervalTable]:
         join = self.join
-        schemas = join.left.schema, join.right.schema
-        types = tuple(key_type(schemas[0].field(k.left), schemas[1].field(k.right)) for k in join.keys)
 
         def table(side: int) -> IntervalTable:
             return IntervalTable(
                 self.kernels,
                 join.inputs[side],
-                tuple(k.column(side) for k in join.keys),
-                types,
-                tuple(k.column(side) for k in join.keys if not k.null_safe),
+                join.key_columns(side),
+                join.key_types,
+                join.key_columns(side, strict=True),
                 outer=join.outer[side],
                 lazy=self.lazy,
             )
@@ -289,7 +287,6 @@ class IntervalJoin:
             seen[side] = latest if seen[side] is None else max(int(seen[side] or 0), latest)
             self._next = dataclasses.replace(self._next, seen=(seen[0], seen[1]))
         frame, times = kernels.frame(change.table), kernels.asarray(host)
-        keys = kernels.take(frame, xp.arange(host.size, dtype=np.int64), table.keys)
         hashes = table.hash_keys(frame)
         kept = None
         if not self.interval.keyed and watermark > NEVER:
@@ -298,14 +295,14 @@ class IntervalJoin:
             flink = self.lazy or self.interval.time == "processing"
             kept = times > (watermark - self.keep[side] if flink else self._over(side, watermark))
             kept = None if bool(kept.all()) else kept
-        sweep = self._sweep(side, keys, hashes, times, kept) if self.lazy else None
+        sweep = self._sweep(side, frame, hashes, times, kept) if self.lazy else None
         slots = table.add(frame, hashes, times, kept, sweep)
         if sweep is not None:
             early = sweep + self.cleanup > times
             rows = xp.flatnonzero(early if kept is None else early & kept)
             table.early.add(times[rows], slots[rows])
         instants = 2 * kernels.asarray(change.sequence) + 1
-        return New(slots, keys, hashes, table.matchable(frame), times, instants, kept)
+        return New(slots, frame, hashes, table.matchable(frame), times, instants, kept)
 
     def _sweep(self, side: int, keys: Frame, hashes: Array, times: Array, kept: Array | None) -> Array:
         table, xp = self.tables[side], self.kernels.xp

@@ -24,6 +24,7 @@ class New:
 
     slots: Array
     keys: Frame
+    """The key columns, others beside them."""
     hashes: Array
     matchable: Array | None
     """Mask of rows whose key can match at all, None for all."""

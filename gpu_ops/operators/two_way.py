@@ -12,7 +12,7 @@ import pyarrow as pa
 from gpu_ops.changelog import DELETE, INSERT
 from gpu_ops.errors import StateError
 from gpu_ops.ingest import Ingested
-from gpu_ops.joins import Join, Key, key_type
+from gpu_ops.joins import Join, Key
 from gpu_ops.kernels import Kernels
 from gpu_ops.operators import regular, semi_anti
 from gpu_ops.operators.changes import Lifetimes, apply_changes
@@ -41,17 +41,15 @@ class TwoWayJoin:
 
     def _make_tables(self) -> tuple[StateTable, StateTable]:
         join, kernels = self._run, self.kernels
-        schemas = join.left.schema, join.right.schema
-        types = tuple(key_type(schemas[0].field(k.left), schemas[1].field(k.right)) for k in join.keys)
         counted = (True, False) if join.how in ("semi", "anti") else join.outer
 
         def table(side: int) -> StateTable:
             return StateTable(
                 kernels,
                 join.inputs[side],
-                tuple(k.column(side) for k in join.keys),
-                types,
-                tuple(k.column(side) for k in join.keys if not k.null_safe),
+                join.key_columns(side),
+                join.key_types,
+                join.key_columns(side, strict=True),
                 counted=counted[side],
                 findable=not join.inputs[side].insert_only or join.inputs[side].ttl_ms is not None,
                 track_null_keys=join.null_aware and side == 1,

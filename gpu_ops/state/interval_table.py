@@ -17,7 +17,7 @@ from gpu_ops.errors import StateError
 from gpu_ops.joins import Input
 from gpu_ops.kernels import Array, Frame, Kernels, as_slots
 from gpu_ops.state.index import MAX_SLOTS
-from gpu_ops.state.table import DEAD, LIVE, Growing
+from gpu_ops.state.table import DEAD, LIVE, Growing, kept_slots, too_many_dead
 from gpu_ops.state.time_index import TimeIndex
 
 GHOST = 3
@@ -245,7 +245,7 @@ class IntervalTable:
         self.due.commit()
         self.early.commit()
         dead = len(self.store) - self.live - self.ghosts
-        if dead > max(self.live, 4 if self.kernels.tiny_segments else 4096):
+        if too_many_dead(self.kernels, dead, self.live):
             self.compact()
 
     def discard(self) -> None:
@@ -269,10 +269,7 @@ class IntervalTable:
 
     def compact(self) -> None:
         """Drop dead rows; done when they outnumber the others, so each costs once."""
-        xp = self.kernels.xp
-        slots = xp.flatnonzero(self.status.values)
-        new_slots = xp.full(len(self.store), -1, np.int64)
-        new_slots[slots] = xp.arange(slots.size, dtype=np.int64)
+        slots, new_slots = kept_slots(self.kernels.xp, self.status.values)
         self.store.retain(slots)
         for column in self._columns():
             column.retain(slots)

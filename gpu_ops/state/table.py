@@ -67,6 +67,19 @@ class Growing:
             self._data = self._xp.zeros(64, self._data.dtype)
 
 
+def too_many_dead(kernels: Kernels, dead: int, live: int) -> bool:
+    """Whether a compaction is due: dead rows outnumber the live, so that each costs once."""
+    return dead > max(live, 4 if kernels.tiny_segments else 4096)
+
+
+def kept_slots(xp: Any, status: Array) -> tuple[Array, Array]:
+    """The slots a compaction keeps, ascending, and for every slot its new one, -1 for those that go."""
+    slots = xp.flatnonzero(status)
+    new_slots = xp.full(status.size, -1, np.int64)
+    new_slots[slots] = xp.arange(slots.size, dtype=np.int64)
+    return slots, new_slots
+
+
 @dataclasses.dataclass
 class Prepared:
     """What a prepared micro-batch did to a table, so that it can be undone."""
@@ -230,7 +243,7 @@ class StateTable:
                 self.written.values[slots] = clock_ms
                 self._queue.append((clock_ms, slots))
         dead = len(self.store) - self.live
-        if dead > max(self.live, 4 if self.kernels.tiny_segments else 4096):
+        if too_many_dead(self.kernels, dead, self.live):
             self.compact()
 
     def discard(self) -> None:
@@ -284,9 +297,7 @@ class StateTable:
     def compact(self) -> None:
         """Drop dead rows; done when they outnumber the live, so each dead row costs once."""
         xp = self.kernels.xp
-        slots = xp.flatnonzero(self.status.values)
-        new_slots = xp.full(len(self.store), -1, np.int64)
-        new_slots[slots] = xp.arange(slots.size, dtype=np.int64)
+        slots, new_slots = kept_slots(xp, self.status.values)
         self.store.retain(slots)
         for column in (self.status, self.count, self.written):
             if column is not None:
