@@ -74,6 +74,15 @@ class Key(NamedTuple):
         return self.right if side else self.left
 
 
+class Shuffle(NamedTuple):
+    """One value that rows are partitioned by: rows that may match have the same."""
+
+    columns: tuple[str, ...]
+    """Its column in each input."""
+    type: pa.DataType
+    """The type it is compared in."""
+
+
 class OutputColumn(NamedTuple):
     """Where a column of the changelog comes from: ``side`` is 0 left, 1 right, 2 whichever is there.
 
@@ -157,7 +166,7 @@ class Input:
                         f"input '{self.name}': {what} names {column!r}; there are {', '.join(names)}"
                     )
         for column in self.unique_key or ():
-            _check_key_type(self, column)
+            check_key_type(self, column)
         if self.event_time is not None:
             check_event_time(self.name, self.schema.field(self.event_time))
         for option, ms in (("delay", self.delay_ms), ("idle_timeout", self.idle_timeout_ms)):
@@ -229,7 +238,7 @@ class Join:
                         f"input '{side.name}' has no column {column!r} to join on; "
                         f"there are {', '.join(side.schema.names)}"
                     )
-                _check_key_type(side, column)
+                check_key_type(side, column)
             key_type(self.left.schema.field(key.left), self.right.schema.field(key.right))
         if self.interval is not None:
             self._check_interval(self.interval)
@@ -346,6 +355,16 @@ class Join:
                 positions = [p for p in positions if self.keys[p].column(side) in inside]
         return tuple(positions)
 
+    @property
+    def shuffled_by(self) -> tuple[Shuffle, ...]:
+        """What rows are partitioned by; empty means a single partition. See `distribution`."""
+        return tuple(Shuffle((self.keys[p].left, self.keys[p].right), self.key_types[p]) for p in self.distribution)
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """What the inputs are called in metrics and snapshots."""
+        return "left", "right"
+
     def to_json(self) -> str:
         """The description as JSON; equal descriptions give equal text."""
         data: dict[str, object] = {
@@ -356,7 +375,7 @@ class Join:
             "emit": self.emit,
             "null_aware": self.null_aware,
             "suffixes": list(self.suffixes) if self.suffixes else None,
-            "inputs": [_input_to_dict(i) for i in self.inputs],
+            "inputs": [input_to_dict(i) for i in self.inputs],
         }
         if self.interval is not None:
             data["interval"] = self.interval.to_dict()
@@ -366,7 +385,7 @@ class Join:
     def from_json(cls, text: str) -> Join:
         """The inverse of `to_json`."""
         data: dict[str, Any] = json.loads(text)
-        left, right = (_input_from_dict(i) for i in data["inputs"])
+        left, right = (input_from_dict(i) for i in data["inputs"])
         suffixes = data["suffixes"]
         return cls(
             how=data["how"],
@@ -437,13 +456,15 @@ def key_type(left: pa.Field, right: pa.Field) -> pa.DataType:
     raise DescriptionError(f"cannot compare key {left.name!r} ({a}) with {right.name!r} ({b}); CAST one of them first")
 
 
-def _check_key_type(source: Input, column: str) -> None:
+def check_key_type(source: Input, column: str) -> None:
+    """Refuses a column that cannot be a key, with a DescriptionError."""
     kind = source.schema.field(column).type
     if pa.types.is_nested(kind):
         raise DescriptionError(f"input '{source.name}': column {column!r} of type {kind} cannot be a key")
 
 
-def _input_to_dict(source: Input) -> dict[str, object]:
+def input_to_dict(source: Input) -> dict[str, object]:
+    """An input as JSON takes it."""
     data: dict[str, object] = {f.name: getattr(source, f.name) for f in dataclasses.fields(source)}
     for name in ("event_time", "delay_ms", "idle_timeout_ms"):
         if data[name] is None:  # absent, so that folders written before there were interval joins still fit
@@ -452,7 +473,8 @@ def _input_to_dict(source: Input) -> dict[str, object]:
     return data
 
 
-def _input_from_dict(data: Mapping[str, Any]) -> Input:
+def input_from_dict(data: Mapping[str, Any]) -> Input:
+    """The inverse of `input_to_dict`."""
     fields = dict(data)
     fields["schema"] = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(fields["schema"])))
     if fields["unique_key"] is not None:

@@ -1,0 +1,449 @@
+"""What a user writes down for a multi-way join: many inputs, one common key, one operator.
+
+A left-deep chain: step d joins input d to the result of the steps before it. Rules: Flink's
+``StreamingMultiJoinOperator`` (FLIP-516), whose planner takes inner and left joins with a common join
+key only (``JoinToMultiJoinRule``, ``AttributeBasedJoinKeyExtractor``). What it does not take is refused here,
+with the chain of two-way joins that does it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, cast, get_args
+
+import pyarrow as pa
+
+from gpu_ops.changelog import ROW_KIND_COLUMN
+from gpu_ops.conditions import Condition, parse
+from gpu_ops.errors import DescriptionError, NotBuiltError
+from gpu_ops.joins import (
+    Emit,
+    Input,
+    Join,
+    Layout,
+    OutputColumn,
+    Shuffle,
+    check_key_type,
+    input_from_dict,
+    input_to_dict,
+    key_type,
+)
+
+MAX_INPUTS = 64
+
+StepType = Literal["inner", "left"]
+
+StepKeys = str | tuple[str, str] | Sequence[str | tuple[str, str]]
+"""``"k"``, ``("users.id", "user_id")``, or several of these."""
+
+MultiOn = str | Sequence[str] | Sequence[StepKeys]
+"""Columns that all inputs share (``"k"``, ``["k", "g"]``), or one `StepKeys` per step."""
+
+
+class Equality(NamedTuple):
+    """``inputs[input].column = own``, where own is a column of the step's own input."""
+
+    input: int
+    column: str
+    own: str
+    null_safe: bool = False
+    """``IS NOT DISTINCT FROM`` instead of ``=``; never part of the common key."""
+    using: bool = False
+    """The step's own column is not shown."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """How one input is joined to everything to its left.
+
+    Attributes:
+        how: ``inner`` or ``left``.
+        on: its equality columns.
+        where: residual condition over this input and all to its left, SQL text, or None.
+    """
+
+    how: StepType
+    on: tuple[Equality, ...]
+    where: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiJoin:
+    """A join of 2 to 64 inputs that share a key.
+
+    Attributes:
+        inputs: in the order in which they are joined.
+        steps: one per input but the first.
+        emit: see `gpu_ops.joins.Emit`.
+        suffixes: one per input, appended to column names that another input has too; or None.
+        shown: the inputs' order in the output; None for their own.
+    """
+
+    inputs: tuple[Input, ...]
+    steps: tuple[Step, ...]
+    emit: Emit = "per_batch"
+    suffixes: tuple[str, ...] | None = None
+    shown: tuple[int, ...] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        inputs: Sequence[Input],
+        on: MultiOn,
+        how: str | Sequence[str] = "inner",
+        *,
+        where: str | Sequence[str | None] | None = None,
+        emit: Emit = "per_batch",
+        suffixes: Sequence[str] | None = None,
+    ) -> MultiJoin:
+        """A description from what a user writes.
+
+        Args:
+            inputs: two or more.
+            on: columns that all inputs share, each then shown once; or one entry per step, of pairs
+                ``("input.column", "column of the step's own input")``, or of columns both have.
+            how: ``inner`` or ``left``, for all steps or one by one. The first step may be ``right``, which is
+                the left join the other way round.
+            where: residual conditions, one per step; a single text is the last step's.
+            emit: see `gpu_ops.joins.Emit`.
+            suffixes: one per input, for clashing column names.
+
+        Raises:
+            DescriptionError: not a join that this operator does.
+        """
+        count = len(inputs)
+        if count < 2:
+            raise DescriptionError(f"a multi-way join takes two or more inputs, not {count}")
+        hows = [how] * (count - 1) if isinstance(how, str) else list(how)
+        wheres = [*[None] * (count - 2), where] if where is None or isinstance(where, str) else list(where)
+        for option, values in (("how", hows), ("where", wheres)):
+            if len(values) != count - 1:
+                raise DescriptionError(f"{option}= has {len(values)} entries for {count - 1} steps")
+        ordered, shown = list(inputs), None
+        keys = _step_keys(ordered, on)
+        if hows[0] == "right":
+            ordered[:2] = ordered[1::-1]
+            shown = (1, 0, *range(2, count))
+            merged = {k.column for k in keys[0] if k.using}
+            keys = [_swapped(keys[0]), *([_renumbered(k, merged) for k in step] for step in keys[1:])]
+            hows[0] = "left"
+        for number, name in enumerate(hows):
+            if name not in get_args(StepType):
+                raise DescriptionError(_no_step(name, inputs, number))
+        return cls(
+            inputs=tuple(ordered),
+            steps=tuple(Step(cast("StepType", h), tuple(k), w) for h, k, w in zip(hows, keys, wheres, strict=True)),
+            emit=emit,
+            suffixes=tuple(suffixes) if suffixes is not None else None,
+            shown=shown,
+        )
+
+    def __post_init__(self) -> None:
+        count = len(self.inputs)
+        if not 2 <= count <= MAX_INPUTS:
+            raise DescriptionError(f"a multi-way join takes 2 to {MAX_INPUTS} inputs, not {count}")
+        if len(self.steps) != count - 1:
+            raise DescriptionError(f"{len(self.steps)} steps for {count} inputs; there is one per input but the first")
+        if self.emit not in get_args(Emit):
+            raise DescriptionError(f"emit={self.emit!r}; it is one of {', '.join(get_args(Emit))}")
+        if self.emit == "at_end":
+            raise NotBuiltError("emit='at_end' is not built yet; per_event and per_batch are")
+        names = [i.name.lower() for i in self.inputs]
+        for source in self.inputs:
+            if names.count(source.name.lower()) > 1:
+                raise DescriptionError(f"two inputs are called {source.name!r}; give one another name")
+            if source.event_time is not None:
+                raise DescriptionError(f"input '{source.name}': event_time= is for interval joins")
+        if self.suffixes is not None and len(self.suffixes) != count:
+            raise DescriptionError(f"suffixes= has {len(self.suffixes)} entries for {count} inputs")
+        if self.shown is not None and sorted(self.shown) != list(range(count)):
+            raise DescriptionError(f"shown={self.shown!r} is no order of {count} inputs")
+        for number, step in enumerate(self.steps, start=1):
+            self._check_step(number, step)
+        if not self._common:
+            chain = ", ".join(i.name for i in self.inputs)
+            raise DescriptionError(
+                f"the joins of {chain} share no key: a multi-way join needs a column that = leads to in every "
+                f"step. Join them two at a time: {_chain(self.inputs, [s.how for s in self.steps])}"
+            )
+        shown = [c.name for c in self.output]
+        for name in shown:
+            if shown.count(name) > 1 or name == ROW_KIND_COLUMN:
+                raise DescriptionError(f"the changelog would have two columns {name!r}: rename one, or give suffixes=")
+        _ = self.conditions
+
+    def _check_step(self, number: int, step: Step) -> None:
+        own = self.inputs[number]
+        if step.how not in get_args(StepType):
+            raise DescriptionError(_no_step(step.how, self.inputs, number - 1))
+        for key in step.on:
+            if not 0 <= key.input < number:
+                raise DescriptionError(f"step {number} joins '{own.name}' on an input that is not to its left")
+            other = self.inputs[key.input]
+            for source, column in ((other, key.column), (own, key.own)):
+                if column not in source.schema.names:
+                    raise DescriptionError(
+                        f"input '{source.name}' has no column {column!r} to join on; "
+                        f"there are {', '.join(source.schema.names)}"
+                    )
+                check_key_type(source, column)
+            key_type(other.schema.field(key.column), own.schema.field(key.own))
+        _ = self.key_types
+
+    @functools.cached_property
+    def key_classes(self) -> dict[tuple[int, str], int]:
+        """The columns that ``=`` makes equal, by (input, column).
+
+        Those of one number are all equal in a row of the result in which their inputs are there.
+        """
+        number: dict[tuple[int, str], int] = {}
+        for place, step in enumerate(self.steps, start=1):
+            for key in step.on:
+                if key.null_safe:
+                    continue
+                a, b = ((key.input, key.column), (place, key.own))
+                one, other = number.setdefault(a, len(number)), number.setdefault(b, len(number))
+                for column, its in number.items():
+                    if its == other:
+                        number[column] = one
+        return number
+
+    @functools.cached_property
+    def key_types(self) -> dict[tuple[int, str], pa.DataType]:
+        """The type each key column is compared in, the same for all that are equal."""
+        fields: dict[int, pa.Field] = {}
+        for (place, column), number in self.key_classes.items():
+            field = self.inputs[place].schema.field(column)
+            before = fields.get(number, field)
+            fields[number] = before.with_type(key_type(before, field))
+        return {column: fields[number].type for column, number in self.key_classes.items()}
+
+    @functools.cached_property
+    def _common(self) -> tuple[tuple[str, ...], ...]:
+        """Every choice of one column per input such that rows that match have the same value in it.
+
+        Flink's common join key: in each step an ``=`` leads from one of them to the step's own input.
+        """
+        found: list[tuple[str, ...]] = []
+
+        def follow(chosen: tuple[str, ...]) -> None:
+            place = len(chosen)
+            if place == len(self.inputs):
+                found.append(chosen)
+                return
+            on = self.steps[place - 1].on
+            ways = [k.own for k in on if not k.null_safe and k.column == chosen[k.input]]
+            for own in dict.fromkeys(ways):
+                follow((*chosen, own))
+                if found and found[-1][0] == chosen[0]:
+                    return  # one way per column of the first input is enough
+
+        for column in self.inputs[0].schema.names:
+            if (0, column) in self.key_classes:
+                follow((column,))
+        return tuple(found)
+
+    @functools.cached_property
+    def shuffled_by(self) -> tuple[Shuffle, ...]:
+        """What rows are partitioned by; empty means a single partition.
+
+        The common keys, less those that would part the old and the new row of an upsert.
+        """
+        kept = [
+            columns
+            for columns in self._common
+            if all(
+                source.unique_key is None or source.updates == "retract" or column in source.unique_key
+                for source, column in zip(self.inputs, columns, strict=True)
+            )
+        ]
+        return tuple(Shuffle(columns, self.key_types[0, columns[0]]) for columns in kept)
+
+    @property
+    def common_key(self) -> tuple[tuple[str, ...], ...]:
+        """The common join keys: of each, its column in every input."""
+        return self._common
+
+    @functools.cached_property
+    def conditions(self) -> tuple[Condition | None, ...]:
+        """Per step: the residual condition with its null-safe equalities, over its input and all to its left."""
+        return tuple(self._condition(place, step) for place, step in enumerate(self.steps, start=1))
+
+    def _condition(self, place: int, step: Step) -> Condition | None:
+        def quoted(source: Input, column: str) -> str:
+            return ".".join("`" + part.replace("`", "``") + "`" for part in (source.name, column))
+
+        own = self.inputs[place]
+        terms = [f"({quoted(self.inputs[k.input], k.column)} <=> {quoted(own, k.own)})" for k in step.on if k.null_safe]
+        schemas = {i.name: i.schema for i in self.inputs[: place + 1]}
+        if step.where is not None:
+            parse(step.where, schemas)  # so that a position in an error is one in the user's text
+            terms.append(f"({step.where})")
+        return parse(" AND ".join(terms), schemas) if terms else None
+
+    @functools.cached_property
+    def references(self) -> tuple[frozenset[int], ...]:
+        """Per step: the inputs to its left that it looks at."""
+        found = []
+        for place, (step, condition) in enumerate(zip(self.steps, self.conditions, strict=True), start=1):
+            looked_at = {k.input for k in step.on}
+            if condition is not None:
+                looked_at |= {i for i in range(place) if condition.columns[self.inputs[i].name]}
+            found.append(frozenset(looked_at))
+        return tuple(found)
+
+    @functools.cached_property
+    def output(self) -> tuple[OutputColumn, ...]:
+        """The changelog's columns after ``row_kind``; their ``side`` is the input's number."""
+        hidden = {(p, k.own) for p, step in enumerate(self.steps, start=1) for k in step.on if k.using}
+        first = [(k.input, k.column) for step in self.steps for k in step.on if k.using]
+        first = [c for c in dict.fromkeys(first) if c not in hidden]
+        order = self.shown or tuple(range(len(self.inputs)))
+        columns = [*first]
+        for place in order:
+            own = [(place, name) for name in self.inputs[place].schema.names]
+            columns += [c for c in own if c not in hidden and c not in first]
+        names = [name for _, name in columns]
+        made = []
+        for place, name in columns:
+            suffix = self.suffixes[place] if self.suffixes is not None and names.count(name) > 1 else ""
+            kind = self.key_types[place, name] if (place, name) in first else self.inputs[place].schema.field(name).type
+            made.append(OutputColumn(name + suffix, place, name, None, kind))
+        return tuple(made)
+
+    @functools.cached_property
+    def output_schema(self) -> pa.Schema:
+        """The changelog's schema: ``row_kind``, then the columns."""
+        fields = [pa.field(c.name, c.type) for c in self.output]
+        return pa.schema([pa.field(ROW_KIND_COLUMN, pa.string(), nullable=False), *fields])
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """What the inputs are called in metrics and snapshots."""
+        return tuple(i.name for i in self.inputs)
+
+    def layout(self, place: int) -> Layout:
+        """The state layout of one input (Flink: ``MultiJoinStateViews``)."""
+        unique = self.inputs[place].unique_key
+        if unique is None:
+            return "multiset"
+        own = {k.own for k in self.steps[place - 1].on} if place else set()
+        return "join_key_contains_unique_key" if place and set(unique) <= own else "unique_key"
+
+    def to_json(self) -> str:
+        """The description as JSON; equal descriptions give equal text."""
+        data: dict[str, object] = {
+            "kind": "multi_join",
+            "steps": [{"how": s.how, "on": [list(k) for k in s.on], "where": s.where} for s in self.steps],
+            "emit": self.emit,
+            "suffixes": list(self.suffixes) if self.suffixes else None,
+            "shown": list(self.shown) if self.shown else None,
+            "inputs": [input_to_dict(i) for i in self.inputs],
+        }
+        return json.dumps(data, sort_keys=True)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> MultiJoin:
+        """From what `to_json` wrote."""
+        return cls(
+            inputs=tuple(input_from_dict(i) for i in data["inputs"]),
+            steps=tuple(Step(s["how"], tuple(Equality(*k) for k in s["on"]), s["where"]) for s in data["steps"]),
+            emit=data["emit"],
+            suffixes=tuple(data["suffixes"]) if data["suffixes"] else None,
+            shown=tuple(data["shown"]) if data["shown"] else None,
+        )
+
+
+AnyJoin = Join | MultiJoin
+
+
+def join_from_json(text: str) -> AnyJoin:
+    """A description of either kind from its JSON."""
+    data: dict[str, Any] = json.loads(text)
+    return MultiJoin.from_dict(data) if data["kind"] == "multi_join" else Join.from_json(text)
+
+
+def _step_keys(inputs: Sequence[Input], on: MultiOn) -> list[list[Equality]]:
+    """The equalities that ``on=`` names, per step."""
+    shared = [on] if isinstance(on, str) else list(on)
+    if shared and all(isinstance(c, str) for c in shared):
+        return [[Equality(0, str(c), str(c), using=True) for c in shared] for _ in inputs[1:]]
+    if len(shared) != len(inputs) - 1:
+        raise DescriptionError(
+            f"on= has {len(shared)} entries for {len(inputs) - 1} steps; it is columns that all inputs share, "
+            "or one entry per step"
+        )
+    return [_keys_of_step(inputs, place, entry) for place, entry in enumerate(shared, start=1)]
+
+
+def _keys_of_step(inputs: Sequence[Input], place: int, entry: Any) -> list[Equality]:
+    def is_pair(item: object) -> bool:
+        return isinstance(item, tuple) and len(item) == 2 and all(isinstance(x, str) for x in item)
+
+    items = [entry] if isinstance(entry, str) or is_pair(entry) else list(entry)
+    found = []
+    for item in items:
+        if isinstance(item, Equality):
+            found.append(item)
+        elif isinstance(item, str):
+            owner = next((i for i in range(place) if item in inputs[i].schema.names), 0)
+            found.append(Equality(owner, item, item, using=True))
+        elif is_pair(item):
+            left, column = _resolve(inputs[:place], item[0])
+            own = _resolve(inputs[place : place + 1], item[1])[1]
+            found.append(Equality(left, column, own))
+        else:
+            raise DescriptionError(f"on= takes columns and pairs of columns, not {item!r}")
+    return found
+
+
+def _resolve(inputs: Sequence[Input], text: str) -> tuple[int, str]:
+    """The input and column that ``"input.column"`` or ``"column"`` names."""
+    for place, source in enumerate(inputs):
+        head, dot, column = text.partition(".")
+        if dot and head.lower() == source.name.lower() and column in source.schema.names:
+            return place, column
+    having = [place for place, source in enumerate(inputs) if text in source.schema.names]
+    if len(having) > 1:
+        names = " and ".join(f"{inputs[p].name}.{text}" for p in having)
+        raise DescriptionError(f"on= names {text!r}, which can be {names}")
+    if not having:
+        there = ", ".join(f"{s.name}.{c}" for s in inputs for c in s.schema.names)
+        raise DescriptionError(f"on= names {text!r}; there are {there}")
+    return having[0], text
+
+
+def _swapped(keys: Sequence[Equality]) -> list[Equality]:
+    """The first step's equalities with its two inputs in the other order."""
+    return [k._replace(column=k.own, own=k.column) for k in keys]
+
+
+def _renumbered(key: Equality, merged: set[str]) -> Equality:
+    """A later step's equality, with the first two inputs swapped; a column shown once is the new first's."""
+    if key.using and key.input == 0 and key.column in merged:
+        return key
+    return key._replace(input=1 - key.input) if key.input < 2 else key
+
+
+def _no_step(how: str, inputs: Sequence[Input], number: int) -> str:
+    why = {
+        "right": "a right join is a left join the other way round, which only the first step can be",
+        "full": "a full join must remember which rows of both sides were matched",
+        "semi": "a semi join's rows have no part of its right input",
+        "anti": "an anti join's rows have no part of its right input",
+    }.get(how)
+    if why is None:
+        return f"how={how!r}; a step of a multi-way join is inner or left"
+    hows = ["inner"] * (len(inputs) - 1)
+    hows[number] = how
+    return f"how={how!r}: {why}. Join them two at a time: {_chain(inputs, hows)}"
+
+
+def _chain(inputs: Sequence[Input], hows: Sequence[str]) -> str:
+    text = inputs[0].name
+    for source, how in zip(inputs[1:], hows, strict=True):
+        text = f"gpu_ops.join({text}, {source.name}, on=..., how={how!r})"
+    return text
