@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -16,8 +16,10 @@ from gpu_ops.changelog import BAD_ROW_KIND, DELETE, INSERT, UPDATE_AFTER, UPDATE
 from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.ingest import Ingested, ingest
 from gpu_ops.joins import Join
+from gpu_ops.multi import AnyJoin, MultiJoin
 from gpu_ops.operators.interval import IntervalJoin
-from gpu_ops.operators.said import SIDES, Operator
+from gpu_ops.operators.multi_way import MultiWayJoin
+from gpu_ops.operators.said import Operator
 from gpu_ops.operators.two_way import TwoWayJoin
 from gpu_ops.output import append_rows
 
@@ -46,7 +48,7 @@ class JoinEngine:
     """A streaming join over one partition.
 
     Args:
-        join: its description.
+        join: its description, of two inputs or of many.
         backend: ``"auto"``, ``"cpu"`` or ``"gpu"``.
         memory_limit: bytes of state at most, or None.
         tiny: test setting: the smallest possible segments.
@@ -57,7 +59,7 @@ class JoinEngine:
     """
 
     def __init__(
-        self, join: Join, backend: Backend = "auto", *, memory_limit: int | None = None, tiny: bool = False
+        self, join: AnyJoin, backend: Backend = "auto", *, memory_limit: int | None = None, tiny: bool = False
     ) -> None:
         self.join = join
         self.kernels, self.backend_reason = make_kernels(backend, tiny_segments=tiny, memory_limit=memory_limit)
@@ -68,6 +70,8 @@ class JoinEngine:
         self._operator = self._make_operator()
 
     def _make_operator(self) -> Operator:
+        if isinstance(self.join, MultiJoin):
+            return MultiWayJoin(self.join, self.kernels)
         if self.join.interval is not None:
             return IntervalJoin(self.join, self.kernels)
         return TwoWayJoin(self.join, self.kernels)
@@ -76,9 +80,10 @@ class JoinEngine:
 
     def process(
         self,
+        *inputs: Batch,
         left: Batch = None,
         right: Batch = None,
-        *,
+        orders: Sequence[npt.ArrayLike] | None = None,
         left_order: npt.ArrayLike | None = None,
         right_order: npt.ArrayLike | None = None,
         clock_ms: int | None = None,
@@ -86,8 +91,9 @@ class JoinEngine:
     ) -> pa.Table:
         """Apply one micro-batch and return its changelog; arguments as `prepare`."""
         result = self.prepare(
-            left, right, left_order=left_order, right_order=right_order, clock_ms=clock_ms, watermark=watermark
-        )
+            *inputs, left=left, right=right, orders=orders, left_order=left_order, right_order=right_order,
+            clock_ms=clock_ms, watermark=watermark,
+        )  # fmt: skip
         self.commit()
         return result.changelog
 
@@ -103,9 +109,10 @@ class JoinEngine:
 
     def prepare(
         self,
+        *inputs: Batch,
         left: Batch = None,
         right: Batch = None,
-        *,
+        orders: Sequence[npt.ArrayLike] | None = None,
         left_order: npt.ArrayLike | None = None,
         right_order: npt.ArrayLike | None = None,
         clock_ms: int | None = None,
@@ -114,12 +121,14 @@ class JoinEngine:
         """Compute one micro-batch without changing the committed state.
 
         Args:
-            left: n changes of the left input: its columns and its row-kind column, or None.
-            right: m changes of the right input, likewise.
-            left_order: n integers that, with right_order, put the changes of both inputs in a total
-                order; without them the left's rows come first, then the right's. An input's
-                ``sequence_by`` orders its own changes, and if both inputs have one, all of them.
-            right_order: m integers.
+            inputs: the changes of each input, in the join's order: its columns and its row-kind column, or None.
+            left: of a join of two inputs, the left's changes; instead of ``inputs``.
+            right: the right's, likewise.
+            orders: for each input one integer per change, which together put the changes of all inputs in a
+                total order; without them the first input's rows come first, and so on. An input's
+                ``sequence_by`` orders its own changes, and if all inputs have one, all of them.
+            left_order: of a join of two inputs, the left's.
+            right_order: the right's, likewise.
             clock_ms: the time state TTL and processing time go by, ms since the epoch; default now. Never
                 goes back.
             watermark: of an interval join: the one in force for this micro-batch: what it ends is said first,
@@ -136,12 +145,14 @@ class JoinEngine:
         """
         if self._prepared:
             raise StateError("the last micro-batch was neither committed nor discarded")
-        if watermark is not None and (self.join.interval is None or self.join.interval.time != "event"):
-            if self.join.interval is None:
+        interval = self.join.interval if isinstance(self.join, Join) else None
+        if watermark is not None and (interval is None or interval.time != "event"):
+            if interval is None:
                 raise DescriptionError("a watermark has a meaning in an interval join only")
             watermark = None
         started = time.perf_counter()
-        changes = ingest(self.join, (left, right), (left_order, right_order))
+        batches, places = self._arguments(inputs, (left, right), orders, (left_order, right_order))
+        changes = ingest(self.join, batches, places)
         now = int(time.time() * 1000) if clock_ms is None else int(clock_ms)
         self._clock_ms = max(self._clock_ms, now)
         self._prepared = True
@@ -151,10 +162,39 @@ class JoinEngine:
             self.discard()
             raise
 
+    def _arguments(
+        self,
+        inputs: tuple[Batch, ...],
+        pair: tuple[Batch, Batch],
+        orders: Sequence[npt.ArrayLike] | None,
+        pair_orders: tuple[npt.ArrayLike | None, npt.ArrayLike | None],
+    ) -> tuple[Sequence[Batch], Sequence[npt.ArrayLike | None]]:
+        """One batch and one order (or None) per input, however they were given."""
+        count = len(self.join.inputs)
+        by_name = any(x is not None for x in (*pair, *pair_orders))
+        if by_name and (count != 2 or inputs or orders is not None):
+            raise DescriptionError("left= and right= are for a join of two inputs, and go without others")
+        if by_name or not inputs:
+            batches: Sequence[Batch] = pair if count == 2 else [None] * count
+        else:
+            batches = inputs
+        if len(batches) != count:
+            raise DescriptionError(f"the join has {count} inputs, {len(batches)} were given")
+        places: Sequence[npt.ArrayLike | None] = [None] * count
+        if orders is not None:
+            places = orders
+        elif count == 2:
+            places = pair_orders
+        if len(places) != count:
+            raise DescriptionError(f"orders= has {len(places)} entries for {count} inputs")
+        return batches, places
+
     def _watermark(self, given: Watermark) -> int | None:
-        interval, operator = self.join.interval, self._operator
-        if interval is None or not isinstance(operator, IntervalJoin):
+        operator = self._operator
+        if not isinstance(self.join, Join) or not isinstance(operator, IntervalJoin):
             return None
+        interval = self.join.interval
+        assert interval is not None
         if interval.time == "processing":
             return self._clock_ms
         if isinstance(given, tuple):
@@ -163,7 +203,7 @@ class JoinEngine:
             return int(given)
         return operator.watermark_ms((self.join.left.delay_ms, self.join.right.delay_ms))
 
-    def _prepare(self, changes: tuple[Ingested, Ingested], watermark: int | None, started: float) -> MicroBatch:
+    def _prepare(self, changes: tuple[Ingested, ...], watermark: int | None, started: float) -> MicroBatch:
         ingested = time.perf_counter()
         said = self._operator.prepare(changes, self._clock_ms, watermark)
         output = said.output
@@ -171,7 +211,7 @@ class JoinEngine:
             output = append_rows(self.join, side, output, change.tagged, BAD_ROW_KIND)
         self._check_memory()
         metrics: dict[str, int | float] = {}
-        for name, table, change in zip(SIDES, self._operator.tables, changes, strict=True):
+        for name, table, change in zip(self.join.sides, self._operator.tables, changes, strict=True):
             metrics |= {
                 f"{name}_rows_in": change.rows_in,
                 f"{name}_bad_rows": change.bad_rows,
@@ -209,8 +249,8 @@ class JoinEngine:
         """The committed state, whichever backend holds it.
 
         Returns:
-            For ``"left"`` and ``"right"`` the live rows, with the association count as ``__count``
-            where one is kept and the last write as ``__written`` (ms) where a TTL asks for it. For an interval
+            For ``"left"`` and ``"right"``, or each of many inputs, the live rows, with the association count as
+            ``__count`` where one is kept and the last write as ``__written`` (ms) where a TTL asks for it. For an interval
             join with what stands beside its rows, and under ``"time"`` its watermark.
         """
         if self._prepared:
@@ -224,9 +264,9 @@ class JoinEngine:
         self._operator.restore(state)
 
     def state_size(self) -> dict[str, int]:
-        """Live rows and bytes of both inputs."""
+        """Live rows and bytes of each input."""
         sizes = {}
-        for name, table in zip(SIDES, self._operator.tables, strict=True):
+        for name, table in zip(self.join.sides, self._operator.tables, strict=True):
             sizes[f"{name}_rows"], sizes[f"{name}_bytes"] = table.live, table.nbytes
         return sizes
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from gpu_ops.changelog import INSERT, SHORT_STRINGS, decode_row_kinds, known_row
 from gpu_ops.errors import BadInputError
 from gpu_ops.intervals import as_integers
 from gpu_ops.joins import Input, Join
+from gpu_ops.multi import AnyJoin
 from gpu_ops.operators.changes import NEVER
 
 
@@ -26,7 +28,7 @@ class Ingested:
     kinds: npt.NDArray[np.int8]
     """n row-kind codes."""
     sequence: npt.NDArray[np.int64]
-    """n places in the micro-batch's total order, over both inputs."""
+    """n places in the micro-batch's total order, over all inputs."""
     rows_in: int
     bad_rows: int
     tagged: pa.Table | None
@@ -46,16 +48,21 @@ class Ingested:
 
 
 def ingest(
-    join: Join,
-    batches: tuple[pa.Table | pa.RecordBatch | None, pa.Table | pa.RecordBatch | None],
-    orders: tuple[npt.ArrayLike | None, npt.ArrayLike | None],
-) -> tuple[Ingested, Ingested]:
-    """Check, decode and order the changes of both inputs.
+    join: AnyJoin,
+    batches: Sequence[pa.Table | pa.RecordBatch | None],
+    orders: Sequence[npt.ArrayLike | None],
+) -> tuple[Ingested, ...]:
+    """Check, decode and order the changes of all inputs.
+
+    Args:
+        join: its description.
+        batches: one per input.
+        orders: likewise.
 
     Raises:
         BadInputError: names the input, the column and a sample value.
     """
-    sides = []
+    sides: list[Ingested] = []
     start = 0
     for source, batch, order in zip(join.inputs, batches, orders, strict=True):
         decoded = _decode(source, batch, order, start)
@@ -63,11 +70,11 @@ def ingest(
         sides.append(decoded)
     total = sum(s.kinds.size for s in sides)
     if 2 * total + 2 >= NEVER:
-        raise BadInputError(join.left.name, None, f"a micro-batch of {total} changes; use more partitions")
-    left, right = _in_total_order(join, sides[0], sides[1])
-    if join.interval is None:
-        return left, right
-    return _with_times(join, 0, left), _with_times(join, 1, right)
+        raise BadInputError(join.inputs[0].name, None, f"a micro-batch of {total} changes; use more partitions")
+    ordered = _in_total_order(join.inputs, sides)
+    if isinstance(join, Join) and join.interval is not None:
+        return tuple(_with_times(join, side, changes) for side, changes in enumerate(ordered))
+    return tuple(ordered)
 
 
 def _with_times(join: Join, side: int, changes: Ingested) -> Ingested:
@@ -213,17 +220,16 @@ def _and(mask: Any, other: Any) -> Any:
     return other if mask is None else pc.and_(mask, other)
 
 
-def _in_total_order(join: Join, left: Ingested, right: Ingested) -> tuple[Ingested, Ingested]:
-    """Each input by its own order, and places in the total order of both instead of the order given."""
-    by = (join.left.sequence_by, join.right.sequence_by)
-    if by[0] is not None and by[1] is not None:
-        values = [side.table[name] for side, name in zip((left, right), by, strict=True)]
+def _in_total_order(inputs: Sequence[Input], sides: Sequence[Ingested]) -> list[Ingested]:
+    """Each input by its own order, and places in the total order of all instead of the order given."""
+    by = [source.sequence_by for source in inputs]
+    if all(name is not None for name in by):
+        values = [side.table[name] for side, name in zip(sides, by, strict=True)]
         kind = values[0].type
-        if values[1].type != kind:
-            values[1] = values[1].cast(kind)
-        return _ranked(left, right, pa.chunked_array([*values[0].chunks, *values[1].chunks], kind))
-    sides = [_by_own_sequence(s, name) if name is not None else s for s, name in zip((left, right), by, strict=True)]
-    return _ranked(sides[0], sides[1], None)
+        values = [v if v.type == kind else v.cast(kind) for v in values]
+        return _ranked(sides, pa.chunked_array([chunk for v in values for chunk in v.chunks], kind))
+    own = [_by_own_sequence(s, name) if name is not None else s for s, name in zip(sides, by, strict=True)]
+    return _ranked(own, None)
 
 
 def _by_own_sequence(side: Ingested, column: str) -> Ingested:
@@ -237,15 +243,12 @@ def _by_own_sequence(side: Ingested, column: str) -> Ingested:
     return dataclasses.replace(side, table=side.table.take(pa.array(order)), kinds=side.kinds[order], sequence=places)
 
 
-def _ranked(left: Ingested, right: Ingested, by: pa.ChunkedArray | None) -> tuple[Ingested, Ingested]:
-    given = np.concatenate([left.sequence, right.sequence])
-    split = left.sequence.size
-    if by is None and _ascending(left.sequence) and _ascending(right.sequence):
-        # Both in order already: a merge by searching, no sort.
-        ranks = np.empty(given.size, np.int64)
-        ranks[:split] = np.arange(split) + np.searchsorted(right.sequence, left.sequence, side="left")
-        ranks[split:] = np.arange(right.sequence.size) + np.searchsorted(left.sequence, right.sequence, side="right")
+def _ranked(sides: Sequence[Ingested], by: pa.ChunkedArray | None) -> list[Ingested]:
+    if by is None and all(_ascending(s.sequence) for s in sides):
+        # All in order already: a merge by searching, no sort.
+        ranks = [_merged(sides, number) for number in range(len(sides))]
     else:
+        given = np.concatenate([s.sequence for s in sides])
         if by is None:
             order = np.argsort(given, kind="stable")
         else:
@@ -254,15 +257,16 @@ def _ranked(left: Ingested, right: Ingested, by: pa.ChunkedArray | None) -> tupl
                 sort_keys=[("by", "ascending"), ("given", "ascending")],
                 null_placement="at_start",
             ).to_numpy()
-        ranks = np.empty(given.size, np.int64)
-        ranks[order] = np.arange(given.size)
-    sides = []
-    for side, rank in ((left, ranks[:split]), (right, ranks[split:])):
+        places = np.empty(given.size, np.int64)
+        places[order] = np.arange(given.size)
+        ranks = np.split(places, np.cumsum([s.sequence.size for s in sides])[:-1])
+    ordered = []
+    for side, rank in zip(sides, ranks, strict=True):
         if _ascending(rank):
-            sides.append(dataclasses.replace(side, sequence=rank))
+            ordered.append(dataclasses.replace(side, sequence=rank))
         else:
             order = np.argsort(rank)
-            sides.append(
+            ordered.append(
                 dataclasses.replace(
                     side,
                     table=side.table.take(pa.array(order)),
@@ -270,7 +274,17 @@ def _ranked(left: Ingested, right: Ingested, by: pa.ChunkedArray | None) -> tupl
                     sequence=rank[order],
                 )
             )
-    return sides[0], sides[1]
+    return ordered
+
+
+def _merged(sides: Sequence[Ingested], number: int) -> npt.NDArray[np.int64]:
+    """Places of one input's changes among those of all; of equals, the earlier input's come first."""
+    own = sides[number].sequence
+    ranks = np.arange(own.size, dtype=np.int64)
+    for other, side in enumerate(sides):
+        if other != number:
+            ranks += np.searchsorted(side.sequence, own, side="left" if other > number else "right")
+    return ranks
 
 
 def _ascending(values: npt.NDArray[np.int64]) -> bool:

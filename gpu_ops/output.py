@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,6 +12,7 @@ from gpu_ops.changelog import encode_row_kinds
 from gpu_ops.intervals import as_integers, from_integers
 from gpu_ops.joins import Join, OutputColumn
 from gpu_ops.kernels import Array, Frame, Kernels, Store
+from gpu_ops.multi import AnyJoin, MultiJoin
 from gpu_ops.operators.emission import Rows
 
 
@@ -80,7 +82,28 @@ def _later(xp: Any, slots: tuple[Array, Array], times: tuple[Array, Array]) -> A
     return xp.maximum(*found)
 
 
-def append_rows(join: Join, side: int, output: pa.Table, rows: pa.Table | None, kind: str) -> pa.Table:
+def multi_changelog_table(
+    join: MultiJoin, kernels: Kernels, tables: Sequence[HasStore], kinds: Array, slots: Sequence[Array]
+) -> tuple[pa.Table, Frame]:
+    """As `changelog_table`, of a multi-way join.
+
+    Args:
+        join: its description.
+        kernels: the backend.
+        tables: one per input.
+        kinds: n row kinds.
+        slots: per input n slots, -1 for a row of nulls.
+    """
+    frames: list[Frame] = []
+    for place, table in enumerate(tables):
+        needed = list(dict.fromkeys(c.column for c in join.output if c.side == place))
+        frames.append(table.store.take(slots[place], needed) if needed else None)
+    frame = kernels.combine([(c.name, frames[c.side], c.column) for c in join.output])
+    data = kernels.to_arrow(frame, pa.schema(list(join.output_schema)[1:])).columns
+    return pa.Table.from_arrays([encode_row_kinds(kernels.asnumpy(kinds)), *data], schema=join.output_schema), frame
+
+
+def append_rows(join: AnyJoin, side: int, output: pa.Table, rows: pa.Table | None, kind: str) -> pa.Table:
     """The changelog with rows of one input handed out after it, the other side's columns null.
 
     Args:
@@ -93,19 +116,25 @@ def append_rows(join: Join, side: int, output: pa.Table, rows: pa.Table | None, 
     if rows is None or rows.num_rows == 0:
         return output
     columns = [pa.array([kind] * rows.num_rows, pa.string())]
+    latest = 3 if isinstance(join, Join) else -1
     for column in join.output:
         name = own_column(join, side, column)
         if name is None:
             columns.append(pa.nulls(rows.num_rows, column.type))
-        elif column.side == 3 and rows[name].null_count == 0:
+        elif column.side == latest and rows[name].null_count == 0:
             columns.append(from_integers(as_integers(rows[name], column.type), column.type))
         else:
             columns.append(rows[name].cast(column.type))
     return pa.concat_tables([output, pa.Table.from_arrays(columns, schema=output.schema)])
 
 
-def own_column(join: Join, side: int, column: OutputColumn) -> str | None:
+def own_column(join: AnyJoin, side: int, column: OutputColumn) -> str | None:
     """Which column of one input an output column shows in a row that is of this input alone; None for none."""
+    if isinstance(join, MultiJoin):
+        if column.side == side:
+            return column.column
+        step = join.steps[side - 1].on if side else ()
+        return next((k.own for k in step if k.using and (k.input, k.column) == (column.side, column.column)), None)
     if column.side >= 2:
         return column.other if side == 1 else column.column
     if column.side == side:

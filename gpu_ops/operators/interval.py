@@ -110,7 +110,7 @@ class IntervalJoin:
 
     # --- a micro-batch -----------------------------------------------------------------------
 
-    def prepare(self, changes: tuple[Ingested, Ingested], clock_ms: int, watermark_ms: int | None) -> Said:
+    def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Said:
         """Compute one micro-batch; see `gpu_ops.operators.said.Operator`."""
         started = time.perf_counter()
         pads, gone = self.advance(self._units(watermark_ms))
@@ -228,7 +228,7 @@ class IntervalJoin:
         table.stale = stale
         return slots, bool(ghosts.size + slots.size)
 
-    def apply(self, changes: tuple[Ingested, Ingested], clock_ms: int) -> list[tuple[Rows, int]]:
+    def apply(self, changes: tuple[Ingested, ...], clock_ms: int) -> list[tuple[Rows, int]]:
         """Join the micro-batch's rows, of which none is to be left out.
 
         Args:

@@ -55,11 +55,11 @@ class Operator(Protocol):
     def tables(self) -> Sequence[Rows]:
         """The state of each input."""
 
-    def prepare(self, changes: tuple[Ingested, Ingested], clock_ms: int, watermark_ms: int | None) -> Said:
+    def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Said:
         """Compute one micro-batch, to be followed by `commit` or `discard`.
 
         Args:
-            changes: of both inputs, checked and in order.
+            changes: of each input, checked and in order.
             clock_ms: the time the micro-batch is applied at, ms since the epoch.
             watermark_ms: the watermark in force for it, or None if none is known.
         """

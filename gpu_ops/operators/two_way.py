@@ -57,7 +57,7 @@ class TwoWayJoin:
 
         return table(0), table(1)
 
-    def prepare(self, changes: tuple[Ingested, Ingested], clock_ms: int, watermark_ms: int | None) -> Said:
+    def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Said:
         """Compute one micro-batch; no watermark matters."""
         del watermark_ms
         started = time.perf_counter()

@@ -1,0 +1,184 @@
+"""When a left step's pad comes and goes: association counts of a multi-way join.
+
+A pad stands for the rows that match nothing in a step's input. Their count is how many match; the pad comes where it
+falls to zero and goes where it leaves zero, by a change of the step's input (what a change of the row itself
+does is said when that change is completed).
+
+A step that looks at one input only keeps a count beside each row of it, moved by one scatter-add per micro-batch: a
+change costs its own matches. A step that looks at several has no single row to keep a count at; it counts afresh, for
+the rows its changes meet, as Flink's ``StreamingMultiJoinOperator`` does for every change.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from gpu_ops.kernels import Array, Kernels
+from gpu_ops.operators.changes import ALWAYS, NEVER
+from gpu_ops.operators.groups import value_changes
+from gpu_ops.operators.multi_plan import Lookup
+from gpu_ops.operators.tuples import Finder, Tuples, fresh
+
+_INSTANT_BITS = 29
+
+
+@dataclasses.dataclass
+class Crossings:
+    """Where counts become zero or stop being zero: parallel arrays."""
+
+    first: Array
+    """Position of one of the events that do it."""
+    appears: Array
+    """1 where the pad comes, -1 where it goes."""
+    hidden: Array
+    """Ascending owners whose pad would come and go within a micro-batch that says net changes only."""
+
+
+def crossings(
+    kernels: Kernels, events: tuple[Array, Array, Array], before: Array, own: Array | None, *, net: bool
+) -> Crossings:
+    """Where counts cross zero.
+
+    Args:
+        kernels: the backend.
+        events: n owners (numbers), whose count each moves; n instants; n times 1 or -1.
+        before: n counts before the micro-batch, of each event's owner.
+        own: n flags: the owner itself comes or goes; moves its count but says nothing. None for none.
+        net: leave out what comes and goes; otherwise only within one change (an upsert does both).
+    """
+    xp = kernels.xp
+    owner, instants, deltas = events
+    order = kernels.argsort((owner << _INSTANT_BITS) | instants)
+    whose, when = owner[order], instants[order]
+    moved = xp.cumsum(deltas[order])
+    new_owner = value_changes(xp, whose)
+    new_moment = new_owner | value_changes(xp, when)
+    starts = xp.flatnonzero(new_moment)
+    if not starts.size:
+        nothing = xp.empty(0, np.int64)
+        return Crossings(nothing, nothing, nothing)
+    last = xp.concatenate([starts[1:], xp.full(1, whose.size, np.int64)]) - 1
+    owner_starts = xp.flatnonzero(new_owner)
+    group = xp.cumsum(new_owner)[starts] - 1
+    offset = xp.where(owner_starts > 0, moved[owner_starts - 1], 0)
+    base = before[order[owner_starts]]
+    zero = (moved[last] - offset[group] + base[group]) == 0
+    was_zero = xp.empty(zero.size, bool)
+    was_zero[1:] = zero[:-1]
+    first = new_owner[starts]
+    was_zero[first] = (base == 0)[group[first]]
+    crosses = zero != was_zero
+    if own is not None:
+        crosses &= ~own[order[starts]]
+    at = xp.flatnonzero(crosses)
+    moments, owners = when[starts[at]], whose[starts[at]]
+    twin = owners[1:] == owners[:-1]
+    if not net:
+        twin &= (moments[1:] >> 1) == (moments[:-1] >> 1)
+    hidden = xp.empty(0, np.int64)
+    if bool(twin.any()):
+        hidden = owners[1:][twin] if net else hidden
+        single = xp.ones(at.size, bool)
+        single[1:] &= ~twin
+        single[:-1] &= ~twin
+        at = at[single]
+    return Crossings(order[starts[at]], xp.where(zero[at], 1, -1).astype(np.int8), hidden)
+
+
+def counted_changes(
+    finder: Finder, place: int, owner: int, own_lookup: Lookup, back: Lookup, *, net: bool
+) -> tuple[Tuples, Array]:
+    """The changes of a left step's input with the rows they match, and what they do to those rows' pads.
+
+    Moves the counts.
+
+    Args:
+        finder: the micro-batch's.
+        place: the step's input.
+        owner: the one input it looks at.
+        own_lookup: the step's own lookup.
+        back: from its input to the owner's.
+        net: see `crossings`.
+
+    Returns:
+        The changes, with the slots of both inputs; and `Crossings.hidden`.
+    """
+    kernels, xp = finder.kernels, finder.kernels.xp
+    table, side, owner_side = finder.tables[owner], finder.sides[place], finder.sides[owner]
+    # new rows of the owner find what they match, and stays
+    new = xp.arange(owner_side.first_new, len(table), dtype=np.int64)
+    if new.size:
+        rows, slots = finder.matches({owner: new}, own_lookup, committed=True)
+        kept = finder.fulfils(place, {owner: new[rows], place: slots}, int(slots.size))
+        rows = rows if kept is None else rows[kept]
+        table.move_counts(place, new[rows], xp.ones(rows.size, np.int32))
+    touched = xp.concatenate([side.killed, xp.arange(side.first_new, len(finder.tables[place]), dtype=np.int64)])
+    rows, slots = finder.matches({place: touched}, back)
+    pairs = {place: touched[rows], owner: slots}
+    kept = finder.fulfils(place, pairs, int(slots.size))
+    if kept is not None:
+        pairs = {p: s[kept] for p, s in pairs.items()}
+    births = side.born(xp, pairs[place]), owner_side.born(xp, pairs[owner])
+    deaths = side.died(xp, pairs[place]), owner_side.died(xp, pairs[owner])
+    begin, end = xp.maximum(*births), xp.minimum(*deaths)
+    lives = begin < end
+    comes, goes = xp.flatnonzero(lives & (begin != ALWAYS)), xp.flatnonzero(lives & (end != NEVER))
+    both = xp.concatenate([comes, goes])
+    instants = xp.concatenate([begin[comes], end[goes]])
+    signs = xp.ones(both.size, np.int8)
+    signs[comes.size :] = -1
+    own = xp.concatenate([births[1][comes] == begin[comes], deaths[1][goes] == end[goes]])
+    owners = pairs[owner][both]
+    found = crossings(kernels, (owners, instants, signs), table.step_counts[place].values[owners], own, net=net)
+    table.move_counts(place, owners, signs)
+    changes = fresh(kernels, {p: s[both] for p, s in pairs.items()}, instants, signs)
+    changes.pads[found.first] = found.appears
+    return changes.pick(xp.flatnonzero(~own)), found.hidden
+
+
+def mark_afresh(finder: Finder, place: int, lookup: Lookup, tuples: Tuples, seen: frozenset[int]) -> None:
+    """Set what the changes of a left step's input do to pads, for a step that looks at several inputs.
+
+    Args:
+        finder: the micro-batch's.
+        place: the step's input.
+        lookup: the step's.
+        tuples: its changes, completed to the left; their ``pads`` are set.
+        seen: the inputs the step looks at.
+    """
+    kernels, xp = finder.kernels, finder.kernels.xp
+    if not tuples.size:
+        return
+    number = xp.zeros(tuples.size, np.int64)
+    for other in sorted(seen):
+        wide = len(finder.tables[other]) + 1
+        number = xp.unique(number * wide + tuples.slots[other] + 1, return_inverse=True)[1]
+    one = xp.unique(number, return_index=True)[1]
+    left = {p: s[one] for p, s in tuples.slots.items() if p != place}
+    which, slots = finder.matches(left, lookup)
+    kept = finder.fulfils(place, {**{p: s[which] for p, s in left.items()}, place: slots}, int(slots.size))
+    if kept is not None:
+        which, slots = which[kept], slots[kept]
+    side = finder.sides[place]
+    births, deaths = side.born(xp, slots), side.died(xp, slots)
+    before = xp.bincount(which[births == ALWAYS], minlength=int(one.size))
+    comes, goes = xp.flatnonzero(births != ALWAYS), xp.flatnonzero(deaths != NEVER)
+    both = xp.concatenate([comes, goes])
+    instants = xp.concatenate([births[comes], deaths[goes]])
+    signs = xp.ones(both.size, np.int8)
+    signs[comes.size :] = -1
+    owners = which[both]
+    # Nothing hides a pad here, so what comes and goes between two inputs' changes is said, and folded later.
+    found = crossings(kernels, (owners, instants, signs), before[owners], None, net=False)
+    if not found.first.size:
+        return
+    # one change speaks for all of its instant
+    speaker = both[found.first]
+    wanted = xp.sort((owners[found.first] << _INSTANT_BITS) | instants[found.first])
+    order = kernels.argsort((owners[found.first] << _INSTANT_BITS) | instants[found.first])
+    keys = (number << _INSTANT_BITS) | tuples.instants
+    at = xp.minimum(xp.searchsorted(wanted, keys), wanted.size - 1)
+    chosen = (wanted[at] == keys) & (slots[speaker[order[at]]] == tuples.slots[place])
+    tuples.pads[:] = xp.where(chosen, found.appears[order[at]], 0)

@@ -1,0 +1,161 @@
+"""How a multi-way join looks rows up: for a change of each input, which inputs are found by what, in what order.
+
+A row of the result is a *tuple*: one row of each input, or none where a left step found none. A change of input i is
+completed to tuples in two parts:
+
+- *bind*: the inputs that step i's ``=`` leads to, and those that their own steps' ``=`` lead to, down to the first.
+  They must all be there, so what ``=`` makes equal can be looked up from either end: a change of the third input
+  finds its rows of the first by all columns they share, however many rows of the first have the same common key.
+- *extend*: every other input, in the join's order, by its own step: rows that match, or for a left step none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from gpu_ops.multi import MultiJoin
+from gpu_ops.state.multi_table import KeySet
+
+
+@dataclasses.dataclass(frozen=True)
+class Lookup:
+    """Rows of one input by columns of others.
+
+    Attributes:
+        place: the input.
+        key_set: which of its key sets.
+        pairs: its columns, and the (input, column) each must equal; the first of a column is hashed.
+    """
+
+    place: int
+    key_set: int
+    pairs: tuple[tuple[str, tuple[int, str]], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Bind:
+    """Find rows of an input that must be there."""
+
+    lookup: Lookup
+
+
+@dataclasses.dataclass(frozen=True)
+class Extend:
+    """Find an input's rows by its own step, or none."""
+
+    place: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """Evaluate the residual condition of a step whose inputs are all known."""
+
+    place: int
+
+
+Operation = Bind | Extend | Check
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How tuples are found.
+
+    Attributes:
+        key_sets: per input, by what its rows are looked up.
+        steps: per input but the first, the lookup of its own step (index 0 is unused).
+        paths: per input, from its row to the tuple of everything to its left.
+        counted: per input, the input whose rows count their matches in it; None if the step is no left join, or
+            looks at several inputs.
+    """
+
+    key_sets: tuple[tuple[KeySet, ...], ...]
+    steps: tuple[Lookup, ...]
+    paths: tuple[tuple[Operation, ...], ...]
+    counted: tuple[int | None, ...]
+
+
+def make_plan(join: MultiJoin) -> Plan:
+    """The plan of a join."""
+    key_sets: list[list[KeySet]] = [[] for _ in join.inputs]
+
+    def lookup(place: int, pairs: list[tuple[str, tuple[int, str]]]) -> Lookup:
+        names = join.inputs[place].schema.names
+        columns = sorted({column for column, _ in pairs}, key=names.index)
+        keys: KeySet = tuple((c, join.key_types[place, c]) for c in columns)
+        if keys not in key_sets[place]:
+            key_sets[place].append(keys)
+        ordered = sorted(pairs, key=lambda p: names.index(p[0]))
+        return Lookup(place, key_sets[place].index(keys), tuple(ordered))
+
+    steps = [Lookup(0, 0, ())]
+    for place, step in enumerate(join.steps, start=1):
+        steps.append(lookup(place, [(k.own, (k.input, k.column)) for k in step.on if not k.null_safe]))
+    counted: list[int | None] = [None]
+    for place, step in enumerate(join.steps, start=1):
+        seen = join.references[place - 1]
+        counted.append(next(iter(seen)) if step.how == "left" and len(seen) == 1 else None)
+    paths: list[tuple[Operation, ...]] = [()]
+    for place in range(1, len(join.inputs)):
+        path: list[Operation] = []
+        bound, closure = {place}, _closure(join, place)
+        unchecked = [p for p in sorted(closure) if p and join.conditions[p - 1] is not None]
+
+        def check(bound: set[int], path: list[Operation], unchecked: list[int]) -> None:
+            for number in list(unchecked):
+                condition = join.conditions[number - 1]
+                assert condition is not None
+                if {p for p, i in enumerate(join.inputs) if condition.columns.get(i.name)} <= bound:
+                    path.append(Check(number))
+                    unchecked.remove(number)
+
+        while bound < closure:
+            options = {p: _pairs(join, closure, bound, p) for p in closure - bound}
+            first = counted[place] if len(bound) == 1 else None
+            chosen = max(options, key=lambda p: _rank(join, options, p)) if first is None else first
+            path.append(Bind(lookup(chosen, options[chosen])))
+            bound.add(chosen)
+            check(bound, path, unchecked)
+        for other in range(1, place):
+            if other not in bound:
+                path.append(Extend(other))
+                bound.add(other)
+                check(bound, path, unchecked)
+        paths.append(tuple(path))
+    return Plan(tuple(tuple(k) for k in key_sets), tuple(steps), tuple(paths), tuple(counted))
+
+
+def _closure(join: MultiJoin, place: int) -> set[int]:
+    """The inputs that are there whenever a row of this one is part of a tuple, itself included."""
+    found, todo = {place}, [place]
+    while todo:
+        number = todo.pop()
+        for key in join.steps[number - 1].on if number else ():
+            if not key.null_safe and key.input not in found:
+                found.add(key.input)
+                todo.append(key.input)
+    return found
+
+
+def _pairs(join: MultiJoin, closure: set[int], bound: set[int], place: int) -> list[tuple[str, tuple[int, str]]]:
+    """The columns of an input that equal columns of bound ones, by the steps of a closure."""
+    group: dict[tuple[int, str], int] = {}
+    for number in closure - {0}:
+        for key in join.steps[number - 1].on:
+            if not key.null_safe:
+                a, b = (key.input, key.column), (number, key.own)
+                one, other = group.setdefault(a, len(group)), group.setdefault(b, len(group))
+                group = {column: one if its == other else its for column, its in group.items()}
+    pairs = []
+    for (owner, column), number in group.items():
+        if owner == place:
+            ends = [c for c, its in group.items() if its == number and c[0] in bound]
+            if ends:
+                pairs.append((column, min(ends)))
+    return pairs
+
+
+def _rank(join: MultiJoin, options: dict[int, list[tuple[str, tuple[int, str]]]], place: int) -> tuple[bool, int, int]:
+    """What is best looked up next: by a unique key, else by most columns."""
+    columns = {column for column, _ in options[place]}
+    unique = join.inputs[place].unique_key
+    return bool(columns) and unique is not None and set(unique) <= columns, len(columns), -place

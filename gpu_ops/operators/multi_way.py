@@ -1,0 +1,236 @@
+"""The multi-way join: inner and left steps over many inputs, after Flink's ``StreamingMultiJoinOperator``.
+
+Law: each change is completed to tuples with the rows alive at its instant, input by input (`multi_plan`), and where a
+change of a left step's input makes or ends the last match of what is to its left, a pad comes or goes
+(`associations`) and is completed likewise. There is no intermediate state: only the inputs' rows, and counts.
+
+``per_batch`` is the same with other instants: what dies goes first, input by input, then what is born comes, the last
+input's first. So a row of the result is hardly ever made and unmade, and what is left of that is folded.
+
+Row kinds (``per_event``), as Flink 2.3.0 has them: a joined row carries the kind of the change that caused it,
+after a left step, too; pads are ``-D`` before and ``+I`` after it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from gpu_ops.changelog import DELETE, INSERT
+from gpu_ops.errors import StateError
+from gpu_ops.ingest import Ingested
+from gpu_ops.kernels import Array, Kernels
+from gpu_ops.multi import MultiJoin
+from gpu_ops.operators.associations import counted_changes, mark_afresh
+from gpu_ops.operators.changes import Lifetimes, apply_changes
+from gpu_ops.operators.emission import JOINED, PAD_COMES, PAD_GOES, fold
+from gpu_ops.operators.multi_plan import Bind, Extend, Lookup, Operation, make_plan
+from gpu_ops.operators.said import Said
+from gpu_ops.operators.tuples import NOBODY, Finder, Tuples, join_tuples
+from gpu_ops.output import multi_changelog_table
+from gpu_ops.state.multi_table import MultiTable, count_column
+
+_POSITION_BITS = 32
+
+
+class MultiWayJoin:
+    """A multi-way join; see `gpu_ops.operators.said.Operator`.
+
+    Args:
+        join: its description.
+        kernels: the backend.
+    """
+
+    def __init__(self, join: MultiJoin, kernels: Kernels) -> None:
+        self.kernels, self.join = kernels, join
+        self._plan = make_plan(join)
+        counted = self._plan.counted
+        self.tables = tuple(
+            MultiTable(
+                kernels,
+                source,
+                self._plan.key_sets[place],
+                tuple(step for step, owner in enumerate(counted) if owner == place),
+            )
+            for place, source in enumerate(join.inputs)
+        )
+
+    def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Said:
+        """Compute one micro-batch; no watermark matters."""
+        del watermark_ms
+        started = time.perf_counter()
+        kernels, xp = self.kernels, self.kernels.xp
+        net = self.join.emit == "per_batch"
+        inputs = len(self.tables)
+        expired = [t.expire(clock_ms) for t in self.tables]
+        self._uncount_expired()
+        total = sum(c.kinds.size for c in changes)
+        event_kinds = xp.zeros(2 * (total + inputs), np.int8)
+        sides: list[Lifetimes] = []
+        for table, change in zip(self.tables, changes, strict=True):
+            kinds, sequence = kernels.asarray(change.kinds), kernels.asarray(change.sequence)
+            sides.append(apply_changes(table, kernels.frame(change.table), kinds, sequence, event_kinds, net=net))
+        if net:
+            for place, side in enumerate(sides):
+                side.killed_at = xp.full(side.killed.size, place, np.int64)
+                side.births = xp.full(side.births.size, 2 * inputs - 1 - place, np.int64)
+            event_kinds[:inputs] = DELETE
+            event_kinds[inputs : 2 * inputs] = INSERT
+        updated = time.perf_counter()
+        finder = Finder(self.join, kernels, self.tables, sides)
+        found = self._complete(finder, net=net)
+        probed = time.perf_counter()
+        kinds = self._kinds(found, event_kinds)
+        order = self._order(found, net=net)
+        found, kinds = found.pick(order), kinds[order]
+        slots = [found.slots[place] for place in range(inputs)]
+        output, frame = multi_changelog_table(self.join, kernels, self.tables, kinds, slots)
+        if net and self._may_cancel(found, sides):
+            columns, types = tuple(c.name for c in self.join.output), tuple(c.type for c in self.join.output)
+            kept = fold(kernels, frame, kinds == DELETE, columns, types)
+            if kept.size < kinds.size:
+                kinds, found = kinds[kept], found.pick(kept)
+                output = output.take(pa.array(kernels.asnumpy(kept)))
+        metrics: dict[str, int | float] = {"candidates": finder.candidates}
+        for name, side, gone in zip(self.join.sides, sides, expired, strict=True):
+            metrics[f"{name}_unknown_retractions"] = side.unknown
+            metrics[f"{name}_expired"] = gone
+        metrics |= {
+            "update_ms": (updated - started) * 1e3,
+            "probe_ms": (probed - updated) * 1e3,
+            "emit_ms": (time.perf_counter() - probed) * 1e3,
+        }
+        instants = kernels.asnumpy(found.instants)
+        sequence_out = np.zeros(instants.size, np.int64) if net else instants >> 1
+        return Said(output, sequence_out, kernels.asnumpy(kinds), metrics)
+
+    def _uncount_expired(self) -> None:
+        """Rows that have expired match nothing any more; nothing is said of it (Flink counts only what is there)."""
+        for place, owner in enumerate(self._plan.counted):
+            gone = self.tables[place].expired_slots
+            if owner is None or gone is None or not gone.size:
+                continue
+            nothing = [_untouched(self.kernels, t) for t in self.tables]
+            finder = Finder(self.join, self.kernels, self.tables, nothing)
+            rows, slots = finder.matches({place: gone}, _back(self._plan.paths[place]))
+            kept = finder.fulfils(place, {place: gone[rows], owner: slots}, int(slots.size))
+            slots = slots if kept is None else slots[kept]
+            self.tables[owner].move_counts(place, slots, self.kernels.xp.full(slots.size, -1, np.int32))
+
+    def _complete(self, finder: Finder, *, net: bool) -> Tuples:
+        """All tuples that the micro-batch's changes make or unmake."""
+        plan = self._plan
+        begun: list[Tuples] = []
+        hidden: list[tuple[int, Array] | None] = []
+        for place, owner in enumerate(plan.counted):
+            if owner is None:
+                begun.append(finder.events(place))
+                hidden.append(None)
+            else:
+                changes, rows = counted_changes(
+                    finder, place, owner, plan.steps[place], _back(plan.paths[place]), net=net
+                )
+                begun.append(changes)
+                hidden.append((owner, self.kernels.xp.unique(rows)))
+        found = [self._completed(finder, place, tuples, hidden) for place, tuples in enumerate(begun)]
+        return join_tuples(self.kernels, found)
+
+    def _completed(
+        self, finder: Finder, place: int, begun: Tuples, hidden: Sequence[tuple[int, Array] | None]
+    ) -> Tuples:
+        """The changes of one input, completed: to the left along its path, then to the right step by step."""
+        plan, tuples = self._plan, begun
+        for operation in plan.paths[place]:
+            if isinstance(operation, Bind):
+                if operation.lookup.place not in tuples.slots:
+                    tuples = finder.bind(tuples, operation.lookup)
+            elif isinstance(operation, Extend):
+                tuples = finder.extend(tuples, plan.steps[operation.place], hidden[operation.place])
+            elif operation.place != place or plan.counted[place] is None:  # else it was checked while counting
+                tuples = finder.check(tuples, operation.place)
+        if place and self.join.steps[place - 1].how == "left":
+            if plan.counted[place] is None:
+                mark_afresh(finder, place, plan.steps[place], tuples, self.join.references[place - 1])
+            tuples = self._with_pads(tuples, place)
+        for later in range(place + 1, len(self.tables)):
+            tuples = finder.extend(tuples, plan.steps[later], hidden[later])
+        return tuples
+
+    def _with_pads(self, tuples: Tuples, place: int) -> Tuples:
+        """The tuples, and the pads that come and go with them."""
+        xp = self.kernels.xp
+        marked = xp.flatnonzero(tuples.pads)
+        if not marked.size:
+            return tuples
+        pads = tuples.pick(marked)
+        pads.slots[place] = xp.full(marked.size, NOBODY, np.int64)
+        pads.signs = pads.pads
+        pads.ranks = xp.where(pads.signs > 0, PAD_COMES, PAD_GOES).astype(np.int8)
+        return join_tuples(self.kernels, [tuples, pads])
+
+    def _kinds(self, found: Tuples, event_kinds: Array) -> Array:
+        xp = self.kernels.xp
+        pads = xp.where(found.signs > 0, np.int8(INSERT), np.int8(DELETE))
+        return xp.where(found.ranks == JOINED, event_kinds[found.instants], pads)
+
+    def _order(self, found: Tuples, *, net: bool) -> Array:
+        """By the change that caused it, and within it what a pad's going and coming has to be before and after."""
+        xp = self.kernels.xp
+        key = (found.signs > 0).astype(np.int64) if net else (found.instants << 2) | found.ranks
+        packed = xp.sort((key << _POSITION_BITS) | xp.arange(found.size, dtype=np.int64))
+        return packed & ((1 << _POSITION_BITS) - 1)
+
+    def _may_cancel(self, found: Tuples, sides: list[Lifetimes]) -> bool:
+        """Whether a net change may hold a row that goes and an equal one that comes.
+
+        Equal rows of a multiset are one such case. The others have to do with pads: one that comes with one input's
+        change goes with another's, and a pad may equal a row whose columns are all null.
+        """
+        if not (bool((found.signs > 0).any()) and bool((found.signs < 0).any())):
+            return False
+        if bool((found.ranks != JOINED).any()):
+            return True
+        return any(t.source.unique_key is None and s.any_death for t, s in zip(self.tables, sides, strict=True))
+
+    def commit(self, clock_ms: int) -> None:
+        """Make the prepared micro-batch final."""
+        for table in self.tables:
+            table.commit(clock_ms)
+
+    def discard(self) -> None:
+        """Forget the prepared micro-batch."""
+        for table in self.tables:
+            table.discard()
+
+    def snapshot(self) -> dict[str, pa.Table]:
+        """The live rows of each input."""
+        return {name: table.snapshot() for name, table in zip(self.join.sides, self.tables, strict=True)}
+
+    def restore(self, state: Mapping[str, pa.Table]) -> None:
+        """Take over a snapshot.
+
+        Raises:
+            StateError: it lacks a column.
+        """
+        for name, table in zip(self.join.sides, self.tables, strict=True):
+            missing = {*table.source.schema.names, *map(count_column, table.step_counts)}
+            missing -= set(state[name].column_names)
+            if missing:
+                raise StateError(f"the snapshot of input '{name}' lacks {', '.join(sorted(missing))}")
+            table.restore(state[name])
+
+
+def _back(path: tuple[Operation, ...]) -> Lookup:
+    """From a counted step's input to the rows that count it: its path's first lookup."""
+    first = path[0]
+    assert isinstance(first, Bind)
+    return first.lookup
+
+
+def _untouched(kernels: Kernels, table: MultiTable) -> Lifetimes:
+    """No change of any row."""
+    nothing = kernels.xp.empty(0, np.int64)
+    return Lifetimes(len(table), nothing, None, nothing, nothing, 0)

@@ -1,0 +1,222 @@
+"""Tuples of a multi-way join on their way to the output: a change, completed input by input.
+
+Each holds a change's instant and one slot per input found so far. It meets the rows that are alive at that
+instant, so any number of changes are completed together, each as if it had come alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from gpu_ops.kernels import Array, Frame, Kernels
+from gpu_ops.multi import MultiJoin
+from gpu_ops.operators.changes import NEVER, Lifetimes
+from gpu_ops.operators.multi_plan import Lookup
+from gpu_ops.state.multi_table import MultiTable
+from gpu_ops.state.table import DEAD, LIVE
+
+NOBODY = -1
+
+
+@dataclasses.dataclass
+class Tuples:
+    """n tuples in the making: parallel arrays.
+
+    Attributes:
+        slots: per input found so far n slots, -1 where a left step found none.
+        instants: when the change happens.
+        signs: 1 for what comes, -1 for what goes.
+        ranks: order within an instant, see `gpu_ops.operators.emission`.
+        pads: what the change does to the pad beside it: 1 it comes, -1 it goes, 0 neither.
+    """
+
+    slots: dict[int, Array]
+    instants: Array
+    signs: Array
+    ranks: Array
+    pads: Array
+
+    @property
+    def size(self) -> int:
+        """How many."""
+        return int(self.instants.size)
+
+    def pick(self, positions: Array) -> Tuples:
+        """Some of them, repeated where a position is."""
+        rest = (a[positions] for a in (self.instants, self.signs, self.ranks, self.pads))
+        return Tuples({p: s[positions] for p, s in self.slots.items()}, *rest)
+
+
+def join_tuples(kernels: Kernels, parts: Sequence[Tuples]) -> Tuples:
+    """Several groups of tuples with the same inputs, one after the other."""
+    cat = kernels.xp.concatenate
+    slots = {place: cat([p.slots[place] for p in parts]) for place in parts[0].slots}
+    fields = ("instants", "signs", "ranks", "pads")
+    return Tuples(slots, *(cat([getattr(p, f) for p in parts]) for f in fields))
+
+
+class Finder:
+    """Looks rows up for one micro-batch.
+
+    Args:
+        join: the description.
+        kernels: the backend.
+        tables: one per input, prepared.
+        sides: their rows' lifetimes.
+    """
+
+    def __init__(
+        self, join: MultiJoin, kernels: Kernels, tables: Sequence[MultiTable], sides: Sequence[Lifetimes]
+    ) -> None:
+        self.join, self.kernels, self.tables, self.sides = join, kernels, tables, sides
+        self.candidates = 0
+
+    def matches(
+        self, slots: Mapping[int, Array], lookup: Lookup, *, instants: Array | None = None, committed: bool = False
+    ) -> tuple[Array, Array]:
+        """Rows of one input whose key equals columns of the tuples'.
+
+        Args:
+            slots: the tuples' rows.
+            lookup: what is equal to what.
+            instants: rows alive then; without it, rows alive at any time of the micro-batch.
+            committed: only rows that the micro-batch leaves alone.
+
+        Returns:
+            Positions of tuples, and slots, by tuple.
+        """
+        kernels, xp = self.kernels, self.kernels.xp
+        table, side = self.tables[lookup.place], self.sides[lookup.place]
+        sources = self._columns(slots, [source for _, source in lookup.pairs])
+        names = [f"{number}" for number in range(len(lookup.pairs))]
+        types = [self.join.key_types[lookup.place, column] for column, _ in lookup.pairs]
+        # of a column that must equal several, one is enough to look it up by
+        first = [n for n, (c, _) in enumerate(lookup.pairs) if c not in {c for c, _ in lookup.pairs[:n]}]
+        hashed, hashed_types = [names[n] for n in first], [types[n] for n in first]
+        hashes = kernels.hash_rows(sources, hashed, hashed_types)
+        valid = kernels.valid(sources, names)
+        rows = None if valid is None else xp.flatnonzero(valid)
+        found, slot = table.index(lookup.key_set).probe(hashes if rows is None else hashes[rows], staged=not committed)
+        if rows is not None:
+            found = rows[found]
+        self.candidates += int(slot.size)
+        if slot.size:
+            kept = self._alive(table, side, slot, None if instants is None else instants[found], committed=committed)
+            if kept is not None:
+                found, slot = found[kept], slot[kept]
+        if slot.size:
+            columns = [column for column, _ in lookup.pairs]
+            equal = kernels.equal_rows(
+                kernels.take(sources, found, names), names, table.store.take(slot, columns), columns, types
+            )
+            if not bool(equal.all()):
+                kept = xp.flatnonzero(equal)
+                found, slot = found[kept], slot[kept]
+        return found, slot
+
+    def _alive(
+        self, table: MultiTable, side: Lifetimes, slots: Array, instants: Array | None, *, committed: bool
+    ) -> Array | None:
+        """Positions of rows that are there; None for all."""
+        xp = self.kernels.xp
+        if committed:
+            alive = table.status.values[slots] == LIVE
+        else:
+            touched = side.any_death or len(table) > side.first_new
+            if table.live == side.first_new and not touched:
+                return None
+            alive = table.status.values[slots] != DEAD
+            if instants is not None and touched:
+                alive &= (side.born(xp, slots) < instants) & (instants < side.died(xp, slots))
+        return None if bool(alive.all()) else xp.flatnonzero(alive)
+
+    def fulfils(self, place: int, slots: Mapping[int, Array], length: int) -> Array | None:
+        """Positions of tuples for which a step's residual condition is true; None for all."""
+        condition = self.join.conditions[place - 1]
+        if condition is None or not length:
+            return None
+        frames = {}
+        for number, source in enumerate(self.join.inputs[: place + 1]):
+            columns = condition.columns.get(source.name)
+            if columns:
+                frames[source.name] = self.tables[number].store.take(slots[number], list(columns))
+        true = self.kernels.evaluate(condition, frames, length)
+        return None if bool(true.all()) else self.kernels.xp.flatnonzero(true)
+
+    def bind(self, tuples: Tuples, lookup: Lookup) -> Tuples:
+        """The tuples with the rows of one more input; without any, a tuple is dropped."""
+        found, slots = self.matches(tuples.slots, lookup, instants=tuples.instants)
+        made = tuples.pick(found)
+        made.slots[lookup.place] = slots
+        return made
+
+    def check(self, tuples: Tuples, place: int) -> Tuples:
+        """The tuples for which a step's residual condition is true."""
+        kept = self.fulfils(place, tuples.slots, tuples.size)
+        return tuples if kept is None else tuples.pick(kept)
+
+    def extend(self, tuples: Tuples, lookup: Lookup, hidden: tuple[int, Array] | None) -> Tuples:
+        """The tuples with the rows of one more input by its own step.
+
+        Args:
+            tuples: of all inputs before it.
+            lookup: the step's.
+            hidden: for a left step: an input, and ascending slots of rows of it that have no pad although they
+                have no match just now.
+        """
+        xp, place = self.kernels.xp, lookup.place
+        found, slots = self.matches(tuples.slots, lookup, instants=tuples.instants)
+        if self.join.conditions[place - 1] is not None:
+            taken = {p: s[found] for p, s in tuples.slots.items()}
+            kept = self.fulfils(place, {**taken, place: slots}, int(slots.size))
+            if kept is not None:
+                found, slots = found[kept], slots[kept]
+        if self.join.steps[place - 1].how == "left":
+            alone = xp.ones(tuples.size, bool)
+            alone[found] = False
+            if hidden is not None and hidden[1].size:
+                alone &= ~is_in(xp, tuples.slots[hidden[0]], hidden[1])
+            rest = xp.flatnonzero(alone)
+            if rest.size:
+                found = xp.concatenate([found, rest])
+                slots = xp.concatenate([slots, xp.full(rest.size, NOBODY, np.int64)])
+        made = tuples.pick(found)
+        made.slots[place] = slots
+        return made
+
+    def _columns(self, slots: Mapping[int, Array], sources: Sequence[tuple[int, str]]) -> Frame:
+        """Columns of several inputs' rows side by side, named by position."""
+        wanted: dict[int, dict[str, None]] = {}
+        for place, column in sources:
+            wanted.setdefault(place, {})[column] = None
+        frames = {p: self.tables[p].store.take(slots[p], list(columns)) for p, columns in wanted.items()}
+        return self.kernels.combine([(f"{n}", frames[p], column) for n, (p, column) in enumerate(sources)])
+
+    def events(self, place: int) -> Tuples:
+        """The changes of one input: each row that comes, each that goes."""
+        kernels, xp, side, table = self.kernels, self.kernels.xp, self.sides[place], self.tables[place]
+        new = xp.arange(side.first_new, len(table), dtype=np.int64)
+        slots, instants = [new, side.killed], [side.births, side.killed_at]
+        if side.deaths is not None:
+            dying = xp.flatnonzero(side.deaths != NEVER)
+            slots.append(new[dying])
+            instants.append(side.deaths[dying])
+        signs = xp.full(sum(int(s.size) for s in slots), -1, np.int8)
+        signs[: new.size] = 1
+        return fresh(kernels, {place: xp.concatenate(slots)}, xp.concatenate(instants), signs)
+
+
+def fresh(kernels: Kernels, slots: dict[int, Array], instants: Array, signs: Array) -> Tuples:
+    """Tuples of changes, joined rows all of them."""
+    xp, size = kernels.xp, int(instants.size)
+    return Tuples(slots, instants, signs, xp.ones(size, np.int8), xp.zeros(size, np.int8))
+
+
+def is_in(xp: Any, values: Array, among: Array) -> Array:
+    """Mask of values that are among ascending ones (at least one)."""
+    place = xp.minimum(xp.searchsorted(among, values), among.size - 1)
+    return among[place] == values
