@@ -22,7 +22,7 @@ import pyarrow as pa
 from gpu_ops.changelog import DELETE, INSERT
 from gpu_ops.errors import StateError
 from gpu_ops.ingest import Ingested
-from gpu_ops.kernels import Array, Kernels
+from gpu_ops.kernels import Array, Frame, Kernels
 from gpu_ops.multi import MultiJoin
 from gpu_ops.operators.associations import counted_changes, mark_afresh
 from gpu_ops.operators.changes import Lifetimes, apply_changes
@@ -88,10 +88,16 @@ class MultiWayJoin:
         found, kinds = found.pick(order), kinds[order]
         slots = [found.slots[place] for place in range(inputs)]
         output, frame = multi_changelog_table(self.join, kernels, self.tables, kinds, slots)
-        if net and self._may_cancel(found, sides):
+        doubtful = self._may_cancel(found, sides, frame) if net else xp.empty(0, np.int64)
+        if doubtful.size:
             columns, types = tuple(c.name for c in self.join.output), tuple(c.type for c in self.join.output)
-            kept = fold(kernels, frame, kinds == DELETE, columns, types)
-            if kept.size < kinds.size:
+            some = kernels.take(frame, doubtful, columns)
+            left_over = doubtful[fold(kernels, some, kinds[doubtful] == DELETE, columns, types)]
+            if left_over.size < doubtful.size:
+                stays = xp.ones(kinds.size, bool)
+                stays[doubtful] = False
+                stays[left_over] = True
+                kept = xp.flatnonzero(stays)
                 kinds, found = kinds[kept], found.pick(kept)
                 output = output.take(pa.array(kernels.asnumpy(kept)))
         metrics: dict[str, int | float] = {"candidates": finder.candidates}
@@ -183,17 +189,42 @@ class MultiWayJoin:
         packed = xp.sort((key << _POSITION_BITS) | xp.arange(found.size, dtype=np.int64))
         return packed & ((1 << _POSITION_BITS) - 1)
 
-    def _may_cancel(self, found: Tuples, sides: list[Lifetimes]) -> bool:
-        """Whether a net change may hold a row that goes and an equal one that comes.
+    def _may_cancel(self, found: Tuples, sides: list[Lifetimes], frame: Frame) -> Array:
+        """Positions of rows among which one that goes may equal one that comes.
 
-        Equal rows of a multiset are one such case. The others have to do with pads: one that comes with one input's
-        change goes with another's, and a pad may equal a row whose columns are all null.
+        With equal rows in a multiset one instance's tuple may go while another's comes, anywhere. All else has to do
+        with pads: what one input's change makes of a pad another's undoes, and a pad may equal a row whose
+        columns are all null.
         """
+        xp = self.kernels.xp
+        nothing = xp.empty(0, np.int64)
         if not (bool((found.signs > 0).any()) and bool((found.signs < 0).any())):
+            return nothing
+        if any(t.source.unique_key is None and s.any_death for t, s in zip(self.tables, sides, strict=True)):
+            return xp.arange(found.size, dtype=np.int64)
+        if not bool((found.ranks != JOINED).any()):
+            return nothing
+        padded = xp.zeros(found.size, bool)
+        for place, step in enumerate(self.join.steps, start=1):
+            if step.how == "left":
+                padded |= found.slots[place] == NOBODY
+                padded |= self._looks_padded(place, frame, found.size)
+        return xp.flatnonzero(padded)
+
+    def _looks_padded(self, place: int, frame: Frame, size: int) -> Array | bool:
+        """Mask of rows all of whose columns of one input are null; False where none can be."""
+        never = {k.own for k in self.join.steps[place - 1].on if not k.null_safe}
+        never |= set(self.join.inputs[place].unique_key or ())
+        shown = [c for c in self.join.output if c.side == place]
+        if any(c.column in never for c in shown):
             return False
-        if bool((found.ranks != JOINED).any()):
-            return True
-        return any(t.source.unique_key is None and s.any_death for t, s in zip(self.tables, sides, strict=True))
+        mask = self.kernels.xp.ones(size, bool)
+        for column in shown:
+            valid = self.kernels.valid(frame, [column.name])
+            if valid is None:
+                return False
+            mask &= ~valid
+        return mask
 
     def commit(self, clock_ms: int) -> None:
         """Make the prepared micro-batch final."""

@@ -17,7 +17,7 @@ from gpu_ops.multi import MultiJoin
 from gpu_ops.operators.changes import NEVER, Lifetimes
 from gpu_ops.operators.multi_plan import Lookup
 from gpu_ops.state.multi_table import MultiTable
-from gpu_ops.state.table import DEAD, LIVE
+from gpu_ops.state.table import DEAD, DYING, LIVE
 
 NOBODY = -1
 
@@ -124,15 +124,23 @@ class Finder:
         """Positions of rows that are there; None for all."""
         xp = self.kernels.xp
         if committed:
-            alive = table.status.values[slots] == LIVE
-        else:
-            touched = side.any_death or len(table) > side.first_new
-            if table.live == side.first_new and not touched:
-                return None
-            alive = table.status.values[slots] != DEAD
-            if instants is not None and touched:
-                alive &= (side.born(xp, slots) < instants) & (instants < side.died(xp, slots))
-        return None if bool(alive.all()) else xp.flatnonzero(alive)
+            gone = table.status.values[slots] != LIVE
+            return None if not bool(gone.any()) else xp.flatnonzero(~gone)
+        if table.live == side.first_new and not side.any_death and len(table) == side.first_new:
+            return None
+        status = table.status.values[slots]
+        gone = status == DEAD
+        if instants is not None:
+            new = xp.flatnonzero(slots >= side.first_new)
+            if new.size:
+                row, when = slots[new] - side.first_new, instants[new]
+                gone[new] = side.births[row] >= when
+                if side.deaths is not None:
+                    gone[new] |= side.deaths[row] <= when
+            if side.killed.size:
+                dying = xp.flatnonzero(status == DYING)
+                gone[dying] = side.killed_at[xp.searchsorted(side.killed, slots[dying])] <= instants[dying]
+        return None if not bool(gone.any()) else xp.flatnonzero(~gone)
 
     def fulfils(self, place: int, slots: Mapping[int, Array], length: int) -> Array | None:
         """Positions of tuples for which a step's residual condition is true; None for all."""
