@@ -1,6 +1,6 @@
-"""Generated changelogs of two inputs, `orders` and `prices`, for the join benchmarks.
+"""Generated changelogs of `orders` and `prices`, and `stocks` where a third is wanted, for the join benchmarks.
 
-Both are well formed: a retraction names exactly the row that is there at that time, and every `-U` is
+All are well formed: a retraction names exactly the row that is there at that time, and every `-U` is
 directly followed by the `+U` of the same row. Rows arrive in no order of `order_id`: each change is equally
 likely to meet state of any age, which is the hard case for an index and the honest one for a cache.
 
@@ -32,6 +32,7 @@ ORDERS = pa.schema(
     ]
 )
 PRICES = pa.schema([("op", pa.string()), ("order_id", pa.int64()), ("price", pa.float64()), ("source", pa.string())])
+STOCKS = pa.schema([("op", pa.string()), ("order_id", pa.int64()), ("quantity", pa.int64()), ("place", pa.string())])
 COUNTS_FILE = "counts.json"
 
 _KINDS = pa.array(["+I", "-U", "+U", "-D"])
@@ -43,22 +44,30 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Two changelogs as Arrow tables, with the columns of `ORDERS` and `PRICES`.
+    """Changelogs as Arrow tables, with the columns of `ORDERS`, `PRICES` and `STOCKS`.
 
     Attributes:
         orders: the left input.
         prices: the right input.
         unique_key: whether `order_id` is a unique key of each input.
+        stocks: a third input, or None.
     """
 
     orders: pa.Table
     prices: pa.Table
     unique_key: bool
+    stocks: pa.Table | None = None
+
+    @property
+    def inputs(self) -> dict[str, pa.Table]:
+        """The changelogs by name."""
+        tables = {"orders": self.orders, "prices": self.prices}
+        return tables if self.stocks is None else {**tables, "stocks": self.stocks}
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What was generated, and what `orders LEFT JOIN prices ON order_id` must fold to.
+    """What was generated, and what `orders LEFT JOIN prices (LEFT JOIN stocks) ON order_id` must fold to.
 
     Attributes:
         changes: rows per input, `{"orders": n, "prices": n}`.
@@ -66,7 +75,7 @@ class Counts:
         live: rows of each input after folding.
         unique_key: whether `order_id` is a unique key of each input.
         rows: rows of the folded join, null pads included.
-        pads: null pads among them.
+        pads: rows without a price among them.
         amount: sum of `amount` over the folded join.
         price: sum of `price` over the folded join; a multiple of 0.25, so exact in a double.
     """
@@ -89,17 +98,19 @@ def generate(
     match: float = 0.8,
     rows_per_key: float = 2.0,
     seed: int = 0,
+    inputs: int = 2,
 ) -> Changes:
-    """Generate both changelogs.
+    """Generate the changelogs.
 
     Args:
-        total: changes of both inputs together; each gets half (a `-U` and its `+U` are two changes).
+        total: changes of all inputs together; each gets its part (a `-U` and its `+U` are two changes).
         share: share of the changes that are not `+I`: half of them update pairs, half deletes.
         unique_key: one live row per `order_id` and input; a quarter of the deletes is followed by a new row
             of the same key. Otherwise several rows share an `order_id`.
         match: with a unique key, the share of keys of one input that the other has too.
         rows_per_key: without a unique key, the mean number of rows per `order_id` and input.
         seed: equal arguments and seed give equal tables.
+        inputs: 2, or 3 for `stocks` besides.
 
     Raises:
         ValueError: `share` outside 0..2/3 (there must be rows to delete), or `match` outside 0..1.
@@ -109,19 +120,20 @@ def generate(
     if not 0 < match <= 1:
         raise ValueError(f"match must lie in 0..1, without 0, not {match}")
     rng = np.random.default_rng(seed)
-    sizes = (total - total // 2, total // 2)
+    sizes = [total // inputs] * inputs
+    sizes[0] = total - sum(sizes[1:])
     tables: list[pa.Table] = []
-    for size, schema in zip(sizes, (ORDERS, PRICES), strict=True):
+    for size, schema in zip(sizes, (ORDERS, PRICES, STOCKS)[:inputs], strict=True):
         kind, entity, value = _timeline(rng, size, share, reuse=unique_key)
         entities = int(entity.max(initial=-1)) + 1
         if unique_key:
             domain = max(round(entities / match), entities)
-            # Both inputs draw their keys from one domain, so a key is in the other input with chance `match`.
+            # All inputs draw their keys from one domain, so a key is in the other input with chance `match`.
             keys = rng.permutation(domain)
         else:
             keys = rng.integers(0, max(round(entities / rows_per_key), 1), max(entities, 1))
         tables.append(_table(rng, schema, kind, keys[entity], value))
-    return Changes(tables[0], tables[1], unique_key)
+    return Changes(tables[0], tables[1], unique_key, tables[2] if inputs > 2 else None)
 
 
 def _timeline(rng: np.random.Generator, size: int, share: float, *, reuse: bool) -> tuple[IntArray, IntArray, IntArray]:
@@ -166,6 +178,12 @@ def _table(rng: np.random.Generator, schema: pa.Schema, kind: IntArray, key: Int
             pa.array(rng.integers(1, 1_000_000, values)[value]),
             notes.take(pa.array(rng.integers(0, len(notes), values)[value])),
         ]
+    elif schema is STOCKS:
+        places = pa.array([f"shelf {i} of the long hall" for i in range(500)])
+        payload = [
+            pa.array(rng.integers(0, 1000, values)[value]),
+            places.take(pa.array(rng.integers(0, len(places), values)[value])),
+        ]
     else:
         sources = pa.array([f"exchange {i}" for i in range(50)])
         payload = [
@@ -177,7 +195,7 @@ def _table(rng: np.random.Generator, schema: pa.Schema, kind: IntArray, key: Int
 
 def count(changes: Changes) -> Counts:
     """Count the changes and fold the join by arithmetic on its key: no engine takes part."""
-    inputs = {"orders": changes.orders, "prices": changes.prices}
+    inputs = changes.inputs
     keys = {name: table["order_id"].to_numpy() for name, table in inputs.items()}
     kinds = {
         name: {str(item["values"]): int(item["counts"]) for item in pc.value_counts(table["op"]).to_pylist()}
@@ -192,21 +210,22 @@ def count(changes: Changes) -> Counts:
         return np.bincount(keys[name], weights=weight.astype(np.float64), minlength=size).astype(np.float64)
 
     left, right = folded("orders"), folded("prices")
-    copies = np.maximum(right, 1)
+    stocked = np.maximum(folded("stocks"), 1) if "stocks" in inputs else np.ones(size)
+    copies = np.maximum(right, 1) * stocked
     return Counts(
         changes={name: table.num_rows for name, table in inputs.items()},
         kinds=kinds,
-        live={"orders": int(left.sum()), "prices": int(right.sum())},
+        live={name: int(folded(name).sum()) for name in inputs},
         unique_key=changes.unique_key,
         rows=int((left * copies).sum()),
-        pads=int(left[right == 0].sum()),
+        pads=int((left * stocked)[right == 0].sum()),
         amount=int((folded("orders", "amount") * copies).sum()),
-        price=float((left * folded("prices", "price")).sum()),
+        price=float((left * stocked * folded("prices", "price")).sum()),
     )
 
 
 def write(changes: Changes, directory: str | os.PathLike[str], files: int = 20) -> Counts:
-    """Write both inputs as CSV, `orders/part-00000.csv` ... and `prices/part-00000.csv` ..., and the counts.
+    """Write the inputs as CSV, `orders/part-00000.csv` ..., `prices/part-00000.csv` ... and so on, and the counts.
 
     No header and no quotes; columns as in `ORDERS` and `PRICES`. The order of the changes is the order of the
     files and of the lines in them. An update pair is never split between files. File times ascend by a second
@@ -226,7 +245,7 @@ def write(changes: Changes, directory: str | os.PathLike[str], files: int = 20) 
     counts = count(changes)
     options = csv.WriteOptions(include_header=False, quoting_style="none")
     newest = 1_700_000_000
-    for name, table in (("orders", changes.orders), ("prices", changes.prices)):
+    for name, table in changes.inputs.items():
         folder = root / name
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob("part-*.csv"):

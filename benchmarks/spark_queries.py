@@ -23,23 +23,26 @@ from benchmarks.changes import read_counts
 
 ORDERS = "op STRING, order_id BIGINT, customer BIGINT, amount BIGINT, note STRING"
 PRICES = "op STRING, order_id BIGINT, price DOUBLE, source STRING"
+STOCKS = "op STRING, order_id BIGINT, quantity BIGINT, place STRING"
 
 
-def read_changes(spark: SparkSession, data: Path, files_per_trigger: int) -> tuple[DataFrame, DataFrame]:
-    """Both inputs as streams, `files_per_trigger` files of each in a micro-batch."""
+def read_changes(spark: SparkSession, data: Path, files_per_trigger: int) -> list[DataFrame]:
+    """The inputs that were written as streams, `files_per_trigger` files of each in a micro-batch."""
     inputs = []
-    for name, schema in (("orders", ORDERS), ("prices", PRICES)):
+    for name, schema in (("orders", ORDERS), ("prices", PRICES), ("stocks", STOCKS)):
+        if not (data / name).exists():
+            continue
         # multiLine: a file stays in one source partition, in its order (the files have no sequence column), and
         # Spark parses it as a stream, not line by line
         reader = spark.readStream.schema(schema).option("multiLine", True)
         reader = reader.option("maxFilesPerTrigger", files_per_trigger)
         inputs.append(reader.csv(str(data / name)))
-    return inputs[0], inputs[1]
+    return inputs
 
 
 def our_join(spark: SparkSession, data: Path, work: Path, files_per_trigger: int, **options: Any) -> DataFrame:
     """The left join, with durable state."""
-    orders, prices = read_changes(spark, data, files_per_trigger)
+    orders, prices = read_changes(spark, data, files_per_trigger)[:2]
     key = "order_id" if read_counts(data).unique_key else None
     return gpu_ops.join(
         gpu_ops.stream(orders, row_kind="op", unique_key=key, updates="retract", name="orders"),
@@ -52,20 +55,68 @@ def our_join(spark: SparkSession, data: Path, work: Path, files_per_trigger: int
     )
 
 
+def our_multi_join(spark: SparkSession, data: Path, work: Path, files_per_trigger: int, **options: Any) -> DataFrame:
+    """The left join of three inputs in one operator, with durable state."""
+    key = "order_id" if read_counts(data).unique_key else None
+    frames = read_changes(spark, data, files_per_trigger)
+    names = ("orders", "prices", "stocks")
+    inputs = [
+        gpu_ops.stream(df, row_kind="op", unique_key=key, updates="retract", name=name)
+        for df, name in zip(frames, names, strict=True)
+    ]
+    return gpu_ops.multi_join(
+        inputs,
+        on=[("orders.order_id", "order_id"), ("orders.order_id", "order_id")],
+        how="left",
+        suffixes=("", "_price", "_stock"),
+        state=str(work / "state"),
+        **options,
+    )
+
+
+def our_chain(spark: SparkSession, data: Path, work: Path, files_per_trigger: int, **options: Any) -> DataFrame:
+    """The same as two joins, one after the other."""
+    orders, prices, stocks = read_changes(spark, data, files_per_trigger)
+    key = "order_id" if read_counts(data).unique_key else None
+    first = gpu_ops.join(
+        gpu_ops.stream(orders, row_kind="op", unique_key=key, updates="retract", name="orders"),
+        gpu_ops.stream(prices, row_kind="op", unique_key=key, updates="retract", name="prices"),
+        on=[("order_id", "order_id")], how="left", suffixes=("", "_price"), state=str(work / "first"), name="1_priced",
+        **options,
+    )  # fmt: skip
+    return gpu_ops.join(
+        gpu_ops.stream(first, unique_key=key, updates="retract", name="priced"),
+        gpu_ops.stream(stocks, row_kind="op", unique_key=key, updates="retract", name="stocks"),
+        on=[("order_id", "order_id")], how="left", suffixes=("", "_stock"), state=str(work / "second"),
+        name="2_stocked",
+        **options,
+    )  # fmt: skip
+
+
 def no_op(spark: SparkSession, data: Path, files_per_trigger: int, partitions: int) -> DataFrame:
     """Scan, union, shuffle by key and `mapInArrow`, but the function hands back what it gets."""
     from pyspark.sql import functions as f
 
-    orders, prices = read_changes(spark, data, files_per_trigger)
-    left = orders.select(f.lit(0).alias("side"), "op", "order_id", "customer", "amount", "note")
     none = f.lit(None).cast("bigint")
-    right = prices.select(
-        f.lit(1).alias("side"), "op", "order_id", none.alias("customer"), none.alias("amount"),
-        f.col("source").alias("note"),
-    )  # fmt: skip
-    left = left.withColumn("price", f.lit(None).cast("double"))
-    right = right.withColumn("price", f.lit(0.0))
-    rows = left.unionAll(right).repartition(partitions, "order_id")
+    sides = []
+    for side, df in enumerate(read_changes(spark, data, files_per_trigger)):
+        text = next(c for c in ("note", "source", "place") if c in df.columns)
+        number = "quantity" if "quantity" in df.columns else "amount" if "amount" in df.columns else None
+        sides.append(
+            df.select(
+                f.lit(side).alias("side"),
+                "op",
+                "order_id",
+                (f.col("customer") if "customer" in df.columns else none).alias("customer"),
+                (none if number is None else f.col(number)).alias("amount"),
+                f.col(text).alias("note"),
+                (f.col("price") if "price" in df.columns else f.lit(None).cast("double")).alias("price"),
+            )
+        )
+    union = sides[0]
+    for other in sides[1:]:
+        union = union.unionAll(other)
+    rows = union.repartition(partitions, "order_id")
 
     def same(batches: Any) -> Any:
         yield from batches
@@ -79,7 +130,8 @@ def run(df: DataFrame, work: Path) -> dict[str, Any]:
     Returns:
         `seconds` from the start of the first micro-batch to the end of the last, `rows_in`,
         `micro_batches`, `batch_seconds` of each, `durations_ms` summed by Spark's phase, and for a join
-        `folded_rows`, rows of the result at the end, and `last_metrics` of the last micro-batch.
+        `folded_rows`, rows of the result at the end, and `last_metrics` of the last micro-batch; of several joins
+        the one whose name sorts last. `state_bytes` of each join's inputs at the end.
     """
     checkpoint = work / "checkpoint"
     query = (
@@ -93,21 +145,29 @@ def run(df: DataFrame, work: Path) -> dict[str, Any]:
     for p in progress:
         for phase, ms in p["durationMs"].items():
             phases[phase] = phases.get(phase, 0) + ms
-    metrics: dict[str, Any] = {}
-    folded = 0
+    metrics: dict[str, dict[str, Any]] = {}
+    folded: dict[str, int] = {}
     for p in progress:
-        for row in p["observedMetrics"].values():
-            metrics = row.asDict()
-            folded += metrics["rows_out_insert"] + metrics["rows_out_update_after"]
-            folded -= metrics["rows_out_delete"] + metrics["rows_out_update_before"]
+        for name, observed in p["observedMetrics"].items():
+            row = metrics[name] = observed.asDict()
+            came = row["rows_out_insert"] + row["rows_out_update_after"]
+            gone = row["rows_out_delete"] + row["rows_out_update_before"]
+            folded[name] = folded.get(name, 0) + came - gone
+    last = max(folded, default="")
     return {
         "seconds": max(ends) - min(begins),
         "rows_in": sum(p["numInputRows"] for p in progress),
         "micro_batches": len(progress),
         "batch_seconds": [round(e - b, 3) for b, e in zip(begins, ends, strict=True)],
         "durations_ms": phases,
-        "folded_rows": folded,
-        "last_metrics": metrics,
+        "folded_rows": folded.get(last, 0),
+        "last_metrics": metrics.get(last, {}),
+        "state_bytes": {
+            f"{name}.{key.removesuffix('_state_bytes')}": value
+            for name, row in metrics.items()
+            for key, value in row.items()
+            if key.endswith("_state_bytes")
+        },
     }
 
 

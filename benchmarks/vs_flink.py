@@ -8,7 +8,11 @@ last; each in a JVM that has read the same changes `--warmup` times before. Flin
 with its state on the heap; ours writes its state durably. Both folded results are checked against the counts
 the generator knows.
 
-    python -m benchmarks.vs_flink [--rows 2000000] [--batch 500000] [--rounds 3] [--warmup 2]
+With `--multi` it is the left join of three inputs on one key, 500k changes each by default: our multi-way join and our
+chain of two joins, against Flink's multi-way join (FLIP-516) and its binary chain, both at parallelism 2. What both
+keep is reported side by side: our state bytes, and the Flink JVM's live objects when nearly all rows are out.
+
+    python -m benchmarks.vs_flink [--multi] [--rows 2000000] [--batch 500000] [--rounds 3] [--warmup 2]
 """
 
 from __future__ import annotations
@@ -20,13 +24,17 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from benchmarks import changes
 from benchmarks.common import interleave, ratio, summarise, write_results
 from benchmarks.flink.run import run_flink
-from benchmarks.spark_queries import fresh, local_session, our_join
+from benchmarks.spark_queries import fresh, local_session, no_op, our_chain, our_join, our_multi_join
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Query = Callable[..., "DataFrame"]
 Source = Literal["sql", "lean"]
 SOURCES: Final[tuple[Source, ...]] = ("sql", "lean")
 EMITS: Final = ("per_batch", "per_event")
@@ -35,55 +43,107 @@ EMITS: Final = ("per_batch", "per_event")
 def main() -> None:
     """Run, check, print, record."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--rows", type=int, default=2_000_000, help="changes, both inputs together")
+    parser.add_argument("--multi", action="store_true", help="three inputs, one operator")
+    parser.add_argument("--rows", type=int, help="changes, all inputs together; 2M, with --multi 1.5M")
     parser.add_argument("--batch", type=int, default=500_000, help="changes in one of our micro-batches")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warmup", type=int, default=2, help="runs in a JVM before the one that counts")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "vs_flink.json")
+    parser.add_argument("--out", type=Path, help="by default results/vs_flink.json or vs_flink_multi.json")
     options = parser.parse_args()
+    name = "vs_flink_multi" if options.multi else "vs_flink"
+    options.rows = options.rows or (1_500_000 if options.multi else 2_000_000)
     with tempfile.TemporaryDirectory(prefix="gpu-join-data-") as folder:
         data = Path(folder)
-        counts = changes.write(changes.generate(options.rows), data, files=round(options.rows / options.batch))
-        spark = local_session()
+        generated = changes.generate(options.rows, inputs=3 if options.multi else 2)
+        counts = changes.write(generated, data, files=round(options.rows / options.batch))
+        results = (multi if options.multi else two_way)(data, counts, options)
+    settings = {k: v for k, v in vars(options).items() if k != "out"} | {"master": "local[2]"}
+    out = options.out or Path(__file__).parent / "results" / f"{name}.json"
+    record = write_results(out, name, results, settings=settings)
+    json.dump({k: v for k, v in record["results"].items() if k != "runs"}, sys.stdout, indent=2)
+    print()
 
-        def ours(emit: str) -> dict[str, Any]:
-            result = fresh(lambda work: our_join(spark, data, work, 1, emit=emit))
-            if result["folded_rows"] != counts.rows:
-                raise SystemExit(f"wrong result: {result['folded_rows']} rows, {counts.rows} expected")
-            return result
 
-        def flink(source: Source, parallelism: int, *, mini_batch: bool = False) -> dict[str, Any]:
-            result = run_flink(data, parallelism, mini_batch, source=source, repeat=options.warmup + 1)
-            return {
-                "seconds": result["seconds"][-1],
-                "cpu_seconds": result["cpu_seconds"][-1],
-                "rows_in": result["rows_in"],
-                "folded": result["folded"],
-            }
+def checked(query: Callable[[Path], DataFrame], counts: changes.Counts) -> dict[str, Any]:
+    """One of our queries in a new folder, its result right."""
+    result = fresh(query)
+    if result["folded_rows"] != counts.rows:
+        raise SystemExit(f"wrong result: {result['folded_rows']} rows, {counts.rows} expected")
+    return result
 
-        cases: dict[str, Callable[[], dict[str, Any]]] = {}
+
+def flink(data: Path, warmup: int, source: Source, parallelism: int, **modes: bool) -> dict[str, Any]:
+    """The last of several runs in one JVM of Flink."""
+    result = run_flink(data, parallelism, source=source, repeat=warmup + 1, **modes)
+    kept = {k: result[k] for k in ("rows_in", "rows_out", "folded")}
+    return {"seconds": result["seconds"][-1], "cpu_seconds": result["cpu_seconds"][-1], **kept}
+
+
+def two_way(data: Path, counts: changes.Counts, options: argparse.Namespace) -> dict[str, Any]:
+    """One left join."""
+    spark = local_session()
+    cases: dict[str, Callable[[], dict[str, Any]]] = {}
+    for emit in EMITS:
+        cases[emit] = partial(checked, partial(_ours, our_join, spark, data, emit), counts)
+    for source in SOURCES:
+        run = partial(flink, data, options.warmup, source)
+        cases[f"flink_{source}_1"] = partial(run, 1)
+        cases[f"flink_{source}_2"] = partial(run, 2)
+        cases[f"flink_{source}_2_mini_batch"] = partial(run, 2, mini_batch=True)
+    for _ in range(options.warmup):
         for emit in EMITS:
-            cases[emit] = partial(ours, emit)
-        for source in SOURCES:
-            cases[f"flink_{source}_1"] = partial(flink, source, 1)
-            cases[f"flink_{source}_2"] = partial(flink, source, 2)
-            cases[f"flink_{source}_2_mini_batch"] = partial(flink, source, 2, mini_batch=True)
-        for _ in range(options.warmup):
-            for emit in EMITS:
-                ours(emit)
-        runs = interleave(cases, options.rounds)
-        spark.stop()
+            cases[emit]()
+    runs = interleave(cases, options.rounds)
+    spark.stop()
     rates = {name: summarise(r["rows_in"] / r["seconds"] for r in rs) for name, rs in runs.items()}
     results: dict[str, Any] = {"changes_per_second": rates}
     for source in SOURCES:
         # Flink's best parallelism and mode
         best = max((name for name in rates if name.startswith(f"flink_{source}")), key=lambda name: rates[name].median)
         results[f"flink_{source}"] = {"best": best} | {emit: ratio(rates[emit], rates[best]) for emit in EMITS}
-    results["runs"] = runs
-    settings = {k: v for k, v in vars(options).items() if k != "out"} | {"master": "local[2]"}
-    record = write_results(options.out, "vs_flink", results, settings=settings)
-    json.dump({k: v for k, v in record["results"].items() if k != "runs"}, sys.stdout, indent=2)
-    print()
+    return {**results, "runs": runs}
+
+
+def multi(data: Path, counts: changes.Counts, options: argparse.Namespace) -> dict[str, Any]:
+    """Two left joins on one key, in one operator or one after the other."""
+    spark = local_session()
+    ours: dict[str, Callable[[], dict[str, Any]]] = {}
+    for emit in EMITS:
+        ours[emit] = partial(checked, partial(_ours, our_multi_join, spark, data, emit), counts)
+    ours["chain"] = partial(checked, partial(_ours, our_chain, spark, data, "per_batch"), counts)
+    ours["no_op"] = partial(fresh, lambda work: no_op(spark, data, 1, 2))
+    cases = dict(ours)
+    for source in SOURCES:
+        for mode in (True, False):
+            name = f"flink_{source}_{'multi_join' if mode else 'chain'}"
+            cases[name] = partial(flink, data, options.warmup, source, 2, multi_join=mode)
+    for _ in range(options.warmup):
+        for case in ours.values():
+            case()
+    runs = interleave(cases, options.rounds)
+    spark.stop()
+    rates = {name: summarise(r["rows_in"] / r["seconds"] for r in rs) for name, rs in runs.items()}
+    results: dict[str, Any] = {"changes_per_second": rates}
+    for source in SOURCES:
+        best = max((name for name in rates if name.startswith(f"flink_{source}")), key=lambda name: rates[name].median)
+        results[f"flink_{source}"] = {"best": best} | {case: ratio(rates[case], rates[best]) for case in ours}
+    return {**results, "kept": _kept(data, runs), "runs": runs}
+
+
+def _kept(data: Path, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """State, side by side: an intermediate result is what a chain keeps besides its inputs."""
+    kept: dict[str, Any] = {f"ours_{name}": runs[name][-1]["state_bytes"] for name in ("per_batch", "chain")}
+    for mode in (True, False):
+        rows = runs[f"flink_sql_{'multi_join' if mode else 'chain'}"][-1]["rows_out"]
+        heaps = [
+            run_flink(data, 2, multi_join=mode, heap_at_row=at)["heap_bytes"] for at in (1, rows - rows // 100)
+        ]  # the heap when nothing is kept yet is taken off
+        kept[f"flink_{'multi_join' if mode else 'chain'}_heap"] = heaps[1] - heaps[0]
+    return kept
+
+
+def _ours(query: Query, spark: SparkSession, data: Path, emit: str, work: Path) -> DataFrame:
+    return query(spark, data, work, 1, emit=emit)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import java.util.List;
 import java.util.Locale;
 import java.util.Map;
 import java.util.Set;
+import java.util.concurrent.atomic.AtomicLong;
 import java.util.stream.Collectors;
 import java.util.stream.Stream;
 import org.apache.flink.api.common.functions.FlatMapFunction;
@@ -53,7 +54,8 @@ import org.apache.flink.types.RowKind;
 import org.apache.flink.util.Collector;
 
 /**
- * The peer of the benchmark {@code vs_flink}: {@code orders LEFT JOIN prices} on Flink, heap state, in one JVM.
+ * The peer of the benchmark {@code vs_flink}: {@code orders LEFT JOIN prices (LEFT JOIN stocks)} on Flink, heap state, in one
+ * JVM.
  *
  * <p>Two sources. {@code sql} is what a user would write: Flink's file connector with its CSV format, and a map
  * that makes a change of each row. {@code lean} is a connector of this file: a file's bytes are parsed straight
@@ -62,7 +64,8 @@ import org.apache.flink.util.Collector;
  * asked for.
  *
  * <p>Options: {@code --data DIR --source sql|lean --parallelism N --mini-batch true|false --mini-batch-size N
- * --mini-batch-latency DURATION --unique-key true|false --repeat N}. Prints one JSON object per repeat.
+ * --mini-batch-latency DURATION --unique-key true|false --inputs 2|3 --multi-join true|false --heap-at-row N
+ * --repeat N}. Prints one JSON object per repeat.
  */
 public final class FlinkJoinBench {
 
@@ -80,11 +83,16 @@ public final class FlinkJoinBench {
         static long pads;
         static long amount;
         static double price;
+        static final AtomicLong written = new AtomicLong();
+        static long heapAtRow;
+        static long heap;
 
         static synchronized void reset() {
             firstRead = 0;
             rowsIn = rows = pads = amount = 0;
             price = 0;
+            heap = 0;
+            written.set(0);
             Arrays.fill(rowsOut, 0);
         }
 
@@ -97,6 +105,14 @@ public final class FlinkJoinBench {
 
         static synchronized void read(long count) {
             rowsIn += count;
+        }
+
+        /** Live objects when a given row is written: the state of all operators, and what every JVM holds. */
+        static void measureHeap() {
+            if (heapAtRow > 0 && written.incrementAndGet() == heapAtRow) {
+                System.gc();
+                heap = ManagementFactory.getMemoryMXBean().getHeapMemoryUsage().getUsed();
+            }
         }
 
         /** The last of the parallel sinks determines the end. */
@@ -126,7 +142,8 @@ public final class FlinkJoinBench {
 
     private static final String[][] INPUTS = {
         {"orders", "order_id BIGINT NOT NULL, customer BIGINT, amount BIGINT, note STRING"},
-        {"prices", "order_id BIGINT NOT NULL, price DOUBLE, source STRING"}
+        {"prices", "order_id BIGINT NOT NULL, price DOUBLE, source STRING"},
+        {"stocks", "order_id BIGINT NOT NULL, quantity BIGINT, place STRING"}
     };
 
     /** The connector of this file. */
@@ -222,9 +239,12 @@ public final class FlinkJoinBench {
             tables.getConfig().set("table.exec.mini-batch.size", options.get("--mini-batch-size"));
             tables.getConfig().set("table.exec.mini-batch.allow-latency", options.get("--mini-batch-latency"));
         }
+        int inputs = Integer.parseInt(options.getOrDefault("--inputs", "2"));
+        tables.getConfig().set("table.optimizer.multi-join.enabled", options.getOrDefault("--multi-join", "false"));
+        Clock.heapAtRow = Long.parseLong(options.getOrDefault("--heap-at-row", "0"));
         // each input is read by one task, whatever the parallelism of the join
         tables.getConfig().set("table.exec.resource.default-parallelism", "1");
-        for (String[] input : INPUTS) {
+        for (String[] input : Arrays.copyOf(INPUTS, inputs)) {
             if (options.getOrDefault("--source", "lean").equals("lean")) {
                 lean(tables, data, input[0], input[1], uniqueKey);
             } else {
@@ -232,10 +252,14 @@ public final class FlinkJoinBench {
             }
         }
         tables.getConfig().set("table.exec.resource.default-parallelism", String.valueOf(parallelism));
+        boolean three = inputs == 3;
         tables.executeSql("CREATE TABLE joined (order_id BIGINT, customer BIGINT, amount BIGINT, note STRING,"
-                + " right_order_id BIGINT, price DOUBLE, source STRING) WITH ('connector' = 'bench-changes')");
+                + " right_order_id BIGINT, price DOUBLE, source STRING"
+                + (three ? ", third_order_id BIGINT, quantity BIGINT, place STRING" : "")
+                + ") WITH ('connector' = 'bench-changes')");
         String statement =
-                "INSERT INTO joined SELECT * FROM orders LEFT JOIN prices ON orders.order_id = prices.order_id";
+                "INSERT INTO joined SELECT * FROM orders LEFT JOIN prices ON orders.order_id = prices.order_id"
+                + (three ? " LEFT JOIN stocks ON orders.order_id = stocks.order_id" : "");
         String plan = Stream.of(tables.explainSql(statement).split("== Optimized Execution Plan =="))
                 .skip(1).flatMap(String::lines).filter(line -> !line.isBlank())
                 .map(line -> '"' + line.replace("\\", "\\\\").replace("\"", "\\\"") + '"')
@@ -248,9 +272,9 @@ public final class FlinkJoinBench {
                 .map(kind -> '"' + kind.shortString() + "\": " + Clock.rowsOut[kind.ordinal()])
                 .collect(Collectors.joining(", ", "{", "}"));
         return String.format(Locale.ROOT,
-                "{\"rows_in\": %d, \"rows_out\": %d, \"kinds\": %s, \"seconds\": %.4f, "
+                "{\"heap_bytes\": %d, \"rows_in\": %d, \"rows_out\": %d, \"kinds\": %s, \"seconds\": %.4f, "
                         + "\"cpu_seconds\": %.2f, \"folded\": {\"rows\": %d, \"pads\": %d, \"amount\": %d, \"price\": %.2f}, \"plan\": %s}",
-                Clock.rowsIn, Arrays.stream(Clock.rowsOut).sum(), kinds, seconds,
+                Clock.heap, Clock.rowsIn, Arrays.stream(Clock.rowsOut).sum(), kinds, seconds,
                 (Clock.cpuAtLastWritten - Clock.cpuAtFirstRead) / 1e9,
                 Clock.rows, Clock.pads, Clock.amount, Clock.price, plan);
     }
@@ -471,6 +495,7 @@ public final class FlinkJoinBench {
 
         @Override
         public void write(RowData row, Context context) {
+            Clock.measureHeap();
             RowKind kind = row.getRowKind();
             kinds[kind.ordinal()]++;
             int sign = kind == RowKind.INSERT || kind == RowKind.UPDATE_AFTER ? 1 : -1;

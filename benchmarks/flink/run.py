@@ -59,6 +59,8 @@ def run_flink(
     repeat: int = 1,
     heap: str = "4g",
     version: str = FLINK_VERSION,
+    multi_join: bool = False,
+    heap_at_row: int | None = None,
 ) -> dict[str, Any]:
     """Run the join `repeat` times in one JVM, so that all but the first run find compiled code.
 
@@ -70,6 +72,9 @@ def run_flink(
         repeat: runs in the same JVM.
         heap: JVM heap, as `-Xmx` takes it.
         version: Flink release.
+        multi_join: Flink's multi-way join instead of its chain of binary ones, for three inputs.
+        heap_at_row: collect garbage and look at the heap when so many rows have been written, `heap_bytes` of the
+            result. The run's time is then of no use.
 
     Returns:
         `rows_in`, `rows_out`, `kinds` (rows out per row kind) and `folded` of the last run; `seconds` and
@@ -86,7 +91,7 @@ def run_flink(
         raise FileNotFoundError(f"no generated changes in {data}: run `python -m benchmarks.changes` first")
     counts = read_counts(data)
     if source == "sql":
-        _join_files(data)
+        _join_files(data, list(counts.changes))
     java = _tool("java")
     lib = flink_jars(version)
     classes = _compiled(lib, version)
@@ -113,6 +118,9 @@ def run_flink(
         "mini-batch-latency": MINI_BATCH_LATENCY,
         "unique-key": str(counts.unique_key).lower(),
         "repeat": str(repeat),
+        "inputs": str(len(counts.changes)),
+        "multi-join": str(multi_join).lower(),
+        "heap-at-row": str(heap_at_row or 0),
     }
     for name, value in options.items():
         command += [f"--{name}", value]
@@ -129,11 +137,13 @@ def run_flink(
         **{name: runs[-1][name] for name in ("rows_in", "rows_out", "kinds", "folded", "plan")},
         "seconds": seconds,
         "cpu_seconds": [run["cpu_seconds"] for run in runs],
+        "heap_bytes": runs[-1]["heap_bytes"],
         "rows_per_second": runs[-1]["rows_in"] / min(seconds),
         "settings": {
             "flink": version,
             "source": source,
             "parallelism": parallelism,
+            "multi_join": multi_join,
             "mini_batch": f"{MINI_BATCH_SIZE} rows, {MINI_BATCH_LATENCY}" if mini_batch else None,
             "heap": heap,
             "unique_key": counts.unique_key,
@@ -176,10 +186,10 @@ def flink_jars(version: str = FLINK_VERSION) -> Path:
     return lib
 
 
-def _join_files(data: Path) -> None:
-    """One file per input, `whole/orders.csv` and `whole/prices.csv`: Flink promises no order among several."""
+def _join_files(data: Path, names: list[str]) -> None:
+    """One file per input, `whole/orders.csv` and so on: Flink promises no order among several."""
     (data / "whole").mkdir(exist_ok=True)
-    for name in ("orders", "prices"):
+    for name in names:
         with (data / "whole" / f"{name}.csv").open("wb") as target:
             for part in sorted((data / name).glob("part-*.csv")):
                 with part.open("rb") as source:
