@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -17,6 +17,7 @@ from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.ingest import Ingested, ingest
 from gpu_ops.joins import Join
 from gpu_ops.multi import AnyJoin, MultiJoin
+from gpu_ops.operators.at_end import AtEnd
 from gpu_ops.operators.interval import IntervalJoin
 from gpu_ops.operators.multi_way import MultiWayJoin
 from gpu_ops.operators.said import Operator
@@ -67,14 +68,20 @@ class JoinEngine:
         self.memory_limit = memory_limit
         self._clock_ms = 0
         self._prepared = False
+        self._finished = False
         self._operator = self._make_operator()
 
     def _make_operator(self) -> Operator:
-        if isinstance(self.join, MultiJoin):
-            return MultiWayJoin(self.join, self.kernels)
-        if self.join.interval is not None:
-            return IntervalJoin(self.join, self.kernels)
-        return TwoWayJoin(self.join, self.kernels)
+        if self.join.emit == "at_end":
+            return AtEnd(self.join, self.kernels, self._streaming_operator, self.memory_limit)
+        return self._streaming_operator(self.join)
+
+    def _streaming_operator(self, join: AnyJoin) -> Operator:
+        if isinstance(join, MultiJoin):
+            return MultiWayJoin(join, self.kernels)
+        if join.interval is not None:
+            return IntervalJoin(join, self.kernels)
+        return TwoWayJoin(join, self.kernels)
 
     # --- micro-batches -----------------------------------------------------------------------
 
@@ -98,14 +105,35 @@ class JoinEngine:
         return result.changelog
 
     def finish(self) -> pa.Table:
-        """End the input: what is still to be said, which is the pads of an interval join's unmatched rows.
+        """End the input: what is still to be said.
 
-        Rows that come after it are late.
+        With ``emit="at_end"`` that is the whole result, as insertions; nothing may follow. Otherwise it is the pads of
+        an interval join's unmatched rows; rows that come after it are late.
+
+        Raises:
+            StateError: a micro-batch is prepared, or the input has ended already.
         """
+        if isinstance(self._operator, AtEnd):
+            return pa.concat_tables([self.join.output_schema.empty_table(), *self.finish_parts()])
         operator = self._operator
         if isinstance(operator, IntervalJoin):
             return self.process(clock_ms=operator.finish_watermark(), watermark=operator.finish_watermark())
         return self.join.output_schema.empty_table()
+
+    def finish_parts(self) -> Iterator[pa.Table]:
+        """As `finish`, in tables that together are the result: with ``emit="at_end"`` it need not fit in memory."""
+        if self._prepared:
+            raise StateError("commit or discard the prepared micro-batch before the input ends")
+        if not isinstance(self._operator, AtEnd):
+            yield self.finish()
+            return
+        self._check_open()
+        self._finished = True
+        yield from self._operator.finish()
+
+    def _check_open(self) -> None:
+        if self._finished:
+            raise StateError("the input has ended: with emit='at_end' nothing follows its result")
 
     def prepare(
         self,
@@ -143,6 +171,7 @@ class JoinEngine:
             DescriptionError: a watermark where none has a meaning; nothing has changed.
             StateError: more state than ``memory_limit``; nothing has changed.
         """
+        self._check_open()
         if self._prepared:
             raise StateError("the last micro-batch was neither committed nor discarded")
         interval = self.join.interval if isinstance(self.join, Join) else None
@@ -250,8 +279,9 @@ class JoinEngine:
 
         Returns:
             For ``"left"`` and ``"right"``, or each of many inputs, the live rows, with the association count as
-            ``__count`` where one is kept and the last write as ``__written`` (ms) where a TTL asks for it. For an interval
-            join with what stands beside its rows, and under ``"time"`` its watermark.
+            ``__count`` where one is kept and the last write as ``__written`` (ms) where a TTL asks for it; with
+            ``emit="at_end"`` all changes. For an interval join with what stands beside its rows, and under
+            ``"time"`` its watermark.
         """
         if self._prepared:
             raise StateError("commit or discard the prepared micro-batch before a snapshot")
@@ -272,6 +302,8 @@ class JoinEngine:
 
     def close(self) -> None:
         """Give back memory; the engine is of no use afterwards."""
+        if isinstance(self._operator, AtEnd):
+            self._operator.close()
         self._operator = self._make_operator()
         self.kernels.close()
 

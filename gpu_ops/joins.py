@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from gpu_ops.changelog import ROW_KIND_COLUMN
 from gpu_ops.conditions import Condition, parse
-from gpu_ops.errors import DescriptionError, NotBuiltError
+from gpu_ops.errors import DescriptionError
 from gpu_ops.intervals import UNITS_MS, Interval, check_event_time, time_type
 
 JoinType = Literal["inner", "left", "right", "full", "semi", "anti"]
@@ -219,7 +219,9 @@ class Join:
         if self.emit not in get_args(Emit):
             raise DescriptionError(f"emit={self.emit!r}; it is one of {', '.join(get_args(Emit))}")
         if self.emit == "at_end":
-            raise NotBuiltError("emit='at_end' is not built yet; per_event and per_batch are")
+            check_at_end(self.inputs)
+            if self.interval is not None and self.interval.time == "processing":
+                raise DescriptionError("emit='at_end' has no arrival times to go by: use event time")
         if self.left.name.lower() == self.right.name.lower():
             raise DescriptionError(f"both inputs are called {self.left.name!r}; give one another name")
         if self.how in ("semi", "anti") and self.right.bad_rows == "tag":
@@ -461,6 +463,13 @@ def check_key_type(source: Input, column: str) -> None:
     kind = source.schema.field(column).type
     if pa.types.is_nested(kind):
         raise DescriptionError(f"input '{source.name}': column {column!r} of type {kind} cannot be a key")
+
+
+def check_at_end(inputs: Sequence[Input]) -> None:
+    """Refuses what has no meaning in a join that says nothing until its input ends."""
+    for source in inputs:
+        if source.ttl_ms is not None:
+            raise DescriptionError(f"input '{source.name}': with emit='at_end' no row is forgotten, ttl= has no place")
 
 
 def input_to_dict(source: Input) -> dict[str, object]:

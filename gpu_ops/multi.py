@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from gpu_ops.changelog import ROW_KIND_COLUMN
 from gpu_ops.conditions import Condition, parse
-from gpu_ops.errors import DescriptionError, NotBuiltError
+from gpu_ops.errors import DescriptionError
 from gpu_ops.joins import (
     Emit,
     Input,
@@ -26,6 +26,7 @@ from gpu_ops.joins import (
     Layout,
     OutputColumn,
     Shuffle,
+    check_at_end,
     check_key_type,
     input_from_dict,
     input_to_dict,
@@ -150,7 +151,7 @@ class MultiJoin:
         if self.emit not in get_args(Emit):
             raise DescriptionError(f"emit={self.emit!r}; it is one of {', '.join(get_args(Emit))}")
         if self.emit == "at_end":
-            raise NotBuiltError("emit='at_end' is not built yet; per_event and per_batch are")
+            check_at_end(self.inputs)
         names = [i.name.lower() for i in self.inputs]
         for source in self.inputs:
             if names.count(source.name.lower()) > 1:

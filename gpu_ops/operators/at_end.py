@@ -1,0 +1,247 @@
+"""Joins that say nothing until the input ends: ``emit="at_end"``, after Flink's FLIP-331.
+
+Until then an input is only kept: no index, no association counts, no output. At the end it is joined once, as a batch
+operator would, and the result comes as insertions. What arrives is parted by its keys' hashes at once, so that the end
+joins part by part, each small enough for the caches and for memory; a budget moves parts to disk meanwhile.
+
+The law is the other operators' own: a part is one micro-batch of ``per_batch``, from an empty state.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from gpu_ops.changelog import INSERT
+from gpu_ops.ingest import Ingested
+from gpu_ops.intervals import as_integers
+from gpu_ops.joins import Input, Join
+from gpu_ops.kernels import Kernels
+from gpu_ops.multi import AnyJoin
+from gpu_ops.operators.batch import can_merge, merge_join
+from gpu_ops.operators.interval import IntervalJoin
+from gpu_ops.operators.said import Operator, Said
+
+PARTS = 64
+KIND_COLUMN = "__kind"
+
+# Rows joined at a time, all inputs together: enough to be worth the fixed cost, few enough for the caches.
+_ROWS_AT_ONCE = 400_000
+
+
+class Kept:
+    """The changes of one input, in order, parted by the hash of their key.
+
+    Args:
+        kernels: the backend.
+        source: the input.
+        keys: the columns by which it is parted, with the types they are compared in; none for one part.
+    """
+
+    def __init__(self, kernels: Kernels, source: Input, keys: tuple[tuple[str, pa.DataType], ...]) -> None:
+        self._kernels, self._keys, self.source = kernels, keys, source
+        self.schema = pa.schema([*source.schema, pa.field(KIND_COLUMN, pa.int8())])
+        self.segments: list[tuple[pa.Table, np.ndarray[tuple[int], np.dtype[np.int64]]]] = []
+        self.pending: pa.Table | None = None
+        self.live = 0
+        self._rows = self._bytes = self._added = 0
+        self._folder: Path | None = None
+
+    def __len__(self) -> int:
+        return self._rows
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory."""
+        return self._bytes + (self.pending.nbytes if self.pending is not None else 0)
+
+    def live_after(self) -> int:
+        """Insertions less retractions, once the prepared micro-batch is committed."""
+        return self.live + self._added
+
+    def prepare(self, changes: Ingested) -> None:
+        """Take in a micro-batch, to be followed by `commit` or `discard`."""
+        kinds = changes.kinds
+        comes = int(((kinds == INSERT) | (kinds == 2)).sum())
+        self._added = 2 * comes - kinds.size
+        self.pending = changes.table.append_column(KIND_COLUMN, pa.array(kinds, pa.int8())).cast(self.schema)
+
+    def commit(self) -> None:
+        """Keep the prepared micro-batch."""
+        table, self.pending = self.pending, None
+        if table is not None and table.num_rows:
+            self.add(table)
+        self.live += self._added
+        self._added = 0
+
+    def discard(self) -> None:
+        """Forget the prepared micro-batch."""
+        self.pending, self._added = None, 0
+
+    def add(self, table: pa.Table) -> None:
+        """Keep changes: sorted by part, in their order within one."""
+        bounds = np.array([0, table.num_rows], np.int64)
+        if self._keys:
+            kernels, names = self._kernels, [n for n, _ in self._keys]
+            hashes = kernels.hash_rows(kernels.frame(table.select(names)), names, [t for _, t in self._keys])
+            part = kernels.asnumpy(hashes & np.uint64(PARTS - 1)).astype(np.uint8)
+            table = table.take(pa.array(np.argsort(part, kind="stable")))
+            bounds = np.concatenate([[0], np.cumsum(np.bincount(part, minlength=PARTS))]).astype(np.int64)
+        table = table.combine_chunks()
+        self.segments.append((table, bounds))
+        self._rows += table.num_rows
+        self._bytes += table.nbytes
+
+    def spill(self) -> None:
+        """Move what is in memory to disk; it is read from there by memory map."""
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="gpu-join-spill-"))
+        for number, (table, bounds) in enumerate(self.segments):
+            path = self._folder / f"{number}.arrow"
+            if path.exists():
+                continue
+            with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+                writer.write_table(table)
+            mapped = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+            self.segments[number] = mapped, bounds
+        self._bytes = 0
+
+    def sizes(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """Rows per part."""
+        total = np.zeros(PARTS if self._keys else 1, np.int64)
+        for _, bounds in self.segments:
+            total += np.diff(bounds)
+        return total
+
+    def part(self, first: int, last: int) -> pa.Table:
+        """The changes of the parts from ``first`` to before ``last``, in order within each key."""
+        if not self._keys:
+            first, last = 0, 1
+        pieces = [table.slice(bounds[first], bounds[last] - bounds[first]) for table, bounds in self.segments]
+        pieces = [p for p in pieces if p.num_rows] or [self.schema.empty_table()]
+        return pa.concat_tables(pieces)
+
+    def all(self) -> pa.Table:
+        """All changes, in order within each key."""
+        return pa.concat_tables([t for t, _ in self.segments] or [self.schema.empty_table()])
+
+    def close(self) -> None:
+        """Delete what was moved to disk."""
+        self.segments = []
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+
+class AtEnd:
+    """A join that emits only at the end of its input; see `gpu_ops.operators.said.Operator`.
+
+    Args:
+        join: its description.
+        kernels: the backend.
+        make: makes the operator that joins a part.
+        memory_limit: bytes of kept input in memory; what is more goes to disk. None for no limit.
+    """
+
+    def __init__(
+        self, join: AnyJoin, kernels: Kernels, make: Callable[[AnyJoin], Operator], memory_limit: int | None
+    ) -> None:
+        self.join, self.kernels = join, kernels
+        self._make = make
+        self._limit = memory_limit
+        self._clock_ms = 0
+        self.tables = tuple(Kept(kernels, s, _part_keys(join, i)) for i, s in enumerate(join.inputs))
+
+    def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Said:
+        """Keep the changes; nothing is said."""
+        del clock_ms, watermark_ms
+        started = time.perf_counter()
+        for table, change in zip(self.tables, changes, strict=True):
+            table.prepare(change)
+        if self._limit is not None and sum(t.nbytes for t in self.tables) > self._limit:
+            for table in self.tables:
+                table.spill()
+        metrics: dict[str, int | float] = {"update_ms": (time.perf_counter() - started) * 1e3}
+        for name in self.join.sides:
+            metrics[f"{name}_unknown_retractions"] = metrics[f"{name}_expired"] = 0
+        empty = self.join.output_schema.empty_table()
+        return Said(empty, np.empty(0, np.int64), np.empty(0, np.int8), metrics)
+
+    def commit(self, clock_ms: int) -> None:
+        """Make the prepared micro-batch final."""
+        self._clock_ms = max(self._clock_ms, clock_ms)
+        for table in self.tables:
+            table.commit()
+
+    def discard(self) -> None:
+        """Forget the prepared micro-batch."""
+        for table in self.tables:
+            table.discard()
+
+    def finish(self) -> Iterator[pa.Table]:
+        """The result, part by part, as insertions."""
+        sizes = np.sum([t.sizes() for t in self.tables], axis=0)
+        at_once = 4 if self.kernels.tiny_segments else _ROWS_AT_ONCE
+        first = 0
+        while first < sizes.size:
+            last, rows = first + 1, int(sizes[first])
+            while last < sizes.size and rows + int(sizes[last]) <= at_once:
+                rows += int(sizes[last])
+                last += 1
+            if rows:
+                yield self._join_part(first, last)
+            first = last
+
+    def _join_part(self, first: int, last: int) -> pa.Table:
+        changes, start = [], 0
+        for kept in self.tables:
+            table = kept.part(first, last)
+            kinds = table[KIND_COLUMN].to_numpy()
+            sequence = np.arange(start, start + kinds.size, dtype=np.int64)
+            rows = table.drop_columns([KIND_COLUMN])
+            changes.append(Ingested(rows, kinds, sequence, kinds.size, 0, None, self._times(kept.source, rows)))
+            start += kinds.size
+        if isinstance(self.join, Join) and can_merge(self.join):
+            return merge_join(self.join, self.kernels, changes)
+        operator = self._make(dataclasses.replace(self.join, emit="per_batch"))
+        parts = [operator.prepare(tuple(changes), self._clock_ms, None).output]
+        if isinstance(operator, IntervalJoin):
+            operator.commit(self._clock_ms)
+            nothing = tuple(c.pick(np.zeros(c.kinds.size, np.bool_)) for c in changes)
+            parts.append(operator.prepare(nothing, self._clock_ms, operator.finish_watermark()).output)
+        return pa.concat_tables(parts)
+
+    def _times(self, source: Input, rows: pa.Table) -> np.ndarray[tuple[int], np.dtype[np.int64]] | None:
+        if not isinstance(self.join, Join) or self.join.interval is None or source.event_time is None:
+            return None
+        return as_integers(rows[source.event_time], self.join.time_type)
+
+    def snapshot(self) -> dict[str, pa.Table]:
+        """The changes of each input."""
+        return {name: table.all() for name, table in zip(self.join.sides, self.tables, strict=True)}
+
+    def restore(self, state: Mapping[str, pa.Table]) -> None:
+        """Take over a snapshot."""
+        for name, kept in zip(self.join.sides, self.tables, strict=True):
+            table = state[name].select(kept.schema.names).cast(kept.schema)
+            if table.num_rows:
+                kept.add(table)
+            kinds = table[KIND_COLUMN].to_numpy()
+            kept.live = 2 * int(((kinds == INSERT) | (kinds == 2)).sum()) - kinds.size
+
+    def close(self) -> None:
+        """Delete what was moved to disk."""
+        for table in self.tables:
+            table.close()
+
+
+def _part_keys(join: AnyJoin, place: int) -> tuple[tuple[str, pa.DataType], ...]:
+    """By what an input's changes are parted: what rows that may match, and the changes of one row, have in common."""
+    return tuple((shuffle.columns[place], shuffle.type) for shuffle in join.shuffled_by)

@@ -1,0 +1,134 @@
+"""A two-way join of rows that are all there: sorted merge, no state.
+
+What `at_end` does with a part of its input, where rows are found by keys. Both sides' key hashes are sorted with
+their row numbers and merged; hashes may collide, so what they pair is compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gpu_ops.changelog import INSERT
+from gpu_ops.ingest import Ingested
+from gpu_ops.joins import Input, Join
+from gpu_ops.kernels import Array, Frame, Kernels, Store
+from gpu_ops.operators.changes import apply_changes
+from gpu_ops.operators.emission import Rows
+from gpu_ops.output import changelog_table
+from gpu_ops.state.table import StateTable
+
+_ROW_BITS = 32
+
+
+class Present:
+    """The rows of one input, as far as they are gathered from; see `gpu_ops.output.HasStore`."""
+
+    def __init__(self, store: Store | FrameStore, length: int) -> None:
+        self.store: Any = store
+        self.length = length
+
+
+class FrameStore:
+    """A frame's rows by slot."""
+
+    def __init__(self, kernels: Kernels, frame: Frame) -> None:
+        self._kernels, self._frame = kernels, frame
+
+    def take(self, slots: Array, columns: Sequence[str]) -> Frame:
+        """As `gpu_ops.kernels.Store.take`."""
+        return self._kernels.take(self._frame, slots, columns)
+
+
+def can_merge(join: Join) -> bool:
+    """Whether rows are found by keys, and by nothing else."""
+    return join.interval is None and bool(join.keys) and not join.null_aware
+
+
+def present_rows(kernels: Kernels, source: Input, changes: Ingested) -> Present:
+    """What is left of an input's changes."""
+    frame = kernels.frame(changes.table)
+    if source.insert_only:
+        return Present(FrameStore(kernels, frame), changes.kinds.size)
+    table = StateTable(kernels, source, (), (), (), counted=False, findable=True)
+    event_kinds = kernels.xp.zeros(2 * changes.kinds.size + 2, np.int8)
+    sequence = kernels.xp.arange(changes.kinds.size, dtype=np.int64)
+    apply_changes(table, frame, kernels.asarray(changes.kinds), sequence, event_kinds, net=True)
+    return Present(table.store, len(table))
+
+
+def merge_join(join: Join, kernels: Kernels, changes: Sequence[Ingested]) -> pa.Table:
+    """The join of two inputs, as insertions.
+
+    Args:
+        join: its description.
+        kernels: the backend.
+        changes: of both inputs, each in order.
+    """
+    xp = kernels.xp
+    sides = [present_rows(kernels, s, c) for s, c in zip(join.inputs, changes, strict=True)]
+    left, right = _pairs(join, kernels, sides)
+    if join.how in ("semi", "anti"):
+        matched = xp.zeros(sides[0].length, bool)
+        matched[left] = True
+        left = xp.flatnonzero(matched if join.how == "semi" else ~matched)
+        right = xp.full(left.size, -1, np.int64)
+    parts = [(left, right)]
+    for side, outer in enumerate(join.outer):
+        if outer:
+            alone = xp.ones(sides[side].length, bool)
+            alone[(left, right)[side]] = False
+            slots = xp.flatnonzero(alone)
+            none = xp.full(slots.size, -1, np.int64)
+            parts.append((none, slots) if side else (slots, none))
+    slots_out = [xp.concatenate([p[side] for p in parts]) for side in (0, 1)]
+    size = int(slots_out[0].size)
+    rows = Rows(xp.full(size, INSERT, np.int8), slots_out[0], slots_out[1], xp.zeros(size, np.int64))
+    return changelog_table(join, kernels, (sides[0], sides[1]), rows)[0]
+
+
+def _pairs(join: Join, kernels: Kernels, sides: Sequence[Present]) -> tuple[Array, Array]:
+    """Matching rows."""
+    xp = kernels.xp
+    keys, sorted_hashes = [], []
+    for side, present in enumerate(sides):
+        names = join.key_columns(side)
+        frame = present.store.take(xp.arange(present.length, dtype=np.int64), names)
+        hashes = kernels.hash_rows(frame, names, join.key_types)
+        slots = xp.arange(present.length, dtype=np.uint64)
+        strict = join.key_columns(side, strict=True)
+        valid = kernels.valid(frame, strict) if strict else None
+        if valid is not None:
+            hashes, slots = hashes[valid], slots[valid]
+        keys.append(frame)
+        sorted_hashes.append(xp.sort((hashes & np.uint64(0xFFFFFFFF00000000)) | slots))
+    left, right = sorted_hashes
+    needles, haystack = left >> np.uint64(_ROW_BITS), right >> np.uint64(_ROW_BITS)
+    first = xp.searchsorted(haystack, needles, side="left")
+    count = xp.searchsorted(haystack, needles, side="right") - first
+    found, at = kernels.expand(first, count)
+    mask = np.uint64((1 << _ROW_BITS) - 1)
+    slots_left, slots_right = (left & mask).astype(np.int64)[found], (right & mask).astype(np.int64)[at]
+    names_left, names_right = join.key_columns(0), join.key_columns(1)
+    equal = kernels.equal_rows(
+        kernels.take(keys[0], slots_left, names_left),
+        names_left,
+        kernels.take(keys[1], slots_right, names_right),
+        names_right,
+        join.key_types,
+    )
+    if not bool(equal.all()):
+        kept = xp.flatnonzero(equal)
+        slots_left, slots_right = slots_left[kept], slots_right[kept]
+    if join.condition is not None and slots_left.size:
+        frames = {
+            source.name: present.store.take(slots, join.condition.columns[source.name])
+            for source, present, slots in zip(join.inputs, sides, (slots_left, slots_right), strict=True)
+            if join.condition.columns.get(source.name)
+        }
+        kept = xp.flatnonzero(kernels.evaluate(join.condition, frames, int(slots_left.size)))
+        slots_left, slots_right = slots_left[kept], slots_right[kept]
+    return slots_left, slots_right
