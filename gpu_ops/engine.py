@@ -12,12 +12,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gpu_ops.backends import Backend, make_kernels
+from gpu_ops.bounded import Aggregate, CoGroup, Description
 from gpu_ops.changelog import BAD_ROW_KIND, DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
 from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.ingest import Ingested, ingest
 from gpu_ops.joins import Join
 from gpu_ops.multi import AnyJoin, MultiJoin
-from gpu_ops.operators.at_end import AtEnd
+from gpu_ops.operators.at_end import AtEnd, JoinAtEnd
+from gpu_ops.operators.grouped import AggregateAtEnd, CoGroupAtEnd
 from gpu_ops.operators.interval import IntervalJoin
 from gpu_ops.operators.multi_way import MultiWayJoin
 from gpu_ops.operators.said import Operator
@@ -49,7 +51,7 @@ class JoinEngine:
     """A streaming join over one partition.
 
     Args:
-        join: its description, of two inputs or of many.
+        join: its description: a `Join`, `MultiJoin`, `Aggregate` or `CoGroup`.
         backend: ``"auto"``, ``"cpu"`` or ``"gpu"``.
         memory_limit: bytes of state at most, or None.
         tiny: test setting: the smallest possible segments.
@@ -60,7 +62,7 @@ class JoinEngine:
     """
 
     def __init__(
-        self, join: AnyJoin, backend: Backend = "auto", *, memory_limit: int | None = None, tiny: bool = False
+        self, join: Description, backend: Backend = "auto", *, memory_limit: int | None = None, tiny: bool = False
     ) -> None:
         self.join = join
         self.kernels, self.backend_reason = make_kernels(backend, tiny_segments=tiny, memory_limit=memory_limit)
@@ -72,8 +74,12 @@ class JoinEngine:
         self._operator = self._make_operator()
 
     def _make_operator(self) -> Operator:
+        if isinstance(self.join, Aggregate):
+            return AggregateAtEnd(self.join, self.kernels, self.memory_limit)
+        if isinstance(self.join, CoGroup):
+            return CoGroupAtEnd(self.join, self.kernels, self.memory_limit)
         if self.join.emit == "at_end":
-            return AtEnd(self.join, self.kernels, self._streaming_operator, self.memory_limit)
+            return JoinAtEnd(self.join, self.kernels, self.memory_limit, self._streaming_operator)
         return self._streaming_operator(self.join)
 
     def _streaming_operator(self, join: AnyJoin) -> Operator:

@@ -11,11 +11,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gpu_ops.bounded import Description
 from gpu_ops.changelog import INSERT, SHORT_STRINGS, decode_row_kinds, known_row_kinds
 from gpu_ops.errors import BadInputError
 from gpu_ops.intervals import as_integers
 from gpu_ops.joins import Input, Join
-from gpu_ops.multi import AnyJoin
 from gpu_ops.operators.changes import NEVER
 
 
@@ -48,7 +48,7 @@ class Ingested:
 
 
 def ingest(
-    join: AnyJoin,
+    join: Description,
     batches: Sequence[pa.Table | pa.RecordBatch | None],
     orders: Sequence[npt.ArrayLike | None],
 ) -> tuple[Ingested, ...]:

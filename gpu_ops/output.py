@@ -8,11 +8,12 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
+from gpu_ops.bounded import Aggregate, CoGroup, Description
 from gpu_ops.changelog import encode_row_kinds
 from gpu_ops.intervals import as_integers, from_integers
 from gpu_ops.joins import Join, OutputColumn
 from gpu_ops.kernels import Array, Frame, Kernels, Store
-from gpu_ops.multi import AnyJoin, MultiJoin
+from gpu_ops.multi import MultiJoin
 from gpu_ops.operators.emission import Rows
 
 
@@ -103,7 +104,7 @@ def multi_changelog_table(
     return pa.Table.from_arrays([encode_row_kinds(kernels.asnumpy(kinds)), *data], schema=join.output_schema), frame
 
 
-def append_rows(join: AnyJoin, side: int, output: pa.Table, rows: pa.Table | None, kind: str) -> pa.Table:
+def append_rows(join: Description, side: int, output: pa.Table, rows: pa.Table | None, kind: str) -> pa.Table:
     """The changelog with rows of one input handed out after it, the other side's columns null.
 
     Args:
@@ -128,8 +129,12 @@ def append_rows(join: AnyJoin, side: int, output: pa.Table, rows: pa.Table | Non
     return pa.concat_tables([output, pa.Table.from_arrays(columns, schema=output.schema)])
 
 
-def own_column(join: AnyJoin, side: int, column: OutputColumn) -> str | None:
+def own_column(join: Description, side: int, column: OutputColumn) -> str | None:
     """Which column of one input an output column shows in a row that is of this input alone; None for none."""
+    if isinstance(join, Aggregate):
+        return column.column if column.name in join.by else None
+    if isinstance(join, CoGroup):
+        return column.column if column.side == side and column.column else None
     if isinstance(join, MultiJoin):
         if column.side == side:
             return column.column

@@ -1,4 +1,4 @@
-"""Joins that say nothing until the input ends: ``emit="at_end"``, after Flink's FLIP-331.
+"""Operators that say nothing until their input ends, after Flink's FLIP-331: joins with ``emit="at_end"``.
 
 Until then an input is only kept: no index, no association counts, no output. At the end it is joined once, as a batch
 operator would, and the result comes as insertions. What arrives is parted by its keys' hashes at once, so that the end
@@ -19,7 +19,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from gpu_ops.changelog import INSERT
+from gpu_ops.bounded import Description
+from gpu_ops.changelog import INSERT, UPDATE_AFTER
 from gpu_ops.ingest import Ingested
 from gpu_ops.intervals import as_integers
 from gpu_ops.joins import Input, Join
@@ -69,7 +70,7 @@ class Kept:
     def prepare(self, changes: Ingested) -> None:
         """Take in a micro-batch, to be followed by `commit` or `discard`."""
         kinds = changes.kinds
-        comes = int(((kinds == INSERT) | (kinds == 2)).sum())
+        comes = int(((kinds == INSERT) | (kinds == UPDATE_AFTER)).sum())
         self._added = 2 * comes - kinds.size
         self.pending = changes.table.append_column(KIND_COLUMN, pa.array(kinds, pa.int8())).cast(self.schema)
 
@@ -141,23 +142,27 @@ class Kept:
 
 
 class AtEnd:
-    """A join that emits only at the end of its input; see `gpu_ops.operators.said.Operator`.
+    """What keeps its input and speaks at its end; see `gpu_ops.operators.said.Operator`.
 
     Args:
         join: its description.
         kernels: the backend.
-        make: makes the operator that joins a part.
         memory_limit: bytes of kept input in memory; what is more goes to disk. None for no limit.
     """
 
-    def __init__(
-        self, join: AnyJoin, kernels: Kernels, make: Callable[[AnyJoin], Operator], memory_limit: int | None
-    ) -> None:
+    def __init__(self, join: Description, kernels: Kernels, memory_limit: int | None) -> None:
         self.join, self.kernels = join, kernels
-        self._make = make
         self._limit = memory_limit
         self._clock_ms = 0
         self.tables = tuple(Kept(kernels, s, _part_keys(join, i)) for i, s in enumerate(join.inputs))
+
+    def result(self, changes: tuple[Ingested, ...]) -> pa.Table:
+        """What a part of the input amounts to: rows of the ``output_schema``.
+
+        Args:
+            changes: of each input, all that have the part's keys.
+        """
+        raise NotImplementedError
 
     def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Said:
         """Keep the changes; nothing is said."""
@@ -195,28 +200,19 @@ class AtEnd:
             while last < sizes.size and rows + int(sizes[last]) <= at_once:
                 rows += int(sizes[last])
                 last += 1
-            if rows:
-                yield self._join_part(first, last)
+            if rows or sizes.size == 1:
+                yield self.result(tuple(self._changes(first, last)))
             first = last
 
-    def _join_part(self, first: int, last: int) -> pa.Table:
-        changes, start = [], 0
+    def _changes(self, first: int, last: int) -> Iterator[Ingested]:
+        start = 0
         for kept in self.tables:
             table = kept.part(first, last)
             kinds = table[KIND_COLUMN].to_numpy()
             sequence = np.arange(start, start + kinds.size, dtype=np.int64)
             rows = table.drop_columns([KIND_COLUMN])
-            changes.append(Ingested(rows, kinds, sequence, kinds.size, 0, None, self._times(kept.source, rows)))
+            yield Ingested(rows, kinds, sequence, kinds.size, 0, None, self._times(kept.source, rows))
             start += kinds.size
-        if isinstance(self.join, Join) and can_merge(self.join):
-            return merge_join(self.join, self.kernels, changes)
-        operator = self._make(dataclasses.replace(self.join, emit="per_batch"))
-        parts = [operator.prepare(tuple(changes), self._clock_ms, None).output]
-        if isinstance(operator, IntervalJoin):
-            operator.commit(self._clock_ms)
-            nothing = tuple(c.pick(np.zeros(c.kinds.size, np.bool_)) for c in changes)
-            parts.append(operator.prepare(nothing, self._clock_ms, operator.finish_watermark()).output)
-        return pa.concat_tables(parts)
 
     def _times(self, source: Input, rows: pa.Table) -> np.ndarray[tuple[int], np.dtype[np.int64]] | None:
         if not isinstance(self.join, Join) or self.join.interval is None or source.event_time is None:
@@ -234,7 +230,7 @@ class AtEnd:
             if table.num_rows:
                 kept.add(table)
             kinds = table[KIND_COLUMN].to_numpy()
-            kept.live = 2 * int(((kinds == INSERT) | (kinds == 2)).sum()) - kinds.size
+            kept.live = 2 * int(((kinds == INSERT) | (kinds == UPDATE_AFTER)).sum()) - kinds.size
 
     def close(self) -> None:
         """Delete what was moved to disk."""
@@ -242,6 +238,36 @@ class AtEnd:
             table.close()
 
 
-def _part_keys(join: AnyJoin, place: int) -> tuple[tuple[str, pa.DataType], ...]:
+class JoinAtEnd(AtEnd):
+    """A join that emits only at the end of its input.
+
+    Args:
+        join: its description.
+        kernels: the backend.
+        memory_limit: see `AtEnd`.
+        make: makes the operator that joins a part which a sorted merge cannot.
+    """
+
+    def __init__(
+        self, join: AnyJoin, kernels: Kernels, memory_limit: int | None, make: Callable[[AnyJoin], Operator]
+    ) -> None:
+        super().__init__(join, kernels, memory_limit)
+        self._described, self._make = join, make
+
+    def result(self, changes: tuple[Ingested, ...]) -> pa.Table:
+        """The join of a part, as insertions."""
+        join = self._described
+        if isinstance(join, Join) and can_merge(join):
+            return merge_join(join, self.kernels, changes)
+        operator = self._make(dataclasses.replace(join, emit="per_batch"))
+        parts = [operator.prepare(changes, self._clock_ms, None).output]
+        if isinstance(operator, IntervalJoin):
+            operator.commit(self._clock_ms)
+            nothing = tuple(c.pick(np.zeros(c.kinds.size, np.bool_)) for c in changes)
+            parts.append(operator.prepare(nothing, self._clock_ms, operator.finish_watermark()).output)
+        return pa.concat_tables(parts)
+
+
+def _part_keys(join: Description, place: int) -> tuple[tuple[str, pa.DataType], ...]:
     """By what an input's changes are parted: what rows that may match, and the changes of one row, have in common."""
     return tuple((shuffle.columns[place], shuffle.type) for shuffle in join.shuffled_by)

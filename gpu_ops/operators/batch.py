@@ -27,9 +27,15 @@ _ROW_BITS = 32
 class Present:
     """The rows of one input, as far as they are gathered from; see `gpu_ops.output.HasStore`."""
 
-    def __init__(self, store: Store | FrameStore, length: int) -> None:
+    def __init__(self, kernels: Kernels, source: Input, store: Store | FrameStore, length: int) -> None:
+        self._kernels, self._source = kernels, source
         self.store: Any = store
         self.length = length
+
+    def to_arrow(self) -> pa.Table:
+        """The rows, of the input's schema."""
+        slots = self._kernels.xp.arange(self.length, dtype=np.int64)
+        return self._kernels.to_arrow(self.store.take(slots, self._source.schema.names), self._source.schema)
 
 
 class FrameStore:
@@ -52,12 +58,12 @@ def present_rows(kernels: Kernels, source: Input, changes: Ingested) -> Present:
     """What is left of an input's changes."""
     frame = kernels.frame(changes.table)
     if source.insert_only:
-        return Present(FrameStore(kernels, frame), changes.kinds.size)
+        return Present(kernels, source, FrameStore(kernels, frame), changes.kinds.size)
     table = StateTable(kernels, source, (), (), (), counted=False, findable=True)
     event_kinds = kernels.xp.zeros(2 * changes.kinds.size + 2, np.int8)
     sequence = kernels.xp.arange(changes.kinds.size, dtype=np.int64)
     apply_changes(table, frame, kernels.asarray(changes.kinds), sequence, event_kinds, net=True)
-    return Present(table.store, len(table))
+    return Present(kernels, source, table.store, len(table))
 
 
 def merge_join(join: Join, kernels: Kernels, changes: Sequence[Ingested]) -> pa.Table:

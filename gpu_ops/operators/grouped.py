@@ -1,0 +1,128 @@
+"""Aggregates and co-groups over an input that has ended; Arrow groups and sorts, whatever the backend keeps rows in.
+
+Law: the input is folded, so a retraction takes its row away, and the rows that are left are grouped. Null is a key of a
+group; NaN is one value, and so is zero.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gpu_ops.bounded import Aggregate, CoGroup, Measure
+from gpu_ops.changelog import INSERT, encode_row_kinds
+from gpu_ops.ingest import Ingested
+from gpu_ops.joins import Input
+from gpu_ops.kernels import Kernels
+from gpu_ops.operators.at_end import AtEnd
+from gpu_ops.operators.batch import present_rows
+
+_ARROW = {"sum": "sum", "count": "count", "min": "min", "max": "max", "avg": "mean", "count_distinct": "count_distinct"}
+
+
+class AggregateAtEnd(AtEnd):
+    """One row per group at the end of the input.
+
+    Args:
+        described: the description.
+        kernels: the backend.
+        memory_limit: see `AtEnd`.
+    """
+
+    def __init__(self, described: Aggregate, kernels: Kernels, memory_limit: int | None) -> None:
+        super().__init__(described, kernels, memory_limit)
+        self._described = described
+
+    def result(self, changes: tuple[Ingested, ...]) -> pa.Table:
+        """The groups of a part."""
+        told = self._described
+        rows = _folded(self.kernels, told.source, changes[0])
+        by = [f"k{n}" for n in range(len(told.by))]
+        columns: dict[str, Any] = {k: _one_value(rows[c]) for k, c in zip(by, told.by, strict=True)}
+        calls: list[Any] = []
+        for number, measure in enumerate(told.measures):
+            if measure.column is None:
+                calls.append(([], "count_all"))
+                continue
+            name, column = f"m{number}", rows[measure.column]
+            columns[name] = _one_value(column)
+            calls.append((name, _ARROW[measure.function]))
+            if measure.function in ("min", "max") and pa.types.is_floating(column.type):
+                nan = pc.is_nan(column)
+                # Arrow leaves NaN out; it is the greatest number
+                columns[name] = pc.if_else(nan, pa.scalar(None, column.type), columns[name])
+                columns[f"{name}_nan"] = pc.fill_null(nan, False)
+                calls.append((f"{name}_nan", "any"))
+        grouped = pa.table(columns, names=list(columns)) if columns else pa.table({"_": pa.nulls(rows.num_rows)})
+        found = pa.TableGroupBy(grouped, by, use_threads=False).aggregate(calls)
+        data = [found[k].cast(c.type) for k, c in zip(by, told.output, strict=False)]
+        for number, measure in enumerate(told.measures):
+            kind = told.output[len(by) + number].type
+            data.append(_measured(found, f"m{number}", measure).cast(kind))
+        kinds = encode_row_kinds(np.full(found.num_rows, INSERT, np.int8))
+        return pa.Table.from_arrays([kinds, *data], schema=told.output_schema)
+
+
+def _measured(found: pa.Table, name: str, measure: Measure) -> Any:
+    if measure.column is None:
+        return found["count_all"]
+    values = found[f"{name}_{_ARROW[measure.function]}"]
+    if f"{name}_nan_any" not in found.column_names:
+        return values
+    some = pc.fill_null(found[f"{name}_nan_any"], False)
+    wins = some if measure.function == "max" else pc.and_(some, values.is_null())
+    return pc.if_else(wins, pa.scalar(float("nan"), values.type), values)
+
+
+class CoGroupAtEnd(AtEnd):
+    """Both inputs' rows, sorted by key, at their end.
+
+    Args:
+        described: the description.
+        kernels: the backend.
+        memory_limit: see `AtEnd`.
+    """
+
+    def __init__(self, described: CoGroup, kernels: Kernels, memory_limit: int | None) -> None:
+        super().__init__(described, kernels, memory_limit)
+        self._described = described
+
+    def result(self, changes: tuple[Ingested, ...]) -> pa.Table:
+        """The rows of a part: the left's, then the right's, each sorted by key."""
+        told = self._described
+        parts = []
+        for side, (source, change) in enumerate(zip(told.inputs, changes, strict=True)):
+            rows = _folded(self.kernels, source, change)
+            strict = [k.column(side) for k in told.keys if not k.null_safe and rows[k.column(side)].null_count]
+            for name in strict:
+                rows = rows.filter(rows[name].is_valid())
+            names = [k.column(side) for k in told.keys]
+            by = pa.table(
+                [_one_value(rows[c].cast(t)) for c, t in zip(names, told.key_types, strict=True)],
+                names=[f"k{n}" for n in range(len(names))],
+            )
+            order = pc.sort_indices(by, sort_keys=[(c, "ascending") for c in by.column_names])
+            sorted_rows = rows.take(order)
+            data = [encode_row_kinds(np.full(rows.num_rows, INSERT, np.int8))]
+            data.append(pa.array(np.full(rows.num_rows, side, np.int8)))
+            for column in told.output[1:]:
+                own = column.side == side
+                data.append(sorted_rows[column.column] if own else pa.nulls(rows.num_rows, column.type))
+            parts.append(pa.Table.from_arrays(data, schema=told.output_schema))
+        return pa.concat_tables(parts)
+
+
+def _folded(kernels: Kernels, source: Input, changes: Ingested) -> pa.Table:
+    """The rows that are left of an input's changes."""
+    return changes.table if source.insert_only else present_rows(kernels, source, changes).to_arrow()
+
+
+def _one_value(column: Any) -> Any:
+    """A column in which zero is one value (NaN is, to Arrow)."""
+    if pa.types.is_floating(column.type):
+        zero = pa.scalar(0.0, column.type)
+        return pc.if_else(pc.equal(column, zero), zero, column)
+    return column
