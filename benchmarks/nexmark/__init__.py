@@ -1,0 +1,1 @@
+"""Nexmark's join queries: an auction site's persons, auctions and bids."""

@@ -1,0 +1,5 @@
+"""`python -m benchmarks.nexmark`."""
+
+from benchmarks.nexmark.run import main
+
+main()

@@ -1,0 +1,103 @@
+"""Nexmark's join queries (q3, q4, q9, q20, q23) through `gpu_ops.sql`, on `local[2]`.
+
+    python -m benchmarks.nexmark [--events 1000000] [--queries q3,q20] [--rounds 3]
+
+The tables are Parquet files, one of each in a micro-batch. Each query runs once with a Parquet sink, and its folded
+changelog is compared with DuckDB's result; then, in turns and with Spark's no-op sink, as ours, as Spark's own join
+(they are inner joins of insert-only streams; no watermark, as in Nexmark), and as the same pipeline without a join.
+Events are the rows of the tables that a query reads; those of other tables are not counted. All state is durable.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from benchmarks.common import interleave, ratio, summarise, write_results
+from benchmarks.nexmark import generator, pipelines
+from benchmarks.nexmark.check import check
+from benchmarks.nexmark.queries import NAMES, Query, query
+from benchmarks.spark_queries import local_session
+
+
+def main() -> None:
+    """Run, check, print, record."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--events", type=int, default=1_000_000, help="of all three tables")
+    parser.add_argument("--files", type=int, default=4, help="micro-batches")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--queries", default=",".join(NAMES), help="comma-separated")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--warmup", type=int, default=1, help="runs of each before")
+    parser.add_argument("--emit", default="per_batch", choices=["per_batch", "per_event"])
+    parser.add_argument("--no-spark", action="store_true", help="leave Spark's own join out")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "nexmark.json")
+    options = parser.parse_args()
+    queries = [query(name.strip()) for name in options.queries.split(",")]
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="gpu-join-data-") as folder:
+        data = Path(folder)
+        rows = generator.write(data, events=options.events, files=options.files, seed=options.seed)
+        spark = local_session(**{"spark.sql.session.timeZone": "UTC"})
+        for one in queries:
+            results[one.name] = measure(spark, data, one, options)
+        spark.stop()
+    settings = {k: v for k, v in vars(options).items() if k not in ("out", "queries")}
+    record = write_results(options.out, "nexmark", results, settings=settings | {"rows": rows, "master": "local[2]"})
+    shown = {name: {k: v for k, v in found.items() if k != "runs"} for name, found in record["results"].items()}
+    json.dump(shown, sys.stdout, indent=2)
+    print()
+
+
+def measure(spark: SparkSession, data: Path, one: Query, options: argparse.Namespace) -> dict[str, Any]:
+    """One query: checked, then all pipelines in turns.
+
+    Raises:
+        SystemExit: the changelog is wrong, or Spark's own join has another number of rows.
+    """
+    with tempfile.TemporaryDirectory(prefix="gpu-join-bench-") as folder:
+        work = Path(folder)
+        pipelines.run(pipelines.ours(spark, data, one, work, emit=options.emit), work, sink="parquet")
+        found = check(one, data, sorted((work / "result").glob("*.parquet")))
+    print(f"{one.name}: {found.changes:,} changes, {found.rows:,} rows by DuckDB, {found.missing:,} missing, "
+          f"{found.surplus:,} too many", file=sys.stderr, flush=True)  # fmt: skip
+    if not found.equal:
+        raise SystemExit(f"{one.name}: the folded changelog is not DuckDB's result")
+
+    def once(name: str, case: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
+        def run() -> dict[str, Any]:
+            measured = case()
+            print(f"{one.name} {name}: {measured['seconds']:.1f} s", file=sys.stderr, flush=True)
+            return measured
+
+        return run
+
+    cases: dict[str, Callable[[], dict[str, Any]]] = {
+        "ours": lambda: pipelines.fresh(lambda work: pipelines.ours(spark, data, one, work, emit=options.emit)),
+        "no_op": lambda: pipelines.fresh(lambda _: pipelines.no_op(spark, data, one)),
+    }
+    if not options.no_spark:
+        cases["spark"] = lambda: pipelines.fresh(lambda _: pipelines.sparks(spark, data, one))
+    runs = interleave({name: once(name, case) for name, case in cases.items()}, options.rounds, warmup=options.warmup)
+    if "spark" in runs and {r["rows_out"] for r in runs["spark"]} != {found.rows}:
+        raise SystemExit(f"{one.name}: Spark's own join has {runs['spark'][0]['rows_out']} rows, DuckDB {found.rows}")
+    rates = {name: summarise(r["rows_in"] / r["seconds"] for r in rs) for name, rs in runs.items()}
+    result: dict[str, Any] = {
+        "events_per_second": rates,
+        "rows_out": found.rows,
+        "over_no_op": ratio(rates["ours"], rates["no_op"]),
+    }
+    if "spark" in rates:
+        result["over_spark"] = ratio(rates["ours"], rates["spark"])
+    return result | {"runs": runs}
+
+
+if __name__ == "__main__":
+    main()
