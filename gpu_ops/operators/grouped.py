@@ -56,7 +56,7 @@ class AggregateAtEnd(AtEnd):
                 columns[name] = pc.if_else(nan, pa.scalar(None, column.type), columns[name])
                 columns[f"{name}_nan"] = pc.fill_null(nan, False)
                 calls.append((f"{name}_nan", "any"))
-        grouped = pa.table(columns, names=list(columns)) if columns else pa.table({"_": pa.nulls(rows.num_rows)})
+        grouped = pa.table(columns) if columns else pa.table({"_": pa.nulls(rows.num_rows)})
         found = pa.TableGroupBy(grouped, by, use_threads=False).aggregate(calls)
         data = [found[k].cast(c.type) for k, c in zip(by, told.output, strict=False)]
         for number, measure in enumerate(told.measures):
