@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from gpu_ops.attributes import check_backlog
 from gpu_ops.backends import Backend, make_kernels
 from gpu_ops.bounded import Aggregate, CoGroup, Description
 from gpu_ops.changelog import BAD_ROW_KIND, DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
@@ -19,6 +20,7 @@ from gpu_ops.ingest import Ingested, ingest
 from gpu_ops.joins import Join
 from gpu_ops.multi import AnyJoin, MultiJoin
 from gpu_ops.operators.at_end import AtEnd, JoinAtEnd
+from gpu_ops.operators.backlog import Backlog, Switching
 from gpu_ops.operators.grouped import AggregateAtEnd, CoGroupAtEnd
 from gpu_ops.operators.interval import IntervalJoin
 from gpu_ops.operators.multi_way import MultiWayJoin
@@ -55,6 +57,7 @@ class JoinEngine:
         backend: ``"auto"``, ``"cpu"`` or ``"gpu"``.
         memory_limit: bytes of state at most, or None.
         tiny: test setting: the smallest possible segments.
+        backlog: begin with a backlog: see `prepare`.
 
     Example:
         >>> engine = JoinEngine(join)
@@ -62,12 +65,21 @@ class JoinEngine:
     """
 
     def __init__(
-        self, join: Description, backend: Backend = "auto", *, memory_limit: int | None = None, tiny: bool = False
+        self,
+        join: Description,
+        backend: Backend = "auto",
+        *,
+        memory_limit: int | None = None,
+        tiny: bool = False,
+        backlog: bool = False,
     ) -> None:
         self.join = join
         self.kernels, self.backend_reason = make_kernels(backend, tiny_segments=tiny, memory_limit=memory_limit)
         self.backend = self.kernels.name
         self.memory_limit = memory_limit
+        self._begins_with_backlog = backlog
+        if backlog:
+            check_backlog(join)
         self._clock_ms = 0
         self._prepared = False
         self._finished = False
@@ -80,7 +92,14 @@ class JoinEngine:
             return CoGroupAtEnd(self.join, self.kernels, self.memory_limit)
         if self.join.emit == "at_end":
             return JoinAtEnd(self.join, self.kernels, self.memory_limit, self._streaming_operator)
+        if self._begins_with_backlog:
+            return Backlog(self.join, self.kernels, self.memory_limit, self._switching_operator)
         return self._streaming_operator(self.join)
+
+    def _switching_operator(self) -> Switching:
+        operator = self._streaming_operator(self.join)  # type: ignore[arg-type]  # check_backlog has seen it
+        assert isinstance(operator, (TwoWayJoin, MultiWayJoin))
+        return operator
 
     def _streaming_operator(self, join: AnyJoin) -> Operator:
         if isinstance(join, MultiJoin):
@@ -101,11 +120,12 @@ class JoinEngine:
         right_order: npt.ArrayLike | None = None,
         clock_ms: int | None = None,
         watermark: Watermark = None,
+        backlog: bool = False,
     ) -> pa.Table:
         """Apply one micro-batch and return its changelog; arguments as `prepare`."""
         result = self.prepare(
             *inputs, left=left, right=right, orders=orders, left_order=left_order, right_order=right_order,
-            clock_ms=clock_ms, watermark=watermark,
+            clock_ms=clock_ms, watermark=watermark, backlog=backlog,
         )  # fmt: skip
         self.commit()
         return result.changelog
@@ -113,7 +133,8 @@ class JoinEngine:
     def finish(self) -> pa.Table:
         """End the input: what is still to be said.
 
-        With ``emit="at_end"`` that is the whole result, as insertions; nothing may follow. Otherwise it is the pads of
+        With ``emit="at_end"`` that is the whole result, as insertions; nothing may follow. So it is for a backlog that
+        no live micro-batch has followed, but one still may. Otherwise it is the pads of
         an interval join's unmatched rows; rows that come after it are late.
 
         Raises:
@@ -122,6 +143,8 @@ class JoinEngine:
         if isinstance(self._operator, AtEnd):
             return pa.concat_tables([self.join.output_schema.empty_table(), *self.finish_parts()])
         operator = self._operator
+        if isinstance(operator, Backlog):
+            return operator.result()
         if isinstance(operator, IntervalJoin):
             return self.process(clock_ms=operator.finish_watermark(), watermark=operator.finish_watermark())
         return self.join.output_schema.empty_table()
@@ -151,6 +174,7 @@ class JoinEngine:
         right_order: npt.ArrayLike | None = None,
         clock_ms: int | None = None,
         watermark: Watermark = None,
+        backlog: bool = False,
     ) -> MicroBatch:
         """Compute one micro-batch without changing the committed state.
 
@@ -168,6 +192,8 @@ class JoinEngine:
             watermark: of an interval join: the one in force for this micro-batch: what it ends is said first,
                 then the rows come. By default, what follows from the inputs' delays and the event times of
                 earlier micro-batches. It never goes back.
+            backlog: these changes are backlog: they are kept, and nothing is said. The first micro-batch that is not
+                says their net result first, as insertions with the sequence -1. After it, all are live.
 
         Returns:
             The changelog, to be followed by `commit` or `discard`.
@@ -186,6 +212,10 @@ class JoinEngine:
                 raise DescriptionError("a watermark has a meaning in an interval join only")
             watermark = None
         started = time.perf_counter()
+        if isinstance(self._operator, Backlog):
+            self._operator.backlog = backlog
+        elif backlog:
+            raise DescriptionError("this engine does not begin with a backlog: make it with backlog=True")
         batches, places = self._arguments(inputs, (left, right), orders, (left_order, right_order))
         changes = ingest(self.join, batches, places)
         now = int(time.time() * 1000) if clock_ms is None else int(clock_ms)
@@ -308,7 +338,7 @@ class JoinEngine:
 
     def close(self) -> None:
         """Give back memory; the engine is of no use afterwards."""
-        if isinstance(self._operator, AtEnd):
+        if isinstance(self._operator, (AtEnd, Backlog)):
             self._operator.close()
         self._operator = self._make_operator()
         self.kernels.close()

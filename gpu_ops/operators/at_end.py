@@ -133,6 +133,14 @@ class Kept:
         """All changes, in order within each key."""
         return pa.concat_tables([t for t, _ in self.segments] or [self.schema.empty_table()])
 
+    def restore(self, table: pa.Table) -> None:
+        """Fill an empty one with changes of a snapshot."""
+        table = table.select(self.schema.names).cast(self.schema)
+        if table.num_rows:
+            self.add(table)
+        kinds = table[KIND_COLUMN].to_numpy()
+        self.live = 2 * int(((kinds == INSERT) | (kinds == UPDATE_AFTER)).sum()) - kinds.size
+
     def close(self) -> None:
         """Delete what was moved to disk."""
         self.segments = []
@@ -154,7 +162,7 @@ class AtEnd:
         self.join, self.kernels = join, kernels
         self._limit = memory_limit
         self._clock_ms = 0
-        self.tables = tuple(Kept(kernels, s, _part_keys(join, i)) for i, s in enumerate(join.inputs))
+        self.tables = tuple(Kept(kernels, s, part_keys(join, i)) for i, s in enumerate(join.inputs))
 
     def result(self, changes: tuple[Ingested, ...]) -> pa.Table:
         """What a part of the input amounts to: rows of the ``output_schema``.
@@ -226,11 +234,7 @@ class AtEnd:
     def restore(self, state: Mapping[str, pa.Table]) -> None:
         """Take over a snapshot."""
         for name, kept in zip(self.join.sides, self.tables, strict=True):
-            table = state[name].select(kept.schema.names).cast(kept.schema)
-            if table.num_rows:
-                kept.add(table)
-            kinds = table[KIND_COLUMN].to_numpy()
-            kept.live = 2 * int(((kinds == INSERT) | (kinds == UPDATE_AFTER)).sum()) - kinds.size
+            kept.restore(state[name])
 
     def close(self) -> None:
         """Delete what was moved to disk."""
@@ -268,6 +272,6 @@ class JoinAtEnd(AtEnd):
         return pa.concat_tables(parts)
 
 
-def _part_keys(join: Description, place: int) -> tuple[tuple[str, pa.DataType], ...]:
+def part_keys(join: Description, place: int) -> tuple[tuple[str, pa.DataType], ...]:
     """By what an input's changes are parted: what rows that may match, and the changes of one row, have in common."""
     return tuple((shuffle.columns[place], shuffle.type) for shuffle in join.shuffled_by)

@@ -86,14 +86,15 @@ def apply_changes(
         frame: n changed rows, by ascending sequence.
         kinds: n row-kind codes.
         sequence: n places in the micro-batch's total order.
-        event_kinds: one row kind per instant, filled in for this input's instants.
+        event_kinds: one row kind per instant, filled in for this input's instants, unless ``net``.
         net: fold the micro-batch to its net change: what is born and dies within it is left out,
             every death is at instant 0, every birth at instant 1.
     """
     kernels, xp = table.kernels, table.kernels.xp
     inserts = (kinds == INSERT) | (kinds == UPDATE_AFTER)
-    event_kinds[2 * sequence] = xp.where(inserts, UPDATE_BEFORE, kinds)
-    event_kinds[2 * sequence + 1] = xp.where(inserts, kinds, DELETE)
+    if not net:
+        event_kinds[2 * sequence] = xp.where(inserts, UPDATE_BEFORE, kinds)
+        event_kinds[2 * sequence + 1] = xp.where(inserts, kinds, DELETE)
     nothing = xp.empty(0, np.int64)
     # With a TTL even an insertion is looked up: it refreshes the equal rows there are.
     plain = table.source.unique_key is None and table.written is None and bool(inserts.all())

@@ -61,9 +61,15 @@ class MultiWayJoin:
     def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Said:
         """Compute one micro-batch; no watermark matters."""
         del watermark_ms
+        return self._prepare(changes, clock_ms, net=self.join.emit == "per_batch")
+
+    def prepare_net(self, changes: tuple[Ingested, ...], clock_ms: int) -> Said:
+        """As `prepare`, but only the net change is said, whatever the join's ``emit``."""
+        return self._prepare(changes, clock_ms, net=True)
+
+    def _prepare(self, changes: tuple[Ingested, ...], clock_ms: int, *, net: bool) -> Said:
         started = time.perf_counter()
         kernels, xp = self.kernels, self.kernels.xp
-        net = self.join.emit == "per_batch"
         inputs = len(self.tables)
         expired = [t.expire(clock_ms) for t in self.tables]
         self._uncount_expired()

@@ -14,7 +14,7 @@ import dataclasses
 import numpy as np
 
 from gpu_ops.conditions import Condition
-from gpu_ops.kernels import Array, as_slots
+from gpu_ops.kernels import Array
 from gpu_ops.operators.changes import ALWAYS, NEVER, Lifetimes
 from gpu_ops.state.table import DEAD, LIVE, StateTable
 
@@ -63,52 +63,36 @@ def _probe(
     The left's touched rows meet every row; the right's only rows that the micro-batch leaves alone,
     so no pair is found twice.
     """
-    own, other, change = tables[side], tables[1 - side], sides[side]
+    own, other = tables[side], tables[1 - side]
     kernels, xp = own.kernels, own.kernels.xp
-    added = len(own) - change.first_new
-    touched = as_slots(kernels, change.first_new, added)
-    if change.killed.size:
-        touched = xp.concatenate([change.killed, touched])
     nothing = xp.empty(0, np.int64)
+    touched = own.touched()
     if touched.size == 0 or len(other) == 0:
         return nothing, nothing
-    keys = own.store.take(touched, own.keys)
-    hashes, matchable = own.hash_keys(keys)
-    rows = None
-    if matchable is not None:
-        rows = xp.flatnonzero(matchable)
-        hashes = hashes[rows]
     everything = side == 0
-    needle, slots = other.key_index.probe(hashes, staged=everything)
-    if rows is not None:
-        needle = rows[needle]
+    found, slots = other.key_index.meet(touched, staged=everything)
     if other.live < sides[1 - side].first_new or sides[1 - side].killed.size:
         status = other.status.values[slots]
         alive = status != DEAD if everything else status == LIVE
         if not bool(alive.all()):
             kept = xp.flatnonzero(alive)
-            needle, slots = needle[kept], slots[kept]
+            found, slots = found[kept], slots[kept]
     if own.keys:
         equal = kernels.equal_rows(
-            kernels.take(keys, needle, own.keys),
-            own.keys,
-            other.store.take(slots, other.keys),
-            other.keys,
-            own.key_types,
+            own.store.take(found, own.keys), own.keys, other.store.take(slots, other.keys), other.keys, own.key_types
         )
         if not bool(equal.all()):
             kept = xp.flatnonzero(equal)
-            needle, slots = needle[kept], slots[kept]
-    found = touched[needle], slots
+            found, slots = found[kept], slots[kept]
     if condition is not None and slots.size:
         frames = {
-            names[s]: tables[s].store.take(found[0 if s == side else 1], condition.columns[names[s]])
+            names[s]: tables[s].store.take(found if s == side else slots, condition.columns[names[s]])
             for s in (0, 1)
             if condition.columns.get(names[s])
         }
         kept = xp.flatnonzero(kernels.evaluate(condition, frames, int(slots.size)))
-        found = found[0][kept], found[1][kept]
-    return found
+        found, slots = found[kept], slots[kept]
+    return found, slots
 
 
 def count_deltas(pairs: Pairs) -> Array:

@@ -60,8 +60,15 @@ class TwoWayJoin:
     def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Said:
         """Compute one micro-batch; no watermark matters."""
         del watermark_ms
+        return self._prepare(self._run, changes, clock_ms)
+
+    def prepare_net(self, changes: tuple[Ingested, ...], clock_ms: int) -> Said:
+        """As `prepare`, but only the net change is said, whatever the join's ``emit``."""
+        return self._prepare(dataclasses.replace(self._run, emit="per_batch"), changes, clock_ms)
+
+    def _prepare(self, join: Join, changes: tuple[Ingested, ...], clock_ms: int) -> Said:
         started = time.perf_counter()
-        kernels, xp, join = self.kernels, self.kernels.xp, self._run
+        kernels, xp = self.kernels, self.kernels.xp
         net = join.emit == "per_batch"
         total = sum(c.kinds.size for c in changes)
         expired = [t.expire(clock_ms) for t in self.tables]

@@ -19,7 +19,7 @@ import dataclasses
 
 import numpy as np
 
-from gpu_ops.kernels import Array, as_slots
+from gpu_ops.kernels import Array, as_slots, distinct
 from gpu_ops.operators.changes import ALWAYS, NEVER, Lifetimes
 from gpu_ops.operators.pairs import Pairs, count_deltas
 from gpu_ops.state.table import LIVE, StateTable
@@ -162,8 +162,10 @@ def visible_per_batch(
     table.add_counts(slots, deltas)
     staying = (slots < change.first_new) & (pairs.deaths[side] == NEVER)
     moved = (before == 0) != (count[slots] == 0)
-    rows, where = xp.unique(slots[staying & moved], return_index=True)
-    before = before[xp.flatnonzero(staying & moved)[where]]
+    touched = xp.flatnonzero(staying & moved)
+    # whether the count was zero, packed beside the row
+    packed = distinct(xp, (slots[touched] << 1) | (before[touched] != 0))
+    rows, before = packed >> 1, packed & 1
     if barriers is not None and any(b.crossings(table).size for b in barriers):
         # every row may appear or disappear: nothing less than a pass tells which
         stays = table.status.values[: change.first_new] == LIVE

@@ -1,0 +1,156 @@
+"""A join that begins with a backlog: a long history is taken in silently, its net result said once, then it is live.
+
+After Flink's FLIP-327 (``RecordAttributes.isBacklog``), which no Flink 2.3 operator acts on yet (FLINK-33398). While
+the backlog lasts its changes are only kept, as by `at_end`; when the first live micro-batch comes they are one
+micro-batch of net changes to the streaming operator, whose state is then what it would be without a backlog.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from gpu_ops.ingest import Ingested
+from gpu_ops.kernels import Kernels
+from gpu_ops.multi import AnyJoin
+from gpu_ops.operators.at_end import KIND_COLUMN, Kept, part_keys
+from gpu_ops.operators.said import Operator, Rows, Said
+
+
+class Switching(Operator, Protocol):
+    """An operator that can take in a backlog at once."""
+
+    def prepare_net(self, changes: tuple[Ingested, ...], clock_ms: int) -> Said:
+        """As `prepare`, but only the net change is said."""
+
+
+class Backlog:
+    """A join with a backlog before it; see `gpu_ops.operators.said.Operator`.
+
+    Args:
+        join: its description.
+        kernels: the backend.
+        memory_limit: bytes of the backlog in memory; what is more goes to disk meanwhile. None for no limit.
+        make: makes the streaming operator.
+    """
+
+    def __init__(
+        self, join: AnyJoin, kernels: Kernels, memory_limit: int | None, make: Callable[[], Switching]
+    ) -> None:
+        self.join, self.kernels = join, kernels
+        self._make, self._limit = make, memory_limit
+        self._kept = self._empty()
+        self._live: Switching | None = None
+        self._switching = False
+        self.backlog = False
+        """Whether the next micro-batch is said to be backlog; without effect once a live one has come."""
+
+    def _empty(self) -> tuple[Kept, ...]:
+        return tuple(Kept(self.kernels, s, part_keys(self.join, i)) for i, s in enumerate(self.join.inputs))
+
+    @property
+    def tables(self) -> Sequence[Rows]:
+        """The backlog, or the state of each input."""
+        return self._kept if self._live is None else self._live.tables
+
+    @property
+    def live(self) -> bool:
+        """Whether a live micro-batch has come."""
+        return self._live is not None
+
+    def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Said:
+        """Keep a micro-batch of the backlog, or join a live one; the first live one says the backlog's result."""
+        if self._live is not None:
+            return self._live.prepare(changes, clock_ms, watermark_ms)
+        if self.backlog:
+            return self._keep(changes)
+        self._switching = True
+        self._live = self._make()
+        if not any(len(k) for k in self._kept):
+            return self._live.prepare(changes, clock_ms, watermark_ms)
+        first = self._live.prepare_net(self._all(), clock_ms)
+        self._live.commit(clock_ms)
+        then = self._live.prepare(changes, clock_ms, watermark_ms)
+        metrics = dict(then.metrics)
+        for name, value in first.metrics.items():
+            metrics[name] = metrics.get(name, 0) + value
+        return Said(
+            pa.concat_tables([first.output, then.output]),
+            np.concatenate([np.full(first.sequence.size, -1, np.int64), then.sequence]),
+            np.concatenate([first.kinds, then.kinds]),
+            metrics,
+        )
+
+    def _keep(self, changes: tuple[Ingested, ...]) -> Said:
+        started = time.perf_counter()
+        for kept, change in zip(self._kept, changes, strict=True):
+            kept.prepare(change)
+        if self._limit is not None and sum(k.nbytes for k in self._kept) > self._limit:
+            for kept in self._kept:
+                kept.spill()
+        metrics: dict[str, int | float] = {"update_ms": (time.perf_counter() - started) * 1e3}
+        for name in self.join.sides:
+            metrics[f"{name}_unknown_retractions"] = metrics[f"{name}_expired"] = 0
+        return Said(self.join.output_schema.empty_table(), np.empty(0, np.int64), np.empty(0, np.int8), metrics)
+
+    def _all(self) -> tuple[Ingested, ...]:
+        changes, start = [], 0
+        for kept in self._kept:
+            table = kept.all()
+            kinds = table[KIND_COLUMN].to_numpy()
+            sequence = np.arange(start, start + kinds.size, dtype=np.int64)
+            changes.append(Ingested(table.drop_columns([KIND_COLUMN]), kinds, sequence, kinds.size, 0, None))
+            start += kinds.size
+        return tuple(changes)
+
+    def commit(self, clock_ms: int) -> None:
+        """Make the prepared micro-batch final."""
+        if self._live is None:
+            for kept in self._kept:
+                kept.commit()
+            return
+        self._live.commit(clock_ms)
+        if self._switching:
+            self._switching = False
+            self.close()
+            self._kept = self._empty()
+
+    def discard(self) -> None:
+        """Forget the prepared micro-batch; the first live one leaves the backlog as it was."""
+        for kept in self._kept:
+            kept.discard()
+        if self._switching:
+            self._live, self._switching = None, False
+        elif self._live is not None:
+            self._live.discard()
+
+    def snapshot(self) -> dict[str, pa.Table]:
+        """The backlog's changes, or the state."""
+        if self._live is not None:
+            return self._live.snapshot()
+        return {name: kept.all() for name, kept in zip(self.join.sides, self._kept, strict=True)}
+
+    def restore(self, state: Mapping[str, pa.Table]) -> None:
+        """Take over a snapshot."""
+        if all(KIND_COLUMN in state[name].column_names for name in self.join.sides):
+            for name, kept in zip(self.join.sides, self._kept, strict=True):
+                kept.restore(state[name])
+            return
+        self._live = self._make()
+        self._live.restore(state)
+
+    def result(self) -> pa.Table:
+        """The backlog's net result, if no live micro-batch has come; nothing is changed."""
+        if self._live is not None:
+            return self.join.output_schema.empty_table()
+        at_end = self._make()
+        return at_end.prepare_net(self._all(), 0).output
+
+    def close(self) -> None:
+        """Delete what was moved to disk."""
+        for kept in self._kept:
+            kept.close()
