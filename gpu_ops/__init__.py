@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gpu_ops.spark.interval_api import NoWatermarkWarning, interval_join
     from gpu_ops.spark.marks import late
     from gpu_ops.spark.metrics import ProgressListener
+    from gpu_ops.spark.multi_api import multi_join
 
 _WHERE: Final = {
     "BackendError": "errors",
@@ -52,6 +53,7 @@ _WHERE: Final = {
     "interval_join": "spark.interval_api",
     "join": "spark.api",
     "late": "spark.marks",
+    "multi_join": "spark.multi_api",
     "reopen": "spark.ending",
     "semi_join": "spark.api",
     "stream": "spark.api",
@@ -81,6 +83,7 @@ __all__ = [
     "interval_join",
     "join",
     "late",
+    "multi_join",
     "reopen",
     "semi_join",
     "stream",

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gpu_ops.errors import StateError
-from gpu_ops.joins import Join
+from gpu_ops.multi import AnyJoin, MultiJoin, join_from_json
 from gpu_ops.state.durable import PartitionLog, stored_partitions
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import MANIFEST, Manifest
@@ -27,8 +27,7 @@ class Held:
         version: micro-batches that are durable; the last of them may yet be repeated.
         snapshot: version of the newest snapshot, or None.
         snapshot_bytes: its size.
-        left_rows: live rows of the left input in it.
-        right_rows: likewise of the right input.
+        rows: live rows in it, of each input.
         records: micro-batches logged since the snapshot.
         record_bytes: their size.
         changes: changes in them, both inputs together.
@@ -38,8 +37,7 @@ class Held:
     version: int
     snapshot: int | None
     snapshot_bytes: int
-    left_rows: int | None
-    right_rows: int | None
+    rows: tuple[int, ...] | None
     records: int
     record_bytes: int
     changes: int | None
@@ -60,8 +58,8 @@ def describe(location: str, console: Console, *, rows: bool = True) -> None:
     manifest = Manifest.read(files)
     if manifest is None:
         raise StateError(f"{location} is no state folder: there is no {files.name(MANIFEST)}")
-    join = Join.from_json(manifest.description)
-    held = [read_partition(files, partition, rows=rows) for partition in stored_partitions(files)]
+    join = join_from_json(manifest.description)
+    held = [read_partition(files, join, partition, rows=rows) for partition in stored_partitions(files)]
     console.print(_inputs(join, manifest))
     console.print(_partitions(held, join, rows=rows))
     empty = manifest.partitions - len(held)
@@ -69,11 +67,12 @@ def describe(location: str, console: Console, *, rows: bool = True) -> None:
         console.print(f"{empty} of {manifest.partitions} partitions hold nothing yet")
 
 
-def read_partition(files: Files, partition: int, *, rows: bool) -> Held:
+def read_partition(files: Files, join: AnyJoin, partition: int, *, rows: bool) -> Held:
     """Reads one partition. Nothing is written or deleted: the query may be running.
 
     Args:
         files: the state folder.
+        join: whose state it is.
         partition: its number.
         rows: whether to count rows and changes.
 
@@ -84,15 +83,15 @@ def read_partition(files: Files, partition: int, *, rows: bool) -> Held:
     for _ in range(_ATTEMPTS - 1):
         sizes = files.sizes(folder)
         try:
-            return _read(files, partition, sizes, rows=rows)
+            return _read(files, join, partition, sizes, rows=rows)
         except StateError:
             # A running query deletes files when it has put a snapshot in their place; then look again.
             if files.sizes(folder).keys() >= sizes.keys():
                 raise
-    return _read(files, partition, files.sizes(folder), rows=rows)
+    return _read(files, join, partition, files.sizes(folder), rows=rows)
 
 
-def _read(files: Files, partition: int, sizes: dict[str, int], *, rows: bool) -> Held:
+def _read(files: Files, join: AnyJoin, partition: int, sizes: dict[str, int], *, rows: bool) -> Held:
     records, snapshots = (
         {int(name.removesuffix(end)): size for name, size in sizes.items() if name.endswith(end)}
         for end in (".arrow", ".snapshot")
@@ -108,19 +107,16 @@ def _read(files: Files, partition: int, sizes: dict[str, int], *, rows: bool) ->
         version=since[-1] + 1 if since else snapshot or 0,
         snapshot=snapshot,
         snapshot_bytes=snapshots[snapshot] if snapshot is not None else 0,
-        left_rows=counts.get("left", 0) if rows else None,
-        right_rows=counts.get("right", 0) if rows else None,
+        rows=tuple(counts.get(side, 0) for side in join.sides) if rows else None,
         records=len(since),
         record_bytes=sum(records[batch] for batch in since),
         changes=sum(log.read_record(batch).table.num_rows for batch in since) if rows else None,
     )
 
 
-def _inputs(join: Join, manifest: Manifest) -> Table:
-    keys = ", ".join(f"{k.left} {'<=>' if k.null_safe else '='} {k.right}" for k in join.keys)
-    where = f" where {join.where}" if join.where is not None else ""
+def _inputs(join: AnyJoin, manifest: Manifest) -> Table:
     shown = Table(
-        title=f"{join.how} join on {keys or 'no equality column'}{where}, emit {join.emit}\nquery {manifest.query_id}",
+        title=f"{_title(join)}, emit {join.emit}\nquery {manifest.query_id}",
         title_justify="left",
         box=box.SIMPLE_HEAD,
     )
@@ -137,7 +133,25 @@ def _inputs(join: Join, manifest: Manifest) -> Table:
     return shown
 
 
-def _partitions(held: list[Held], join: Join, *, rows: bool) -> Table:
+def _title(join: AnyJoin) -> str:
+    if isinstance(join, MultiJoin):
+        steps = []
+        for source, step in zip(join.inputs[1:], join.steps, strict=True):
+            equal = [
+                (f"{join.inputs[k.input].name}.{k.column}", k.null_safe, f"{source.name}.{k.own}") for k in step.on
+            ]
+            steps.append(f"{step.how} join {source.name} on {_condition(equal, step.where)}")
+        return f"multi-way join of {join.inputs[0].name}, {', '.join(steps)}"
+    keys = [(k.left, k.null_safe, k.right) for k in join.keys]
+    return f"{join.how} join on {_condition(keys, join.where)}"
+
+
+def _condition(keys: list[tuple[str, bool, str]], where: str | None) -> str:
+    equal = ", ".join(f"{a} {'<=>' if null_safe else '='} {b}" for a, null_safe, b in keys)
+    return (equal or "no equality column") + (f" where {where}" if where is not None else "")
+
+
+def _partitions(held: list[Held], join: AnyJoin, *, rows: bool) -> Table:
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_footer=len(held) > 1)
     columns: list[list[str]] = []
 
@@ -155,8 +169,8 @@ def _partitions(held: list[Held], join: Join, *, rows: bool) -> Table:
     column("version", [f"{h.version:,}" for h in held])
     column("snapshot\nversion", ["none" if h.snapshot is None else f"{h.snapshot:,}" for h in held])
     numbers("snapshot\nsize", [h.snapshot_bytes for h in held], readable)
-    numbers(f"{join.left.name}\nrows", [h.left_rows for h in held])
-    numbers(f"{join.right.name}\nrows", [h.right_rows for h in held])
+    for number, source in enumerate(join.inputs):
+        numbers(f"{source.name}\nrows", [None if h.rows is None else h.rows[number] for h in held])
     numbers("log\nsize", [h.record_bytes for h in held], readable)
     numbers("log\nchanges", [h.changes for h in held])
     for cells in zip(*columns, strict=True):

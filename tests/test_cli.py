@@ -136,8 +136,8 @@ def test_inspect_while_the_query_compacts(state, monkeypatch):
         return original(log, batch)
 
     monkeypatch.setattr(PartitionLog, "read_record", read)
-    found = inspection.read_partition(state, 0, rows=True)
-    assert (found.version, found.snapshot, found.left_rows, found.records) == (7, 7, 0, 0)
+    found = inspection.read_partition(state, JOIN, 0, rows=True)
+    assert (found.version, found.snapshot, found.rows, found.records) == (7, 7, (0, 0), 0)
 
 
 def test_inspect_a_record_that_is_really_missing(state, monkeypatch):

@@ -20,8 +20,10 @@ from gpu_ops.demo.check import check
 from gpu_ops.engine import JoinEngine
 from gpu_ops.inspection import read_partition
 from gpu_ops.joins import Input, Join, Key
+from gpu_ops.multi import join_from_json
 from gpu_ops.state.durable import stored_partitions
 from gpu_ops.state.files import Files
+from gpu_ops.state.manifest import Manifest
 
 ORDERS = 300
 JOINED = {"how": "LEFT", "condition": "ON o_orderkey = l_orderkey", "pad": "l_orderkey"}
@@ -248,5 +250,8 @@ def test_the_demo_runs_to_the_end(tmp_path):
     commits = {path.name for path in (keep / "tpch" / "checkpoint" / "commits").iterdir()}
     assert {str(batch) for batch in range(4)} <= commits
     state = Files.at(str(keep / "tpch" / "state"))
-    held = [read_partition(state, partition, rows=True) for partition in stored_partitions(state)]
+    manifest = Manifest.read(state)
+    assert manifest is not None
+    join = join_from_json(manifest.description)
+    held = [read_partition(state, join, partition, rows=True) for partition in stored_partitions(state)]
     assert {partition.version for partition in held} == {4}

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gpu_ops.spark.launch import prepare_environment, recommended_conf, session
     from gpu_ops.spark.marks import late
     from gpu_ops.spark.metrics import JoinProgress, ProgressListener, join_progress
+    from gpu_ops.spark.multi_api import multi_join
 
 # State servers and Python workers import modules of this package; they need no more than those.
 _WHERE: Final = {
@@ -32,6 +33,7 @@ _WHERE: Final = {
     "NoWatermarkWarning": "interval_api",
     "interval_join": "interval_api",
     "late": "marks",
+    "multi_join": "multi_api",
     "finish": "ending",
     "reopen": "ending",
 }
@@ -49,6 +51,7 @@ __all__ = [
     "join",
     "join_progress",
     "late",
+    "multi_join",
     "prepare_environment",
     "recommended_conf",
     "reopen",

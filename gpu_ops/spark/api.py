@@ -134,8 +134,8 @@ def _join(
     null_aware: bool = False,
     suffixes: tuple[str, str] | None = None,
 ) -> DataFrame:
-    sides = as_stream(left, "left"), as_stream(right, "right")
-    check_frames(sides[0].df, sides[1].df)
+    sides = as_stream(left, "the left input"), as_stream(right, "the right input")
+    check_frames([side.df for side in sides], ["the left input", "the right input"])
     for which, side in zip(("left", "right"), sides, strict=True):
         if side.event_time is not None:
             raise DescriptionError(f"input '{side.name or which}': event_time= is for gpu_ops.interval_join()")
@@ -151,4 +151,4 @@ def _join(
         suffixes=suffixes,
     )
     placed = place(description, sides, name=name, state=state, backend=backend, partitions=partitions, stacklevel=3)
-    return build(description, sides[0].df, sides[1].df, placed)
+    return build(description, [side.df for side in sides], placed)

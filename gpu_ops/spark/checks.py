@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from collections.abc import Sequence
 from typing import Final
 
 from pyspark.sql import DataFrame
 
 from gpu_ops.errors import DescriptionError, NotBuiltError, StateError
-from gpu_ops.joins import Join
+from gpu_ops.multi import AnyJoin, MultiJoin
 from gpu_ops.spark.directory import Directory, folder
 from gpu_ops.spark.lanes import collated_key
 from gpu_ops.spark.plan import Placed, plans_of
@@ -37,8 +38,8 @@ def spelled(how: str) -> str:
 
 
 def place(
-    description: Join,
-    sides: tuple[Stream, Stream],
+    description: AnyJoin,
+    sides: Sequence[Stream],
     *,
     name: str | None,
     state: str | None,
@@ -50,7 +51,7 @@ def place(
 
     Args:
         description: the join.
-        sides: its inputs.
+        sides: its inputs, in its order.
         name: as the user gave it; by default ``join_1`` and so on.
         state: the state folder, or None, which is warned about.
         backend: as the user gave it.
@@ -65,7 +66,7 @@ def place(
     df = sides[0].df
     if backend not in ("auto", "cpu", "gpu"):
         raise DescriptionError(f"backend={backend!r}; it is one of auto, cpu, gpu")
-    collated = collated_key(description, df.schema, sides[1].df.schema)
+    collated = collated_key(description, [side.df.schema for side in sides])
     if collated is not None:
         raise NotBuiltError(
             f"key {collated!r} has a collation; keys are compared by their bytes. "
@@ -82,30 +83,37 @@ def place(
             MemoryOnlyStateWarning,
             stacklevel=stacklevel + 1,
         )
-    return Placed(chosen, state, backend, count, reason)
+    derived = (i.name for i, s in zip(description.inputs, sides, strict=True) if i.unique_key and not s.unique_key)
+    return Placed(chosen, state, backend, count, reason, tuple(derived))
 
 
-def check_frames(left: DataFrame, right: DataFrame) -> None:
-    """Refuses anything but two streaming DataFrames of one application.
+def check_frames(frames: Sequence[DataFrame], names: Sequence[str]) -> None:
+    """Refuses anything but streaming DataFrames of one application.
+
+    Args:
+        frames: the inputs.
+        names: what they are called in an error, such as "the left input".
 
     Raises:
         NotBuiltError: static ones.
         DescriptionError: of two applications.
     """
-    streaming = left.isStreaming, right.isStreaming
-    if streaming == (False, False):
-        raise NotBuiltError("two static DataFrames: a join over bounded input is not built yet; use readStream")
-    if not all(streaming):
-        static = "left" if not streaming[0] else "right"
+    static = [name for name, df in zip(names, frames, strict=True) if not df.isStreaming]
+    if len(static) == len(frames):
+        count = {2: "two", 3: "three"}.get(len(frames), str(len(frames)))
+        raise NotBuiltError(f"{count} static DataFrames: a join over bounded input is not built yet; use readStream")
+    if static:
+        other = "the other one is" if len(frames) == 2 else "others are"
         raise NotBuiltError(
-            f"the {static} input is a static DataFrame and the other one is streaming; "
-            "that mixture is not built: read both with readStream"
+            f"{static[0]} is a static DataFrame and {other} streaming; "
+            "that mixture is not built: read them all with readStream"
         )
-    if left.sparkSession.sparkContext is not right.sparkSession.sparkContext:
+    context = frames[0].sparkSession.sparkContext
+    if any(df.sparkSession.sparkContext is not context for df in frames):
         raise DescriptionError("the inputs belong to different Spark applications")
 
 
-def _check_output(description: Join, df: DataFrame) -> None:
+def _check_output(description: AnyJoin, df: DataFrame) -> None:
     if str(df.sparkSession.conf.get("spark.sql.caseSensitive")).lower() == "true":
         return
     names = [c.name.lower() for c in description.output]
@@ -113,11 +121,17 @@ def _check_output(description: Join, df: DataFrame) -> None:
         if names.count(column.name.lower()) > 1:
             raise DescriptionError(
                 f"the changelog would have {column.name!r} twice (Spark does not tell case apart): "
-                "rename one, or give suffixes=('_l', '_r')"
+                f"rename one, or give suffixes={_suffixes(description)}"
             )
 
 
-def _check_lineage(sides: tuple[Stream, Stream], name: str, state: str | None) -> None:
+def _suffixes(description: AnyJoin) -> str:
+    if isinstance(description, MultiJoin):
+        return repr(tuple(f"_{source.name}" for source in description.inputs))
+    return "('_l', '_r')"
+
+
+def _check_lineage(sides: Sequence[Stream], name: str, state: str | None) -> None:
     for plan in [p for side in sides for p in plans_of(side.df)]:
         if plan.placed.name == name:
             raise DescriptionError(f"two joins of one query are called {name!r}; give each its own name=")
@@ -132,8 +146,8 @@ def _check_lineage(sides: tuple[Stream, Stream], name: str, state: str | None) -
         check_open(Files.at(state))
 
 
-def _choose_partitions(description: Join, asked: int | None, state: str | None, df: DataFrame) -> tuple[int, str]:
-    if not description.distribution:
+def _choose_partitions(description: AnyJoin, asked: int | None, state: str | None, df: DataFrame) -> tuple[int, str]:
+    if not description.shuffled_by:
         return 1, "one partition: no equality column that rows could be distributed by"
     if asked is not None:
         if asked < 1:

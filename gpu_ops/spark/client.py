@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -16,12 +16,15 @@ from gpu_ops import errors
 from gpu_ops.spark.exchange import Address, Exchange, ask
 from gpu_ops.spark.metrics import METRICS_COLUMN, METRICS_TYPE, pack
 
-#: order = side, then partition of the source, then arrival: 1 + 29 + 33 bits.
-_SIDE_SHIFT: Final = 62
+#: order = number of the input, then partition of the source, then arrival: 6 + 24 + 33 bits.
+_SIDE_SHIFT: Final = 57
 _PART_SHIFT: Final = 33
 
 
-#: The lowest bits of a row's origin: the partition the shuffle sends it to.
+#: A row's origin, from the lowest bits: the number of its input, ...
+INPUT_BITS: Final = 6
+
+#: ... the partition the shuffle sends it to, and above that the partition of its source.
 PARTITION_BITS: Final = 24
 
 
@@ -52,6 +55,7 @@ class Task:
         directory: whom to ask for the server.
         wire: the schema of side, order and lanes.
         output: the changelog's schema.
+        metrics: the names of what is counted, see `gpu_ops.spark.metrics.metric_names`.
         stamped: whether rows bring the `gpu_ops.spark.lanes.STAMP` to be ordered by.
         reports: whether the directory is told the latest event times afterwards.
         place: tells micro-batch and partition; by default Spark's task context does.
@@ -65,6 +69,7 @@ class Task:
         wire: pa.Schema,
         output: pa.Schema,
         *,
+        metrics: Sequence[str] = (),
         stamped: bool = False,
         reports: bool = False,
         place: Callable[[], Place] | None = None,
@@ -72,6 +77,7 @@ class Task:
         self.__name__ = name
         self._command, self._directory, self._stamped = dict(command), directory, stamped
         self._wire, self._output, self._place, self._reports = wire, output, place, reports
+        self._metrics = tuple(metrics)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Gives the partition's changes, then one row with its metrics."""
@@ -141,7 +147,7 @@ class Task:
         guess = place.task % partitions
         for batch in batches:
             if batch.num_rows:
-                found = int(batch.column(0)[0].as_py()) & ((1 << PARTITION_BITS) - 1)
+                found = (int(batch.column(0)[0].as_py()) >> INPUT_BITS) & ((1 << PARTITION_BITS) - 1)
                 if found != guess:
                     raise errors.DescriptionError(
                         f"task {place.task} of its stage has partition {found} of {partitions}: the "
@@ -157,7 +163,7 @@ class Task:
 
     def _metrics_row(self, exchange: Exchange) -> pa.RecordBatch:
         answer = exchange.answer
-        numbers = pack(answer["metrics"], backend=answer["backend"], retries=exchange.retries)
+        numbers = pack(self._metrics, answer["metrics"], backend=answer["backend"], retries=exchange.retries)
         # The row kind is the one column that is never null; no row kind is empty.
         columns = [pa.array([""]), *(pa.nulls(1, field.type) for field in list(self._output)[1:])]
         return pa.RecordBatch.from_arrays([*columns, pa.array([numbers], METRICS_TYPE)], schema=self._schema)
@@ -199,10 +205,9 @@ class Task:
 
 
 def origins(column: pa.Array) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int64]]:
-    """Side (0 left, 1 right) and source partition of n rows, from their origin."""
-    origin = column.to_numpy() >> PARTITION_BITS
-    side = origin < 0
-    return side.astype(np.int8), np.where(side, -1 - origin, origin)
+    """Number of the input and source partition of n rows, from their origin."""
+    origin = column.to_numpy()
+    return (origin & ((1 << INPUT_BITS) - 1)).astype(np.int8), origin >> (INPUT_BITS + PARTITION_BITS)
 
 
 def task_place() -> Place:

@@ -1,10 +1,10 @@
-"""What a Spark task asks of a state server, as it travels: JSON, and rows of both inputs in one stream."""
+"""What a Spark task asks of a state server, as it travels: JSON, and rows of all inputs in one stream."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,31 +13,31 @@ import pyarrow as pa
 
 from gpu_ops.errors import BadInputError, DescriptionError
 from gpu_ops.joins import Input, Join
+from gpu_ops.multi import AnyJoin, join_from_json
 
 
 class Sides(NamedTuple):
-    """The rows of a micro-batch, by input; an input's order has one int64 per row."""
+    """The rows of a micro-batch, by input."""
 
-    left: pa.Table
-    right: pa.Table
-    left_order: npt.NDArray[np.int64]
-    right_order: npt.NDArray[np.int64]
+    tables: tuple[pa.Table, ...]
+    orders: tuple[npt.NDArray[np.int64], ...]
+    """One integer per row; together they order the changes of all inputs."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Wire:
-    """How both inputs travel in one stream of rows.
+    """How all inputs travel in one stream of rows.
 
     Attributes:
-        side: an int8 column: 0 for a row of the left input, 1 for one of the right.
+        side: an int8 column: the number of the input that a row is of; 0 is left, 1 right.
         order: an int64 column: the total order of the changes.
-        lanes: ``(left column or None, right column or None, lane)``: a lane is one physical column
-            that carries a left column in left rows and a right column in right rows.
+        lanes: ``(column of input 0 or None, ..., column of the last or None, lane)``: a lane is one
+            physical column that carries a column of input 0 in rows of input 0, and so on.
     """
 
     side: str
     order: str
-    lanes: tuple[tuple[str | None, str | None, str], ...]
+    lanes: tuple[tuple[str | None, ...], ...]
 
     def to_json(self) -> str:
         """The mapping as JSON."""
@@ -56,12 +56,12 @@ class Wire:
             DescriptionError: it is none.
         """
         try:
-            lanes = tuple(_lane(*lane) for lane in data["lanes"])
+            lanes = tuple(_lane(lane) for lane in data["lanes"])
             return cls(_text(data, "side"), _text(data, "order"), lanes)
         except (KeyError, TypeError, ValueError) as error:
             raise DescriptionError(f"no mapping of columns to lanes: {error!r}") from error
 
-    def check(self, join: Join, schema: pa.Schema) -> None:
+    def check(self, join: AnyJoin, schema: pa.Schema) -> None:
         """Refuses a stream that cannot carry the inputs.
 
         Types of columns are the engine's to check.
@@ -74,6 +74,9 @@ class Wire:
             DescriptionError: the lanes do not carry each column of each input exactly once.
             BadInputError: the stream's columns are not the side, the order and the lanes.
         """
+        for lane in self.lanes:
+            if len(lane) != len(join.inputs) + 1:
+                raise DescriptionError(f"lane {lane!r} is not one of {len(join.inputs)} inputs")
         for side, source in enumerate(join.inputs):
             wanted = [*source.schema.names, *([source.row_kind] if source.row_kind is not None else [])]
             carried = [lane[side] for lane in self.lanes if lane[side] is not None]
@@ -82,20 +85,18 @@ class Wire:
                     f"input '{source.name}': the lanes carry {', '.join(map(repr, carried)) or 'nothing'}; "
                     f"its columns are {', '.join(map(repr, wanted))}"
                 )
-        named = [self.side, self.order, *(lane for _, _, lane in self.lanes)]
+        named = [self.side, self.order, *(str(lane[-1]) for lane in self.lanes)]
         if sorted(schema.names) != sorted(named):
             raise BadInputError(
-                self._both(join),
+                _all(join),
                 None,
                 f"the stream has the columns {', '.join(schema.names)}; expected are {', '.join(named)}",
             )
         for name, wanted_type in ((self.side, pa.int8()), (self.order, pa.int64())):
             if schema.field(name).type != wanted_type:
-                raise BadInputError(
-                    self._both(join), name, f"has type {schema.field(name).type}, {wanted_type} is expected"
-                )
+                raise BadInputError(_all(join), name, f"has type {schema.field(name).type}, {wanted_type} is expected")
 
-    def split(self, join: Join, table: pa.Table) -> Sides:
+    def split(self, join: AnyJoin, table: pa.Table) -> Sides:
         """The rows of each input, in the order they came in, under their own column names.
 
         Args:
@@ -107,19 +108,19 @@ class Wire:
         """
         for name in (self.side, self.order):
             if table[name].null_count:
-                raise BadInputError(self._both(join), name, "holds nulls", "null")
+                raise BadInputError(_all(join), name, "holds nulls", "null")
         side, order = (_numpy(table[name]) for name in (self.side, self.order))
-        known = (side == 0) | (side == 1)
+        known = (side >= 0) & (side < len(join.inputs))
         if not bool(known.all()):
-            bad = int(side[~known][0])
-            raise BadInputError(self._both(join), self.side, "is 0 (left) or 1 (right)", bad)
+            there = "0 (left) or 1 (right)" if isinstance(join, Join) else f"a number below {len(join.inputs)}"
+            raise BadInputError(_all(join), self.side, f"is {there}", int(side[~known][0]))
         tables: list[pa.Table] = []
         orders: list[npt.NDArray[np.int64]] = []
         for number, source in enumerate(join.inputs):
             rows = np.flatnonzero(side == number)
             orders.append(order if rows.size == side.size else order[rows])
             tables.append(self._take(source, number, table, rows))
-        return Sides(tables[0], tables[1], orders[0], orders[1])
+        return Sides(tuple(tables), tuple(orders))
 
     def _take(self, source: Input, side: int, table: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
         # Shuffle blocks are one-sided, so often a whole run of rows is, and needs no copy.
@@ -129,13 +130,9 @@ class Wire:
         for lane in self.lanes:
             name = lane[side]
             if name is not None:
-                column = table[lane[2]]
+                column = table[lane[-1]]
                 columns[name] = column.slice(rows[0], rows.size) if index is None else column.take(index)
         return pa.table(columns).select([c for c in (*source.schema.names, source.row_kind) if c is not None])
-
-    @staticmethod
-    def _both(join: Join) -> str:
-        return f"{join.left.name}' and '{join.right.name}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +142,7 @@ class ApplyCommand:
     Attributes:
         join_id: the join, unique in the Spark application.
         state: the state folder, or None to keep the state in memory only.
-        description: the join as `Join.to_json` writes it.
+        description: the join as its `to_json` writes it.
         query_id: Spark's id of the query.
         batch_id: the micro-batch, from 0.
         partition: which partition.
@@ -212,24 +209,30 @@ class ApplyCommand:
         return command
 
 
-def parse_join(description: str) -> Join:
+def parse_join(description: str) -> AnyJoin:
     """A join from its description.
 
     Raises:
         DescriptionError: it describes none.
     """
     try:
-        return Join.from_json(description)
+        return join_from_json(description)
     except DescriptionError:
         raise
     except Exception as error:  # whatever a damaged text leads to: KeyError, ArrowInvalid, binascii.Error ...
         raise DescriptionError(f"not a join of this version of gpu-join: {error!r}") from error
 
 
-def _lane(left: object, right: object, name: object) -> tuple[str | None, str | None, str]:
-    if not (isinstance(left, str | None) and isinstance(right, str | None) and isinstance(name, str)):
-        raise TypeError(f"lane {(left, right, name)!r}")
-    return left, right, name
+def _lane(lane: Sequence[Any]) -> tuple[str | None, ...]:
+    if not (all(isinstance(part, str | None) for part in lane) and len(lane) > 2 and isinstance(lane[-1], str)):
+        raise TypeError(f"lane {lane!r}")
+    return tuple(lane)
+
+
+def _all(join: AnyJoin) -> str:
+    """The names of all inputs, as they go between quotation marks."""
+    *others, last = (source.name for source in join.inputs)
+    return "', '".join(others) + f"' and '{last}"
 
 
 def _number(data: Mapping[str, Any], name: str) -> int:

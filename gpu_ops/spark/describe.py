@@ -7,9 +7,10 @@ from pyspark.sql import DataFrame
 from gpu_ops.errors import DescriptionError
 from gpu_ops.intervals import show_ms
 from gpu_ops.joins import Input, Join
+from gpu_ops.multi import Equality, MultiJoin
 from gpu_ops.spark.directory import Directory
 from gpu_ops.spark.plan import JoinPlan, plan_name, plans_of
-from gpu_ops.spark.watermarks import kept_ms
+from gpu_ops.spark.watermarks import kept_ms, timed
 
 _LAYOUTS = {
     "join_key_contains_unique_key": "at most one row per join key",
@@ -47,53 +48,90 @@ def explain(df: DataFrame) -> str:
 
 def _explain(plan: JoinPlan, df: DataFrame) -> str:
     join = plan.join
-    operator = "semi/anti join" if join.how in ("semi", "anti") else "regular join"
-    if join.interval is not None:
-        operator = "keyed interval join" if join.interval.keyed else "interval join"
-    kind = "NOT IN" if join.null_aware else join.how
-    lines = [
-        f"{operator}, {kind}: {join.left.name}, {join.right.name}  (metrics '{plan.placed.name}')",
-        f"  key         {_keys(plan)}",
-        *_interval(plan),
-    ]
-    if join.where is not None:
-        lines.append(f"  where       {join.where}")
+    state = plan.placed.state or "in memory only: a restart on an old checkpoint is refused"
+    if isinstance(join, MultiJoin):
+        lines = _multi_way(join, plan.placed.name)
+        state += "; no intermediate state: a change is joined with the rows of the inputs, step by step"
+    else:
+        lines = _two_way(join, plan)
     lines += [
         f"  emit        {join.emit}: {_EMITS[join.emit]}",
         f"  partitions  {plan.placed.partitions} ({plan.placed.partitions_reason}){_distribution(plan)}",
         f"  backend     {_backend(plan, df)}",
-        f"  state       {plan.placed.state or 'in memory only: a restart on an old checkpoint is refused'}",
+        f"  state       {state}",
     ]
     for side, source in enumerate(join.inputs):
-        kept = _kept_by_time(plan, side) if join.interval is not None else _kept(source, _LAYOUTS[join.layout(side)])
-        lines += _input(source, kept)
+        interval = timed(join)
+        kept = _kept(source, _LAYOUTS[join.layout(side)]) if interval is None else _kept_by_time(interval, plan, side)
+        lines += _input(source, kept, derived=source.name in plan.placed.derived)
     if plan.stamped:
         lines.append("  order       rows carry a stamp: the GPU shuffle of this session may reorder them")
     return "\n".join(lines)
 
 
-def _keys(plan: JoinPlan) -> str:
-    join = plan.join
-    if not join.keys:
-        return "none: every pair of rows is a candidate"
-    shown = []
-    for key in join.keys:
-        operator = "IS NOT DISTINCT FROM" if key.null_safe else "="
-        shown.append(f"{join.left.name}.{key.left} {operator} {join.right.name}.{key.right}")
-    return " AND ".join(shown)
+def _two_way(join: Join, plan: JoinPlan) -> list[str]:
+    """What kind of join it is, on what."""
+    operator = "semi/anti join" if join.how in ("semi", "anti") else "regular join"
+    if join.interval is not None:
+        operator = "keyed interval join" if join.interval.keyed else "interval join"
+    kind = "NOT IN" if join.null_aware else join.how
+    equal = [_equal(join.left, k.left, join.right, k.right, null_safe=k.null_safe) for k in join.keys]
+    lines = [
+        f"{operator}, {kind}: {join.left.name}, {join.right.name}  (metrics '{plan.placed.name}')",
+        f"  key         {' AND '.join(equal) or 'none: every pair of rows is a candidate'}",
+        *_interval(join, plan),
+    ]
+    if join.where is not None:
+        lines.append(f"  where       {join.where}")
+    return lines
+
+
+def _multi_way(join: MultiJoin, name: str) -> list[str]:
+    """The plan as Flink prints it, then what it means."""
+    inputs = join.inputs
+    unique = [f"({', '.join(i.unique_key)})" if i.unique_key is not None else "noUniqueKey" for i in inputs]
+    conditions, steps = [], []
+    for number, step in enumerate(join.steps, start=1):
+        equal = [_of_step(join, number, key) for key in step.on]
+        conditions.append(" AND ".join([*equal, *([f"({step.where})"] if step.where is not None else [])]))
+        where = "" if step.where is None else f"  where {step.where}"
+        steps.append(f"  step {number:<6} {step.how} join {inputs[number].name} on {' AND '.join(equal)}{where}")
+    parts = {
+        "commonJoinKey": [f"{inputs[0].name}.{columns[0]}" for columns in join.common_key],
+        "joinTypes": [step.how.upper() for step in join.steps],
+        "inputUniqueKeys": unique,
+        "joinConditions": conditions,
+    }
+    common = [" = ".join(f"{i.name}.{c}" for i, c in zip(inputs, key, strict=True)) for key in join.common_key]
+    shown = ", ".join(what + "=[" + ", ".join(values) + "]" for what, values in parts.items())
+    return [
+        f"multi-way join: {', '.join(i.name for i in inputs)}  (metrics '{name}')",
+        f"  plan        MultiJoin({shown})",
+        f"  common key  {' AND '.join(common)}",
+        *steps,
+    ]
+
+
+def _of_step(join: MultiJoin, number: int, key: Equality) -> str:
+    return _equal(join.inputs[key.input], key.column, join.inputs[number], key.own, null_safe=key.null_safe)
+
+
+def _equal(one: Input, column: str, other: Input, its: str, *, null_safe: bool) -> str:
+    operator = "IS NOT DISTINCT FROM" if null_safe else "="
+    return f"{one.name}.{column} {operator} {other.name}.{its}"
 
 
 def _distribution(plan: JoinPlan) -> str:
-    by = plan.join.distribution
-    if not by or len(by) == len(plan.join.keys):
+    join, by = plan.join, plan.join.shuffled_by
+    if not by or len(by) == len(join.common_key if isinstance(join, MultiJoin) else join.keys):
         return ""
-    names = ", ".join(plan.join.keys[p].left for p in by)
+    names = ", ".join(value.columns[0] for value in by)
     return f", by {names} only: an upsert's old and new row must meet"
 
 
-def _interval(plan: JoinPlan) -> list[str]:
+def _interval(join: Join, plan: JoinPlan) -> list[str]:
     """The bounds, whose time counts, and what the watermark does."""
-    join, interval = plan.join, plan.join.interval
+    interval = join.interval
     if interval is None:
         return []
     if interval.time == "processing":
@@ -124,12 +162,13 @@ def _backend(plan: JoinPlan, df: DataFrame) -> str:
     return f"{chosen} ({why}); {servers_text}"
 
 
-def _input(source: Input, kept: str) -> list[str]:
+def _input(source: Input, kept: str, *, derived: bool) -> list[str]:
     changes = "insert-only" if source.insert_only else f"row kinds in {source.row_kind!r}"
     if source.row_kind is None and source.unique_key is not None:
         changes = "upserts"
     if source.unique_key is not None:
-        changes += f", unique key {', '.join(source.unique_key)} ({source.updates})"
+        found = "unique key derived:" if derived else "unique key"
+        changes += f", {found} {', '.join(source.unique_key)} ({source.updates})"
     if source.sequence_by is not None:
         changes += f", ordered by {source.sequence_by}"
     if source.bad_rows == "drop":
@@ -145,9 +184,9 @@ def _kept(source: Input, layout: str) -> str:
     return f"kept as {layout}, {kept}"
 
 
-def _kept_by_time(plan: JoinPlan, side: int) -> str:
+def _kept_by_time(join: Join, plan: JoinPlan, side: int) -> str:
     """How an interval join's input brings time on, and how long its rows stay."""
-    join, source = plan.join, plan.join.inputs[side]
+    source = join.inputs[side]
     assert join.interval is not None
     ms = kept_ms(join)[side]
     kept = show_ms(ms)

@@ -15,6 +15,7 @@ from gpu_ops.spark.directory import Directory
 from gpu_ops.spark.left_over import LeftOver
 from gpu_ops.spark.marks import marked
 from gpu_ops.spark.plan import make_importable
+from gpu_ops.spark.watermarks import timed
 from gpu_ops.state.durable import PartitionLog
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import FINISHED, MANIFEST, Manifest
@@ -48,7 +49,7 @@ def finish(spark: SparkSession, *, state: str) -> DataFrame:
     join = parse_join(manifest.description)
     schema = st.StructType([st.StructField(x.name, spark_type(x.type)) for x in join.output_schema])
     version = _version(files, manifest)
-    if join.interval is None or version == 0:
+    if timed(join) is None or version == 0:
         rows = spark.createDataFrame([], schema)
     else:
         make_importable(spark)

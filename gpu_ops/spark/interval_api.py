@@ -108,8 +108,8 @@ def interval_join(
         NotBuiltError: static DataFrames, Spark Connect, a cluster.
         StateError: the state folder belongs to something else.
     """
-    sides = as_stream(left, "left"), as_stream(right, "right")
-    check_frames(sides[0].df, sides[1].df)
+    sides = as_stream(left, "the left input"), as_stream(right, "the right input")
+    check_frames([side.df for side in sides], ["the left input", "the right input"])
     interval = Interval(
         parse_bound(lower),
         parse_bound(upper),
@@ -130,8 +130,8 @@ def interval_join(
         sides, upstream = (timed[0][0], timed[1][0]), (timed[0][1], timed[1][1])
     description = Join(
         how=cast("JoinType", spelled(how)),
-        left=as_input(sides[0], "left"),
-        right=as_input(sides[1], "right"),
+        left=as_input(sides[0], "left", derive=False),
+        right=as_input(sides[1], "right", derive=False),
         keys=tuple(resolve_key(key, sides) for key in normalize_on(on, null_safe=null_safe)),
         where=where,
         emit=emit,
@@ -148,7 +148,7 @@ def interval_join(
                 NoWatermarkWarning,
                 stacklevel=2,
             )
-    changes = build(description, sides[0].df, sides[1].df, placed, upstream=upstream, heartbeat_ms=period)
+    changes = build(description, [side.df for side in sides], placed, upstream=upstream, heartbeat_ms=period)
     if process is None or process_schema is None:
         return changes
     return _processed(changes, description, process, process_schema)

@@ -1,33 +1,34 @@
-"""Lanes: how the columns of both inputs travel in one stream of rows.
+"""Lanes: how the columns of all inputs travel in one stream of rows.
 
-A lane is one physical column that carries a left column in left rows and a right column in right rows,
-so a union of the two needs no padding. Keys share a lane first: then the shuffle hashes a plain column.
+A lane is one physical column that carries a column of one input in that input's rows and of another in
+the other's, so a union of them needs no padding. Keys share a lane first: then the shuffle hashes a plain column.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
-from gpu_ops.joins import Join, key_type
-from gpu_ops.spark.client import PARTITION_BITS
+from gpu_ops.joins import Join, Shuffle
+from gpu_ops.multi import AnyJoin
+from gpu_ops.spark.client import INPUT_BITS, PARTITION_BITS
 from gpu_ops.spark.datatypes import arrow_type, is_binary_collated, nullable, spark_type
 
 ORIGIN = "__origin"
-"""Which partition of its source a row came from: p for left rows, -1-p for right ones; see `shuffle`."""
+"""Where a row came from, the partition of its source and its input, and where it goes; see `shuffle`."""
 
 STAMP = "__stamp"
 """Where the shuffle does not keep rows in order: a number that rises within a source partition."""
 
 
 class Lane(NamedTuple):
-    """One physical column."""
+    """One physical column: the column of each input that it carries, or None."""
 
-    left: str | None
-    right: str | None
+    columns: tuple[str | None, ...]
     name: str
     type: st.DataType
 
@@ -37,54 +38,67 @@ def quoted(name: str) -> Column:
     return f.col("`" + name.replace("`", "``") + "`")
 
 
-def assign_lanes(join: Join, left: st.StructType, right: st.StructType) -> list[Lane]:
-    """A lane for every column of both inputs, row kinds included.
+def assign_lanes(join: AnyJoin, schemas: Sequence[st.StructType]) -> list[Lane]:
+    """A lane for every column of all inputs, row kinds included; those that carry several come first.
 
     Args:
         join: its keys share a lane where their types are equal.
-        left: the left DataFrame's schema.
-        right: the right DataFrame's schema.
+        schemas: of the DataFrames.
     """
-    types = [{x.name: nullable(x.dataType) for x in schema.fields} for schema in (left, right)]
-    pairs: list[tuple[str, str]] = []
+    types = [{x.name: nullable(x.dataType) for x in schema.fields} for schema in schemas]
+    made: list[tuple[dict[int, str], st.DataType]] = []  # of each lane its column by input, and its type
+    placed: list[set[str]] = [set() for _ in types]
 
-    def pair(a: str, b: str) -> None:
-        taken = any(a == x or b == y for x, y in pairs)
-        if not taken and types[0][a] == types[1][b]:
-            pairs.append((a, b))
+    def share(columns: Sequence[str | None]) -> None:
+        """Columns of equal types in one lane, as far as they have none yet."""
+        free = {n: c for n, c in enumerate(columns) if c is not None and c not in placed[n]}
+        while free:
+            kind = next(types[n][c] for n, c in free.items())
+            alike = {n: c for n, c in free.items() if types[n][c] == kind}
+            free = {n: c for n, c in free.items() if n not in alike}
+            if len(alike) > 1:
+                made.append((alike, kind))
+                for n, column in alike.items():
+                    placed[n].add(column)
 
-    for key in join.keys:
-        pair(key.left, key.right)
-    if join.left.row_kind is not None and join.right.row_kind is not None:
-        pair(join.left.row_kind, join.right.row_kind)
-    free = [[n for n in types[s] if n not in {p[s] for p in pairs}] for s in (0, 1)]
-    for a in list(free[0]):
-        match = next((b for b in free[1] if types[1][b] == types[0][a]), None)
-        if match is not None:
-            pairs.append((a, match))
-            free[0].remove(a)
-            free[1].remove(match)
-    alone: list[tuple[str | None, str | None]] = [(a, None) for a in free[0]]
-    mapping = [*pairs, *alone, *((None, b) for b in free[1])]
-    lanes = []
-    for place, (a_, b_) in enumerate(mapping):
-        kind = types[0][a_] if a_ is not None else types[1][str(b_)]
-        lanes.append(Lane(a_, b_, f"c{place}", kind))
-    return lanes
+    for columns in _keys(join):
+        share(columns)
+    share([source.row_kind for source in join.inputs])
+    for number, own in enumerate(types):
+        for column, kind in own.items():
+            if column in placed[number]:
+                continue
+            lane = next((x for x, its in made if its == kind and number not in x), None)
+            if lane is None:
+                made.append(({number: column}, kind))
+            else:
+                lane[number] = column
+    made.sort(key=lambda lane: len(lane[0]) == 1)
+    return [
+        Lane(tuple(lane.get(n) for n in range(len(types))), f"c{place}", kind)
+        for place, (lane, kind) in enumerate(made)
+    ]
 
 
-def to_lanes(df: DataFrame, side: int, lanes: list[Lane], *, stamped: bool) -> DataFrame:
+def _keys(join: AnyJoin) -> list[tuple[str, ...]]:
+    """Columns that are compared with each other, one per input: what rows are distributed by is among them."""
+    if isinstance(join, Join):
+        return [(key.left, key.right) for key in join.keys]
+    return list(join.common_key)
+
+
+def to_lanes(df: DataFrame, number: int, lanes: Sequence[Lane], *, stamped: bool) -> DataFrame:
     """One input's rows as they travel: origin, lanes, and a stamp where asked for.
 
     Spark refuses ``monotonically_increasing_id`` in a stream. Its shuffle keeps the rows of one source
     partition in order, so the partition's number is enough; the receiving task counts the rest.
     """
-    part = f.spark_partition_id()
-    columns = [(part if side == 0 else -1 - part).alias(ORIGIN)]
+    part = f.spark_partition_id().cast("bigint")
+    columns = [(part * (1 << (INPUT_BITS + PARTITION_BITS)) + number).alias(ORIGIN)]
     for lane in lanes:
-        own = lane[side]
-        value = f.lit(None) if own is None else quoted(str(own))
-        columns.append(value.cast(lane.type).alias(lane.name) if own is None else value.alias(lane.name))
+        own = lane.columns[number]
+        value = f.lit(None).cast(lane.type) if own is None else quoted(own)
+        columns.append(value.alias(lane.name))
     if stamped:
         clock = f.expr("java_method('java.lang.System', 'nanoTime')").cast("bigint")
         columns.append(clock.alias(STAMP))
@@ -101,7 +115,7 @@ def kept(df: DataFrame) -> DataFrame:
     return df.select("*", f.expr("stack(1, true)").alias("__kept")).select(*names)
 
 
-def shuffle(rows: DataFrame, join: Join, lanes: list[Lane], partitions: int) -> DataFrame:
+def shuffle(rows: DataFrame, join: AnyJoin, lanes: Sequence[Lane], partitions: int) -> DataFrame:
     """Rows by partition; their origin is joined by the number of the partition they are sent to.
 
     A task needs that number, and its own is no help: where a stage computes a union, Spark counts its
@@ -110,39 +124,45 @@ def shuffle(rows: DataFrame, join: Join, lanes: list[Lane], partitions: int) -> 
     """
     by = distribution(join, lanes)
     goes_to = f.pmod(f.hash(*by), f.lit(partitions)) if by else f.lit(0)
-    both = f.col(ORIGIN).cast("bigint") * (1 << PARTITION_BITS) + goes_to
-    numbered = rows.select(both.alias(ORIGIN), *(f.col(c) for c in rows.columns if c != ORIGIN))
+    whole = f.col(ORIGIN) + goes_to * (1 << INPUT_BITS)
+    numbered = rows.select(whole.alias(ORIGIN), *(f.col(c) for c in rows.columns if c != ORIGIN))
     return numbered.repartition(partitions, *by)
 
 
-def distribution(join: Join, lanes: list[Lane]) -> list[Column]:
+def distribution(join: AnyJoin, lanes: Sequence[Lane]) -> list[Column]:
     """The expressions by which rows are partitioned; none for a single partition.
 
-    Rows that are equal in the join are equal here: both sides in the type they are compared in, one
+    Rows that are equal in the join are equal here: all inputs' in the type they are compared in, one
     zero, one NaN.
     """
-    expressions = []
-    for position in join.distribution:
-        key = join.keys[position]
-        own = next(x for x in lanes if x.left == key.left)
-        other = next(x for x in lanes if x.right == key.right)
-        wanted = key_type(join.left.schema.field(key.left), join.right.schema.field(key.right))
-        kind = spark_type(wanted, own.type, other.type)
-        columns = [f.col(x.name) for x in (own, other)]
-        types = [arrow_type(x.type) for x in (own, other)]
-        a, b = (c if t == wanted else c.cast(kind) for c, t in zip(columns, types, strict=True))
-        value = a if own.name == other.name else f.when(f.col(ORIGIN) >= 0, a).otherwise(b)
-        if isinstance(kind, (st.FloatType, st.DoubleType)):
-            nan = f.lit(float("nan")).cast(kind)
-            value = f.when(f.isnan(value), nan).when(value == 0, f.lit(0.0).cast(kind)).otherwise(value)
-        expressions.append(value)
-    return expressions
+    return [_distributed(by, lanes) for by in join.shuffled_by]
 
 
-def collated_key(join: Join, left: st.StructType, right: st.StructType) -> str | None:
+def _distributed(by: Shuffle, lanes: Sequence[Lane]) -> Column:
+    own = [next(x for x in lanes if x.columns[n] == column) for n, column in enumerate(by.columns)]
+    kind = spark_type(by.type, *(x.type for x in own))
+    different = list(dict.fromkeys(x.name for x in own))
+    value: Column | None = None
+    for name in reversed(different):
+        numbers = [n for n, x in enumerate(own) if x.name == name]
+        lane = own[numbers[0]]
+        column = f.col(name) if arrow_type(lane.type) == by.type else f.col(name).cast(kind)
+        if value is None:
+            value = column
+        else:
+            of_input = f.col(ORIGIN).bitwiseAND((1 << INPUT_BITS) - 1)
+            value = f.when(of_input.isin(*numbers), column).otherwise(value)
+    assert value is not None
+    if isinstance(kind, (st.FloatType, st.DoubleType)):
+        nan = f.lit(float("nan")).cast(kind)
+        value = f.when(f.isnan(value), nan).when(value == 0, f.lit(0.0).cast(kind)).otherwise(value)
+    return value
+
+
+def collated_key(join: AnyJoin, schemas: Sequence[st.StructType]) -> str | None:
     """A key column whose collation makes different bytes equal, or None."""
-    for schema, names in ((left, [k.left for k in join.keys]), (right, [k.right for k in join.keys])):
-        for name in names:
-            if not is_binary_collated(schema[name].dataType):
-                return name
-    return None
+    if isinstance(join, Join):
+        keys = [(n, key.column(n)) for key in join.keys for n in (0, 1)]
+    else:
+        keys = [c for n, step in enumerate(join.steps, 1) for k in step.on for c in ((k.input, k.column), (n, k.own))]
+    return next((name for n, name in keys if not is_binary_collated(schemas[n][name].dataType)), None)

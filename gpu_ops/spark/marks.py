@@ -16,15 +16,23 @@ from pyspark.sql import types as st
 from gpu_ops.changelog import LATE_ROW_KIND, ROW_KIND_COLUMN
 from gpu_ops.errors import DescriptionError
 from gpu_ops.joins import Join, OutputColumn
+from gpu_ops.multi import AnyJoin
 from gpu_ops.output import own_column
+from gpu_ops.spark.keys import unique_key
 from gpu_ops.spark.lanes import quoted
-from gpu_ops.spark.watermarks import keep_ms
+from gpu_ops.spark.watermarks import keep_ms, timed
 
 MARK: Final = "gpu_ops.changelog"
 """Of the row-kind column; its value is the join's name."""
 
 DELAY: Final = "gpu_ops.watermarkDelayMs"
 """Of an event time: how many milliseconds behind the latest of it a row may still come."""
+
+KEY: Final = "gpu_ops.uniqueKey"
+"""Of the row-kind column: the columns that identify a row of the changelog, where that is known."""
+
+KEY_COLUMN: Final = "gpu_ops.uniqueKeyColumn"
+"""Of such a column: the join's plan id and the column's name, so that another of that name is not taken for it."""
 
 _SPARK_DELAY: Final = "spark.watermarkDelayMs"
 _SOURCE: Final = "gpu_ops.watermarkOf"
@@ -62,7 +70,21 @@ def is_changelog(df: DataFrame) -> bool:
     return any(x.name == ROW_KIND_COLUMN and MARK in (x.metadata or {}) for x in df.schema.fields)
 
 
-def marked(join: Join, name: str, plan_id: str) -> list[Column]:
+def known_key(df: DataFrame, plan_id: str) -> tuple[str, ...] | None:
+    """The unique key of a changelog, if all of its columns are there still under their own names.
+
+    Args:
+        df: the changelog of a join, filtered or projected.
+        plan_id: of that join.
+    """
+    there = {x.name: x.metadata or {} for x in df.schema.fields}
+    key = there.get(ROW_KIND_COLUMN, {}).get(KEY)
+    if key is None or any(there.get(name, {}).get(KEY_COLUMN) != f"{plan_id} {name}" for name in key):
+        return None
+    return tuple(str(name) for name in key)
+
+
+def marked(join: AnyJoin, name: str, plan_id: str) -> list[Column]:
     """The changelog's columns, row kind first, with what they say about themselves.
 
     Args:
@@ -71,9 +93,17 @@ def marked(join: Join, name: str, plan_id: str) -> list[Column]:
         plan_id: of the join.
     """
     inputs = [source.name for source in join.inputs]
-    kind = f.col(ROW_KIND_COLUMN).alias(ROW_KIND_COLUMN, metadata={MARK: name, _INPUTS: inputs})
-    columns = [quoted(c.name).alias(c.name, metadata=_metadata(join, c, plan_id)) for c in join.output]
-    return [kind, *columns] if join.interval is not None else [kind, *(quoted(c.name) for c in join.output)]
+    mark: dict[str, Any] = {MARK: name, _INPUTS: inputs}
+    key, interval = unique_key(join), timed(join)
+    if key is not None:
+        mark[KEY] = list(key)
+    columns = [f.col(ROW_KIND_COLUMN).alias(ROW_KIND_COLUMN, metadata=mark)]
+    for column in join.output:
+        says: dict[str, Any] = _metadata(interval, column, plan_id) if interval is not None else {}
+        if key is not None and column.name in key:
+            says[KEY_COLUMN] = f"{plan_id} {column.name}"
+        columns.append(quoted(column.name).alias(column.name, metadata=says) if says else quoted(column.name))
+    return columns
 
 
 def _metadata(join: Join, column: OutputColumn, plan_id: str) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import pyarrow as pa
@@ -18,48 +19,41 @@ METRICS_COLUMN: Final = "__gpu_join_metrics"
 METRICS_TYPE: Final = pa.list_(pa.int64())
 """One list costs a row four bytes where it is null; a struct of as many numbers costs it two hundred."""
 
-_COUNTS: Final = (
-    "left_rows_in",
-    "right_rows_in",
-    "rows_out_insert",
-    "rows_out_update_before",
-    "rows_out_update_after",
-    "rows_out_delete",
-    "left_state_rows",
-    "right_state_rows",
-    "left_state_bytes",
-    "right_state_bytes",
-    "left_unknown_retractions",
-    "right_unknown_retractions",
-    "left_expired",
-    "right_expired",
-    "left_bad_rows",
-    "right_bad_rows",
-    "left_late",
-    "right_late",
-    "left_evicted",
-    "right_evicted",
-)
+_OF_INPUT: Final = ("rows_in", "state_rows", "state_bytes", "unknown_retractions", "expired", "bad_rows")
+_OF_TIMED_INPUT: Final = ("late", "evicted")
+_ROWS_OUT: Final = ("rows_out_insert", "rows_out_update_before", "rows_out_update_after", "rows_out_delete")
 _TIMES: Final = ("probe_ms", "update_ms", "emit_ms", "commit_ms")
-
+_TASKS: Final = ("retries", "gpu_partitions", "partitions")
 _MARKS: Final = ("watermark_ms", "output_watermark_ms", "watermark_lag_ms")
 
-METRICS: Final = (*_COUNTS, *_TIMES, "retries", "gpu_partitions", "partitions", *_MARKS)
-"""Counts are summed over the partitions; of times, the slowest partition's is shown.
-
-``retries`` counts exchanges that were repeated because a state server was gone; ``gpu_partitions``
-says how many of the ``partitions`` ran on a GPU. The watermarks are an interval join's, in milliseconds
-since the epoch, with the micro-batch's clock less the watermark as ``watermark_lag_ms``; None while
-there is none.
-"""
+_OF_AN_INPUT: Final = re.compile(f"(.*)_({'|'.join(_OF_INPUT)})", re.DOTALL)
+_ALWAYS: Final = frozenset((*_ROWS_OUT, *_TIMES, *_TASKS))
 
 
-def pack(metrics: Mapping[str, float | None], *, backend: str, retries: int) -> list[int | None]:
-    """A partition's metrics as whole numbers in the order of `METRICS`; times in microseconds."""
+def metric_names(sides: Sequence[str], *, interval: bool = False) -> tuple[str, ...]:
+    """What is counted of a join, in the order in which it travels.
+
+    Counts are summed over the partitions; of times, the slowest partition's is shown. Those of an input begin with
+    ``left_`` or ``right_``, in a multi-way join with the input's name. ``retries`` counts exchanges that
+    were repeated because a state server was gone; ``gpu_partitions`` says how many of the ``partitions`` ran on a
+    GPU. An interval join has watermarks, too, in milliseconds since the epoch, with the micro-batch's clock
+    less the watermark as ``watermark_lag_ms``; None while there is none.
+
+    Args:
+        sides: what the join calls its inputs.
+        interval: whether it is an interval join.
+    """
+    of_input = (*_OF_INPUT, *_OF_TIMED_INPUT) if interval else _OF_INPUT
+    counts = [f"{side}_{what}" for what in of_input for side in sides]
+    return (*counts, *_ROWS_OUT, *_TIMES, *_TASKS, *(_MARKS if interval else ()))
+
+
+def pack(names: Sequence[str], metrics: Mapping[str, float | None], *, backend: str, retries: int) -> list[int | None]:
+    """A partition's metrics as whole numbers, by `metric_names`; times in microseconds."""
     watermark, clock = metrics.get("watermark_ms"), metrics.get("clock_ms")
     lag = None if watermark is None or clock is None else clock - watermark
     own = {"retries": retries, "gpu_partitions": int(backend == "gpu"), "partitions": 1, "watermark_lag_ms": lag}
-    return [_whole(n, own[n] if n in own else metrics.get(n)) for n in METRICS]
+    return [_whole(n, own[n] if n in own else metrics.get(n)) for n in names]
 
 
 def _whole(name: str, value: float | None) -> int | None:
@@ -68,12 +62,12 @@ def _whole(name: str, value: float | None) -> int | None:
     return round(value * 1000) if name in _TIMES else int(value)
 
 
-def observed() -> list[Column]:
+def observed(names: Sequence[str]) -> list[Column]:
     """What ``DataFrame.observe`` is given, one aggregate per metric, named like it."""
     from pyspark.sql import functions as f  # noqa: PLC0415 - a worker that only packs needs none
 
     column, aggregates = f.col(METRICS_COLUMN), []
-    for place, name in enumerate(METRICS):
+    for place, name in enumerate(names):
         value = f.get(column, f.lit(place))
         if name in _MARKS:
             aggregates.append(f.max(value).alias(name))
@@ -93,7 +87,7 @@ class JoinProgress:
         query_name: its name, or None.
         batch_id: the micro-batch.
         timestamp: when the trigger began, ISO 8601.
-        metrics: see `METRICS`; a watermark that there is none of is left out.
+        metrics: see `metric_names`; a watermark that there is none of is left out.
     """
 
     name: str
@@ -120,21 +114,21 @@ def join_progress(progress: Any) -> list[JoinProgress]:
         One entry per join of this pack; other observed metrics are left alone.
     """
 
-    def value(name: str) -> Any:
+    def fact(name: str) -> Any:
         return progress[name] if isinstance(progress, Mapping) else getattr(progress, name)
 
     found = []
-    for name, row in (value("observedMetrics") or {}).items():
+    for name, row in (fact("observedMetrics") or {}).items():
         numbers = row.asDict() if hasattr(row, "asDict") else dict(row)
-        if set(METRICS) <= numbers.keys():
+        if numbers.keys() >= _ALWAYS:
             found.append(
                 JoinProgress(
                     name=name,
-                    query_id=str(value("id")),
-                    query_name=value("name"),
-                    batch_id=int(value("batchId")),
-                    timestamp=str(value("timestamp")),
-                    metrics={n: numbers[n] for n in METRICS if numbers[n] is not None},
+                    query_id=str(fact("id")),
+                    query_name=fact("name"),
+                    batch_id=int(fact("batchId")),
+                    timestamp=str(fact("timestamp")),
+                    metrics={n: value for n, value in numbers.items() if value is not None},
                 )
             )
     return found
@@ -156,7 +150,8 @@ class ProgressListener(_listener_base()):  # type: ignore[misc]
     Args:
         on_progress: called with each `JoinProgress` as it comes, on Spark's listener thread.
         prometheus: keep Prometheus gauges ``gpu_join_<metric>`` with the labels ``join`` and
-            ``query`` (needs the package prometheus-client, extra ``[metrics]``).
+            ``query``, for an input of a multi-way join ``gpu_join_input_<metric>`` with the label ``input`` as
+            well (needs the package prometheus-client, extra ``[metrics]``).
         registry: the Prometheus registry, by default the global one.
         keep: how many entries to hold on to.
 
@@ -176,18 +171,15 @@ class ProgressListener(_listener_base()):  # type: ignore[misc]
         self._on_progress, self._keep = on_progress, keep
         self._lock, self._entries = threading.Lock(), list[JoinProgress]()
         self._gauges: dict[str, Any] = {}
+        self._make_gauge: Callable[[str, list[str]], Any] | None = None
         if prometheus:
             from prometheus_client import REGISTRY, Gauge  # noqa: PLC0415 - optional
 
-            self._gauges = {
-                name: Gauge(
-                    f"gpu_join_{name}",
-                    f"{name.replace('_', ' ')} of the last micro-batch",
-                    ["join", "query"],
-                    registry=registry or REGISTRY,
-                )
-                for name in (*METRICS, "batch_id")
-            }
+            def make_gauge(name: str, labels: list[str]) -> Any:
+                text = f"{name.replace('_', ' ')} of the last micro-batch"
+                return Gauge(f"gpu_join_{name}", text, labels, registry=registry or REGISTRY)
+
+            self._make_gauge = make_gauge
 
     @property
     def entries(self) -> list[JoinProgress]:
@@ -200,13 +192,21 @@ class ProgressListener(_listener_base()):  # type: ignore[misc]
         with self._lock:
             self._entries.append(entry)
             del self._entries[: -self._keep]
-        labels = {"join": entry.name, "query": entry.query_name or entry.query_id}
-        for name, gauge in self._gauges.items():
-            value = entry.batch_id if name == "batch_id" else entry.metrics.get(name)
-            if value is not None:
-                gauge.labels(**labels).set(value)
+        if self._make_gauge is not None:
+            for name, value in (*entry.metrics.items(), ("batch_id", entry.batch_id)):
+                self._gauge(name, entry, self._make_gauge).set(value)
         if self._on_progress is not None:
             self._on_progress(entry)
+
+    def _gauge(self, metric: str, entry: JoinProgress, make: Callable[[str, list[str]], Any]) -> Any:
+        labels = {"join": entry.name, "query": entry.query_name or entry.query_id}
+        found = _OF_AN_INPUT.fullmatch(metric)
+        if found is not None and found[1] not in ("left", "right"):
+            # an input may be called what is no name in Prometheus
+            metric, labels["input"] = f"input_{found[2]}", found[1]
+        if metric not in self._gauges:
+            self._gauges[metric] = make(metric, list(labels))
+        return self._gauges[metric].labels(**labels)
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's interface
         """Nothing to do."""

@@ -22,6 +22,7 @@ from gpu_ops.errors import GpuJoinError, StateError
 from gpu_ops.spark import recovery
 from gpu_ops.spark.command import ApplyCommand, Wire, parse_join
 from gpu_ops.spark.pending import Pending, Recorded, identity
+from gpu_ops.spark.watermarks import by_event_time
 from gpu_ops.state.durable import PartitionLog, Record, Stored, open_folder
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest, check_open
@@ -73,7 +74,7 @@ class PartitionState:
         self._pending: Pending | None = None
         self._last_clock = 0
         self._times = NO_TIMES
-        self._by_event_time = self.join.interval is not None and self.join.interval.time == "event"
+        self._by_event_time = by_event_time(self.join)
         self._log: PartitionLog | None = None
         self._stored = Stored({}, {})
         self._no_snapshot_before = 0
@@ -119,7 +120,7 @@ class PartitionState:
 
         Args:
             batch_id: Spark's number of the micro-batch.
-            table: rows of both inputs, as they came.
+            table: rows of all inputs, as they came.
             wire: how they map to the inputs.
             alive: whether the caller is still there; asked again before anything is made durable.
             watermark: of an interval join by event time, in ms; a repetition goes by the first one's.
@@ -154,17 +155,12 @@ class PartitionState:
         assert engine is not None
         self._last_clock = max(given.clock_ms, self._last_clock) if recorded is None else recorded.clock_ms
         clock_ms, watermark = self._last_clock, (given if recorded is None else recorded).watermark
-        result = engine.prepare(
-            rows.left,
-            rows.right,
-            left_order=rows.left_order,
-            right_order=rows.right_order,
-            clock_ms=clock_ms,
-            **self._under(watermark),
-        )
+        result = engine.prepare(*rows.tables, orders=rows.orders, clock_ms=clock_ms, **self._under(watermark))
         started = time.perf_counter()
-        latest = result.metrics.get("left_max_time_ms"), result.metrics.get("right_max_time_ms")
-        times = self._times.later(Times(watermark, cast("Pair", latest))) if self._by_event_time else NO_TIMES
+        times = NO_TIMES
+        if self._by_event_time:
+            latest = tuple(result.metrics.get(f"{side}_max_time_ms") for side in self.join.sides)
+            times = self._times.later(Times(watermark, cast("Pair", latest)))
         record = Record(table, clock_ms, wire.to_json(), times)
         stamp = None
         try:
@@ -185,7 +181,7 @@ class PartitionState:
             "partition": self.partition,
             "clock_ms": clock_ms,
         }
-        for side, known in zip(("left", "right"), times.latest, strict=True):
+        for side, known in zip(self.join.sides, times.latest, strict=False):
             if known is not None:  # of all that this partition has seen, whatever the engine remembers
                 self._metrics[f"{side}_max_time_ms"] = known
         return Applied(result.changelog, dict(self._metrics), engine.backend, engine.backend_reason)
@@ -251,14 +247,8 @@ class PartitionState:
     def _replay(self, engine: JoinEngine, record: Record) -> None:
         rows = Wire.from_json(record.wire).split(self.join, record.table)
         try:
-            engine.process(
-                rows.left,
-                rows.right,
-                left_order=rows.left_order,
-                right_order=rows.right_order,
-                clock_ms=record.clock_ms,
-                **self._under(record.times.watermark),
-            )
+            under = self._under(record.times.watermark)
+            engine.process(*rows.tables, orders=rows.orders, clock_ms=record.clock_ms, **under)
         except BaseException:
             self._forget()
             raise
@@ -369,7 +359,7 @@ class PartitionState:
         return f"the state after batch {last}"
 
     def __str__(self) -> str:
-        names = f"{self.join.left.name}, {self.join.right.name}"
+        names = ", ".join(source.name for source in self.join.inputs)
         return f"join of {names}, partition {self.partition} of {self.partitions}"
 
 

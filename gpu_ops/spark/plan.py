@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import uuid
+from collections.abc import Sequence, Set
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -17,14 +18,16 @@ from pyspark.sql import types as st
 from gpu_ops.changelog import ROW_KIND_COLUMN
 from gpu_ops.errors import DescriptionError
 from gpu_ops.joins import Join
+from gpu_ops.multi import AnyJoin
 from gpu_ops.spark.client import Task
 from gpu_ops.spark.datatypes import arrow_type, spark_type
 from gpu_ops.spark.directory import Directory, Timed
 from gpu_ops.spark.heartbeat import heartbeats
 from gpu_ops.spark.lanes import Lane, assign_lanes, kept, shuffle, to_lanes
-from gpu_ops.spark.marks import marked
-from gpu_ops.spark.metrics import METRICS_COLUMN, METRICS_TYPE, observed
+from gpu_ops.spark.marks import known_key, marked
+from gpu_ops.spark.metrics import METRICS_COLUMN, METRICS_TYPE, metric_names, observed
 from gpu_ops.spark.process import PACKAGE_ROOT
+from gpu_ops.spark.watermarks import by_event_time, timed
 
 _FUNCTION: Final = "gpu_join"
 _FUNCTION_NAME: Final = re.compile(_FUNCTION + r"_([0-9a-f]{12})\b")
@@ -39,6 +42,7 @@ class Placed(NamedTuple):
         backend: what was asked for.
         partitions: how many.
         partitions_reason: why as many.
+        derived: the inputs whose unique key follows from the join that makes them.
     """
 
     name: str
@@ -46,6 +50,7 @@ class Placed(NamedTuple):
     backend: str
     partitions: int
     partitions_reason: str
+    derived: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +69,7 @@ class JoinPlan:
     """
 
     plan_id: str
-    join: Join
+    join: AnyJoin
     placed: Placed
     upstream: tuple[str | None, str | None]
     heartbeat_ms: int | None
@@ -81,6 +86,14 @@ _NARROW: Final = {
 }  # fmt: skip
 """Logical nodes whose partitions are their child's."""
 
+_ROW_BY_ROW: Final = {
+    "Project", "Filter", "SubqueryAlias", "CollectMetrics", "EventTimeWatermark", "ResolvedHint", "UnresolvedHint",
+    "View",
+}  # fmt: skip
+"""Those that give each row at most once, in the order they come."""
+
+_MISFIT: Final = -1
+
 _plans: dict[str, JoinPlan] = {}
 
 
@@ -93,9 +106,8 @@ def plans_of(df: DataFrame) -> list[JoinPlan]:
 
 
 def build(
-    join: Join,
-    left: DataFrame,
-    right: DataFrame,
+    join: AnyJoin,
+    inputs: Sequence[DataFrame],
     placed: Placed,
     *,
     upstream: tuple[str | None, str | None] = (None, None),
@@ -104,15 +116,15 @@ def build(
     """The changelog of a join as a streaming DataFrame.
 
     Args:
-        join: the description; its inputs' columns are the DataFrames'.
-        left: the left input, row-kind column included.
-        right: the right input.
+        join: the description.
+        inputs: in its order; their columns are those of its inputs, and the row kinds.
         placed: where it runs; its name is unique in the query.
         upstream: see `JoinPlan`.
         heartbeat_ms: likewise.
     """
-    session = left.sparkSession
-    lanes = assign_lanes(join, left.schema, right.schema)
+    session = inputs[0].sparkSession
+    schemas = [df.schema for df in inputs]
+    lanes = assign_lanes(join, schemas)
     stamped = shuffle_reorders(session)
     plan = JoinPlan(
         plan_id=uuid.uuid4().hex[:12],
@@ -126,20 +138,24 @@ def build(
     )
     directory = Directory.of(session)
     make_importable(session)
-    if join.interval is not None:
-        directory.register(plan.plan_id, Timed(join, placed.partitions, placed.state, upstream))
+    interval = timed(join)
+    if interval is not None:
+        directory.register(plan.plan_id, Timed(interval, placed.partitions, placed.state, upstream))
+    names = metric_names(join.sides, interval=interval is not None)
     task = Task(
         f"{_FUNCTION}_{plan.plan_id}", _command(plan), directory.address, _wire(lanes), join.output_schema,
-        stamped=stamped, reports=join.interval is not None and join.interval.time == "event",
+        metrics=names, stamped=stamped, reports=by_event_time(join),
     )  # fmt: skip
-    sides = [to_lanes(df, side, lanes, stamped=stamped) for side, df in enumerate((left, right))]
-    first = union_order(open_tasks(left), open_tasks(right))
-    union = kept(sides[first]).unionAll(sides[1 - first])
+    sides = [to_lanes(df, number, lanes, stamped=stamped) for number, df in enumerate(inputs)]
+    first, *others = union_order([open_tasks(df) for df in inputs])
+    union = kept(sides[first])
+    for number in others:
+        union = union.unionAll(sides[number])
     if heartbeat_ms is not None:
         union = union.unionAll(heartbeats(session, heartbeat_ms, union.schema))
     shuffled = shuffle(union, join, lanes, placed.partitions)
-    rows = shuffled.mapInArrow(task, _output(join, left.schema, right.schema))
-    measured = rows.observe(placed.name, *observed()).filter(f.isnull(METRICS_COLUMN))
+    rows = shuffled.mapInArrow(task, _output(join, schemas))
+    measured = rows.observe(placed.name, *observed(names)).filter(f.isnull(METRICS_COLUMN))
     _plans[plan.plan_id] = plan
     return measured.select(*marked(join, placed.name, plan.plan_id))
 
@@ -151,13 +167,27 @@ def plan_name(plan_id: str) -> str:
 
 def made_by(df: DataFrame) -> str | None:
     """The plan id of the join whose rows, filtered or projected, a DataFrame is; None for anything else."""
+    return _made_by(df, _NARROW | {"Repartition", "RepartitionByExpression"})
+
+
+def derived_key(df: DataFrame) -> tuple[str, ...] | None:
+    """The unique key of a changelog of this pack, where it follows from its join; None otherwise.
+
+    Only for a changelog that was merely filtered or projected: an explode or a union repeats keys, and a
+    repartition loses the order of a key's changes.
+    """
+    plan_id = _made_by(df, _ROW_BY_ROW)
+    return None if plan_id is None else known_key(df, plan_id)
+
+
+def _made_by(df: DataFrame, through: Set[str]) -> str | None:
     node = df._jdf.queryExecution().analyzed()
     while node.children().length() == 1:
         name = str(node.nodeName())
         if name in _MAPS:
             found = _FUNCTION_NAME.search(str(node.simpleString(100)))
             return found.group(1) if found is not None and found.group(1) in _plans else None
-        if name not in _NARROW and name not in ("Repartition", "RepartitionByExpression"):
+        if name not in through:
             return None
         node = node.children().head()
     return None
@@ -187,28 +217,51 @@ def _open_tasks(node: Any) -> list[int | None]:
     return [None]
 
 
-def union_order(left: list[int | None], right: list[int | None]) -> int:
-    """Which side comes first, 0 or 1, so that every join begins at a multiple of its partitions.
+def union_order(inputs: Sequence[list[int | None]]) -> list[int]:
+    """The inputs' numbers in such an order that every join begins at a multiple of its partitions.
 
     Args:
-        left: `open_tasks` of the left input.
-        right: of the right input.
+        inputs: `open_tasks` of each.
 
     Raises:
-        DescriptionError: neither.
+        DescriptionError: there is none.
     """
-    for first, parts in ((0, left + right), (1, right + left)):
-        begin: int | None = 0
-        for part in parts:
-            if part is not None and (begin is None or begin % part):
-                break
-            begin = None if part is None or begin is None else begin + part
-        else:
-            return first
-    raise DescriptionError(
-        "the joins that feed this one cannot be numbered through: give them the same partitions=, "
-        "and put changelogs first in a union"
-    )
+    hopeless: set[tuple[int | None, tuple[str, ...]]] = set()
+
+    def follow(begin: int | None, rest: list[int]) -> list[int] | None:
+        state = begin, tuple(sorted(repr(inputs[n]) for n in rest))
+        if state in hopeless:
+            return None
+        for number in rest:
+            end = _numbered(begin, inputs[number])
+            if end != _MISFIT:
+                order = follow(end, [n for n in rest if n != number])
+                if order is not None:
+                    return [number, *order]
+        if not rest:
+            return []
+        hopeless.add(state)
+        return None
+
+    order = follow(0, list(range(len(inputs))))
+    if order is None:
+        raise DescriptionError(
+            "the joins that feed this one cannot be numbered through: give them the same partitions=, "
+            "and put changelogs first in a union"
+        )
+    return order
+
+
+def _numbered(begin: int | None, parts: Sequence[int | None]) -> int | None:
+    """The number of the first task behind parts of a union that begin at one; None for nobody knows.
+
+    `_MISFIT`: a join among them does not begin at a multiple of its partitions.
+    """
+    for part in parts:
+        if part is not None and part > 1 and (begin is None or begin % part):
+            return _MISFIT
+        begin = None if part is None or begin is None else begin + part
+    return begin
 
 
 def shuffle_reorders(session: SparkSession) -> bool:
@@ -244,7 +297,7 @@ def _command(plan: JoinPlan) -> dict[str, Any]:
         "wire": {
             "side": "__side",
             "order": "__order",
-            "lanes": [[x.left, x.right, x.name] for x in plan.lanes],
+            "lanes": [[*x.columns, x.name] for x in plan.lanes],
         },
         "options": {},
     }
@@ -255,14 +308,14 @@ def _wire(lanes: list[Lane]) -> pa.Schema:
     return pa.schema([*fixed, *(pa.field(x.name, arrow_type(x.type)) for x in lanes)])
 
 
-def _output(join: Join, left: st.StructType, right: st.StructType) -> st.StructType:
+def _output(join: AnyJoin, schemas: Sequence[st.StructType]) -> st.StructType:
     """The Spark schema of the changelog and the hidden metrics."""
     fields = [st.StructField(ROW_KIND_COLUMN, st.StringType(), False)]
-    schemas = left, right
     for column in join.output:
-        # A coalesced key is side 2, the later time 3: either side's type will do if it is the common one.
+        # A column that two inputs show together: either's type will do if it is the common one.
         candidates = [s[n].dataType for s in schemas for n in (column.column, column.other) if n in s.names]
-        own = [] if column.side >= 2 else [schemas[column.side][column.column].dataType]
+        of_one = not isinstance(join, Join) or column.side < 2
+        own = [schemas[column.side][column.column].dataType] if of_one else []
         fields.append(st.StructField(column.name, spark_type(column.type, *own, *candidates)))
     fields.append(st.StructField(METRICS_COLUMN, spark_type(METRICS_TYPE)))
     return st.StructType(fields)

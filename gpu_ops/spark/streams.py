@@ -15,6 +15,7 @@ from gpu_ops.intervals import Duration, parse_bound
 from gpu_ops.joins import BadRows, Input, Key, Updates, parse_duration
 from gpu_ops.spark.datatypes import arrow_schema
 from gpu_ops.spark.marks import is_changelog
+from gpu_ops.spark.plan import derived_key
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,13 +53,15 @@ def stream(
 
     Args:
         df: a streaming DataFrame.
-        unique_key: columns that identify a row among the live ones.
+        unique_key: columns that identify a row among the live ones. The changelog of a join has the one that
+            follows from the join, where one does.
         row_kind: a string column with row kinds (Flink's ``+I -U +U -D``, Debezium's ``op``, Delta's
             ``_change_type``); without one the input is insert-only, a changelog of this pack excepted.
         sequence_by: a column that orders the changes of a micro-batch; by default the order within each
             source partition is kept.
         ttl: how long after its last write a row is kept: ``"7 days"``, or milliseconds.
-        name: how SQL text and errors call it; by default ``left`` or ``right``.
+        name: how SQL text and errors call it; by default ``left`` or ``right``, in a multi-way join ``input_1``
+            and so on.
         updates: ``"upsert"`` or ``"retract"``: whether an update's old row may be missing.
         bad_rows: ``"fail"``, ``"drop"`` or ``"tag"``.
         event_time: for an interval join, the column that says when a row happened: a timestamp, or a
@@ -93,6 +96,10 @@ def stream(
 def as_stream(side: DataFrame | Stream, which: str) -> Stream:
     """A join's argument as a `Stream`.
 
+    Args:
+        side: the argument.
+        which: what it is called in an error, such as "the left input".
+
     Raises:
         DescriptionError: it is no DataFrame.
         NotBuiltError: it is one of Spark Connect.
@@ -101,17 +108,18 @@ def as_stream(side: DataFrame | Stream, which: str) -> Stream:
         return side
     if not hasattr(side, "sparkSession"):
         found = type(side).__name__
-        raise DescriptionError(f"the {which} input is a DataFrame or a stream(...), not {found}")
+        raise DescriptionError(f"{which} is a DataFrame or a stream(...), not {found}")
     _refuse_connect(side)
     return Stream(side)
 
 
-def as_input(side: Stream, default: str) -> Input:
+def as_input(side: Stream, default: str, *, derive: bool = True) -> Input:
     """The description of an input.
 
     Args:
         side: the stream.
         default: its name if it was given none.
+        derive: give the changelog of a join the unique key that follows from it, if the user gave none.
 
     Raises:
         DescriptionError: a column or option that cannot be.
@@ -119,17 +127,20 @@ def as_input(side: Stream, default: str) -> Input:
     name, row_kind, schema = side.name or default, side.row_kind, side.df.schema
     if row_kind is None and is_changelog(side.df):
         row_kind = ROW_KIND_COLUMN
+    unique_key, updates = side.unique_key, side.updates
+    if derive and unique_key is None and row_kind == ROW_KIND_COLUMN and is_changelog(side.df):
+        unique_key, updates = derived_key(side.df), "retract"
     if row_kind is not None and not isinstance(schema[row_kind].dataType, st.StringType):
         found = schema[row_kind].dataType.simpleString()
         raise DescriptionError(f"input '{name}': row kinds are strings, column {row_kind!r} is {found}")
     return Input(
         name=name,
         schema=arrow_schema(schema, name, without=row_kind),
-        unique_key=side.unique_key,
+        unique_key=unique_key,
         row_kind=row_kind,
         sequence_by=side.sequence_by,
         ttl_ms=side.ttl_ms,
-        updates=side.updates,
+        updates=updates if unique_key is not None else side.updates,
         bad_rows=side.bad_rows,
         event_time=side.event_time,
         delay_ms=side.delay_ms,
@@ -147,13 +158,14 @@ def _refuse_connect(df: Any) -> None:
 
 def resolve(df: DataFrame, column: str, name: str, what: str) -> str:
     """A column's own spelling; Spark does not tell case apart unless told to."""
-    found = _spelling(df, column)
+    found = spelling(df, column)
     if found is None:
         raise DescriptionError(f"input '{name}': {what} names {column!r}; there are {', '.join(df.columns)}")
     return found
 
 
-def _spelling(df: DataFrame, column: str) -> str | None:
+def spelling(df: DataFrame, column: str) -> str | None:
+    """A column's own spelling, None where there is no such column."""
     if column in df.columns:
         return column
     if str(df.sparkSession.conf.get("spark.sql.caseSensitive")).lower() == "true":
@@ -163,6 +175,6 @@ def _spelling(df: DataFrame, column: str) -> str | None:
 
 def resolve_key(key: Key, sides: tuple[Stream, Stream]) -> Key:
     """A key in the columns' own spelling."""
-    left = _spelling(sides[0].df, key.left) or key.left
-    right = _spelling(sides[1].df, key.right) or key.right
+    left = spelling(sides[0].df, key.left) or key.left
+    right = spelling(sides[1].df, key.right) or key.right
     return Key(left, right, key.null_safe, key.using)

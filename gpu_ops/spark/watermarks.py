@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from gpu_ops.errors import StateError
 from gpu_ops.joins import Join
+from gpu_ops.multi import AnyJoin
 from gpu_ops.spark import recovery
 from gpu_ops.state.durable import PartitionLog, open_folder
 from gpu_ops.state.files import Files
@@ -65,7 +66,7 @@ class Watermarks:
         upstream: tuple[Upstream | None, Upstream | None] = (None, None),
     ) -> None:
         self._join, self._manifest, self._state, self._upstream = join, manifest, state, upstream
-        self._by_event_time = join.interval is not None and join.interval.time == "event"
+        self._by_event_time = by_event_time(join)
         self._lock = threading.Lock()
         self._batch = -1
         self._moment, self._last = Moment(None, 0), Moment(None, 0)
@@ -175,6 +176,16 @@ class Watermarks:
 
     def __str__(self) -> str:
         return f"interval join of {self._join.left.name}, {self._join.right.name}"
+
+
+def timed(join: AnyJoin) -> Join | None:
+    """The join if it is an interval join, else None."""
+    return join if isinstance(join, Join) and join.interval is not None else None
+
+
+def by_event_time(join: AnyJoin) -> bool:
+    """Whether it is an interval join that a watermark moves."""
+    return isinstance(join, Join) and join.interval is not None and join.interval.time == "event"
 
 
 def operator_watermark(

@@ -163,6 +163,8 @@ def _schema(source: dict[str, Any]) -> pa.Schema:
 
 def _differences(was: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
     """What differs between two descriptions, most telling first."""
+    if len(was.get("inputs", ())) != len(now.get("inputs", ())):
+        yield f"it had {len(was['inputs'])} inputs, now {len(now['inputs'])}"
     sources = list(zip(was.get("inputs", ()), now.get("inputs", ()), strict=False))
     for old, new in sources:
         if old["name"] != new["name"]:
@@ -173,11 +175,13 @@ def _differences(was: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
         for option in sorted((old.keys() | new.keys()) - {"schema", "name"}):
             if old.get(option) != new.get(option):
                 yield f"input '{old['name']}' had {option}={old.get(option)!r}, now {new.get(option)!r}"
+    for (_, source), old, new in zip(sources[1:], was.get("steps", ()), now.get("steps", ()), strict=False):
+        for option in ("how", "on", "where"):
+            if old[option] != new[option]:
+                yield f"the step to '{source['name']}' had {option}={old[option]!r}, now {new[option]!r}"
     for option in sorted((was.keys() | now.keys()) - {"inputs"}):
         if was.get(option) != now.get(option):
             yield f"it had {option}={was.get(option)!r}, now {now.get(option)!r}"
-    if len(was.get("inputs", ())) != len(now.get("inputs", ())):
-        yield f"it had {len(was['inputs'])} inputs, now {len(now['inputs'])}"
 
 
 def _schema_differences(name: str, was: pa.Schema, now: pa.Schema) -> Iterator[str]:

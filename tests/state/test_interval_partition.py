@@ -60,7 +60,7 @@ def expected() -> tuple[list[pa.Table], pa.Table]:
     for batch, watermark in zip(BATCHES, WATERMARKS, strict=True):
         rows = WIRE.split(JOIN, batch)
         result = engine.prepare(
-            rows.left, rows.right, left_order=rows.left_order, right_order=rows.right_order, clock_ms=1,
+            *rows.tables, orders=rows.orders, clock_ms=1,
             watermark=(None, None) if watermark is None else watermark,
         )  # fmt: skip
         engine.commit()
@@ -102,7 +102,7 @@ def test_restarts_and_repetitions_answer_alike(tmp_path: Path, options: dict[str
         first = apply(servers[which], batch)
         again = apply(servers[other] if which != other else opened(tmp_path, **options), batch, wrong=which == other)
         rows = WIRE.split(JOIN, BATCHES[batch])
-        for side, column in enumerate((rows.left["t"], rows.right["u"])):
+        for side, column in enumerate((rows.tables[0]["t"], rows.tables[1]["u"])):
             latest[side] = max(latest[side] or 0, max(column.cast(pa.int64()).to_pylist()) // 1000)
         for found in (first, again):
             assert found.changelog.equals(answer)

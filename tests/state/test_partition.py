@@ -388,7 +388,7 @@ def test_split_takes_sides_apart() -> None:
         table.slice(0, 0),
     ):
         sides = WIRE.split(join, rows)
-        for side, order, number in ((sides.left, sides.left_order, 0), (sides.right, sides.right_order, 1)):
+        for number, (side, order) in enumerate(zip(sides.tables, sides.orders, strict=True)):
             own = [line for line in rows.to_pylist() if line["__side"] == number]
             lanes = {lane[number]: lane[2] for lane in WIRE.lanes if lane[number] is not None}
             assert side.column_names == (["id", "item", "amount", "op"] if number == 0 else PRICES.names)

@@ -1,0 +1,79 @@
+"""Lanes of two and more inputs; no Spark session."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql import types as st
+
+from gpu_ops.joins import Input, Join, Key
+from gpu_ops.multi import AnyJoin, MultiJoin
+from gpu_ops.spark.datatypes import arrow_schema
+from gpu_ops.spark.lanes import assign_lanes
+
+TYPES = {"int": st.IntegerType(), "long": st.LongType(), "double": st.DoubleType(), "string": st.StringType()}
+
+
+def schemas(*texts: str) -> list[st.StructType]:
+    """Of texts such as ``k long, a string``."""
+    fields = [[column.split() for column in text.split(", ")] for text in texts]
+    return [st.StructType([st.StructField(name, TYPES[kind]) for name, kind in own]) for own in fields]
+
+
+def inputs(frames: list[st.StructType], kinds: str) -> list[Input]:
+    """The inputs ``a``, ``b``, ...; those whose letter is in ``kinds`` have row kinds in ``op``."""
+    return [
+        Input(name, arrow_schema(df, name, without="op" if name in kinds else None),
+              row_kind="op" if name in kinds else None)
+        for name, df in zip("abcdef", frames, strict=False)
+    ]  # fmt: skip
+
+
+def lanes(join: AnyJoin, frames: list[st.StructType]) -> list[tuple[str | None, ...]]:
+    made = assign_lanes(join, frames)
+    assert [lane.name for lane in made] == [f"c{n}" for n in range(len(made))]
+    for number, frame in enumerate(frames):
+        carried = [lane.columns[number] for lane in made if lane.columns[number] is not None]
+        assert sorted(map(str, carried)) == sorted(frame.names)
+        for lane in made:
+            own = lane.columns[number]
+            assert own is None or frame[own].dataType == lane.type
+    return [lane.columns for lane in made]
+
+
+def test_two_inputs_share_keys_then_row_kinds_then_types() -> None:
+    frames = schemas("op string, k long, a string, n int", "x double, k long, op string, b string, c string")
+    left, right = inputs(frames, "ab")
+    join = Join("inner", left, right, (Key("k", "k"),), suffixes=("", "_r"))
+    assert lanes(join, frames) == [("k", "k"), ("op", "op"), ("a", "b"), ("n", None), (None, "x"), (None, "c")]
+
+
+def test_keys_of_different_types_have_their_own_lanes() -> None:
+    frames = schemas("k int, a long", "k long, b int")
+    left, right = inputs(frames, "")
+    join = Join("inner", left, right, (Key("k", "k"),), suffixes=("", "_r"))
+    assert lanes(join, frames) == [("k", "b"), ("a", "k")]
+
+
+def test_three_inputs() -> None:
+    frames = schemas("op string, k long, a string", "k long, b string, x int", "op string, k long, c string, d string")
+    join = MultiJoin.of(inputs(frames, "ac"), "k")
+    # b has no row kinds, so one of its own columns is in their lane
+    assert lanes(join, frames) == [("k", "k", "k"), ("op", "b", "op"), ("a", None, "c"), (None, "x", None),
+                                   (None, None, "d")]  # fmt: skip
+
+
+def test_a_key_of_two_types_among_four() -> None:
+    frames = schemas("k int", "j long, v int", "k int", "j long")
+    join = MultiJoin.of(inputs(frames, ""), [("a.k", "j"), ("a.k", "k"), ("b.j", "j")], suffixes=["", "", "_c", "_d"])
+    assert lanes(join, frames) == [("k", "v", "k", None), (None, "j", None, "j")]
+
+
+def test_sixty_four_inputs() -> None:
+    frames = schemas(*(f"k long, v{n} long, w{n} string" for n in range(64)))
+    sources = [Input(f"i{n}", arrow_schema(df, f"i{n}")) for n, df in enumerate(frames)]
+    assert lanes(MultiJoin.of(sources, "k"), frames) == [
+        ("k",) * 64, tuple(f"v{n}" for n in range(64)), tuple(f"w{n}" for n in range(64)),
+    ]  # fmt: skip
