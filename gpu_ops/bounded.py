@@ -283,9 +283,11 @@ Description = Join | MultiJoin | Aggregate | CoGroup
 def from_json(text: str) -> Description:
     """A description of any kind from its JSON."""
     data: dict[str, Any] = json.loads(text)
-    kinds = {"multi_join": MultiJoin, "aggregate": Aggregate, "co_group": CoGroup}
-    made = kinds.get(data["kind"])
-    return Join.from_json(text) if made is None else cast("Description", made.from_dict(data))
+    if data["kind"] == "multi_join":
+        return MultiJoin.from_dict(data)
+    if data["kind"] == "aggregate":
+        return Aggregate.from_dict(data)
+    return CoGroup.from_dict(data) if data["kind"] == "co_group" else Join.from_json(text)
 
 
 def _measure(name: str, text: str | tuple[str, str]) -> Measure:
