@@ -83,9 +83,10 @@ def equal_arrays(left: pa.Array, right: pa.Array) -> Mask:
             right = right.cast(kind)
         equal = pc.fill_null(pc.equal(left, right), False).to_numpy(zero_copy_only=False)
     else:
-        equal = np.ones(len(left), bool)
-        for a, b in zip(_lanes(left), _lanes(right), strict=True):
-            equal &= a == b
+        parts = [a == b for a, b in zip(_lanes(left), _lanes(right), strict=True)]
+        equal = parts[0]
+        for part in parts[1:]:
+            equal &= part
     if left.null_count or right.null_count:
         a, b = valid_mask(left), valid_mask(right)
         equal = (equal & a & b) | ~(a | b)
@@ -115,7 +116,7 @@ def _lanes(column: pa.Array) -> list[UInt64s]:
     width = kind.byte_width
     if width <= 8 and width in (1, 2, 4, 8):
         sign = "u" if pa.types.is_unsigned_integer(kind) else "i"
-        return [raw_values(column, np.dtype(f"{sign}{width}")).astype(np.int64).view(np.uint64)]
+        return [raw_values(column, np.dtype(f"{sign}{width}")).astype(np.int64, copy=False).view(np.uint64)]
     # decimals and fixed-size binaries: their bytes, padded to whole lanes
     size = -(-width // 8) * 8
     data = raw_values(column, np.dtype((np.void, width)))

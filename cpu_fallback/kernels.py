@@ -20,6 +20,11 @@ from gpu_ops.joins import key_type
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
+_LOW = np.uint64(0xFFFFFFFF)
+# Buckets beyond this size, which hold a key of many rows, are left out of the common bisection.
+_CROWDED = 63
+_BLOCK = 1 << 13
+
 
 class CpuKernels:
     """The CPU backend.
@@ -30,6 +35,8 @@ class CpuKernels:
 
     name = "cpu"
     xp: Any = np
+    bucket = 16
+    spare_room = True
 
     def __init__(self, *, tiny_segments: bool = False) -> None:
         self.tiny_segments = tiny_segments
@@ -125,21 +132,32 @@ class CpuKernels:
         return CpuStore(schema)
 
     def search(self, run: UInt64s, directory: Ints, shift: int, hashes: UInt64s) -> tuple[Ints, Ints]:
-        """Candidates of a sorted run: its bucket's entries, filtered by the whole hash."""
-        bucket = (hashes >> np.uint64(shift)).view(np.int64)
-        first = directory[bucket]
-        count = directory[bucket + 1] - first
-        before = np.cumsum(count)
-        total = int(before[-1]) if before.size else 0
-        if total == 0:
-            empty = np.empty(0, np.int64)
-            return empty, empty
-        needle = np.repeat(np.arange(hashes.size, dtype=np.int32), count)
-        position = np.arange(total, dtype=np.int64)
-        position += (first - (before - count))[needle]
-        entry = run[position]
-        found = np.flatnonzero((entry >> np.uint64(32)) == hashes[needle])
-        return needle[found].astype(np.int64), (entry[found] & np.uint64(0xFFFFFFFF)).view(np.int64)
+        """Candidates of a sorted run: the first entry of each hash, and those that follow it."""
+        if not hashes.size or not run.size:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        keys = hashes << np.uint64(32)
+        place = np.empty(keys.size, np.int64)
+        first, second = np.empty(keys.size, np.uint64), np.empty(keys.size, np.uint64)
+        # Block by block, so that the lines of the run which one step of the bisection reads are there for the next.
+        for start in range(0, keys.size, _BLOCK):
+            block = slice(start, start + _BLOCK)
+            at, key = place[block], keys[block]
+            _first_not_less(run, directory, shift, key, at)
+            # the exclusive or leaves the slot where the hash is the same
+            np.bitwise_xor(run.take(at, mode="clip", out=first[block]), key, out=first[block])
+            at += 1
+            np.bitwise_xor(run.take(at, mode="clip", out=second[block]), key, out=second[block])
+        needle = np.flatnonzero(first <= _LOW)
+        slots = first[needle].view(np.int64)
+        # Few hashes have more than one entry, but for keys of many rows: their ends are found by themselves.
+        twin = np.flatnonzero(second <= _LOW)
+        if twin.size:
+            begin = place[twin]
+            end = np.searchsorted(run, keys[twin] | _LOW, side="right")
+            number, position = self.expand(begin, np.maximum(end - begin, 0))
+            needle = np.concatenate([needle, twin[number]])
+            slots = np.concatenate([slots, (run[position] & _LOW).view(np.int64)])
+        return needle, slots
 
     def expand(self, first: Ints, count: Ints) -> tuple[Ints, Ints]:
         """Ranges written out."""
@@ -149,6 +167,31 @@ class CpuKernels:
 
     def close(self) -> None:
         """Nothing to give back."""
+
+
+def _first_not_less(run: UInt64s, directory: Ints, shift: int, key: UInt64s, at: Ints) -> None:
+    """Into ``at`` the position of the first entry of a run that is not less than a key; anything beyond the end."""
+    bucket = (key >> np.uint64(32 + shift)).view(np.int64)
+    at[:] = directory.take(bucket)
+    bucket += 1
+    count = directory.take(bucket) - at
+    width = int(count.max())
+    crowded = np.flatnonzero(count > _CROWDED) if width > _CROWDED else None
+    step = 1 << min(width, _CROWDED).bit_length() >> 1
+    # ``at`` is the last entry known to be less. A step out of the bucket ends at a greater entry, or, when the key
+    # is greater than all entries, anywhere.
+    at -= 1
+    middle, less, entry = np.empty_like(at), np.empty(at.size, bool), np.empty_like(key)
+    while step:
+        np.add(at, step, out=middle)
+        run.take(middle, mode="clip", out=entry)
+        np.less(entry, key, out=less)
+        np.multiply(less, step, out=middle)
+        at += middle
+        step >>= 1
+    at += 1
+    if crowded is not None:
+        at[crowded] = np.searchsorted(run, key[crowded])
 
 
 def one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:

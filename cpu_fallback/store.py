@@ -16,6 +16,9 @@ import pyarrow as pa
 from cpu_fallback.frame import Frame
 from cpu_fallback.hashing import raw_values, valid_mask
 
+# Types of the same width as a value, which numpy gathers faster than bytes.
+_LANES = {width: np.dtype(name) for width, name in ((1, "u1"), (2, "u2"), (4, "u4"), (8, "u8"), (16, "c16"))}
+
 
 class Growable:
     """A one-dimensional numpy array with spare room."""
@@ -196,6 +199,20 @@ class Column:
         taken = self.view().take(slots)
         return taken if taken.type == self.kind else taken.cast(self.kind)
 
+    @property
+    def plain(self) -> bool:
+        """Whether `gather` can be used: values of a fixed width, none of them null."""
+        return self.values is not None and self.offsets is None and self.validity is None and self.length > 0
+
+    def gather(self, slots: npt.NDArray[np.int64], missing: npt.NDArray[np.bool_] | None) -> pa.Array:
+        """As `take` for a `plain` column: the values at these slots, nulls where ``missing``, faster than Arrow's."""
+        assert self.values is not None
+        values = self.values.data[: self.length]
+        lane = _LANES.get(values.itemsize)
+        data = (values if lane is None else values.view(lane)).take(slots)
+        validity = None if missing is None else pa.py_buffer(np.packbits(~missing, bitorder="little"))
+        return pa.Array.from_buffers(self.kind, slots.size, [validity, pa.py_buffer(data)])
+
 
 class CpuStore:
     """All columns of one input; see `gpu_ops.kernels.Store`."""
@@ -227,8 +244,15 @@ class CpuStore:
 
     def take(self, slots: npt.NDArray[np.int64], columns: Sequence[str]) -> Frame:
         """The rows at ``slots``; -1 gives nulls."""
-        wanted = slot_array(slots)
-        return Frame(slots.size, {name: self.columns[name].take(wanted) for name in columns})
+        missing: npt.NDArray[np.bool_] | None = slots < 0
+        if missing is not None and not missing.any():
+            missing = None
+        wanted = pa.array(slots, mask=missing)
+        taken = {}
+        for name in columns:
+            column = self.columns[name]
+            taken[name] = column.gather(slots, missing) if column.plain else column.take(wanted)
+        return Frame(slots.size, taken)
 
     def retain(self, slots: npt.NDArray[np.int64]) -> None:
         """Keep only these slots, renumbered from 0."""

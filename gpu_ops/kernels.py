@@ -56,6 +56,10 @@ class Kernels(Protocol):
     """``"cpu"`` or ``"gpu"``."""
     xp: Any
     """numpy or cupy."""
+    bucket: int
+    """Entries of a run that share a hash prefix in its directory, on average: at most this many."""
+    spare_room: bool
+    """Whether arrays may be allocated larger than needed now: memory never touched costs nothing."""
     tiny_segments: bool
     """Test setting: merge and grow at the smallest sizes."""
 
@@ -133,12 +137,12 @@ class Kernels(Protocol):
 
         Args:
             run: uint64, ascending; high half a hash, low half a slot.
-            directory: int64, first position in ``run`` of each hash prefix, one more at the end.
+            directory: int32, first position in ``run`` of each hash prefix, one more at the end.
             shift: ``hash >> shift`` is its prefix.
-            hashes: uint64 needles, 32-bit values, in any order.
+            hashes: uint64 needles, 32-bit values, in any order; quickest ascending.
 
         Returns:
-            Positions of needles and slots (int64), by needle, then by slot.
+            Positions of needles and slots (int64), in any order.
         """
 
     def expand(self, first: Array, count: Array) -> tuple[Array, Array]:
@@ -154,6 +158,14 @@ class Kernels(Protocol):
 
     def close(self) -> None:
         """Give back what the backend holds."""
+
+
+def distinct(xp: Any, values: Array) -> Array:
+    """The different values, ascending. numpy's ``unique`` hashes integers, which takes ten times as long."""
+    values = xp.sort(values)
+    kept = xp.ones(values.size, bool)
+    kept[1:] = values[1:] != values[:-1]
+    return values[kept]
 
 
 def as_slots(kernels: Kernels, start: int, length: int) -> Array:

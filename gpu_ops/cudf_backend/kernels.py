@@ -42,6 +42,8 @@ class CudfKernels:
     """
 
     name = "gpu"
+    bucket = 2
+    spare_room = False
 
     def __init__(self, *, tiny_segments: bool = False, memory_limit: int | None = None) -> None:
         require_one_stream()

@@ -16,17 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from gpu_ops.kernels import Array, Kernels
+from gpu_ops.kernels import Array, Kernels, as_slots
 
 SLOT_BITS = 32
 MAX_SLOTS = (1 << SLOT_BITS) - 2
+_LOW = np.uint64((1 << SLOT_BITS) - 1)
+_HIGH = ~_LOW
 
 # A run is merged into the one before while that one is at most this many times as large. In 100k-change micro-batches
 # up to 6M rows 1, 2, 4 and 8 took 2.6, 2.7, 2.6 and 3.0 s in all; with 4 a lookup has the fewest runs to look in.
 _GROWTH = 4
-# Entries per directory bucket, on average: at most this many. 1, 2 and 4: 1.6, 1.45 and 1.35M changes/s,
-# for 4, 2 and 1 bytes per row.
-_BUCKET = 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,6 +35,8 @@ class Run:
     entries: Array
     directory: Array
     shift: int
+    buffer: Array
+    """What the entries are the beginning of; the rest is room for more."""
 
     @property
     def nbytes(self) -> int:
@@ -65,29 +66,47 @@ class HashIndex:
             slots: n int64, ascending.
         """
         if slots.size:
-            entries = (hashes & np.uint64(0xFFFFFFFF00000000)) | slots.view(np.uint64)
-            self.staged = self._run(self._xp.sort(entries))
+            entries = to_entries(hashes, slots)
+            entries.sort()
+            self.staged = self._run(entries)
 
     def commit(self) -> None:
         """Keep the staged rows."""
         if self.staged is None:
             return
-        self.runs.append(self.staged)
-        self.staged = None
-        merged = self.runs.pop()
-        pending = [merged.entries]
+        merged, self.staged = self.staged, None
+        smaller: list[Run] = []
         size = merged.entries.size
         while self.runs and self.runs[-1].entries.size <= _GROWTH * size:
-            run = self.runs.pop()
-            pending.append(run.entries)
-            size += run.entries.size
-        if len(pending) > 1:
-            # Two sorted runs: a stable sort merges them in one linear pass (timsort).
-            entries = pending[0]
-            for other in pending[1:]:
-                entries = self._xp.sort(self._xp.concatenate([other, entries]), kind="stable")
-            merged = self._run(entries)
-        self.runs.append(merged)
+            smaller.append(merged)
+            merged = self.runs.pop()
+            size += merged.entries.size
+        self.runs.append(self._merge(merged, smaller) if smaller else merged)
+
+    def _merge(self, largest: Run, smaller: list[Run]) -> Run:
+        """One run of several, of which nothing is left."""
+        run = smaller[0]
+        for other in [*smaller[1:], largest]:
+            run = self._merge_two(other, run)
+        return run
+
+    def _merge_two(self, run: Run, added: Run) -> Run:
+        """A run with the entries of another, in its own buffer if they fit."""
+        size = run.entries.size
+        total, buffer = size + added.entries.size, run.buffer
+        if total > buffer.size:
+            buffer = self._xp.empty(2 * total if self._kernels.spare_room else total, np.uint64)
+            buffer[:size] = run.entries
+        entries = buffer[:total]
+        entries[size:] = added.entries
+        entries.sort(kind="stable")  # a linear pass over two sorted runs (timsort)
+        shift = self._shift(total)
+        if shift != run.shift:
+            return self._run(entries, buffer)
+        # Where a prefix begins is how many entries come before it, in one part and in the other.
+        directory, _ = make_directory(self._xp, added.entries, shift)
+        directory += run.directory
+        return Run(entries, directory, shift, buffer)
 
     def discard(self) -> None:
         """Forget the staged rows."""
@@ -103,19 +122,35 @@ class HashIndex:
         Returns:
             Positions of needles and candidate slots (int64), ordered by needle, then by slot.
         """
+        positions = as_slots(self._kernels, 0, hashes.size)
+        needles = to_entries(hashes, positions)
+        needles.sort()
+        return self.meet(needles, staged=staged)
+
+    def meet(self, needles: Array, *, staged: bool) -> tuple[Array, Array]:
+        """Candidates for each of n entries, of another index perhaps.
+
+        Args:
+            needles: n uint64, ascending, so that what they look at lies in the order in which they look.
+            staged: whether staged rows are candidates too.
+
+        Returns:
+            Slots of needles and candidate slots (int64), ordered by needle's slot, then by slot.
+        """
         xp = self._xp
-        upper = hashes >> np.uint64(32)
+        upper, own = needles >> np.uint64(SLOT_BITS), (needles & _LOW).view(np.int64)
         runs = [*self.runs, self.staged] if staged and self.staged is not None else self.runs
-        found = [self._kernels.search(r.entries, r.directory, r.shift, upper) for r in runs]
-        found = [f for f in found if f[0].size]
-        if not found:
+        keys = []
+        for run in runs:
+            at, slots = self._kernels.search(run.entries, run.directory, run.shift, upper)
+            if at.size:
+                keys.append((own[at] << SLOT_BITS) | slots)
+        if not keys:
             return xp.empty(0, np.int64), xp.empty(0, np.int64)
-        if len(found) == 1:
-            return found[0]
-        needles, slots = (xp.concatenate(parts) for parts in zip(*found, strict=True))
         # One key per pair, sorted as a value: cheaper than an argsort and two gathers.
-        keys = xp.sort((needles << SLOT_BITS) | slots)
-        return keys >> SLOT_BITS, keys & ((1 << SLOT_BITS) - 1)
+        pairs = keys[0] if len(keys) == 1 else xp.concatenate(keys)
+        pairs.sort()
+        return pairs >> SLOT_BITS, pairs & ((1 << SLOT_BITS) - 1)
 
     def renumber(self, new_slots: Array) -> None:
         """Follow a compaction.
@@ -123,25 +158,42 @@ class HashIndex:
         Args:
             new_slots: int64, the new slot of each old one, ascending, -1 for slots that went.
         """
-        mask = np.uint64((1 << SLOT_BITS) - 1)
         kept = []
         for run in self.runs:
-            slots = new_slots[(run.entries & mask).view(np.int64)]
+            slots = new_slots[(run.entries & _LOW).view(np.int64)]
             alive = slots >= 0
-            entries = (run.entries[alive] & ~mask) | slots[alive].view(np.uint64)
+            entries = to_entries(run.entries[alive], slots[alive])
             if entries.size:
                 kept.append(self._run(entries))
         self.runs = kept
 
-    def _run(self, entries: Array) -> Run:
-        return Run(entries, *make_directory(self._xp, entries))
+    def _run(self, entries: Array, buffer: Array | None = None) -> Run:
+        directory, shift = make_directory(self._xp, entries, self._shift(entries.size))
+        return Run(entries, directory, shift, entries if buffer is None else buffer)
+
+    def _shift(self, size: int) -> int:
+        """In steps of two, so that a run that grows by merges keeps its prefixes for a while."""
+        shift = prefix_shift(size, self._kernels.bucket)
+        return shift - shift % 2
 
 
-def make_directory(xp: Any, entries: Array) -> tuple[Array, int]:
-    """Where each hash prefix begins among ascending entries, and by how much a hash is shifted to be one."""
-    bits = max(1, int(entries.size // _BUCKET).bit_length())
-    shift = 32 - bits
+def to_entries(hashes: Array, slots: Array) -> Array:
+    """Entries of hashes (uint64) and slots (int64)."""
+    entries = hashes & _HIGH
+    entries |= slots.view(np.uint64)
+    return entries
+
+
+def prefix_shift(size: int, bucket: int) -> int:
+    """How far a 32-bit hash is shifted to be a prefix shared by at most ``bucket`` of ``size`` entries on average."""
+    return 32 - max(1, int(size // bucket).bit_length())
+
+
+def make_directory(xp: Any, entries: Array, shift: int | None = None) -> tuple[Array, int]:
+    """Where each hash prefix begins among ascending entries (int32), at the end their number; and the shift."""
+    if shift is None:
+        shift = prefix_shift(entries.size, 1)
     prefixes = (entries >> np.uint64(32 + shift)).view(np.int64)
-    directory = xp.zeros((1 << bits) + 1, np.int32)
-    xp.cumsum(xp.bincount(prefixes, minlength=1 << bits), dtype=np.int32, out=directory[1:])
+    directory = xp.zeros((1 << (32 - shift)) + 1, np.int32)
+    xp.cumsum(xp.bincount(prefixes, minlength=directory.size - 1), dtype=np.int32, out=directory[1:])
     return directory, shift

@@ -21,8 +21,8 @@ import pyarrow as pa
 
 from gpu_ops.errors import StateError
 from gpu_ops.joins import Input
-from gpu_ops.kernels import Array, Frame, Kernels, as_slots
-from gpu_ops.state.index import MAX_SLOTS, HashIndex
+from gpu_ops.kernels import Array, Frame, Kernels, as_slots, distinct
+from gpu_ops.state.index import MAX_SLOTS, HashIndex, to_entries
 
 DEAD, LIVE, DYING = 0, 1, 2
 
@@ -206,6 +206,20 @@ class StateTable:
             self.prepared.null_keys -= self._without_key(killed)
         return self.prepared
 
+    def touched(self) -> Array:
+        """Index entries, ascending, of the rows that the prepared micro-batch brings or takes and that can match."""
+        assert self.prepared is not None
+        staged, killed = self.key_index.staged, self.prepared.killed
+        new = staged.entries if staged is not None else self.kernels.xp.empty(0, np.uint64)
+        if not killed.size:
+            return new
+        hashes, matchable = self.hash_keys(self.store.take(killed, self.keys))
+        if matchable is not None:
+            hashes, killed = hashes[matchable], killed[matchable]
+        entries = self.kernels.xp.concatenate([to_entries(hashes, killed), new])
+        entries.sort()
+        return entries
+
     def add_counts(self, slots: Array, deltas: Array) -> None:
         """Move association counts, undoably."""
         assert self.count is not None
@@ -238,7 +252,7 @@ class StateTable:
             touched = [as_slots(self.kernels, done.first_new, added), *(slots for slots, _ in done.counted)]
             if done.refreshed is not None:
                 touched.append(done.refreshed)
-            slots = self.kernels.xp.unique(self.kernels.xp.concatenate(touched))
+            slots = distinct(self.kernels.xp, self.kernels.xp.concatenate(touched))
             if slots.size:
                 self.written.values[slots] = clock_ms
                 self._queue.append((clock_ms, slots))
@@ -284,7 +298,7 @@ class StateTable:
         if not due:
             return 0
         # a row written more than once stands in the queue more than once
-        slots = self.kernels.xp.unique(self.kernels.xp.concatenate(due))
+        slots = distinct(self.kernels.xp, self.kernels.xp.concatenate(due))
         old = (self.status.values[slots] == LIVE) & (self.written.values[slots] + ttl <= clock_ms)
         slots = slots[old]
         null_keys = self._without_key(slots)
