@@ -14,8 +14,9 @@ from oracle.interval_rules import LATE, WATERMARK, TimedEvent
 
 from gpu_ops.intervals import Interval, parse_bound
 from gpu_ops.joins import Emit, Input, Join, Key
+from gpu_ops.multi import AnyJoin, MultiJoin
 
-BUILT = ("regular", "semi", "anti", "interval_sql", "interval_datastream")
+BUILT = ("regular", "semi", "anti", "interval_sql", "interval_datastream", "multi")
 """Kinds of join that there is an operator for."""
 
 LATE_SIDES = ("LATE-LEFT", "LATE-RIGHT")
@@ -95,10 +96,12 @@ class Case:
         time = row[names[side].index(self.data["join"]["time_columns"][side])]
         return LATE, (*(row + pad if side == 0 else pad + row), time)
 
-    def join(self, emit: Emit) -> Join:
+    def join(self, emit: Emit) -> AnyJoin:
         """The description; `NotImplementedError` for a kind that is not built."""
         if self.kind not in BUILT:
             raise NotImplementedError(f"not built: {self.kind} join")
+        if self.kind == "multi":
+            return self._multi(emit)
         told = self.data["join"]
         times = told.get("time_columns") or (None, None)
         left, right = (self._input(i, t) for i, t in zip(self.data["inputs"], times, strict=True))
@@ -116,6 +119,17 @@ class Case:
             null_aware=bool(told.get("null_aware")),
             suffixes=("_left", "_right") if clash and both else None,
             interval=self._interval() if self.timed else None,
+        )
+
+    def _multi(self, emit: Emit) -> MultiJoin:
+        steps = self.data["join"]["steps"]
+        assert [s["input"] for s in steps] == list(range(1, len(steps) + 1)), f"{self.name}: inputs out of order"
+        return MultiJoin.of(
+            [self._input(told) for told in self.data["inputs"]],
+            [[(a, b) for a, b in s["on"]] for s in steps],
+            [s["how"] for s in steps],
+            where=[" AND ".join(map(" ".join, s["residual"])) or None for s in steps],
+            emit=emit,
         )
 
     def _interval(self) -> Interval:

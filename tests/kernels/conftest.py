@@ -19,7 +19,7 @@ from kernels.emulation import emulated
 
 Test = TypeVar("Test", bound=Callable[..., object])
 EMULATED = ("emulated", "emulated-tiny")
-SEGMENTED = ("kernels.test_state", "kernels.test_engine", "kernels.test_interval")
+SEGMENTED = ("kernels.test_state", "kernels.test_engine", "kernels.test_interval", "kernels.test_multi")
 """Where the size of segments can make a difference."""
 
 

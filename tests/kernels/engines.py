@@ -9,25 +9,27 @@ import numpy as np
 import pyarrow as pa
 from oracle.drive import Backend
 
-from gpu_ops.joins import Join
+from gpu_ops.multi import AnyJoin
 from kernels.support import same
 
 CPU = Backend("cpu")
-Batches = Sequence[Mapping[str, Any]]
+Batches = Sequence[Mapping[str, Any] | tuple[Sequence[Any], Mapping[str, Any]]]
+"""Arguments of ``JoinEngine.prepare``: by name, or those by position before them."""
 Result = tuple[list[pa.Table], list[np.ndarray], dict[str, pa.Table]]
 
 
-def run(backend: Backend, join: Join, batches: Batches, start: dict[str, pa.Table] | None = None) -> Result:
+def run(backend: Backend, join: AnyJoin, batches: Batches, start: dict[str, pa.Table] | None = None) -> Result:
     """Changelogs, their sequences and the state after; every other micro-batch is first discarded once."""
     tables, sequences = [], []
     with backend.engine(join) as engine:
         if start is not None:
             engine.restore(start)
-        for number, inputs in enumerate(batches):
+        for number, given in enumerate(batches):
+            inputs, named = given if isinstance(given, tuple) else ((), given)
             if number % 2:
-                engine.prepare(**inputs)
+                engine.prepare(*inputs, **named)
                 engine.discard()
-            batch = engine.prepare(**inputs)
+            batch = engine.prepare(*inputs, **named)
             engine.commit()
             tables.append(batch.changelog)
             sequences.append(batch.sequence)

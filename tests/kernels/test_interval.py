@@ -79,9 +79,9 @@ def golden() -> list[Case]:
 @pytest.mark.parametrize("case", golden(), ids=lambda case: case.name)
 def test_golden_cases(engines: Backend, case: Case) -> None:
     """Per event, the multiset of changes is Flink's; `conformance` asks that and more, and of the CPU too."""
-    events = case.timed_events
+    events, expected = case.timed_events, case.expected
     found = by_event(*timed_run_all(engines, case.join("per_event"), events, 40))
     for event, told in enumerate(events):
-        wrong = difference(case.expected.get(event, {}), found.pop(event, {}))
+        wrong = difference(expected.get(event, {}), found.pop(event, {}))
         assert not wrong, f"event {event} {told}:\n{wrong}"
     assert not found, f"changes of events that do not exist: {found}"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gpu_ops.joins import Join
+from gpu_ops.multi import AnyJoin, MultiJoin
 
 BACKENDS = ("cpu", "cpu-tiny", "gpu", "gpu-tiny")
 ROW_KIND = "row_kind"
@@ -21,7 +21,7 @@ ADDS = ("+I", "+U")
 
 Row = tuple[Any, ...]
 Event = tuple[int, str, Row]
-"""Side (0 left, 1 right), row kind, values."""
+"""Input (0 is the left or the first), row kind, values."""
 Change = tuple[str, Row]
 
 
@@ -43,7 +43,7 @@ class Backend:
     def gpu(self) -> bool:
         return self.name.startswith("gpu")
 
-    def engine(self, join: Join, **options: Any) -> Any:
+    def engine(self, join: AnyJoin, **options: Any) -> Any:
         """A fresh engine as a context manager that closes it."""
         from gpu_ops.engine import JoinEngine
 
@@ -58,10 +58,12 @@ class Cut:
     start: int
     stop: int
     inputs: Mapping[str, Any]
-    """Arguments of ``JoinEngine.process``."""
+    """Arguments of ``JoinEngine.process`` by name."""
+    batches: tuple[pa.Table | None, ...] = ()
+    """Its arguments by position: a multi-way join's inputs."""
 
 
-def tables(join: Join, events: Sequence[Event]) -> list[tuple[pa.Table, np.ndarray]]:
+def tables(join: AnyJoin, events: Sequence[Event]) -> list[tuple[pa.Table, np.ndarray]]:
     """Per side: the events as an Arrow table, and the position of each in the sequence."""
     found = []
     for side, source in enumerate(join.inputs):
@@ -94,19 +96,27 @@ def rows_between(
         keep_empty: a side without rows may be left out or be an empty table: both have to work.
     """
     inputs: dict[str, Any] = {}
-    for name, (table, position) in zip(("left", "right"), sides, strict=True):
-        low, high = np.searchsorted(position, [start, stop])
-        part, order = table.slice(low, high - low), position[low:high]
-        if rng is not None and len(order):
-            mixed = rng.permutation(len(order))
-            part, order = part.take(mixed), order[mixed]
+    for name, (part, order) in zip(("left", "right"), parts_between(sides, start, stop, rng), strict=True):
         if len(order) or keep_empty:
             inputs[name], inputs[f"{name}_order"] = part, order
     return inputs
 
 
+def parts_between(
+    sides: Sequence[tuple[pa.Table, np.ndarray]], start: int, stop: int, rng: np.random.Generator | None
+) -> Iterator[tuple[pa.Table, np.ndarray]]:
+    """Per side, the rows at positions ``start`` to ``stop``, and those positions."""
+    for table, position in sides:
+        low, high = np.searchsorted(position, [start, stop])
+        part, order = table.slice(low, high - low), position[low:high]
+        if rng is not None and len(order):
+            mixed = rng.permutation(len(order))
+            part, order = part.take(mixed), order[mixed]
+        yield part, order
+
+
 def cuts(
-    join: Join, events: Sequence[Event], split: int | Sequence[int], *, shuffle: int | None = None
+    join: AnyJoin, events: Sequence[Event], split: int | Sequence[int], *, shuffle: int | None = None
 ) -> Iterator[Cut]:
     """The events as micro-batches.
 
@@ -122,7 +132,13 @@ def cuts(
     start = number = 0
     while start < len(events):
         stop = min(len(events), start + max(1, sizes[number % len(sizes)]))
-        yield Cut(start, stop, rows_between(sides, start, stop, rng, keep_empty=bool(number % 2)))
+        empty = bool(number % 2)
+        if isinstance(join, MultiJoin):
+            parts = list(parts_between(sides, start, stop, rng))
+            batches = tuple(part if len(order) or empty else None for part, order in parts)
+            yield Cut(start, stop, {"orders": [order for _, order in parts]}, batches)
+        else:
+            yield Cut(start, stop, rows_between(sides, start, stop, rng, keep_empty=empty))
         start, number = stop, number + 1
 
 
@@ -173,7 +189,7 @@ def signed(found: Sequence[Change]) -> Counter[Change]:
 
 def run(engine: Any, cut: Cut, **options: Any) -> tuple[list[Change], np.ndarray, Any]:
     """Process one micro-batch: its changes, the event each belongs to, and the `MicroBatch`."""
-    batch = engine.prepare(**cut.inputs, **options)
+    batch = engine.prepare(*cut.batches, **cut.inputs, **options)
     engine.commit()
     assert batch.changelog.schema.equals(engine.join.output_schema)
     found = changes(batch.changelog)
@@ -182,7 +198,7 @@ def run(engine: Any, cut: Cut, **options: Any) -> tuple[list[Change], np.ndarray
 
 
 def run_all(
-    backend: Backend, join: Join, events: Sequence[Event], split: int | Sequence[int], **options: Any
+    backend: Backend, join: AnyJoin, events: Sequence[Event], split: int | Sequence[int], **options: Any
 ) -> tuple[list[Change], list[int]]:
     """A whole trace through a fresh engine: all changes in order, and the event of each."""
     found: list[Change] = []

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 import duckdb
 import pyarrow as pa
 
-from gpu_ops.joins import Join, Key
+from gpu_ops.joins import Key
+from gpu_ops.multi import AnyJoin, MultiJoin
 from oracle.drive import ADDS, ROW_KIND, Change, Event, Row, canonical, changes, difference, fold
 
 
@@ -50,8 +51,10 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def join_sql(join: Join) -> str:
+def join_sql(join: AnyJoin) -> str:
     """The join as a SELECT over tables called as the inputs are."""
+    if isinstance(join, MultiJoin):
+        return multi_join_sql(join)
     a, b = (quoted(s.name) for s in join.inputs)
 
     def equal(key: Key) -> str:
@@ -73,6 +76,27 @@ def join_sql(join: Join) -> str:
     return f"SELECT {listed} FROM {a} {join.how.upper()} JOIN {b} ON {on}"
 
 
+def multi_join_sql(join: MultiJoin) -> str:
+    """The same of a multi-way join: its steps, one after the other; timestamps as integers of their unit."""
+    names = [quoted(s.name) for s in join.inputs]
+    text = names[0]
+    for name, step in zip(names[1:], join.steps, strict=True):
+        on = [
+            f"{names[k.input]}.{quoted(k.column)} {'IS NOT DISTINCT FROM' if k.null_safe else '='} "
+            f"{name}.{quoted(k.own)}"
+            for k in step.on
+        ]
+        on += [f"({step.where})"] if step.where else []
+        text += f" {step.how.upper()} JOIN {name} ON {' AND '.join(on)}"
+    columns = []
+    for column in join.output:
+        shown = f"{names[column.side]}.{quoted(column.column)}"
+        if pa.types.is_timestamp(column.type):
+            shown = f"epoch_{column.type.unit}({shown})"
+        columns.append(f"{shown} AS {quoted(column.name)}")
+    return f"SELECT {', '.join(columns)} FROM {text}"
+
+
 @functools.cache
 def _connection() -> duckdb.DuckDBPyConnection:
     return duckdb.connect(":memory:", config={"threads": "1"})
@@ -81,11 +105,11 @@ def _connection() -> duckdb.DuckDBPyConnection:
 class _Reference:
     """The folded inputs as tables, and what both ways of comparing share."""
 
-    def __init__(self, join: Join) -> None:
+    def __init__(self, join: AnyJoin) -> None:
         self.join = join
         self.inputs = [FoldedInput(s.schema.names, s.unique_key) for s in join.inputs]
         self.connection = _connection().cursor()
-        self._stale = [True, True]
+        self._stale = [True] * len(join.inputs)
 
     def close(self) -> None:
         """Forget the tables."""
@@ -110,7 +134,7 @@ class _Reference:
 class SmallReference(_Reference):
     """Folds a changelog row by row in Python, and compares it with the join of the folded inputs."""
 
-    def __init__(self, join: Join) -> None:
+    def __init__(self, join: AnyJoin) -> None:
         super().__init__(join)
         self._folded: Counter[Row] = Counter()
         self._last: list[Change] = []
@@ -122,9 +146,13 @@ class SmallReference(_Reference):
 
     def differences(self) -> str:
         """What the folded changelog lacks, or has too much of; empty when it is the join."""
+        return difference(self.joined(), self._folded)
+
+    def joined(self) -> Counter[Row]:
+        """The join of the folded inputs."""
         self._register()
         joined = self.connection.execute(join_sql(self.join)).fetchall()
-        return difference(Counter(tuple(map(canonical, row)) for row in joined), self._folded)
+        return Counter(tuple(map(canonical, row)) for row in joined)
 
     def size(self) -> int:
         """Rows of the folded result."""
@@ -139,7 +167,7 @@ class SmallReference(_Reference):
 class LargeReference(_Reference):
     """The same within DuckDB, for many rows."""
 
-    def __init__(self, join: Join) -> None:
+    def __init__(self, join: AnyJoin) -> None:
         super().__init__(join)
         fields = list(join.output_schema)[1:]
         # x + 0.0 makes 0.0 of -0.0, which GROUP BY might keep apart.
@@ -198,6 +226,6 @@ class LargeReference(_Reference):
         return found
 
 
-def reference(join: Join, *, large: bool = False) -> SmallReference | LargeReference:
+def reference(join: AnyJoin, *, large: bool = False) -> SmallReference | LargeReference:
     """Whichever is faster."""
     return LargeReference(join) if large else SmallReference(join)
