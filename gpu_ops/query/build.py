@@ -1,0 +1,359 @@
+"""From relations and chosen operators to plan nodes: names, projections, descriptions for the engine."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Sequence
+from typing import NoReturn
+
+import pyarrow as pa
+
+from gpu_ops.changelog import ROW_KIND_COLUMN
+from gpu_ops.conditions import parse
+from gpu_ops.errors import ConditionError, DescriptionError
+from gpu_ops.joins import Emit, Input, Join, Key
+from gpu_ops.multi import Equality, MultiJoin, Step
+from gpu_ops.query.bind import Output
+from gpu_ops.query.choose import Chooser
+from gpu_ops.query.errors import fail
+from gpu_ops.query.names import Column, Expr
+from gpu_ops.query.nodes import Calc, JoinNode, Node, Source, quoted
+from gpu_ops.query.relations import Compute, Condition, Filter, JoinOf, Relation, Scan
+from gpu_ops.query.runs import Run, run_of, segments, spine
+from gpu_ops.query.stages import Stage
+from gpu_ops.spark.keys import unique_key
+
+
+class Namer:
+    """What columns are called below and between the joins: by their own name, or ``alias__column`` if that clashes."""
+
+    def __init__(self, relation: Relation, outputs: Sequence[Output], chooser: Chooser) -> None:
+        """Args: the query's tree; its result; the operators of its joins."""
+        used: dict[Column, None] = {}
+        for output in outputs:
+            used |= output.value.columns
+        for node in _nodes(relation):
+            if isinstance(node, Filter):
+                for condition in node.conditions:
+                    used |= condition.expr.columns
+            elif isinstance(node, Compute):
+                for column, expr in node.computed.items():
+                    used |= {column: None, **expr.columns}
+            elif isinstance(node, JoinOf):
+                choice = chooser.choice(node)
+                for condition in node.on:
+                    used |= condition.expr.columns
+                for made in choice.computed:
+                    used |= dict.fromkeys(made)
+            else:
+                used |= dict.fromkeys(kept_of(node) or ([] if node.columns & used.keys() else node.all_columns[:1]))
+        labels = [column.label.lower() for column in used]
+        self._names: dict[Column, str] = {}
+        taken = {ROW_KIND_COLUMN}
+        for column in used:
+            name = column.label
+            if labels.count(name.lower()) > 1 or name.lower() in taken:
+                name = f"{column.owner}__{column.label}"
+            number = 2
+            while name.lower() in taken:
+                name, number = f"{column.owner}__{column.label}_{number}", number + 1
+            taken.add(name.lower())
+            self._names[column] = name
+
+    def __call__(self, column: Column) -> str:
+        """The name of a column; its own for one that nobody uses."""
+        return self._names.get(column, column.label)
+
+    def __contains__(self, column: Column) -> bool:
+        return column in self._names
+
+    def items(self) -> Iterable[tuple[Column, str]]:
+        """Every column that is used, and its name."""
+        return self._names.items()
+
+
+def kept_of(scan: Scan) -> list[Column]:
+    """Columns of an input that a join needs whether the query does or not."""
+    table = scan.table
+    names = [*(table.unique_key or ()), *([table.sequence_by] if table.sequence_by else ())]
+    return [scan.own(name) for name in names]
+
+
+def _nodes(relation: Relation) -> Iterable[Relation]:
+    yield relation
+    if isinstance(relation, Filter | Compute):
+        yield from _nodes(relation.below)
+    elif isinstance(relation, JoinOf):
+        yield from _nodes(relation.left)
+        yield from _nodes(relation.right)
+
+
+class Builder:
+    """Makes the plan of one query."""
+
+    def __init__(self, sql: str, chooser: Chooser, name: Namer, *, emit: Emit, multi_way: bool) -> None:
+        """Args: the query's text; its operators; its names; what joins emit; whether they may be multi-way."""
+        self.sql, self.chooser, self.name, self.emit, self.multi_way = sql, chooser, name, emit, multi_way
+
+    def root(self, relation: Relation, outputs: Sequence[Output]) -> Calc:
+        """The whole plan."""
+        needed = frozenset(c for output in outputs for c in output.value.columns)
+        stage = self.build(relation, needed)
+        select = [(o.name, o.value, o.at) for o in outputs]
+        return stage.calc(select, None)
+
+    def build(self, relation: Relation, needed: frozenset[Column]) -> Stage:
+        """A relation of which these columns are needed."""
+        if isinstance(relation, Scan):
+            return self.scan(relation)
+        if isinstance(relation, Filter):
+            stage = self.build(relation.below, needed | _columns(relation.conditions))
+            return self.filtered(stage, relation.conditions, needed)
+        if isinstance(relation, Compute):
+            computed = {c: e for c, e in relation.computed.items() if c in needed}
+            inside = frozenset(c for e in computed.values() for c in e.columns)
+            stage = self.build(relation.below, (needed - frozenset(relation.computed)) | inside)
+            return self.computed(stage, computed, needed)
+        return self.join(relation, needed)
+
+    def scan(self, scan: Scan) -> Stage:
+        """An input as it is."""
+        table = scan.table
+        node = Source(table.name, scan.alias, table.schema, table.row_kind, table.changes, table.unique_key)
+        return Stage(node, {c: c.label for c in scan.all_columns}, self.name, scan)
+
+    def filtered(self, stage: Stage, conditions: Sequence[Condition], needed: frozenset[Column]) -> Stage:
+        """Rows for which these conditions are true."""
+        if _columns(conditions) & frozenset(stage.made):
+            stage = stage.closed(needed | _columns(conditions))
+        return dataclasses.replace(stage, where=[*stage.where, *(c.expr for c in conditions)])
+
+    def computed(self, stage: Stage, made: dict[Column, Expr], needed: frozenset[Column]) -> Stage:
+        """More columns."""
+        made = {c: e for c, e in made.items() if c not in stage.columns}
+        inside = frozenset(c for e in made.values() for c in e.columns)
+        if inside & frozenset(stage.made):
+            stage = stage.closed(needed | inside)
+        return dataclasses.replace(stage, made={**stage.made, **made})
+
+    # --- joins ----------------------------------------------------------------------------------
+
+    def join(self, top: JoinOf, needed: frozenset[Column]) -> Stage:
+        """A join, with those on its left that become one with it."""
+        _, steps = spine(top)
+        runs: dict[tuple[int, int], Run | str] = {}
+
+        def possible(i: int, j: int) -> bool:
+            runs[i, j] = self.possible(steps[i:j])
+            return isinstance(runs[i, j], Run)
+
+        cuts = segments(len(steps), possible) if self.multi_way else [(n, n + 1) for n in range(len(steps))]
+        first, stop = cuts[-1]
+        refused = next((run for run in runs.values() if isinstance(run, str)), "")
+        if not self.multi_way and len(steps) > 1:
+            refused = "multi_way='never'"
+        run = runs.get((first, stop))
+        if isinstance(run, Run):
+            return self.multi(run, needed, len(steps), refused)
+        return self.two_way(top, needed, refused if len(steps) > 1 else "")
+
+    def possible(self, steps: Sequence[JoinOf]) -> Run | str:
+        """Joins as one multi-way join, or why they are none."""
+        run = run_of(steps, self.chooser)
+        if isinstance(run, str):
+            return run
+        used = frozenset(c for links in run.links for link in links for c in (link.key.left, link.key.right))
+        used |= _columns([c for conditions in run.residual for c in conditions])
+        inputs = []
+        for relation, made, name in zip(run.inputs, run.computed, _names(run.inputs), strict=True):
+            scan = _scan_of(relation)
+            own = [c for c in used if c in relation.columns or c in made]
+            own += [c for c in (kept_of(scan) if scan else ()) if c not in own]
+            schema = pa.schema([pa.field(self.name(c), c.type) for c in own])
+            inputs.append(self.described(name, schema, relation))
+        try:
+            description = self.multi_join(run, inputs)
+        except DescriptionError as error:
+            return str(error).split(":", 1)[0].split(". ", 1)[0]
+        if not description.shuffled_by:
+            return "an input brings upserts whose unique key does not have the common key in it"
+        return run
+
+    def multi(self, run: Run, needed: frozenset[Column], total: int, refused: str) -> Stage:
+        """A multi-way join."""
+        wanted = needed | _columns([*run.above, *(c for conditions in run.residual for c in conditions)])
+        wanted |= frozenset(c for links in run.links for link in links for c in (link.key.left, link.key.right))
+        nodes: list[Node] = []
+        inputs: list[Input] = []
+        for relation, made, name in zip(run.inputs, run.computed, _names(run.inputs), strict=True):
+            below, source = self.side(relation, made, wanted, name)
+            nodes.append(below)
+            inputs.append(source)
+        description = self.multi_join(run, inputs)
+        shown = {name: self.spoken(c, run.computed) for c, name in self.name.items()}
+        common = [" = ".join(dict.fromkeys(shown[column] for column in key)) for key in description.common_key]
+        count = len(run.steps)
+        which = f"all {count} joins share" if count == total else f"{count} of {total} joins share"
+        remarks = [f"the other joins are apart: {refused}"] if count < total and refused else []
+        remarks += self.remarks(run.inputs, run.residual, run.above)
+        why = f"multi-way: {which} {', and '.join(common)}"
+        node = JoinNode("multi-way", description, tuple(nodes), why, tuple(remarks), run.steps[-1].at)
+        return self.after(node, run.inputs, run.above, wanted)
+
+    def spoken(self, column: Column, computed: Sequence[dict[Column, Expr]]) -> str:
+        """A column as the query calls it."""
+        found = next((made[column].text() for made in computed if column in made), None)
+        return str(column) if found is None else f"({found})"
+
+    def multi_join(self, run: Run, inputs: Sequence[Input]) -> MultiJoin:
+        """The description of a run."""
+        steps = []
+        for place, (how, links, residual) in enumerate(zip(run.hows, run.links, run.residual, strict=True), start=1):
+            on = tuple(Equality(x.input, self.name(x.key.left), self.name(x.key.right), x.key.null_safe) for x in links)
+            where = self.where(residual, run.inputs[: place + 1], inputs[: place + 1])
+            steps.append(Step(how, on, where))  # type: ignore[arg-type]
+        return MultiJoin(tuple(inputs), tuple(steps), emit=self.emit)
+
+    def two_way(self, join: JoinOf, needed: frozenset[Column], refused: str) -> Stage:
+        """A join of two inputs."""
+        choice = self.chooser.choice(join)
+        wanted = needed | _columns([*choice.residual, *choice.above])
+        wanted |= frozenset(c for key in choice.keys for c in (key.left, key.right))
+        wanted |= frozenset(choice.times or ())
+        sides = (join.left, join.right)
+        nodes: list[Node] = []
+        inputs: list[Input] = []
+        for number, (relation, name) in enumerate(zip(sides, _names(sides), strict=True)):
+            time = choice.times[number] if choice.times else None
+            below, source = self.side(relation, choice.computed[number], wanted, name, time)
+            nodes.append(below)
+            inputs.append(source)
+        try:
+            description = Join(
+                how=join.how,
+                left=inputs[0],
+                right=inputs[1],
+                keys=tuple(Key(self.name(k.left), self.name(k.right), k.null_safe) for k in choice.keys),
+                where=self.where(choice.residual, sides, inputs),
+                emit=self.emit,
+                null_aware=choice.null_aware,
+                interval=choice.interval,
+            )
+        except DescriptionError as error:
+            self.fail(str(error), join.at)
+        remarks = self.remarks(sides, [choice.residual], choice.above)
+        if not choice.keys:
+            remarks.insert(0, "no equality: every pair of rows is a candidate, in one partition")
+        why = choice.why + (f"; {refused}" if refused and choice.kind == "regular" else "")
+        node = JoinNode(choice.kind, description, tuple(nodes), why, tuple(remarks), join.at)
+        return self.after(node, sides if join.how not in ("semi", "anti") else sides[:1], choice.above, wanted)
+
+    def side(
+        self,
+        relation: Relation,
+        made: dict[Column, Expr],
+        wanted: frozenset[Column],
+        name: str,
+        time: Column | None = None,
+    ) -> tuple[Node, Input]:
+        """One input of a join: its node and its description."""
+        inside = frozenset(c for expr in made.values() for c in expr.columns)
+        own = (wanted & relation.columns) | frozenset(made)
+        stage = self.computed(self.build(relation, own | inside), made, own)
+        stage = stage.closed(own)
+        source = self.described(name, stage.schema, relation, stage.row_kind)
+        if time is not None:
+            return stage.node, dataclasses.replace(source, event_time=self.name(time))
+        if stage.scan is None and stage.key is not None:
+            source = dataclasses.replace(source, unique_key=stage.key, updates="retract")
+        return stage.node, source
+
+    def described(self, name: str, schema: pa.Schema, relation: Relation, row_kind: str | None = None) -> Input:
+        """The description of a join's input."""
+        scan = _scan_of(relation)
+        if scan is None:
+            return Input(name, schema, row_kind=ROW_KIND_COLUMN)
+        table = scan.table
+        unique = tuple(self.name(scan.own(key)) for key in table.unique_key) if table.unique_key else None
+        order = self.name(scan.own(table.sequence_by)) if table.sequence_by else None
+        return Input(name, schema, unique, row_kind, order, table.ttl_ms, updates=table.updates)
+
+    def after(
+        self, node: JoinNode, sides: Sequence[Relation], above: Sequence[Condition], wanted: frozenset[Column]
+    ) -> Stage:
+        """What comes out of a join."""
+        known = set(node.schema.names)
+        columns = {c: name for c, name in self.name.items() if name in known}
+        columns = {c: name for c, name in columns.items() if c in wanted or any(c in side.columns for side in sides)}
+        key = unique_key(node.description)
+        return Stage(node, columns, self.name, None, where=[c.expr for c in above], key=key)
+
+    # --- conditions -----------------------------------------------------------------------------
+
+    def where(self, conditions: Sequence[Condition], sides: Sequence[Relation], inputs: Sequence[Input]) -> str | None:
+        """Conditions as the operator's text."""
+        schemas = {source.name: source.schema for source in inputs}
+        owner = {c: i.name for side, i in zip(sides, inputs, strict=True) for c in side.columns}
+
+        def call(column: Column) -> str:
+            return f"{quoted(owner[column])}.{quoted(self.name(column))}"
+
+        terms = []
+        for condition in conditions:
+            text = condition.expr.text(call)
+            try:
+                parse(text, schemas)
+            except ConditionError as error:
+                lines = text.splitlines(keepends=True)[: error.line - 1]
+                place = condition.expr.offset(call, sum(map(len, lines)) + error.column - 1)
+                hint = "an outer, semi or anti join evaluates its condition itself, with the functions it knows"
+                self.fail(f"{error.message}; {hint}", place)
+            terms.append(text)
+        if len(terms) > 1:
+            terms = [f"({t})" if re.search(r"\b(or|not|between)\b", t, re.IGNORECASE) else t for t in terms]
+        return " AND ".join(terms) if terms else None
+
+    def remarks(
+        self, sides: Sequence[Relation], residual: Sequence[Sequence[Condition]], above: Sequence[Condition]
+    ) -> list[str]:
+        """What is worth saying about conditions that stayed where they are."""
+        found = [f"{c.expr.text()!r} is evaluated in Spark, above the join" for c in above]
+        for side in sides:
+            scan = _scan_of(side)
+            if scan is None or not scan.table.upserts:
+                continue
+            stayed = [c for step in residual for c in step if c.columns and c.columns <= side.columns]
+            found += [
+                f"{c.expr.text()!r} is part of the join, not below it: {scan.alias} brings upserts, and the row before "
+                "would stay"
+                for c in stayed
+            ]
+        return found
+
+    def fail(self, message: str, at: int) -> NoReturn:
+        """SqlError at an offset."""
+        fail(self.sql, message, at)
+
+
+def _columns(conditions: Iterable[Condition]) -> frozenset[Column]:
+    return frozenset(c for condition in conditions for c in condition.columns)
+
+
+def _scan_of(relation: Relation) -> Scan | None:
+    while isinstance(relation, Filter | Compute):
+        relation = relation.below
+    return relation if isinstance(relation, Scan) else None
+
+
+def _names(sides: Sequence[Relation]) -> list[str]:
+    """What a join calls its inputs: by their aliases."""
+    found: list[str] = []
+    for side in sides:
+        scans = [node.alias for node in _nodes(side) if isinstance(node, Scan)]
+        name = base = "_".join(dict.fromkeys(scans))
+        number = 2
+        while name.lower() in [other.lower() for other in found]:
+            name, number = f"{base}_{number}", number + 1
+        found.append(name)
+    return found

@@ -1,0 +1,147 @@
+"""The plan of a query: what is read, filtered, projected and joined, as plain frozen data."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from typing import Final, Literal, NamedTuple
+
+import pyarrow as pa
+
+from gpu_ops.joins import Join
+from gpu_ops.multi import MultiJoin
+
+_PLAIN: Final = re.compile(r"[A-Za-z_]\w*")
+_WORDS: Final = {
+    "AND", "ANTI", "ANY", "AS", "BETWEEN", "BOTH", "BY", "CASE", "CAST", "CROSS", "CURRENT_DATE", "CURRENT_TIME",
+    "CURRENT_TIMESTAMP", "CURRENT_USER", "DATE", "DISTINCT", "ELSE", "END", "ESCAPE", "EXCEPT", "EXISTS", "FALSE",
+    "FILTER", "FOR", "FROM", "FULL", "GROUP", "HAVING", "IN", "INNER", "INTERSECT", "INTERVAL", "INTO", "IS", "JOIN",
+    "LATERAL", "LEADING", "LEFT", "LIKE", "LIMIT", "MINUS", "NATURAL", "NOT", "NULL", "ON", "OR", "ORDER", "OUTER",
+    "OVER", "REFERENCES", "RIGHT", "RLIKE", "SELECT", "SEMI", "SOME", "TABLE", "THEN", "TIMESTAMP", "TIMESTAMP_LTZ",
+    "TIMESTAMP_NTZ", "TRAILING", "TRUE", "UNION", "UNIQUE", "UNKNOWN", "USER", "USING", "WHEN", "WHERE", "WINDOW",
+    "WITH",
+}  # fmt: skip
+
+
+def quoted(name: str) -> str:
+    """A name as SQL text, in backticks where it needs them."""
+    if _PLAIN.fullmatch(name) and name.isascii() and name.upper() not in _WORDS:
+        return name
+    return "`" + name.replace("`", "``") + "`"
+
+
+class Named(NamedTuple):
+    """An expression over the columns of the node below, and the name it gets."""
+
+    name: str
+    text: str
+    at: int
+    """Where the query says so, as everywhere."""
+
+
+class Where(NamedTuple):
+    """A condition over the columns of the node below."""
+
+    text: str
+    at: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """An input as it was given.
+
+    Attributes:
+        table: its name.
+        alias: what the query calls it here.
+        schema: its columns.
+        row_kind: its row-kind column, or None.
+        changes: what it brings, in a word.
+        unique_key: columns that identify a row, or None.
+    """
+
+    table: str
+    alias: str
+    schema: pa.Schema
+    row_kind: str | None
+    changes: str
+    unique_key: tuple[str, ...] | None
+
+    inputs = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Calc:
+    """Rows filtered, then projected. A row kind goes along, as ``row_kind`` says.
+
+    Attributes:
+        input: the node below.
+        where: all are true of the rows that stay.
+        select: the columns.
+        schema: of the columns; None on top, where nothing needs to know.
+        row_kind: what the row-kind column is called, or None where there is none.
+        why: a remark, or empty.
+    """
+
+    input: Node
+    where: tuple[Where, ...]
+    select: tuple[Named, ...]
+    schema: pa.Schema | None
+    row_kind: str | None
+    why: str = ""
+
+    @property
+    def inputs(self) -> tuple[Node]:
+        """The node below."""
+        return (self.input,)
+
+
+@dataclasses.dataclass(frozen=True)
+class JoinNode:
+    """A regular, semi, anti or interval join, or a multi-way one.
+
+    Attributes:
+        kind: which of them.
+        description: for the engine.
+        inputs: as many as it has.
+        why: this operator was taken.
+        remarks: more to say.
+        at: where the query says so.
+    """
+
+    kind: Literal["regular", "semi", "anti", "interval", "multi-way"]
+    description: Join | MultiJoin
+    inputs: tuple[Node, ...]
+    why: str
+    remarks: tuple[str, ...] = ()
+    at: int = 0
+
+    row_kind = "row_kind"
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Its columns, the row kind left out."""
+        return pa.schema([pa.field(c.name, c.type) for c in self.description.output])
+
+
+Node = Source | Calc | JoinNode
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A planned query; the root's columns are the query's."""
+
+    sql: str
+    root: Calc
+
+    @property
+    def joins(self) -> tuple[JoinNode, ...]:
+        """In the order in which they are built: those below first."""
+        return tuple(node for node in walk(self.root) if isinstance(node, JoinNode))
+
+
+def walk(node: Node) -> Iterator[Node]:
+    """The nodes below, and this one last."""
+    for below in node.inputs:
+        yield from walk(below)
+    yield node

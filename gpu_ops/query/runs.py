@@ -1,0 +1,125 @@
+"""Which joins next to one another become one multi-way join.
+
+Flink's rule (``JoinToMultiJoinRule``, ``AttributeBasedJoinKeyExtractor``): a left-deep run of inner and left joins
+whose equalities lead from one column of the first input to every other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from gpu_ops.query.choose import Chooser, KeyColumns
+from gpu_ops.query.names import Column, Expr
+from gpu_ops.query.relations import Condition, JoinOf, Relation
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Link:
+    """A key of a step: which input to its left it leads to."""
+
+    input: int
+    key: KeyColumns
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Run:
+    """Joins as one multi-way join.
+
+    Attributes:
+        inputs: in order.
+        hows: of each step.
+        links: keys of each step.
+        residual: conditions of each step.
+        computed: columns to compute below, per input.
+        above: conditions that the operator does not understand.
+        steps: the joins.
+    """
+
+    inputs: tuple[Relation, ...]
+    hows: tuple[str, ...]
+    links: tuple[tuple[Link, ...], ...]
+    residual: tuple[tuple[Condition, ...], ...]
+    computed: tuple[dict[Column, Expr], ...]
+    above: tuple[Condition, ...]
+    steps: tuple[JoinOf, ...]
+
+
+def spine(join: JoinOf) -> tuple[Relation, list[JoinOf]]:
+    """What the leftmost of joins on the left of one another starts from, and the joins, that one first."""
+    steps: list[JoinOf] = []
+    below: Relation = join
+    while isinstance(below, JoinOf):
+        steps.insert(0, below)
+        below = below.left
+    return below, steps
+
+
+def run_of(steps: Sequence[JoinOf], chooser: Chooser) -> Run | str:
+    """These joins as one multi-way join, or why they are none; whether they share a key is still open."""
+    first = steps[0]
+    turned = first.how == "right" and not isinstance(first.left, JoinOf)
+    inputs = [first.right, first.left] if turned else [first.left, first.right]
+    inputs += [step.right for step in steps[1:]]
+    computed: list[dict[Column, Expr]] = [{} for _ in inputs]
+    links: list[tuple[Link, ...]] = []
+    hows: list[str] = []
+    for place, step in enumerate(steps, start=1):
+        choice = chooser.choice(step)
+        if choice.kind != "regular":
+            return f"{_one(choice.kind)} {choice.kind} join is no part of a multi-way join"
+        how = "left" if turned and step is first else step.how
+        if how not in ("inner", "left"):
+            return f"a {how} join is no part of a multi-way join"
+        if choice.above and step is not steps[-1]:
+            return f"the condition {choice.above[0].expr.text()!r} is evaluated in Spark, between the joins"
+        if not choice.keys:
+            return "a step has no equality"
+        found = []
+        for key in choice.keys:
+            swapped = KeyColumns(key.right, key.left, key.null_safe) if turned and step is first else key
+            sides = choice.computed[::-1] if turned and step is first else choice.computed
+            owner = _owner(swapped.left, sides[0], inputs[:place])
+            if owner is None:
+                return f"the key {sides[0][swapped.left].text()!r} is made of several inputs"
+            for column, side, number in ((swapped.left, sides[0], owner), (swapped.right, sides[1], place)):
+                if column in side:
+                    computed[number][column] = side[column]
+            found.append(Link(owner, swapped))
+        links.append(tuple(found))
+        hows.append(how)
+    return Run(
+        tuple(inputs), tuple(hows), tuple(links), tuple(chooser.choice(s).residual for s in steps), tuple(computed),
+        chooser.choice(steps[-1]).above, tuple(steps),
+    )  # fmt: skip
+
+
+def _one(kind: str) -> str:
+    return "an" if kind[0] in "aeiou" else "a"
+
+
+def _owner(column: Column, computed: dict[Column, Expr], inputs: Sequence[Relation]) -> int | None:
+    """Which input a column, or all of what it is computed from, comes from."""
+    needs = frozenset(computed[column].columns) if column in computed else frozenset({column})
+    return next((number for number, side in enumerate(inputs) if needs <= side.columns), None)
+
+
+def segments(count: int, possible: Callable[[int, int], bool]) -> list[tuple[int, int]]:
+    """``count`` steps cut into runs: the longest possible one first, then what is before and after it.
+
+    Args:
+        count: how many steps there are.
+        possible: whether steps ``i`` up to ``j`` (not included) can be one join; asked for two and more.
+
+    Returns:
+        Their ends ``(i, j)``, in order.
+    """
+
+    def cut(first: int, stop: int) -> list[tuple[int, int]]:
+        for length in range(stop - first, 1, -1):
+            for i in range(first, stop - length + 1):
+                if possible(i, i + length):
+                    return [*cut(first, i), (i, i + length), *cut(i + length, stop)]
+        return [(i, i + 1) for i in range(first, stop)]
+
+    return cut(0, count)

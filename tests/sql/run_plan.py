@@ -1,0 +1,130 @@
+"""Runs a plan without Spark: joins on JoinEngines, filters and projections in DuckDB; and the query itself, there."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import sqlglot
+from oracle.drive import ADDS, Row, canonical
+from oracle.sql import FoldedInput
+
+from gpu_ops.engine import JoinEngine
+from gpu_ops.query.nodes import Calc, Node, Plan, Source
+from gpu_ops.query.plan import Table
+
+Changes = Mapping[str, list[tuple[str, Row]]]
+"""Per table: row kinds and rows."""
+
+
+class PlanRunner:
+    """A plan with its engines."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.duck = duckdb.connect(":memory:", config={"threads": "1"})
+        self.engines = {id(node): JoinEngine(node.description, backend="cpu", tiny=True) for node in plan.joins}
+        self.folded: Counter[Row] = Counter()
+
+    def close(self) -> None:
+        for engine in self.engines.values():
+            engine.close()
+        self.duck.close()
+
+    def process(self, tables: Mapping[str, Table], changes: Changes) -> list[tuple[str, Row]]:
+        """One micro-batch; its changes."""
+        batches = {name: batch(tables[name], rows) for name, rows in changes.items()}
+        found = self._run(self.plan.root, batches, finish=False)
+        return self._fold(found)
+
+    def finish(self) -> list[tuple[str, Row]]:
+        """The end of all inputs, for interval joins."""
+        return self._fold(self._run(self.plan.root, {}, finish=True))
+
+    def _fold(self, table: pa.Table) -> list[tuple[str, Row]]:
+        columns = [column.to_pylist() for column in table.columns]
+        rows = [(str(kind), tuple(map(canonical, row))) for kind, *row in zip(*columns, strict=True)]
+        for kind, row in rows:
+            self.folded[row] += 1 if kind in ADDS else -1
+            assert self.folded[row] >= 0, f"{kind} of a row that is not there: {row}"
+        return rows
+
+    def _run(self, node: Node, batches: Mapping[str, pa.Table], *, finish: bool) -> pa.Table:
+        if isinstance(node, Source):
+            own = batches.get(node.table)
+            kind = [pa.field(node.row_kind, pa.string())] if node.row_kind else []
+            return own if own is not None else pa.schema([*kind, *node.schema]).empty_table()
+        if isinstance(node, Calc):
+            return self._calc(node, self._run(node.input, batches, finish=finish))
+        inputs = [self._run(below, batches, finish=finish) for below in node.inputs]
+        engine = self.engines[id(node)]
+        said = engine.process(*inputs)
+        return pa.concat_tables([said, engine.finish()]) if finish else said
+
+    def _calc(self, node: Calc, table: pa.Table) -> pa.Table:
+        below = node.input.row_kind
+        kind = [f'"{below}" AS "{node.row_kind}"'] if below else []
+        listed = ", ".join([*kind, *(f'{duck_sql(x.text)} AS "{x.name}"' for x in node.select)])
+        where = " AND ".join(f"({duck_sql(x.text)})" for x in node.where) or "true"
+        self.duck.register("__rows", table)
+        found = self.duck.execute(f"SELECT {listed} FROM __rows WHERE {where}").to_arrow_table()
+        if node.schema is None:
+            return found
+        fields = ([pa.field(node.row_kind, pa.string())] if node.row_kind else []) + list(node.schema)
+        return found.cast(pa.schema(fields))
+
+
+def batch(table: Table, rows: Iterable[tuple[str, Row]]) -> pa.Table:
+    """Changes as an input's micro-batch."""
+    rows = list(rows)
+    arrays = [pa.array([row[n] for _, row in rows], f.type) for n, f in enumerate(table.schema)]
+    names = table.schema.names
+    if table.row_kind is not None:
+        arrays, names = [pa.array([kind for kind, _ in rows], pa.string()), *arrays], [table.row_kind, *names]
+    return pa.table(arrays, names=names)
+
+
+def duck_sql(text: str) -> str:
+    """An expression of Spark's as DuckDB writes it."""
+    return sqlglot.transpile(f"SELECT {text}", read="spark", write="duckdb")[0].removeprefix("SELECT ")
+
+
+def duck_type(text: str, columns: Mapping[str, pa.DataType]) -> tuple[pa.DataType, bool] | None:
+    """`TypeOf` by DuckDB."""
+    with contextlib.closing(duckdb.connect(":memory:")) as duck:
+        duck.register("__rows", pa.schema(list(columns.items())).empty_table() if columns else pa.table({"_": [1]}))
+        try:
+            found: Any = duck.execute(f"SELECT {duck_sql(text)} AS x FROM __rows").to_arrow_table()
+        except duckdb.Error:
+            return None
+        return found.schema.field("x").type, True
+
+
+class Reference:
+    """The folded inputs, and the query over them in DuckDB."""
+
+    def __init__(self, sql: str, tables: Mapping[str, Table]) -> None:
+        self.sql = sqlglot.transpile(sql, read="spark", write="duckdb")[0]
+        self.tables = tables
+        self.inputs = {name: FoldedInput(t.schema.names, t.unique_key) for name, t in tables.items()}
+        self.duck = duckdb.connect(":memory:", config={"threads": "1"})
+
+    def close(self) -> None:
+        self.duck.close()
+
+    def apply(self, changes: Changes) -> None:
+        for name, rows in changes.items():
+            for kind, row in rows:
+                self.inputs[name].apply(kind, row)
+
+    def rows(self) -> Counter[Row]:
+        """What the query gives now."""
+        for name, table in self.tables.items():
+            live = self.inputs[name].rows()
+            arrays = [pa.array([row[n] for row in live], f.type) for n, f in enumerate(table.schema)]
+            self.duck.register(name, pa.table(arrays, names=table.schema.names))
+        return Counter(tuple(map(canonical, row)) for row in self.duck.execute(self.sql).fetchall())

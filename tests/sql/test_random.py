@@ -1,0 +1,175 @@
+"""Random queries over random changes: the folded result is the query over the folded inputs, in every micro-batch."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle.drive import difference
+
+from gpu_ops.errors import DescriptionError
+from gpu_ops.query.plan import Table, plan
+from sql.run_plan import PlanRunner, Reference
+
+NUMBER = pa.int64()
+TABLES = {
+    "a": Table("a", pa.schema([("k", NUMBER), ("x", NUMBER), ("y", NUMBER)]), row_kind="op"),
+    "b": Table("b", pa.schema([("k", NUMBER), ("x", NUMBER), ("v", NUMBER)]), row_kind="op", unique_key=("k",)),
+    "c": Table("c", pa.schema([("k", NUMBER), ("w", NUMBER)])),
+    "d": Table("d", pa.schema([("k", NUMBER), ("x", NUMBER)]), row_kind="op", unique_key=("k", "x"), updates="retract"),
+}
+COLUMNS = {name: table.schema.names for name, table in TABLES.items()}
+HOWS = ["JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN", "LEFT SEMI JOIN", "LEFT ANTI JOIN"]
+VALUES = st.one_of(st.none(), st.integers(0, 2))
+
+
+@st.composite
+def terms(draw: st.DrawFn, scope: dict[str, list[str]], one: str | None = None) -> str:
+    """A comparison over a scope, or over one of its tables."""
+
+    def column() -> str:
+        alias = one or draw(st.sampled_from(sorted(scope)))
+        return f"{alias}.{draw(st.sampled_from(scope[alias]))}"
+
+    left, right = column(), draw(st.one_of(st.just("1"), st.just("0"), st.builds(column)))
+    shape = draw(st.integers(0, 5))
+    if shape == 0:
+        return f"{left} IS {draw(st.sampled_from(['', 'NOT ']))}NULL"
+    if shape == 1:
+        return f"COALESCE({left}, 1) <= {right}"
+    if shape == 2:
+        return f"({left} < {right} OR {column()} = 2)"
+    return f"{left} {draw(st.sampled_from(['<', '>=', '<>', '=']))} {right}"
+
+
+@st.composite
+def conditions(draw: st.DrawFn, scope: dict[str, list[str]], own: str) -> str:
+    """What joins ``own`` to the others of a scope."""
+    others = [alias for alias in scope if alias != own]
+    found = []
+    for _ in range(draw(st.sampled_from([1, 1, 1, 2, 0]))):
+        other = draw(st.sampled_from([others[0], *others]))
+        shared = draw(st.sampled_from(["k", "k", "k", "k", "k", draw(st.sampled_from(scope[own]))]))
+        left = f"{other}.{draw(st.sampled_from(['k', 'k', 'k', 'k', draw(st.sampled_from(scope[other]))]))}"
+        left += draw(st.sampled_from(["", "", "", "", "", " + 1"]))
+        operator = draw(st.sampled_from(["=", "=", "=", "=", "=", "<=>"]))
+        sides = draw(st.permutations([left, f"{own}.{shared}"]))
+        found.append(f"{sides[0]} {operator} {sides[1]}")
+    for _ in range(draw(st.sampled_from([0, 0, 1]))):
+        found.append(draw(terms(scope, draw(st.sampled_from([None, own])))))
+    return " AND ".join(found) or "1 = 1"
+
+
+@st.composite
+def queries(draw: st.DrawFn) -> str:
+    """A SELECT over two to four tables."""
+    names = [draw(st.sampled_from(sorted(TABLES))) for _ in range(draw(st.integers(2, 4)))]
+    first, scope = "t0", {"t0": COLUMNS[names[0]]}
+    text = [_table(draw, names[0], first)]
+    late: list[str] = []
+    for number, name in enumerate(names[1:], start=1):
+        alias = f"t{number}"
+        inside = {**scope, alias: COLUMNS[name]}
+        how = draw(st.sampled_from([*HOWS, "JOIN", "LEFT JOIN", "comma", "exists", "in"]))
+        if how == "comma" and not any(" JOIN " in part for part in text):  # ON would not see what is before it
+            text.append(f", {_table(draw, name, alias)}")
+            late.append(draw(conditions(inside, alias)))
+        elif how == "exists":
+            negated = draw(st.sampled_from(["", "NOT "]))
+            late.append(f"{negated}EXISTS (SELECT 1 FROM {name} {alias} WHERE {draw(conditions(inside, alias))})")
+            continue
+        elif how == "in":
+            owner = draw(st.sampled_from(sorted(scope)))
+            column = f"{owner}.{draw(st.sampled_from(scope[owner]))}"
+            negated = draw(st.sampled_from(["", "NOT "]))
+            more = draw(st.sampled_from(["", f" WHERE {alias}.k IS NOT NULL", f" WHERE {alias}.k > 0"]))
+            late.append(f"{column} {negated}IN (SELECT {alias}.k FROM {name} {alias}{more})")
+            continue
+        else:
+            how = how if "JOIN" in how else "LEFT JOIN"
+            if text[-1].startswith(","):
+                how = "CROSS JOIN"
+                text.append(f" {how} {_table(draw, name, alias)}")
+                late.append(draw(conditions(inside, alias)))
+                scope = inside
+                continue
+            text.append(f" {how} {_table(draw, name, alias)} ON {draw(conditions(inside, alias))}")
+            if "SEMI" in how or "ANTI" in how:
+                continue
+        scope = inside
+    for _ in range(draw(st.integers(0, 2))):
+        late.append(draw(terms(scope)))
+    where = f" WHERE {' AND '.join(late)}" if late else ""
+    shown = [f"{alias}.{c} AS {alias}_{c}" for alias, columns in scope.items() for c in columns]
+    listed = draw(st.lists(st.sampled_from(shown), min_size=1, unique=True))
+    listed.append(f"COALESCE(t0.k, 7) + 1 AS {'computed'}")
+    return f"SELECT {', '.join(listed)} FROM {''.join(text)}{where}"
+
+
+def _table(draw: st.DrawFn, name: str, alias: str) -> str:
+    if draw(st.integers(0, 4)):
+        return f"{name} {alias}"
+    columns = COLUMNS[name]
+    return f"(SELECT {', '.join(columns)} FROM {name} WHERE {name}.{columns[-1]} < 2) {alias}"
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[dict[str, list[tuple[str, tuple[int | None, ...]]]]]:
+    """Micro-batches of changes that fit the tables."""
+    live: dict[str, list[tuple[int | None, ...]]] = {name: [] for name in TABLES}
+    batches = []
+    for _ in range(draw(st.integers(1, 4))):
+        found: dict[str, list[tuple[str, tuple[int | None, ...]]]] = {}
+        for _ in range(draw(st.integers(1, 8))):
+            name = draw(st.sampled_from(sorted(TABLES)))
+            table, rows = TABLES[name], live[name]
+            if rows and table.row_kind and draw(st.integers(0, 2)) == 0:
+                row = draw(st.sampled_from(rows))
+                rows.remove(row)
+                found.setdefault(name, []).append(("-D", row))
+                continue
+            unique = table.unique_key or ()
+            row = tuple(draw(st.integers(0, 2) if c in unique else VALUES) for c in COLUMNS[name])
+            places = [COLUMNS[name].index(c) for c in unique]
+            same = [old for old in rows if places and all(old[p] == row[p] for p in places)]
+            if same and not table.upserts:
+                continue
+            for old in same:
+                rows.remove(old)
+            rows.append(row)
+            found.setdefault(name, []).append(("+U" if same else "+I", row))
+        batches.append(found)
+    return batches
+
+
+@given(queries(), histories(), st.sampled_from(["per_batch", "per_event"]), st.sampled_from(["auto", "never"]))
+@settings(max_examples=150)
+def test_a_query_is_its_join(sql, history, emit, multi_way):
+    try:
+        planned = plan(sql, TABLES, emit=emit, multi_way=multi_way)
+    except DescriptionError as error:
+        if "below a full join" not in str(error):
+            raise
+        return
+    with contextlib.closing(PlanRunner(planned)) as runner, contextlib.closing(Reference(sql, TABLES)) as reference:
+        for changes in history:
+            runner.process(TABLES, changes)
+            reference.apply(changes)
+            assert not difference(reference.rows(), runner.folded), sql
+
+
+@pytest.mark.parametrize("multi_way", ["auto", "never"])
+def test_the_generator_reaches_every_operator(multi_way):
+    seen = set()
+
+    @given(queries())
+    @settings(max_examples=200, database=None, derandomize=True)
+    def look(sql):
+        with contextlib.suppress(DescriptionError):
+            seen.update(node.kind for node in plan(sql, TABLES, multi_way=multi_way).joins)
+
+    look()
+    assert seen == {"regular", "semi", "anti"} | ({"multi-way"} if multi_way == "auto" else set())
