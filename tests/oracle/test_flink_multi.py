@@ -1,0 +1,74 @@
+"""Random multi-way joins, asked of the live Flink.
+
+    GPU_JOIN_ORACLE=FOLDER pytest tests/oracle/test_flink_multi.py
+
+``GPU_JOIN_ORACLE_MULTI`` says how many (default 20), ``GPU_JOIN_ORACLE_SEED`` which (default 0), and
+``GPU_JOIN_ORACLE_MULTI_EVENTS`` how long they are (default 1000).
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from oracle import flink
+from oracle.drive import Backend, Change, by_event, difference, run_all
+from oracle.multi_flink import multi_script, random_multi
+from oracle.multi_traces import multi_trace, shape
+
+SEED = int(os.environ.get("GPU_JOIN_ORACLE_SEED", "0"))
+EVENTS = int(os.environ.get("GPU_JOIN_ORACLE_MULTI_EVENTS", "1000"))
+CASES = range(int(os.environ.get("GPU_JOIN_ORACLE_MULTI", "20")))
+
+needs_flink = pytest.mark.skipif(bool(flink.missing()), reason=str(flink.missing()))
+
+
+@pytest.fixture(scope="session")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[int, Counter[Change]]]:
+    """Flink's answer to every case; one JVM for all of them."""
+    cases = [random_multi(SEED, n, EVENTS) for n in CASES]
+    scripts = {f"multi{n}": multi_script(made, multi_trace(made, told)) for n, (made, told) in enumerate(cases)}
+    texts = flink.ask(scripts, tmp_path_factory.mktemp("multi"))
+    for name, text in texts.items():
+        assert "# operator MultiJoin" in text, f"{name}:\n{scripts[name][:800]}\n{text[:2000]}"
+    return [flink.answers(texts[f"multi{n}"], made.join()) for n, (made, _) in enumerate(cases)]
+
+
+@needs_flink
+@pytest.mark.parametrize("number", CASES)
+def test_flink_says_the_same(number: int, answers: list[Any], backend: Backend) -> None:
+    made, told = random_multi(SEED, number, EVENTS)
+    events = multi_trace(made, told)
+    sizes = ((1,), (7, 1, 20), (50,), (len(events),))[number // 4 % 4]
+    compare(answers[number], by_event(*run_all(backend, made.join("per_event"), events, sizes)), number)
+
+
+@needs_flink
+@pytest.mark.parametrize("number", CASES)
+def test_the_rules_are_flinks(number: int, answers: list[Any]) -> None:
+    """The record-by-record transcription that other tests go by."""
+    made, told = random_multi(SEED, number, EVENTS)
+    rules = made.rules()
+    compare(answers[number], {n: Counter(rules.process(e)) for n, e in enumerate(multi_trace(made, told))}, number)
+
+
+def compare(expected: dict[int, Any], found: dict[int, Any], number: int) -> None:
+    made, told = random_multi(SEED, number, EVENTS)
+    events = multi_trace(made, told)
+    for event, change in enumerate(events):
+        wrong = difference(expected.get(event, {}), found.get(event, {}))
+        assert not wrong, f"case {SEED}-{number} {made} {told}, event {event} {change}:\n{wrong}"
+    assert sum(group.total() for group in expected.values()) > len(events) // 10
+    assert set(found) <= set(range(len(events)))
+
+
+def test_a_multi_way_join_is_asked_for_in_flinks_words() -> None:
+    made = shape("li", "chain", "010", s2=((("A.a_x", ">", "C.c_x"),),))
+    text = multi_script(made, [(1, "-U", (1, 2, "x", None, 0.5))])
+    assert text.startswith("conf table.optimizer.multi-join.enabled=true\ninput A a_k BIGINT; a_g STRING;")
+    assert "\ninput B b_id BIGINT NOT NULL; b_k BIGINT; b_g STRING; b_x INT; b_d DOUBLE PK b_id\n" in text
+    sql = "SELECT * FROM A LEFT JOIN B ON A.a_k = B.b_k INNER JOIN C ON B.b_k = C.c_k AND A.a_x > C.c_x"
+    assert text.endswith(f"\nsql {sql}\n1 -U 1,2,x,null,0.5\n")
