@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gpu_ops.spark.marks import late
     from gpu_ops.spark.metrics import JoinProgress, ProgressListener, join_progress
     from gpu_ops.spark.multi_api import multi_join
+    from gpu_ops.spark.rapids import RAPIDS_COORDINATES, RAPIDS_SPARK_VERSIONS, rapids_conf
 
 # State servers and Python workers import modules of this package; they need no more than those.
 _WHERE: Final = {
@@ -36,9 +37,14 @@ _WHERE: Final = {
     "multi_join": "multi_api",
     "finish": "ending",
     "reopen": "ending",
+    "RAPIDS_COORDINATES": "rapids",
+    "RAPIDS_SPARK_VERSIONS": "rapids",
+    "rapids_conf": "rapids",
 }
 
 __all__ = [
+    "RAPIDS_COORDINATES",
+    "RAPIDS_SPARK_VERSIONS",
     "JoinProgress",
     "MemoryOnlyStateWarning",
     "NoWatermarkWarning",
@@ -53,6 +59,7 @@ __all__ = [
     "late",
     "multi_join",
     "prepare_environment",
+    "rapids_conf",
     "recommended_conf",
     "reopen",
     "semi_join",
