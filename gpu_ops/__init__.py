@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     )
     from gpu_ops.intervals import Interval
     from gpu_ops.joins import Input, Join, Key
+    from gpu_ops.query.errors import SqlError
+    from gpu_ops.query.spark import sql
     from gpu_ops.spark.api import MemoryOnlyStateWarning, Stream, anti_join, join, semi_join, stream
     from gpu_ops.spark.describe import explain
     from gpu_ops.spark.ending import finish, reopen
@@ -45,6 +47,7 @@ _WHERE: Final = {
     "NoWatermarkWarning": "spark.interval_api",
     "NotBuiltError": "errors",
     "ProgressListener": "spark.metrics",
+    "SqlError": "query.errors",
     "StateError": "errors",
     "Stream": "spark.api",
     "anti_join": "spark.api",
@@ -56,6 +59,7 @@ _WHERE: Final = {
     "multi_join": "spark.multi_api",
     "reopen": "spark.ending",
     "semi_join": "spark.api",
+    "sql": "query.spark",
     "stream": "spark.api",
 }
 
@@ -75,6 +79,7 @@ __all__ = [
     "NoWatermarkWarning",
     "NotBuiltError",
     "ProgressListener",
+    "SqlError",
     "StateError",
     "Stream",
     "anti_join",
@@ -86,6 +91,7 @@ __all__ = [
     "multi_join",
     "reopen",
     "semi_join",
+    "sql",
     "stream",
 ]
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from gpu_ops.query import refused
 from gpu_ops.query.errors import closest, fail
 from gpu_ops.query.names import Column, Entry, Expr, Scope, TypeOf
+from gpu_ops.query.names import computed as made_column
 from gpu_ops.query.predicates import Predicate, SubQuery, conjuncts
 from gpu_ops.query.relations import Compute, Condition, JoinOf, Relation, Scan, filtered
 from gpu_ops.query.syntax import JoinClause, Select, Source, Span, SubTable, TableName
@@ -120,10 +121,7 @@ class Binder:
         for name, output in zip(names, bound.outputs, strict=True):
             column = output.value.column
             if column is None:
-                types = {str(number): c.type for number, c in enumerate(output.value.columns) if c.type is not None}
-                calls = {c: f"`{number}`" for number, c in enumerate(output.value.columns)}
-                found = self.type_of(output.value.text(lambda c: calls[c]), types)  # noqa: B023
-                column = Column(name, alias, *(found or (None, True)))
+                column = made_column(output.value, name, alias, self.type_of, self.source.sql)
                 computed[column] = output.value
             entries.append(Entry(alias, name, column))
         relation = Compute(bound.relation, computed) if computed else bound.relation

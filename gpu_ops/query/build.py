@@ -109,7 +109,10 @@ class Builder:
             return self.scan(relation)
         if isinstance(relation, Filter):
             stage = self.build(relation.below, needed | _columns(relation.conditions))
-            return self.filtered(stage, relation.conditions, needed)
+            stage = self.filtered(stage, relation.conditions, needed)
+            if isinstance(relation.below, JoinOf):
+                stage = dataclasses.replace(stage, why="; ".join(_stayed(relation.conditions, _shown(relation))))
+            return stage
         if isinstance(relation, Compute):
             computed = {c: e for c, e in relation.computed.items() if c in needed}
             inside = frozenset(c for e in computed.values() for c in e.columns)
@@ -319,21 +322,23 @@ class Builder:
     ) -> list[str]:
         """What is worth saying about conditions that stayed where they are."""
         found = [f"{c.expr.text()!r} is evaluated in Spark, above the join" for c in above]
-        for side in sides:
-            scan = _scan_of(side)
-            if scan is None or not scan.table.upserts:
-                continue
-            stayed = [c for step in residual for c in step if c.columns and c.columns <= side.columns]
-            found += [
-                f"{c.expr.text()!r} is part of the join, not below it: {scan.alias} brings upserts, and the row before "
-                "would stay"
-                for c in stayed
-            ]
-        return found
+        scans = [scan for side in sides if (scan := _scan_of(side)) is not None]
+        return found + _stayed([c for step in residual for c in step], scans)
 
     def fail(self, message: str, at: int) -> NoReturn:
         """SqlError at an offset."""
         fail(self.sql, message, at)
+
+
+def _stayed(conditions: Iterable[Condition], scans: Sequence[Scan]) -> list[str]:
+    """Why filters on one input are not below its join."""
+    return [
+        f"{c.expr.text()!r} is not below the join: {scan.alias} brings upserts, and a row it lets through would stay "
+        "when it is replaced by one that it does not"
+        for c in conditions
+        for scan in scans
+        if scan.table.upserts and c.columns and c.columns <= scan.columns
+    ]
 
 
 def _columns(conditions: Iterable[Condition]) -> frozenset[Column]:
@@ -346,11 +351,20 @@ def _scan_of(relation: Relation) -> Scan | None:
     return relation if isinstance(relation, Scan) else None
 
 
+def _shown(relation: Relation) -> list[Scan]:
+    """The inputs whose columns a relation has."""
+    if isinstance(relation, Scan):
+        return [relation]
+    if isinstance(relation, Filter | Compute):
+        return _shown(relation.below)
+    return _shown(relation.left) + (_shown(relation.right) if relation.how not in ("semi", "anti") else [])
+
+
 def _names(sides: Sequence[Relation]) -> list[str]:
     """What a join calls its inputs: by their aliases."""
     found: list[str] = []
     for side in sides:
-        scans = [node.alias for node in _nodes(side) if isinstance(node, Scan)]
+        scans = [scan.alias for scan in _shown(side)]
         name = base = "_".join(dict.fromkeys(scans))
         number = 2
         while name.lower() in [other.lower() for other in found]:

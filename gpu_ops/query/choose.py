@@ -19,7 +19,7 @@ from gpu_ops.joins import key_type
 from gpu_ops.query import nulls
 from gpu_ops.query.bounds import Bound, FinerThanMillisecondsError, bounds
 from gpu_ops.query.errors import fail
-from gpu_ops.query.names import Column, Expr, TypeOf
+from gpu_ops.query.names import Column, Expr, TypeOf, computed
 from gpu_ops.query.relations import Compute, Condition, Filter, JoinOf, Relation, Scan
 
 Kind = Literal["regular", "semi", "anti", "interval"]
@@ -119,7 +119,7 @@ class Chooser:
         timed = [c for c in join.on if c.expr.times & left and c.expr.times & right]
         interval, times, used = self._interval(join, timed) if timed else (None, None, [])
         keys: list[KeyColumns] = []
-        computed: tuple[dict[Column, Expr], dict[Column, Expr]] = ({}, {})
+        made: tuple[dict[Column, Expr], dict[Column, Expr]] = ({}, {})
         rest: list[Condition] = []
         members = [c for c in join.on if c.member]
         null_aware = bool(members) and not self._never_null(join, members)
@@ -128,7 +128,7 @@ class Chooser:
                 continue
             sides = self._sides(join, condition)
             may = not null_aware or condition.member  # besides what NOT IN compares, equality is a plain condition
-            key = self._key(condition, sides, computed) if sides is not None and may else None
+            key = self._key(condition, sides, made) if sides is not None and may else None
             if key is not None:
                 keys.append(key)
             elif condition.member and null_aware:
@@ -142,7 +142,7 @@ class Chooser:
             (residual if understood or join.how != "inner" else above).append(condition)
         kind: Kind = "interval" if interval else join.how if join.how in ("semi", "anti") else "regular"
         why = self._why(join, kind, interval, times, null_aware=null_aware)
-        return Choice(kind, tuple(keys), computed, tuple(residual), tuple(above), interval, times, null_aware, why)
+        return Choice(kind, tuple(keys), made, tuple(residual), tuple(above), interval, times, null_aware, why)
 
     def _never_null(self, join: JoinOf, members: list[Condition]) -> bool:
         known = nulls.never_null(join.left) | nulls.never_null(join.right)
@@ -160,9 +160,9 @@ class Chooser:
         return None
 
     def _key(
-        self, condition: Condition, sides: tuple[Expr, Expr], computed: tuple[dict[Column, Expr], dict[Column, Expr]]
+        self, condition: Condition, sides: tuple[Expr, Expr], made: tuple[dict[Column, Expr], dict[Column, Expr]]
     ) -> KeyColumns | None:
-        columns = [side.column or self.computed(side) for side in sides]
+        columns = [side.column or self.key_column(side) for side in sides]
         for column, side in zip(columns, sides, strict=True):
             if column.type is None:
                 self.fail(
@@ -174,21 +174,18 @@ class Chooser:
             key_type(*(pa.field(side.text(), c.type) for side, c in zip(sides, columns, strict=True)))
         except DescriptionError as error:
             self.fail(str(error).replace("one of them first", "one of them in the query"), condition.expr.at)
-        for column, side, made in zip(columns, sides, computed, strict=True):
+        for column, side, into in zip(columns, sides, made, strict=True):
             if side.column is None:
-                made[column] = side
+                into[column] = side
         return KeyColumns(columns[0], columns[1], condition.null_safe)
 
-    def computed(self, expr: Expr) -> Column:
+    def key_column(self, expr: Expr) -> Column:
         """A column for an expression: the same one for the same text."""
         identity = tuple(part if isinstance(part, Column) else " ".join(part.split()) for part in expr.parts)
         if identity not in self._computed:
-            calls = {c: f"c{number}" for number, c in enumerate(expr.columns)}
-            types = {calls[c]: c.type for c in calls if c.type is not None}
-            found = self.type_of(expr.text(calls.__getitem__), types)
             owners = list(dict.fromkeys(c.owner for c in expr.columns))
-            number = len(self._computed) + 1
-            self._computed[identity] = Column(f"key_{number}", "_".join(owners), *(found or (None, True)))
+            label = f"key_{len(self._computed) + 1}"
+            self._computed[identity] = computed(expr, label, "_".join(owners), self.type_of, self.sql)
         return self._computed[identity]
 
     # --- time -----------------------------------------------------------------------------------
@@ -268,8 +265,8 @@ class Chooser:
             return f"{kind}: {join.spoken}"
         both = [self.event_times(side) for side in (join.left, join.right)]
         if all(both):
-            return "regular: its condition does not compare the event times, so rows are kept for ever"
-        return "regular"
+            return f"regular: {join.spoken} whose condition does not compare the event times: rows are kept for ever"
+        return f"regular: {join.spoken}"
 
 
 def _is_true(condition: Condition) -> bool:

@@ -12,7 +12,7 @@ from sqlglot import exp
 from sqlglot.errors import ParseError, TokenError
 
 from gpu_ops.conditions import parse
-from gpu_ops.errors import ConditionError
+from gpu_ops.errors import ConditionError, DescriptionError
 from gpu_ops.query import refused
 from gpu_ops.query.errors import closest, fail
 from gpu_ops.query.predicates import refuse_sub_query
@@ -97,8 +97,23 @@ class Expr:
 class TypeOf(Protocol):
     """Tells what type an expression has, and whether it can be null."""
 
-    def __call__(self, text: str, columns: Mapping[str, pa.DataType]) -> tuple[pa.DataType, bool] | None:
-        """None where it cannot tell."""
+    def __call__(self, text: str, columns: Mapping[str, pa.DataType], /) -> tuple[pa.DataType, bool] | None:
+        """None where it cannot tell; DescriptionError for an expression that cannot be."""
+
+
+def computed(expr: Expr, label: str, owner: str, type_of: TypeOf, sql: str) -> Column:
+    """A column for an expression.
+
+    Raises:
+        SqlError: an expression that cannot be.
+    """
+    calls = {c: f"c{number}" for number, c in enumerate(expr.columns)}
+    types = {calls[c]: c.type for c in calls if c.type is not None}
+    try:
+        found = type_of(expr.text(calls.__getitem__), types)
+    except DescriptionError as error:
+        fail(sql, str(error), expr.at)
+    return Column(label, owner, *(found or (None, True)))
 
 
 def known_type(text: str, columns: Mapping[str, pa.DataType]) -> tuple[pa.DataType, bool] | None:

@@ -56,7 +56,10 @@ def simplified(join: JoinOf, conditions: Sequence[Condition]) -> JoinOf:
     pads_right = join.how in ("left", "full") and not any(rejects(c, join.right.columns) for c in conditions)
     pads_left = join.how in ("right", "full") and not any(rejects(c, join.left.columns) for c in conditions)
     how = {(False, False): "inner", (True, False): "left", (False, True): "right"}.get((pads_right, pads_left), "full")
-    return dataclasses.replace(join, how=how)  # type: ignore[arg-type]
+    if how == join.how:
+        return join
+    spoken = f"{join.spoken}, less the pads that a condition above it turns away"
+    return dataclasses.replace(join, how=how, spoken=spoken)  # type: ignore[arg-type]
 
 
 def _outer(join: JoinOf, conditions: Sequence[Condition], fail: Fail) -> tuple[Relation, list[Condition]]:

@@ -35,6 +35,7 @@ class Stage:
         where: conditions for its rows.
         made: columns to compute.
         key: of a join, the columns that identify a row, by name; kept when there is an input description to fill.
+        why: a remark on the conditions.
     """
 
     node: Node
@@ -44,6 +45,7 @@ class Stage:
     where: Sequence[Expr] = ()
     made: Mapping[Column, Expr] = dataclasses.field(default_factory=dict)
     key: tuple[str, ...] | None = None
+    why: str = ""
 
     @property
     def columns(self) -> frozenset[Column]:
@@ -77,6 +79,7 @@ class Stage:
             select=tuple(Named(name, self.text(expr), at) for name, expr, at in select),
             schema=schema,
             row_kind=self.row_kind,
+            why=self.why,
         )
 
     def text(self, expr: Expr) -> str:

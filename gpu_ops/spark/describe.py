@@ -8,6 +8,7 @@ from gpu_ops.errors import DescriptionError
 from gpu_ops.intervals import show_ms
 from gpu_ops.joins import Input, Join
 from gpu_ops.multi import Equality, MultiJoin
+from gpu_ops.query.shown import recall
 from gpu_ops.spark.directory import Directory
 from gpu_ops.spark.plan import JoinPlan, plan_name, plans_of
 from gpu_ops.spark.watermarks import kept_ms, timed
@@ -35,7 +36,7 @@ def explain(df: DataFrame) -> str:
         df: a changelog of this pack, or something made from one.
 
     Returns:
-        A text of some lines per join, the nearest first.
+        A text of some lines per join, the nearest first; before them the plan of a query of `gpu_ops.sql`.
 
     Raises:
         DescriptionError: no join of this pack is in it.
@@ -43,7 +44,8 @@ def explain(df: DataFrame) -> str:
     plans = plans_of(df)
     if not plans:
         raise DescriptionError("explain() takes what gpu_ops.join() returned; this plan has no join of ours")
-    return "\n\n".join(_explain(plan, df) for plan in plans)
+    queries = recall(plan.plan_id for plan in plans)
+    return "\n\n".join([*queries, *(_explain(plan, df) for plan in plans)])
 
 
 def _explain(plan: JoinPlan, df: DataFrame) -> str:

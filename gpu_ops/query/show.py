@@ -1,0 +1,111 @@
+"""A plan as text, in Flink's manner: one operator a line, inputs below it, and why it was taken."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpu_ops.intervals import show_ms
+from gpu_ops.joins import Join, Layout
+from gpu_ops.multi import MultiJoin
+from gpu_ops.query.nodes import Calc, JoinNode, Named, Node, Plan, Source, quoted
+
+_TYPES: Final = {
+    "inner": "InnerJoin", "left": "LeftOuterJoin", "right": "RightOuterJoin", "full": "FullOuterJoin",
+    "semi": "LeftSemiJoin", "anti": "LeftAntiJoin",
+}  # fmt: skip
+_SPECS: Final[dict[Layout, str]] = {
+    "join_key_contains_unique_key": "JoinKeyContainsUniqueKey",
+    "unique_key": "HasUniqueKey",
+    "multiset": "NoUniqueKey",
+}
+
+
+def show(plan: Plan) -> str:
+    """The plan's tree; lines that begin with ``--`` say why the operator above them was taken."""
+    return "\n".join(_tree(plan.root))
+
+
+def _tree(node: Node) -> list[str]:
+    below = [_below(node, number) for number in range(len(node.inputs))]
+    mark = ":" if len(below) > 1 else "|"
+    lines = [_text(node)]
+    if isinstance(node, JoinNode):
+        lines += [f"{mark}  -- {remark}" for remark in (node.why, *node.remarks)]
+    if isinstance(node, Calc) and node.why:
+        lines.append(f"{mark}  -- {node.why}")
+    for number, parts in enumerate(below, start=1):
+        first, rest = (":- ", ":  ") if number < len(below) else ("+- ", "   ")
+        lines += [first + parts[0], *(rest + part for part in parts[1:])]
+    return lines
+
+
+def _below(node: Node, number: int) -> list[str]:
+    """One input of a node, and the shuffle between them."""
+    lines = _tree(node.inputs[number])
+    if not isinstance(node, JoinNode):
+        return lines
+    by = ", ".join(quoted(key.columns[number]) for key in node.description.shuffled_by)
+    exchange = f"Exchange(distribution=[{f'hash[{by}]' if by else 'single'}])"
+    return [exchange, "+- " + lines[0], *("   " + line for line in lines[1:])]
+
+
+def _text(node: Node) -> str:
+    if isinstance(node, Source):
+        more = [f"alias=[{node.alias}]"] if node.alias.lower() != node.table.lower() else []
+        more.append(f"changes=[{node.changes}]")
+        if node.unique_key is not None:
+            more.append(f"uniqueKey=[{', '.join(node.unique_key)}]")
+        return f"Source(table=[{node.table}], {', '.join(more)})"
+    if isinstance(node, Calc):
+        where = f", where=[{' AND '.join(_term(x.text, len(node.where)) for x in node.where)}]" if node.where else ""
+        return f"Calc(select=[{', '.join(_named(x) for x in node.select)}]{where})"
+    join = node.description
+    return _multi_way(join) if isinstance(join, MultiJoin) else _two_way(join)
+
+
+def _named(entry: Named) -> str:
+    text = " ".join(entry.text.split())
+    return text if text == quoted(entry.name) else f"{text} AS {quoted(entry.name)}"
+
+
+def _term(text: str, count: int) -> str:
+    text = " ".join(text.split())
+    return f"({text})" if count > 1 and " or " in text.lower() else text
+
+
+def _two_way(join: Join) -> str:
+    left, right = join.left, join.right
+    equal = [
+        f"{left.name}.{quoted(k.left)} {'IS NOT DISTINCT FROM' if k.null_safe else '='} {right.name}.{quoted(k.right)}"
+        for k in join.keys
+    ]
+    where = " AND ".join([*equal, *([" ".join(join.where.split())] if join.where else [])]) or "true"
+    kind = f"joinType=[{_TYPES[join.how]}]"
+    if join.interval is not None:
+        low, high = join.interval.lower_inclusive, join.interval.upper_inclusive
+        times = f"{right.name}.{quoted(str(right.event_time))} - {left.name}.{quoted(str(left.event_time))}"
+        bounds = f"{show_ms(join.interval.lower_ms)} {'<=' if low else '<'} {times}"
+        bounds += f" {'<=' if high else '<'} {show_ms(join.interval.upper_ms)}"
+        return f"IntervalJoin({kind}, windowBounds=[{bounds}], where=[{where}])"
+    aware = ", nullAware=[true]" if join.null_aware else ""
+    specs = ", ".join(f"{s}InputSpec=[{_SPECS[join.layout(n)]}]" for n, s in enumerate(("left", "right")))
+    return f"Join({kind}{aware}, where=[{where}], {specs})"
+
+
+def _multi_way(join: MultiJoin) -> str:
+    common = ", ".join(quoted(columns[0]) for columns in join.common_key)
+    hows = ", ".join(step.how.upper() for step in join.steps)
+    unique = ", ".join(f"({', '.join(s.unique_key)})" if s.unique_key else "noUniqueKey" for s in join.inputs)
+    terms = []
+    for place, step in enumerate(join.steps, start=1):
+        own = join.inputs[place].name
+        equal = [
+            f"{join.inputs[k.input].name}.{quoted(k.column)} {'IS NOT DISTINCT FROM' if k.null_safe else '='} "
+            f"{own}.{quoted(k.own)}"
+            for k in step.on
+        ]
+        terms.append(" AND ".join([*equal, *([" ".join(step.where.split())] if step.where else [])]))
+    return (
+        f"MultiJoin(commonJoinKey=[{common}], joinTypes=[{hows}], inputUniqueKeys=[{unique}], "
+        f"joinConditions=[{', '.join(terms)}])"
+    )

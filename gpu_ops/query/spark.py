@@ -1,0 +1,278 @@
+"""``gpu_ops.sql``: a query over streaming DataFrames, to the changelog of its result."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql import types as st
+
+from gpu_ops.backends import Backend
+from gpu_ops.changelog import ROW_KIND_COLUMN
+from gpu_ops.errors import DescriptionError
+from gpu_ops.joins import Emit, Input, Join
+from gpu_ops.multi import MultiJoin
+from gpu_ops.query import shown
+from gpu_ops.query.errors import fail
+from gpu_ops.query.nodes import Calc, JoinNode, Node, Plan, Source
+from gpu_ops.query.plan import MultiWay, Table, plan
+from gpu_ops.query.show import show
+from gpu_ops.spark.api import MemoryOnlyStateWarning, anti_join, join
+from gpu_ops.spark.checks import check_frames
+from gpu_ops.spark.datatypes import arrow_type, spark_type
+from gpu_ops.spark.interval_api import interval_join
+from gpu_ops.spark.lanes import quoted
+from gpu_ops.spark.marks import delays
+from gpu_ops.spark.multi_api import multi_join
+from gpu_ops.spark.plan import plans_of
+from gpu_ops.spark.streams import Stream, as_input, as_stream
+
+
+def sql(
+    query: str,
+    /,
+    *,
+    tables: Mapping[str, DataFrame | Stream] | None = None,
+    state: str | None = None,
+    emit: Emit = "per_batch",
+    backend: Backend = "auto",
+    partitions: int | None = None,
+    name: str | None = None,
+    multi_way: MultiWay = "auto",
+    **inputs: DataFrame | Stream,
+) -> DataFrame:
+    """Joins streaming DataFrames as a query says; the result is the changelog of what it selects.
+
+    Example::
+
+        gpu_ops.sql("SELECT o.id, p.price FROM orders o LEFT JOIN prices p ON o.id = p.id",
+                    orders=orders, prices=prices, state="...")
+
+    Args:
+        query: a SELECT in Spark's dialect: joins of every kind, [NOT] EXISTS, [NOT] IN, sub-queries in FROM, WITH,
+            WHERE. What is refused (aggregates, DISTINCT, UNION and so on) says where, and what to do instead.
+        tables: inputs whose names cannot be arguments.
+        state: a folder of its own for the state; where the query becomes several joins, each has its own in it:
+            ``1``, ``2`` and so on. Without it the state lives in memory only.
+        emit: as in `join`, of every join.
+        backend: as in `join`.
+        partitions: as in `join`, of every join.
+        name: as in `join`; of several joins they are ``name_1``, ``name_2`` and so on.
+        multi_way: ``"auto"`` makes one multi-way join of joins that share a key; ``"never"`` a chain of two-way
+            joins.
+        inputs: streaming DataFrames, or what `stream` makes of them, by the names the query calls them.
+
+    Returns:
+        A streaming DataFrame; first column ``row_kind``, then what the query selects. `explain` shows its plan.
+
+    Raises:
+        SqlError: a query that streaming joins cannot do, with line and column.
+        DescriptionError: inputs or options that cannot be.
+        NotBuiltError: static DataFrames, Spark Connect, a cluster, ``emit="at_end"``.
+        StateError: the state folder belongs to something else.
+    """
+    streams = _streams({**(tables or {}), **inputs})
+    if not isinstance(query, str):
+        raise DescriptionError(f"sql() takes the text of a query, not {type(query).__name__}")
+    if not streams:
+        raise DescriptionError("sql() needs the tables of its query: sql(query, orders=orders, prices=prices)")
+    check_frames([side.df for side in streams.values()], [f"input '{label}'" for label in streams])
+    session = next(iter(streams.values())).df.sparkSession
+    described = {label: _table(label, side) for label, side in streams.items()}
+    planned = plan(query, described, emit=emit, multi_way=multi_way, type_of=_types(session))
+    _check_inputs(planned, streams)
+    runner = _Runner(planned, streams, state=state, backend=backend, partitions=partitions, name=name)
+    with warnings.catch_warnings():
+        if state is None:
+            warnings.simplefilter("ignore", MemoryOnlyStateWarning)
+        changes = runner.frame(planned.root)
+    if state is None:
+        warnings.warn(
+            "sql() has no state= folder: its state lives in memory only, and a restart on an old checkpoint will be "
+            "refused",
+            MemoryOnlyStateWarning,
+            stacklevel=2,
+        )
+    shown.remember(plans_of(changes)[0].plan_id, show(planned))
+    return changes
+
+
+def _streams(given: Mapping[str, DataFrame | Stream]) -> dict[str, Stream]:
+    streams: dict[str, Stream] = {}
+    for label, side in given.items():
+        if label.lower() in [other.lower() for other in streams]:
+            raise DescriptionError(f"two inputs are called {label!r}: names are told apart without regard to case")
+        streams[label] = as_stream(side, f"input '{label}'")
+    return streams
+
+
+def _table(label: str, side: Stream) -> Table:
+    """What is known of an input."""
+    source = as_input(dataclasses.replace(side, name=label), label)
+    nullable = {x.name: x.nullable for x in side.df.schema.fields}
+    found = delays(side.df)
+    times = (side.event_time,) if side.event_time is not None else tuple(found)
+    return Table(
+        name=label,
+        schema=pa.schema([x.with_nullable(nullable[x.name]) for x in source.schema]),
+        row_kind=source.row_kind,
+        unique_key=source.unique_key,
+        updates=source.updates,
+        event_times=times,
+        sequence_by=source.sequence_by,
+        ttl_ms=source.ttl_ms,
+        grows=source.row_kind == ROW_KIND_COLUMN and any(x.plan_id is not None for x in found.values()),
+    )
+
+
+def _check_inputs(planned: Plan, streams: Mapping[str, Stream]) -> None:
+    used = {source.table for node in planned.joins for source in _sources(node)}
+    unused = [label for label in streams if label not in used]
+    if unused:
+        raise DescriptionError(f"the query does not name the input {unused[0]!r}")
+    tagged = [label for label, side in streams.items() if side.bad_rows == "tag"]
+    if tagged:
+        raise DescriptionError(
+            f"input {tagged[0]!r}: bad_rows='tag' hands rows out beside the changelog, which a query would filter and "
+            "project as if they were its own; use 'drop' or 'fail'"
+        )
+
+
+def _sources(node: Node) -> list[Source]:
+    return [node] if isinstance(node, Source) else [source for below in node.inputs for source in _sources(below)]
+
+
+def _types(session: SparkSession) -> Callable[[str, Mapping[str, pa.DataType]], tuple[pa.DataType, bool]]:
+    """How Spark types an expression."""
+
+    def type_of(text: str, columns: Mapping[str, pa.DataType]) -> tuple[pa.DataType, bool]:
+        schema = st.StructType([st.StructField(label, spark_type(kind)) for label, kind in columns.items()])
+        try:
+            found = session.createDataFrame([], schema).select(f.expr(text).alias("x")).schema["x"]
+        except PySparkException as error:
+            raise DescriptionError(_said(error)) from error
+        return arrow_type(found.dataType), found.nullable
+
+    return type_of
+
+
+def _said(error: PySparkException) -> str:
+    """What Spark says of an expression, without the plan it prints after that."""
+    return str(error).split(" SQLSTATE", 1)[0].split("; line", 1)[0].splitlines()[0]
+
+
+class _Runner:
+    """Makes DataFrames of a plan's nodes."""
+
+    def __init__(
+        self,
+        planned: Plan,
+        streams: Mapping[str, Stream],
+        *,
+        state: str | None,
+        backend: Backend,
+        partitions: int | None,
+        name: str | None,
+    ) -> None:
+        self.plan, self.streams = planned, streams
+        self.several = len(planned.joins) > 1
+        self.state, self.name = state, name
+        self.options: dict[str, Any] = {"backend": backend, "partitions": partitions}
+        self.done = 0
+
+    def frame(self, node: Node) -> DataFrame:
+        """A node's rows."""
+        if isinstance(node, Source):
+            return self.streams[node.table].df
+        if isinstance(node, Calc):
+            return self.calc(node)
+        sides = [self.side(below, source) for below, source in zip(node.inputs, node.description.inputs, strict=True)]
+        return self.joined(node, sides)
+
+    def calc(self, node: Calc) -> DataFrame:
+        """Rows filtered and projected."""
+        df = self.frame(node.input)
+        for condition in node.where:
+            df = self.checked(lambda df=df, text=condition.text: df.where(f.expr(text)), condition.at)  # type: ignore[misc]
+        kind: list[Column] = []
+        below = node.input.row_kind
+        if below is not None and node.row_kind is not None:
+            kind = [quoted(below) if below == node.row_kind else quoted(below).alias(node.row_kind)]
+        columns = [f.expr(entry.text).alias(entry.name) for entry in node.select]
+        for entry, column in zip(node.select, columns, strict=True):
+            if entry.at >= 0:
+                self.checked(lambda df=df, column=column: df.select(column), entry.at)  # type: ignore[misc]
+        return df.select(*kind, *columns)
+
+    def checked(self, make: Callable[[], DataFrame], at: int) -> DataFrame:
+        """What Spark does not accept, with its place in the query."""
+        try:
+            return make()
+        except PySparkException as error:
+            fail(self.plan.sql, f"Spark does not take this: {_said(error)}", at)
+
+    def side(self, node: Node, source: Input) -> Stream:
+        """An input of a join."""
+        below = node.input if isinstance(node, Calc) else node
+        given = self.streams[below.table] if isinstance(below, Source) else None
+        timed = given is not None and source.event_time is not None
+        return Stream(
+            df=self.frame(node),
+            unique_key=source.unique_key,
+            row_kind=source.row_kind,
+            sequence_by=source.sequence_by,
+            ttl_ms=source.ttl_ms,
+            name=source.name,
+            updates=source.updates,
+            bad_rows=given.bad_rows if given is not None else "fail",
+            event_time=source.event_time,
+            delay_ms=given.delay_ms if given is not None and timed else None,
+            idle_timeout_ms=given.idle_timeout_ms if given is not None and timed else None,
+        )
+
+    def joined(self, node: JoinNode, sides: list[Stream]) -> DataFrame:
+        """A join."""
+        self.done += 1
+        number = str(self.done)
+        options = self.options | {
+            "emit": node.description.emit,
+            "state": f"{self.state.rstrip('/')}/{number}" if self.state is not None and self.several else self.state,
+            "name": f"{self.name}_{number}" if self.name is not None and self.several else self.name,
+        }
+        description = node.description
+        if isinstance(description, MultiJoin):
+            return multi_join(
+                sides,
+                [list(step.on) for step in description.steps],  # type: ignore[arg-type]
+                [step.how for step in description.steps],
+                where=[step.where for step in description.steps],
+                **options,
+            )
+        return _two_way(description, sides[0], sides[1], options)
+
+
+def _two_way(description: Join, left: Stream, right: Stream, options: dict[str, Any]) -> DataFrame:
+    on = list(description.keys) or None
+    if description.interval is not None:
+        interval = description.interval
+        return interval_join(
+            left,
+            right,
+            on,
+            description.how,
+            lower=interval.lower_ms,
+            upper=interval.upper_ms,
+            lower_inclusive=interval.lower_inclusive,
+            upper_inclusive=interval.upper_inclusive,
+            where=description.where,
+            **options,
+        )
+    if description.null_aware:
+        return anti_join(left, right, on, null_aware=True, where=description.where, **options)
+    return join(left, right, on, description.how, where=description.where, **options)
