@@ -59,9 +59,11 @@ class Lifetimes:
 
     def born(self, xp: Any, slots: Array) -> Array:
         """When the rows at these slots were born."""
-        new = slots - self.first_new
         if self.births.size == 0:
             return xp.full(slots.size, ALWAYS, np.int64)
+        if self.births[0] == self.births[-1]:  # a net change: all at once
+            return xp.where(slots >= self.first_new, self.births[0], ALWAYS)
+        new = slots - self.first_new
         return xp.where(new >= 0, self.births[xp.maximum(new, 0)], ALWAYS)
 
     def died(self, xp: Any, slots: Array) -> Array:

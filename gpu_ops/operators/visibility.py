@@ -158,13 +158,18 @@ def visible_per_batch(
     slots, deltas = pairs.slots[side], count_deltas(pairs)
     new = as_slots(kernels, change.first_new, len(table) - change.first_new)
     count = table.count.values
-    before = count[slots]
+    staying = slots < change.first_new
+    if change.any_death:
+        staying &= pairs.deaths[side] == NEVER
+    old = slots[xp.flatnonzero(staying)]
+    before = count[old]
     table.add_counts(slots, deltas)
-    staying = (slots < change.first_new) & (pairs.deaths[side] == NEVER)
-    moved = (before == 0) != (count[slots] == 0)
-    touched = xp.flatnonzero(staying & moved)
+    moved = before == 0
+    if not bool((deltas > 0).all()):
+        moved ^= count[old] == 0
+    touched = xp.flatnonzero(moved)
     # whether the count was zero, packed beside the row
-    packed = distinct(xp, (slots[touched] << 1) | (before[touched] != 0))
+    packed = distinct(xp, (old[touched] << 1) | (before[touched] != 0))
     rows, before = packed >> 1, packed & 1
     if barriers is not None and any(b.crossings(table).size for b in barriers):
         # every row may appear or disappear: nothing less than a pass tells which

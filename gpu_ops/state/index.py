@@ -127,15 +127,16 @@ class HashIndex:
         needles.sort()
         return self.meet(needles, staged=staged)
 
-    def meet(self, needles: Array, *, staged: bool) -> tuple[Array, Array]:
+    def meet(self, needles: Array, *, staged: bool, by_candidate: bool = False) -> tuple[Array, Array]:
         """Candidates for each of n entries, of another index perhaps.
 
         Args:
             needles: n uint64, ascending, so that what they look at lies in the order in which they look.
             staged: whether staged rows are candidates too.
+            by_candidate: order the pairs by candidate, then by needle, not the other way round.
 
         Returns:
-            Slots of needles and candidate slots (int64), ordered by needle's slot, then by slot.
+            Slots of needles and candidate slots (int64), ordered by needle's slot, then by candidate's.
         """
         xp = self._xp
         upper, own = needles >> np.uint64(SLOT_BITS), (needles & _LOW).view(np.int64)
@@ -144,13 +145,15 @@ class HashIndex:
         for run in runs:
             at, slots = self._kernels.search(run.entries, run.directory, run.shift, upper)
             if at.size:
-                keys.append((own[at] << SLOT_BITS) | slots)
+                first, second = (slots, own[at]) if by_candidate else (own[at], slots)
+                keys.append((first << SLOT_BITS) | second)
         if not keys:
             return xp.empty(0, np.int64), xp.empty(0, np.int64)
         # One key per pair, sorted as a value: cheaper than an argsort and two gathers.
         pairs = keys[0] if len(keys) == 1 else xp.concatenate(keys)
         pairs.sort()
-        return pairs >> SLOT_BITS, pairs & ((1 << SLOT_BITS) - 1)
+        first, second = pairs >> SLOT_BITS, pairs & ((1 << SLOT_BITS) - 1)
+        return (second, first) if by_candidate else (first, second)
 
     def renumber(self, new_slots: Array) -> None:
         """Follow a compaction.
