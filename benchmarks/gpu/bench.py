@@ -5,6 +5,7 @@ Answers:
   `gpu_ops.cudf_backend.kernels.SEARCH`; where does which win?
 - `append`, `take`, `scatter_add`: what a state table does for each micro-batch.
 - `engine`: changes per second of a left join, per_batch and per_event, and of the CPU engine beside it.
+- `multi_way`, `at_end`: the same of three inputs in one operator, and at the end of the input (`benchmarks.gpu.others`).
 - `interval`: the same of an interval join, and both ways to search by key and time (`benchmarks.gpu.interval`).
 
 Times are CUDA events around work on the default stream, the median of some rounds after a warm-up; the engine's are
@@ -25,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.common import Summary, summarise, write_results
-from benchmarks.gpu import interval
+from benchmarks.gpu import interval, others
 from gpu_ops.backends import gpu_available, make_kernels
 from gpu_ops.engine import JoinEngine
 from gpu_ops.joins import Emit, Input, Join, normalize_on
@@ -179,6 +180,11 @@ def measure(*, quick: bool, cpu: bool) -> dict[str, Any]:
             found = interval.engine(backend, rows, changes)
             results["interval"][f"{backend} {changes}"] = found
             print("interval", backend, changes, round(found["changes_per_second"]), "changes/s", flush=True)
+    for name, case in (("multi_way", others.multi_way), ("at_end", others.at_end)):
+        for backend in ("gpu", *(("cpu",) if cpu else ())):
+            found = case(backend, rows, 1_000_000)
+            results.setdefault(name, {})[backend] = found
+            print(name, backend, round(found["changes_per_second"]), "changes/s", flush=True)
     return results
 
 

@@ -22,8 +22,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 NEEDED = ("pylibcudf", "cupy", "rmm", "numpy", "pandas", "pyarrow", "sqlglot", "pytest")
-SUITES = {"tests/kernels": None, "tests/conformance": "duckdb", "tests/oracle": "duckdb"}
-"""Folders of tests, and what they need beyond `NEEDED`."""
+SUITES = {
+    "tests/kernels": None,
+    "tests/conformance": "duckdb",
+    "tests/oracle": "duckdb",
+    "tests/test_bounded.py": "duckdb",
+}
+"""Tests, and what they need beyond `NEEDED`."""
 
 
 def missing(names: tuple[str, ...]) -> list[str]:
