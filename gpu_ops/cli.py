@@ -82,6 +82,41 @@ def demo(
 
 
 @app.command()
+def run(  # noqa: PLR0917 (options: typer passes them by name)
+    file: Annotated[Path, typer.Argument(help="The job, .sql or .yaml.", metavar="JOB")],
+    once: Annotated[bool, typer.Option("--once", help="Take what there is and end; else go on until Ctrl-C.")] = False,
+    state: Annotated[str | None, typer.Option(help="State folder: a path, or a URI.")] = None,
+    checkpoint: Annotated[str | None, typer.Option(help="Spark's checkpoint folder.")] = None,
+    master: Annotated[
+        str | None, typer.Option(help="Spark's master, such as local[2].", show_default="local[*]")
+    ] = None,
+    backend: Annotated[Literal["auto", "cpu", "gpu"] | None, typer.Option(help="Where to join.")] = None,
+    trigger: Annotated[str | None, typer.Option(help="How often a micro-batch begins, such as '1 second'.")] = None,
+    packages: Annotated[str | None, typer.Option(help="Maven packages for Spark, comma-separated.")] = None,
+    conf: Annotated[list[str] | None, typer.Option(help="A Spark setting, name=value; as often as needed.")] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Say what would run, and run nothing.")] = False,
+) -> None:
+    """Run a job: a query over streams, written down in SQL as Flink has it, or in YAML.
+
+    What is said here goes before what the job says. Ctrl-C ends it; the same command goes on from there.
+    """
+    if importlib.util.find_spec("pyspark") is None:
+        _fail("jobs need PySpark: pip install 'gpu-join[spark]'")
+    from gpu_ops.jobs.command import run_file  # noqa: PLC0415
+
+    said = {"state": state, "checkpoint": checkpoint, "master": master, "backend": backend, "trigger": trigger}
+    run_file(
+        file,
+        Console(highlight=False),
+        said={name: value for name, value in said.items() if value is not None},
+        packages=packages,
+        conf=conf or [],
+        once=once,
+        explain=explain,
+    )
+
+
+@app.command()
 def inspect(
     state: Annotated[str, typer.Argument(help="State folder: a path, or a URI (file, hdfs, s3, gs).", metavar="STATE")],
     rows: Annotated[

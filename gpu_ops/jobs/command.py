@@ -1,0 +1,82 @@
+"""``gpu-join run``: what the command line adds to a job, and what it says in the end."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from gpu_ops.errors import DescriptionError
+from gpu_ops.jobs import runner
+from gpu_ops.jobs.job import Job, load
+from gpu_ops.jobs.settings import located
+from gpu_ops.joins import parse_duration
+
+
+def run_file(
+    path: Path,
+    console: Console,
+    *,
+    said: Mapping[str, str],
+    packages: str | None = None,
+    conf: Sequence[str] = (),
+    once: bool = False,
+    explain: bool = False,
+) -> None:
+    """Runs the job in a file.
+
+    Args:
+        path: the file.
+        console: where to say what goes on.
+        said: `Job`'s fields, to be put in the place of what the file says; folders as seen from the working folder.
+        packages: Maven packages for Spark, comma-separated, besides those of the file.
+        conf: Spark settings, ``name=value``.
+        once: take what there is and end.
+        explain: say what would run, and run nothing.
+
+    Raises:
+        DescriptionError: something cannot be.
+        JobFailedError: the job failed on the way.
+    """
+    job = amended(load(path), said, packages, conf)
+    if explain:
+        console.print(runner.explain(job, console), markup=False, soft_wrap=True)
+        return
+    began = time.perf_counter()
+    outcome = runner.run(job, console, once=once)
+    seconds = time.perf_counter() - began
+    ended = "stopped after" if outcome.interrupted else "done:"
+    batches = f"{outcome.batches} micro-batch{'' if outcome.batches == 1 else 'es'}"
+    console.print(
+        f"{ended} {batches}, {outcome.rows_in:,} rows in, {outcome.rows_out:,} changes out, {seconds:.1f} s in all",
+        markup=False,
+    )
+    if job.state is not None:
+        console.print(f"state in {job.state}; the same command goes on from here", markup=False, soft_wrap=True)
+
+
+def amended(job: Job, said: Mapping[str, str], packages: str | None, conf: Sequence[str]) -> Job:
+    """A job with what the command line says.
+
+    Raises:
+        DescriptionError: it says what cannot be.
+    """
+    spark = dict(job.spark)
+    for setting in conf:
+        name, equals, value = setting.partition("=")
+        if not equals or not name.startswith("spark."):
+            raise DescriptionError(f"--conf {setting}: a Spark setting is written spark.name=value")
+        spark[name] = value
+    if packages is not None:
+        before = spark.get("spark.jars.packages")
+        spark["spark.jars.packages"] = packages if before is None else f"{before},{packages}"
+    fields: dict[str, str] = dict(said)
+    for folder in ("state", "checkpoint"):
+        if folder in fields:
+            fields[folder] = located(fields[folder], Path.cwd())
+    if "trigger" in fields:
+        parse_duration(fields["trigger"])
+    return dataclasses.replace(job, spark=spark, **fields)  # type: ignore[arg-type]

@@ -1,0 +1,91 @@
+"""What a running job says of each micro-batch, on the terminal."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+from collections.abc import Mapping
+from typing import Any
+
+from gpu_ops.jobs.sinks import KINDS, OBSERVED
+from gpu_ops.spark.metrics import join_progress
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """A micro-batch that is done.
+
+    Attributes:
+        number: from 0.
+        rows_in: of all sources.
+        changes: that went to the sink, by row kind; kinds without any are left out.
+        seconds: from its trigger to its commit.
+        state_rows: of all joins and inputs.
+        state_bytes: likewise.
+        watermark_ms: the first join's, milliseconds since the epoch; None where there is none.
+        backend: cpu, gpu or mixed; empty for a query without a join.
+    """
+
+    number: int
+    rows_in: int
+    changes: Mapping[str, int]
+    seconds: float
+    state_rows: int
+    state_bytes: int
+    watermark_ms: int | None
+    backend: str
+
+    @property
+    def rows_out(self) -> int:
+        """All changes."""
+        return sum(self.changes.values())
+
+    @classmethod
+    def of(cls, progress: Mapping[str, Any]) -> Batch | None:
+        """A micro-batch of Spark's progress; None for one that did nothing."""
+        observed = progress["observedMetrics"].get(OBSERVED)
+        counts = {kind: int(observed[name] or 0) for name, kind in KINDS.items()} if observed is not None else {}
+        rows_in = int(progress["numInputRows"])
+        if not rows_in and not any(counts.values()):
+            return None
+        joins = join_progress(progress)
+
+        def total(end: str) -> int:
+            return sum(int(n) for join in joins for name, n in join.metrics.items() if name.endswith(end))
+
+        marks = [join.metrics["watermark_ms"] for join in joins if "watermark_ms" in join.metrics]
+        backends = {join.backend for join in joins}
+        return cls(
+            number=int(progress["batchId"]),
+            rows_in=rows_in,
+            changes={kind: n for kind, n in counts.items() if n},
+            seconds=progress["durationMs"].get("triggerExecution", 0) / 1000,
+            state_rows=total("_state_rows"),
+            state_bytes=total("_state_bytes"),
+            watermark_ms=int(min(marks)) if marks else None,
+            backend=backends.pop() if len(backends) == 1 else "mixed" if backends else "",
+        )
+
+    def __str__(self) -> str:
+        kinds = ", ".join(f"{n:,} {kind}" for kind, n in self.changes.items())
+        rate = self.rows_in / self.seconds if self.seconds else 0.0
+        parts = [
+            f"micro-batch {self.number}: {self.rows_in:,} rows in, {self.rows_out:,} changes out"
+            + (f" ({kinds})" if kinds else ""),
+            f"{self.seconds:.1f} s, {rate:,.0f} rows/s",
+            f"state {self.state_rows:,} rows, {size(self.state_bytes)}",
+        ]
+        if self.watermark_ms is not None:
+            at = dt.datetime.fromtimestamp(self.watermark_ms / 1000, dt.UTC)
+            parts.append(f"watermark {at:%Y-%m-%d %H:%M:%S} UTC")
+        if self.backend:
+            parts.append(self.backend)
+        return "; ".join(parts)
+
+
+def size(count: int) -> str:
+    """Bytes for the eye."""
+    amount, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while amount >= 1024 and len(units) > 1:
+        amount, units = amount / 1024, units[1:]
+    return f"{amount:,.0f} {units[0]}" if units[0] == "B" else f"{amount:,.1f} {units[0]}"

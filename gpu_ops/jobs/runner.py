@@ -1,0 +1,236 @@
+"""Runs a job: session, sources, query, sink; says what each micro-batch did; stops when asked."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import signal
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.console import Console
+
+import gpu_ops
+from gpu_ops.errors import DescriptionError, GpuJoinError
+from gpu_ops.jobs.connectors import DELTA_SETTINGS, UNRESUMED
+from gpu_ops.jobs.job import Job
+from gpu_ops.jobs.progress import Batch
+from gpu_ops.jobs.text import JobError
+from gpu_ops.query.errors import SqlError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+_POLL_S: Final = 0.2
+_LOGGING: Final = Path(__file__).resolve().parents[1] / "demo" / "log4j2.properties"
+_OURS: Final = re.compile(r"gpu_ops\.errors\.\w+: (.+)")
+
+
+class JobFailedError(GpuJoinError, RuntimeError):
+    """A job that began and then failed."""
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What a job did until it ended.
+
+    Attributes:
+        batches: micro-batches with rows.
+        rows_in: of all of them.
+        rows_out: changes that went to the sink.
+        interrupted: whether it was stopped before its end.
+    """
+
+    batches: int = 0
+    rows_in: int = 0
+    rows_out: int = 0
+    interrupted: bool = False
+
+
+def run(job: Job, console: Console, *, once: bool = False) -> Outcome:
+    """Runs a job to its end: of what there is, or until it is interrupted.
+
+    Args:
+        job: the job.
+        console: where to say what goes on.
+        once: take what there is and end.
+
+    Raises:
+        JobError: something in the job cannot be; says where.
+        JobFailedError: it failed on the way; nothing is lost, and the same job goes on from its checkpoint.
+    """
+    check_folders(job)
+    with _session(job, console) as spark:
+        changes = changelog(spark, job, console)
+        from gpu_ops.jobs.sinks import start  # noqa: PLC0415 - pyspark is optional
+
+        with _interrupts() as stop:
+            query = start(changes, job, once=once)
+            return _follow(query, console, stop)
+
+
+def explain(job: Job, console: Console) -> str:
+    """What a job would run, in words."""
+    with _session(job, console) as spark:
+        return gpu_ops.explain(changelog(spark, job, console))
+
+
+def check_folders(job: Job) -> None:
+    """Refuses a job that could not go on where it stopped.
+
+    Raises:
+        JobError: a state folder without a checkpoint or the reverse, or neither where the sink keeps what it is given.
+    """
+    if (job.state is None) != (job.checkpoint is None):
+        there, missing = ("state", "checkpoint") if job.checkpoint is None else ("checkpoint", "state")
+        raise job.file.error(
+            f"there is a folder for the {there}, but none for the {missing}: say {missing} as well, in the job or as "
+            f"--{missing}; they belong together",
+            job.sink.at,
+        )
+    if job.state is None and job.sink.connector not in UNRESUMED:
+        raise job.file.error(
+            f"{job.sink.connector} keeps what it is given, so the job has to remember where it stopped: say state and "
+            "checkpoint, a folder each, in the job or as --state and --checkpoint",
+            job.sink.at,
+        )
+
+
+def changelog(spark: SparkSession, job: Job, console: Console) -> DataFrame:
+    """The query's changelog.
+
+    Args:
+        spark: a session.
+        job: the job.
+        console: for what is worth a warning.
+
+    Raises:
+        JobError: a source or the query cannot be.
+    """
+    from gpu_ops.jobs.sources import open_source  # noqa: PLC0415 - pyspark is optional
+
+    tables = {source.name: open_source(spark, source, job.file) for source in job.sources}
+    with warnings.catch_warnings(record=True) as raised:
+        warnings.simplefilter("always")
+        try:
+            changes = gpu_ops.sql(
+                job.query.text,
+                tables=tables,
+                state=job.state,
+                emit=job.emit,
+                backend=job.backend,
+                partitions=job.partitions,
+                name=job.name,
+                multi_way=job.multi_way,
+            )
+        except SqlError as error:
+            line, column = job.query.place(job.file, error.line, error.column)
+            raise job.file.error_at(error.message, line, column) from error
+        except JobError:
+            raise
+        except DescriptionError as error:
+            raise job.file.error(str(error), job.query.at) from error
+    for warning in raised:
+        if not issubclass(warning.category, DeprecationWarning):
+            console.print(f"warning: {warning.message}", style="yellow", markup=False, soft_wrap=True)
+    return changes
+
+
+@contextlib.contextmanager
+def _session(job: Job, console: Console) -> Iterator[SparkSession]:
+    """A session for the job; one that there is already is used, and left running."""
+    from gpu_ops.spark import prepare_environment, session  # noqa: PLC0415 - pyspark is optional
+
+    prepare_environment()
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    running = SparkSession.getActiveSession()
+    if running is not None:
+        yield running
+        return
+    settings = {
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}",
+    }
+    if "delta" in (job.sink.connector, *(source.connector for source in job.sources)):
+        settings |= DELTA_SETTINGS
+    with console.status("Spark starts"):
+        spark = session(f"gpu-join {job.name}", master=job.master or "local[*]", config={**settings, **job.spark})
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[threading.Event]:
+    """Ctrl-C sets the event, and does nothing else: a micro-batch is not torn."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def handle(_signal: int, _frame: FrameType | None) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _follow(query: StreamingQuery, console: Console, stop: threading.Event) -> Outcome:
+    """Says what each micro-batch did, until the query ends or is told to."""
+    outcome, seen = Outcome(), -1
+    ended = False
+    try:
+        while not ended:
+            ended = _ended(query)
+            seen = _say(query, console, outcome, seen)
+            if stop.is_set() and not ended:
+                outcome.interrupted = ended = True
+    finally:
+        query.stop()
+    _say(query, console, outcome, seen)
+    return outcome
+
+
+def _ended(query: StreamingQuery) -> bool:
+    from pyspark.errors import StreamingQueryException  # noqa: PLC0415
+
+    try:
+        return bool(query.awaitTermination(_POLL_S))
+    except StreamingQueryException as error:
+        raise JobFailedError(reason(str(error))) from error
+
+
+def reason(text: str) -> str:
+    """What is worth saying of Spark's account of a failure: our own error in it, or its first line."""
+    found = _OURS.findall(text)
+    return str(found[-1]).strip() if found else text.strip().partition("\n")[0]
+
+
+def _say(query: StreamingQuery, console: Console, outcome: Outcome, seen: int) -> int:
+    """Says what is new; gives the last micro-batch that was said."""
+    last: Any = query.lastProgress
+    if last is None or int(last["batchId"]) <= seen:
+        return seen
+    for progress in query.recentProgress:
+        batch = Batch.of(progress)
+        if batch is not None and batch.number > seen:
+            seen = batch.number
+            outcome.batches += 1
+            outcome.rows_in += batch.rows_in
+            outcome.rows_out += batch.rows_out
+            console.print(str(batch), markup=False, soft_wrap=True)
+    return seen

@@ -1,0 +1,93 @@
+"""Sinks: a changelog to a running query."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import functions as f
+
+from gpu_ops.changelog import ROW_KIND_COLUMN
+from gpu_ops.jobs.connectors import FORMATS
+from gpu_ops.jobs.job import Job, Sink
+from gpu_ops.jobs.sources import failed
+from gpu_ops.jobs.text import Text
+from gpu_ops.jobs.types import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming import StreamingQuery
+
+OBSERVED: Final = "gpu_join_job"
+"""Under this name Spark's progress has the changes of a micro-batch, by row kind."""
+
+KINDS: Final = {"insert": "+I", "update_before": "-U", "update_after": "+U", "delete": "-D", "late": "late"}
+
+
+def start(changes: DataFrame, job: Job, *, once: bool) -> StreamingQuery:
+    """Starts a job's query.
+
+    Args:
+        changes: the changelog, row kinds first.
+        job: the job.
+        once: take what there is and end.
+
+    Raises:
+        JobError: the sink cannot take it.
+    """
+    kind = f.col(ROW_KIND_COLUMN)
+    counted = changes.observe(OBSERVED, *(f.count(f.when(kind == k, 1)).alias(name) for name, k in KINDS.items()))
+    try:
+        rows = shaped(counted, job.sink, job.file)
+        if job.sink.connector == "kafka":
+            rows = messages(rows, job.sink, job.file)
+        writer = rows.writeStream.format(FORMATS.get(job.sink.connector, job.sink.connector))
+        writer = writer.outputMode("append").queryName(job.sink.table or job.name).options(**job.sink.options)
+        if job.checkpoint is not None:
+            writer = writer.option("checkpointLocation", job.checkpoint)
+        if once:
+            writer = writer.trigger(availableNow=True)
+        elif job.trigger is not None:
+            writer = writer.trigger(processingTime=job.trigger)
+        return writer.start()
+    except AnalysisException as error:
+        raise failed(changes.sparkSession, job.file, job.sink.connector, job.sink.at, error) from error
+
+
+def shaped(changes: DataFrame, sink: Sink, file: Text) -> DataFrame:
+    """A changelog with the columns that the sink names, in their order; types are cast.
+
+    Raises:
+        JobError: it has another number of columns, or two of one name.
+    """
+    names = changes.columns[1:]
+    if sink.columns is not None:
+        named = [(name, kind) for name, kind in sink.columns if name.lower() != sink.row_kind.lower()]
+        if len(named) != len(names):
+            file.fail(f"the sink has {len(named)} columns, the query {len(names)}: {', '.join(names)}", sink.at)
+        columns = [f.col(quoted(own)).cast(kind).alias(name) for own, (name, kind) in zip(names, named, strict=True)]
+        names = [name for name, _ in named]
+    else:
+        columns = [f.col(quoted(name)) for name in names]
+    if sink.row_kind.lower() in {name.lower() for name in names}:
+        file.fail(f"the query has a column {sink.row_kind!r}, too: say 'row_kind' = 'another name'", sink.at)
+    return changes.select(f.col(ROW_KIND_COLUMN).alias(sink.row_kind), *columns)
+
+
+def messages(rows: DataFrame, sink: Sink, file: Text) -> DataFrame:
+    """Rows as messages for Kafka: each is a JSON text, its key the key's column, or JSON where it has several.
+
+    Raises:
+        JobError: no such column for the key.
+    """
+    spelled = {name.lower(): name for name in rows.columns}
+    for name in sink.key:
+        if name.lower() not in spelled:
+            file.fail(f"key names {name!r}; there are {', '.join(rows.columns)}", sink.at)
+    keys = [f.col(quoted(spelled[name.lower()])) for name in sink.key]
+    nulls = {"ignoreNullFields": "false"}
+    value = f.to_json(f.struct(*(f.col(quoted(name)) for name in rows.columns)), nulls).alias("value")
+    if not keys:
+        return rows.select(value)
+    key = keys[0].cast("string") if len(keys) == 1 else f.to_json(f.struct(*keys), nulls)
+    return rows.select(key.alias("key"), value)

@@ -1,0 +1,179 @@
+"""Sources as streaming DataFrames."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Final
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import functions as f
+from pyspark.sql import types as st
+
+from gpu_ops.jobs.connectors import package
+from gpu_ops.jobs.job import Source
+from gpu_ops.jobs.text import JobError, Text
+from gpu_ops.jobs.types import quoted
+from gpu_ops.spark.streams import Stream, stream
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+_FILES: Final = ("parquet", "json", "csv")
+_CHANGE, _VERSION, _TIME = "_change_type", "_commit_version", "_commit_timestamp"
+_KIND: Final = "__row_kind"
+"""Of Debezium's messages: one may be two changes, so ``op`` itself is none."""
+
+
+def open_source(spark: SparkSession, source: Source, file: Text) -> Stream:
+    """A source as an input of a query.
+
+    Args:
+        spark: a session.
+        source: what to read.
+        file: the job's text, for errors.
+
+    Raises:
+        JobError: it cannot be read; says what is missing.
+    """
+    try:
+        if source.connector == "delta":
+            source, df = _delta(spark, source)
+        elif source.connector == "kafka":
+            source, df = decode(_load(spark, source), source)
+        elif source.connector in _FILES:
+            df = _read_files(spark, source, file)
+        else:
+            df = _load(spark, source)
+    except AnalysisException as error:
+        raise failed(spark, file, source.connector, source.at, error) from error
+    idle = source.idle_timeout_ms is not None
+    if source.watermark is not None:
+        df = df.withWatermark(source.watermark.column, f"{source.watermark.delay_ms} milliseconds")
+    return stream(
+        df,
+        unique_key=source.unique_key,
+        row_kind=source.row_kind,
+        sequence_by=source.sequence_by,
+        ttl=source.ttl_ms,
+        name=source.name,
+        updates=source.updates,
+        bad_rows=source.bad_rows,
+        event_time=source.watermark.column if source.watermark is not None and idle else None,
+        delay=source.watermark.delay_ms if source.watermark is not None and idle else None,
+        idle_timeout=source.idle_timeout_ms,
+    )
+
+
+def failed(spark: SparkSession, file: Text, connector: str, at: int, error: Exception) -> JobError:
+    """An error of Spark's, with its place in the job; where a jar is missing, which one."""
+    said = str(error).partition("\n")[0].partition(" SQLSTATE")[0].rstrip(".;")
+    needed = package(connector, spark.version)
+    if needed is not None and "find" in said and "data source" in said:
+        said = (
+            f"Spark has no {connector} here; it comes with --packages {needed} (or SET 'spark.packages' = "
+            f"'{needed}') when the session starts"
+        )
+    return file.error(said, at)
+
+
+def schema_text(source: Source) -> str:
+    """The declared columns, and the one of row kinds, as Spark's schema text."""
+    columns = list(source.columns or ())
+    if source.row_kind is not None and source.row_kind.lower() not in {name.lower() for name, _ in columns}:
+        columns.append((source.row_kind, "STRING"))
+    return ", ".join(f"{quoted(name)} {kind}" for name, kind in columns)
+
+
+def _load(spark: SparkSession, source: Source) -> DataFrame:
+    return spark.readStream.format(source.connector).options(**source.options).load()
+
+
+def _read_files(spark: SparkSession, source: Source, file: Text) -> DataFrame:
+    if source.columns is None:
+        # a stream wants its columns beforehand: those of the files that are there
+        schema = spark.read.format(source.connector).options(**source.options).load().schema
+        if not schema.fields:
+            file.fail("there are no files yet, so nothing says what columns there are: name them", source.at)
+        return spark.readStream.format(source.connector).options(**source.options).schema(schema).load()
+    named = {name.lower() for name, _ in source.columns}
+    if source.connector == "csv" and source.row_kind is not None and source.row_kind.lower() not in named:
+        file.fail(f"CSV goes by position: name {source.row_kind!r} among the columns, where it stands", source.at)
+    return spark.readStream.format(source.connector).options(**source.options).schema(schema_text(source)).load()
+
+
+def _delta(spark: SparkSession, source: Source) -> tuple[Source, DataFrame]:
+    """A Delta table's change feed, or the rows appended to it."""
+    options = {"readChangeFeed": "true", **source.options}
+    feed = options["readChangeFeed"] == "true"
+    keyed = source.unique_key is not None
+    if feed and not keyed and "maxFilesPerTrigger" not in options:
+        # Without a key nothing can order the changes of a micro-batch: then it is one commit, which is never cut.
+        options["maxFilesPerTrigger"] = "1"
+    source = dataclasses.replace(source, options=options)
+    if feed:
+        source = dataclasses.replace(
+            source,
+            row_kind=source.row_kind or _CHANGE,
+            # the changes of several commits come in any order
+            sequence_by=source.sequence_by or (_VERSION if keyed else None),
+        )
+    df = _load(spark, source)
+    own = [source.row_kind] if source.row_kind is not None else []
+    if source.columns is None:
+        kept = [name for name in df.columns if name not in (_CHANGE, _VERSION, _TIME)]
+        chosen = [f.col(quoted(name)) for name in kept]
+    else:
+        chosen = [f.col(quoted(name)).cast(kind).alias(name) for name, kind in source.columns]
+        kept = [name for name, _ in source.columns]
+    own += [source.sequence_by] if source.sequence_by is not None else []
+    return source, df.select(*chosen, *(f.col(quoted(name)) for name in own if name not in kept))
+
+
+def decode(df: DataFrame, source: Source) -> tuple[Source, DataFrame]:
+    """The rows of a topic's messages.
+
+    Args:
+        df: messages; their ``value`` is binary or text. One without a value, a tombstone, says nothing.
+        source: its columns, its format, and what to do with a message that is not JSON: ``bad_rows`` drop leaves
+            it out, anything else fails.
+
+    Returns:
+        The source, with the column of row kinds, and the rows.
+    """
+    rows = df.where("value IS NOT NULL")
+    debezium = source.format == "debezium-json"
+    row_type = st.StructType.fromDDL(schema_text(source))
+    schema = row_type
+    if debezium:
+        envelope = st.StructType().add("before", row_type).add("after", row_type).add("op", "string")
+        schema = st.StructType([*envelope.fields, st.StructField("payload", envelope)])
+    drop = source.bad_rows == "drop"
+    corrupt = "__corrupt"
+    if drop:
+        schema = st.StructType([*schema.fields, st.StructField(corrupt, st.StringType())])
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": corrupt} if drop else {"mode": "FAILFAST"}
+    rows = rows.select(f.from_json(f.col("value").cast("string"), schema, options).alias("m"))
+    if drop:
+        rows = rows.where(f"m.{corrupt} IS NULL")
+    if not debezium:
+        return source, rows.select(*(f.col(f"m.{quoted(name)}") for name in row_type.names))
+    changes = rows.select(f.explode(_changes()).alias("c"))
+    columns = [f.col(f"c.row.{quoted(name)}") for name in row_type.names]
+    return dataclasses.replace(source, row_kind=_KIND), changes.select(f.col("c.kind").alias(_KIND), *columns)
+
+
+def _changes() -> Column:
+    """What a message of Debezium's says, with or without its schema around it: an array of row kinds and rows."""
+    before, after, op = (f.coalesce(f.col(f"m.payload.{n}"), f.col(f"m.{n}")) for n in ("before", "after", "op"))
+
+    def change(kind: str, row: Column) -> Column:
+        return f.struct(f.lit(kind).alias("kind"), row.alias("row"))
+
+    unknown = f.raise_error(f.concat(f.lit("a message of Debezium's has the op "), f.coalesce(op, f.lit("null"))))
+    return (
+        f.when(op.isin("c", "r"), f.array(change("+I", after)))
+        .when((op == "u") & before.isNull(), f.array(change("+U", after)))
+        .when(op == "u", f.array(change("-U", before), change("+U", after)))
+        .when(op == "d", f.array(change("-D", before)))
+        .otherwise(unknown)
+    )

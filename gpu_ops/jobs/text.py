@@ -1,0 +1,131 @@
+"""The text of a job: places in it, what is written there, and the error that shows a place."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import NoReturn
+
+from gpu_ops.errors import DescriptionError
+
+
+class JobError(DescriptionError):
+    """A job that cannot be.
+
+    Args:
+        message: what is wrong, and what to do instead.
+        path: the file.
+        line: 1-based line in it.
+        column: 1-based column in that line.
+        shown: the line.
+    """
+
+    def __init__(self, message: str, path: Path, line: int, column: int, shown: str) -> None:
+        self.message, self.path, self.line, self.column = message, path, line, column
+        caret = "".join("\t" if c == "\t" else " " for c in shown[: column - 1].ljust(column - 1)) + "^"
+        super().__init__(f"{path}:{line}:{column}: {message}\n  {shown}\n  {caret}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """A file's text."""
+
+    path: Path
+    text: str
+
+    def place(self, offset: int) -> tuple[int, int]:
+        """Line and column of an offset, both from 1."""
+        before = self.text[:offset]
+        return before.count("\n") + 1, offset - (before.rfind("\n") + 1) + 1
+
+    def error(self, message: str, offset: int) -> JobError:
+        """An error at an offset."""
+        return self.error_at(message, *self.place(offset))
+
+    def error_at(self, message: str, line: int, column: int) -> JobError:
+        """An error at a line and column."""
+        lines = self.text.split("\n")
+        shown = lines[line - 1].rstrip("\r") if line <= len(lines) else ""
+        return JobError(message, self.path, line, column, shown)
+
+    def fail(self, message: str, offset: int) -> NoReturn:
+        """Raises an error at an offset."""
+        raise self.error(message, offset)
+
+
+@dataclasses.dataclass(frozen=True)
+class Said:
+    """A text that the file says, and where."""
+
+    text: str
+    at: int
+    """Offset in the file, as everywhere here."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """A name and its value."""
+
+    name: Said
+    value: Said
+
+
+@dataclasses.dataclass(frozen=True)
+class SaidColumn:
+    """A column: its name, and its type as Spark writes it."""
+
+    name: Said
+    type: str
+
+
+@dataclasses.dataclass(frozen=True)
+class SaidTable:
+    """A source or the sink, as it is written down.
+
+    Attributes:
+        name: what the query calls it.
+        columns: None where none are given.
+        primary_key: names of columns, or None.
+        watermark: a column, and how late its rows may come, such as ``5 SECOND``; or None.
+        settings: all the rest.
+    """
+
+    name: Said
+    columns: tuple[SaidColumn, ...] | None
+    primary_key: tuple[Said, ...] | None
+    watermark: tuple[Said, Said] | None
+    settings: tuple[Setting, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class SaidQuery:
+    """The query.
+
+    Attributes:
+        text: without what is around it in the file.
+        at: where it begins.
+        indent: by how much its lines after the first are indented in the file, and not in ``text``; None where its
+            lines are not those of the file, so that ``at`` is all that is known.
+    """
+
+    text: str
+    at: int
+    indent: int | None = 0
+
+    def place(self, file: Text, line: int, column: int) -> tuple[int, int]:
+        """Line and column in the file of a line and column of the query."""
+        first_line, first_column = file.place(self.at)
+        if self.indent is None:
+            return first_line, first_column
+        return first_line + line - 1, column + (first_column - 1 if line == 1 else self.indent)
+
+
+@dataclasses.dataclass(frozen=True)
+class SaidJob:
+    """A job as it is written down."""
+
+    file: Text
+    sources: tuple[SaidTable, ...]
+    sink: SaidTable
+    query: SaidQuery
+    settings: tuple[Setting, ...]

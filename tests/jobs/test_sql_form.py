@@ -1,0 +1,120 @@
+"""The SQL form: what is read, and where it says that something is wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_ops.jobs.job import Watermark
+from jobs.support import INSERT, ORDERS, SINK, source, sql, wrong
+
+
+def test_a_whole_job():
+    job = sql("""
+        -- a comment; with a semicolon
+        CREATE TEMPORARY TABLE IF NOT EXISTS orders (
+            id BIGINT NOT NULL COMMENT 'it''s the key',
+            `an item` VARCHAR(20),
+            at TIMESTAMP(3),
+            CONSTRAINT pk PRIMARY KEY (id) NOT ENFORCED,
+            WATERMARK FOR at AS at - INTERVAL '5' SECOND
+        ) COMMENT 'x' WITH (
+            'connector' = 'parquet', 'path' = 'orders', 'max-files-per-trigger' = '1', 'row_kind' = 'op',
+            'updates' = 'retract', 'ttl' = '7 days', 'bad_rows' = 'drop', 'idle_timeout' = '1 minute',
+            'option.mergeSchema' = 'true'
+        );
+        create table prices (id bigint primary key not enforced, price decimal(10, 2))
+            with ('connector' = 'csv', 'path' = 's3://bucket/prices', 'header' = 'TRUE', 'delimiter' = ';');
+        CREATE TABLE changes (op STRING, id BIGINT) WITH ('connector' = 'json', 'path' = '/out', 'row_kind' = 'op');
+        SET 'state' = 'state'; SET checkpoint = 'there';
+        SET 'emit' = 'per_event'; SET partitions = 3; SET spark.sql.shuffle.partitions = 2;
+        SET spark.packages = 'a:b:1';
+        INSERT INTO changes
+        SELECT o.id, ';' AS x -- ;
+        FROM orders o;
+    """)
+    orders, prices = job.sources
+    assert orders.columns == (("id", "BIGINT"), ("an item", "STRING"), ("at", "TIMESTAMP"))
+    assert orders.options == {"path": "/jobs/orders", "maxFilesPerTrigger": "1", "mergeSchema": "true"}
+    assert (orders.name, orders.connector, orders.unique_key, orders.row_kind) == ("orders", "parquet", ("id",), "op")
+    assert (orders.updates, orders.ttl_ms, orders.bad_rows) == ("retract", 7 * 86_400_000, "drop")
+    assert (orders.watermark, orders.idle_timeout_ms) == (Watermark("at", 5000), 60_000)
+    assert prices.options == {"path": "s3://bucket/prices", "header": "true", "sep": ";"}
+    assert prices.columns == (("id", "BIGINT"), ("price", "DECIMAL(10, 2)"))
+    assert prices.unique_key == ("id",)
+    assert job.sink.columns == (("op", "STRING"), ("id", "BIGINT"))
+    assert (job.sink.connector, job.sink.options, job.sink.row_kind) == ("json", {"path": "/out"}, "op")
+    assert (job.state, job.checkpoint, job.emit, job.partitions) == ("/jobs/state", "/jobs/there", "per_event", 3)
+    assert job.spark == {"spark.sql.shuffle.partitions": "2", "spark.jars.packages": "a:b:1"}
+    assert job.query.text == "SELECT o.id, ';' AS x -- ;\nFROM orders o"
+    assert (job.name, job.backend, job.trigger, job.master) == ("job", "auto", None, None)
+
+
+def test_places_in_the_query():
+    job = sql(ORDERS + SINK + "\nINSERT INTO changes SELECT *\n  FROM orders")
+    assert job.query.place(job.file, 1, 1) == (4, 21)
+    assert job.query.place(job.file, 2, 8) == (5, 8)
+
+
+def test_types():
+    types = {
+        "INTEGER": "INT", "double precision": "DOUBLE", "REAL": "FLOAT", "BYTES": "BINARY", "VARBINARY(9)": "BINARY",
+        "DECIMAL": "DECIMAL(10, 0)", "NUMERIC(5)": "DECIMAL(5)", "TIMESTAMP_LTZ(6)": "TIMESTAMP",
+        "TIMESTAMP(3) WITHOUT TIME ZONE": "TIMESTAMP_NTZ", "TIMESTAMP WITH LOCAL TIME ZONE": "TIMESTAMP",
+        "TIMESTAMP_NTZ(3)": "TIMESTAMP_NTZ", "CHAR(3)": "STRING",
+        "ARRAY<MAP<STRING, INT>>": "ARRAY<MAP<STRING, INT>>",
+        "ROW<a INT, `b c` ARRAY<DATE>>": "STRUCT<`a`: INT, `b c`: ARRAY<DATE>>",
+        "STRUCT<a: BOOLEAN>": "STRUCT<`a`: BOOLEAN>",
+    }  # fmt: skip
+    columns = ", ".join(f"c{i} {kind}" for i, kind in enumerate(types))
+    found = source(f"CREATE TABLE t ({columns}) WITH ('connector' = 'parquet', 'path' = 'p');")
+    assert [kind for _, kind in found.columns] == list(types.values())
+
+
+def test_columns_may_be_left_to_the_data():
+    assert source("CREATE TABLE t WITH ('connector' = 'parquet', 'path' = 'p');").columns is None
+    only_key = "CREATE TABLE t (PRIMARY KEY (id) NOT ENFORCED) WITH ('connector' = 'parquet', 'path' = 'p');"
+    assert (source(only_key).columns, source(only_key).unique_key) == (None, ("id",))
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "place"),
+    [
+        ("SELECT 1", "'SELECT' begins no statement that is understood", "SELECT"),
+        (ORDERS + SINK, "there is no INSERT INTO", ""),
+        (ORDERS + INSERT, "there is no table 'changes' to insert into", "changes"),
+        (SINK + INSERT, "there is no source", "SELECT"),
+        (ORDERS + ORDERS + SINK + INSERT, "there are two tables 'orders'", "orders"),
+        (ORDERS + SINK + INSERT + ";\n" + INSERT, "a job has one INSERT INTO", "INSERT"),
+        (ORDERS + SINK + "INSERT OVERWRITE changes SELECT 1", "INSERT OVERWRITE is not understood", "OVERWRITE"),
+        (ORDERS + SINK + "INSERT INTO changes (a) SELECT 1", "expected SELECT or WITH, found '('", "(a)"),
+        (ORDERS + SINK + "INSERT INTO changes SELECT 'x", "a quote or comment is opened here", "'x"),
+        ("CREATE TABLE a.b (x INT) WITH ('a'='b')", "catalogs and databases are not understood", ".b"),
+        ("CREATE TABLE a (x INT)", "expected WITH and the table's options, found the end", ""),
+        ("CREATE TABLE a (x INT) LIKE b", "LIKE is not understood", "LIKE"),
+        ("CREATE TABLE a (x AS y + 1) WITH ('a'='b')", "computed columns are not understood", "AS y"),
+        ("CREATE TABLE a (x INT METADATA) WITH ('a'='b')", "metadata columns are not understood", "METADATA"),
+        ("CREATE TABLE a (x BIGNIT) WITH ('a'='b')", "there is no type BIGNIT; the nearest are BIGINT", "BIGNIT"),
+        ("CREATE TABLE a (x ARRAY(INT)) WITH ('a'='b')", "expected < behind ARRAY, found '('", "(INT)"),
+        ("CREATE TABLE a (x DECIMAL(p)) WITH ('a'='b')", "expected a number, found 'p'", "p)"),
+        ("CREATE TABLE a (x INT y INT) WITH ('a'='b')", "expected ) or a comma, found 'y'", "y INT"),
+        ("CREATE TABLE a (x INT) WITH ('a' 'b')", "expected =, found the string 'b'", "'b'"),
+        ("CREATE TABLE a (x INT) WITH (a = 'b')", "expected an option's name in single quotes, found 'a'", "a ="),
+        (
+            "CREATE TABLE a (x INT PRIMARY KEY, PRIMARY KEY (x)) WITH ('a'='b')",
+            "a second primary key",
+            "PRIMARY KEY (x",
+        ),
+        (
+            "CREATE TABLE a (t TIMESTAMP, WATERMARK FOR t AS u - INTERVAL '5' SECOND) WITH ('a'='b')",
+            "a watermark is t - INTERVAL '...' ..., nothing else is understood",
+            "u -",
+        ),
+        ("SET 'a' = ", "expected the setting's value in single quotes, found the end of the text", ""),
+        (ORDERS.replace(";", "") + SINK, "expected ; behind the statement, found 'CREATE'", "CREATE TABLE changes"),
+    ],
+)
+def test_errors(text, message, place):
+    said, there = wrong(sql, text)
+    assert said.startswith(message)
+    assert there.startswith(place)
+    assert there or not place
