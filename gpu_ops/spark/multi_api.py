@@ -114,7 +114,7 @@ def _of_step(streams: Sequence[Stream], names: Sequence[str], number: int, entry
             owners = [n for n in range(number) if spelling(streams[n].df, item) is not None]
             found.append(_shared(streams, names, number, item, owners[0] if owners else 0))
         elif _is_pair(item):
-            at, column = _column(streams[:number], names, item[0])
+            at, column = _column(streams[:number], names[:number], item[0])
             _, own = _column(streams[number : number + 1], names[number : number + 1], item[1])
             found.append(Equality(at, column, own))
         else:

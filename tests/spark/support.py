@@ -21,8 +21,12 @@ class Source:
     def __init__(self, spark: Any, folder: Path, schema: str) -> None:
         folder.mkdir(parents=True)
         self._spark, self._folder, self._schema = spark, folder, schema
-        self._files = 0
-        self.changes: list[dict[str, Any]] = []
+        self.files: list[list[dict[str, Any]]] = []
+
+    @property
+    def changes(self) -> list[dict[str, Any]]:
+        """All of them, in order."""
+        return [change for file in self.files for change in file]
 
     @property
     def df(self) -> Any:
@@ -31,17 +35,17 @@ class Source:
 
     def add(self, *changes: dict[str, Any]) -> None:
         """One file, so one micro-batch."""
-        self.changes += changes
-        self._files += 1
-        path = self._folder / f"{self._files:04d}.json"
+        self.files.append(list(changes))
+        path = self._folder / f"{len(self.files):04d}.json"
         temporary = path.with_name("." + path.name)
         temporary.write_text("\n".join(json.dumps(c) for c in changes))
         temporary.rename(path)
         time.sleep(0.002)  # Spark takes files by their time, in milliseconds
 
-    def table(self, columns: Sequence[str], kind: str | None = "op") -> list[Row]:
-        """The folded changes."""
-        rows = [(c.get(kind, "+I") if kind else "+I", *(c.get(n) for n in columns)) for c in self.changes]
+    def table(self, columns: Sequence[str], kind: str | None = "op", files: int | None = None) -> list[Row]:
+        """The folded changes, of all files or of the first so many."""
+        changes = [change for file in self.files[:files] for change in file]
+        rows = [(c.get(kind, "+I") if kind else "+I", *(c.get(n) for n in columns)) for c in changes]
         return fold(rows)
 
 

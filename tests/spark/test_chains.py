@@ -1,0 +1,176 @@
+"""Chains of joins with different keys: exactly once as a whole, and the unique keys that follow on the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gpu_ops
+from gpu_ops import stream
+from gpu_ops.spark.directory import Directory
+from gpu_ops.spark.plan import derived_key
+from gpu_ops.spark.streams import as_input
+from spark.feeds import Feed, check, sql_join
+from spark.support import Sink, drain, in_memory, start
+
+pytestmark = pytest.mark.spark
+
+KEYS = (1, 2, 3, 4, 5, None)
+
+
+@pytest.fixture
+def feeds(spark: Any, tmp_path: Path) -> list[Feed]:
+    """Users, orders and preferences that share ``user_id``; products, and tags of them."""
+    return [
+        Feed(spark, tmp_path, "users", {"user_id": ("long", None), "name": ("string", ("ann", "bob", None))}),
+        Feed(
+            spark,
+            tmp_path,
+            "orders",
+            {"order_id": ("long", None), "user_id": ("int", KEYS), "product": ("string", ("p", "q", "r", None))},
+        ),
+        Feed(spark, tmp_path, "prefs", {"user_id": ("long", KEYS), "pref": ("int", (1, 2))}),
+        Feed(spark, tmp_path, "products", {"product": ("string", ("p", "q", "r")), "size": ("int", range(1, 8))}),
+        Feed(spark, tmp_path, "blocked", {"size": ("int", range(1, 8))}),
+    ]
+
+
+SQL = """SELECT product, user_id, name, order_id, pref, size FROM users
+    JOIN orders USING (user_id) LEFT JOIN prefs USING (user_id) JOIN products USING (product)
+    WHERE NOT EXISTS (SELECT 1 FROM blocked WHERE blocked.size = products.size)"""
+
+
+def chain(feeds: list[Feed], folder: Path, emit: Any = "per_batch") -> Any:
+    """Three joins by three keys, each with its own state folder; a projection in between."""
+    users, orders, prefs, products, blocked = feeds
+    bought = gpu_ops.multi_join(
+        [
+            stream(users.df, name="users", row_kind="op", unique_key="user_id"),
+            stream(orders.df, name="orders", row_kind="op", unique_key="order_id", updates="retract"),
+            stream(prefs.df, name="prefs", row_kind="op"),
+        ],
+        on="user_id",
+        how=["inner", "left"],
+        emit=emit,
+        state=str(folder / "bought"),
+        name="bought",
+    )
+    known = bought.select("pref", "order_id", "product", "name", "user_id", "row_kind")
+    sized = gpu_ops.join(
+        known, stream(products.df, row_kind="op"), on="product", emit=emit, state=str(folder / "sized"), name="sized"
+    )
+    left = gpu_ops.anti_join(
+        sized, stream(blocked.df, row_kind="op"), on="size", emit=emit, state=str(folder / "left"), name="left"
+    )
+    return left.select("row_kind", "product", "user_id", "name", "order_id", "pref", "size")
+
+
+def more(feeds: list[Feed], rows: int = 20) -> None:
+    for feed in feeds:
+        feed.more(2 if feed.name == "blocked" else rows)
+
+
+@pytest.mark.parametrize("emit", ["per_event", "per_batch"])
+def test_a_chain_is_right_after_every_micro_batch_and_restart(feeds: list[Feed], tmp_path: Path, emit: Any) -> None:
+    sink = Sink()
+    for _ in range(2):
+        more(feeds)
+        more(feeds)
+        query = drain(chain(feeds, tmp_path, emit), sink, tmp_path / "checkpoint")
+        check(sink, SQL, feeds, least=100)
+    assert {"bought", "sized", "left"} == set(query.lastProgress["observedMetrics"])
+    assert all(list((tmp_path / name / "p").iterdir()) for name in ("bought", "sized", "left"))
+
+
+def test_state_servers_die_under_a_chain(spark: Any, feeds: list[Feed], tmp_path: Path) -> None:
+    sink, pool = Sink(), Directory.of(spark).servers.pool("cpu")
+
+    def kill(how_many: int) -> None:
+        for process in pool.running[:how_many]:
+            os.kill(process.pid, signal.SIGKILL)
+
+    more(feeds)
+    query = start(chain(feeds, tmp_path), sink, tmp_path / "checkpoint")
+    try:
+        query.processAllAvailable()
+        kill(2)
+        more(feeds)
+        query.processAllAvailable()
+        assert sink.table == sql_join(SQL, feeds, 2)
+        for wait in (0.2, 0.7):
+            killer = threading.Timer(wait, kill, [1])
+            killer.start()
+            more(feeds)
+            query.processAllAvailable()
+            killer.join()
+    finally:
+        query.stop()
+    assert sink.table == sql_join(SQL, feeds, 4)
+    kill(2)
+    more(feeds)
+    drain(chain(feeds, tmp_path), sink, tmp_path / "checkpoint")
+    assert sink.table == sql_join(SQL, feeds, 5)
+    assert len(sink.table) > 100
+
+
+def test_derived_keys(feeds: list[Feed], tmp_path: Path) -> None:
+    users, orders, prefs, _, _ = feeds
+    bought = gpu_ops.join(
+        stream(orders.df, name="orders", row_kind="op", unique_key="order_id", updates="retract"),
+        stream(users.df, name="users", row_kind="op", unique_key="user_id"),
+        on="user_id",
+        state=str(tmp_path / "state"),
+    )
+    key = ("order_id", "user_id")
+    keeps = {
+        "itself": bought,
+        "filter": bought.where("order_id > 3 and name is null"),
+        "projection": bought.select("order_id", "row_kind", "user_id").where("user_id > 1"),
+        "there and back": bought.withColumnRenamed("order_id", "x").withColumnRenamed("x", "order_id"),
+        "a column more": bought.selectExpr("*", "order_id + 1 as next"),
+        "watermark": bought.selectExpr("*", "timestamp_millis(order_id) as t").withWatermark("t", "1 second"),
+    }
+    loses = {
+        "drop": bought.drop("order_id"),
+        "no row kind": bought.drop("row_kind"),
+        "rename": bought.withColumnRenamed("order_id", "x"),
+        "exchange": bought.selectExpr("row_kind", "order_id as user_id", "user_id as order_id", "name"),
+        "another of that name": bought.selectExpr("row_kind", "user_id", "product as order_id"),
+        "computed": bought.withColumn("order_id", bought["order_id"] % 3),
+        "cast": bought.withColumn("order_id", bought["order_id"].cast("string")),
+        "union": bought.unionAll(bought),
+        "explode": bought.selectExpr("*", "explode(array(1, 2)) as again"),
+        "repartition": bought.repartition(3),
+        "distinct": bought.dropDuplicates(["name"]),
+        "no changelog": orders.df,
+    }
+    assert {name: derived_key(df) for name, df in keeps.items()} == dict.fromkeys(keeps, key)
+    assert {name: derived_key(df) for name, df in loses.items()} == dict.fromkeys(loses)
+
+    derived = as_input(stream(bought), "x")
+    assert (derived.unique_key, derived.updates, derived.row_kind) == (key, "retract", "row_kind")
+    assert as_input(stream(bought, row_kind="row_kind"), "x").unique_key == key
+    own = as_input(stream(bought, unique_key="order_id"), "x")
+    assert (own.unique_key, own.updates) == (("order_id",), "upsert")
+    assert as_input(stream(bought), "x", derive=False).unique_key is None
+    assert as_input(stream(loses["drop"]), "x").unique_key is None
+    assert as_input(stream(loses["drop"]), "x").row_kind == "row_kind"
+
+    again = in_memory(
+        gpu_ops.multi_join, [stream(bought, name="bought"), stream(prefs.df, row_kind="op")], on="user_id", how="left"
+    )
+    text = gpu_ops.explain(again)
+    assert "bought: row kinds in 'row_kind', unique key derived: order_id, user_id (retract); 4 columns" in text
+    assert text.count("key derived") == 1
+    assert derived_key(again) is None  # a row for each preference
+    assert derived_key(in_memory(gpu_ops.anti_join, bought, stream(prefs.df, row_kind="op"), on="user_id")) == key
+    mine = in_memory(
+        gpu_ops.anti_join, stream(bought, unique_key="user_id"), stream(prefs.df, row_kind="op"), "user_id"
+    )
+    assert "unique key user_id (upsert)" in gpu_ops.explain(mine)
+    assert "key derived" not in gpu_ops.explain(mine)
