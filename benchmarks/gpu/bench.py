@@ -5,7 +5,7 @@ Answers:
   `gpu_ops.cudf_backend.kernels.SEARCH`; where does which win?
 - `append`, `take`, `scatter_add`: what a state table does for each micro-batch.
 - `engine`: changes per second of a left join, per_batch and per_event, and of the CPU engine beside it.
-- `multi_way`, `at_end`: the same of three inputs in one operator, and at the end of the input (`benchmarks.gpu.others`).
+- `multi_way`, `at_end`: the same of three inputs in one operator, and at the input's end (`benchmarks.gpu.others`).
 - `interval`: the same of an interval join, and both ways to search by key and time (`benchmarks.gpu.interval`).
 
 Times are CUDA events around work on the default stream, the median of some rounds after a warm-up; the engine's are
