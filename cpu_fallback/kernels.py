@@ -21,8 +21,9 @@ Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 _LOW = np.uint64(0xFFFFFFFF)
-# Buckets beyond this size, which hold a key of many rows, are left out of the common bisection.
-_CROWDED = 63
+# Larger buckets, rare but for keys of many rows, are left out of the common bisection: it would read farther off.
+_CROWDED = 15
+# Needles at a time: what they read of a run fits the second-level cache.
 _BLOCK = 1 << 13
 
 

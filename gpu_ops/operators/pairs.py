@@ -70,8 +70,8 @@ def _probe(
     if touched.size == 0 or len(other) == 0:
         return nothing, nothing
     everything = side == 0
-    # By the left's slot either way: the many rows of the state are read in the order in which they lie.
-    found, slots = other.key_index.meet(touched, staged=everything, by_candidate=side == 1)
+    # The other side's rows are read in the order in which they lie, the touched ones are few and near.
+    found, slots = other.key_index.meet(touched, staged=everything, by_candidate=True)
     if other.live < sides[1 - side].first_new or sides[1 - side].killed.size:
         status = other.status.values[slots]
         alive = status != DEAD if everything else status == LIVE
