@@ -13,7 +13,7 @@ import pyarrow as pa
 from gpu_ops.joins import Emit, Input
 from gpu_ops.multi import Equality, MultiJoin, Step, StepType
 from oracle.drive import Event, Row, canonical
-from oracle.multi_rules import MultiRules, Residual, clauses
+from oracle.multi_rules import Atom, MultiRules, Residual, clauses
 from oracle.traces import SPECIAL, Recipe
 
 LETTERS = "abcde"
@@ -127,18 +127,19 @@ def random_shape(rng: random.Random, inputs: int | None = None, *, plain: bool =
         if not plain and place > 1 and rng.random() < 0.1:
             other = rng.randrange(place)
             on += [(other, "k", "k", False)] if other != source else []
-        residual = _residual(rng, place, plain=plain) if rng.random() < 0.4 else ()
+        residual = _residual(rng, place, {own for _, _, own, _ in on}, plain=plain) if rng.random() < 0.4 else ()
         steps.append(MultiStep(rng.choice(("inner", "left", "left")), tuple(on), residual))
     return MultiShape(tuple(rng.choice(UNIQUE) for _ in range(count)), tuple(steps), keys)
 
 
-def _residual(rng: random.Random, place: int, *, plain: bool) -> Residual:
-    """One or two clauses over the step's input and all to its left."""
+def _residual(rng: random.Random, place: int, equal: set[str], *, plain: bool) -> Residual:
+    """One or two clauses over the step's input and all to its left; plain ones do not contradict each other."""
+    columns = [c for c in rng.sample("xd", 2) if c not in equal] if plain else rng.choices("xd", k=2)
     found = []
-    for _ in range(rng.choice((1, 1, 2))):
-        left, column = rng.randrange(place), rng.choice("xd")
+    for column in columns[: rng.choice((1, 1, 2))]:
+        left = rng.randrange(place)
         own = place if plain or left == 0 or rng.random() < 0.8 else rng.randrange(left)
-        atoms = [(_name(left, column), rng.choice(("<", "<=", "<>", ">", ">=")), _name(own, column))]
+        atoms: list[Atom] = [(_name(left, column), rng.choice(("<", "<=", "<>", ">", ">=")), _name(own, column))]
         if not plain and rng.random() < 0.3:
             atoms.append((_name(rng.randrange(place + 1), rng.choice("xd")), "IS NULL", None))
         found.append(tuple(atoms))
