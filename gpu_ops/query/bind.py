@@ -55,6 +55,7 @@ class Binder:
         """Args: the query; its inputs by name; how the types of computed columns are found out."""
         self.source, self.type_of = source, type_of
         self.tables = {name.lower(): table for name, table in tables.items()}
+        self._before_comma: dict[str, str] = {}
 
     def query(self, select: Select, ctes: Ctes | None = None, outer: Scope | None = None) -> Bound:
         """A SELECT; ``outer``: the scope around a sub-query of WHERE."""
@@ -135,16 +136,21 @@ class Binder:
 
     def join(self, clause: JoinClause, ctes: Ctes, outer: Scope | None) -> tuple[Relation, Scope]:
         """Two relations."""
-        (left, left_scope), (right, right_scope) = (
-            self.relation(side, ctes, outer) for side in (clause.left, clause.right)
-        )
+        left, left_scope = self.relation(clause.left, ctes, outer)
+        around = self._before_comma
+        if clause.comma:
+            weak = "stands before a comma, which binds more weakly than JOIN: write CROSS JOIN instead of the comma"
+            self._before_comma = around | {f"{t}.".lower(): f"{t!r} {weak}" for t in left_scope.tables}
+        right, right_scope = self.relation(clause.right, ctes, outer)
+        self._before_comma = around
         for alias in right_scope.tables:
             if alias.lower() in [other.lower() for other in left_scope.tables]:
                 problem = f"two tables are called {alias!r} here: give one another name, JOIN ... AS other"
                 fail(self.source.sql, problem, _first_at(clause.right))
         entries = [*left_scope.entries, *right_scope.entries]
         hidden = {**left_scope.hidden, **right_scope.hidden}
-        both = Scope(self.source, entries, hidden, outer)
+        early = {**hidden, **self._before_comma}
+        both = Scope(self.source, entries, early, outer)
         on: list[Condition] = []
         if clause.on is not None:
             for part in conjuncts(self.source, clause.on):

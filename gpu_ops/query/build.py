@@ -16,7 +16,7 @@ from gpu_ops.joins import Emit, Input, Join, Key
 from gpu_ops.multi import Equality, MultiJoin, Step
 from gpu_ops.query.bind import Output
 from gpu_ops.query.choose import Chooser
-from gpu_ops.query.errors import fail
+from gpu_ops.query.errors import SqlError, fail
 from gpu_ops.query.names import Column, Expr
 from gpu_ops.query.nodes import Calc, JoinNode, Node, Source, quoted
 from gpu_ops.query.relations import Compute, Condition, Filter, JoinOf, Relation, Scan
@@ -95,6 +95,7 @@ class Builder:
     def __init__(self, sql: str, chooser: Chooser, name: Namer, *, emit: Emit, multi_way: bool) -> None:
         """Args: the query's text; its operators; its names; what joins emit; whether they may be multi-way."""
         self.sql, self.chooser, self.name, self.emit, self.multi_way = sql, chooser, name, emit, multi_way
+        self._in_a_row: dict[JoinOf, int] = {}
 
     def root(self, relation: Relation, outputs: Sequence[Output]) -> Calc:
         """The whole plan."""
@@ -145,6 +146,8 @@ class Builder:
     def join(self, top: JoinOf, needed: frozenset[Column]) -> Stage:
         """A join, with those on its left that become one with it."""
         _, steps = spine(top)
+        for step in steps:
+            self._in_a_row.setdefault(step, len(steps))
         runs: dict[tuple[int, int], Run | str] = {}
 
         def possible(i: int, j: int) -> bool:
@@ -158,7 +161,7 @@ class Builder:
             refused = "multi_way='never'"
         run = runs.get((first, stop))
         if isinstance(run, Run):
-            return self.multi(run, needed, len(steps), refused)
+            return self.multi(run, needed, self._in_a_row[top], refused)
         return self.two_way(top, needed, refused if len(steps) > 1 else "")
 
     def possible(self, steps: Sequence[JoinOf]) -> Run | str:
@@ -177,6 +180,8 @@ class Builder:
             inputs.append(self.described(name, schema, relation))
         try:
             description = self.multi_join(run, inputs)
+        except SqlError:
+            raise
         except DescriptionError as error:
             return str(error).split(":", 1)[0].split(". ", 1)[0]
         if not description.shuffled_by:
@@ -232,13 +237,14 @@ class Builder:
             below, source = self.side(relation, choice.computed[number], wanted, name, time)
             nodes.append(below)
             inputs.append(source)
+        where = self.where(choice.residual, sides, inputs)
         try:
             description = Join(
                 how=join.how,
                 left=inputs[0],
                 right=inputs[1],
                 keys=tuple(Key(self.name(k.left), self.name(k.right), k.null_safe) for k in choice.keys),
-                where=self.where(choice.residual, sides, inputs),
+                where=where,
                 emit=self.emit,
                 null_aware=choice.null_aware,
                 interval=choice.interval,

@@ -228,6 +228,9 @@ class Scope:
                 fail(self.source.sql, why, at)
         tables = [t for scope in scopes for t in scope.tables]
         if len(names) > 1 and lowered[0] not in [t.lower() for t in tables]:
+            early = self.hidden.get(f"{lowered[0]}.")
+            if early is not None:
+                fail(self.source.sql, early, at)
             fail(self.source.sql, f"there is no table {names[0]!r} here; there are {closest(names[0], tables)}", at)
         if len(names) > 1:
             there = [e.name for scope in scopes for e in scope.entries if e.qualifier.lower() == lowered[0]]
@@ -252,7 +255,9 @@ def _names(sql: str, text: str, start: int) -> Iterator[tuple[int, list[str], li
         lines = text.splitlines(keepends=True)
         line = min(int(first.get("line") or 2) - 2, len(lines) - 1)
         inside = sum(map(len, lines[: max(line, 0)])) + max(int(first.get("col") or 1) - 1, 0)
-        fail(sql, f"this is no expression: {first.get('description') or error}", start + min(inside, len(text) - 1))
+        said = str(first.get("description") or error)
+        why = "" if said.startswith("Required keyword") else f": {said.rstrip('.')}"
+        fail(sql, f"this is no expression{why}", start + min(inside, len(text) - 1))
     for node in tree.walk():
         _refuse(sql, text, start, node)
         if isinstance(node, exp.Column):
@@ -279,7 +284,8 @@ def _refuse(sql: str, text: str, start: int, node: exp.Expr) -> None:
     if isinstance(node, exp.Star) and node.parent is not None:
         fail(sql, "'*' stands alone in a SELECT list: name the columns", start + max(text.find("*"), 0))
     if isinstance(node, exp.Placeholder | exp.Parameter):
-        fail(sql, "parameters are not understood: put the value into the text", start)
+        marks = [place for place in map(text.find, ":?@$") if place >= 0]
+        fail(sql, "parameters are not understood: put the value into the text", start + min(marks, default=0))
     if why is not None:
         place, word = _place(text, names)
         fail(sql, why.format(word.upper()), start + place)

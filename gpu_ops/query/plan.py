@@ -30,6 +30,7 @@ def plan(
     emit: Emit = "per_batch",
     multi_way: MultiWay = "auto",
     type_of: TypeOf = known_type,
+    time_zone: str = "UTC",
 ) -> Plan:
     """The operators of a query.
 
@@ -40,6 +41,7 @@ def plan(
         multi_way: ``"never"`` makes a chain of two-way joins.
         type_of: how the types of computed columns are found out; by default as far as residual conditions
             know them.
+        time_zone: the session's.
 
     Raises:
         SqlError: a query that streaming joins cannot do, with its line and column, and what to do instead.
@@ -64,7 +66,7 @@ def plan(
     if not _joins(relation):
         stop("the query joins nothing: filter and project one stream in Spark, df.where(...).select(...)", query.at)
     outputs = _checked(bound.outputs, sql)
-    chooser = Chooser(sql, type_of)
+    chooser = Chooser(sql, type_of, time_zone)
     builder = Builder(sql, chooser, Namer(relation, outputs, chooser), emit=emit, multi_way=multi_way == "auto")
     return Plan(sql, builder.root(relation, outputs))
 

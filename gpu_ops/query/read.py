@@ -232,7 +232,7 @@ class Reader:
         """What follows FROM."""
         relation = self.joined()
         while comma := self.match(","):
-            relation = JoinClause(relation, self.joined(), "inner", None, (), comma.start)
+            relation = JoinClause(relation, self.joined(), "inner", None, (), comma.start, comma=True)
         return relation
 
     def joined(self) -> Relation:

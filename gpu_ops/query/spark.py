@@ -85,7 +85,9 @@ def sql(
     check_frames([side.df for side in streams.values()], [f"input '{label}'" for label in streams])
     session = next(iter(streams.values())).df.sparkSession
     described = {label: _table(label, side) for label, side in streams.items()}
-    planned = plan(query, described, emit=emit, multi_way=multi_way, type_of=_types(session))
+    zone = str(session.conf.get("spark.sql.session.timeZone"))
+    types = _types(session)
+    planned = plan(query, described, emit=emit, multi_way=multi_way, type_of=types, time_zone=zone)
     _check_inputs(planned, streams)
     runner = _Runner(planned, streams, state=state, backend=backend, partitions=partitions, name=name)
     with warnings.catch_warnings():
@@ -156,7 +158,7 @@ def _types(session: SparkSession) -> Callable[[str, Mapping[str, pa.DataType]], 
         try:
             found = session.createDataFrame([], schema).select(f.expr(text).alias("x")).schema["x"]
         except PySparkException as error:
-            raise DescriptionError(_said(error)) from error
+            raise DescriptionError(f"Spark does not take this: {_said(error)}") from error
         return arrow_type(found.dataType), found.nullable
 
     return type_of

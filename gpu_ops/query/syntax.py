@@ -61,6 +61,7 @@ class JoinClause:
     on: Span | None
     using: tuple[Token, ...]
     at: int
+    comma: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,12 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from oracle.drive import canonical, difference
+from spark.support import Sink, Source, drain, in_memory
 
 import gpu_ops
 from gpu_ops import stream
 from gpu_ops.query.plan import Table
-from oracle.drive import canonical, difference
-from spark.support import Sink, Source, drain, in_memory
 from sql.run_plan import Reference
 
 pytestmark = pytest.mark.spark
@@ -32,7 +32,7 @@ TABLES = {
 CHANGES = {
     "orders": [
         [("+I", (1, 7, 10.0)), ("+I", (2, 8, 20.0)), ("+I", (3, None, 5.0))],
-        [("-D", (2, 8, 20.0)), ("+I", (2, 9, 40.0)), ("+I", (None, 7, 1.0))],
+        [("-D", (2, 8, 20.0)), ("+I", (2, 9, 40.0)), ("+I", (None, 7, 1.0)), ("+I", (1, 8, 2.0))],
     ],
     "prices": [[("+I", (1, 3.0)), ("+I", (2, 9.0))], [("+U", (1, 12.0)), ("-D", (2, 9.0)), ("+I", (3, 1.0))]],
     "users": [[("+I", (7, "ann")), ("+I", (8, "bob"))], [("+I", (9, "cy")), ("+I", (None, "nobody"))]],
@@ -67,10 +67,7 @@ def sources(spark: Any, folder: Path, names: list[str]) -> dict[str, Source]:
         columns = [f"{x.name} {DDL[x.type]}" for x in table.schema]
         found[name] = Source(spark, folder / name, ", ".join([*columns, *(["op string"] if table.row_kind else [])]))
         for rows in CHANGES[name]:
-            kinds = [{"op": kind} if table.row_kind else {} for kind, _ in rows]
-            found[name].add(
-                *({**dict(zip(table.schema.names, row, strict=True)), **kind} for (_, row), kind in zip(rows, kinds, strict=True))
-            )
+            found[name].add(*({"op": kind, **dict(zip(table.schema.names, row, strict=True))} for kind, row in rows))
     return found
 
 
@@ -98,3 +95,97 @@ def test_a_query(spark: Any, tmp_path: Path, what: str) -> None:
     found = Counter(tuple(map(canonical, row)) for row in sink.table)
     assert not difference(expected, found)
     assert expected, "a query that says nothing tests nothing"
+
+
+CLICKS = "k long, ts timestamp, x long"
+BOUNDS = "v.ts BETWEEN c.ts - INTERVAL 5 MINUTES AND c.ts + INTERVAL '1' HOUR"
+
+
+def at(hour: int, minute: int) -> str:
+    return f"2024-03-10T{hour:02}:{minute:02}:00Z"
+
+
+def test_an_interval_join_and_a_join_of_what_it_gives(spark: Any, tmp_path: Path) -> None:
+    clicks, views = (Source(spark, tmp_path / name, CLICKS) for name in ("clicks", "views"))
+    names = Source(spark, tmp_path / "names", "k long, name string")
+    clicks.add({"k": 1, "ts": at(5, 0), "x": 1}, {"k": 2, "ts": at(5, 10), "x": 2})
+    views.add({"k": 1, "ts": at(4, 55), "x": 3}, {"k": 1, "ts": at(4, 54), "x": 4}, {"k": 1, "ts": at(6, 0), "x": 0})
+    clicks.add({"k": 3, "ts": at(9, 0), "x": 5})
+    views.add({"k": 3, "ts": at(9, 30), "x": 6})
+    names.add({"k": 1, "name": "one"}, {"k": 2, "name": "two"}, {"k": 3, "name": "three"})
+    changes = gpu_ops.sql(
+        f"SELECT n.name, c.x, v.x AS y FROM clicks c LEFT JOIN views v ON c.k = v.k AND {BOUNDS} AND v.x > c.x "
+        "JOIN names n ON n.k = c.k",
+        clicks=clicks.df.withWatermark("ts", "1 minute"),
+        views=stream(views.df, event_time="ts", delay="1 minute"),
+        names=names.df,
+        state=str(tmp_path / "state"),
+    )
+    sink = Sink()
+    drain(changes, sink, tmp_path / "checkpoint")
+    pad = [("two", 2, None)] if ("two", 2, None) in sink.table else []  # when the watermark comes by, it is out
+    assert sink.table == sorted([("one", 1, 3), ("three", 5, 6), *pad], key=repr)
+    assert sorted(p.name for p in (tmp_path / "state").iterdir()) == ["1", "2"]
+    said = gpu_ops.explain(changes)
+    assert said.startswith("Calc(select=[")
+    assert "IntervalJoin(joinType=[LeftOuterJoin], windowBounds=[-5 minutes <= v.v__ts - c.c__ts <= 1 hour]" in said
+    assert "interval join, left: c, v" in said
+
+
+def test_a_query_over_a_query(spark: Any, tmp_path: Path) -> None:
+    found = sources(spark, tmp_path, ["orders", "prices", "users"])
+    given = inputs(found)
+    first = in_memory(
+        gpu_ops.sql, QUERIES["left"].replace("o.id,", "o.id, o.uid,"), orders=given["orders"], prices=given["prices"]
+    )
+    second = in_memory(
+        gpu_ops.sql, "SELECT name, price FROM rows JOIN users USING (uid)", rows=first, users=given["users"]
+    )
+    sink = Sink()
+    drain(second, sink, tmp_path / "checkpoint")
+    sql = "SELECT name, price FROM orders o LEFT JOIN prices p ON o.id = p.id JOIN users USING (uid)"
+    with contextlib.closing(Reference(sql, {n: TABLES[n] for n in found})) as reference:
+        for name in found:
+            for rows in CHANGES[name]:
+                reference.apply({name: rows})
+        assert not difference(reference.rows(), Counter(sink.table))
+    assert gpu_ops.explain(second).count("Source(table=[") == 4
+
+
+def test_what_only_spark_knows(spark: Any, tmp_path: Path) -> None:
+    given = inputs(sources(spark, tmp_path, ["orders", "users"]))
+    with pytest.raises(gpu_ops.SqlError, match=r"Spark does not take this.*\(line 1, column 8\)") as error:
+        in_memory(gpu_ops.sql, "SELECT nonsense(o.id) AS x FROM orders o JOIN users u ON o.uid = u.uid", **given)
+    assert error.value.sql.startswith("SELECT nonsense")
+    with pytest.raises(gpu_ops.SqlError, match=r"line 1, column 56"):
+        in_memory(gpu_ops.sql, "SELECT o.id AS x FROM orders o JOIN users u ON o.uid = nonsense(u.uid)", **given)
+    with pytest.raises(gpu_ops.SqlError, match=r"cannot compare key 'o.uid' \(int64\) with 'u.name' \(string\)"):
+        in_memory(gpu_ops.sql, "SELECT o.id AS x FROM orders o JOIN users u ON o.uid = u.name", **given)
+    joined = in_memory(
+        gpu_ops.sql, "SELECT o.id FROM orders o JOIN users u ON substring(u.name, 1, 1) = hex(o.id)", **given
+    )
+    assert "key_1" in gpu_ops.explain(joined)
+
+
+def test_inputs_that_cannot_be(spark: Any, tmp_path: Path) -> None:
+    given = inputs(sources(spark, tmp_path, ["orders", "users"]))
+    orders, users = given["orders"], given["users"]
+    sql = "SELECT o.id FROM orders o JOIN users u ON o.uid = u.uid"
+    for message, arguments in [
+        ("needs the tables", {}),
+        ("no table 'users'; there are orders", {"orders": orders}),
+        ("does not name the input 'more'", {**given, "more": users}),
+        ("two inputs are called 'ORDERS'", {**given, "ORDERS": orders}),
+        ("input 'users' is a static DataFrame", {**given, "users": spark.range(3)}),
+        ("input 'users' is a DataFrame or a stream", {**given, "users": 3}),
+        ("multi_way='no'", {**given, "multi_way": "no"}),
+        ("at_end", {**given, "emit": "at_end"}),
+        ("bad_rows='tag'", {**given, "orders": stream(orders.df, row_kind="op", bad_rows="tag")}),
+    ]:
+        with pytest.raises(gpu_ops.GpuJoinError, match=message):
+            gpu_ops.sql(sql, **arguments)
+    with pytest.raises(gpu_ops.DescriptionError, match="takes the text of a query"):
+        gpu_ops.sql(3, **given)
+    with pytest.warns(gpu_ops.MemoryOnlyStateWarning) as warned:
+        gpu_ops.sql(sql, tables={"Orders": orders}, users=users)
+    assert len(warned) == 1

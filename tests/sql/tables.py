@@ -1,0 +1,34 @@
+"""Inputs that the tests of plans share."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from gpu_ops.query.plan import Plan, Table, plan
+
+LONG, DOUBLE, STRING, TIME = pa.int64(), pa.float64(), pa.string(), pa.timestamp("us", "UTC")
+
+TABLES = {
+    table.name: table
+    for table in [
+        Table(
+            "orders", pa.schema([("id", LONG), ("uid", LONG), ("amount", DOUBLE), ("note", STRING)]), row_kind="op"
+        ),
+        Table("prices", pa.schema([("id", LONG), ("price", DOUBLE)]), row_kind="op", unique_key=("id",)),
+        Table("users", pa.schema([("uid", LONG), ("name", STRING), ("tags", pa.list_(STRING))])),
+        Table("payments", pa.schema([("uid", LONG), ("paid", DOUBLE), ("at", TIME)])),
+        Table("clicks", pa.schema([("uid", LONG), ("ts", TIME), ("x", LONG)]), event_times=("ts",)),
+        Table("views", pa.schema([("uid", LONG), ("ts", TIME), ("y", LONG)]), event_times=("ts",)),
+        Table("ms", pa.schema([("uid", LONG), ("t", LONG)]), event_times=("t",)),
+        Table("edits", pa.schema([("uid", LONG), ("ts", TIME)]), row_kind="op", event_times=("ts",)),
+        Table(
+            "stock", pa.schema([pa.field("sku", STRING, nullable=False), ("left", LONG)]), row_kind="op",
+            unique_key=("sku",), updates="retract",
+        ),
+    ]
+}  # fmt: skip
+
+
+def planned(sql: str, **options: object) -> Plan:
+    """A query over `TABLES`."""
+    return plan(sql, TABLES, **options)  # type: ignore[arg-type]

@@ -1,0 +1,335 @@
+"""Which operator a query's joins become, and what the plan says of it."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from gpu_ops.joins import Key
+from gpu_ops.query.plan import Table, plan
+from gpu_ops.query.show import show
+from sql.tables import DOUBLE, LONG, STRING, TABLES, planned
+
+
+def one(sql, **options):
+    (join,) = planned(sql, **options).joins
+    return join
+
+
+def kinds(sql, **options):
+    return [join.kind for join in planned(sql, **options).joins]
+
+
+# --- keys -------------------------------------------------------------------------------------------------
+
+
+def test_equalities_are_keys_and_the_rest_is_residual():
+    join = one(
+        "SELECT o.id FROM orders o LEFT JOIN prices p ON o.id = p.id AND o.amount <=> p.price AND o.amount < p.price"
+    )
+    assert join.description.keys == (Key("o__id", "p__id"), Key("amount", "price", null_safe=True))
+    assert join.description.where == "o.amount < p.price"
+    assert (join.kind, join.description.how) == ("regular", "left")
+
+
+@pytest.mark.parametrize("condition", ["o.id = p.id", "p.id = o.id", "(o.id) == p.id", "(p.id = o.id AND TRUE)"])
+@pytest.mark.parametrize("form", [", prices p WHERE", "CROSS JOIN prices p WHERE", "JOIN prices p ON"])
+def test_inner_joins_as_people_write_them(form, condition):
+    join = one(f"SELECT o.id FROM orders o {form} {condition}")
+    assert join.description.keys == (Key("o__id", "p__id"),)
+    assert join.description.where is None
+
+
+def test_an_expression_is_a_key_of_its_own_column():
+    join = one("SELECT o.note FROM orders o JOIN payments y ON o.uid + 1 = y.uid AND o.id = -y.uid")
+    assert [(k.left, k.right) for k in join.description.keys] == [("key_1", "y__uid"), ("id", "key_2")]
+    left, right = join.inputs
+    assert ("key_1", "uid + 1") in [(e.name, e.text) for e in left.select]
+    assert ("key_2", "-uid") in [(e.name, e.text) for e in right.select]
+
+
+def test_an_equality_that_does_not_part_the_sides_is_no_key():
+    join = one("SELECT o.note FROM orders o JOIN payments y ON o.uid + y.uid = 3 AND o.uid = y.uid")
+    assert len(join.description.keys) == 1
+    assert join.description.where == "o.o__uid + y.y__uid = 3"
+
+
+def test_no_key_at_all():
+    join = one("SELECT o.note FROM orders o JOIN prices p ON o.amount > p.price")
+    assert join.description.keys == ()
+    assert "no equality: every pair of rows is a candidate, in one partition" in join.remarks
+
+
+def test_comma_joins_are_put_in_an_order_that_has_keys():
+    plan = planned(
+        "SELECT u.name, o.id, p.price FROM users u, prices p, orders o WHERE u.uid = o.uid AND o.id = p.id",
+        multi_way="never",
+    )
+    assert [[i.name for i in join.description.inputs] for join in plan.joins] == [["u", "o"], ["u_o", "p"]]
+    assert all(join.description.keys for join in plan.joins)
+
+
+@pytest.mark.parametrize(("how", "found"), [("LEFT OUTER", "left"), ("RIGHT", "right"), ("FULL OUTER", "full"),
+                                            ("LEFT SEMI", "semi"), ("ANTI", "anti"), ("", "inner")])  # fmt: skip
+def test_join_types(how, found):
+    assert one(f"SELECT o.id FROM orders o {how} JOIN prices p ON o.id = p.id").description.how == found
+
+
+# --- semi and anti ----------------------------------------------------------------------------------------
+
+
+def test_exists_is_a_semi_join_by_all_that_correlates():
+    join = one(
+        "SELECT o.id FROM orders o WHERE EXISTS (SELECT 1 FROM users u WHERE u.uid = o.uid AND u.name <> o.note "
+        "AND u.name LIKE 'a%') AND o.amount > 1"
+    )
+    assert (join.kind, join.description.how) == ("semi", "semi")
+    assert join.description.where == "u.name <> o.note"
+    assert [[t.text for t in side.where] for side in join.inputs] == [["amount > 1"], ["name LIKE 'a%'"]]
+    assert join.why == "semi: EXISTS"
+
+
+def test_not_exists_and_in():
+    anti = "SELECT id FROM orders o WHERE NOT EXISTS (SELECT * FROM prices p WHERE p.id = o.id)"
+    assert (one(anti).description.how, one(anti).description.null_aware) == ("anti", False)
+    join = one("SELECT id FROM orders WHERE id IN (SELECT id FROM prices)")
+    assert (join.description.how, join.description.keys) == ("semi", (Key("orders__id", "prices__id"),))
+    pair = one("SELECT id FROM orders WHERE (id, uid + 1) IN (SELECT id, id * 2 FROM prices)")
+    assert [k.left for k in pair.description.keys] == ["orders__id", "key_1"]
+
+
+def test_not_in_is_null_aware_unless_no_side_has_nulls():
+    loose = one("SELECT id FROM orders WHERE id NOT IN (SELECT uid FROM payments)")
+    assert loose.description.null_aware
+    assert loose.description.shuffled_by == ()
+    assert "null" in loose.why
+    # a unique key has no nulls, and what a filter below the join turns away is not there
+    for strict in (
+        "SELECT sku FROM stock WHERE sku NOT IN (SELECT sku FROM stock)",
+        "SELECT id FROM orders WHERE id > 0 AND id NOT IN (SELECT uid FROM payments WHERE uid IS NOT NULL)",
+    ):
+        assert not one(strict).description.null_aware, strict
+    # one side only does not do
+    assert one("SELECT id FROM orders WHERE id > 0 AND id NOT IN (SELECT uid FROM payments)").description.null_aware
+
+
+def test_what_a_correlated_not_in_correlates_by_is_not_null_aware():
+    sql = "SELECT id FROM orders o WHERE id NOT IN (SELECT uid FROM payments y WHERE y.paid = o.amount AND paid > 1)"
+    join = one(sql)
+    assert join.description.keys == (Key("id", "uid"),)
+    assert join.description.where == "y.paid = o.amount"
+    assert [t.text for t in join.inputs[1].where] == ["paid > 1"]
+
+
+def test_a_constant_that_is_not_in():
+    join = one("SELECT id FROM orders WHERE 3 NOT IN (SELECT uid FROM payments)")
+    assert join.description.null_aware
+    assert ("key_1", "3") in [(e.name, e.text) for e in join.inputs[0].select]
+
+
+# --- interval ---------------------------------------------------------------------------------------------
+
+MINUTE = 60_000
+
+
+@pytest.mark.parametrize(
+    ("condition", "bounds"),
+    [
+        ("v.ts BETWEEN c.ts - INTERVAL 5 MINUTES AND c.ts + INTERVAL '1' HOUR", (-5, 60, True, True)),
+        ("c.ts BETWEEN v.ts - INTERVAL '60' MINUTE AND v.ts + INTERVAL '5 minutes'", (-5, 60, True, True)),
+        ("v.ts > c.ts AND v.ts <= c.ts + INTERVAL 10 MINUTES", (0, 10, False, True)),
+        ("c.ts < v.ts AND c.ts + INTERVAL 10 MINUTES > v.ts", (0, 10, False, False)),
+        ("v.ts - INTERVAL 1 MINUTE >= c.ts AND v.ts - c.ts < INTERVAL 1 DAY", (1, 1440, True, False)),
+        ("v.ts = c.ts", (0, 0, True, True)),
+        ("v.ts = c.ts + INTERVAL 2 MINUTES", (2, 2, True, True)),
+        # of several bounds the narrowest
+        ("v.ts >= c.ts AND v.ts > c.ts AND v.ts < c.ts + INTERVAL 3 MINUTES AND v.ts <= c.ts + INTERVAL 1 HOUR",
+         (0, 3, False, False)),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("how", ["", "LEFT", "FULL"])
+def test_bounds_make_an_interval_join(condition, bounds, how):
+    join = one(f"SELECT c.x, y FROM clicks c {how} JOIN views v ON c.uid = v.uid AND {condition} AND c.x < v.y")
+    interval = join.description.interval
+    assert join.kind == "interval"
+    assert (interval.lower_ms / MINUTE, interval.upper_ms / MINUTE) == bounds[:2]
+    assert (interval.lower_inclusive, interval.upper_inclusive) == bounds[2:]
+    assert [side.event_time for side in join.description.inputs] == ["c__ts", "v__ts"]
+    assert join.description.where == "c.x < v.y"
+
+
+def test_bounds_in_where_and_in_milliseconds():
+    join = one("SELECT a.uid FROM ms a, ms b WHERE a.uid = b.uid AND b.t BETWEEN a.t - 250 AND a.t + 4000")
+    assert (join.description.interval.lower_ms, join.description.interval.upper_ms) == (-250, 4000)
+
+
+def test_event_times_that_are_not_compared_make_a_regular_join():
+    join = one(
+        "SELECT c.ts, v.ts AS other FROM clicks c JOIN views v ON c.uid = v.uid AND c.ts > TIMESTAMP '2024-01-01'"
+    )
+    assert join.kind == "regular"
+    assert "rows are kept for ever" in join.why
+    assert [side.event_time for side in join.description.inputs] == [None, None]
+
+
+@pytest.mark.parametrize("cast", ["CAST(c.ts AS TIMESTAMP)", "c.ts::timestamp", "CAST(c.ts AS DATE)"])
+def test_a_cast_makes_a_plain_column_of_an_event_time(cast):
+    join = one(f"SELECT c.x FROM clicks c JOIN views v ON c.uid = v.uid AND {cast} <= v.ts")
+    assert join.kind == "regular"
+    sql = (
+        "SELECT x FROM (SELECT uid, x, CAST(ts AS TIMESTAMP) AS t FROM clicks) c JOIN views v USING (uid) WHERE t < ts"
+    )
+    assert one(sql).kind == "regular"
+
+
+def test_interval_joins_in_a_row_and_a_regular_one_above():
+    sql = """
+        SELECT c.x, v.y, m.uid AS again, u.name FROM clicks c
+        JOIN views v ON c.uid = v.uid AND v.ts BETWEEN c.ts AND c.ts + INTERVAL 1 HOUR
+        JOIN clicks m ON m.uid = v.uid AND m.ts BETWEEN v.ts AND v.ts + INTERVAL 1 HOUR
+        JOIN users u ON u.uid = c.uid"""
+    first, second, third = planned(sql).joins
+    assert [first.kind, second.kind, third.kind] == ["interval", "interval", "regular"]
+    assert [side.event_time for side in second.description.inputs] == ["v__ts", "m__ts"]
+
+
+# --- multi-way --------------------------------------------------------------------------------------------
+
+USERS = "FROM users u LEFT JOIN orders o ON o.uid = u.uid"
+PAID = "JOIN payments y ON y.uid = u.uid"
+
+
+def test_joins_that_share_a_key_are_one():
+    join = one(
+        f"SELECT u.name, o.id, y.paid {USERS} AND o.amount > 1 JOIN payments y ON y.uid = u.uid AND y.paid < o.amount"
+    )
+    assert join.kind == "multi-way"
+    assert [step.how for step in join.description.steps] == ["left", "inner"]
+    assert join.description.steps[1].where == "y.paid < o.amount"
+    assert join.description.common_key == (("u__uid", "o__uid", "y__uid"),)
+    assert join.why == "multi-way: all 2 joins share u.uid = o.uid = y.uid"
+
+
+def test_multi_way_never():
+    sql = f"SELECT u.name, o.id, y.paid {USERS} JOIN payments y ON y.uid = u.uid"
+    assert kinds(sql, multi_way="never") == ["regular", "regular"]
+    assert "multi_way='never'" in planned(sql, multi_way="never").joins[-1].why
+
+
+def test_a_chain_of_equalities_is_a_common_key_too():
+    sql = f"SELECT u.name {USERS} JOIN payments y ON y.uid = o.uid"
+    assert one(sql).description.common_key == (("u__uid", "o__uid", "y__uid"),)
+
+
+def test_the_longest_run_is_taken_and_the_rest_is_chained():
+    sql = f"""SELECT u.name, p.price, c.x {USERS} JOIN payments y ON y.uid = u.uid
+              LEFT JOIN prices p ON p.id = o.id LEFT JOIN clicks c ON c.uid = u.uid"""
+    plan = planned(sql)
+    assert [join.kind for join in plan.joins] == ["multi-way", "regular", "regular"]
+    assert len(plan.joins[0].description.inputs) == 3
+    assert plan.joins[0].why == "multi-way: 2 of 4 joins share u.uid = o.uid = y.uid"
+    plan = planned(f"SELECT p.price FROM prices p JOIN orders o ON p.id = o.id JOIN users u ON u.uid = o.uid {PAID}")
+    assert [join.kind for join in plan.joins] == ["regular", "multi-way"]
+    assert [side.name for side in plan.joins[1].description.inputs] == ["p_o", "u", "y"]
+
+
+def test_a_right_join_at_the_start_is_turned_round():
+    join = one("SELECT u.name FROM orders o RIGHT JOIN users u ON o.uid = u.uid JOIN payments y ON y.uid = u.uid")
+    assert [side.name for side in join.description.inputs] == ["u", "o", "y"]
+    assert [step.how for step in join.description.steps] == ["left", "inner"]
+
+
+@pytest.mark.parametrize(
+    ("step", "why"),
+    [
+        ("FULL JOIN payments y ON y.uid = u.uid", "a full join is no part"),
+        ("RIGHT JOIN payments y ON y.uid = u.uid", "a right join is no part"),
+        ("JOIN payments y ON y.paid < o.amount", "no equality"),
+        ("JOIN payments y ON y.paid = o.amount", "share no key"),
+        ("JOIN payments y ON y.uid = u.uid + o.id", "is made of several inputs"),
+    ],
+)
+def test_what_is_no_part_of_a_multi_way_join(step, why):
+    plan = planned(f"SELECT u.name, o.id, y.paid {USERS} {step}")
+    assert [join.kind for join in plan.joins] == ["regular", "regular"]
+    assert why in plan.joins[-1].why
+
+
+def test_an_upsert_without_the_common_key_in_its_unique_key_stays_apart():
+    tables = {**TABLES, "cards": Table("cards", pa.schema([("card", LONG), ("uid", LONG)]), unique_key=("card",))}
+    sql = f"SELECT u.name, c.card {USERS} JOIN cards c ON c.uid = u.uid"
+    found = plan(sql, tables)
+    assert [join.kind for join in found.joins] == ["regular", "regular"]
+    assert "unique key does not have the common key in it" in found.joins[-1].why
+
+
+def test_a_derived_unique_key_is_kept_for_the_next_join():
+    sql = "SELECT s.left, u.name FROM stock s JOIN users u ON s.sku = u.name JOIN orders o ON o.note = u.name"
+    tables = {**TABLES, "users": Table("users", pa.schema([("name", STRING)]), row_kind="op", unique_key=("name",))}
+    _, second = plan(sql, tables, multi_way="never").joins
+    assert second.description.inputs[0].unique_key == ("sku",)
+    assert second.description.inputs[0].updates == "retract"
+
+
+def test_states_with_a_ttl_derive_none():
+    tables = {**TABLES, "stock": Table("stock", TABLES["stock"].schema, "op", ("sku",), "retract", ttl_ms=1000)}
+    sql = "SELECT s.left FROM stock s JOIN users u ON s.sku = u.name JOIN orders o ON o.note = u.name"
+    first, second = plan(sql, tables, multi_way="never").joins
+    assert first.description.inputs[0].ttl_ms == 1000
+    assert second.description.inputs[0].unique_key is None
+
+
+# --- the text ---------------------------------------------------------------------------------------------
+
+
+def test_explain():
+    sql = f"SELECT u.name, p.price {USERS} AND o.amount > 1 {PAID} LEFT JOIN prices p ON p.id = o.id"
+    assert show(planned(sql)) == EXPLAINED.strip("\n")
+
+
+EXPLAINED = """
+Calc(select=[name, price])
++- Join(joinType=[LeftOuterJoin], where=[u_o_y.o__id = p.p__id], leftInputSpec=[NoUniqueKey], rightInputSpec=[JoinKeyContainsUniqueKey])
+   :  -- regular: LEFT JOIN; the joins of u, o, y, p share no key
+   :- Exchange(distribution=[hash[o__id]])
+   :  +- Calc(select=[name, o__id])
+   :     +- MultiJoin(commonJoinKey=[u__uid], joinTypes=[LEFT, INNER], inputUniqueKeys=[noUniqueKey, noUniqueKey, noUniqueKey], joinConditions=[u.u__uid = o.o__uid, u.u__uid = y.y__uid])
+   :        :  -- multi-way: 2 of 3 joins share u.uid = o.uid = y.uid
+   :        :- Exchange(distribution=[hash[u__uid]])
+   :        :  +- Calc(select=[uid AS u__uid, name])
+   :        :     +- Source(table=[users], alias=[u], changes=[insert-only])
+   :        :- Exchange(distribution=[hash[o__uid]])
+   :        :  +- Calc(select=[id AS o__id, uid AS o__uid], where=[amount > 1])
+   :        :     +- Source(table=[orders], alias=[o], changes=[retractions])
+   :        +- Exchange(distribution=[hash[y__uid]])
+   :           +- Calc(select=[uid AS y__uid])
+   :              +- Source(table=[payments], alias=[y], changes=[insert-only])
+   +- Exchange(distribution=[hash[p__id]])
+      +- Calc(select=[id AS p__id, price])
+         +- Source(table=[prices], alias=[p], changes=[upserts], uniqueKey=[id])
+"""  # noqa: E501
+
+
+def test_explain_of_an_interval_join():
+    sql = (
+        "SELECT c.x FROM clicks c LEFT JOIN views v ON c.uid = v.uid AND v.ts > c.ts AND v.ts <= c.ts + INTERVAL 1 HOUR"
+    )
+    lines = show(planned(sql)).splitlines()
+    where = "where=[c.c__uid = v.v__uid]"
+    assert lines[1] == (
+        f"+- IntervalJoin(joinType=[LeftOuterJoin], windowBounds=[0 < v.v__ts - c.c__ts <= 1 hour], {where})"
+    )
+    assert lines[2] == "   :  -- interval: v.ts is bounded on both sides of c.ts"
+
+
+def test_types_that_only_spark_knows_are_asked_for():
+    asked = []
+
+    def type_of(text, columns):
+        asked.append((text, columns))
+        return DOUBLE, False
+
+    sql = "SELECT o.id FROM orders o JOIN prices p ON round(o.amount, 2) = p.price AND round( o.amount, 2 ) <> 3"
+    (join,) = plan(sql, TABLES, type_of=type_of).joins
+    assert asked == [("round(c0, 2)", {"c0": DOUBLE})]
+    assert join.description.keys == (Key("key_1", "price"),)

@@ -1,0 +1,189 @@
+"""Where filters go: below a join, into its condition, or above it; and what becomes of an outer join."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from gpu_ops.query.nodes import Calc, Source, walk
+from gpu_ops.query.plan import Table, plan
+from sql.tables import LONG, TABLES, planned
+
+
+def placed(sql):
+    """Join type, filters below left and right, the join's condition, filters above."""
+    plan = planned(sql)
+    (join,) = plan.joins
+    below = [[t.text for t in side.where] if isinstance(side, Calc) else [] for side in join.inputs]
+    return join.description.how, *below, join.description.where, [t.text for t in plan.root.where]
+
+
+def query(how, on="", where=""):
+    condition = f" AND {on}" if on else ""
+    filters = f" WHERE {where}" if where else ""
+    return f"SELECT o.id, y.paid FROM orders o {how} JOIN payments y ON o.uid = y.uid{condition}{filters}"
+
+
+LEFT, RIGHT, BOTH, NULLS = "o.amount > 1", "y.paid > 2", "o.amount > y.paid", "y.paid IS NULL"
+
+
+@pytest.mark.parametrize(
+    ("how", "on", "where", "expected"),
+    [
+        ("", LEFT, "", ("inner", ["amount > 1"], [], None, [])),
+        ("", RIGHT, LEFT, ("inner", ["amount > 1"], ["paid > 2"], None, [])),
+        ("", "", BOTH, ("inner", [], [], "o.amount > y.paid", [])),
+        ("", "", NULLS, ("inner", [], ["paid IS NULL"], None, [])),
+        # ON of a left join: what is on the right goes below, what is on the left decides on matches only
+        ("LEFT", RIGHT, "", ("left", [], ["paid > 2"], None, [])),
+        ("LEFT", LEFT, "", ("left", [], [], "o.amount > 1", [])),
+        # WHERE: the preserved side goes below; what turns pads away makes the join inner; the rest stays above
+        ("LEFT", "", LEFT, ("left", ["amount > 1"], [], None, [])),
+        ("LEFT", "", RIGHT, ("inner", [], ["paid > 2"], None, [])),
+        ("LEFT", "", NULLS, ("left", [], [], None, ["paid IS NULL"])),
+        ("LEFT", "", BOTH, ("inner", [], [], "o.amount > y.paid", [])),
+        ("LEFT", "", f"{NULLS} OR {LEFT}", ("left", [], [], None, ["paid IS NULL OR amount > 1"])),
+        ("LEFT", "", "COALESCE(y.paid, 5) > 2", ("left", [], [], None, ["COALESCE(paid, 5) > 2"])),
+        ("LEFT", LEFT, RIGHT, ("inner", ["amount > 1"], ["paid > 2"], None, [])),
+        ("RIGHT", LEFT, "", ("right", ["amount > 1"], [], None, [])),
+        ("RIGHT", RIGHT, "", ("right", [], [], "y.paid > 2", [])),
+        ("RIGHT", "", RIGHT, ("right", [], ["paid > 2"], None, [])),
+        ("RIGHT", "", LEFT, ("inner", ["amount > 1"], [], None, [])),
+        ("FULL", LEFT, "", ("full", [], [], "o.amount > 1", [])),
+        ("FULL", "", LEFT, ("left", ["amount > 1"], [], None, [])),
+        ("FULL", "", RIGHT, ("right", [], ["paid > 2"], None, [])),
+        ("FULL", "", f"{LEFT} AND {RIGHT}", ("inner", ["amount > 1"], ["paid > 2"], None, [])),
+        ("FULL", "", NULLS, ("full", [], [], None, ["paid IS NULL"])),
+    ],
+)
+def test_filters(how, on, where, expected):
+    assert placed(query(how, on, where)) == expected
+
+
+@pytest.mark.parametrize(
+    ("where", "how"),
+    [
+        ("y.paid + 1 > 2", "inner"),
+        ("NOT y.paid > 2", "inner"),
+        ("y.paid IS NOT NULL", "inner"),
+        ("NOT y.paid IS NULL", "inner"),
+        ("y.paid IN (1, 2)", "inner"),
+        ("y.paid BETWEEN 1 AND 2", "inner"),
+        ("(y.paid > 2 OR y.paid < 1)", "inner"),
+        ("CAST(y.paid AS INT) = 2", "inner"),
+        ("y.paid <=> 1", "inner"),
+        ("CASE WHEN y.paid > 1 THEN true ELSE false END", "inner"),
+        ("CASE WHEN y.paid > 1 THEN false ELSE true END", "left"),
+        ("(y.paid > 2 OR o.amount > 1)", "left"),
+        ("y.paid <=> NULL", "left"),
+        ("y.paid > 2 IS NULL", "left"),
+        ("round(y.paid) > 1", "left"),  # what this pack does not know may make something of null
+        ("nvl(y.paid, 0) = 0", "left"),
+    ],
+)
+def test_what_turns_pads_away(where, how):
+    assert placed(query("LEFT", where=where))[0] == how
+
+
+def test_the_plan_says_that_an_outer_join_became_an_inner_one():
+    (join,) = planned(query("LEFT", where=RIGHT)).joins
+    assert join.why == "regular: LEFT JOIN, less the pads that a condition above it turns away"
+
+
+# --- inputs whose rows are replaced -----------------------------------------------------------------------
+
+
+def upserts(how, on="", where=""):
+    return query(how, on, where).replace("payments y", "prices y").replace("y.uid", "y.id").replace("y.paid", "y.price")
+
+
+@pytest.mark.parametrize(
+    ("how", "on", "where", "expected"),
+    [
+        ("", "", RIGHT, ("inner", [], [], "y.price > 2", [])),
+        ("", RIGHT, LEFT, ("inner", ["amount > 1"], [], "y.price > 2", [])),
+        ("LEFT", RIGHT, "", ("left", [], [], "y.price > 2", [])),
+        ("LEFT", "", RIGHT, ("inner", [], [], "y.price > 2", [])),
+        ("LEFT", "", NULLS, ("left", [], [], None, ["price IS NULL"])),
+        ("RIGHT", "", RIGHT, ("right", [], [], None, ["price > 2"])),
+        ("FULL", "", RIGHT, ("right", [], [], None, ["price > 2"])),
+        ("LEFT SEMI", RIGHT, "", ("semi", [], [], "y.price > 2", [])),
+        ("LEFT ANTI", RIGHT, LEFT, ("anti", ["amount > 1"], [], "y.price > 2", [])),
+    ],
+)
+def test_no_filter_goes_below_an_upsert_input(how, on, where, expected):
+    sql = upserts(how, on, where)
+    if how.startswith("LEFT ") and "JOIN" in sql:
+        sql = sql.replace(", y.price FROM", " FROM")
+    assert placed(sql) == expected
+
+
+def test_the_plan_says_why_it_does_not():
+    (join,) = planned(upserts("", RIGHT)).joins
+    assert any("y brings upserts" in remark for remark in join.remarks)
+    assert "y brings upserts" in planned(upserts("RIGHT", "", RIGHT)).root.why
+
+
+def test_a_filtered_sub_query_over_an_upsert_input():
+    sql = "SELECT o.id FROM orders o LEFT JOIN (SELECT id FROM prices WHERE price > 2) p ON o.id = p.id"
+    assert placed(sql) == ("left", [], [], "prices.price > 2", [])
+    sql = "SELECT p.id FROM (SELECT id FROM prices WHERE price > 2) p LEFT JOIN orders o ON o.id = p.id"
+    assert placed(sql) == ("left", [], [], None, ["price > 2"])
+
+
+def test_a_filter_on_what_a_sub_query_computes():
+    doubled = "(SELECT uid, paid * 2 AS d FROM payments) p"
+    sql = f"SELECT o.id, p.d FROM orders o LEFT JOIN {doubled} ON o.uid = p.uid AND d > 4"
+    plan = planned(sql)
+    (join,) = plan.joins
+    right = join.inputs[1]
+    assert isinstance(right.input, Calc)
+    assert [t.text for t in right.where] == ["d > 4"]
+    assert ("d", "paid * 2") in [(e.name, e.text) for e in right.input.select]
+    over_upserts = planned(sql.replace("payments", "prices").replace("paid", "price").replace("uid, ", "id AS uid, "))
+    assert over_upserts.joins[0].description.where == "prices.d > 4"
+
+
+# --- columns ----------------------------------------------------------------------------------------------
+
+
+def selected(sql):
+    """Per input of the query: the columns that go below the joins."""
+    return {
+        node.input.alias: [e.name for e in node.select]
+        for node in walk(planned(sql).root)
+        if isinstance(node, Calc) and isinstance(node.input, Source)
+    }
+
+
+def test_only_columns_that_are_needed_go_below():
+    assert selected(query("LEFT")) == {"o": ["id", "o__uid"], "y": ["y__uid", "paid"]}
+
+
+def test_a_unique_key_and_the_order_are_kept_although_nobody_asks():
+    schema = pa.schema([("card", LONG), ("uid", LONG), ("lsn", LONG), ("limit", LONG)])
+    tables = {**TABLES, "cards": Table("cards", schema, unique_key=("card",), sequence_by="lsn")}
+    (join,) = plan("SELECT u.name FROM users u JOIN cards c ON c.uid = u.uid", tables).joins
+    assert join.description.right.schema.names == ["card", "c__uid", "lsn"]
+    assert (join.description.right.unique_key, join.description.right.sequence_by) == (("card",), "lsn")
+
+
+def test_between_joins_too():
+    plan = planned(
+        "SELECT u.name FROM users u JOIN orders o ON u.uid = o.uid AND o.note <> u.name JOIN prices p ON p.id = o.id"
+    )
+    _, second = plan.joins
+    assert second.description.inputs[0].schema.names == ["name", "o__id"]
+
+
+def test_an_input_of_which_nothing_is_needed_keeps_a_column():
+    assert selected("SELECT o.id FROM orders o JOIN users u ON o.amount > 1")["u"] == ["uid"]
+
+
+def test_a_row_kind_column_and_a_column_of_that_name():
+    tables = {**TABLES, "ops": Table("ops", pa.schema([("uid", LONG), ("row_kind", LONG)]), row_kind="op")}
+    ops = "(SELECT uid, row_kind, uid + 1 AS op FROM ops) x"
+    (join,) = plan(f"SELECT x.row_kind AS kind, x.op FROM {ops} JOIN users u USING (uid)", tables).joins
+    left = join.inputs[0]
+    assert sorted(e.name for e in left.select) == ["op", "ops__row_kind", "ops__uid"]
+    assert left.row_kind == join.description.left.row_kind == "row_kind"
