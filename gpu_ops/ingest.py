@@ -282,8 +282,13 @@ def _merged(sides: Sequence[Ingested], number: int) -> npt.NDArray[np.int64]:
     own = sides[number].sequence
     ranks = np.arange(own.size, dtype=np.int64)
     for other, side in enumerate(sides):
-        if other != number:
-            ranks += np.searchsorted(side.sequence, own, side="left" if other > number else "right")
+        theirs = side.sequence
+        if other == number or not theirs.size or not own.size or theirs[0] > own[-1]:
+            continue
+        if theirs[-1] < own[0]:  # one input after the other, as often: nothing to search
+            ranks += theirs.size
+        else:
+            ranks += np.searchsorted(theirs, own, side="left" if other > number else "right")
     return ranks
 
 

@@ -233,7 +233,11 @@ LEFT = Input("orders", ORDERS, unique_key=("order_id",), row_kind="op")
 DESCRIPTIONS: dict[str, tuple[Callable[[], object], type[Exception], tuple[str, ...]]] = {
     "join type": (lambda: described(how="outer"), DescriptionError, ("how='outer'", "inner", "full")),
     "emit": (lambda: described(emit="append"), DescriptionError, ("emit='append'", "per_batch")),
-    "at_end": (lambda: described(emit="at_end"), NotBuiltError, ("at_end", "not built")),
+    "at_end with a TTL": (
+        lambda: described(emit="at_end", left=dataclasses.replace(LEFT, ttl_ms=5)),
+        DescriptionError,
+        ("at_end", "no row is forgotten"),
+    ),
     "unknown left key": (
         lambda: described(keys=(Key("id", "p_order"),)),
         DescriptionError,
