@@ -16,7 +16,6 @@ from gpu_ops.errors import (
     BadInputError,
     ConditionError,
     DescriptionError,
-    NotBuiltError,
     StateError,
 )
 from gpu_ops.joins import Input, Join, Key, normalize_on, parse_duration
