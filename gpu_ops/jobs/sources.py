@@ -91,7 +91,12 @@ def _load(spark: SparkSession, source: Source) -> DataFrame:
 def _read_files(spark: SparkSession, source: Source, file: Text) -> DataFrame:
     if source.columns is None:
         # a stream wants its columns beforehand: those of the files that are there
-        schema = spark.read.format(source.connector).options(**source.options).load().schema
+        try:
+            schema = spark.read.format(source.connector).options(**source.options).load().schema
+        except AnalysisException as error:
+            if "UNABLE_TO_INFER_SCHEMA" not in str(error):
+                raise
+            schema = st.StructType()
         if not schema.fields:
             file.fail("there are no files yet, so nothing says what columns there are: name them", source.at)
         return spark.readStream.format(source.connector).options(**source.options).schema(schema).load()

@@ -1,0 +1,309 @@
+"""Jobs from end to end: every file format, resumed; messages of Kafka without a broker; how a job fails and stops."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from rich.console import Console
+
+from gpu_ops.jobs import runner
+from gpu_ops.jobs.job import Source, build, load
+from gpu_ops.jobs.runner import JobFailedError
+from gpu_ops.jobs.sinks import messages, shaped
+from gpu_ops.jobs.sources import decode, open_source
+from gpu_ops.jobs.sql_file import read_sql
+from gpu_ops.jobs.text import JobError, Text
+from spark.support import fold
+
+pytestmark = pytest.mark.spark
+
+ORDERS = [("id", "BIGINT"), ("item", "STRING"), ("qty", "INT")]
+PRICES = [("op", "STRING"), ("id", "BIGINT"), ("price", "DOUBLE")]
+JOB = """
+CREATE TABLE orders (id BIGINT, item STRING, qty INT, PRIMARY KEY (id) NOT ENFORCED)
+WITH ('connector' = '{format}', 'path' = 'orders', 'max_files_per_trigger' = '1');
+CREATE TABLE prices (op STRING, id BIGINT, price DOUBLE)
+WITH ('connector' = '{format}', 'path' = 'prices', 'row_kind' = 'op', 'max_files_per_trigger' = '1');
+CREATE TABLE changes (kind STRING, id BIGINT, item STRING, total DOUBLE)
+WITH ('connector' = '{format}', 'path' = 'changes', 'row_kind' = 'kind');
+SET state = 'state'; SET checkpoint = 'checkpoint'; SET partitions = 2;
+INSERT INTO changes
+SELECT o.id, o.item, o.qty * p.price FROM orders o LEFT JOIN prices p ON o.id = p.id;
+"""
+
+
+def write(folder: Path, form: str, columns: list[tuple[str, str]], *rows: tuple[Any, ...]) -> None:
+    """One file, that the stream sees all at once."""
+    folder.mkdir(exist_ok=True)
+    number = len(list(folder.iterdir()))
+    path, hidden = folder / f"{number:03d}.{form}", folder / f".{number:03d}.{form}"
+    if form == "parquet":
+        kinds = {"BIGINT": pa.int64(), "STRING": pa.string(), "INT": pa.int32(), "DOUBLE": pa.float64()}
+        arrays = [pa.array([row[i] for row in rows], kinds[kind]) for i, (_, kind) in enumerate(columns)]
+        pq.write_table(pa.table(arrays, [name for name, _ in columns]), hidden)
+    elif form == "csv":
+        with hidden.open("w", newline="") as file:
+            csv.writer(file).writerows(rows)
+    else:
+        names = [name for name, _ in columns]
+        hidden.write_text("\n".join(json.dumps(dict(zip(names, row, strict=True))) for row in rows))
+    hidden.rename(path)
+    time.sleep(0.01)  # Spark takes files by their time
+
+
+def console() -> Console:
+    return Console(record=True, width=200, file=io.StringIO())
+
+
+def result(spark: Any, folder: Path, form: str) -> list[tuple[Any, ...]]:
+    """The folded changelog; files are read in any order."""
+    schema = "kind STRING, id BIGINT, item STRING, total DOUBLE"
+    changes = spark.read.schema(schema).format(form).load(str(folder / "changes")).collect()
+    return fold(sorted((tuple(row) for row in changes), key=lambda row: row[0] == "-D"))
+
+
+@pytest.mark.parametrize("form", ["parquet", "json", "csv"])
+def test_once_and_once_more(spark: Any, tmp_path: Path, form: str) -> None:
+    path = tmp_path / "shop.sql"
+    path.write_text(JOB.format(format=form))
+    write(tmp_path / "orders", form, ORDERS, (1, "book", 2), (2, "pen", 1))
+    write(tmp_path / "orders", form, ORDERS, (2, "pencil", 3))
+    write(tmp_path / "prices", form, PRICES, ("+I", 1, 9.5))
+    screen = console()
+    first = runner.run(load(path), screen, once=True)
+    assert (first.batches, first.rows_in, first.interrupted) == (2, 4, False)
+    assert result(spark, tmp_path, form) == [(1, "book", 19.0), (2, "pencil", None)]
+    lines = screen.export_text().splitlines()
+    assert lines[0].startswith("micro-batch 0: 3 rows in, 2 changes out (2 +I); ")
+    assert "state 3 rows, " in lines[0]
+    assert lines[0].endswith("; cpu")
+    assert lines[1].startswith("micro-batch 1: 1 rows in, ")
+
+    again = runner.run(load(path), console(), once=True)
+    assert again.batches == 0
+    write(tmp_path / "prices", form, PRICES, ("-D", 1, 9.5), ("+I", 2, 0.5))
+    third = runner.run(load(path), console(), once=True)
+    assert (third.batches, third.rows_in) == (1, 2)
+    assert result(spark, tmp_path, form) == [(1, "book", None), (2, "pencil", 1.5)]
+
+
+def test_columns_from_the_data(spark: Any, tmp_path: Path) -> None:
+    write(tmp_path / "orders", "parquet", ORDERS, (1, "book", 2))
+    text = """
+        CREATE TABLE orders WITH ('connector' = 'parquet', 'path' = 'orders');
+        CREATE TABLE again WITH ('connector' = 'parquet', 'path' = 'orders');
+        CREATE TABLE out WITH ('connector' = 'memory', 'table' = 'inferred');
+        INSERT INTO out SELECT a.id, b.item FROM orders a JOIN again b ON a.id = b.id
+    """
+    (tmp_path / "a.sql").write_text(text)
+    screen = console()
+    assert runner.run(load(tmp_path / "a.sql"), screen, once=True).rows_out == 1
+    assert [tuple(row) for row in spark.table("inferred").collect()] == [("+I", 1, "book")]
+    assert "its state lives in memory only" in screen.export_text()
+    explained = runner.explain(load(tmp_path / "a.sql"), console())
+    assert "Join(joinType=[InnerJoin]" in explained
+    assert "regular join, inner: a, b" in explained
+
+
+def test_watermarks_make_an_interval_join(spark: Any, tmp_path: Path) -> None:
+    for name in ("ordered", "shipped"):
+        (tmp_path / name).mkdir()
+        rows = [{"id": n, "at": f"2026-01-01T10:0{n}:00Z"} for n in range(3)]
+        (tmp_path / name / "0.json").write_text("\n".join(map(json.dumps, rows)))
+        time.sleep(0.01)
+        (tmp_path / name / "1.json").write_text(json.dumps({"id": 9, "at": "2026-01-01T12:00:00Z"}))
+    declared = """
+        CREATE TABLE {0} (id INT, at TIMESTAMP(3), WATERMARK FOR at AS at - INTERVAL '1' MINUTE)
+        WITH ('connector' = 'json', 'path' = '{0}', 'max_files_per_trigger' = '1', 'idle_timeout' = '1 hour');
+    """
+    text = f"""
+        {declared.format("ordered")} {declared.format("shipped")}
+        CREATE TABLE out WITH ('connector' = 'memory', 'table' = 'timed');
+        INSERT INTO out SELECT o.id, s.id AS shipped FROM ordered o LEFT JOIN shipped s
+        ON o.id = s.id AND s.at BETWEEN o.at AND o.at + INTERVAL '10' MINUTES
+    """
+    (tmp_path / "a.sql").write_text(text)
+    screen = console()
+    runner.run(load(tmp_path / "a.sql"), screen, once=True)
+    assert sorted(row.id for row in spark.table("timed").collect()) == [0, 1, 2, 9]
+    assert "watermark 2026-01-01 10:01:00 UTC" in screen.export_text()
+
+
+# --- what is wrong ---------------------------------------------------------------------------------
+
+
+def failing(folder: Path, text: str) -> JobError:
+    (folder / "a.sql").write_text(text)
+    with pytest.raises(JobError) as raised:
+        runner.run(load(folder / "a.sql"), console(), once=True)
+    return raised.value
+
+
+def test_errors_in_the_query(spark: Any, tmp_path: Path) -> None:
+    (tmp_path / "orders").mkdir()
+    (tmp_path / "prices").mkdir()
+    text = JOB.format(format="json").replace("o.qty * p.price", "o.qty *\n    p.prize")
+    error = failing(tmp_path, text)
+    assert (error.line, error.column) == (11, 5)
+    assert "prize" in error.message
+    error = failing(tmp_path, JOB.format(format="json").replace("LEFT JOIN", "NATURAL JOIN"))
+    assert error.line == 10
+
+
+def test_errors_in_a_table(spark: Any, tmp_path: Path) -> None:
+    text = JOB.format(format="json")
+    error = failing(tmp_path, text)
+    assert (error.line, error.column) == (2, 14)
+    assert "Path does not exist" in error.message
+    for folder in ("orders", "prices"):
+        (tmp_path / folder).mkdir()
+    error = failing(tmp_path, text.replace("kind STRING, id BIGINT, item", "kind STRING, item"))
+    assert error.message.startswith("the sink has 2 columns, the query 3: id, item, ")
+    assert error.line == 6
+    error = failing(tmp_path, text.replace("op STRING, id", "id").replace("json", "csv"))
+    assert error.message == "CSV goes by position: name 'op' among the columns, where it stands"
+    error = failing(tmp_path, text.replace(" (id BIGINT, item STRING, qty INT, PRIMARY KEY (id) NOT ENFORCED)", ""))
+    assert error.message == "there are no files yet, so nothing says what columns there are: name them"
+    assert error.line == 2
+
+
+def test_a_missing_jar(spark: Any, tmp_path: Path) -> None:
+    (tmp_path / "prices").mkdir()
+    text = JOB.format(format="json").replace(
+        "'connector' = 'json', 'path' = 'orders', 'max_files_per_trigger' = '1'",
+        "'connector' = 'kafka', 'bootstrap_servers' = 'x:1', 'topic' = 't'",
+    )
+    error = failing(tmp_path, text)
+    assert (error.line, error.column) == (2, 14)
+    assert f"--packages org.apache.spark:spark-sql-kafka-0-10_2.13:{spark.version}" in error.message
+
+
+def test_a_row_that_cannot_be(spark: Any, tmp_path: Path) -> None:
+    path = tmp_path / "shop.sql"
+    path.write_text(JOB.format(format="json"))
+    write(tmp_path / "orders", "json", ORDERS, (None, "book", 2))
+    (tmp_path / "prices").mkdir()
+    with pytest.raises(JobFailedError, match=r"input 'o.*', column 'o__id': .* holds nulls"):
+        runner.run(load(path), console(), once=True)
+
+
+# --- messages --------------------------------------------------------------------------------------
+
+
+def topic(spark: Any, *values: Any) -> Any:
+    texts = [(v if isinstance(v, str | None) else json.dumps(v),) for v in values]
+    return spark.createDataFrame(texts, "value STRING").selectExpr("CAST(value AS BINARY) AS value")
+
+
+def kafka(form: str, **more: Any) -> Source:
+    return Source("t", "kafka", (("id", "BIGINT"), ("name", "STRING")), {}, form, 0, **more)
+
+
+def rows(df: Any) -> list[tuple[Any, ...]]:
+    return [tuple(row) for row in df.collect()]
+
+
+def test_json_messages(spark: Any) -> None:
+    messages = topic(spark, {"id": 1, "name": "a", "op": "+I"}, None, {"id": 2})
+    source, df = decode(messages, kafka("json"))
+    assert (source.row_kind, rows(df)) == (None, [(1, "a"), (2, None)])
+    source, df = decode(messages, kafka("json", row_kind="op"))
+    assert (source.row_kind, rows(df)) == ("op", [(1, "a", "+I"), (2, None, None)])
+    broken = topic(spark, {"id": 1}, "{no", {"id": "x"})
+    assert rows(decode(broken, kafka("json", bad_rows="drop"))[1]) == [(1, None)]
+    with pytest.raises(Exception, match="MALFORMED_RECORD"):
+        rows(decode(broken, kafka("json"))[1])
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_debezium_messages(spark: Any, wrapped: bool) -> None:
+    a, b = {"id": 1, "name": "a"}, {"id": 1, "name": "b"}
+    said = [
+        {"op": "r", "before": None, "after": a},
+        {"op": "u", "before": a, "after": b},
+        {"op": "u", "before": None, "after": a},
+        {"op": "d", "before": b, "after": None},
+    ]
+    values = [{"schema": {}, "payload": one} if wrapped else one for one in said]
+    source, df = decode(topic(spark, *values), kafka("debezium-json"))
+    assert df.columns == [source.row_kind, "id", "name"]
+    assert rows(df) == [("+I", 1, "a"), ("-U", 1, "a"), ("+U", 1, "b"), ("+U", 1, "a"), ("-D", 1, "b")]
+    with pytest.raises(Exception, match="a message of Debezium's has the op t"):
+        rows(decode(topic(spark, {"op": "t"}), kafka("debezium-json"))[1])
+
+
+def test_messages_out(spark: Any) -> None:
+    def sink(options: str) -> Any:
+        text = f"""CREATE TABLE t (a INT) WITH ('connector' = 'json', 'path' = 'p');
+        CREATE TABLE out {options}; INSERT INTO out SELECT * FROM t"""
+        return build(read_sql(Text(Path("a.sql"), text))).sink
+
+    with_key = "WITH ('connector' = 'kafka', 'bootstrap_servers' = 'a', 'topic' = 'b', 'row_kind' = 'op', 'key' = '{}')"
+    changes = spark.createDataFrame([("+I", 1, None)], "row_kind STRING, id INT, name STRING")
+    file = Text(Path("a.sql"), "")
+
+    def said(key: str) -> list[tuple[Any, ...]]:
+        target = sink(with_key.format(key))
+        return rows(messages(shaped(changes, target, file), target, file))
+
+    value = '{"op":"+I","id":1,"name":null}'
+    assert said("ID") == [("1", value)]
+    assert said("id, name") == [('{"id":1,"name":null}', value)]
+    bare = sink(with_key.replace(", 'key' = '{}'", ""))
+    assert rows(messages(shaped(changes, bare, file), bare, file)) == [(value,)]
+    with pytest.raises(JobError, match="key names 'x'; there are op, id, name"):
+        said("x")
+    with pytest.raises(JobError, match="the query has a column 'id', too"):
+        shaped(changes, sink("WITH ('connector' = 'console', 'row_kind' = 'id')"), file)
+
+
+def test_rate(spark: Any) -> None:
+    text = "CREATE TABLE t WITH ('connector' = 'rate', 'rows_per_second' = '5', 'sequence_by' = 'value'); "
+    text += "CREATE TABLE out WITH ('connector' = 'console'); INSERT INTO out SELECT * FROM t"
+    file = Text(Path("a.sql"), text)
+    opened = open_source(spark, build(read_sql(file)).sources[0], file)
+    assert opened.df.columns == ["timestamp", "value"]
+    assert (opened.name, opened.sequence_by) == ("t", "value")
+
+
+# --- the command -----------------------------------------------------------------------------------
+
+
+def test_ctrl_c_and_again(spark: Any, tmp_path: Path) -> None:
+    """As in a terminal, where an interrupt goes to every process of the job."""
+    (tmp_path / "shop.sql").write_text(JOB.format(format="json"))
+    write(tmp_path / "orders", "json", ORDERS, (1, "book", 2))
+    write(tmp_path / "prices", "json", PRICES, ("+I", 1, 9.5))
+    command = [sys.executable, "-m", "gpu_ops.cli", "run", str(tmp_path / "shop.sql"), "--master", "local[2]"]
+    process = subprocess.Popen(
+        command, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        first = process.stdout.readline()
+        assert first.startswith("micro-batch 0: 2 rows in, 1 changes out (1 +I)"), first + process.stderr.read()
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=120)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, err
+    assert out.startswith("stopped after 1 micro-batch, 2 rows in, 1 changes out, ")
+    assert "Traceback" not in err
+    write(tmp_path / "prices", "json", PRICES, ("-D", 1, 9.5))
+    screen = console()
+    runner.run(load(tmp_path / "shop.sql"), screen, once=True)
+    assert screen.export_text().startswith("micro-batch 1: 1 rows in, 2 changes out (1 +I, 1 -D)")
