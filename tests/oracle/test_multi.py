@@ -118,27 +118,27 @@ def test_every_event_by_the_rules(made: MultiShape, backend: Backend) -> None:
     check_events(made, trace_of(made), (70, 20, 40), backend, shuffle=3)
 
 
-@pytest.mark.parametrize("made", SHAPES, ids=str)
+@pytest.mark.parametrize("made", SHAPES[1::2], ids=str)
 def test_upserts_and_unknown_retractions(made: MultiShape, backend: Backend) -> None:
     check_upserts(made, trace_of(made, seed=1, malformed=True), (50, 7, 1, 30), backend)
 
 
-@pytest.mark.parametrize("made", SHAPES, ids=str)
+@pytest.mark.parametrize("made", SHAPES[::2], ids=str)
 def test_per_batch_is_the_join(made: MultiShape, backend: Backend) -> None:
     assert check_view(made, trace_of(made, seed=2, malformed=True), (40, 3, 17), backend, "per_batch", shuffle=5) > 20
 
 
 @pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("made", [SHAPES[9], SHAPES[11], SHAPES[17]], ids=str)
+@pytest.mark.parametrize("made", [SHAPES[9], SHAPES[17]], ids=str)
 def test_splits(made: MultiShape, split: int, backend: Backend) -> None:
     """Cut anywhere, the same."""
-    events = trace_of(made, 60, seed=3)
+    events = trace_of(made, 45, seed=3)
     check_events(made, events, split, backend)
     check_view(made, events, split, backend, "per_batch")
 
 
 @pytest.mark.parametrize("emit", ["per_event", "per_batch"])
-@pytest.mark.parametrize("made", SHAPES[2::3], ids=str)
+@pytest.mark.parametrize("made", SHAPES[2::5], ids=str)
 def test_backends_agree_row_for_row(made: MultiShape, emit: Emit, other_backend: Backend) -> None:
     """The same rows in the same order as on the plain CPU, with the same state after."""
     join = made.join(emit)
