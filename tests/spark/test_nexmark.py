@@ -1,0 +1,43 @@
+"""Nexmark's queries through ``gpu_ops.sql`` on a small stream, against DuckDB and Spark's own join."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("duckdb")
+
+from benchmarks.nexmark import generator, pipelines
+from benchmarks.nexmark.check import check
+from benchmarks.nexmark.queries import query
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("nexmark")
+    generator.write(folder, events=10_000, files=3, seed=7)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["q4", "q23"])
+def test_our_changelog(spark: Any, data: Path, tmp_path: Path, name: str) -> None:
+    measured = pipelines.run(pipelines.ours(spark, data, query(name), tmp_path), tmp_path, sink="parquet")
+    found = check(query(name), data, sorted((tmp_path / "result").glob("*.parquet")))
+    assert found.equal
+    assert found.rows > 1_000
+    assert measured["micro_batches"] == 3
+    assert measured["rows_out"] == found.changes
+
+
+def test_the_pipelines_read_the_same(spark: Any, data: Path, tmp_path: Path) -> None:
+    one = query("q3")
+    own = pipelines.run(pipelines.sparks(spark, data, one), tmp_path / "spark")
+    bare = pipelines.run(pipelines.no_op(spark, data, one), tmp_path / "no_op")
+    assert own["rows_in"] == bare["rows_in"] == 800
+    assert own["rows_out"] > 10
+    # all auctions of category 10, and all people of three states
+    assert 150 < bare["rows_out"] < 300
