@@ -118,6 +118,40 @@ def test_state_servers_die_under_a_chain(spark: Any, feeds: list[Feed], tmp_path
     assert len(sink.table) > 100
 
 
+def test_changelogs_side_by_side_in_one_join(feeds: list[Feed], tmp_path: Path) -> None:
+    """Joins of 1, 4 and 2 partitions feed one: their tasks, numbered with the sources', begin where they should."""
+    users, orders, prefs, products, blocked = feeds
+    choosy = in_memory(gpu_ops.semi_join, stream(users.df, name="users", row_kind="op", unique_key="user_id"),
+                       stream(prefs.df, row_kind="op"), "user_id", partitions=4, name="choosy")  # fmt: skip
+    known = in_memory(gpu_ops.join, stream(orders.df, name="orders", row_kind="op"), stream(products.df, row_kind="op"),
+                      "product", "left", partitions=2, name="known")  # fmt: skip
+    allowed = in_memory(gpu_ops.join, stream(prefs.df, name="prefs", row_kind="op"), stream(blocked.df, row_kind="op"),
+                        how="anti", where="prefs.pref + 1 = right.size", name="allowed")  # fmt: skip
+    everything = in_memory(
+        gpu_ops.multi_join,
+        [stream(allowed, name="a"), stream(prefs.df, name="p", row_kind="op"), stream(choosy, name="c"), known],
+        on="user_id",
+        how=["inner", "inner", "left"],
+        suffixes=["", "_2", "", ""],
+        name="all",
+    )
+    assert "c: row kinds in 'row_kind', unique key derived: user_id (retract)" in gpu_ops.explain(everything)
+    more(feeds)
+    more(feeds)
+    sink = Sink()
+    query = drain(everything, sink, tmp_path / "checkpoint")
+    sql = """SELECT a.user_id, a.pref, p.pref, c.name, k.product, k.order_id, k.size
+        FROM (SELECT * FROM prefs WHERE NOT EXISTS (SELECT 1 FROM blocked WHERE size = pref + 1)) a
+        JOIN prefs p ON a.user_id = p.user_id JOIN users c ON a.user_id = c.user_id
+        LEFT JOIN (SELECT product, order_id, user_id, size FROM orders LEFT JOIN products USING (product)) k
+        ON a.user_id = k.user_id"""
+    check(sink, sql, feeds)
+    observed = query.lastProgress["observedMetrics"]
+    assert {name: row["partitions"] for name, row in observed.items()} == {
+        "choosy": 4, "known": 2, "allowed": 1, "all": 2,
+    }  # fmt: skip
+
+
 def test_derived_keys(feeds: list[Feed], tmp_path: Path) -> None:
     users, orders, prefs, _, _ = feeds
     bought = gpu_ops.join(
