@@ -71,7 +71,7 @@ class PlanRunner:
         listed = ", ".join([*kind, *(f'{duck_sql(x.text)} AS "{x.name}"' for x in node.select)])
         where = " AND ".join(f"({duck_sql(x.text)})" for x in node.where) or "true"
         self.duck.register("__rows", table)
-        found = self.duck.execute(f"SELECT {listed} FROM __rows WHERE {where}").to_arrow_table()
+        found = self.duck.sql(f"SELECT {listed} FROM __rows WHERE {where}").to_arrow_table()
         if node.schema is None:
             return found
         fields = ([pa.field(node.row_kind, pa.string())] if node.row_kind else []) + list(node.schema)
@@ -98,7 +98,7 @@ def duck_type(text: str, columns: Mapping[str, pa.DataType]) -> tuple[pa.DataTyp
     with contextlib.closing(duckdb.connect(":memory:")) as duck:
         duck.register("__rows", pa.schema(list(columns.items())).empty_table() if columns else pa.table({"_": [1]}))
         try:
-            found: Any = duck.execute(f"SELECT {duck_sql(text)} AS x FROM __rows").to_arrow_table()
+            found: Any = duck.sql(f"SELECT {duck_sql(text)} AS x FROM __rows").to_arrow_table()
         except duckdb.Error:
             return None
         return found.schema.field("x").type, True

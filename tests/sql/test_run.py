@@ -1,0 +1,96 @@
+"""Chosen queries over long histories: the folded result is the query over the folded inputs, in every micro-batch."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+
+import pytest
+from oracle.drive import difference
+
+from gpu_ops.query.plan import plan
+from sql.run_plan import PlanRunner, Reference, duck_type
+from sql.test_random import COLUMNS, TABLES
+
+QUERIES = {
+    "upserts, filtered, inner": "SELECT a.x, b.v FROM a JOIN b ON a.k = b.k WHERE b.v < 2",
+    "upserts, filtered, preserved": "SELECT b.k, b.v, a.x FROM b LEFT JOIN a ON a.k = b.k WHERE b.v < 2",
+    "upserts, filtered, padded":
+        "SELECT a.k, a.x, q.v FROM a LEFT JOIN (SELECT * FROM b WHERE v < 2) q ON a.k = q.k",
+    "upserts, filtered, right": "SELECT a.x, b.v FROM a RIGHT JOIN b ON a.k = b.k WHERE b.v < 2",
+    "upserts, filtered, anti": "SELECT a.x FROM a WHERE NOT EXISTS (SELECT 1 FROM b WHERE b.k = a.k AND b.v < 2)",
+    "upserts, filtered, not in": "SELECT a.x, a.y FROM a WHERE a.k NOT IN (SELECT b.k FROM b WHERE b.v < 1)",
+    "upserts, not by the join's key": "SELECT a.x, b.k FROM a JOIN b ON a.x = b.v AND b.x > 0",
+    "upserts, computed key": "SELECT a.x, q.k, q.w FROM a JOIN (SELECT k, v + 1 AS w FROM b) q ON a.x = q.w",
+    "not in, nulls on both sides": "SELECT a.k, a.x FROM a WHERE a.x NOT IN (SELECT c.w FROM c WHERE c.k = 1)",
+    "not in, no nulls": "SELECT a.x FROM a WHERE a.x >= 0 AND a.x NOT IN (SELECT w FROM c WHERE w IS NOT NULL)",
+    "not in, correlated": "SELECT a.k, a.x FROM a WHERE a.x NOT IN (SELECT d.x FROM d WHERE d.k = a.k)",
+    "in, a tuple": "SELECT a.k, a.y FROM a WHERE (a.k, a.x + 1) IN (SELECT d.k, d.x FROM d)",
+    "full, coalesced twice": "SELECT k, x, v, w FROM (SELECT k, x FROM a) a FULL JOIN (SELECT k, v FROM b) b USING (k) "
+        "FULL JOIN (SELECT k, w FROM c WHERE w < 2) c USING (k)",
+    "full, less its pads": "SELECT a.x, b.v FROM a FULL JOIN b ON a.k = b.k WHERE COALESCE(a.x, b.v) > 0",
+    "null-safe": "SELECT a.k, d.k AS dk FROM a LEFT JOIN d ON a.x <=> d.x AND a.k IS NOT DISTINCT FROM d.k",
+    "multi-way": "SELECT a.k, a.x, b.v, d.x AS dx FROM a LEFT JOIN b ON a.k = b.k AND b.v < a.x JOIN d ON d.k = a.k "
+        "LEFT JOIN c ON c.k = b.k AND c.w > d.x WHERE a.x < 2",
+    "multi-way, turned round": "SELECT a.x, d.k, d.x AS dx, b.v FROM a RIGHT JOIN d ON a.k = d.k JOIN b ON b.k = d.k",
+    "multi-way, then a chain": "SELECT a.x, b.v, c.w, d.k FROM a JOIN b ON a.k = b.k JOIN c ON c.k = b.k "
+        "FULL JOIN d ON d.x = c.w",
+    "comma joins in another order": "SELECT a.x, b.v FROM a, b, d WHERE a.x = d.x AND d.k = b.k AND a.y <> b.v",
+    "no key": "SELECT a.k, c.w FROM a LEFT JOIN c ON a.x < c.w",
+    "what only Spark evaluates": "SELECT a.k, c.w FROM a JOIN c ON a.k = c.k AND sqrt(a.x + c.w) < 2 WHERE c.w < 2",
+    "computed by Spark below": "SELECT a.k, c.w FROM a LEFT JOIN c ON sqrt(a.x) = sqrt(c.w) AND a.k = c.k",
+    "exists over a join": "SELECT a.k, a.x FROM a WHERE EXISTS (SELECT 1 FROM b LEFT JOIN c ON b.k = c.k "
+        "WHERE b.k = a.k AND (c.w IS NULL OR c.w < a.x))",
+}  # fmt: skip
+
+
+def history(seed, batches=6, size=14):
+    """Micro-batches in which rows come, go and are replaced; half of the values are null or few."""
+    rng = random.Random(seed)
+    live = {name: [] for name in TABLES}
+    for _ in range(batches):
+        found = {name: [] for name in TABLES}
+        for _ in range(size):
+            name = rng.choice(sorted(TABLES))
+            table, rows = TABLES[name], live[name]
+            if rows and table.row_kind and rng.random() < 0.3:
+                found[name].append(("-D", rows.pop(rng.randrange(len(rows)))))
+                continue
+            unique = table.unique_key or ()
+            row = tuple(rng.choice([0, 1, 2] if c in unique else [None, 0, 1, 2]) for c in COLUMNS[name])
+            places = [COLUMNS[name].index(c) for c in unique]
+            same = [old for old in rows if places and all(old[p] == row[p] for p in places)]
+            if same and table.updates == "retract":
+                continue
+            live[name] = [old for old in rows if old not in same] if same else rows
+            live[name].append(row)
+            found[name].append(("+U" if same else "+I", row))
+        yield found
+
+
+@pytest.mark.parametrize("emit", ["per_batch", "per_event"])
+@pytest.mark.parametrize("what", QUERIES)
+def test_a_query_is_its_join(what, emit):
+    sql, told = QUERIES[what], 0
+    planned = plan(sql, TABLES, emit=emit, type_of=duck_type)
+    for seed in (1, 2):
+        with contextlib.closing(PlanRunner(planned)) as runner, contextlib.closing(Reference(sql, TABLES)) as reference:
+            for changes in history(seed):
+                told += len(runner.process(TABLES, changes))
+                reference.apply(changes)
+                assert not difference(reference.rows(), runner.folded), sql
+    assert told > 2, "a query that says nothing tests nothing"
+
+
+def test_both_ways_to_join_many_say_the_same():
+    sql = QUERIES["multi-way"]
+    kinds = {way: [j.kind for j in plan(sql, TABLES, multi_way=way).joins] for way in ("auto", "never")}
+    assert kinds == {"auto": ["multi-way"], "never": ["regular"] * 3}
+    folded = []
+    for way in ("auto", "never"):
+        with contextlib.closing(PlanRunner(plan(sql, TABLES, multi_way=way))) as runner:
+            for changes in history(7):
+                runner.process(TABLES, changes)
+            folded.append(runner.folded)
+    assert not difference(*folded)
+    assert folded[0].total()
