@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-ALL = ("engine", "interval", "pipeline_limit", "vs_flink", "vs_spark")
+ALL = ("engine", "interval", "nexmark", "pipeline_limit", "vs_flink", "vs_spark")
 
 
 def main() -> None:

@@ -40,7 +40,7 @@ class Source:
         updates: upsert or retract.
         ttl_ms: how long after its last write a row is kept, or None.
         sequence_by: the column that orders changes, or None.
-        bad_rows: fail, drop or tag.
+        bad_rows: fail or drop.
         watermark: its event time, or None.
         idle_timeout_ms: after this long without rows it holds the watermark back no longer, or None.
     """
@@ -208,7 +208,7 @@ def _source(file: Text, table: SaidTable) -> Source:
         updates=settings.one_of("updates", get_args(Updates), "upsert"),
         ttl_ms=None if ttl is None else _duration(file, ttl),
         sequence_by=None if sequence_by is None else sequence_by.text,
-        bad_rows=settings.one_of("bad_rows", get_args(BadRows), "fail"),
+        bad_rows=settings.one_of("bad_rows", ("fail", "drop"), "fail"),
         watermark=None if watermark is None else Watermark(watermark[0].text, _delay(file, watermark[1])),
         idle_timeout_ms=None if idle is None else _duration(file, idle),
     )

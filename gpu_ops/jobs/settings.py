@@ -169,9 +169,9 @@ class Settings:
         """
         for setting in self._said.values():
             known = closest(setting.name.text, [*self._options, *self._known])
-            more = f"and {_PREFIX}... for others of Spark's" if self.connector else "and spark. ... for Spark's own"
+            more = f"{_PREFIX}NAME hands any other to Spark" if self.connector else "spark.NAME sets one of Spark's own"
             whose = f"{self.connector} has" if self.connector else "a job has"
-            self.file.fail(f"{whose} no option {setting.name.text!r}; there are {known}, {more}", setting.name.at)
+            self.file.fail(f"{whose} no option {setting.name.text!r}; there are {known}; {more}", setting.name.at)
 
     def _checked(self, name: str, how: Option, said: Said) -> str:
         text = said.text

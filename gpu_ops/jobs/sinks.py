@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 OBSERVED: Final = "gpu_join_job"
 """Under this name Spark's progress has the changes of a micro-batch, by row kind."""
 
-KINDS: Final = {"insert": "+I", "update_before": "-U", "update_after": "+U", "delete": "-D", "late": "late"}
+KINDS: Final = {"insert": "+I", "update_before": "-U", "update_after": "+U", "delete": "-D"}
 
 
 def start(changes: DataFrame, job: Job, *, once: bool) -> StreamingQuery:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import Final
 
 from gpu_ops.jobs.tokens import Cursor
-from gpu_ops.query.errors import closest
 
 _PLAIN: Final = {
     "BOOLEAN": "BOOLEAN",
@@ -51,8 +51,8 @@ def read_type(cursor: Cursor) -> str:
         cursor.fail(f"expected a type, found {cursor.token.shown}")
     word = cursor.token.text.upper()
     if word not in (*_PLAIN, *_SIZED, *_DECIMAL, *_NESTED):
-        known = closest(word, [*_PLAIN, *_SIZED, "DECIMAL", *_NESTED])
-        cursor.fail(f"there is no type {cursor.token.text}; the nearest are {known}")
+        near = difflib.get_close_matches(word, [*_PLAIN, *_SIZED, *_DECIMAL, *_NESTED])
+        cursor.fail(f"there is no type {cursor.token.text}{'; the nearest are ' if near else ''}{', '.join(near)}")
     cursor.take()
     if word in _NESTED:
         return _nested(cursor, word)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -50,7 +51,7 @@ PARQUET = "'connector' = 'parquet', 'path' = 'p'"
         (job(PARQUET + ", 'max_files_per_trigger' = '0'"), "max_files_per_trigger is a whole number", "'0'"),
         (job(PARQUET + ", 'recursive' = 'yes'"), "recursive is true or false, not 'yes'", "'yes'"),
         (job(PARQUET + ", 'updates' = 'append'"), "updates is one of upsert, retract, not 'append'", "'append'"),
-        (job(PARQUET + ", 'bad_rows' = 'skip'"), "bad_rows is one of fail, drop, tag, not 'skip'", "'skip'"),
+        (job(PARQUET + ", 'bad_rows' = 'skip'"), "bad_rows is one of fail, drop, not 'skip'", "'skip'"),
         (job(PARQUET + ", 'ttl' = '7 dais'"), "no duration: '7 dais'", "'7 dais'"),
         (job(PARQUET + ", 'idle_timeout' = '1 minute'"), "idle_timeout needs a watermark", "'1 minute'"),
         (job(PARQUET + ", 'sequence_by' = 'lsn'"), "there is no column 'lsn'; there are id, at", "'lsn'"),
@@ -198,3 +199,15 @@ def test_the_reason_of_a_failure():
     text = "Job aborted.\nTraceback\n  gpu_ops.errors.BadInputError: input 'o', column 'id': is null\n at x"
     assert reason(text) == "input 'o', column 'id': is null"
     assert reason("Disk full\n at y") == "Disk full"
+
+
+def test_the_error_in_the_docs(tmp_path):
+    """docs/jobs.md shows one; that it is the one."""
+    text = (Path(__file__).parents[2] / "docs" / "jobs.md").read_text()
+    shown = re.search(r"^```text\nshop\.sql:(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert shown is not None
+    job = "-- totals\n\nCREATE TABLE orders (\n  id BIGINT, amount BIGNIT, item STRING,\n"
+    (tmp_path / "shop.sql").write_text(job)
+    with pytest.raises(JobError) as raised:
+        load(tmp_path / "shop.sql")
+    assert str(raised.value) == f"{tmp_path / 'shop.sql'}:{shown[1].rstrip()}"
