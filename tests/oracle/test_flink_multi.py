@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections import Counter
 from typing import Any
@@ -17,7 +18,8 @@ import pytest
 from oracle import flink
 from oracle.drive import Backend, Change, by_event, difference, run_all
 from oracle.multi_flink import multi_script, random_multi
-from oracle.multi_traces import SHAPES, multi_recipe, multi_trace, shape
+from oracle.multi_traces import SHAPES, MultiShape, multi_recipe, multi_trace, shape
+from oracle.traces import Recipe
 
 SEED = int(os.environ.get("GPU_JOIN_ORACLE_SEED", "0"))
 EVENTS = int(os.environ.get("GPU_JOIN_ORACLE_MULTI_EVENTS", "1000"))
@@ -27,27 +29,37 @@ NULL_SAFE = (
     shape("lil", "chain", extra="g~"),
     SHAPES[17],
 )
-CASES = [random_multi(SEED, n, EVENTS) for n in range(int(os.environ.get("GPU_JOIN_ORACLE_MULTI", "20")))]
-CASES += [(made, multi_recipe(made, 300, SEED, special=False)) for made in NULL_SAFE]
-NUMBERS = range(len(CASES))
+RANDOM = int(os.environ.get("GPU_JOIN_ORACLE_MULTI", "20"))
+NUMBERS = range(RANDOM + len(NULL_SAFE))
 
 needs_flink = pytest.mark.skipif(bool(flink.missing()), reason=str(flink.missing()))
+
+
+@functools.cache
+def case(number: int) -> tuple[MultiShape, Recipe]:
+    """The random ones, then the null-safe ones."""
+    if number < RANDOM:
+        return random_multi(SEED, number, EVENTS)
+    made = NULL_SAFE[number - RANDOM]
+    return made, multi_recipe(made, 300, SEED, special=False)
 
 
 @pytest.fixture(scope="session")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[int, Counter[Change]]]:
     """Flink's answer to every case; one JVM for all of them."""
-    scripts = {f"multi{n}": multi_script(made, multi_trace(made, told)) for n, (made, told) in enumerate(CASES)}
+    scripts = {
+        f"multi{n}": multi_script(made, multi_trace(made, told)) for n, (made, told) in enumerate(map(case, NUMBERS))
+    }
     texts = flink.ask(scripts, tmp_path_factory.mktemp("multi"))
     for name, text in texts.items():
         assert "# operator MultiJoin" in text, f"{name}:\n{scripts[name][:800]}\n{text[:2000]}"
-    return [flink.answers(texts[f"multi{n}"], made.join()) for n, (made, _) in enumerate(CASES)]
+    return [flink.answers(texts[f"multi{n}"], made.join()) for n, (made, _) in enumerate(map(case, NUMBERS))]
 
 
 @needs_flink
 @pytest.mark.parametrize("number", NUMBERS)
 def test_flink_says_the_same(number: int, answers: list[Any], backend: Backend) -> None:
-    made, told = CASES[number]
+    made, told = case(number)
     events = multi_trace(made, told)
     sizes = ((1,), (7, 1, 20), (50,), (len(events),))[number // 4 % 4]
     compare(answers[number], by_event(*run_all(backend, made.join("per_event"), events, sizes)), number)
@@ -57,13 +69,13 @@ def test_flink_says_the_same(number: int, answers: list[Any], backend: Backend) 
 @pytest.mark.parametrize("number", NUMBERS)
 def test_the_rules_are_flinks(number: int, answers: list[Any]) -> None:
     """The record-by-record transcription that other tests go by."""
-    made, told = CASES[number]
+    made, told = case(number)
     rules = made.rules()
     compare(answers[number], {n: Counter(rules.process(e)) for n, e in enumerate(multi_trace(made, told))}, number)
 
 
 def compare(expected: dict[int, Any], found: dict[int, Any], number: int) -> None:
-    made, told = CASES[number]
+    made, told = case(number)
     events = multi_trace(made, told)
     for event, change in enumerate(events):
         wrong = difference(expected.get(event, {}), found.get(event, {}))
