@@ -24,15 +24,18 @@ if TYPE_CHECKING:
     from gpu_ops.query.errors import SqlError
     from gpu_ops.query.spark import sql
     from gpu_ops.spark.api import MemoryOnlyStateWarning, Stream, anti_join, join, semi_join, stream
+    from gpu_ops.spark.bounded_api import aggregate, co_group
     from gpu_ops.spark.describe import explain
     from gpu_ops.spark.ending import finish, reopen
     from gpu_ops.spark.interval_api import NoWatermarkWarning, interval_join
     from gpu_ops.spark.marks import late
     from gpu_ops.spark.metrics import ProgressListener
     from gpu_ops.spark.multi_api import multi_join
+    from gpu_ops.spark.progress import BacklogProgress
 
 _WHERE: Final = {
     "BackendError": "errors",
+    "BacklogProgress": "spark.progress",
     "BadInputError": "errors",
     "ConditionError": "errors",
     "DescriptionError": "errors",
@@ -51,6 +54,8 @@ _WHERE: Final = {
     "StateError": "errors",
     "Stream": "spark.api",
     "anti_join": "spark.api",
+    "aggregate": "spark.bounded_api",
+    "co_group": "spark.bounded_api",
     "explain": "spark.describe",
     "finish": "spark.ending",
     "interval_join": "spark.interval_api",
@@ -65,6 +70,7 @@ _WHERE: Final = {
 
 __all__ = [
     "BackendError",
+    "BacklogProgress",
     "BadInputError",
     "ConditionError",
     "DescriptionError",
@@ -82,7 +88,9 @@ __all__ = [
     "SqlError",
     "StateError",
     "Stream",
+    "aggregate",
     "anti_join",
+    "co_group",
     "explain",
     "finish",
     "interval_join",

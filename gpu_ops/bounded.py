@@ -75,7 +75,7 @@ class Aggregate:
             aggregates: result column to ``"sum(amount)"``, ``"count(*)"``, ``"count(distinct user)"``, or to a pair
                 like ``("sum", "amount")``.
         """
-        return cls(source, by, tuple(_measure(name, text) for name, text in aggregates.items()))
+        return cls(source, by, tuple(parse_measure(name, text) for name, text in aggregates.items()))
 
     def __post_init__(self) -> None:
         check_at_end(self.inputs)
@@ -290,7 +290,8 @@ def from_json(text: str) -> Description:
     return CoGroup.from_dict(data) if data["kind"] == "co_group" else Join.from_json(text)
 
 
-def _measure(name: str, text: str | tuple[str, str]) -> Measure:
+def parse_measure(name: str, text: str | tuple[str, str]) -> Measure:
+    """An aggregate from what a user writes, see `Aggregate.of`."""
     if isinstance(text, tuple):
         function, column = text
         distinct = False

@@ -9,8 +9,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from gpu_ops.bounded import Aggregate, CoGroup, Description, from_json
 from gpu_ops.errors import StateError
-from gpu_ops.multi import AnyJoin, MultiJoin, join_from_json
+from gpu_ops.multi import MultiJoin
 from gpu_ops.state.durable import PartitionLog, stored_partitions
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import MANIFEST, Manifest
@@ -58,7 +59,7 @@ def describe(location: str, console: Console, *, rows: bool = True) -> None:
     manifest = Manifest.read(files)
     if manifest is None:
         raise StateError(f"{location} is no state folder: there is no {files.name(MANIFEST)}")
-    join = join_from_json(manifest.description)
+    join = from_json(manifest.description)
     held = [read_partition(files, join, partition, rows=rows) for partition in stored_partitions(files)]
     console.print(_inputs(join, manifest))
     console.print(_partitions(held, join, rows=rows))
@@ -67,7 +68,7 @@ def describe(location: str, console: Console, *, rows: bool = True) -> None:
         console.print(f"{empty} of {manifest.partitions} partitions hold nothing yet")
 
 
-def read_partition(files: Files, join: AnyJoin, partition: int, *, rows: bool) -> Held:
+def read_partition(files: Files, join: Description, partition: int, *, rows: bool) -> Held:
     """Reads one partition. Nothing is written or deleted: the query may be running.
 
     Args:
@@ -91,7 +92,7 @@ def read_partition(files: Files, join: AnyJoin, partition: int, *, rows: bool) -
     return _read(files, join, partition, files.sizes(folder), rows=rows)
 
 
-def _read(files: Files, join: AnyJoin, partition: int, sizes: dict[str, int], *, rows: bool) -> Held:
+def _read(files: Files, join: Description, partition: int, sizes: dict[str, int], *, rows: bool) -> Held:
     records, snapshots = (
         {int(name.removesuffix(end)): size for name, size in sizes.items() if name.endswith(end)}
         for end in (".arrow", ".snapshot")
@@ -114,7 +115,7 @@ def _read(files: Files, join: AnyJoin, partition: int, sizes: dict[str, int], *,
     )
 
 
-def _inputs(join: AnyJoin, manifest: Manifest) -> Table:
+def _inputs(join: Description, manifest: Manifest) -> Table:
     shown = Table(
         title=f"{_title(join)}, emit {join.emit}\nquery {manifest.query_id}",
         title_justify="left",
@@ -133,7 +134,7 @@ def _inputs(join: AnyJoin, manifest: Manifest) -> Table:
     return shown
 
 
-def _title(join: AnyJoin) -> str:
+def _title(join: Description) -> str:
     if isinstance(join, MultiJoin):
         steps = []
         for source, step in zip(join.inputs[1:], join.steps, strict=True):
@@ -142,7 +143,11 @@ def _title(join: AnyJoin) -> str:
             ]
             steps.append(f"{step.how} join {source.name} on {_condition(equal, step.where)}")
         return f"multi-way join of {join.inputs[0].name}, {', '.join(steps)}"
+    if isinstance(join, Aggregate):
+        return f"aggregate of {join.source.name} by {', '.join(join.by) or 'nothing'}"
     keys = [(k.left, k.null_safe, k.right) for k in join.keys]
+    if isinstance(join, CoGroup):
+        return f"co-group on {_condition(keys, None)}"
     return f"{join.how} join on {_condition(keys, join.where)}"
 
 
@@ -151,7 +156,7 @@ def _condition(keys: list[tuple[str, bool, str]], where: str | None) -> str:
     return (equal or "no equality column") + (f" where {where}" if where is not None else "")
 
 
-def _partitions(held: list[Held], join: AnyJoin, *, rows: bool) -> Table:
+def _partitions(held: list[Held], join: Description, *, rows: bool) -> Table:
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_footer=len(held) > 1)
     columns: list[list[str]] = []
 

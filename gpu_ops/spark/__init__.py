@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from gpu_ops.spark.api import MemoryOnlyStateWarning, Stream, anti_join, join, semi_join, stream
+    from gpu_ops.spark.bounded_api import aggregate, co_group
     from gpu_ops.spark.describe import explain
     from gpu_ops.spark.ending import finish, reopen
     from gpu_ops.spark.interval_api import NoWatermarkWarning, interval_join
@@ -14,16 +15,20 @@ if TYPE_CHECKING:
     from gpu_ops.spark.marks import late
     from gpu_ops.spark.metrics import JoinProgress, ProgressListener, join_progress
     from gpu_ops.spark.multi_api import multi_join
+    from gpu_ops.spark.progress import BacklogProgress
     from gpu_ops.spark.rapids import RAPIDS_COORDINATES, RAPIDS_SPARK_VERSIONS, rapids_conf
 
 # State servers and Python workers import modules of this package; they need no more than those.
 _WHERE: Final = {
+    "BacklogProgress": "progress",
     "MemoryOnlyStateWarning": "api",
     "Stream": "api",
     "anti_join": "api",
     "join": "api",
     "semi_join": "api",
     "stream": "api",
+    "aggregate": "bounded_api",
+    "co_group": "bounded_api",
     "explain": "describe",
     "JoinProgress": "metrics",
     "ProgressListener": "metrics",
@@ -45,12 +50,15 @@ _WHERE: Final = {
 __all__ = [
     "RAPIDS_COORDINATES",
     "RAPIDS_SPARK_VERSIONS",
+    "BacklogProgress",
     "JoinProgress",
     "MemoryOnlyStateWarning",
     "NoWatermarkWarning",
     "ProgressListener",
     "Stream",
+    "aggregate",
     "anti_join",
+    "co_group",
     "explain",
     "finish",
     "interval_join",

@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame
 from gpu_ops.backends import Backend
 from gpu_ops.errors import DescriptionError
 from gpu_ops.joins import Emit, Join, JoinType, On, normalize_on
+from gpu_ops.spark.bounded_plan import build_bounded
 from gpu_ops.spark.checks import MemoryOnlyStateWarning, check_frames, place, spelled
 from gpu_ops.spark.plan import build
 from gpu_ops.spark.streams import Stream, as_input, as_stream, resolve_key, stream
@@ -31,8 +32,11 @@ def join(
     suffixes: tuple[str, str] | None = None,
     partitions: int | None = None,
     name: str | None = None,
+    backlog: bool = False,
 ) -> DataFrame:
     """Joins two streaming DataFrames; the result is their changelog, a streaming DataFrame.
+
+    Two static ones are joined at once, into a static DataFrame of insertions.
 
     Args:
         left: the left input.
@@ -40,7 +44,8 @@ def join(
         on: ``"k"``, ``["k", ("left_k", "right_k")]``, or None for no equality column.
         how: ``inner``, ``left``, ``right``, ``full``, ``semi`` or ``anti``.
         where: residual condition, SQL text over both inputs' columns.
-        emit: ``"per_batch"`` (net changes) or ``"per_event"`` (as Flink emits them).
+        emit: ``"per_batch"`` (net changes), ``"per_event"`` (as Flink emits them), or ``"at_end"``: nothing, until
+            `finish` gives the result.
         state: a folder of its own for the state; without it the state lives in memory only.
         backend: ``"auto"``, ``"cpu"`` or ``"gpu"``.
         null_safe: whether null keys match (``IS NOT DISTINCT FROM``), for all keys or one by one.
@@ -48,18 +53,20 @@ def join(
         partitions: how many; by default `spark.sql.shuffle.partitions`, but not more than the
             application has cores, or what an existing state folder is cut into.
         name: of the metrics in ``query.lastProgress["observedMetrics"]``; by default ``join_1`` and so on.
+        backlog: a run with ``trigger(availableNow=True)`` takes its input in silently; the first micro-batch of a
+            run with another trigger says the net result, and the join is live from then on.
 
     Returns:
-        A streaming DataFrame; first column ``row_kind``, then the columns of the join.
+        A streaming DataFrame, or a static one; first column ``row_kind``, then the columns of the join.
 
     Raises:
         DescriptionError: a join that cannot be.
-        NotBuiltError: static DataFrames, Spark Connect, a cluster.
+        NotBuiltError: a streaming and a static DataFrame, Spark Connect, a cluster.
         StateError: the state folder belongs to something else.
     """
     return _join(
         left, right, on, how, where=where, emit=emit, state=state, backend=backend, null_safe=null_safe,
-        suffixes=suffixes, partitions=partitions, name=name,
+        suffixes=suffixes, partitions=partitions, name=name, backlog=backlog,
     )  # fmt: skip
 
 
@@ -75,11 +82,12 @@ def semi_join(
     null_safe: bool | Sequence[bool] = False,
     partitions: int | None = None,
     name: str | None = None,
+    backlog: bool = False,
 ) -> DataFrame:
     """The rows of the left input with at least one match (``EXISTS``, ``IN``); arguments as in `join`."""
     return _join(
         left, right, on, "semi", where=where, emit=emit, state=state, backend=backend, null_safe=null_safe,
-        partitions=partitions, name=name,
+        partitions=partitions, name=name, backlog=backlog,
     )  # fmt: skip
 
 
@@ -96,6 +104,7 @@ def anti_join(
     null_safe: bool | Sequence[bool] = False,
     partitions: int | None = None,
     name: str | None = None,
+    backlog: bool = False,
 ) -> DataFrame:
     """The rows of the left input without a match (``NOT EXISTS``); arguments as in `join`.
 
@@ -111,10 +120,11 @@ def anti_join(
         null_safe: as in `join`.
         partitions: as in `join`.
         name: as in `join`.
+        backlog: as in `join`.
     """
     return _join(
         left, right, on, "anti", null_aware=null_aware, where=where, emit=emit, state=state, backend=backend,
-        null_safe=null_safe, partitions=partitions, name=name,
+        null_safe=null_safe, partitions=partitions, name=name, backlog=backlog,
     )  # fmt: skip
 
 
@@ -131,11 +141,12 @@ def _join(
     null_safe: bool | Sequence[bool],
     partitions: int | None,
     name: str | None,
+    backlog: bool,
     null_aware: bool = False,
     suffixes: tuple[str, str] | None = None,
 ) -> DataFrame:
     sides = as_stream(left, "the left input"), as_stream(right, "the right input")
-    check_frames([side.df for side in sides], ["the left input", "the right input"])
+    static = check_frames([side.df for side in sides], ["the left input", "the right input"])
     for which, side in zip(("left", "right"), sides, strict=True):
         if side.event_time is not None:
             raise DescriptionError(f"input '{side.name or which}': event_time= is for gpu_ops.interval_join()")
@@ -146,9 +157,12 @@ def _join(
         right=inputs[1],
         keys=tuple(resolve_key(key, sides) for key in normalize_on(on, null_safe=null_safe)),
         where=where,
-        emit=emit,
+        emit="at_end" if static else emit,
         null_aware=null_aware,
         suffixes=suffixes,
     )
-    placed = place(description, sides, name=name, state=state, backend=backend, partitions=partitions, stacklevel=3)
-    return build(description, [side.df for side in sides], placed)
+    placed = place(
+        description, sides, name=name, state=state, backend=backend, partitions=partitions, backlog=backlog,
+        stacklevel=3,
+    )  # fmt: skip
+    return (build_bounded if static else build)(description, [side.df for side in sides], placed)

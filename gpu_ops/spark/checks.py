@@ -9,8 +9,10 @@ from typing import Final
 
 from pyspark.sql import DataFrame
 
+from gpu_ops.attributes import check_backlog
+from gpu_ops.bounded import Aggregate, CoGroup, Description
 from gpu_ops.errors import DescriptionError, NotBuiltError, StateError
-from gpu_ops.multi import AnyJoin, MultiJoin
+from gpu_ops.multi import MultiJoin
 from gpu_ops.spark.directory import Directory, folder
 from gpu_ops.spark.lanes import collated_key
 from gpu_ops.spark.plan import Placed, plans_of
@@ -38,7 +40,7 @@ def spelled(how: str) -> str:
 
 
 def place(
-    description: AnyJoin,
+    description: Description,
     sides: Sequence[Stream],
     *,
     name: str | None,
@@ -46,6 +48,7 @@ def place(
     backend: str,
     partitions: int | None,
     stacklevel: int,
+    backlog: bool = False,
 ) -> Placed:
     """Where a join runs and keeps its state.
 
@@ -57,6 +60,7 @@ def place(
         backend: as the user gave it.
         partitions: likewise.
         stacklevel: of the warning, seen from here.
+        backlog: whether it may begin with one.
 
     Raises:
         DescriptionError: a join that cannot be.
@@ -73,10 +77,13 @@ def place(
             f"Join on COLLATE(LOWER({collated}), 'UTF8_BINARY') or the like"
         )
     _check_output(description, df)
+    static = not df.isStreaming
+    _check_state(description, static=static, state=state, backlog=backlog)
     chosen = name or f"join_{next(_numbers)}"
-    _check_lineage(sides, chosen, state)
+    if not static:
+        _check_lineage(sides, chosen, state)
     count, reason = _choose_partitions(description, partitions, state, df)
-    if state is None:
+    if state is None and not static:
         warnings.warn(
             f"join '{chosen}' has no state= folder: its state lives in memory only, and a restart on an "
             "old checkpoint will be refused",
@@ -84,55 +91,77 @@ def place(
             stacklevel=stacklevel + 1,
         )
     derived = (i.name for i, s in zip(description.inputs, sides, strict=True) if i.unique_key and not s.unique_key)
-    return Placed(chosen, state, backend, count, reason, tuple(derived))
+    return Placed(chosen, state, backend, count, reason, tuple(derived), backlog)
 
 
-def check_frames(frames: Sequence[DataFrame], names: Sequence[str]) -> None:
-    """Refuses anything but streaming DataFrames of one application.
+def check_frames(frames: Sequence[DataFrame], names: Sequence[str]) -> bool:
+    """Whether the inputs are all static DataFrames; else they are all streaming, and of one application.
 
     Args:
         frames: the inputs.
         names: what they are called in an error, such as "the left input".
 
     Raises:
-        NotBuiltError: static ones.
+        NotBuiltError: some are static, some streaming.
         DescriptionError: of two applications.
     """
     static = [name for name, df in zip(names, frames, strict=True) if not df.isStreaming]
-    if len(static) == len(frames):
-        count = {2: "two", 3: "three"}.get(len(frames), str(len(frames)))
-        raise NotBuiltError(f"{count} static DataFrames: a join over bounded input is not built yet; use readStream")
-    if static:
+    if 0 < len(static) < len(frames):
         other = "the other one is" if len(frames) == 2 else "others are"
         raise NotBuiltError(
             f"{static[0]} is a static DataFrame and {other} streaming; "
-            "that mixture is not built: read them all with readStream"
+            "that mixture is not built: read them all with readStream, or none"
         )
     context = frames[0].sparkSession.sparkContext
     if any(df.sparkSession.sparkContext is not context for df in frames):
         raise DescriptionError("the inputs belong to different Spark applications")
+    return bool(static)
 
 
-def _check_output(description: AnyJoin, df: DataFrame) -> None:
+def _check_state(description: Description, *, static: bool, state: str | None, backlog: bool) -> None:
+    """Refuses a state folder where none has a place, and its absence where it is needed."""
+    if static and (state is not None or backlog):
+        option = "state=" if state is not None else "backlog="
+        raise DescriptionError(f"{option} has no place here: bounded input is joined at once and needs no state folder")
+    if backlog:
+        check_backlog(description)
+    if not static and state is None and description.emit == "at_end":
+        what = {Aggregate: "an aggregate", CoGroup: "a co-group"}.get(type(description), "emit='at_end'")
+        raise DescriptionError(
+            f"{what} of a stream keeps it until it ends, and gpu_ops.finish(spark, state=...) gives the result: "
+            "give it a state= folder"
+        )
+
+
+def _check_output(description: Description, df: DataFrame) -> None:
     if str(df.sparkSession.conf.get("spark.sql.caseSensitive")).lower() == "true":
         return
     names = [c.name.lower() for c in description.output]
+    if isinstance(description, CoGroup):
+        return  # the function's own columns come out
     for column in description.output:
         if names.count(column.name.lower()) > 1:
             raise DescriptionError(
                 f"the changelog would have {column.name!r} twice (Spark does not tell case apart): "
-                f"rename one, or give suffixes={_suffixes(description)}"
+                f"rename one{_suffixes(description)}"
             )
 
 
-def _suffixes(description: AnyJoin) -> str:
+def _suffixes(description: Description) -> str:
+    if isinstance(description, Aggregate):
+        return ""
     if isinstance(description, MultiJoin):
-        return repr(tuple(f"_{source.name}" for source in description.inputs))
-    return "('_l', '_r')"
+        return f", or give suffixes={tuple(f'_{source.name}' for source in description.inputs)!r}"
+    return ", or give suffixes=('_l', '_r')"
 
 
 def _check_lineage(sides: Sequence[Stream], name: str, state: str | None) -> None:
     for plan in [p for side in sides for p in plans_of(side.df)]:
+        if plan.join.emit == "at_end":
+            raise DescriptionError(
+                f"'{plan.placed.name}' says nothing before its input ends: join what gpu_ops.finish() gives, "
+                "a static DataFrame"
+            )
         if plan.placed.name == name:
             raise DescriptionError(f"two joins of one query are called {name!r}; give each its own name=")
         if state is not None and plan.placed.state is not None and folder(plan.placed.state) == folder(state):
@@ -146,7 +175,9 @@ def _check_lineage(sides: Sequence[Stream], name: str, state: str | None) -> Non
         check_open(Files.at(state))
 
 
-def _choose_partitions(description: AnyJoin, asked: int | None, state: str | None, df: DataFrame) -> tuple[int, str]:
+def _choose_partitions(
+    description: Description, asked: int | None, state: str | None, df: DataFrame
+) -> tuple[int, str]:
     if not description.shuffled_by:
         return 1, "one partition: no equality column that rows could be distributed by"
     if asked is not None:

@@ -110,6 +110,7 @@ class Task:
                 "attempt": place.attempt,
                 "evaluation": evaluation,
                 "failed": failed,
+                "backlog": bool(command["options"].get("backlog", False)),
             }
             return ask(self._directory, request)
 

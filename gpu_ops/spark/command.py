@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from gpu_ops.bounded import Description, from_json
 from gpu_ops.errors import BadInputError, DescriptionError
 from gpu_ops.joins import Input, Join
-from gpu_ops.multi import AnyJoin, join_from_json
 
 
 class Sides(NamedTuple):
@@ -61,7 +61,7 @@ class Wire:
         except (KeyError, TypeError, ValueError) as error:
             raise DescriptionError(f"no mapping of columns to lanes: {error!r}") from error
 
-    def check(self, join: AnyJoin, schema: pa.Schema) -> None:
+    def check(self, join: Description, schema: pa.Schema) -> None:
         """Refuses a stream that cannot carry the inputs.
 
         Types of columns are the engine's to check.
@@ -96,7 +96,7 @@ class Wire:
             if schema.field(name).type != wanted_type:
                 raise BadInputError(_all(join), name, f"has type {schema.field(name).type}, {wanted_type} is expected")
 
-    def split(self, join: AnyJoin, table: pa.Table) -> Sides:
+    def split(self, join: Description, table: pa.Table) -> Sides:
         """The rows of each input, in the order they came in, under their own column names.
 
         Args:
@@ -149,11 +149,13 @@ class ApplyCommand:
         partitions: of how many.
         backend: ``"auto"``, ``"cpu"`` or ``"gpu"``.
         wire: how the inputs travel.
-        options: ``snapshot_every`` (micro-batches), ``memory_limit`` (bytes), ``tiny`` (tests).
+        options: ``snapshot_every`` (micro-batches), ``memory_limit`` (bytes), ``tiny`` (tests), ``backlog``: the
+            join may begin with one.
         counted: whether a message with the number of rows, ``{"rows": n}``, ends them; without it they
             have broken off.
         watermark: of the micro-batch, ms since the epoch, for an interval join by event time.
         clock_ms: the micro-batch's time, the same for all partitions; None: the server's.
+        backlog: whether the micro-batch is backlog.
     """
 
     join_id: str
@@ -169,6 +171,7 @@ class ApplyCommand:
     counted: bool = False
     watermark: int | None = None
     clock_ms: int | None = None
+    backlog: bool = False
 
     def to_json(self) -> str:
         """The command as it travels."""
@@ -195,6 +198,7 @@ class ApplyCommand:
                 counted=bool(data.get("counted", False)),
                 watermark=_maybe_whole(data, "watermark"),
                 clock_ms=_maybe_whole(data, "clock_ms"),
+                backlog=bool(data.get("backlog", False)),
                 **numbers,
             )
             op = _text(data, "op")
@@ -209,14 +213,14 @@ class ApplyCommand:
         return command
 
 
-def parse_join(description: str) -> AnyJoin:
-    """A join from its description.
+def parse_join(description: str) -> Description:
+    """A join, aggregate or co-group from its description.
 
     Raises:
         DescriptionError: it describes none.
     """
     try:
-        return join_from_json(description)
+        return from_json(description)
     except DescriptionError:
         raise
     except Exception as error:  # whatever a damaged text leads to: KeyError, ArrowInvalid, binascii.Error ...
@@ -224,15 +228,15 @@ def parse_join(description: str) -> AnyJoin:
 
 
 def _lane(lane: Sequence[Any]) -> tuple[str | None, ...]:
-    if not (all(isinstance(part, str | None) for part in lane) and len(lane) > 2 and isinstance(lane[-1], str)):
+    if not (all(isinstance(part, str | None) for part in lane) and len(lane) > 1 and isinstance(lane[-1], str)):
         raise TypeError(f"lane {lane!r}")
     return tuple(lane)
 
 
-def _all(join: AnyJoin) -> str:
+def _all(join: Description) -> str:
     """The names of all inputs, as they go between quotation marks."""
     *others, last = (source.name for source in join.inputs)
-    return "', '".join(others) + f"' and '{last}"
+    return "', '".join(others) + f"' and '{last}" if others else last
 
 
 def _number(data: Mapping[str, Any], name: str) -> int:

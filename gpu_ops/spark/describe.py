@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pyspark.sql import DataFrame
 
+from gpu_ops.attributes import attributes, why_no_backlog
+from gpu_ops.bounded import Aggregate, CoGroup, Measure
 from gpu_ops.errors import DescriptionError
 from gpu_ops.intervals import show_ms
 from gpu_ops.joins import Input, Join
@@ -21,6 +23,7 @@ _LAYOUTS = {
 _EMITS = {
     "per_batch": "the net changes of each micro-batch",
     "per_event": "the changelog Flink emits, change by change",
+    "at_end": "nothing before the end of the input, then the result",
 }
 _LATES = {
     "join": "late rows join what is still there",
@@ -53,22 +56,68 @@ def _explain(plan: JoinPlan, df: DataFrame) -> str:
     state = plan.placed.state or "in memory only: a restart on an old checkpoint is refused"
     if isinstance(join, MultiJoin):
         lines = _multi_way(join, plan.placed.name)
-        state += "; no intermediate state: a change is joined with the rows of the inputs, step by step"
+        if join.emit != "at_end":
+            state += "; no intermediate state: a change is joined with the rows of the inputs, step by step"
+    elif isinstance(join, (Aggregate, CoGroup)):
+        lines = _grouped(join, plan.placed.name)
     else:
         lines = _two_way(join, plan)
+    if plan.bounded:
+        state = "none: the inputs are static, and joined at once in Spark's tasks"
     lines += [
         f"  emit        {join.emit}: {_EMITS[join.emit]}",
+        f"  attributes  {_attributes(plan)}",
         f"  partitions  {plan.placed.partitions} ({plan.placed.partitions_reason}){_distribution(plan)}",
         f"  backend     {_backend(plan, df)}",
         f"  state       {state}",
     ]
     for side, source in enumerate(join.inputs):
         interval = timed(join)
-        kept = _kept(source, _LAYOUTS[join.layout(side)]) if interval is None else _kept_by_time(interval, plan, side)
+        if join.emit == "at_end":
+            kept = "kept as it comes until the input ends" if not plan.bounded else "read once"
+        elif interval is None:
+            kept = _kept(source, _LAYOUTS[join.layout(side)])
+        else:
+            kept = _kept_by_time(interval, plan, side)
         lines += _input(source, kept, derived=source.name in plan.placed.derived)
     if plan.stamped:
         lines.append("  order       rows carry a stamp: the GPU shuffle of this session may reorder them")
     return "\n".join(lines)
+
+
+def _attributes(plan: JoinPlan) -> str:
+    """What the operator does with the end of its input and with a backlog."""
+    has = attributes(plan.join)
+    words = ["speaks only when its input has ended" if has.output_only_after_end_of_input else "speaks as input comes"]
+    words.append("sorts it itself" if has.sorts_itself else "sorts nothing")
+    if has.switches_from_backlog:
+        does = "begins with a backlog" if plan.placed.backlog else "can begin with a backlog"
+        words.append(does + (": runs with availableNow are taken in silently" if plan.placed.backlog else ""))
+    else:
+        words.append(f"no backlog: {why_no_backlog(plan.join)}")
+    return "; ".join(words)
+
+
+def _grouped(described: Aggregate | CoGroup, name: str) -> list[str]:
+    """What is grouped, by what."""
+    if isinstance(described, CoGroup):
+        left, right = described.inputs
+        equal = [_equal(left, k.left, right, k.right, null_safe=k.null_safe) for k in described.keys]
+        return [
+            f"co-group: {left.name}, {right.name}  (metrics '{name}')",
+            f"  key         {' AND '.join(equal)}",
+        ]
+    return [
+        f"aggregate: {described.source.name}  (metrics '{name}')",
+        f"  group by    {', '.join(described.by) or 'nothing: one row in all'}",
+        f"  aggregates  {', '.join(_measure(m) for m in described.measures)}",
+    ]
+
+
+def _measure(measure: Measure) -> str:
+    distinct = measure.function == "count_distinct"
+    argument = measure.column or "*"
+    return f"{measure.name} = {'count' if distinct else measure.function}({'DISTINCT ' if distinct else ''}{argument})"
 
 
 def _two_way(join: Join, plan: JoinPlan) -> list[str]:
@@ -125,7 +174,11 @@ def _equal(one: Input, column: str, other: Input, its: str, *, null_safe: bool) 
 
 def _distribution(plan: JoinPlan) -> str:
     join, by = plan.join, plan.join.shuffled_by
-    if not by or len(by) == len(join.common_key if isinstance(join, MultiJoin) else join.keys):
+    if isinstance(join, Aggregate):
+        keys = len(join.by)
+    else:
+        keys = len(join.common_key if isinstance(join, MultiJoin) else join.keys)
+    if not by or len(by) == keys:
         return ""
     names = ", ".join(value.columns[0] for value in by)
     return f", by {names} only: an upsert's old and new row must meet"
@@ -151,6 +204,8 @@ def _interval(join: Join, plan: JoinPlan) -> list[str]:
 
 
 def _backend(plan: JoinPlan, df: DataFrame) -> str:
+    if plan.bounded:
+        return "gpu (asked for)" if plan.placed.backend == "gpu" else "cpu (in Spark's tasks, which would share a card)"
     servers = Directory.of(df.sparkSession).servers
     pool = servers.pool(plan.placed.backend)
     if plan.placed.backend == "cpu":

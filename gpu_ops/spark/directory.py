@@ -47,6 +47,8 @@ class _Known:
     servers: set[tuple[str, int]] = dataclasses.field(default_factory=set)
     watermarks: Watermarks | None = None
     """Of an interval join."""
+    backlog: tuple[str, bool] | None = None
+    """A run, and whether its micro-batches are backlog."""
 
 
 class Timed(NamedTuple):
@@ -152,11 +154,11 @@ class Directory:
         Args:
             request: join_id, query_id, run_id, batch_id, state, backend, partition; attempt: of the
                 task; evaluation: anew each time it runs the join; failed: the location that did not
-                answer, or None.
+                answer, or None; backlog: whether the join may begin with one.
 
         Returns:
-            location and token; for an interval join ``moment`` as well, which goes with the command:
-            watermark and clock_ms of the micro-batch.
+            location and token; ``moment`` as well, which goes with the command: for an interval join watermark
+            and clock_ms of the micro-batch, where there may be a backlog whether it is part of it.
 
         Raises:
             StateError: another join uses the state folder, no server can be started, or the micro-batch
@@ -171,6 +173,8 @@ class Directory:
         if known.watermarks is not None:
             now = time.time_ns() // 1_000_000
             answer["moment"] = known.watermarks.begin(int(request["batch_id"]), now)._asdict()
+        if request.get("backlog"):
+            answer["moment"] = {"backlog": self._in_backlog(known, str(request["run_id"]))}
         answer["location"] = pool.location(index, failed=request.get("failed"))
         return answer
 
@@ -263,6 +267,20 @@ class Directory:
                 "on a changelog"
             )
 
+    def _in_backlog(self, known: _Known, run_id: str) -> bool:
+        """Whether a run takes in a backlog: it goes by its trigger.
+
+        Raises:
+            StateError: the query is gone, or this version of Spark does not tell.
+        """
+        if known.backlog is None or known.backlog[0] != run_id:
+            queries = (query for session in list(self._sessions) for query in session.streams.active)
+            query = next((query for query in queries if str(query.runId) == run_id), None)
+            if query is None:
+                raise StateError(f"backlog=True goes by the trigger, and the run {run_id} of the query is over")
+            known.backlog = run_id, takes_what_is_there(query)
+        return known.backlog[1]
+
     def _active_runs(self) -> set[str]:
         return {str(query.runId) for session in list(self._sessions) for query in session.streams.active}
 
@@ -323,6 +341,24 @@ class _Handler(socketserver.StreamRequestHandler):
             self.wfile.write(json.dumps(answer).encode() + b"\n")
         except OSError as error:
             _log.debug("a task went away: %s", error)
+
+
+def takes_what_is_there(query: Any) -> bool:
+    """Whether a streaming query has ``trigger(availableNow=True)``.
+
+    PySpark does not say; the JVM's query does (tried on Spark 4.2.0 and 4.3.0).
+
+    Raises:
+        StateError: this version of Spark does not tell.
+    """
+    try:
+        trigger = str(query._jsq.streamingQuery().trigger().getClass().getName())
+    except Exception as error:  # whatever py4j makes of another version's classes
+        raise StateError(
+            f"backlog=True goes by the query's trigger, which this version of Spark does not tell ({error}): "
+            "leave backlog= out"
+        ) from error
+    return trigger.rpartition(".")[2].startswith("AvailableNowTrigger")
 
 
 def folder(location: str) -> str:

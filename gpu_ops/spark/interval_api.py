@@ -19,6 +19,7 @@ from gpu_ops.intervals import Duration, Interval, Late, parse_bound
 from gpu_ops.joins import Emit, Input, Join, JoinType, On, normalize_on
 from gpu_ops.output import own_column
 from gpu_ops.spark.apply import Applied, applied_schema
+from gpu_ops.spark.bounded_plan import build_bounded
 from gpu_ops.spark.checks import check_frames, place, spelled
 from gpu_ops.spark.lanes import quoted
 from gpu_ops.spark.marks import Delay, delays
@@ -66,7 +67,7 @@ def interval_join(
 
     A pair matches when ``lower <= right time - left time <= upper``, besides its keys and condition. Rules:
     Flink's SQL interval join, or with ``keyed`` its DataStream one. Durations are ``"-5 minutes"``,
-    milliseconds, or timedeltas.
+    milliseconds, or timedeltas. Two static DataFrames are joined at once, into a static DataFrame of insertions.
 
     Args:
         left: the left input; its event time is a column of it, and ``withWatermark`` or
@@ -101,15 +102,16 @@ def interval_join(
         name: as in `join`.
 
     Returns:
-        A streaming DataFrame: ``row_kind`` and the columns of the join; with ``process`` what that gives.
+        A streaming DataFrame, or a static one: ``row_kind`` and the columns of the join; with ``process`` what that
+        gives.
 
     Raises:
         DescriptionError: a join that cannot be.
-        NotBuiltError: static DataFrames, Spark Connect, a cluster.
+        NotBuiltError: a streaming and a static DataFrame, Spark Connect, a cluster.
         StateError: the state folder belongs to something else.
     """
     sides = as_stream(left, "the left input"), as_stream(right, "the right input")
-    check_frames([side.df for side in sides], ["the left input", "the right input"])
+    static = check_frames([side.df for side in sides], ["the left input", "the right input"])
     interval = Interval(
         parse_bound(lower),
         parse_bound(upper),
@@ -124,6 +126,13 @@ def interval_join(
     period = None if heartbeat is None else parse_bound(heartbeat)
     if period is not None and period < 1:
         raise DescriptionError(f"heartbeat={heartbeat!r}; it is at least a millisecond")
+    if period is not None and (static or emit == "at_end"):
+        raise DescriptionError("heartbeat= is for pads that come with time; at the end of input all come at once")
+    if process is not None and emit == "at_end" and not static:
+        raise DescriptionError(
+            "process= is given what the query says, and with emit='at_end' that is nothing: apply the function "
+            "with mapInArrow to what gpu_ops.finish() gives"
+        )
     upstream: tuple[str | None, str | None] = (None, None)
     if interval.time == "event":
         timed = [_timed(side, number, time) for number, side in enumerate(sides)]
@@ -134,21 +143,25 @@ def interval_join(
         right=as_input(sides[1], "right", derive=False),
         keys=tuple(resolve_key(key, sides) for key in normalize_on(on, null_safe=null_safe)),
         where=where,
-        emit=emit,
+        emit="at_end" if static else emit,
         suffixes=suffixes,
         interval=interval,
     )
     _check_process(description, process, process_schema)
     placed = place(description, sides, name=name, state=state, backend=backend, partitions=partitions, stacklevel=2)
     for source in description.inputs:
-        if interval.time == "event" and source.delay_ms is None:
+        if interval.time == "event" and source.delay_ms is None and description.emit != "at_end":
             warnings.warn(
                 f"input '{source.name}' has no watermark, so the join has none and forgets no row: give it "
                 "withWatermark(), or stream(..., delay=)",
                 NoWatermarkWarning,
                 stacklevel=2,
             )
-    changes = build(description, [side.df for side in sides], placed, upstream=upstream, heartbeat_ms=period)
+    frames = [side.df for side in sides]
+    if static:
+        changes = build_bounded(description, frames, placed)
+    else:
+        changes = build(description, frames, placed, upstream=upstream, heartbeat_ms=period)
     if process is None or process_schema is None:
         return changes
     return _processed(changes, description, process, process_schema)

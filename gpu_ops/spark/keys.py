@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from gpu_ops.bounded import Aggregate, CoGroup, Description
 from gpu_ops.joins import Join
-from gpu_ops.multi import AnyJoin, Equality, MultiJoin
+from gpu_ops.multi import Equality, MultiJoin
 
 _Column = tuple[int, str]
 """An input's number and one of its columns."""
@@ -38,13 +39,18 @@ class _Chain(NamedTuple):
     """Columns of the changelog by what they show."""
 
 
-def unique_key(join: AnyJoin) -> tuple[str, ...] | None:
+def unique_key(join: Description) -> tuple[str, ...] | None:
     """Columns of a join's changelog that identify a row of it and are never null; None where none is known.
 
     None as well where a TTL makes the join forget rows that it does not retract.
     """
     if any(source.ttl_ms is not None for source in join.inputs):
         return None
+    if isinstance(join, CoGroup):
+        return None
+    if isinstance(join, Aggregate):
+        # Null is a group, and no part of a key: the input's own key alone is sure to have none.
+        return join.by if join.by and set(join.by) <= set(join.source.unique_key or ()) else None
     if isinstance(join, MultiJoin):
         return _of_chain(_multi_way(join))
     if join.interval is not None or join.how == "full":

@@ -13,8 +13,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
+from gpu_ops.bounded import Aggregate, CoGroup, Description
 from gpu_ops.joins import Join, Shuffle
-from gpu_ops.multi import AnyJoin
 from gpu_ops.spark.client import INPUT_BITS, PARTITION_BITS
 from gpu_ops.spark.datatypes import arrow_type, is_binary_collated, nullable, spark_type
 
@@ -38,7 +38,7 @@ def quoted(name: str) -> Column:
     return f.col("`" + name.replace("`", "``") + "`")
 
 
-def assign_lanes(join: AnyJoin, schemas: Sequence[st.StructType]) -> list[Lane]:
+def assign_lanes(join: Description, schemas: Sequence[st.StructType]) -> list[Lane]:
     """A lane for every column of all inputs, row kinds included; those that carry several come first.
 
     Args:
@@ -80,9 +80,11 @@ def assign_lanes(join: AnyJoin, schemas: Sequence[st.StructType]) -> list[Lane]:
     ]
 
 
-def _keys(join: AnyJoin) -> list[tuple[str, ...]]:
+def _keys(join: Description) -> list[tuple[str, ...]]:
     """Columns that are compared with each other, one per input: what rows are distributed by is among them."""
-    if isinstance(join, Join):
+    if isinstance(join, Aggregate):
+        return [(column,) for column in join.by]
+    if isinstance(join, (Join, CoGroup)):
         return [(key.left, key.right) for key in join.keys]
     return list(join.common_key)
 
@@ -115,7 +117,7 @@ def kept(df: DataFrame) -> DataFrame:
     return df.select("*", f.expr("stack(1, true)").alias("__kept")).select(*names)
 
 
-def shuffle(rows: DataFrame, join: AnyJoin, lanes: Sequence[Lane], partitions: int) -> DataFrame:
+def shuffle(rows: DataFrame, join: Description, lanes: Sequence[Lane], partitions: int) -> DataFrame:
     """Rows by partition; their origin is joined by the number of the partition they are sent to.
 
     A task needs that number, and its own is no help: where a stage computes a union, Spark counts its
@@ -129,7 +131,7 @@ def shuffle(rows: DataFrame, join: AnyJoin, lanes: Sequence[Lane], partitions: i
     return numbered.repartition(partitions, *by)
 
 
-def distribution(join: AnyJoin, lanes: Sequence[Lane]) -> list[Column]:
+def distribution(join: Description, lanes: Sequence[Lane]) -> list[Column]:
     """The expressions by which rows are partitioned; none for a single partition.
 
     Rows that are equal in the join are equal here: all inputs' in the type they are compared in, one
@@ -159,9 +161,12 @@ def _distributed(by: Shuffle, lanes: Sequence[Lane]) -> Column:
     return value
 
 
-def collated_key(join: AnyJoin, schemas: Sequence[st.StructType]) -> str | None:
-    """A key column whose collation makes different bytes equal, or None."""
-    if isinstance(join, Join):
+def collated_key(join: Description, schemas: Sequence[st.StructType]) -> str | None:
+    """A key column, or one that is compared, whose collation makes different bytes equal, or None."""
+    if isinstance(join, Aggregate):
+        compared = [m.column for m in join.measures if m.function in ("min", "max", "count_distinct")]
+        keys = [(0, column) for column in (*join.by, *compared) if column is not None]
+    elif isinstance(join, (Join, CoGroup)):
         keys = [(n, key.column(n)) for key in join.keys for n in (0, 1)]
     else:
         keys = [c for n, step in enumerate(join.steps, 1) for k in step.on for c in ((k.input, k.column), (n, k.own))]

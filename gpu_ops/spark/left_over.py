@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import pyarrow as pa
 
-from gpu_ops.spark.command import ApplyCommand, Wire
+from gpu_ops.bounded import CoGroup
+from gpu_ops.spark.command import ApplyCommand, Wire, parse_join
 from gpu_ops.spark.partition import PartitionState
 from gpu_ops.state.manifest import Manifest
 
-_ROWS_PER_BATCH: Final = 1 << 16
+ROWS_PER_BATCH: Final = 1 << 16
+
+Function = Callable[[CoGroup, pa.Table], pa.Table]
+"""What makes a co-group's result of a part, see `gpu_ops.spark.apply.Grouped`."""
 
 
 class LeftOver:
@@ -21,27 +25,38 @@ class LeftOver:
         state: the state folder.
         manifest: its manifest.
         version: the number of micro-batches it holds.
+        function: of a co-group, else None.
     """
 
     __name__ = "gpu_join_left_over"
 
-    def __init__(self, state: str, manifest: Manifest, version: int) -> None:
-        self._state, self._manifest, self._version = state, manifest, version
+    def __init__(self, state: str, manifest: Manifest, version: int, function: Function | None = None) -> None:
+        self._state, self._manifest, self._version, self._function = state, manifest, version, function
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Gives the changelog of each partition named.
+        """Gives the changelog of each partition named, or what a co-group's function makes of it.
 
         Raises:
             StateError: the folder does not hold the version.
         """
+        described = parse_join(self._manifest.description)
         for batch in batches:
             for partition in batch.column(0).to_pylist():
-                table = left_over(self._state, self._manifest, partition, self._version)
-                yield from table.to_batches(max_chunksize=_ROWS_PER_BATCH)
+                for part in left_over(self._state, self._manifest, partition, self._version):
+                    if isinstance(described, CoGroup) and self._function is not None:
+                        yield from grouped(described, self._function, part)
+                    else:
+                        yield from part.to_batches(max_chunksize=ROWS_PER_BATCH)
 
 
-def left_over(state: str, manifest: Manifest, partition: int, version: int) -> pa.Table:
-    """What the end of input makes one partition of a state folder say, on the CPU.
+def grouped(described: CoGroup, function: Function, part: pa.Table) -> Iterator[pa.RecordBatch]:
+    """What a co-group's function makes of a part; of one without rows nothing."""
+    if part.num_rows:
+        yield from function(described, part).to_batches(max_chunksize=ROWS_PER_BATCH)
+
+
+def left_over(state: str, manifest: Manifest, partition: int, version: int) -> Iterator[pa.Table]:
+    """What the end of input makes one partition of a state folder say, part by part, on the CPU.
 
     Args:
         state: the folder.
@@ -53,4 +68,4 @@ def left_over(state: str, manifest: Manifest, partition: int, version: int) -> p
         "finish", state, manifest.description, manifest.query_id, version, partition, manifest.partitions, "cpu",
         Wire("", "", ()), {},
     )  # fmt: skip
-    return PartitionState(command).left_over(version)
+    yield from PartitionState(command).left_over(version)

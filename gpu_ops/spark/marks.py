@@ -13,10 +13,10 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
+from gpu_ops.bounded import Description
 from gpu_ops.changelog import LATE_ROW_KIND, ROW_KIND_COLUMN
 from gpu_ops.errors import DescriptionError
 from gpu_ops.joins import Join, OutputColumn
-from gpu_ops.multi import AnyJoin
 from gpu_ops.output import own_column
 from gpu_ops.spark.keys import unique_key
 from gpu_ops.spark.lanes import quoted
@@ -84,7 +84,7 @@ def known_key(df: DataFrame, plan_id: str) -> tuple[str, ...] | None:
     return tuple(str(name) for name in key)
 
 
-def marked(join: AnyJoin, name: str, plan_id: str) -> list[Column]:
+def marked(join: Description, name: str, plan_id: str) -> list[Column]:
     """The changelog's columns, row kind first, with what they say about themselves.
 
     Args:

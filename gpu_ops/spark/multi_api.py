@@ -11,6 +11,7 @@ from gpu_ops.backends import Backend
 from gpu_ops.errors import DescriptionError
 from gpu_ops.joins import Emit
 from gpu_ops.multi import Equality, MultiJoin, MultiOn, StepKeys
+from gpu_ops.spark.bounded_plan import build_bounded
 from gpu_ops.spark.checks import check_frames, place, spelled
 from gpu_ops.spark.plan import build
 from gpu_ops.spark.streams import Stream, as_input, as_stream, spelling
@@ -28,8 +29,11 @@ def multi_join(
     suffixes: Sequence[str] | None = None,
     partitions: int | None = None,
     name: str | None = None,
+    backlog: bool = False,
 ) -> DataFrame:
     """Joins streaming DataFrames that share a key, all in one operator; the result is their changelog.
+
+    Static ones are joined at once, into a static DataFrame of insertions.
 
     Input by input from left to right, as the chain of two-way joins would, but without state for what is
     joined in between. Example::
@@ -51,13 +55,14 @@ def multi_join(
         suffixes: one per input, for column names that another input has too.
         partitions: as in `join`.
         name: as in `join`.
+        backlog: as in `join`.
 
     Returns:
-        A streaming DataFrame; first column ``row_kind``, then the columns of the join.
+        A streaming DataFrame, or a static one; first column ``row_kind``, then the columns of the join.
 
     Raises:
         DescriptionError: a join that cannot be, or that needs a chain of two-way joins.
-        NotBuiltError: static DataFrames, Spark Connect, a cluster.
+        NotBuiltError: streaming and static DataFrames, Spark Connect, a cluster.
         StateError: the state folder belongs to something else.
     """
     if isinstance(inputs, str) or not isinstance(inputs, Sequence):
@@ -66,7 +71,7 @@ def multi_join(
         raise DescriptionError(f"a multi-way join takes two or more inputs, not {len(inputs)}")
     labels = [f"input {number}" for number in range(1, len(inputs) + 1)]
     streams = [as_stream(each, label) for each, label in zip(inputs, labels, strict=True)]
-    check_frames([side.df for side in streams], labels)
+    static = check_frames([side.df for side in streams], labels)
     described = [as_input(side, label.replace(" ", "_")) for side, label in zip(streams, labels, strict=True)]
     names = [source.name for source in described]
     hows = spelled(how) if isinstance(how, str) else [spelled(each) for each in how]
@@ -76,13 +81,15 @@ def multi_join(
         _resolved(on, streams, names, turned=first == "right"),
         hows,
         where=where,
-        emit=emit,
+        emit="at_end" if static else emit,
         suffixes=suffixes,
     )
     by_name = dict(zip(names, streams, strict=True))
     sides = [by_name[source.name] for source in join.inputs]  # a right join has turned them round
-    placed = place(join, sides, name=name, state=state, backend=backend, partitions=partitions, stacklevel=2)
-    return build(join, [side.df for side in sides], placed)
+    placed = place(
+        join, sides, name=name, state=state, backend=backend, partitions=partitions, backlog=backlog, stacklevel=2
+    )
+    return (build_bounded if static else build)(join, [side.df for side in sides], placed)
 
 
 def _resolved(on: MultiOn, streams: Sequence[Stream], names: Sequence[str], *, turned: bool) -> Any:

@@ -12,11 +12,12 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import pyarrow as pa
 
+from gpu_ops.attributes import why_no_backlog
 from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import GpuJoinError, StateError
 from gpu_ops.spark import recovery
@@ -74,6 +75,7 @@ class PartitionState:
         self._pending: Pending | None = None
         self._last_clock = 0
         self._times = NO_TIMES
+        self._in_backlog = True
         self._by_event_time = by_event_time(self.join)
         self._log: PartitionLog | None = None
         self._stored = Stored({}, {})
@@ -115,6 +117,7 @@ class PartitionState:
         alive: Callable[[], bool] = lambda: True,
         watermark: int | None = None,
         clock_ms: int | None = None,
+        backlog: bool = False,
     ) -> Applied:
         """Applies a micro-batch; what it did is durable before this returns.
 
@@ -125,6 +128,7 @@ class PartitionState:
             alive: whether the caller is still there; asked again before anything is made durable.
             watermark: of an interval join by event time, in ms; a repetition goes by the first one's.
             clock_ms: the time, ms; by default now. A repetition goes by the first one's.
+            backlog: whether it is backlog; likewise. Once one was not, none is.
 
         Raises:
             StateError: the micro-batch does not follow, or the state folder refuses.
@@ -134,7 +138,7 @@ class PartitionState:
         with self._lock:
             try:
                 now = self._clock() if clock_ms is None else clock_ms
-                return self._apply(batch_id, table, wire, alive, Recorded(now, watermark))
+                return self._apply(batch_id, table, wire, alive, Recorded(now, watermark, backlog))
             except GpuJoinError:
                 raise
             except Exception:
@@ -155,13 +159,16 @@ class PartitionState:
         assert engine is not None
         self._last_clock = max(given.clock_ms, self._last_clock) if recorded is None else recorded.clock_ms
         clock_ms, watermark = self._last_clock, (given if recorded is None else recorded).watermark
-        result = engine.prepare(*rows.tables, orders=rows.orders, clock_ms=clock_ms, **self._under(watermark))
+        backlog = self._in_backlog and (given if recorded is None else recorded).backlog
+        result = engine.prepare(
+            *rows.tables, orders=rows.orders, clock_ms=clock_ms, backlog=backlog, **self._under(watermark)
+        )
         started = time.perf_counter()
         times = NO_TIMES
         if self._by_event_time:
             latest = tuple(result.metrics.get(f"{side}_max_time_ms") for side in self.join.sides)
             times = self._times.later(Times(watermark, cast("Pair", latest)))
-        record = Record(table, clock_ms, wire.to_json(), times)
+        record = Record(table, clock_ms, wire.to_json(), times, backlog)
         stamp = None
         try:
             # A half-sent repetition must not take the place of the whole one before it.
@@ -172,7 +179,7 @@ class PartitionState:
         except BaseException:
             engine.discard()
             raise
-        self._pending = Pending(batch_id, clock_ms, stamp, None if self._log is not None else record, times)
+        self._pending = Pending(batch_id, clock_ms, stamp, None if self._log is not None else record, times, backlog)
         spent += time.perf_counter() - started
         self._metrics = {
             **result.metrics,
@@ -186,8 +193,8 @@ class PartitionState:
                 self._metrics[f"{side}_max_time_ms"] = known
         return Applied(result.changelog, dict(self._metrics), engine.backend, engine.backend_reason)
 
-    def left_over(self, version: int) -> pa.Table:
-        """What the end of input makes the state of a version say; the state folder stays as it is.
+    def left_over(self, version: int) -> Iterator[pa.Table]:
+        """What the end of input makes the state of a version say, part by part; the state folder stays as it is.
 
         Raises:
             StateError: there is no such version.
@@ -195,9 +202,10 @@ class PartitionState:
         with self._lock:
             self._load(version, over=True)
             assert self._engine is not None
-            table = self._engine.finish()
-            self._forget()
-            return table
+            try:
+                yield from self._engine.finish_parts()
+            finally:
+                self._forget()
 
     # --- versions ----------------------------------------------------------------------------
 
@@ -217,7 +225,7 @@ class PartitionState:
         if engine is not None and pending is not None and pending.batch_id == batch_id:
             engine.discard()
             pending.prepared = False
-            return Recorded(pending.clock_ms, pending.times.watermark)
+            return Recorded(pending.clock_ms, pending.times.watermark, pending.backlog)
         if engine is None or pending is None or pending.batch_id != batch_id - 1:
             return self._load(batch_id)
         if self._log is not None and self._log.record_stamp(pending.batch_id) != pending.stamp:
@@ -237,6 +245,7 @@ class PartitionState:
                 raise
             self._version += 1
             self._times = pending.times
+            self._in_backlog = pending.backlog
         elif pending.record is not None:
             self._replay(engine, pending.record)
         else:
@@ -248,12 +257,13 @@ class PartitionState:
         rows = Wire.from_json(record.wire).split(self.join, record.table)
         try:
             under = self._under(record.times.watermark)
-            engine.process(*rows.tables, orders=rows.orders, clock_ms=record.clock_ms, **under)
+            clock_ms = record.clock_ms
+            engine.process(*rows.tables, orders=rows.orders, clock_ms=clock_ms, backlog=record.backlog, **under)
         except BaseException:
             self._forget()
             raise
         self._version += 1
-        self._last_clock, self._times = record.clock_ms, record.times
+        self._last_clock, self._times, self._in_backlog = record.clock_ms, record.times, record.backlog
 
     def _load(self, batch_id: int, *, over: bool = False) -> Recorded | None:
         """Brings the engine to version ``batch_id`` from the state folder; result as `_advance`.
@@ -288,6 +298,7 @@ class PartitionState:
             if base:
                 tables, self._last_clock = log.read_snapshot(base)
                 self._times = log.snapshot_times(base) or NO_TIMES
+                self._in_backlog = log.in_backlog(base)
                 engine.restore(tables)
             self._version = base
         self._engine, self._pending = engine, None
@@ -304,7 +315,7 @@ class PartitionState:
             return None
         try:
             record = log.read_record(batch_id)
-            return Recorded(record.clock_ms, record.times.watermark)
+            return Recorded(record.clock_ms, record.times.watermark, record.backlog)
         except StateError as error:
             _log.warning("%s: repeating batch %d without its record: %s", self, batch_id, error)
             return None
@@ -326,7 +337,9 @@ class PartitionState:
         if not recovery.snapshot_due(self._version, self.partition, self._stored, every):
             return
         try:
-            size = self._log.write_snapshot(self._version, engine.snapshot(), self._last_clock, self._times)
+            size = self._log.write_snapshot(
+                self._version, engine.snapshot(), self._last_clock, self._times, backlog=self._in_backlog
+            )
             self._stored.snapshots[self._version] = size
             self._stored = self._log.prune(self._version, self._stored)
         except (StateError, OSError) as error:
@@ -342,12 +355,14 @@ class PartitionState:
             self._backend,  # type: ignore[arg-type]  # the engine checks it
             memory_limit=self._options.get("memory_limit"),
             tiny=bool(self._options.get("tiny", False)),
+            # also where the user does not say so any more: a backlog that is stored goes live
+            backlog=bool(self._options.get("backlog", False)) or why_no_backlog(self.join) is None,
         )
 
     def _forget(self) -> None:
         engine, self._engine, self._pending = self._engine, None, None
         self._version = self._last_clock = self._no_snapshot_before = 0
-        self._times = NO_TIMES
+        self._times, self._in_backlog = NO_TIMES, True
         self._log, self._stored = None, Stored({}, {})
         if engine is not None:
             engine.close()

@@ -16,6 +16,7 @@ class Recorded(NamedTuple):
 
     clock_ms: int
     watermark: int | None
+    backlog: bool = False
 
 
 @dataclasses.dataclass
@@ -30,6 +31,8 @@ class Pending:
     """Its input, where there is none."""
     times: Times
     """What is known of event time after it."""
+    backlog: bool = False
+    """Whether it was taken in silently."""
     prepared: bool = True
     """Whether the engine has it prepared; not after a repetition that failed."""
 

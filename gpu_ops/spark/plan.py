@@ -15,10 +15,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
+from gpu_ops.bounded import Description
 from gpu_ops.changelog import ROW_KIND_COLUMN
 from gpu_ops.errors import DescriptionError
 from gpu_ops.joins import Join
-from gpu_ops.multi import AnyJoin
 from gpu_ops.spark.client import Task
 from gpu_ops.spark.datatypes import arrow_type, spark_type
 from gpu_ops.spark.directory import Directory, Timed
@@ -43,6 +43,7 @@ class Placed(NamedTuple):
         partitions: how many.
         partitions_reason: why as many.
         derived: the inputs whose unique key follows from the join that makes them.
+        backlog: whether it may begin with one.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Placed(NamedTuple):
     partitions: int
     partitions_reason: str
     derived: tuple[str, ...] = ()
+    backlog: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,16 +68,18 @@ class JoinPlan:
         lanes: how the columns travel.
         stamped: whether rows carry a stamp, because a shuffle may reorder them.
         application: Spark's id of the application.
+        bounded: whether its inputs are static.
     """
 
     plan_id: str
-    join: AnyJoin
+    join: Description
     placed: Placed
     upstream: tuple[str | None, str | None]
     heartbeat_ms: int | None
     lanes: tuple[Lane, ...]
     stamped: bool
     application: str
+    bounded: bool = False
 
 
 _MAPS: Final = {"MapInArrow", "PythonMapInArrow", "MapInPandas"}
@@ -106,7 +110,7 @@ def plans_of(df: DataFrame) -> list[JoinPlan]:
 
 
 def build(
-    join: AnyJoin,
+    join: Description,
     inputs: Sequence[DataFrame],
     placed: Placed,
     *,
@@ -143,7 +147,7 @@ def build(
         directory.register(plan.plan_id, Timed(interval, placed.partitions, placed.state, upstream))
     names = metric_names(join.sides, interval=interval is not None)
     task = Task(
-        f"{_FUNCTION}_{plan.plan_id}", _command(plan), directory.address, _wire(lanes), join.output_schema,
+        f"{_FUNCTION}_{plan.plan_id}", _command(plan), directory.address, wire_schema(lanes), join.output_schema,
         metrics=names, stamped=stamped, reports=by_event_time(join),
     )  # fmt: skip
     sides = [to_lanes(df, number, lanes, stamped=stamped) for number, df in enumerate(inputs)]
@@ -154,15 +158,22 @@ def build(
     if heartbeat_ms is not None:
         union = union.unionAll(heartbeats(session, heartbeat_ms, union.schema))
     shuffled = shuffle(union, join, lanes, placed.partitions)
-    rows = shuffled.mapInArrow(task, _output(join, schemas))
+    output = output_type(join, schemas).add(METRICS_COLUMN, spark_type(METRICS_TYPE))
+    rows = shuffled.mapInArrow(task, output)
     measured = rows.observe(placed.name, *observed(names)).filter(f.isnull(METRICS_COLUMN))
-    _plans[plan.plan_id] = plan
+    remember(plan)
     return measured.select(*marked(join, placed.name, plan.plan_id))
 
 
 def plan_name(plan_id: str) -> str:
     """The name of a join by its plan id."""
     return _plans[plan_id].placed.name
+
+
+def remember(plan: JoinPlan) -> str:
+    """Takes note of a plan; gives the name of its function in Spark's plans."""
+    _plans[plan.plan_id] = plan
+    return f"{_FUNCTION}_{plan.plan_id}"
 
 
 def made_by(df: DataFrame) -> str | None:
@@ -299,23 +310,24 @@ def _command(plan: JoinPlan) -> dict[str, Any]:
             "order": "__order",
             "lanes": [[*x.columns, x.name] for x in plan.lanes],
         },
-        "options": {},
+        "options": {"backlog": True} if plan.placed.backlog else {},
     }
 
 
-def _wire(lanes: list[Lane]) -> pa.Schema:
+def wire_schema(lanes: Sequence[Lane]) -> pa.Schema:
+    """The schema in which rows travel: side, order and lanes."""
     fixed = [pa.field("__side", pa.int8()), pa.field("__order", pa.int64())]
     return pa.schema([*fixed, *(pa.field(x.name, arrow_type(x.type)) for x in lanes)])
 
 
-def _output(join: AnyJoin, schemas: Sequence[st.StructType]) -> st.StructType:
-    """The Spark schema of the changelog and the hidden metrics."""
+def output_type(join: Description, schemas: Sequence[st.StructType]) -> st.StructType:
+    """The Spark schema of the changelog."""
     fields = [st.StructField(ROW_KIND_COLUMN, st.StringType(), False)]
     for column in join.output:
         # A column that two inputs show together: either's type will do if it is the common one.
         candidates = [s[n].dataType for s in schemas for n in (column.column, column.other) if n in s.names]
         of_one = not isinstance(join, Join) or column.side < 2
+        of_one = of_one and column.column in schemas[column.side].names
         own = [schemas[column.side][column.column].dataType] if of_one else []
         fields.append(st.StructField(column.name, spark_type(column.type, *own, *candidates)))
-    fields.append(st.StructField(METRICS_COLUMN, spark_type(METRICS_TYPE)))
     return st.StructType(fields)

@@ -101,6 +101,7 @@ class StateServer(flight.FlightServerBase):  # type: ignore[misc]
                 alive=lambda: not context.is_cancelled(),
                 watermark=command.watermark,
                 clock_ms=command.clock_ms,
+                backlog=command.backlog,
             )
             del table
             _send(writer, answer)

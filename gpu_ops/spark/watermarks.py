@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
+from gpu_ops.bounded import Description
 from gpu_ops.errors import StateError
 from gpu_ops.joins import Join
-from gpu_ops.multi import AnyJoin
 from gpu_ops.spark import recovery
 from gpu_ops.state.durable import PartitionLog, open_folder
 from gpu_ops.state.files import Files
@@ -178,12 +178,12 @@ class Watermarks:
         return f"interval join of {self._join.left.name}, {self._join.right.name}"
 
 
-def timed(join: AnyJoin) -> Join | None:
+def timed(join: Description) -> Join | None:
     """The join if it is an interval join, else None."""
     return join if isinstance(join, Join) and join.interval is not None else None
 
 
-def by_event_time(join: AnyJoin) -> bool:
+def by_event_time(join: Description) -> bool:
     """Whether it is an interval join that a watermark moves."""
     return isinstance(join, Join) and join.interval is not None and join.interval.time == "event"
 

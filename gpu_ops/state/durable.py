@@ -35,6 +35,7 @@ _MAGIC: Final = b"GPUJOIN1"
 _RECORD: Final = re.compile(r"(\d{20})\.arrow")
 _SNAPSHOT: Final = re.compile(r"(\d{20})\.snapshot")
 _META: Final = b"gpu_join."
+_BACKLOG: Final = "backlog"
 _ROWS_PER_BATCH: Final = 1 << 16
 
 
@@ -47,12 +48,14 @@ class Record:
         clock_ms: the time the micro-batch was applied at.
         wire: how the lanes map to the inputs' columns, JSON.
         times: what an interval join by event time knows after it.
+        backlog: whether it was backlog, and all before it.
     """
 
     table: pa.Table
     clock_ms: int
     wire: str
     times: Times = NO_TIMES
+    backlog: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +140,7 @@ class PartitionLog:
             StateError: it cannot be written; an older record of the batch is as it was.
         """
         facts = {"batch_id": str(batch_id), "clock_ms": str(record.clock_ms), "wire": record.wire}
-        facts |= record.times.to_facts()
+        facts |= record.times.to_facts() | _backlog(record.backlog)
         path = self._record_path(batch_id)
         _write(self._files, path, [(record.table, facts)], self._record_compression)
         stamp = self._files.stamp(path)
@@ -159,7 +162,7 @@ class PartitionLog:
         ((table, facts),) = _read(self._files, path)
         if facts.get("batch_id") != str(batch_id):
             raise StateError(f"{self._files.name(path)} is the record of batch {facts.get('batch_id')}")
-        return Record(table, int(facts["clock_ms"]), facts["wire"], Times.from_facts(facts))
+        return Record(table, int(facts["clock_ms"]), facts["wire"], Times.from_facts(facts), _BACKLOG in facts)
 
     def record_times(self, batch_id: int) -> Times | None:
         """The times in a batch's record, or None when it is missing or cut short; only its head is read."""
@@ -171,8 +174,19 @@ class PartitionLog:
         facts = _head(self._files, self._snapshot_path(version))
         return None if facts is None else Times.from_facts(facts)
 
+    def in_backlog(self, version: int) -> bool:
+        """Whether the micro-batches before a version, of which there are some, were all backlog."""
+        facts = _head(self._files, self._record_path(version - 1)) or _head(self._files, self._snapshot_path(version))
+        return facts is not None and _BACKLOG in facts
+
     def write_snapshot(
-        self, version: int, tables: Mapping[str, pa.Table], clock_ms: int, times: Times = NO_TIMES
+        self,
+        version: int,
+        tables: Mapping[str, pa.Table],
+        clock_ms: int,
+        times: Times = NO_TIMES,
+        *,
+        backlog: bool = False,
     ) -> int:
         """Writes the state at a version. Durable on return.
 
@@ -181,6 +195,7 @@ class PartitionLog:
             tables: as `JoinEngine.snapshot` gives them.
             clock_ms: the time of the last of these micro-batches.
             times: what an interval join knew after it.
+            backlog: whether all these micro-batches were backlog.
 
         Returns:
             Its size in bytes.
@@ -189,7 +204,16 @@ class PartitionLog:
             StateError: it cannot be written.
         """
         parts = [
-            (table, {"version": str(version), "clock_ms": str(clock_ms), "table": name, **times.to_facts()})
+            (
+                table,
+                {
+                    "version": str(version),
+                    "clock_ms": str(clock_ms),
+                    "table": name,
+                    **times.to_facts(),
+                    **_backlog(backlog),
+                },
+            )
             for name, table in tables.items()
         ]
         return _write(self._files, self._snapshot_path(version), parts, "lz4")
@@ -223,6 +247,11 @@ class PartitionLog:
 
     def _snapshot_path(self, version: int) -> str:
         return f"{self._folder}/{version:020d}.snapshot"
+
+
+def _backlog(value: bool) -> dict[str, str]:
+    """As a fact; absent where it is none, as in folders of earlier versions."""
+    return {_BACKLOG: "1"} if value else {}
 
 
 class _Summed:

@@ -201,7 +201,6 @@ def test_refusals(spark: Any, shop: list[Feed]) -> None:
     refused("two or more inputs, not 1", [users], "user_id")
     refused("a list of inputs, not DataFrame", users, "user_id")
     refused("input 2 is a DataFrame or a stream", [users, 7], "user_id")
-    refused("three static DataFrames", [static] * 3, "user_id", error=gpu_ops.NotBuiltError)
     refused(
         "input 3 is a static DataFrame and others are", [users, orders, static], "user_id", error=gpu_ops.NotBuiltError
     )

@@ -304,7 +304,7 @@ def test_a_record_that_cannot_be_written_changes_nothing(tmp_path: Path, monkeyp
 def test_a_snapshot_that_cannot_be_written_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tries = []
 
-    def full(_: PartitionLog, version: int, *rest: object) -> int:
+    def full(_: PartitionLog, version: int, *rest: object, **facts: object) -> int:
         tries.append(version)
         raise StateError("no space left")
 

@@ -1,0 +1,91 @@
+"""The plan of a join over bounded input: lanes, union, repartition, mapInArrow. No servers, no state folder."""
+
+from __future__ import annotations
+
+import functools
+import uuid
+from collections.abc import Sequence
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+from pyspark.sql import types as st
+
+from gpu_ops.bounded import Aggregate, CoGroup, Description
+from gpu_ops.spark.apply import Grouped
+from gpu_ops.spark.bounded_task import NO_INPUT, BoundedTask
+from gpu_ops.spark.client import INPUT_BITS
+from gpu_ops.spark.command import Wire
+from gpu_ops.spark.lanes import ORIGIN, STAMP, Lane, assign_lanes, shuffle, to_lanes
+from gpu_ops.spark.marks import marked
+from gpu_ops.spark.plan import JoinPlan, Placed, make_importable, output_type, remember, wire_schema
+
+
+def build_bounded(
+    join: Description, inputs: Sequence[DataFrame], placed: Placed, *, function: Grouped | None = None
+) -> DataFrame:
+    """The result over static DataFrames, as insertions, in a static DataFrame.
+
+    It runs in Spark's tasks, on the CPU unless ``backend="gpu"``: tasks that run side by side would share a card.
+
+    Args:
+        join: the description; it emits at the end.
+        inputs: in its order; their columns are those of its inputs, and the row kinds.
+        placed: how many partitions, on which backend.
+        function: of a co-group, else None.
+    """
+    session = inputs[0].sparkSession
+    schemas = [df.schema for df in inputs]
+    lanes = assign_lanes(join, schemas)
+    plan = JoinPlan(
+        plan_id=uuid.uuid4().hex[:12], join=join, placed=placed, upstream=(None, None), heartbeat_ms=None,
+        lanes=tuple(lanes), stamped=False, application=session.sparkContext.applicationId, bounded=True,
+    )  # fmt: skip
+    make_importable(session)
+    ordered = needs_order(join)
+    sides = [_stamped(df, number, lanes) if ordered else to_lanes(df, number, lanes, stamped=False)
+             for number, df in enumerate(inputs)]  # fmt: skip
+    if isinstance(join, Aggregate) and not join.by:
+        sides.append(_marker(sides[0]))
+    rows = shuffle(functools.reduce(DataFrame.unionAll, sides), join, lanes, placed.partitions)
+    if ordered:
+        rows = rows.sortWithinPartitions(*_order(join, lanes))
+    wire = Wire("__side", "__order", tuple((*x.columns, x.name) for x in lanes))
+    task = BoundedTask(
+        remember(plan), join.to_json(), wire, wire_schema(lanes),
+        backend="gpu" if placed.backend == "gpu" else "cpu", function=function,
+    )  # fmt: skip
+    if function is not None:
+        return rows.mapInArrow(task, function.schema)
+    found = rows.mapInArrow(task, output_type(join, schemas))
+    return found.select(*marked(join, placed.name, plan.plan_id))
+
+
+def _marker(like: DataFrame) -> DataFrame:
+    """A row of no input: where there is no row at all Spark runs no task, and an aggregate of nothing has a row."""
+    values = [f.lit(NO_INPUT if x.name == ORIGIN else None).cast(x.dataType).alias(x.name) for x in like.schema.fields]
+    return like.sparkSession.range(1).select(*values)
+
+
+def needs_order(join: Description) -> bool:
+    """Whether it matters in which order an input's rows come: they change each other, or a function sees them."""
+    return isinstance(join, CoGroup) or any(
+        not source.insert_only or source.sequence_by is not None for source in join.inputs
+    )
+
+
+def _stamped(df: DataFrame, number: int, lanes: Sequence[Lane]) -> DataFrame:
+    """One input's rows as they travel, with a number that rises in the order of the DataFrame."""
+    numbered = df.select("*", f.monotonically_increasing_id().alias(STAMP))
+    stamp = Lane((STAMP,) * len(lanes[0].columns), STAMP, st.LongType())
+    return to_lanes(numbered, number, [*lanes, stamp], stamped=False)
+
+
+def _order(join: Description, lanes: Sequence[Lane]) -> list[Column]:
+    """What puts each input's rows in order: its ``sequence_by``, nulls first, then its own order."""
+    by = []
+    for number, source in enumerate(join.inputs):
+        if source.sequence_by is not None:
+            lane = next(x for x in lanes if x.columns[number] == source.sequence_by)
+            own = f.col(ORIGIN).bitwiseAND((1 << INPUT_BITS) - 1) == number
+            by.append(f.when(own, f.col(lane.name)).asc_nulls_first())
+    return [*by, f.col(STAMP).asc()]
