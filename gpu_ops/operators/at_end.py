@@ -202,6 +202,8 @@ class AtEnd:
         """The result, part by part, as insertions."""
         sizes = np.sum([t.sizes() for t in self.tables], axis=0)
         at_once = 4 if self.kernels.tiny_segments else _ROWS_AT_ONCE
+        if any(moves_between_parts(self.join, place) for place in range(len(self.tables))):
+            at_once = 0
         first = 0
         while first < sizes.size:
             last, rows = first + 1, int(sizes[first])
@@ -270,6 +272,15 @@ class JoinAtEnd(AtEnd):
             nothing = tuple(c.pick(np.zeros(c.kinds.size, np.bool_)) for c in changes)
             parts.append(operator.prepare(nothing, self._clock_ms, operator.finish_watermark()).output)
         return pa.concat_tables(parts)
+
+
+def moves_between_parts(join: Description, place: int) -> bool:
+    """Whether an update may take an input's row to another part: then its changes are in order within one part only.
+
+    So it is where old rows always come (`gpu_ops.joins.Updates`), and may have had another key.
+    """
+    unique = join.inputs[place].unique_key
+    return unique is not None and not {column for column, _ in part_keys(join, place)} <= set(unique)
 
 
 def part_keys(join: Description, place: int) -> tuple[tuple[str, pa.DataType], ...]:

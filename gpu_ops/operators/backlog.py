@@ -17,7 +17,7 @@ import pyarrow as pa
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Kernels
 from gpu_ops.multi import AnyJoin
-from gpu_ops.operators.at_end import KIND_COLUMN, Kept, part_keys
+from gpu_ops.operators.at_end import KIND_COLUMN, Kept
 from gpu_ops.operators.said import Operator, Rows, Said
 
 
@@ -50,7 +50,8 @@ class Backlog:
         """Whether the next micro-batch is said to be backlog; without effect once a live one has come."""
 
     def _empty(self) -> tuple[Kept, ...]:
-        return tuple(Kept(self.kernels, s, part_keys(self.join, i)) for i, s in enumerate(self.join.inputs))
+        # in one part: a row's changes may have several keys, and are taken in together, in their order
+        return tuple(Kept(self.kernels, s, ()) for s in self.join.inputs)
 
     @property
     def tables(self) -> Sequence[Rows]:
