@@ -18,75 +18,12 @@ from gpu_ops.query.bind import Output
 from gpu_ops.query.choose import Chooser
 from gpu_ops.query.errors import SqlError, fail
 from gpu_ops.query.names import Column, Expr
+from gpu_ops.query.naming import Namer, input_names, kept_of, shown
 from gpu_ops.query.nodes import Calc, JoinNode, Node, Source, quoted
 from gpu_ops.query.relations import Compute, Condition, Filter, JoinOf, Relation, Scan
 from gpu_ops.query.runs import Run, run_of, segments, spine
 from gpu_ops.query.stages import Stage
 from gpu_ops.spark.keys import unique_key
-
-
-class Namer:
-    """What columns are called below and between the joins: by their own name, or ``alias__column`` if that clashes."""
-
-    def __init__(self, relation: Relation, outputs: Sequence[Output], chooser: Chooser) -> None:
-        """Args: the query's tree; its result; the operators of its joins."""
-        used: dict[Column, None] = {}
-        for output in outputs:
-            used |= output.value.columns
-        for node in _nodes(relation):
-            if isinstance(node, Filter):
-                for condition in node.conditions:
-                    used |= condition.expr.columns
-            elif isinstance(node, Compute):
-                for column, expr in node.computed.items():
-                    used |= {column: None, **expr.columns}
-            elif isinstance(node, JoinOf):
-                choice = chooser.choice(node)
-                for condition in node.on:
-                    used |= condition.expr.columns
-                for made in choice.computed:
-                    used |= dict.fromkeys(made)
-            else:
-                used |= dict.fromkeys(kept_of(node) or ([] if node.columns & used.keys() else node.all_columns[:1]))
-        labels = [column.label.lower() for column in used]
-        self._names: dict[Column, str] = {}
-        taken = {ROW_KIND_COLUMN}
-        for column in used:
-            name = column.label
-            if labels.count(name.lower()) > 1 or name.lower() in taken:
-                name = f"{column.owner}__{column.label}"
-            number = 2
-            while name.lower() in taken:
-                name, number = f"{column.owner}__{column.label}_{number}", number + 1
-            taken.add(name.lower())
-            self._names[column] = name
-
-    def __call__(self, column: Column) -> str:
-        """The name of a column; its own for one that nobody uses."""
-        return self._names.get(column, column.label)
-
-    def __contains__(self, column: Column) -> bool:
-        return column in self._names
-
-    def items(self) -> Iterable[tuple[Column, str]]:
-        """Every column that is used, and its name."""
-        return self._names.items()
-
-
-def kept_of(scan: Scan) -> list[Column]:
-    """Columns of an input that a join needs whether the query does or not."""
-    table = scan.table
-    names = [*(table.unique_key or ()), *([table.sequence_by] if table.sequence_by else ())]
-    return [scan.own(name) for name in names]
-
-
-def _nodes(relation: Relation) -> Iterable[Relation]:
-    yield relation
-    if isinstance(relation, Filter | Compute):
-        yield from _nodes(relation.below)
-    elif isinstance(relation, JoinOf):
-        yield from _nodes(relation.left)
-        yield from _nodes(relation.right)
 
 
 class Builder:
@@ -112,7 +49,7 @@ class Builder:
             stage = self.build(relation.below, needed | _columns(relation.conditions))
             stage = self.filtered(stage, relation.conditions, needed)
             if isinstance(relation.below, JoinOf):
-                stage = dataclasses.replace(stage, why="; ".join(_stayed(relation.conditions, _shown(relation))))
+                stage = dataclasses.replace(stage, why="; ".join(_stayed(relation.conditions, shown(relation))))
             return stage
         if isinstance(relation, Compute):
             computed = {c: e for c, e in relation.computed.items() if c in needed}
@@ -172,7 +109,7 @@ class Builder:
         used = frozenset(c for links in run.links for link in links for c in (link.key.left, link.key.right))
         used |= _columns([c for conditions in run.residual for c in conditions])
         inputs = []
-        for relation, made, name in zip(run.inputs, run.computed, _names(run.inputs), strict=True):
+        for relation, made, name in zip(run.inputs, run.computed, input_names(run.inputs), strict=True):
             scan = _scan_of(relation)
             own = [c for c in used if c in relation.columns or c in made]
             own += [c for c in (kept_of(scan) if scan else ()) if c not in own]
@@ -194,7 +131,7 @@ class Builder:
         wanted |= frozenset(c for links in run.links for link in links for c in (link.key.left, link.key.right))
         nodes: list[Node] = []
         inputs: list[Input] = []
-        for relation, made, name in zip(run.inputs, run.computed, _names(run.inputs), strict=True):
+        for relation, made, name in zip(run.inputs, run.computed, input_names(run.inputs), strict=True):
             below, source = self.side(relation, made, wanted, name)
             nodes.append(below)
             inputs.append(source)
@@ -232,7 +169,7 @@ class Builder:
         sides = (join.left, join.right)
         nodes: list[Node] = []
         inputs: list[Input] = []
-        for number, (relation, name) in enumerate(zip(sides, _names(sides), strict=True)):
+        for number, (relation, name) in enumerate(zip(sides, input_names(sides), strict=True)):
             time = choice.times[number] if choice.times else None
             below, source = self.side(relation, choice.computed[number], wanted, name, time)
             nodes.append(below)
@@ -355,25 +292,3 @@ def _scan_of(relation: Relation) -> Scan | None:
     while isinstance(relation, Filter | Compute):
         relation = relation.below
     return relation if isinstance(relation, Scan) else None
-
-
-def _shown(relation: Relation) -> list[Scan]:
-    """The inputs whose columns a relation has."""
-    if isinstance(relation, Scan):
-        return [relation]
-    if isinstance(relation, Filter | Compute):
-        return _shown(relation.below)
-    return _shown(relation.left) + (_shown(relation.right) if relation.how not in ("semi", "anti") else [])
-
-
-def _names(sides: Sequence[Relation]) -> list[str]:
-    """What a join calls its inputs: by their aliases."""
-    found: list[str] = []
-    for side in sides:
-        scans = [scan.alias for scan in _shown(side)]
-        name = base = "_".join(dict.fromkeys(scans))
-        number = 2
-        while name.lower() in [other.lower() for other in found]:
-            name, number = f"{base}_{number}", number + 1
-        found.append(name)
-    return found

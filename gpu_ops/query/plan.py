@@ -9,10 +9,11 @@ from gpu_ops.changelog import ROW_KIND_COLUMN
 from gpu_ops.errors import DescriptionError, NotBuiltError
 from gpu_ops.joins import Emit
 from gpu_ops.query.bind import Binder, Output
-from gpu_ops.query.build import Builder, Namer
+from gpu_ops.query.build import Builder
 from gpu_ops.query.choose import Chooser
 from gpu_ops.query.errors import SqlError, fail
 from gpu_ops.query.names import TypeOf, known_type
+from gpu_ops.query.naming import Namer
 from gpu_ops.query.nodes import Plan
 from gpu_ops.query.pushdown import push
 from gpu_ops.query.read import read

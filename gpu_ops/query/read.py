@@ -11,6 +11,7 @@ from typing import Final, NoReturn
 
 from gpu_ops.query import refused
 from gpu_ops.query.errors import fail
+from gpu_ops.query.operands import CONTINUES, ends_operand
 from gpu_ops.query.syntax import How, Item, JoinClause, Relation, Select, Source, Span, SubTable, TableName
 from gpu_ops.sql_tokens import Token
 
@@ -189,10 +190,10 @@ class Reader:
         while self.token.kind != "end":
             word, token = self.word, self.token
             if depth == 0 and cases == 0:
-                operand = self.at > first and _ends_operand(self.source, self.at - 1)
+                operand = self.at > first and ends_operand(self.source, self.at - 1)
                 if word in (",", ")", ";") or self.ends_expression(word):
                     break
-                starts = token.kind in ("word", "quoted") and word not in _CONTINUES and self.source.word(self.at) != ""
+                starts = token.kind in ("word", "quoted") and word not in CONTINUES and self.source.word(self.at) != ""
                 if in_list and operand and (word == "AS" or (starts or token.kind == "quoted")):
                     break
             if word in ("(", "[", "{"):
@@ -335,32 +336,6 @@ class Reader:
     def column_names(self) -> tuple[str, ...]:
         """New names for columns, in parentheses."""
         return tuple(token.text for token in self.using())
-
-
-_CONTINUES: Final = {
-    "AND", "OR", "NOT", "IS", "IN", "BETWEEN", "LIKE", "ILIKE", "RLIKE", "REGEXP", "ESCAPE", "NULL", "TRUE", "FALSE",
-    "DISTINCT", "FROM", "THEN", "ELSE", "WHEN", "END", "CASE", "OVER", "FILTER", "WITHIN", "DIV", "COLLATE", "AT",
-    "IGNORE", "RESPECT", "TO", "YEAR", "YEARS", "MONTH", "MONTHS", "WEEK", "WEEKS", "DAY", "DAYS", "HOUR", "HOURS",
-    "MINUTE", "MINUTES", "SECOND", "SECONDS", "MILLISECOND", "MILLISECONDS", "MICROSECOND", "MICROSECONDS",
-}  # fmt: skip
-"""Words after which, or before which, an expression in a SELECT list goes on."""
-
-
-def _ends_operand(source: Source, at: int) -> bool:
-    """Whether an operand ends with this token, so that a name after it is an alias."""
-    token, word = source.tokens[at], source.word(at)
-    if token.kind in ("quoted", "string", "number", "hex"):
-        return True
-    if token.kind == "symbol":
-        return word in (")", "]", "}", "*") and not (word == "*" and at and _ends_operand(source, at - 1))
-    return word not in _OPERATORS
-
-
-_OPERATORS: Final = {
-    "AND", "OR", "NOT", "IS", "IN", "BETWEEN", "LIKE", "ILIKE", "RLIKE", "REGEXP", "ESCAPE", "DISTINCT", "DIV",
-    "FROM", "THEN", "ELSE", "WHEN", "CASE", "OVER", "FILTER", "INTERVAL", "DATE", "TIMESTAMP", "TIMESTAMP_NTZ",
-    "TIMESTAMP_LTZ", "COLLATE", "TO",
-}  # fmt: skip
 
 
 def _unclosed(tokens: tuple[Token, ...]) -> Token:

@@ -49,7 +49,8 @@ QUERIES = {
     "semi and anti": """
         SELECT id, uid FROM orders o WHERE EXISTS (SELECT 1 FROM prices p WHERE p.id = o.id AND p.price > o.amount / 9)
         AND o.uid NOT IN (SELECT uid FROM payments WHERE paid > 90)""",
-    "not in": "SELECT id, uid FROM orders WHERE uid NOT IN (SELECT uid FROM users)",
+    "not in": """
+        SELECT id, uid FROM orders WHERE uid NOT IN (SELECT uid FROM users WHERE name NOT IN ('cy', 'nobody'))""",
     "multi-way": """
         SELECT u.name, o.id, y.paid FROM users u LEFT JOIN orders o ON u.uid = o.uid AND o.amount >= 5
         JOIN payments y ON y.uid = u.uid AND (y.paid > 60 OR o.id = 1)""",
