@@ -235,12 +235,19 @@ def _in_total_order(inputs: Sequence[Input], sides: Sequence[Ingested]) -> list[
 def _by_own_sequence(side: Ingested, column: str) -> Ingested:
     """The input's changes by its sequence column, in the places its changes held before."""
     places = np.sort(side.sequence)
-    order = pc.sort_indices(
-        pa.table({"by": side.table[column], "given": side.sequence}),
-        sort_keys=[("by", "ascending"), ("given", "ascending")],
-        null_placement="at_start",
-    ).to_numpy()
+    order = _order(side.table[column], side.sequence)
     return dataclasses.replace(side, table=side.table.take(pa.array(order)), kinds=side.kinds[order], sequence=places)
+
+
+def _order(by: pa.ChunkedArray, given: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Positions by a column, nulls first, and by the order given where it is equal."""
+    # a column of its own says where nulls go: how to ask pyarrow for that differs between its versions
+    columns = {"known": by.is_valid()} if by.null_count else {}
+    table = pa.table({**columns, "by": by, "given": given})
+    order: npt.NDArray[np.int64] = pc.sort_indices(
+        table, sort_keys=[(name, "ascending") for name in table.column_names]
+    ).to_numpy()
+    return order
 
 
 def _ranked(sides: Sequence[Ingested], by: pa.ChunkedArray | None) -> list[Ingested]:
@@ -249,14 +256,7 @@ def _ranked(sides: Sequence[Ingested], by: pa.ChunkedArray | None) -> list[Inges
         ranks = [_merged(sides, number) for number in range(len(sides))]
     else:
         given = np.concatenate([s.sequence for s in sides])
-        if by is None:
-            order = np.argsort(given, kind="stable")
-        else:
-            order = pc.sort_indices(
-                pa.table({"by": by, "given": given}),
-                sort_keys=[("by", "ascending"), ("given", "ascending")],
-                null_placement="at_start",
-            ).to_numpy()
+        order = np.argsort(given, kind="stable") if by is None else _order(by, given)
         places = np.empty(given.size, np.int64)
         places[order] = np.arange(given.size)
         ranks = np.split(places, np.cumsum([s.sequence.size for s in sides])[:-1])

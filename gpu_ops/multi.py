@@ -131,6 +131,8 @@ class MultiJoin:
             merged = {k.column for k in keys[0] if k.using}
             keys = [_swapped(keys[0]), *([_renumbered(k, merged) for k in step] for step in keys[1:])]
             hows[0] = "left"
+            if suffixes is not None and len(suffixes) == count:
+                suffixes = [*suffixes[1::-1], *suffixes[2:]]
         for number, name in enumerate(hows):
             if name not in get_args(StepType):
                 raise DescriptionError(_no_step(name, inputs, number))
@@ -384,6 +386,8 @@ def _keys_of_step(inputs: Sequence[Input], place: int, entry: Any) -> list[Equal
     def is_pair(item: object) -> bool:
         return isinstance(item, tuple) and len(item) == 2 and all(isinstance(x, str) for x in item)
 
+    if not isinstance(entry, str | Sequence):
+        raise DescriptionError(f"on= takes columns and pairs of columns, not {entry!r}")
     items = [entry] if isinstance(entry, str) or is_pair(entry) else list(entry)
     found = []
     for item in items:

@@ -159,7 +159,6 @@ def test_bad_rows_may_go(how: Any, backend: Backend) -> None:
         assert engine.state_size()["users_rows"] == 1
 
 
-@pytest.mark.xfail(raises=FutureWarning, strict=False, reason="pyarrow 25 deprecates sort_indices(null_placement=)")
 def test_changes_are_ordered_by_a_column(backend: Backend) -> None:
     """``sequence_by`` of one input orders its own changes; of all, all of them."""
     late_first = rows(2, visitor=[1, 1], page=["q", "p"], kind=["-D", "+I"])

@@ -12,9 +12,13 @@ completed to tuples in two parts:
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 from gpu_ops.multi import MultiJoin
 from gpu_ops.state.multi_table import KeySet
+
+Pair = tuple[str, tuple[int, str]]
+"""A column of the input that is looked up, and the (input, column) it equals."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +33,7 @@ class Lookup:
 
     place: int
     key_set: int
-    pairs: tuple[tuple[str, tuple[int, str]], ...]
+    pairs: tuple[Pair, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +82,7 @@ def make_plan(join: MultiJoin) -> Plan:
     """The plan of a join."""
     key_sets: list[list[KeySet]] = [[] for _ in join.inputs]
 
-    def lookup(place: int, pairs: list[tuple[str, tuple[int, str]]]) -> Lookup:
+    def lookup(place: int, pairs: list[Pair]) -> Lookup:
         names = join.inputs[place].schema.names
         columns = sorted({column for column, _ in pairs}, key=names.index)
         keys: KeySet = tuple((c, join.key_types[place, c]) for c in columns)
@@ -94,34 +98,39 @@ def make_plan(join: MultiJoin) -> Plan:
     for place, step in enumerate(join.steps, start=1):
         seen = join.references[place - 1]
         counted.append(next(iter(seen)) if step.how == "left" and len(seen) == 1 else None)
-    paths: list[tuple[Operation, ...]] = [()]
-    for place in range(1, len(join.inputs)):
-        path: list[Operation] = []
-        bound, closure = {place}, _closure(join, place)
-        unchecked = [p for p in sorted(closure) if p and join.conditions[p - 1] is not None]
-
-        def check(bound: set[int], path: list[Operation], unchecked: list[int]) -> None:
-            for number in list(unchecked):
-                condition = join.conditions[number - 1]
-                assert condition is not None
-                if {p for p, i in enumerate(join.inputs) if condition.columns.get(i.name)} <= bound:
-                    path.append(Check(number))
-                    unchecked.remove(number)
-
-        while bound < closure:
-            options = {p: _pairs(join, closure, bound, p) for p in closure - bound}
-            first = counted[place] if len(bound) == 1 else None
-            chosen = max(options, key=lambda p: _rank(join, options, p)) if first is None else first
-            path.append(Bind(lookup(chosen, options[chosen])))
-            bound.add(chosen)
-            check(bound, path, unchecked)
-        for other in range(1, place):
-            if other not in bound:
-                path.append(Extend(other))
-                bound.add(other)
-                check(bound, path, unchecked)
-        paths.append(tuple(path))
+    paths = [(), *(_path(join, place, counted[place], lookup) for place in range(1, len(join.inputs)))]
     return Plan(tuple(tuple(k) for k in key_sets), tuple(steps), tuple(paths), tuple(counted))
+
+
+def _path(
+    join: MultiJoin, place: int, counted: int | None, lookup: Callable[[int, list[Pair]], Lookup]
+) -> tuple[Operation, ...]:
+    """From an input's row to the tuple of everything to its left: first what must be there, then the rest."""
+    path: list[Operation] = []
+    closure = _closure(join, place)
+    group, compared, bound = _groups(join, closure), set[int](), {place}
+    unchecked = [p for p in sorted(closure) if p and join.conditions[p - 1] is not None]
+
+    def now(operation: Bind | Extend, found: int) -> None:
+        path.append(operation)
+        bound.add(found)
+        for number in list(unchecked):
+            condition = join.conditions[number - 1]
+            assert condition is not None
+            if {p for p, i in enumerate(join.inputs) if condition.columns.get(i.name)} <= bound:
+                path.append(Check(number))
+                unchecked.remove(number)
+
+    while bound < closure:
+        options = {p: _pairs(group, compared, bound, p) for p in closure - bound}
+        best = max(options, key=lambda p: _rank(join, options[p], p))
+        chosen = counted if len(bound) == 1 and counted is not None else best
+        compared |= {group[chosen, column] for column, _ in options[chosen]}
+        now(Bind(lookup(chosen, options[chosen])), chosen)
+    for other in range(1, place):
+        if other not in bound:
+            now(Extend(other), other)
+    return tuple(path)
 
 
 def _closure(join: MultiJoin, place: int) -> set[int]:
@@ -136,26 +145,37 @@ def _closure(join: MultiJoin, place: int) -> set[int]:
     return found
 
 
-def _pairs(join: MultiJoin, closure: set[int], bound: set[int], place: int) -> list[tuple[str, tuple[int, str]]]:
-    """The columns of an input that equal columns of bound ones, by the steps of a closure."""
+def _groups(join: MultiJoin, closure: set[int]) -> dict[tuple[int, str], int]:
+    """The columns that the steps of a closure make equal, by (input, column): those of one number are equal."""
     group: dict[tuple[int, str], int] = {}
-    for number in closure - {0}:
+    for number in sorted(closure - {0}):
         for key in join.steps[number - 1].on:
             if not key.null_safe:
                 a, b = (key.input, key.column), (number, key.own)
                 one, other = group.setdefault(a, len(group)), group.setdefault(b, len(group))
                 group = {column: one if its == other else its for column, its in group.items()}
+    return group
+
+
+def _pairs(group: dict[tuple[int, str], int], compared: set[int], bound: set[int], place: int) -> list[Pair]:
+    """The columns of an input that equal columns of bound ones.
+
+    Args:
+        group: see `_groups`.
+        compared: groups whose bound columns have been compared with each other: one of them stands for all.
+        bound: the inputs that are known.
+        place: the input.
+    """
     pairs = []
     for (owner, column), number in group.items():
         if owner == place:
-            ends = [c for c, its in group.items() if its == number and c[0] in bound]
-            if ends:
-                pairs.append((column, min(ends)))
+            ends = sorted(c for c, its in group.items() if its == number and c[0] in bound)
+            pairs += [(column, end) for end in (ends[:1] if number in compared else ends)]
     return pairs
 
 
-def _rank(join: MultiJoin, options: dict[int, list[tuple[str, tuple[int, str]]]], place: int) -> tuple[bool, int, int]:
+def _rank(join: MultiJoin, pairs: list[Pair], place: int) -> tuple[bool, int, int]:
     """What is best looked up next: by a unique key, else by most columns."""
-    columns = {column for column, _ in options[place]}
+    columns = {column for column, _ in pairs}
     unique = join.inputs[place].unique_key
     return bool(columns) and unique is not None and set(unique) <= columns, len(columns), -place
