@@ -16,7 +16,7 @@ from gpu_ops.spark.command import Wire, parse_join
 from gpu_ops.spark.left_over import ROWS_PER_BATCH, Function, grouped
 
 NO_INPUT: Final = (1 << INPUT_BITS) - 1
-"""The number of no input: of a row that is only there so that a task runs."""
+"""A number beyond an aggregate's one input: of a row that is only there so that a task runs."""
 
 ROWS_AT_ONCE: Final = 1 << 17
 """Rows given to the engine in one go; Spark's batches may be much smaller."""
@@ -57,7 +57,7 @@ class BoundedTask:
         limit = IN_MEMORY if self._backend == "cpu" else None
         engine = JoinEngine(join, self._backend, memory_limit=limit)
         try:
-            for table in self._tables(batches):
+            for table in self._tables(batches, len(join.inputs)):
                 rows = self._wire.split(join, table)
                 yield from engine.process(*rows.tables, orders=rows.orders).to_batches()
             for part in engine.finish_parts():
@@ -68,12 +68,12 @@ class BoundedTask:
         finally:
             engine.close()
 
-    def _tables(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-        """Rows as they travel, a good many at a time, in the order they come."""
+    def _tables(self, batches: Iterator[pa.RecordBatch], inputs: int) -> Iterator[pa.Table]:
+        """Rows of so many inputs as they travel, a good many at a time, in the order they come."""
         gathered: list[pa.RecordBatch] = []
         rows = 0
         for batch in batches:
-            gathered.append(self._to_wire(batch))
+            gathered.append(self._to_wire(batch, inputs))
             rows += gathered[-1].num_rows
             if rows >= ROWS_AT_ONCE:
                 yield self._ordered(gathered)
@@ -81,7 +81,7 @@ class BoundedTask:
         if rows:
             yield self._ordered(gathered)
 
-    def _to_wire(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _to_wire(self, batch: pa.RecordBatch, inputs: int) -> pa.RecordBatch:
         side, _ = origins(batch.column(0))
         lanes = []
         for place, field in enumerate(list(self._schema)[2:], start=1):
@@ -89,7 +89,7 @@ class BoundedTask:
             lanes.append(column if column.type == field.type else column.cast(field.type))
         order = np.zeros(batch.num_rows, np.int64)  # numbered when the batches are put together
         made = pa.RecordBatch.from_arrays([pa.array(side), pa.array(order), *lanes], schema=self._schema)
-        there = side != NO_INPUT
+        there = side < inputs
         return made if there.all() else made.filter(pa.array(there))
 
     def _ordered(self, batches: list[pa.RecordBatch]) -> pa.Table:

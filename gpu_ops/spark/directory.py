@@ -23,6 +23,7 @@ from gpu_ops.errors import DescriptionError, GpuJoinError, NotBuiltError, StateE
 from gpu_ops.joins import Join
 from gpu_ops.spark.exchange import Address
 from gpu_ops.spark.process import Pool, Servers
+from gpu_ops.spark.triggers import takes_what_is_there
 from gpu_ops.spark.watermarks import Report, Upstream, Watermarks
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest, check_open
@@ -274,15 +275,15 @@ class Directory:
             StateError: the query is gone, or this version of Spark does not tell.
         """
         if known.backlog is None or known.backlog[0] != run_id:
-            queries = (query for session in list(self._sessions) for query in session.streams.active)
-            query = next((query for query in queries if str(query.runId) == run_id), None)
-            if query is None:
-                raise StateError(f"backlog=True goes by the trigger, and the run {run_id} of the query is over")
-            known.backlog = run_id, takes_what_is_there(query)
+            known.backlog = run_id, takes_what_is_there(self._queries(), run_id)
         return known.backlog[1]
 
     def _active_runs(self) -> set[str]:
-        return {str(query.runId) for session in list(self._sessions) for query in session.streams.active}
+        return {str(query.runId) for query in self._queries()}
+
+    def _queries(self) -> list[Any]:
+        """The running streaming queries of all sessions."""
+        return [query for session in list(self._sessions) for query in session.streams.active]
 
     def _release(self, join_id: str) -> None:
         """Lets the servers drop what they hold of a join whose query is over."""
@@ -341,24 +342,6 @@ class _Handler(socketserver.StreamRequestHandler):
             self.wfile.write(json.dumps(answer).encode() + b"\n")
         except OSError as error:
             _log.debug("a task went away: %s", error)
-
-
-def takes_what_is_there(query: Any) -> bool:
-    """Whether a streaming query has ``trigger(availableNow=True)``.
-
-    PySpark does not say; the JVM's query does (tried on Spark 4.2.0 and 4.3.0).
-
-    Raises:
-        StateError: this version of Spark does not tell.
-    """
-    try:
-        trigger = str(query._jsq.streamingQuery().trigger().getClass().getName())
-    except Exception as error:  # whatever py4j makes of another version's classes
-        raise StateError(
-            f"backlog=True goes by the query's trigger, which this version of Spark does not tell ({error}): "
-            "leave backlog= out"
-        ) from error
-    return trigger.rpartition(".")[2].startswith("AvailableNowTrigger")
 
 
 def folder(location: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +14,9 @@ from rich.console import Console
 import gpu_ops
 from gpu_ops import stream
 from gpu_ops.spark.command import ApplyCommand, Wire
-from gpu_ops.spark.directory import takes_what_is_there
 from gpu_ops.spark.metrics import JoinProgress, metric_names
 from gpu_ops.spark.partition import PartitionState
+from gpu_ops.spark.triggers import takes_what_is_there
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest
 from spark.feeds import Feed, sql_join
@@ -138,7 +139,9 @@ def test_the_end_of_a_backlog_is_its_net_result(spark: Any, feeds: list[Feed], t
 
 def test_a_trigger_that_cannot_be_read() -> None:
     with pytest.raises(gpu_ops.StateError, match=r"which this version of Spark does not tell .*: leave backlog= out"):
-        takes_what_is_there(object())
+        takes_what_is_there([SimpleNamespace(runId="r")], "r")
+    with pytest.raises(gpu_ops.StateError, match="the run r of the query is over"):
+        takes_what_is_there([], "r")
 
 
 def test_a_progress_bar() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from pyspark.sql import functions as f
+from rich.console import Console
 
 import gpu_ops
 from gpu_ops import stream
+from gpu_ops.inspection import describe
 from spark.feeds import Feed, sql_join
 from spark.support import Row, Sink, drain, in_memory, start
 
@@ -128,6 +131,11 @@ def test_at_the_end(spark: Any, feeds: list[Feed], tmp_path: Path, which: str) -
     assert rows_of(found) == want
     assert rows_of(gpu_ops.finish(spark, state=state)) == want
     assert len(want) > 3
+    shown = io.StringIO()
+    describe(state, Console(file=shown, width=200))
+    titles = {"full": "full join on k = k where", "multi": "multi-way join of", "aggregate": "aggregate of orders by k"}
+    assert titles[which] in shown.getvalue()
+    assert ", emit at_end" in shown.getvalue()
     if which == "full":
         with pytest.raises(gpu_ops.StateError, match=r"is finished.*gpu_ops.reopen\(\)"):
             make(inputs(feeds), state=state, **options)
