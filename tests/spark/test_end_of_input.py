@@ -293,18 +293,18 @@ def test_a_function_that_cannot_be(feeds: list[Feed]) -> None:
 
 def test_nothing_at_all(spark: Any) -> None:
     """Static inputs without rows, with and without partitions; a count of nothing is 0."""
+    no_partition = spark.createDataFrame([], "op string, k int, v int")
     filtered = spark.range(5).selectExpr("'+I' op", "int(id) k", "1 v").where("k > 9")
-    for empty in (spark.createDataFrame([], "op string, k int, v int"), filtered):
-        changing, plain = stream(empty, row_kind="op"), stream(empty.drop("op"), name="right")
-        for side in (changing, plain):
-            assert rows_of(gpu_ops.aggregate(side, aggregates={"n": "count(*)", "s": "sum(v)"})) == [(0, None)]
-            assert rows_of(gpu_ops.aggregate(side, by="k", aggregates={"n": "count(*)"})) == []
-        joined = gpu_ops.join(changing, plain, on="k", how="full", suffixes=("", "_r"))
-        assert joined.columns == ["row_kind", "k", "v", "v_r"]
-        assert rows_of(joined) == []
-        some = spark.createDataFrame([(1, 2)], "k int, w int")
-        assert rows_of(gpu_ops.join(some, changing, on="k", how="left")) == [(1, 2, None)]
-        assert rows_of(gpu_ops.co_group(some, plain, "k", lambda left, right: left, "k int, w int")) == [(1, 2)]
+    for empty in (stream(no_partition, row_kind="op"), stream(filtered.drop("op"))):
+        assert rows_of(gpu_ops.aggregate(empty, aggregates={"n": "count(*)", "s": "sum(v)"})) == [(0, None)]
+    changing, plain = stream(filtered, row_kind="op"), stream(no_partition.drop("op"), name="right")
+    assert rows_of(gpu_ops.aggregate(plain, by="k", aggregates={"n": "count(*)"})) == []
+    joined = gpu_ops.join(changing, plain, on="k", how="full", suffixes=("", "_r"))
+    assert joined.columns == ["row_kind", "k", "v", "v_r"]
+    assert rows_of(joined) == []
+    some = spark.createDataFrame([(1, 2)], "k int, w int")
+    assert rows_of(gpu_ops.join(some, changing, on="k", how="left")) == [(1, 2, None)]
+    assert rows_of(gpu_ops.co_group(some, plain, "k", lambda left, right: left, "k int, w int")) == [(1, 2)]
 
 
 def test_the_order_of_a_static_input(spark: Any) -> None:
