@@ -349,8 +349,8 @@ def test_snapshots_cost_no_more_than_the_changes(tmp_path: Path, monkeypatch: py
     sizes = []
     write = PartitionLog.write_snapshot
 
-    def counted(log: PartitionLog, *rest: Any) -> int:
-        sizes.append(write(log, *rest))
+    def counted(log: PartitionLog, *rest: Any, **facts: Any) -> int:
+        sizes.append(write(log, *rest, **facts))
         return sizes[-1]
 
     monkeypatch.setattr(PartitionLog, "write_snapshot", counted)
