@@ -236,20 +236,23 @@ class JoinEngine:
     ) -> tuple[Sequence[Batch], Sequence[npt.ArrayLike | None]]:
         """One batch and one order (or None) per input, however they were given."""
         count = len(self.join.inputs)
-        by_name = any(x is not None for x in (*pair, *pair_orders))
-        if by_name and (count != 2 or inputs or orders is not None):
-            raise DescriptionError("left= and right= are for a join of two inputs, and go without others")
-        if by_name or not inputs:
-            batches: Sequence[Batch] = pair if count == 2 else [None] * count
-        else:
-            batches = inputs
+        batches: Sequence[Batch] = inputs or [None] * count
+        places: Sequence[npt.ArrayLike | None] = [None] * count if orders is None else orders
+        if count == 2:
+            # the left's by position and the right's by name is as good
+            given = [*inputs, *(None for _ in range(2 - len(inputs)))]
+            if len(given) == 2 and all(own is None or other is None for own, other in zip(given, pair, strict=True)):
+                batches = [own if other is None else other for own, other in zip(given, pair, strict=True)]
+            elif any(x is not None for x in pair):
+                raise DescriptionError("the changes of an input were given twice, by position and by name")
+            if orders is None:
+                places = pair_orders
+            elif any(x is not None for x in pair_orders):
+                raise DescriptionError("orders= and left_order= or right_order= were given; one of them is enough")
+        elif any(x is not None for x in (*pair, *pair_orders)):
+            raise DescriptionError(f"left= and right= are for a join of two inputs; this one has {count}")
         if len(batches) != count:
             raise DescriptionError(f"the join has {count} inputs, {len(batches)} were given")
-        places: Sequence[npt.ArrayLike | None] = [None] * count
-        if orders is not None:
-            places = orders
-        elif count == 2:
-            places = pair_orders
         if len(places) != count:
             raise DescriptionError(f"orders= has {len(places)} entries for {count} inputs")
         return batches, places

@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "nexmark.json")
     options = parser.parse_args()
     queries = [query(name.strip()) for name in options.queries.split(",")]
-    settings = {k: v for k, v in vars(options).items() if k not in ("out", "queries")} | {"master": "local[2]"}
+    settings = {k: getattr(options, k) for k in ("events", "files", "seed", "emit")} | {"master": "local[2]"}
     results = earlier(options.out, settings)
     with tempfile.TemporaryDirectory(prefix="gpu-join-data-") as folder:
         data = Path(folder)
@@ -107,6 +107,7 @@ def measure(spark: SparkSession, data: Path, one: Query, options: argparse.Names
     }
     if "spark" in rates:
         result["over_spark"] = ratio(rates["ours"], rates["spark"])
+    result |= {"rounds": options.rounds, "warmup": options.warmup}
     return result | {"load_1_minute": round(os.getloadavg()[0], 2), "runs": runs}
 
 
