@@ -41,6 +41,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
         },
     )
     yield made
+    if made.sparkContext._jsc is None:
+        return  # stopped already: tests/sql has this fixture, too, and shares the session
     directory = Directory.of(made)
     made.stop()
     directory.close()
