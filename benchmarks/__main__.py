@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-ALL = ("engine", "interval", "nexmark", "pipeline_limit", "vs_flink", "vs_spark")
+ALL = ("at_end", "engine", "interval", "nexmark", "pipeline_limit", "vs_flink", "vs_flink --multi", "vs_spark")
 
 
 def main() -> None:
@@ -16,7 +16,8 @@ def main() -> None:
         raise SystemExit(f"no benchmark {unknown[0]!r}; there are {', '.join(ALL)}")
     for name in names:
         print(f"== {name}", flush=True)
-        subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], check=True)
+        module, *options = name.split()
+        subprocess.run([sys.executable, "-m", f"benchmarks.{module}", *options], check=True)
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ def report() -> str:
             for name, peer in PEERS.items()
         ),
     ]
-    rows += interval_rows()
+    rows += [*multi_rows(), *nexmark_rows(), *interval_rows(), *at_end_rows()]
     lines = ["| what | ratio of medians (range) | benchmark |", "|---|---|---|"]
     lines += [f"| {what} | {figure} | `{name}` |" for what, figure, name in rows]
     machine, versions = flink["machine"], flink["versions"]
@@ -79,6 +79,40 @@ def report() -> str:
         f"{where}; {used}; {flink['time'][:10]}. `make bench` runs them; all runs: `benchmarks/results`.",
     ]
     return "\n".join(lines)
+
+
+def multi_rows() -> list[tuple[str, str, str]]:
+    """The lines about a left join of three inputs."""
+    results = load("vs_flink_multi")["results"]
+    return [
+        (
+            f"left join of three inputs, durable state, `per_batch`: rate over {peer}, the better of its two plans",
+            spread(results[name]["per_batch"]),
+            "vs_flink --multi",
+        )
+        for name, peer in PEERS.items()
+    ]
+
+
+def nexmark_rows() -> list[tuple[str, str, str]]:
+    """The lines about Nexmark's queries in SQL, where Spark's own join can run them."""
+    found = load("nexmark")["results"]
+    names = [name for name in found if "over_spark" in found[name]]
+    ratios = ", ".join(f"{name} {found[name]['over_spark']['median']:.1f}" for name in names)
+    return [("Nexmark in SQL: rate over Spark's own stream-stream join, by query", ratios, "nexmark")] if names else []
+
+
+def at_end_rows() -> list[tuple[str, str, str]]:
+    """The lines about the end of input."""
+    results = load("at_end")["results"]
+    rows = []
+    for what, name in (("left join", "left"), ("co-group", "co_group")):
+        of = f"{what} at the end of {2 * results['rows_per_input'] // 10**6}M rows of Parquet"
+        text = f"{of}, time over polars reading and joining them"
+        rows.append((text, spread(results[f"{name}_times_polars"]), "at_end"))
+        stream = "the same join" if name == "left" else "the full join"
+        rows.append((f"{of}, rate over {stream} `per_batch`", spread(results[f"{name}_times_per_batch"]), "at_end"))
+    return rows
 
 
 def interval_rows() -> list[tuple[str, str, str]]:
