@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from gpu_ops.engine import JoinEngine
@@ -278,3 +279,30 @@ def test_an_update_that_moves_a_row_to_another_key(backlog: bool, backend: Backe
             lines = []
         found = Counter(row for _, row in changes(engine.finish()))
     assert found == Counter((k, row) for row, k in at.items())
+
+
+@pytest.mark.slow
+def test_a_backlog_of_ten_million_rows() -> None:
+    """The live phase begins with the state of a run without a backlog, and the net result is all that was said."""
+    rows, rng = 5_000_000, np.random.default_rng(9)
+    schemas = pa.schema([("k", pa.int64()), ("a", pa.int64())]), pa.schema([("k", pa.int64()), ("b", pa.int64())])
+    tables = [pa.table([rng.integers(0, rows, rows), rng.integers(0, 100, rows)], schema=s) for s in schemas]
+    join = Join("left", Input("l", schemas[0]), Input("r", schemas[1]), (Key("k", "k"),), suffixes=("", "_r"))
+    states, said = [], []
+    for backlog in (False, True):
+        engine = JoinEngine(join, "cpu", backlog=backlog)
+        net = 0
+        for start in range(0, rows, 500_000):
+            out = engine.process(*(t.slice(start, 500_000) for t in tables), backlog=backlog)
+            comes = pc.sum(pc.equal(out["row_kind"], "+I")).as_py() or 0
+            net += 2 * comes - out.num_rows
+        last = engine.process(*(t.slice(0, 1000) for t in tables))
+        states.append(
+            {side: t.sort_by([(c, "ascending") for c in t.column_names]) for side, t in engine.snapshot().items()}
+        )
+        said.append((net, last.num_rows))
+        engine.close()
+    (net, live), (silent, first) = said
+    assert silent == 0
+    assert first == net + live, "the net result, then what the live micro-batch says"
+    assert states[0] == states[1]
