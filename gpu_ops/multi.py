@@ -363,12 +363,6 @@ class MultiJoin:
 AnyJoin = Join | MultiJoin
 
 
-def join_from_json(text: str) -> AnyJoin:
-    """A description of either kind from its JSON."""
-    data: dict[str, Any] = json.loads(text)
-    return MultiJoin.from_dict(data) if data["kind"] == "multi_join" else Join.from_json(text)
-
-
 def _step_keys(inputs: Sequence[Input], on: MultiOn) -> list[list[Equality]]:
     """The equalities that ``on=`` names, per step."""
     shared = [on] if isinstance(on, str) else list(on)

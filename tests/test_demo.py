@@ -15,12 +15,12 @@ import pytest
 
 pytest.importorskip("duckdb")
 
+from gpu_ops.bounded import from_json
 from gpu_ops.demo import tpch
 from gpu_ops.demo.check import check
 from gpu_ops.engine import JoinEngine
 from gpu_ops.inspection import read_partition
 from gpu_ops.joins import Input, Join, Key
-from gpu_ops.multi import join_from_json
 from gpu_ops.state.durable import stored_partitions
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest
@@ -252,6 +252,6 @@ def test_the_demo_runs_to_the_end(tmp_path):
     state = Files.at(str(keep / "tpch" / "state"))
     manifest = Manifest.read(state)
     assert manifest is not None
-    join = join_from_json(manifest.description)
+    join = from_json(manifest.description)
     held = [read_partition(state, join, partition, rows=True) for partition in stored_partitions(state)]
     assert {partition.version for partition in held} == {4}

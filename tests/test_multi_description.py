@@ -9,9 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from gpu_ops.bounded import from_json
 from gpu_ops.errors import ConditionError, DescriptionError
 from gpu_ops.joins import Input, Join, Key
-from gpu_ops.multi import MAX_INPUTS, Equality, MultiJoin, Step, join_from_json
+from gpu_ops.multi import MAX_INPUTS, Equality, MultiJoin, Step
 
 USERS = Input("users", pa.schema([("id", pa.int64()), ("name", pa.string()), ("tags", pa.list_(pa.int8()))]), ("id",))
 ORDERS = Input("orders", pa.schema([("oid", pa.int64()), ("user_id", pa.int32()), ("amount", pa.float64())]), ("oid",))
@@ -266,7 +267,7 @@ JOINS: dict[str, Callable[[], MultiJoin]] = {
 def test_json(name: str) -> None:
     join = JOINS[name]()
     text = join.to_json()
-    again = join_from_json(text)
+    again = from_json(text)
     assert again == join
     assert isinstance(again, MultiJoin)
     assert again.to_json() == text
@@ -276,4 +277,4 @@ def test_json(name: str) -> None:
 
 def test_json_of_a_two_way_join() -> None:
     join = Join("left", USERS, ORDERS, (Key("id", "user_id"),))
-    assert join_from_json(join.to_json()) == join
+    assert from_json(join.to_json()) == join

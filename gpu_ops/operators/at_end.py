@@ -13,7 +13,7 @@ import dataclasses
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -70,8 +70,7 @@ class Kept:
     def prepare(self, changes: Ingested) -> None:
         """Take in a micro-batch, to be followed by `commit` or `discard`."""
         kinds = changes.kinds
-        comes = int(((kinds == INSERT) | (kinds == UPDATE_AFTER)).sum())
-        self._added = 2 * comes - kinds.size
+        self._added = _net(kinds)
         self.pending = changes.table.append_column(KIND_COLUMN, pa.array(kinds, pa.int8())).cast(self.schema)
 
     def commit(self) -> None:
@@ -138,8 +137,7 @@ class Kept:
         table = table.select(self.schema.names).cast(self.schema)
         if table.num_rows:
             self.add(table)
-        kinds = table[KIND_COLUMN].to_numpy()
-        self.live = 2 * int(((kinds == INSERT) | (kinds == UPDATE_AFTER)).sum()) - kinds.size
+        self.live = _net(table[KIND_COLUMN].to_numpy())
 
     def close(self) -> None:
         """Delete what was moved to disk."""
@@ -175,17 +173,7 @@ class AtEnd:
     def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Said:
         """Keep the changes; nothing is said."""
         del clock_ms, watermark_ms
-        started = time.perf_counter()
-        for table, change in zip(self.tables, changes, strict=True):
-            table.prepare(change)
-        if self._limit is not None and sum(t.nbytes for t in self.tables) > self._limit:
-            for table in self.tables:
-                table.spill()
-        metrics: dict[str, int | float] = {"update_ms": (time.perf_counter() - started) * 1e3}
-        for name in self.join.sides:
-            metrics[f"{name}_unknown_retractions"] = metrics[f"{name}_expired"] = 0
-        empty = self.join.output_schema.empty_table()
-        return Said(empty, np.empty(0, np.int64), np.empty(0, np.int8), metrics)
+        return keep(self.join, self.tables, changes, self._limit)
 
     def commit(self, clock_ms: int) -> None:
         """Make the prepared micro-batch final."""
@@ -211,18 +199,15 @@ class AtEnd:
                 rows += int(sizes[last])
                 last += 1
             if rows or sizes.size == 1:
-                yield self.result(tuple(self._changes(first, last)))
+                yield self.result(self._changes(first, last))
             first = last
 
-    def _changes(self, first: int, last: int) -> Iterator[Ingested]:
-        start = 0
-        for kept in self.tables:
-            table = kept.part(first, last)
-            kinds = table[KIND_COLUMN].to_numpy()
-            sequence = np.arange(start, start + kinds.size, dtype=np.int64)
-            rows = table.drop_columns([KIND_COLUMN])
-            yield Ingested(rows, kinds, sequence, kinds.size, 0, None, self._times(kept.source, rows))
-            start += kinds.size
+    def _changes(self, first: int, last: int) -> tuple[Ingested, ...]:
+        changes = in_turn(kept.part(first, last) for kept in self.tables)
+        return tuple(
+            dataclasses.replace(change, times=self._times(kept.source, change.table))
+            for kept, change in zip(self.tables, changes, strict=True)
+        )
 
     def _times(self, source: Input, rows: pa.Table) -> np.ndarray[tuple[int], np.dtype[np.int64]] | None:
         if not isinstance(self.join, Join) or self.join.interval is None or source.event_time is None:
@@ -272,6 +257,43 @@ class JoinAtEnd(AtEnd):
             nothing = tuple(c.pick(np.zeros(c.kinds.size, np.bool_)) for c in changes)
             parts.append(operator.prepare(nothing, self._clock_ms, operator.finish_watermark()).output)
         return pa.concat_tables(parts)
+
+
+def keep(join: Description, tables: Sequence[Kept], changes: Sequence[Ingested], limit: int | None) -> Said:
+    """Take in a micro-batch and say nothing.
+
+    Args:
+        join: whose inputs they are.
+        tables: what is kept of each.
+        changes: of each.
+        limit: bytes in memory; what is more goes to disk. None for no limit.
+    """
+    started = time.perf_counter()
+    for table, change in zip(tables, changes, strict=True):
+        table.prepare(change)
+    if limit is not None and sum(t.nbytes for t in tables) > limit:
+        for table in tables:
+            table.spill()
+    metrics: dict[str, int | float] = {"update_ms": (time.perf_counter() - started) * 1e3}
+    for name in join.sides:
+        metrics[f"{name}_unknown_retractions"] = metrics[f"{name}_expired"] = 0
+    return Said(join.output_schema.empty_table(), np.empty(0, np.int64), np.empty(0, np.int8), metrics)
+
+
+def in_turn(tables: Iterable[pa.Table]) -> tuple[Ingested, ...]:
+    """Kept changes as one micro-batch: one input after the other."""
+    changes, start = [], 0
+    for table in tables:
+        kinds = table[KIND_COLUMN].to_numpy()
+        sequence = np.arange(start, start + kinds.size, dtype=np.int64)
+        changes.append(Ingested(table.drop_columns([KIND_COLUMN]), kinds, sequence, kinds.size, 0, None))
+        start += kinds.size
+    return tuple(changes)
+
+
+def _net(kinds: np.ndarray[tuple[int], np.dtype[np.int8]]) -> int:
+    """Insertions less retractions."""
+    return 2 * int(((kinds == INSERT) | (kinds == UPDATE_AFTER)).sum()) - kinds.size
 
 
 def moves_between_parts(join: Description, place: int) -> bool:

@@ -7,7 +7,6 @@ micro-batch of net changes to the streaming operator, whose state is then what i
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -17,7 +16,7 @@ import pyarrow as pa
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Kernels
 from gpu_ops.multi import AnyJoin
-from gpu_ops.operators.at_end import KIND_COLUMN, Kept
+from gpu_ops.operators.at_end import KIND_COLUMN, Kept, in_turn, keep
 from gpu_ops.operators.said import Operator, Rows, Said
 
 
@@ -68,7 +67,7 @@ class Backlog:
         if self._live is not None:
             return self._live.prepare(changes, clock_ms, watermark_ms)
         if self.backlog:
-            return self._keep(changes)
+            return keep(self.join, self._kept, changes, self._limit)
         self._switching = True
         self._live = self._make()
         if not any(len(k) for k in self._kept):
@@ -86,27 +85,8 @@ class Backlog:
             metrics,
         )
 
-    def _keep(self, changes: tuple[Ingested, ...]) -> Said:
-        started = time.perf_counter()
-        for kept, change in zip(self._kept, changes, strict=True):
-            kept.prepare(change)
-        if self._limit is not None and sum(k.nbytes for k in self._kept) > self._limit:
-            for kept in self._kept:
-                kept.spill()
-        metrics: dict[str, int | float] = {"update_ms": (time.perf_counter() - started) * 1e3}
-        for name in self.join.sides:
-            metrics[f"{name}_unknown_retractions"] = metrics[f"{name}_expired"] = 0
-        return Said(self.join.output_schema.empty_table(), np.empty(0, np.int64), np.empty(0, np.int8), metrics)
-
     def _all(self) -> tuple[Ingested, ...]:
-        changes, start = [], 0
-        for kept in self._kept:
-            table = kept.all()
-            kinds = table[KIND_COLUMN].to_numpy()
-            sequence = np.arange(start, start + kinds.size, dtype=np.int64)
-            changes.append(Ingested(table.drop_columns([KIND_COLUMN]), kinds, sequence, kinds.size, 0, None))
-            start += kinds.size
-        return tuple(changes)
+        return in_turn(kept.all() for kept in self._kept)
 
     def commit(self, clock_ms: int) -> None:
         """Make the prepared micro-batch final."""
