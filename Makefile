@@ -33,7 +33,7 @@ bench: $(VENV)/.ready  ## all benchmarks, results in benchmarks/results
 oracle: $(VENV)/.ready  ## random cases against a live Flink (GPU_JOIN_ORACLE names its folder)
 	$(BIN)/python -m pytest -q tests/oracle/test_flink.py tests/oracle/test_flink_multi.py $(ARGS)
 
-gpu-verify:  ## on a host with a card: contract tests, golden cases and benchmarks on the GPU; no skip allowed
+gpu-verify:  ## on a host with a card: contract tests, golden cases, random traces, benchmarks, demo; no skip allowed
 	$(PYTHON) -m benchmarks.gpu.verify $(ARGS)
 
 clean:

@@ -1,206 +1,247 @@
 """The GPU backend's parts and the whole engine, timed on a card.
 
-Answers:
-- `search`: candidates of 10k to 1M changes in a sorted run of 1M to 100M rows, both ways of
-  `gpu_ops.cudf_backend.kernels.SEARCH`; where does which win?
-- `append`, `take`, `scatter_add`: what a state table does for each micro-batch.
-- `engine`: changes per second of a left join, per_batch and per_event, and of the CPU engine beside it.
-- `multi_way`, `at_end`: the same of three inputs in one operator, and at the input's end (`benchmarks.gpu.others`).
-- `interval`: the same of an interval join, and both ways to search by key and time (`benchmarks.gpu.interval`).
+Parts, in the order in which they run:
+- `copy`: the bandwidth of a copy within the card; figures give their share of it.
+- `regular`: a left join with up to 100M state rows, inserts, updates and deletes (`benchmarks.gpu.steady`).
+- `probe`: a million changes looked up in 1M to 1B rows, three ways (`benchmarks.gpu.probe`).
+- `state`: appends, merges, gathers, scatter-adds (`benchmarks.gpu.state`).
+- `transfer`: between host and card, plain and Arrow (`benchmarks.gpu.transfer`).
+- `interval`, `multi_way`: whole engines, per_batch and per_event (`benchmarks.gpu.interval`, `benchmarks.gpu.others`).
+- `ways`: two ways to search by key and time (`benchmarks.gpu.interval`).
+- `at_end`: a join at the end of its input (`benchmarks.gpu.others`).
+- `cpu`: the left join on the CPU engine, on one core of the same host.
 
-Times are CUDA events around work on the default stream, the median of some rounds after a warm-up; the engine's are
-wall clock, from Arrow to Arrow.
+Results are written after each part, and parts of earlier runs on the same card are kept: what one run has no time for,
+another with ``--part`` adds. `targets` says what is reached (`benchmarks.gpu.targets`).
 
-    python -m benchmarks.gpu.bench --out FILE [--quick]
+    python -m benchmarks.gpu.bench [--out FILE] [--part NAME ...] [--budget-s SECONDS] [--quick]
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import datetime as dt
+import gc
 import json
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-
-from benchmarks.common import Summary, summarise, write_results
-from benchmarks.gpu import interval, others
+from benchmarks.common import write_results
+from benchmarks.gpu import interval, others, probe, state, transfer
+from benchmarks.gpu.card import Clock, Plan, copy_bandwidth, device, free_bytes, lacks_memory
+from benchmarks.gpu.steady import Case, one_core, steady
+from benchmarks.gpu.targets import targets
 from gpu_ops.backends import gpu_available, make_kernels
-from gpu_ops.engine import JoinEngine
-from gpu_ops.joins import Emit, Input, Join, normalize_on
-from gpu_ops.kernels import Kernels, as_slots
-from gpu_ops.state.index import HashIndex
+from gpu_ops.joins import Emit
+from gpu_ops.kernels import Kernels
 
-LEFT = pa.schema([("k", pa.int64()), ("a", pa.int64())])
-RIGHT = pa.schema([("k", pa.int64()), ("b", pa.float64())])
+ROOT = Path(__file__).resolve().parents[2]
+_BYTES_PER_STATE_ROW = 250
+"""Of the card's memory while a state is loaded: rows, two indexes, what hashing and sorting need."""
+_LEAST_CPU_SECONDS = 20.0
 
 
-def device_ms(work: Callable[[], object], rounds: int) -> Summary:
-    """Milliseconds of the card's work, per round."""
-    import cupy as cp
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """How large each part is, in rows unless it says otherwise."""
 
-    work()
+    copied_bytes: int = 4 << 30
+    changes: int = 1_000_000
+    batches: int = 10
+    warmup: int = 6
+    state: tuple[int, ...] = (100_000_000, 10_000_000, 1_000_000)
+    probe: tuple[int, ...] = (1_000_000, 10_000_000, 100_000_000, 1_000_000_000)
+    appended: int = 20_000_000
+    append_batch: int = 100_000
+    counted: int = 100_000_000
+    merged: tuple[tuple[int, int], ...] = ((1_000_000, 100_000), (10_000_000, 1_000_000), (50_000_000, 5_000_000))
+    grown: int = 50_000_000
+    interval_batches: int = 24
+    multi_way: int = 8_000_000
+    at_end: int = 5_000_000
+    ways: tuple[int, ...] = (1_000_000, 10_000_000, 100_000_000)
+    ways_needles: int = 100_000
+    cpu: tuple[int, ...] = (10_000_000, 100_000_000)
+    rounds: int = 9
+
+
+QUICK = Sizes(
+    copied_bytes=1 << 28, changes=100_000, batches=3, warmup=2, state=(1_000_000,), probe=(1_000_000,),
+    appended=1_000_000, counted=1_000_000, merged=((1_000_000, 100_000),), grown=1_000_000, interval_batches=8,
+    multi_way=500_000, at_end=500_000, ways=(1_000_000,), cpu=(1_000_000,), rounds=3,
+)  # fmt: skip
+EMITS: tuple[Emit, ...] = ("per_batch", "per_event")
+
+
+def _regular(sizes: Sizes, plan: Plan) -> list[dict[str, Any]]:
+    largest = sizes.state[0]
+    cases = [_case(sizes, largest), _case(sizes, largest, emit="per_event")]
+    cases += [_case(sizes, largest, mix="inserts", unique=False), *(_case(sizes, rows) for rows in sizes.state[1:])]
     found = []
-    for _ in range(rounds):
-        start, end = cp.cuda.Event(), cp.cuda.Event()
-        start.record()
-        work()
-        end.record()
-        end.synchronize()
-        found.append(cp.cuda.get_elapsed_time(start, end))
-    return summarise(found)
+    for case in cases:
+        why = lacks_memory(_BYTES_PER_STATE_ROW * case.rows, free_bytes()) or plan.clock.lacks(5 + 3e-7 * case.rows)
+        one = {**dataclasses.asdict(case), "left_out": why} if why else steady("gpu", case, plan)
+        _say("regular", case.rows, case.emit, case.mix, one)
+        found.append(one)
+        gc.collect()
+    return found
 
 
-def device() -> dict[str, Any]:
-    """The card, its driver and CUDA's versions."""
-    import cupy as cp
+def _case(sizes: Sizes, rows: int, **other: Any) -> Case:
+    return Case(rows=rows, changes=sizes.changes, batches=sizes.batches, warmup=sizes.warmup, **other)
 
-    runtime = cp.cuda.runtime
-    properties = runtime.getDeviceProperties(cp.cuda.Device().id)
+
+def _cpu(sizes: Sizes, plan: Plan) -> list[dict[str, Any]]:
+    cases = [_case(sizes, rows) for rows in sizes.cpu] + [_case(sizes, sizes.cpu[0], emit="per_event")]
+    found = []
+    for case in cases:
+        case = dataclasses.replace(case, batches=min(case.batches, 5), warmup=min(case.warmup, 2))  # noqa: PLW2901
+        why = plan.clock.lacks(_LEAST_CPU_SECONDS)
+        one = {**dataclasses.asdict(case), "left_out": why} if why else one_core(case, plan.clock.left())
+        _say("cpu", case.rows, case.emit, case.mix, one)
+        found.append(one)
+    return found
+
+
+def _state(kernels: Kernels, sizes: Sizes, plan: Plan) -> dict[str, Any]:
     return {
-        "name": properties["name"].decode(),
-        "compute_capability": f"{properties['major']}.{properties['minor']}",
-        "memory_gib": round(properties["totalGlobalMem"] / 2**30, 1),
-        "driver_cuda": runtime.driverGetVersion(),
-        "runtime_cuda": runtime.runtimeGetVersion(),
+        **state.rows_and_gathers(kernels, sizes.appended, sizes.append_batch, plan),
+        "scatter_add": state.scatter_add(kernels, sizes.counted, sizes.changes, plan),
+        "merges": state.merges(kernels, list(sizes.merged), plan),
+        "growth": state.growth(kernels, sizes.grown, sizes.changes // 2),
     }
 
 
-def search(kernels: Kernels, runs: list[int], needles: list[int], rounds: int) -> list[dict[str, Any]]:
-    """Both ways, on a run whose every row has a key of its own; half of the needles are in it."""
-    from gpu_ops.cudf_backend.kernels import search_by_directory, search_by_join
+def _with_kernels(work: Callable[[Kernels, Sizes, Plan], Any]) -> Callable[[Sizes, Plan], Any]:
+    def run(sizes: Sizes, plan: Plan) -> Any:
+        kernels, _ = make_kernels("gpu")
+        try:
+            return work(kernels, sizes, plan)
+        finally:
+            kernels.close()
 
-    xp, results = kernels.xp, []
-    for rows in runs:
-        keys = kernels.frame(pa.table({"k": np.arange(rows)}))
-        hashes = kernels.hash_rows(keys, ["k"], [pa.int64()])
-        index = HashIndex(kernels)
-        index.stage(hashes, as_slots(kernels, 0, rows))
-        index.commit()
-        (run,) = index.runs
-        for count in needles:
-            some = kernels.asarray(np.random.default_rng(count).integers(0, 2 * rows, count))
-            table = pa.table({"k": kernels.asnumpy(some)})
-            upper = kernels.hash_rows(kernels.frame(table), ["k"], [pa.int64()]) >> np.uint64(32)
-            ways = {
-                "directory": lambda: search_by_directory(run.entries, run.directory, run.shift, upper),  # noqa: B023
-                "join": lambda: search_by_join(run.entries, upper),  # noqa: B023
-            }
-            ours, theirs = (way() for way in ways.values())
-            if not all(bool(xp.array_equal(a, b)) for a, b in zip(ours, theirs, strict=True)):
-                raise AssertionError(f"the two ways differ: {count} needles, {rows} rows")
-            timed = {f"{name}_ms": device_ms(way, rounds) for name, way in ways.items()}
-            results.append({"rows": rows, "needles": count, "candidates": int(ours[0].size), **timed})
-            print(rows, count, {name: round(value.median, 3) for name, value in timed.items()}, flush=True)
-    return results
+    return run
 
 
-def state(kernels: Kernels, rows: int, rounds: int) -> dict[str, Any]:
-    """Appends up to that many rows, random gathers, and a scatter-add."""
-    rng = np.random.default_rng(1)
-    schema = pa.schema([("k", pa.int64()), ("s", pa.string()), ("x", pa.float64())])
-    batch, store = 100_000, kernels.store(schema)
-    words = pa.array([f"value {i}" for i in range(1000)])
-    frame = kernels.frame(
-        pa.table(
-            {
-                "k": rng.integers(0, rows, batch),
-                "s": words.take(pa.array(rng.integers(0, 1000, batch))),
-                "x": rng.random(batch),
-            }
-        )
-    )
-    appends = []
-    for _ in range(rows // batch):
-        before = time.perf_counter()
-        store.append(frame)
-        kernels.xp.cuda.Device().synchronize()
-        appends.append(1e3 * (time.perf_counter() - before))
-    slots = kernels.asarray(rng.integers(0, rows, min(1_000_000, rows)))
-    counts, index = kernels.xp.zeros(rows, np.int32), kernels.asarray(rng.integers(0, rows, rows))
-    ones = kernels.xp.ones(rows, np.int32)
-    return {
-        "rows": rows,
-        "append_100k_rows_ms": summarise(appends),
-        "bytes_per_row": store.nbytes / rows,
-        "take_rows": int(slots.size),
-        "take_ms": device_ms(lambda: store.take(slots, schema.names), rounds),
-        "scatter_add_values": rows,
-        "scatter_add_ms": device_ms(lambda: kernels.scatter_add(counts, index, ones), rounds),
-    }
+def _engines(work: Callable[[Emit, Sizes, Plan], dict[str, Any]]) -> Callable[[Sizes, Plan], list[dict[str, Any]]]:
+    def run(sizes: Sizes, plan: Plan) -> list[dict[str, Any]]:
+        found = []
+        for emit in EMITS:
+            why = plan.clock.lacks(5)
+            one = {"emit": emit, "left_out": why} if why else work(emit, sizes, plan)
+            _say("engine", emit, one)
+            found.append(one)
+            gc.collect()
+        return found
+
+    return run
 
 
-def engine(backend: Any, emit: Emit, rows: int, changes: int) -> dict[str, Any]:
-    """A left join on an int64 key, every key once on each side, half of each micro-batch from either input."""
-    rng = np.random.default_rng(2)
-    left = pa.table({"k": rng.permutation(rows), "a": rng.integers(0, 1000, rows)}, schema=LEFT)
-    right = pa.table({"k": rng.permutation(rows), "b": rng.random(rows)}, schema=RIGHT)
-    join = Join("left", Input("left", LEFT), Input("right", RIGHT), normalize_on("k"), emit=emit)
-    made, half, batches, out = JoinEngine(join, backend), changes // 2, [], 0
-    for start in range(0, rows, half):
-        before = time.perf_counter()
-        out += made.process(left.slice(start, half), right.slice(start, half)).num_rows
-        batches.append(time.perf_counter() - before)
-    size = made.state_size()
-    made.close()
-    return {
-        "rows_per_input": rows,
-        "changes_per_micro_batch": 2 * half,
-        "changes_per_second": 2 * rows / sum(batches),
-        "rows_out": out,
-        "micro_batch_seconds": summarise(batches[1:] or batches),
-        "state_bytes_per_row": (size["left_bytes"] + size["right_bytes"]) / (2 * rows),
-    }
+PARTS: dict[str, Callable[[Sizes, Plan], Any]] = {
+    "copy": _with_kernels(lambda kernels, sizes, plan: copy_bandwidth(kernels, sizes.copied_bytes, plan.rounds)),
+    "regular": _regular,
+    "probe": _with_kernels(lambda kernels, sizes, plan: probe.probe(kernels, sizes.probe, sizes.changes, plan)),
+    "state": _with_kernels(_state),
+    "transfer": _with_kernels(lambda kernels, sizes, plan: transfer.transfer(kernels, sizes.changes, plan.rounds)),
+    "interval": _engines(
+        lambda emit, sizes, plan: interval.engine("gpu", sizes.changes, sizes.interval_batches, emit, plan)
+    ),
+    "multi_way": _engines(
+        lambda emit, sizes, plan: others.multi_way("gpu", sizes.multi_way, sizes.changes, emit, plan)
+    ),
+    "ways": _with_kernels(lambda kernels, sizes, plan: interval.ways(kernels, sizes.ways, sizes.ways_needles, plan)),
+    "at_end": lambda sizes, _plan: others.at_end("gpu", sizes.at_end, sizes.changes),
+    "cpu": _cpu,
+}
 
 
-def measure(*, quick: bool, cpu: bool) -> dict[str, Any]:
-    """All of it."""
-    kernels, why = make_kernels("gpu")
-    print(why, flush=True)
-    rounds = 3 if quick else 9
-    runs = [1_000_000] if quick else [1_000_000, 10_000_000, 100_000_000]
-    needles = [10_000, 1_000_000] if quick else [10_000, 100_000, 1_000_000]
-    results: dict[str, Any] = {"device": device(), "search": search(kernels, runs, needles, rounds)}
-    results["state"] = state(kernels, 1_000_000 if quick else 20_000_000, rounds)
-    results["interval"] = {"ways": interval.ways(kernels, runs, 100_000, rounds, device_ms)}
-    kernels.close()
-    rows = 500_000 if quick else 5_000_000
-    results["engine"] = {}
-    emits: tuple[Emit, ...] = ("per_batch", "per_event")
-    for emit in emits:
-        for changes in (100_000, 1_000_000):
-            for backend in ("gpu", *(("cpu",) if cpu and changes == 100_000 else ())):
-                found = engine(backend, emit, rows, changes)
-                results["engine"][f"{backend} {emit} {changes}"] = found
-                print(backend, emit, changes, round(found["changes_per_second"]), "changes/s", flush=True)
-    for changes in (100_000, 1_000_000):
-        for backend in ("gpu", *(("cpu",) if cpu else ())):
-            found = interval.engine(backend, rows, changes)
-            results["interval"][f"{backend} {changes}"] = found
-            print("interval", backend, changes, round(found["changes_per_second"]), "changes/s", flush=True)
-    for name, case in (("multi_way", others.multi_way), ("at_end", others.at_end)):
-        for backend in ("gpu", *(("cpu",) if cpu else ())):
-            found = case(backend, rows, 1_000_000)
-            results.setdefault(name, {})[backend] = found
-            print(name, backend, round(found["changes_per_second"]), "changes/s", flush=True)
-    return results
+def _say(*words: Any) -> None:
+    *names, found = words
+    if "left_out" in found:
+        print(*names, "left out:", found["left_out"], flush=True)
+        return
+    rates = found["plain"]["changes_per_second"], found["watched"]["changes_per_second_without_transfer"]
+    print(*names, *(f"{rate / 1e6:.2f}M" for rate in rates), "changes/s, all and without transfer", flush=True)
+
+
+def result_path() -> Path:
+    """benchmarks/results/gpu-<device>-<date>.json."""
+    name = re.sub(r"[^a-z0-9]+", "-", device()["name"].lower()).strip("-")
+    return ROOT / "benchmarks" / "results" / f"gpu-{name}-{dt.datetime.now(dt.UTC):%Y-%m-%d}.json"
+
+
+def measure(out: Path, parts: Sequence[str], sizes: Sizes, clock: Clock) -> dict[str, Any]:
+    """Run parts, and write what is known after each.
+
+    Args:
+        out: the JSON file; results of the same card that it holds are kept, but for these parts.
+        parts: of `PARTS`; `copy` comes first where it is not known yet.
+        sizes: how large.
+        clock: when it ends no further part begins.
+
+    Returns:
+        What was written last. ``parts`` says of each whether it is done, left out or failed, and how long it took.
+    """
+    card = device()
+    results: dict[str, Any] = {"device": card, "parts": {}}
+    if out.exists():
+        earlier = json.loads(out.read_text())["results"]
+        if earlier.get("device", {}).get("name") == card["name"]:
+            results = {**earlier, "device": card}
+    settings = dataclasses.asdict(sizes)
+    wanted = [name for name in PARTS if name in parts or (name == "copy" and "copy" not in results)]
+    written: dict[str, Any] = {}
+    for name in wanted:
+        known = results.get("copy", {}).get("bytes_per_second")
+        results["parts"][name] = _run(name, sizes, Plan(sizes.rounds, known, clock), results)
+        results["targets"] = targets(results)
+        written = write_results(out, "gpu", results, settings=settings)
+        gc.collect()
+    return written
+
+
+def _run(name: str, sizes: Sizes, plan: Plan, results: dict[str, Any]) -> dict[str, Any]:
+    """Run one part into the results; its state. One that fails leaves the others alone."""
+    began = time.perf_counter()
+    why = plan.clock.lacks(5)
+    if why is not None and name != "copy":
+        status = f"left out: {why}"
+    else:
+        try:
+            results[name] = PARTS[name](sizes, plan)
+            status = "done"
+        except (Exception, MemoryError) as error:
+            status = f"failed: {type(error).__name__}: {error}"
+    print(name, status, flush=True)
+    when = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+    return {"status": status, "seconds": round(time.perf_counter() - began, 2), "time": when}
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", required=True, help="the JSON file that is written")
+    parser.add_argument("--out", type=Path, help="the JSON file; default benchmarks/results/gpu-<device>-<date>.json")
+    parser.add_argument("--part", action="append", choices=tuple(PARTS), help="only this one; as often as needed")
+    parser.add_argument("--budget-s", type=float, help="seconds after which nothing further begins")
     parser.add_argument("--quick", action="store_true", help="small sizes, for trying it out")
-    parser.add_argument("--no-cpu", action="store_true", help="without the CPU engine beside it")
     options = parser.parse_args()
+    clock = Clock(options.budget_s)
     found, why = gpu_available()
     if not found:
         raise SystemExit(f"no GPU answers: {why}")
-    results = measure(quick=options.quick, cpu=not options.no_cpu)
-    write_results(options.out, "gpu", results, settings={"quick": options.quick})
-    print(json.dumps({"written": options.out}))
+    print(why, flush=True)
+    out = options.out or result_path()
+    written = measure(out, options.part or tuple(PARTS), QUICK if options.quick else Sizes(), clock)
+    for target in written["results"]["targets"]:
+        print(json.dumps(target))
+    print(f"written: {out}")
+    failed = [name for name, part in written["results"]["parts"].items() if part["status"].startswith("failed")]
+    if failed:
+        raise SystemExit(f"parts that failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

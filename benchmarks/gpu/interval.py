@@ -6,120 +6,110 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.common import Summary, summarise
+from benchmarks.gpu.card import INPUTS, SECTOR, Plan, device_frame, free_bytes, lacks_memory
+from benchmarks.gpu.probe import equal_pairs, mixed_join, sorted_pairs
+from benchmarks.gpu.turns import take_turns
+from gpu_ops.backends import Backend
 from gpu_ops.engine import JoinEngine
 from gpu_ops.intervals import Interval
-from gpu_ops.joins import Input, Join, normalize_on
-from gpu_ops.kernels import Kernels, as_slots
+from gpu_ops.joins import Emit, Input, Join, normalize_on
+from gpu_ops.kernels import Array, Kernels, as_slots
 from gpu_ops.state.time_index import TimeIndex
 
 SECOND = 1_000_000
-Timer = Callable[[Callable[[], object], int], Summary]
+SPAN = 1000 * SECOND
+"""Over which the rows of `ways` are spread."""
 
 
-def mixed_join(kernels: Kernels, state: tuple[Any, Any], needles: tuple[Any, Any, Any]) -> tuple[Any, Any]:
-    """Needles and places by ``mixed_inner_join``, in order.
-
-    Args:
-        kernels: the GPU backend.
-        state: half hashes (uint32) and times (int64) of the rows.
-        needles: half hashes, earliest and latest times.
-    """
-    import pylibcudf as plc
-    from pylibcudf.expressions import ASTOperator, ColumnReference, Operation, TableReference
-
-    from gpu_ops.cudf_backend.frame import from_values, values
-
-    time_ = ColumnReference(0, TableReference.RIGHT)
-    early = Operation(ASTOperator.GREATER_EQUAL, time_, ColumnReference(0, TableReference.LEFT))
-    late = Operation(ASTOperator.LESS_EQUAL, time_, ColumnReference(1, TableReference.LEFT))
-    needle, place = plc.join.mixed_inner_join(
-        plc.Table([from_values(needles[0])]),
-        plc.Table([from_values(state[0])]),
-        plc.Table([from_values(needles[1]), from_values(needles[2])]),
-        plc.Table([from_values(state[1])]),
-        Operation(ASTOperator.LOGICAL_AND, early, late),
-        plc.types.NullEquality.UNEQUAL,
-    )
-    xp = kernels.xp
-    if not needle.size():
-        return xp.empty(0, np.int64), xp.empty(0, np.int64)
-    packed = xp.sort((values(needle, np.int32).astype(np.int64) << 32) | values(place, np.int32).astype(np.int64))
-    return packed >> 32, packed & 0xFFFFFFFF
-
-
-def ways(kernels: Kernels, rows: list[int], needles: int, rounds: int, timer: Timer) -> list[dict[str, Any]]:
+def ways(kernels: Kernels, sizes: Sequence[int], needles: int, plan: Plan) -> list[dict[str, Any]]:
     """Both ways at each size of the state, with even keys and with a key that a tenth of the rows has."""
-    results = []
-    for size in rows:
+    results: list[dict[str, Any]] = []
+    for size in sizes:
         for hot in (False, True):
-            rng = np.random.default_rng(size)
-            keys = rng.integers(0, size // 10, size)
-            if hot:
-                keys[rng.random(size) < 0.1] = 0
-            wanted = rng.integers(0, size // 10, needles)
-            if hot:
-                wanted[: needles // 100] = 0
-            times = kernels.asarray(rng.integers(0, 1000 * SECOND, size))
-            # the hot key's rows are dense: a shorter span gives as many matches
-            low = rng.integers(0, 1000 * SECOND, needles)
-            span = np.where((wanted == 0) & hot, max(1, 1000 * SECOND // (size // 100)), 100 * SECOND)
-            low, high = kernels.asarray(low), kernels.asarray(low + span)
-            hashes = [kernels.hash_rows(kernels.frame(pa.table({"k": k})), ["k"], [pa.int64()]) for k in (keys, wanted)]
-            index = TimeIndex(kernels)
-            index.stage(hashes[0], as_slots(kernels, 0, size), times)
-            index.commit()
-            half = [(h >> np.uint64(32)).astype(np.uint32) for h in hashes]
-
-            def runs(index: TimeIndex = index, h: Any = hashes[1], a: Any = low, b: Any = high) -> tuple[Any, Any]:
-                return index.probe(h, a, b)
-
-            def join(s: Any = (half[0], times), n: Any = (half[1], low, high)) -> tuple[Any, Any]:
-                return mixed_join(kernels, s, n)
-
-            ours, theirs = runs(), join()
-            if not all(bool(kernels.xp.array_equal(a, b)) for a, b in zip(ours, theirs, strict=True)):
-                raise AssertionError(f"the two ways differ: {size} rows, hot key: {hot}")
-            found = {
-                "rows": size,
-                "needles": needles,
-                "hot_key": hot,
-                "matches": int(ours[0].size),
-                "sorted_runs_ms": timer(runs, rounds),
-                "mixed_inner_join_ms": timer(join, rounds),
-            }
-            print({k: round(v.median, 3) if isinstance(v, Summary) else v for k, v in found.items()}, flush=True)
-            results.append(found)
+            why = lacks_memory(100 * size, free_bytes()) or plan.clock.lacks(3 + 1.5e-7 * size)
+            found = {"left_out": why} if why is not None else _at(kernels, size, needles, plan, hot=hot)
+            results.append({"rows": size, "needles": needles, "hot_key": hot, **found})
     return results
 
 
-def engine(backend: Any, rows: int, changes: int) -> dict[str, Any]:
-    """A full interval join, 10 s of time a micro-batch, bounds of plus and minus 10 s, watermark 10 s behind."""
+def _at(kernels: Kernels, size: int, needles: int, plan: Plan, *, hot: bool) -> dict[str, Any]:
+    rng = np.random.default_rng(size)
+    keys = rng.integers(0, size // 10, size)
+    if hot:
+        keys[: size // 10] = 0
+    times = kernels.asarray(rng.integers(0, SPAN, size))
+    state = _hashes(kernels, keys)
+    index = TimeIndex(kernels)
+    index.stage(state, as_slots(kernels, 0, size), times)
+    index.commit()
+    half = (state >> np.uint64(32)).astype(np.uint32)
+    del state
+    sets = []
+    for _ in range(INPUTS):
+        wanted = rng.integers(0, size // 10, needles)
+        if hot:
+            wanted[: needles // 100] = 0
+        low = rng.integers(0, SPAN, needles)
+        # the hot key's rows are dense: a shorter span gives as many matches
+        span = np.where((wanted == 0) & hot, max(1, SPAN // (size // 100)), SPAN // 10)
+        sets.append((_hashes(kernels, wanted), kernels.asarray(low), kernels.asarray(low + span)))
+
+    def join(needle: tuple[Array, Array, Array]) -> Any:
+        hashes, low, high = needle
+        upper = (hashes >> np.uint64(32)).astype(np.uint32)
+        return mixed_join((upper, half), ([low, high], [times]), both=True)
+
+    pairs = {"sorted_runs": index.probe(*sets[0]), "mixed_inner_join": sorted_pairs(kernels, join(sets[0]))}
+    equal_pairs(kernels, pairs, f"{size} rows, hot key: {hot}")
+    matches = int(pairs["sorted_runs"][0].size)
+    del pairs
+    looked_at = needles * (24 + 3 * SECTOR) + 24 * matches
+    found = {
+        "sorted_runs": plan.figure([partial(index.probe, *given) for given in sets], looked_at),
+        "mixed_inner_join": plan.figure(
+            [partial(join, given) for given in sets], 12 * size + 24 * needles + 8 * matches
+        ),
+    }
+    print("interval", size, hot, {name: round(f["ms"].median, 3) for name, f in found.items()}, flush=True)
+    return {"matches": matches, **found}
+
+
+def _hashes(kernels: Kernels, keys: np.ndarray) -> Array:
+    frame = device_frame({"k": kernels.asarray(keys)}, {"k": pa.int64()})
+    return kernels.hash_rows(frame, ["k"], [pa.int64()])
+
+
+def engine(backend: Backend, changes: int, batches: int, emit: Emit, plan: Plan) -> dict[str, Any]:
+    """A full interval join, 10 s of time a micro-batch, bounds of plus and minus 10 s, watermark 10 s behind.
+
+    Old rows go as new ones come: the state holds some 30 s, three micro-batches.
+
+    Args:
+        backend: where.
+        changes: of a micro-batch.
+        batches: how many, four of them to warm up.
+        emit: as of `gpu_ops.joins.Join`.
+        plan: how to measure.
+    """
     rng = np.random.default_rng(3)
     schemas = [pa.schema([("k", pa.int64()), (f"{s}t", pa.timestamp("us")), (f"{s}v", pa.int64())]) for s in "lr"]
     sides = [Input(s, schema, event_time=f"{s}t", delay_ms=10_000) for s, schema in zip("lr", schemas, strict=True)]
-    join = Join("full", *sides, normalize_on("k"), interval=Interval(-10_000, 10_000, late="drop"))
-    made, half, seconds, out = JoinEngine(join, backend), changes // 2, [], 0
-    for number in range(max(2, rows // half)):
+    join = Join("full", *sides, normalize_on("k"), interval=Interval(-10_000, 10_000, late="drop"), emit=emit)
+    made, half, given = JoinEngine(join, backend), changes // 2, []
+    for number in range(batches):
         batch = []
         for schema in schemas:
-            when = number * 10 * SECOND + rng.integers(0, 10 * SECOND, half)
-            columns = [rng.integers(0, changes, half), pa.array(when, pa.timestamp("us")), rng.integers(0, 1000, half)]
-            batch.append(pa.table(columns, schema=schema))
-        before = time.perf_counter()
-        out += made.process(*batch).num_rows
-        seconds.append(time.perf_counter() - before)
+            when = pa.array(number * 10 * SECOND + rng.integers(0, 10 * SECOND, half), pa.timestamp("us"))
+            batch.append(pa.table([rng.integers(0, changes, half), when, rng.integers(0, 1000, half)], schema=schema))
+        given.append(tuple(batch))
+    found = take_turns(made, given, 4, plan)
+    size = made.state_size()
     made.close()
-    return {
-        "changes_per_micro_batch": 2 * half,
-        "changes_per_second": 2 * half * (len(seconds) - 1) / sum(seconds[1:]),
-        "rows_out": out,
-        "micro_batch_seconds": summarise(seconds[1:]),
-    }
+    return {"emit": emit, "backend": backend, "state_rows": size["left_rows"] + size["right_rows"], **found}

@@ -1,4 +1,4 @@
-"""The whole engine on a card beyond two-way joins: three inputs in one operator, and a join at the end of its input."""
+"""The whole engine beyond joins of two inputs: three inputs in one operator, and a join at the end of its input."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.common import summarise
+from benchmarks.gpu.card import Plan
+from benchmarks.gpu.turns import take_turns
+from gpu_ops.backends import Backend
 from gpu_ops.engine import JoinEngine
-from gpu_ops.joins import Input, Join, normalize_on
+from gpu_ops.joins import Emit, Input, Join, normalize_on
 from gpu_ops.multi import MultiJoin
 
 SCHEMAS = [pa.schema([("k", pa.int64()), (name, pa.int64())]) for name in "abc"]
+WARMUP = 2
 
 
 def tables(rows: int, count: int) -> list[pa.Table]:
@@ -22,29 +25,35 @@ def tables(rows: int, count: int) -> list[pa.Table]:
     return [pa.table([rng.permutation(rows), rng.integers(0, 1000, rows)], schema=s) for s in SCHEMAS[:count]]
 
 
-def multi_way(backend: Any, rows: int, changes: int) -> dict[str, Any]:
-    """A left join of three inputs on one key, a third of each micro-batch from each."""
-    join = MultiJoin.of([Input(n, s) for n, s in zip("abc", SCHEMAS, strict=True)], "k", "left")
-    engine, part, batches, out = JoinEngine(join, backend), changes // 3, [], 0
-    given = tables(rows, 3)
-    for start in range(0, rows, part):
-        before = time.perf_counter()
-        out += engine.process(*(t.slice(start, part) for t in given)).num_rows
-        batches.append(time.perf_counter() - before)
+def multi_way(backend: Backend, rows: int, changes: int, emit: Emit, plan: Plan) -> dict[str, Any]:
+    """A left join of three inputs on one key that grows from nothing, a third of each micro-batch from each.
+
+    Args:
+        backend: where.
+        rows: of each input in the end.
+        changes: of a micro-batch, all inputs together.
+        emit: as of `gpu_ops.multi.MultiJoin`.
+        plan: how to measure.
+    """
+    join = MultiJoin.of([Input(n, s) for n, s in zip("abc", SCHEMAS, strict=True)], "k", "left", emit=emit)
+    engine, part = JoinEngine(join, backend), changes // 3
+    inputs = tables(rows, 3)
+    given = [tuple(t.slice(start, part) for t in inputs) for start in range(0, rows - part + 1, part)]
+    found = take_turns(engine, given, WARMUP, plan)
     size = engine.state_size()
     engine.close()
+    held = sum(v for k, v in size.items() if k.endswith("_rows"))
     return {
         "rows_per_input": rows,
-        "changes_per_micro_batch": 3 * part,
-        "changes_per_second": 3 * rows / sum(batches),
-        "rows_out": out,
-        "micro_batch_seconds": summarise(batches[1:] or batches),
-        "state_bytes_per_row": sum(v for k, v in size.items() if k.endswith("_bytes")) / (3 * rows),
+        "emit": emit,
+        "backend": backend,
+        "state_bytes_per_row": sum(v for k, v in size.items() if k.endswith("_bytes")) / held,
+        **found,
     }
 
 
-def at_end(backend: Any, rows: int, changes: int) -> dict[str, Any]:
-    """A left join that speaks at the end of its input."""
+def at_end(backend: Backend, rows: int, changes: int) -> dict[str, Any]:
+    """A left join that speaks at the end of its input; seconds are wall clock."""
     join = Join(
         "left", *(Input(n, s) for n, s in zip("ab", SCHEMAS[:2], strict=True)), normalize_on("k"), emit="at_end"
     )
@@ -59,6 +68,7 @@ def at_end(backend: Any, rows: int, changes: int) -> dict[str, Any]:
     engine.close()
     return {
         "rows_per_input": rows,
+        "backend": backend,
         "changes_per_second": 2 * rows / (done - begin),
         "seconds_keeping": ended - begin,
         "seconds_joining": done - ended,

