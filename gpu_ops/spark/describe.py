@@ -215,7 +215,9 @@ def _backend(plan: JoinPlan, df: DataFrame) -> str:
     else:
         why = servers.no_gpu
     chosen = pool.kind if plan.placed.backend == "auto" else plan.placed.backend
-    servers_text = f"{len(pool)} state server{'s' if len(pool) > 1 else ''}, {len(pool.running)} running"
+    servers_text = (
+        f"{len(pool)} state server{'s' if len(pool) > 1 else ''} {servers.where()}, {len(pool.running)} running"
+    )
     return f"{chosen} ({why}); {servers_text}"
 
 

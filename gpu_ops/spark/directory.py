@@ -1,28 +1,32 @@
 """The directory in the driver: which state server owns which partition; it starts and restarts them.
 
-One per Spark application. A server is a child process on this machine: one per GPU where GPUs are,
-one per core otherwise. It is gone with the application.
+One per Spark application. In local mode a server is a child process on this machine, on a cluster one of a
+task on an executor: one per GPU where GPUs are, one per core otherwise. It is gone with the application.
 """
 
 from __future__ import annotations
 
 import atexit
 import dataclasses
-import hmac
-import json
 import logging
-import socketserver
 import threading
 import time
 import weakref
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar, Final, NamedTuple, cast
+from typing import Any, ClassVar, Final, NamedTuple
 
-from gpu_ops.errors import DescriptionError, GpuJoinError, NotBuiltError, StateError
+from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.joins import Join
+from gpu_ops.spark.channel import Channel
+from gpu_ops.spark.cluster import ClusterServers
+from gpu_ops.spark.embedded import EmbeddedServers
 from gpu_ops.spark.exchange import Address
-from gpu_ops.spark.process import Pool, Servers
+from gpu_ops.spark.executors import Executors, on_cluster
+from gpu_ops.spark.listener import Listener
+from gpu_ops.spark.pools import Pool, Servers
+from gpu_ops.spark.process import START_S
+from gpu_ops.spark.settings import Settings
 from gpu_ops.spark.triggers import takes_what_is_there
 from gpu_ops.spark.watermarks import Report, Upstream, Watermarks
 from gpu_ops.state.files import Files
@@ -31,7 +35,7 @@ from gpu_ops.state.manifest import Manifest, check_open
 _log = logging.getLogger(__name__)
 
 _SWEEP_S: Final = 5.0
-_LONGEST_REQUEST: Final = 1 << 16
+_LOOPBACK: Final = "127.0.0.1"
 
 
 @dataclasses.dataclass
@@ -69,26 +73,49 @@ class Timed(NamedTuple):
 
 
 class Directory:
-    """Answers "who owns partition p of join j?" on the loopback interface, to callers with the token.
+    """Answers "who owns partition p of join j?" to callers with the token.
+
+    It listens on loopback, on a cluster on the driver's address.
 
     Args:
-        servers: starts and restarts state servers.
+        context: the SparkContext.
+
+    Raises:
+        DescriptionError: a setting that cannot be.
+        StateError: there is nothing to listen on.
     """
 
     _of_application: ClassVar[dict[str, Directory]] = {}
     _guard: ClassVar[threading.Lock] = threading.Lock()
 
-    def __init__(self, servers: Servers) -> None:
-        self._servers = servers
+    def __init__(self, context: Any) -> None:
         self._joins: dict[str, _Known] = {}
         self._timed: dict[str, Timed] = {}
         self._lock = threading.Lock()
         self._sessions: weakref.WeakSet[Any] = weakref.WeakSet()
         self._closing = threading.Event()
-        self._context: Any = None
-        self._listener = _Listener(("127.0.0.1", 0), _Handler)
-        self._listener.directory = self
-        threading.Thread(target=self._listener.serve_forever, name="gpu-join-directory", daemon=True).start()
+        self._context = context
+        conf = context.getConf()
+        settings = Settings.of(conf.getAll())
+        host = bind = _LOOPBACK
+        self._servers: Servers
+        if on_cluster(context):
+            host = str(conf.get("spark.driver.host"))
+            bind = str(conf.get("spark.driver.bindAddress", host))
+            self._servers = ClusterServers(Executors(context, settings), settings, lambda: self._address)
+            attach = self._servers.attach
+        else:
+            self._servers = EmbeddedServers.for_cores(int(context.defaultParallelism), settings.server_arguments())
+            attach = _refuse
+        try:
+            self._listener = Listener(bind, settings.driver_port, self._servers.token, self.answer, attach)
+        except StateError:
+            self._servers.close()
+            raise
+        # A task waits for a place for its server, and then for the server to start; then some more.
+        self._address = Address(
+            host, self._listener.port, self._servers.token, self._servers.patience_s + START_S + _SWEEP_S
+        )
         threading.Thread(target=self._sweep, name="gpu-join-sweep", daemon=True).start()
         atexit.register(self.close)
 
@@ -97,12 +124,10 @@ class Directory:
         """The directory of a session's application; made when first asked for.
 
         Raises:
-            NotBuiltError: executors on other machines, which cannot reach the driver's servers.
+            DescriptionError: a setting that cannot be.
+            StateError: there is nothing to listen on.
         """
         context = session.sparkContext
-        master = str(context.master)
-        if not master.startswith(("local[", "local-cluster[")) and master != "local":
-            raise NotBuiltError(f"state servers on a cluster ({master}) are not built yet; local[*] is")
         with cls._guard:
             for application, old in list(cls._of_application.items()):
                 if application != context.applicationId and old.stopped:
@@ -110,17 +135,19 @@ class Directory:
                     old.close()
             found = cls._of_application.get(context.applicationId)
             if found is None:
-                found = cls(Servers.for_cores(int(context.defaultParallelism)))
-                found._context = context
-                cls._of_application[context.applicationId] = found
+                found = cls._of_application[context.applicationId] = cls(context)
             found._sessions.add(session)
             return found
 
     @property
     def address(self) -> Address:
-        """What a task needs to ask; it travels with the plan."""
-        host, port = cast("tuple[str, int]", self._listener.server_address)
-        return Address(host, port, self._servers.token)
+        """What a task needs to ask; it travels with the plan. On a cluster servers have found a place by then.
+
+        Raises:
+            StateError: there is no place for servers.
+        """
+        self._servers.prepare()
+        return self._address
 
     @property
     def servers(self) -> Servers:
@@ -130,7 +157,7 @@ class Directory:
     @property
     def stopped(self) -> bool:
         """Whether the application is over."""
-        return self._context is not None and self._context._jsc is None
+        return self._context._jsc is None
 
     def state_in_use(self, state: str) -> str | None:
         """The id of the running query that uses a state folder, or None."""
@@ -148,6 +175,10 @@ class Directory:
         """
         with self._lock:
             self._timed[plan_id] = timed
+
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Answers a call, whichever it is."""
+        return self.report(request) if request.get("op") == "report" else self.locate(request)
 
     def locate(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The server of a partition.
@@ -301,7 +332,7 @@ class Directory:
             now = time.monotonic()
             with self._lock:
                 idle = {j: k.run_id for j, k in self._joins.items() if now - k.seen > _SWEEP_S}
-            if not idle or self._context is None:
+            if not idle:
                 continue
             try:
                 active = self._active_runs()
@@ -312,36 +343,10 @@ class Directory:
                 _log.debug("sweep: %s", error)
 
 
-class _Listener(socketserver.ThreadingTCPServer):
-    daemon_threads = True
-    request_queue_size = 128
-    directory: Directory
-
-
-class _Handler(socketserver.StreamRequestHandler):
-    timeout = 10
-
-    def handle(self) -> None:
-        directory = cast("_Listener", self.server).directory
-        try:
-            request = json.loads(self.rfile.readline(_LONGEST_REQUEST))
-            token = str(request["token"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return
-        if not hmac.compare_digest(token.encode(), directory.servers.token.encode()):
-            _log.warning("refused a call without this application's token")
-            return
-        try:
-            answer = directory.report(request) if request.get("op") == "report" else directory.locate(request)
-        except GpuJoinError as error:
-            answer = {"error": {"type": type(error).__name__, "message": str(error)}}
-        except Exception as error:
-            _log.exception("the directory failed")
-            answer = {"error": {"type": type(error).__name__, "message": str(error)}}
-        try:
-            self.wfile.write(json.dumps(answer).encode() + b"\n")
-        except OSError as error:
-            _log.debug("a task went away: %s", error)
+def _refuse(channel: Channel, hello: Mapping[str, Any]) -> None:
+    """In local mode nobody else runs servers."""
+    del hello
+    channel.close()
 
 
 def folder(location: str) -> str:

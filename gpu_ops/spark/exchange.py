@@ -20,18 +20,19 @@ _PAUSE_S: Final = 0.2
 
 
 class Address(NamedTuple):
-    """Where the directory listens, and the application's token."""
+    """Where the directory listens, the application's token, and how long an answer may take."""
 
     host: str
     port: int
     token: str
+    patience_s: float = 120.0
 
 
 class UnreachableError(Exception):
     """The state server is gone or the connection broke."""
 
 
-def ask(address: Address, request: Mapping[str, object], *, timeout: float = 120.0) -> dict[str, Any]:
+def ask(address: Address, request: Mapping[str, object]) -> dict[str, Any]:
     """Asks the directory: one line of JSON there, one back.
 
     Raises:
@@ -40,7 +41,7 @@ def ask(address: Address, request: Mapping[str, object], *, timeout: float = 120
     """
     line = json.dumps({**request, "token": address.token}).encode() + b"\n"
     try:
-        with socket.create_connection((address.host, address.port), timeout=timeout) as connection:
+        with socket.create_connection((address.host, address.port), timeout=address.patience_s) as connection:
             connection.sendall(line)
             with connection.makefile("rb") as reader:
                 answer = json.loads(reader.readline() or b"{}")

@@ -18,6 +18,7 @@ from typing import Any, cast
 import pyarrow as pa
 
 from gpu_ops.attributes import why_no_backlog
+from gpu_ops.budget import Budget
 from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import GpuJoinError, StateError
 from gpu_ops.spark import recovery
@@ -53,6 +54,7 @@ class PartitionState:
         command: any command for this partition: names join, query, state folder and options.
         state: the state folder, by default the one the command names.
         clock: milliseconds since the epoch; what state TTL goes by.
+        budget: of memory, shared with other partitions; the option ``memory_limit`` goes before it.
     """
 
     def __init__(
@@ -61,7 +63,9 @@ class PartitionState:
         *,
         state: str | Files | None = None,
         clock: Callable[[], int] | None = None,
+        budget: Budget | None = None,
     ) -> None:
+        self._budget = budget
         self.join = parse_join(command.description)
         self.partition, self.partitions = command.partition, command.partitions
         self._identity = identity(command)
@@ -353,7 +357,7 @@ class PartitionState:
         return JoinEngine(
             self.join,
             self._backend,  # type: ignore[arg-type]  # the engine checks it
-            memory_limit=self._options.get("memory_limit"),
+            memory_limit=self._options.get("memory_limit", self._budget),
             tiny=bool(self._options.get("tiny", False)),
             # also where the user does not say so any more: a backlog that is stored goes live
             backlog=bool(self._options.get("backlog", False)) or why_no_backlog(self.join) is None,

@@ -1,4 +1,4 @@
-"""State servers as child processes of the driver."""
+"""State servers as child processes: of the driver in local mode, of a Spark task on an executor."""
 
 from __future__ import annotations
 
@@ -7,67 +7,54 @@ import importlib.util
 import json
 import logging
 import os
-import secrets
 import select
 import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Final
 
-import pyarrow as pa
-from pyarrow import flight
-
 from gpu_ops.errors import StateError
+from gpu_ops.spark.pools import Server
 
 _log = logging.getLogger(__name__)
 
-_START_S: Final = 90.0
-_PING_S: Final = 5.0
+START_S: Final = 90.0
+"""How long a state server may take to listen."""
+
 _STOP_S: Final = 5.0
 
-#: With a server per core each does with one thread; Arrow, OpenBLAS and MKL listen to these.
-_ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""With a server per core each does with one thread; Arrow, OpenBLAS and MKL listen to these."""
 
 PACKAGE_ROOT: Final = str(Path(__file__).resolve().parent.parent.parent)
 """The folder to import the pack from; on a source tree nothing else says so to a child."""
 
 
-class Process:
-    """One running state server.
+class Process(Server):
+    """One running state server, a child of this process.
 
     Args:
         popen: the child; its standard input stays open as long as it should live.
-        port: where it listens on loopback.
+        location: where it listens.
     """
 
-    def __init__(self, popen: subprocess.Popen[bytes], port: int) -> None:
-        self._popen, self.location = popen, f"grpc://127.0.0.1:{port}"
-
-    @property
-    def pid(self) -> int:
-        """The process id."""
-        return self._popen.pid
+    def __init__(self, popen: subprocess.Popen[bytes], location: str) -> None:
+        super().__init__(popen.pid, location)
+        self._popen = popen
 
     @property
     def running(self) -> bool:
         """Whether the process is there."""
         return self._popen.poll() is None
 
-    def action(self, name: str, body: bytes, token: str) -> bytes:
-        """Runs a Flight action.
-
-        Raises:
-            FlightError: it did not answer in time, or refused.
-        """
-        headers = [(b"authorization", f"Bearer {token}".encode())]
-        with flight.FlightClient(self.location) as client:
-            options = flight.FlightCallOptions(timeout=_PING_S, headers=headers)
-            results = list(client.do_action(flight.Action(name, body), options))
-        return bytes(results[0].body.to_pybytes()) if results else b""
+    @property
+    def code(self) -> int | None:
+        """Its exit code, when it is gone; of a signal the negative number."""
+        return self._popen.poll()
 
     def stop(self, *, wait: bool = True) -> None:
         """Ends the process: the end of its standard input first, signals if that does not help."""
@@ -93,123 +80,29 @@ class Process:
         self.stop()
 
 
-class Pool:
-    """Servers of one kind; slot i is started when first needed, and again when it is gone.
-
-    Args:
-        servers: token and folder for logs.
-        kind: ``"cpu"`` or ``"gpu"``.
-        environments: what each slot's process finds in its environment.
-    """
-
-    def __init__(self, servers: Servers, kind: str, environments: list[dict[str, str]]) -> None:
-        self.kind, self._servers, self._environments = kind, servers, environments
-        self._slots: list[Process | None] = [None] * len(environments)
-        self._locks = [threading.Lock() for _ in environments]
-
-    def __len__(self) -> int:
-        return len(self._slots)
-
-    @property
-    def running(self) -> list[Process]:
-        """The processes that are there."""
-        return [p for p in self._slots if p is not None and p.running]
-
-    def location(self, index: int, *, failed: str | None = None) -> str:
-        """Where slot ``index`` listens.
-
-        Args:
-            index: which slot.
-            failed: a location that did not answer; if that is still this slot's, it is looked at.
-
-        Raises:
-            StateError: the server does not start.
-        """
-        with self._locks[index]:
-            process = self._slots[index]
-            if process is not None and process.running and failed == process.location:
-                try:
-                    process.action("ping", b"", self._servers.token)
-                except (pa.ArrowException, OSError) as error:
-                    _log.warning("state server %d does not answer: %s", process.pid, error)
-                    process.kill()
-            if process is not None and not process.running:
-                _log.warning("state server %d is gone; it is started anew", process.pid)
-                process.stop()
-                process = None
-            if process is None:
-                name = f"{self.kind}-{index}"
-                process = self._slots[index] = self._servers.start(name, self._environments[index])
-            return process.location
-
-    def release(self, index: int, join_id: str) -> None:
-        """Lets a slot's server drop a join from memory, if it runs."""
-        process = self._slots[index]
-        if process is None or not process.running:
-            return
-        try:
-            process.action("release", json.dumps({"join_id": join_id}).encode(), self._servers.token)
-        except (pa.ArrowException, OSError) as error:
-            _log.warning("state server %d did not release join %s: %s", process.pid, join_id, error)
-
-    def close(self) -> None:
-        """Ends all of them, side by side."""
-        for process in self.running:
-            process.stop(wait=False)
-        for started in self._slots:
-            if started is not None:
-                started.stop()
-
-
-class Servers:
-    """All state servers of an application.
+class Launcher:
+    """Starts state servers as children of this process.
 
     Args:
         token: what every call must bring.
-        cores: how many servers without a GPU.
-        gpus: the ids of the GPUs, as CUDA_VISIBLE_DEVICES takes them.
-        no_gpu: why there are none.
+        host: the address they listen on.
         module: what a child runs.
     """
 
-    def __init__(
-        self,
-        token: str,
-        cores: int,
-        gpus: list[str],
-        no_gpu: str = "",
-        *,
-        module: str = "gpu_ops.spark.server",
-    ) -> None:
-        self.token, self.no_gpu, self._module = token, no_gpu, module
-        self._logs = Path(tempfile.mkdtemp(prefix="gpu-join-"))
+    def __init__(self, token: str, *, host: str = "127.0.0.1", module: str = "gpu_ops.spark.server") -> None:
+        self._token, self._host, self._module = token, host, module
+        self.logs = Path(tempfile.mkdtemp(prefix="gpu-join-"))
         self._closed = False
         # The kernel may tie a child's life to the thread that started it; handlers' threads end.
         self._starter = concurrent.futures.ThreadPoolExecutor(1, "gpu-join-starter")
-        self._pools = {"cpu": Pool(self, "cpu", [_ONE_THREAD] * max(1, cores))}
-        if gpus:
-            self._pools["gpu"] = Pool(self, "gpu", [{"CUDA_VISIBLE_DEVICES": g} for g in gpus])
 
-    @classmethod
-    def for_cores(cls, cores: int) -> Servers:
-        """One server per core, or per GPU where there are any; a token of its own.
+    def start(self, name: str, environment: Mapping[str, str], arguments: Sequence[str] = ()) -> Process:
+        """Starts a server and waits until it listens.
 
         Args:
-            cores: of the Spark application.
-        """
-        return cls(secrets.token_hex(32), min(cores, os.cpu_count() or 1), *find_gpus())
-
-    def pool(self, backend: str) -> Pool:
-        """The servers for a backend: the GPUs' for ``"auto"`` and ``"gpu"``, where there are any."""
-        return self._pools["cpu"] if backend == "cpu" else self._pools.get("gpu", self._pools["cpu"])
-
-    @property
-    def logs(self) -> Path:
-        """The folder with the servers' logs."""
-        return self._logs
-
-    def start(self, name: str, environment: dict[str, str]) -> Process:
-        """Starts a server and waits until it listens.
+            name: of its log.
+            environment: what it finds in its environment beside what this process has there.
+            arguments: more words for its command line.
 
         Raises:
             StateError: it does not; with the end of its log.
@@ -217,41 +110,42 @@ class Servers:
         if self._closed:
             raise StateError("the Spark application has ended, and its state servers with it")
         began = time.monotonic()
-        log = self._logs / f"{name}.log"
-        popen = self._starter.submit(self._spawn, log, environment).result()
+        popen = self._starter.submit(self._spawn, name, environment, arguments).result()
         try:
-            port = _handshake(popen, began + _START_S)
+            port = _handshake(popen, began + START_S)
         except (ValueError, KeyError, TypeError, EOFError, OSError) as error:
             popen.kill()
-            code = popen.wait()
-            tail = log.read_text(errors="replace")[-2000:]
-            why = f"{error}; exit code {code}"
-            raise StateError(f"state server {name} did not start ({why}):\n{tail}") from error
+            why = f"{error}; exit code {popen.wait()}"
+            raise StateError(f"state server {name} did not start ({why}):\n{self.tail(name)}") from error
         _log.info("state server %s: process %d, %.1f s", name, popen.pid, time.monotonic() - began)
-        return Process(popen, port)
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return Process(popen, f"grpc://{host}:{port}")
+
+    def tail(self, name: str) -> str:
+        """The end of a server's log."""
+        log = self.logs / f"{name}.log"
+        return log.read_text(errors="replace")[-2000:] if log.exists() else ""
 
     def close(self) -> None:
-        """Ends all servers."""
+        """Starts no more of them, and forgets their logs."""
         self._closed = True
-        for pool in self._pools.values():
-            pool.close()
         self._starter.shutdown()
-        shutil.rmtree(self._logs, ignore_errors=True)
+        shutil.rmtree(self.logs, ignore_errors=True)
 
-    def _spawn(self, log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    def _spawn(self, name: str, environment: Mapping[str, str], arguments: Sequence[str]) -> subprocess.Popen[bytes]:
         paths = [PACKAGE_ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_"))}
-        with log.open("ab") as stderr:
+        with (self.logs / f"{name}.log").open("ab") as stderr:
             popen = subprocess.Popen(  # noqa: S603 - our own module, by our own interpreter
-                [sys.executable, "-m", self._module, "--backend", "auto"],
+                [sys.executable, "-m", self._module, "--backend", "auto", "--host", self._host, *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 env={**inherited, "PYTHONPATH": os.pathsep.join(paths), **environment},
-                close_fds=True,  # Spark's sockets and other servers' pipes stay with the driver
+                close_fds=True,  # Spark's sockets and other servers' pipes stay with this process
                 start_new_session=True,  # an interrupt in a notebook is not meant for a server
             )
-        _write_token(popen.stdin, self.token)
+        _write_token(popen.stdin, self._token)
         return popen
 
 
@@ -281,7 +175,7 @@ def _handshake(popen: subprocess.Popen[bytes], deadline: float) -> int:
     assert popen.stdout is not None
     ready, _, _ = select.select([popen.stdout], [], [], max(0.0, deadline - time.monotonic()))
     if not ready:
-        raise TimeoutError(f"silent for {_START_S:.0f} s")
+        raise TimeoutError(f"silent for {START_S:.0f} s")
     line = popen.stdout.readline()
     if not line:
         raise EOFError("it ended before it listened")

@@ -25,8 +25,10 @@ from typing import Any, Final
 import pyarrow as pa
 from pyarrow import flight
 
+from gpu_ops.budget import Budget
 from gpu_ops.errors import BadInputError, ConditionError, DescriptionError, GpuJoinError
 from gpu_ops.spark.command import ApplyCommand
+from gpu_ops.spark.memory import server_budget
 from gpu_ops.spark.partition import AbandonedError, Applied, PartitionState
 
 _log = logging.getLogger(__name__)
@@ -63,17 +65,27 @@ class StateServer(flight.FlightServerBase):  # type: ignore[misc]
         backend: for commands that say ``"auto"``.
         host: where to listen.
         port: 0 for any.
+        budget: of memory, for all partitions together.
     """
 
-    def __init__(self, token: str, *, backend: str = "auto", host: str = "127.0.0.1", port: int = 0) -> None:
-        self._backend = backend
+    def __init__(
+        self,
+        token: str,
+        *,
+        backend: str = "auto",
+        host: str = "127.0.0.1",
+        port: int = 0,
+        budget: Budget | None = None,
+    ) -> None:
+        self._backend, self._budget = backend, budget
         self._lock = threading.Lock()
         self._partitions: dict[tuple[str, str, int], PartitionState] = {}
         self._running = 0
         self._last_call = time.monotonic()
         self._trimmed = True
         self.stopping = threading.Event()
-        super().__init__(f"grpc://{host}:{port}", middleware={"token": _Token(token)})
+        listened = f"[{host}]" if ":" in host else host
+        super().__init__(f"grpc://{listened}:{port}", middleware={"token": _Token(token)})
 
     # --- Flight ------------------------------------------------------------------------------
 
@@ -133,7 +145,7 @@ class StateServer(flight.FlightServerBase):  # type: ignore[misc]
             held = self._partitions.get(key)
             if held is not None and held.serves(command):
                 return held
-            made = self._partitions[key] = PartitionState(command)
+            made = self._partitions[key] = PartitionState(command, budget=self._budget)
         if held is not None:
             _log.info("%s: another description; what was held is dropped", held)
             held.close()
@@ -254,7 +266,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs a state server until its standard input ends."""
     parser = argparse.ArgumentParser(prog="python -m gpu_ops.spark.server", description="A state server.")
     parser.add_argument("--backend", choices=("auto", "cpu", "gpu"), default="auto")
+    parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--gpu-memory", help="of all state; an amount, or a share of the card's")
+    parser.add_argument("--host-memory", help="of all state; an amount, or a share of the machine's")
     options = parser.parse_args(arguments)
     logging.basicConfig(
         level=logging.INFO,
@@ -272,11 +287,12 @@ def main(arguments: list[str] | None = None) -> int:
     if len(token) < 16:
         sys.stderr.write("a token of fewer than 16 characters is none\n")
         return 2
-    server = StateServer(token, backend=options.backend, port=options.port)
+    budget = server_budget(options.gpu_memory, options.host_memory)
+    server = StateServer(token, backend=options.backend, host=options.host, port=options.port, budget=budget)
     sys.stdout.write(json.dumps({"port": server.port, "pid": os.getpid()}) + "\n")
     sys.stdout.flush()
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody reads more of it
-    _log.info("listening on port %d", server.port)
+    _log.info("listening on %s, port %d", options.host, server.port)
     _wait(server, parent)
     # Calls in progress are not waited for long: what they did durably stays, the rest is repeated.
     closing = threading.Thread(target=server.shutdown, daemon=True)

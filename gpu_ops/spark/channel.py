@@ -1,0 +1,84 @@
+"""A connection that carries lines of JSON both ways, and notices when the other machine is gone."""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+_LONGEST: Final = 1 << 20
+_SEND_S: Final = 30.0
+
+#: Seconds of silence before the other side is asked whether it is there, between two such questions, and how many.
+_KEEPALIVE: Final = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
+
+
+class Channel:
+    """Sends from any thread, receives in one.
+
+    Args:
+        connection: a connected socket; closed with the channel.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._rest = b""
+        self._sending = threading.Lock()
+        connection.settimeout(_SEND_S)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEPALIVE:
+            if hasattr(socket, name):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+    def send(self, message: Mapping[str, object]) -> None:
+        """Sends one message.
+
+        Raises:
+            OSError: the other side is gone.
+        """
+        with self._sending:
+            self._connection.sendall(json.dumps(message).encode() + b"\n")
+
+    def receive(self, timeout: float | None = None) -> dict[str, Any] | None:
+        """The next message.
+
+        Args:
+            timeout: seconds; None for as long as it takes.
+
+        Returns:
+            None if none came in time.
+
+        Raises:
+            EOFError: the other side has closed the connection, or is gone, or sends something else.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while b"\n" not in self._rest:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                ready, _, _ = select.select([self._connection], [], [], left)
+                if not ready:
+                    return None
+                more = self._connection.recv(1 << 16)
+            except (OSError, ValueError) as error:  # ValueError: closed by another thread
+                raise EOFError(str(error)) from error
+            if not more or len(self._rest) > _LONGEST:
+                raise EOFError("the other side has ended" if not more else "a message is too long")
+            self._rest += more
+        line, _, self._rest = self._rest.partition(b"\n")
+        try:
+            return dict(json.loads(line))
+        except (ValueError, TypeError) as error:
+            raise EOFError("a message is no JSON") from error
+
+    def close(self) -> None:
+        """Ends the connection; who waits in `receive` gets its end."""
+        try:
+            self._connection.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # it is gone
+        finally:
+            self._connection.close()

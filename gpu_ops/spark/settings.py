@@ -1,0 +1,105 @@
+"""The settings of this pack in a Spark application's configuration; ``docs/cluster.md`` has the table."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable
+from typing import Any, Final
+
+from gpu_ops.budget import memory_size
+from gpu_ops.errors import DescriptionError
+
+PREFIX: Final = "spark.gpu_ops."
+MEMORY_GPU: Final = PREFIX + "memory.gpu"
+MEMORY_HOST: Final = PREFIX + "memory.host"
+DRIVER_PORT: Final = PREFIX + "driver.port"
+SERVER_GPU: Final = PREFIX + "server.gpu"
+SERVER_EXECUTORS: Final = PREFIX + "server.executors"
+START_TIMEOUT: Final = PREFIX + "server.startTimeout"
+
+NAMES: Final = (MEMORY_GPU, MEMORY_HOST, DRIVER_PORT, SERVER_GPU, SERVER_EXECUTORS, START_TIMEOUT)
+
+_SECONDS: Final = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What the application sets.
+
+    Attributes:
+        memory_gpu: of each state server, as `gpu_ops.budget.memory_size` reads it; None for no limit.
+        memory_host: likewise, host memory.
+        driver_port: where the directory listens; 0 for any.
+        server_gpu: the part of a GPU that Spark is told a task with state servers takes.
+        executors: how many executors have state servers; None for those that are there.
+        start_timeout_s: how long executors, and state servers that are gone, are waited for.
+    """
+
+    memory_gpu: str | None = None
+    memory_host: str | None = None
+    driver_port: int = 0
+    server_gpu: float = 0.1
+    executors: int | None = None
+    start_timeout_s: float = 60.0
+
+    @classmethod
+    def of(cls, conf: Iterable[tuple[str, Any]]) -> Settings:
+        """From names and values of an application's configuration, those of others among them.
+
+        Raises:
+            DescriptionError: an unknown name under ``spark.gpu_ops.``, or a value that cannot be.
+        """
+        given = {name: str(value).strip() for name, value in conf if name.startswith(PREFIX)}
+        unknown = sorted(given.keys() - set(NAMES))
+        if unknown:
+            raise DescriptionError(f"no setting is called {unknown[0]!r}; there are {', '.join(NAMES)}")
+        for name in (MEMORY_GPU, MEMORY_HOST):
+            if name in given:
+                _memory(name, given[name])
+        port = _number(given, DRIVER_PORT, 0)
+        share = _number(given, SERVER_GPU, cls.server_gpu)
+        executors = _number(given, SERVER_EXECUTORS, 0) if SERVER_EXECUTORS in given else None
+        if port != int(port) or not 0 <= port <= 65535:
+            raise DescriptionError(f"{DRIVER_PORT}={given[DRIVER_PORT]}; it is a port, or 0 for any")
+        if not 0 < share <= 0.5:
+            # Above a half Spark hands out whole cards only.
+            raise DescriptionError(f"{SERVER_GPU}={given[SERVER_GPU]}; it is above 0 and at most 0.5")
+        if executors is not None and (executors != int(executors) or executors < 1):
+            raise DescriptionError(f"{SERVER_EXECUTORS}={given[SERVER_EXECUTORS]}; there is at least one")
+        return cls(
+            memory_gpu=given.get(MEMORY_GPU),
+            memory_host=given.get(MEMORY_HOST),
+            driver_port=int(port),
+            server_gpu=share,
+            executors=None if executors is None else int(executors),
+            start_timeout_s=_seconds(given.get(START_TIMEOUT, "60s")),
+        )
+
+    def server_arguments(self) -> dict[str, list[str]]:
+        """What state servers are started with: by kind, words of a command line."""
+        host = [] if self.memory_host is None else ["--host-memory", self.memory_host]
+        gpu = [] if self.memory_gpu is None else ["--gpu-memory", self.memory_gpu]
+        return {"cpu": host, "gpu": [*gpu, *host]}
+
+
+def _memory(name: str, text: str) -> None:
+    try:
+        memory_size(text)
+    except DescriptionError as error:
+        raise DescriptionError(f"{name}: {error}") from None
+
+
+def _number(given: dict[str, str], name: str, default: float) -> float:
+    try:
+        return float(given.get(name, default))
+    except ValueError:
+        raise DescriptionError(f"{name}={given[name]!r} is no number") from None
+
+
+def _seconds(text: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|)", text.lower())
+    seconds = float(found[1]) * _SECONDS[found[2]] if found is not None else 0.0
+    if not 1 <= seconds <= 3600:
+        raise DescriptionError(f"{START_TIMEOUT}={text!r}; it is a time from 1s to 1h, such as '60s' or '2min'")
+    return seconds
