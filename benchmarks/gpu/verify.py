@@ -8,11 +8,12 @@ Steps:
 - `demo`: ``gpu-join demo --backend gpu``, from end to end on Spark. Left out, and said so, where there is no PySpark
   or no Java.
 
-A step of tests fails when one of them failed or was skipped, when there were none, or when something they need is not
-installed. All steps run, whatever the ones before them said; what they said goes into the benchmark's results, and the
-exit status is 1 when one failed.
+A step of tests fails when one of them failed or was skipped, when there were none, when something they need is not
+installed, or when it is not done after ``--limit-s``. All steps run, whatever the ones before them said; what they
+said goes into the benchmark's results, and the exit status is 1 when one failed.
 
-    python -m benchmarks.gpu.verify [--step NAME ...] [--quick] [--budget-s SECONDS] [--out FILE] [PYTEST ARGUMENTS]
+    python -m benchmarks.gpu.verify [--step NAME ...] [--quick] [--budget-s SECONDS] [--limit-s SECONDS] [--out FILE]
+                                    [PYTEST ARGUMENTS]
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -52,7 +54,9 @@ SUITES = {
 ELSEWHERE = ("tests/oracle/test_flink.py", "tests/oracle/test_flink_multi.py")
 """They ask a live Flink, which no host with a card has; what it answered are the golden cases."""
 STEPS = (*SUITES, "bench", "demo")
-MOST_WORKERS = 8
+MOST_WORKERS = 12
+_GRACE = 20.0
+"""Seconds that pytest has to write its report."""
 
 
 @dataclasses.dataclass
@@ -89,12 +93,15 @@ def problems(report: str) -> list[str]:
     return found if cases else ["no test ran"]
 
 
-def run_tests(suites: Sequence[str], arguments: Sequence[str], *, root: Path = ROOT) -> Result:
+def run_tests(
+    suites: Sequence[str], arguments: Sequence[str], *, limit: float | None = None, root: Path = ROOT
+) -> Result:
     """Run the tests marked ``gpu`` of some files and folders.
 
     Args:
         suites: below ``root``.
         arguments: for pytest.
+        limit: seconds after which they are interrupted.
         root: the checkout.
     """
     absent = [suite for suite in suites if not (root / suite).exists()]
@@ -104,11 +111,28 @@ def run_tests(suites: Sequence[str], arguments: Sequence[str], *, root: Path = R
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu and not slow", "--backends", "gpu,gpu-tiny"]
         command += [f"--junitxml={report}", "-p", "no:cacheprovider", *(f"--ignore={path}" for path in ELSEWHERE)]
-        status = subprocess.run([*command, *suites, *arguments], cwd=root, check=False).returncode
+        status = _interrupted([*command, *suites, *arguments], root, limit)
         text = report.read_text() if report.exists() else ""
     found = problems(text) if text else ["pytest wrote no report"]
-    found = found or ([f"pytest ended with {status}"] if status else [])
+    if status is None:
+        found.append(f"not done after {limit:.0f} s")
+    elif status and not found:
+        found.append(f"pytest ended with {status}")
     return Result("failed" if found else "passed", problems=found, tests=text.count("<testcase "))
+
+
+def _interrupted(command: Sequence[str], root: Path, limit: float | None) -> int | None:
+    """Run a command; its exit status, None if it was interrupted, as by Ctrl-C, so that pytest writes its report."""
+    with subprocess.Popen(command, cwd=root) as process:
+        try:
+            return process.wait(limit)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+        try:
+            process.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        return None
 
 
 def workers() -> list[str]:
@@ -177,6 +201,7 @@ def main() -> None:
     parser.add_argument("--step", action="append", choices=STEPS, help="only this one; as often as needed")
     parser.add_argument("--quick", action="store_true", help="the benchmark and the demo at small sizes")
     parser.add_argument("--budget-s", type=float, help="of the benchmark")
+    parser.add_argument("--limit-s", type=float, help="of each step of tests")
     parser.add_argument("--out", type=Path, help="results; default benchmarks/results/gpu-<device>-<date>.json")
     options, arguments = parser.parse_known_args()
     wanted = options.step or STEPS
@@ -197,13 +222,13 @@ def main() -> None:
         print(f"--- {name}", flush=True)
         began = time.monotonic()
         if name in SUITES:
-            step = run_tests(SUITES[name], [*workers(), *arguments])
+            step = run_tests(SUITES[name], [*workers(), *arguments], limit=options.limit_s)
         elif name == "bench":
             step = run_bench(out, quick=options.quick, budget=options.budget_s)
         else:
             step = run_demo(quick=options.quick)
         step.seconds = round(time.monotonic() - began, 1)
-        steps[name] = step
+        steps[" ".join([name, *arguments])] = step  # a part of the tests is not all of them
         print(f"--- {name}: {step.status}", *step.problems[:50], sep="\n  ", flush=True)
         record(out, steps)
     failed = [name for name, step in steps.items() if step.status == "failed"]

@@ -59,8 +59,14 @@ def test_tests(checkout: Path) -> None:
     assert skipped.startswith("skipped: ")
     assert skipped.endswith("test_skips: no card")
     assert "numbers" in failed
-    assert run("skips").status == "failed"
-    assert run("nothing").problems == ["no test ran"]
+
+
+def test_tests_that_take_too_long(checkout: Path) -> None:
+    slow = "import time\ndef test_is_slow(): time.sleep(60)\n"
+    (checkout / "some" / "test_some.py").write_text(_TEST.replace("@pytest.mark.skip", f"{slow}@pytest.mark.skip"))
+    found = run_tests(["some"], ["-k", "passes or slow"], limit=3, root=checkout)
+    assert found.status == "failed"
+    assert found.problems[-1] == "not done after 3 s"
 
 
 def test_a_suite_that_is_not_there(checkout: Path) -> None:
@@ -80,24 +86,29 @@ def test_all_steps_run_and_are_recorded(tmp_path: Path, monkeypatch: pytest.Monk
     """Whatever they say; one that failed makes the exit status 1, one that is left out does not."""
     out, ran = tmp_path / "gpu.json", []
 
-    def tests(suites: Any, arguments: Any) -> Result:
+    def tests(suites: Any, arguments: Any, *, limit: float | None) -> Result:
+        assert limit == 500
         ran.append(suites)
         return Result("failed", problems=["skipped: it"]) if suites == SUITES["golden"] else Result("passed", tests=7)
 
     monkeypatch.setattr(verify, "run_tests", tests)
     monkeypatch.setattr(verify, "run_bench", lambda *_, **__: Result("passed"))
     monkeypatch.setattr(verify, "missing", lambda names: [name for name in names if name in DEMO_NEEDS])
-    command = ["verify", "--out", str(out)]
+    command = ["verify", "--out", str(out), "--limit-s", "500"]
     with emulated_card():
         monkeypatch.setattr(sys, "argv", command)
         with pytest.raises(SystemExit, match="failed: golden"):
             verify.main()
         monkeypatch.setattr(sys, "argv", [*command, "--step", "traces", "--step", "demo"])
         verify.main()
-    assert ran == [*SUITES.values(), SUITES["traces"]]
+        monkeypatch.setattr(sys, "argv", [*command, "--step", "golden", "--backends", "gpu"])
+        with pytest.raises(SystemExit, match="failed: golden --backends gpu"):
+            verify.main()
+    assert ran == [*SUITES.values(), SUITES["traces"], SUITES["golden"]]
     results = json.loads(out.read_text())["results"]
     assert results["device"]["name"] == NAME
-    assert list(results["verify"]) == list(STEPS)
+    assert list(results["verify"]) == [*STEPS, "golden --backends gpu"]
+    results["verify"].popitem()
     assert {name: step["status"] for name, step in results["verify"].items()} == {
         "contract": "passed", "golden": "failed", "traces": "passed", "bench": "passed", "demo": "left out",
     }  # fmt: skip
@@ -124,7 +135,7 @@ def test_says_no_where_something_is_missing(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(SystemExit, match="not installed: sqlglot, duckdb"):
         verify.main()
     monkeypatch.setattr(sys, "argv", ["verify", "--step", "bench"])
-    with pytest.raises(SystemExit, match="not installed: sqlglot$"):
+    with pytest.raises(SystemExit, match=r"not installed: sqlglot$"):
         verify.main()
 
 
