@@ -16,6 +16,7 @@ from cpu_fallback.hashing import UInt64s, equal_arrays, hash_columns, valid_mask
 from cpu_fallback.store import CpuStore, slot_array
 from gpu_ops.conditions import Condition
 from gpu_ops.joins import key_type
+from gpu_ops.kernels import Kernels
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -38,6 +39,9 @@ class CpuKernels:
     xp: Any = np
     bucket = 16
     spare_room = True
+    host: Kernels | None = None
+    memory_limit: int | None = None
+    piece_bytes: int | None = None
 
     def __init__(self, *, tiny_segments: bool = False) -> None:
         self.tiny_segments = tiny_segments

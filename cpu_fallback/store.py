@@ -254,14 +254,25 @@ class CpuStore:
             taken[name] = column.gather(slots, missing) if column.plain else column.take(wanted)
         return Frame(slots.size, taken)
 
-    def retain(self, slots: npt.NDArray[np.int64]) -> None:
-        """Keep only these slots, renumbered from 0."""
-        wanted = pa.array(slots)
+    def retained(self, slots: npt.NDArray[np.int64]) -> CpuStore:
+        """Another store with only these slots, renumbered from 0."""
+        store, wanted = CpuStore(self.schema), pa.array(slots)
         for name, column in self.columns.items():
-            kept = column.take(wanted)
-            self.columns[name] = Column(column.kind)
-            self.columns[name].append(kept)
-        self.length = slots.size
+            store.columns[name].append(column.take(wanted))
+        store.length = slots.size
+        return store
+
+    @property
+    def host_bytes(self) -> int:
+        """All of them."""
+        return self.nbytes
+
+    def cool(self) -> int:
+        """Nothing to move: all is in host memory."""
+        return 0
+
+    def warm(self) -> None:
+        """Nothing to move."""
 
 
 def slot_array(slots: npt.NDArray[np.int64]) -> pa.Array:

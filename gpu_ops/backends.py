@@ -32,7 +32,7 @@ def make_kernels(
     Args:
         backend: ``"auto"`` takes the GPU where one answers.
         tiny_segments: test setting: merge and grow at the smallest sizes.
-        memory_limit: bytes of GPU memory that may be used, or None for what the card has.
+        memory_limit: bytes of GPU memory that may be used, or None for most of what is free.
 
     Raises:
         BackendError: the GPU was asked for and none answers.

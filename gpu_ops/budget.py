@@ -61,6 +61,10 @@ class Budget:
         """Bytes that have to leave the GPU, 0 if none."""
         return 0 if self.gpu is None else max(0, self.used[0] - int(STATE_SHARE * self.gpu))
 
+    def has_room_for(self, more: int) -> bool:
+        """Whether more bytes of state on the GPU leave half of the state's share free."""
+        return self.gpu is None or self.used[0] + more <= STATE_SHARE * self.gpu / 2
+
     def host_excess(self, owner: object, host: int) -> int:
         """Bytes over the host's budget if one engine took ``host`` bytes of it, 0 if none."""
         if self.host is None:
@@ -94,8 +98,9 @@ def memory_size(text: str) -> int | float:
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?\s*", text.lower())
     if found is not None:
         number, unit = float(found[1]), found[2]
-        if not unit and "." in found[1] and 0 < number <= 1:
-            return number
-        if number * _UNITS[unit] >= 1:
+        if not unit and "." in found[1]:
+            if 0 < number <= 1:
+                return number
+        elif number * _UNITS[unit] >= 1:
             return int(number * _UNITS[unit])
     raise DescriptionError(f"{text!r} is no amount of memory; '40g', '512m' or a share such as '0.4' are")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ import pyarrow as pa
 from gpu_ops.attributes import check_backlog
 from gpu_ops.backends import Backend, make_kernels
 from gpu_ops.bounded import Aggregate, CoGroup, Description
+from gpu_ops.budget import Budget
 from gpu_ops.changelog import BAD_ROW_KIND, DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
 from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.ingest import Ingested, ingest
@@ -27,7 +29,11 @@ from gpu_ops.operators.multi_way import MultiWayJoin
 from gpu_ops.operators.said import Operator
 from gpu_ops.operators.two_way import TwoWayJoin
 from gpu_ops.output import append_rows
+from gpu_ops.state.cold import make_room
 
+_log = logging.getLogger("gpu_ops")
+
+Result = TypeVar("Result")
 Batch: TypeAlias = "pa.Table | pa.RecordBatch | None"
 Watermark: TypeAlias = "int | tuple[int | None, int | None] | None"
 """The operator's, or that of each input, in milliseconds since the epoch."""
@@ -55,7 +61,8 @@ class JoinEngine:
     Args:
         join: its description: a `Join`, `MultiJoin`, `Aggregate` or `CoGroup`.
         backend: ``"auto"``, ``"cpu"`` or ``"gpu"``.
-        memory_limit: bytes of state at most, or None.
+        memory_limit: bytes that state may take: of host memory, or with the GPU of its memory, working memory
+            included; then the coldest state moves to the host. A `Budget` says both, and may be shared.
         tiny: test setting: the smallest possible segments.
         backlog: begin with a backlog: see `prepare`.
 
@@ -69,31 +76,37 @@ class JoinEngine:
         join: Description,
         backend: Backend = "auto",
         *,
-        memory_limit: int | None = None,
+        memory_limit: int | Budget | None = None,
         tiny: bool = False,
         backlog: bool = False,
     ) -> None:
         self.join = join
-        self.kernels, self.backend_reason = make_kernels(backend, tiny_segments=tiny, memory_limit=memory_limit)
+        limit = memory_limit.gpu if isinstance(memory_limit, Budget) else memory_limit
+        self.kernels, self.backend_reason = make_kernels(backend, tiny_segments=tiny, memory_limit=limit)
         self.backend = self.kernels.name
-        self.memory_limit = memory_limit
+        on_gpu = self.kernels.host is not None
+        own = Budget(host=None if on_gpu else limit)
+        self.budget = memory_limit if isinstance(memory_limit, Budget) else own
+        if on_gpu and self.budget.gpu is None:
+            self.budget.gpu = self.kernels.memory_limit
         self._begins_with_backlog = backlog
         if backlog:
             check_backlog(join)
         self._clock_ms = 0
         self._prepared = False
         self._finished = False
+        self._closed = False
         self._operator = self._make_operator()
 
     def _make_operator(self) -> Operator:
         if isinstance(self.join, Aggregate):
-            return AggregateAtEnd(self.join, self.kernels, self.memory_limit)
+            return AggregateAtEnd(self.join, self.kernels, self._too_much)
         if isinstance(self.join, CoGroup):
-            return CoGroupAtEnd(self.join, self.kernels, self.memory_limit)
+            return CoGroupAtEnd(self.join, self.kernels, self._too_much)
         if self.join.emit == "at_end":
-            return JoinAtEnd(self.join, self.kernels, self.memory_limit, self._streaming_operator)
+            return JoinAtEnd(self.join, self.kernels, self._too_much, self._streaming_operator)
         if self._begins_with_backlog:
-            return Backlog(self.join, self.kernels, self.memory_limit, self._switching_operator)
+            return Backlog(self.join, self.kernels, self._too_much, self._switching_operator)
         return self._streaming_operator(self.join)
 
     def _switching_operator(self) -> Switching:
@@ -201,7 +214,7 @@ class JoinEngine:
         Raises:
             BadInputError: a change that cannot be joined; nothing has changed.
             DescriptionError: a watermark where none has a meaning; nothing has changed.
-            StateError: more state than ``memory_limit``; nothing has changed.
+            StateError: more state, or a larger micro-batch, than ``memory_limit`` allows; nothing has changed.
         """
         self._check_open()
         if self._prepared:
@@ -224,7 +237,7 @@ class JoinEngine:
         try:
             return self._prepare(changes, self._watermark(watermark), started)
         except BaseException:
-            self.discard()
+            self._discard()
             raise
 
     def _arguments(
@@ -273,7 +286,9 @@ class JoinEngine:
 
     def _prepare(self, changes: tuple[Ingested, ...], watermark: int | None, started: float) -> MicroBatch:
         ingested = time.perf_counter()
-        said = self._operator.prepare(changes, self._clock_ms, watermark)
+        rows = sum(c.kinds.size for c in changes)
+        what = f"a micro-batch of {rows} changes"
+        said = self._within_memory(what, lambda: self._operator.prepare(changes, self._clock_ms, watermark))
         output = said.output
         for side, change in enumerate(changes):
             output = append_rows(self.join, side, output, change.tagged, BAD_ROW_KIND)
@@ -285,6 +300,7 @@ class JoinEngine:
                 f"{name}_bad_rows": change.bad_rows,
                 f"{name}_state_rows": table.live_after(),
                 f"{name}_state_bytes": table.nbytes,
+                f"{name}_cold_bytes": 0 if self.kernels.host is None else table.host_bytes,
             }
         counted = np.bincount(said.kinds, minlength=4)
         for kind, name in (
@@ -304,12 +320,17 @@ class JoinEngine:
         if not self._prepared:
             raise StateError("no micro-batch is prepared")
         self._prepared = False
-        self._operator.commit(self._clock_ms)
+        self._within_memory("making a micro-batch final", lambda: self._operator.commit(self._clock_ms))
+        self._settle()
 
     def discard(self) -> None:
         """Forget the prepared micro-batch; without one, nothing happens."""
+        self._discard()
+
+    def _discard(self) -> None:
         self._prepared = False
         self._operator.discard()
+        self.budget.charge(self, *self._bytes())
 
     # --- state -------------------------------------------------------------------------------
 
@@ -330,7 +351,8 @@ class JoinEngine:
         """Take over a snapshot, of whichever backend, into an engine that has seen nothing yet."""
         if any(len(t) for t in self._operator.tables):
             raise StateError("restore needs a fresh engine")
-        self._operator.restore(state)
+        self._operator.restore(state, self._settle)
+        self._settle()
 
     def state_size(self) -> dict[str, int]:
         """Live rows and bytes of each input."""
@@ -341,15 +363,66 @@ class JoinEngine:
 
     def close(self) -> None:
         """Give back memory; the engine is of no use afterwards."""
+        if self._closed:
+            return
+        self._closed = True
         if isinstance(self._operator, (AtEnd, Backlog)):
             self._operator.close()
-        self._operator = self._make_operator()
+        del self._operator
+        self.budget.release(self)
         self.kernels.close()
 
+    # --- memory ------------------------------------------------------------------------------
+
+    def _too_much(self, host: int) -> bool:
+        return self.budget.host_excess(self, host) > 0
+
+    def _bytes(self) -> tuple[int, int]:
+        """Bytes of state in GPU memory and in the host's."""
+        tables = self._operator.tables
+        host = sum(t.host_bytes for t in tables)
+        return sum(t.nbytes for t in tables) - host, host
+
     def _check_memory(self) -> None:
-        used = sum(t.nbytes for t in self._operator.tables)
-        if self.memory_limit is not None and used > self.memory_limit:
-            raise StateError(
-                f"the state would take {used} bytes, memory_limit is {self.memory_limit}; "
-                "give it more, use more partitions, or let old rows go with ttl="
-            )
+        """Refuses a prepared micro-batch whose state would find no room in either memory."""
+        gpu, host = self._bytes()
+        self.budget.charge(self, gpu, host)
+        self.budget.check_host(self, host + min(gpu, self.budget.gpu_excess()))
+
+    def _settle(self) -> None:
+        """Keeps GPU memory free to work in: what is over the state's share of it moves to the host, or back."""
+        self.budget.charge(self, *self._bytes())
+        if self.kernels.host is None:
+            return
+        excess = self.budget.gpu_excess()
+        if excess:
+            make_room(self._operator.tables, excess)
+        elif self.budget.has_room_for(self._bytes()[1]):
+            for table in self._operator.tables:
+                table.warm()
+        self.budget.charge(self, *self._bytes())
+
+    def _within_memory(self, what: str, work: Callable[[], Result]) -> Result:
+        """Does what can be begun again; when the GPU's memory runs out, after moving state to the host.
+
+        Raises:
+            StateError: nothing is left to move.
+        """
+        while True:
+            try:
+                return work()
+            except MemoryError as error:
+                if self.kernels.host is None:
+                    raise
+                why = str(error) or type(error).__name__
+            # Out of the handler: the error held on to the memory of all that was in the works.
+            if self._prepared:
+                self._operator.discard()
+            freed = make_room(self._operator.tables, max(1, self._bytes()[0] // 2))
+            self.budget.charge(self, *self._bytes())
+            if not freed:
+                raise StateError(
+                    f"{what} needs more GPU memory than there is, and no state is left to move to the host ({why}); "
+                    "give it more (memory_limit), or smaller micro-batches"
+                )
+            _log.warning("GPU memory ran out over %s (%s); %d bytes of state moved to the host", what, why, freed)

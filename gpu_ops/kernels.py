@@ -33,6 +33,10 @@ class Store(Protocol):
     def nbytes(self) -> int:
         """Bytes of the rows, buffers' spare room left out."""
 
+    @property
+    def host_bytes(self) -> int:
+        """Those of them in host memory."""
+
     def __len__(self) -> int:
         """Number of slots, dead ones included."""
 
@@ -45,8 +49,17 @@ class Store(Protocol):
     def take(self, slots: Array, columns: Sequence[str]) -> Frame:
         """The rows at ``slots`` (int64, -1 for a row of nulls), of the columns named."""
 
-    def retain(self, slots: Array) -> None:
-        """Keep only these slots (ascending), renumbered from 0."""
+    def retained(self, slots: Array) -> Store:
+        """Another store with only these slots (ascending), renumbered from 0, each where it lies in this one."""
+
+    def cool(self) -> int:
+        """Move the oldest rows in GPU memory to the host's; the bytes freed, 0 if none is there.
+
+        Not between `append` and what could `truncate` it again.
+        """
+
+    def warm(self) -> None:
+        """Move all rows back to GPU memory."""
 
 
 class Kernels(Protocol):
@@ -62,6 +75,12 @@ class Kernels(Protocol):
     """Whether arrays may be allocated larger than needed now: memory never touched costs nothing."""
     tiny_segments: bool
     """Test setting: merge and grow at the smallest sizes."""
+    host: Kernels | None
+    """The backend of host memory, for state that the GPU's has no room for; None if this is it."""
+    memory_limit: int | None
+    """Bytes of GPU memory that all backends of the process may allocate together; None on the host."""
+    piece_bytes: int | None
+    """What is merged to be larger than this many bytes could no longer be moved in parts; None for no limit."""
 
     # --- Arrow and host memory ---------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pylibcudf as plc
 
+from cpu_fallback import CpuKernels
 from gpu_ops.conditions import Condition
 from gpu_ops.cudf_backend import memory
 from gpu_ops.cudf_backend.conditions import evaluate
@@ -21,7 +22,7 @@ from gpu_ops.cudf_backend.hashing import convert, equal_columns, hash_columns
 from gpu_ops.cudf_backend.storage import decoded
 from gpu_ops.cudf_backend.store import CudfStore
 from gpu_ops.joins import key_type
-from gpu_ops.kernels import Array
+from gpu_ops.kernels import Array, Kernels
 
 SEARCH: Literal["directory", "join"] = "directory"
 """Which of two ways `CudfKernels.search` goes: ``"directory"`` jumps into the sorted run and costs what the needles
@@ -30,12 +31,17 @@ Which wins, and from which ratio of needles to run on, awaits measurement on a c
 """
 
 
+_PIECES = 32
+"""Pieces of state, at least, in a full GPU."""
+
+
 class CudfKernels:
     """The GPU backend.
 
     Args:
         tiny_segments: test setting: merge and grow at the smallest sizes.
-        memory_limit: bytes of GPU memory that all backends of this process may allocate together, or None.
+        memory_limit: bytes of GPU memory that all backends of this process may allocate together; None for most of
+            what is free.
 
     Raises:
         BackendError: cupy or pylibcudf was told to use other streams than the default one.
@@ -49,7 +55,10 @@ class CudfKernels:
         require_one_stream()
         self.tiny_segments = tiny_segments
         self.xp: Any = array_module()
-        memory.acquire(memory_limit)
+        self.host: Kernels | None = CpuKernels(tiny_segments=tiny_segments)
+        self.memory_limit: int | None = memory.acquire(memory_limit)
+        # Small enough that state leaves in steps, large enough that there are few pieces to look in.
+        self.piece_bytes: int | None = self.memory_limit // _PIECES
         self._open = True
 
     def frame(self, table: pa.Table) -> Frame:
@@ -155,7 +164,7 @@ class CudfKernels:
 
     def store(self, schema: pa.Schema) -> CudfStore:
         """An empty store."""
-        return CudfStore(schema, tiny_segments=self.tiny_segments)
+        return CudfStore(schema, self)
 
     def search(self, run: Array, directory: Array, shift: int, hashes: Array) -> tuple[Array, Array]:
         """Candidates of a sorted run, by needle, then by slot; see `SEARCH`."""

@@ -18,40 +18,47 @@ _log = logging.getLogger("gpu_ops")
 _lock = threading.Lock()
 _MEMORY_POOLS_SUPPORTED = 115
 """``cudaDevAttrMemoryPoolsSupported``."""
+_FREE_SHARE = 0.9
+"""Of the free memory, where nobody says a limit: the rest is for CUDA's own use and for other processes."""
 
 
 class _Pool:
     """The process's pool, and what was there before it."""
 
     users = 0
-    limit: int | None = None
+    limit = 0
     resource: Any = None
     before: Any = None
     allocator: Any = None
 
 
-def acquire(limit: int | None) -> None:
+def acquire(limit: int | None) -> int:
     """Set up the pool, or join it.
 
     Args:
-        limit: bytes that may be allocated at most, by all backends of the process together, or None. The first
-            one says; another wish later is logged and not followed.
+        limit: bytes that may be allocated at most, by all backends of the process together; None for `_FREE_SHARE`
+            of what is free now. The first one says; another wish later is logged and not followed.
+
+    Returns:
+        The limit in force.
     """
     with _lock:
         _Pool.users += 1
         if _Pool.users > 1:
-            if limit != _Pool.limit:
+            if limit not in (None, _Pool.limit):
                 _log.warning("GPU memory of this process is limited to %s bytes already, not %s", _Pool.limit, limit)
-            return
+            return _Pool.limit
         try:
             _Pool.before = rmm.mr.get_current_device_resource()
             _Pool.allocator = cp.cuda.get_allocator()
-            _Pool.resource, _Pool.limit = _make(limit), limit
+            _Pool.limit = limit or int(_FREE_SHARE * cp.cuda.runtime.memGetInfo()[0])
+            _Pool.resource = _make(_Pool.limit)
             rmm.mr.set_current_device_resource(_Pool.resource)
             cp.cuda.set_allocator(rmm_cupy_allocator)
         except BaseException:
             _Pool.users = 0
             raise
+        return _Pool.limit
 
 
 def release() -> None:
@@ -62,15 +69,16 @@ def release() -> None:
             return
         cp.cuda.set_allocator(_Pool.allocator)
         rmm.mr.set_current_device_resource(_Pool.before)
-        _Pool.resource = _Pool.before = _Pool.allocator = _Pool.limit = None
+        _Pool.resource = _Pool.before = _Pool.allocator = None
+        _Pool.limit = 0
 
 
 def allocated() -> int | None:
-    """Bytes allocated through the budget; None without one."""
-    return int(_Pool.resource.get_allocated_bytes()) if _Pool.limit is not None else None
+    """Bytes allocated through the pool; None without one."""
+    return int(_Pool.resource.get_allocated_bytes()) if _Pool.users else None
 
 
-def _make(limit: int | None) -> Any:
+def _make(limit: int) -> Any:
     # The driver's own pool grows and shrinks with use, and shares the card with other processes: Spark's plugin
     # may be one. Virtual GPUs can lack it.
     device = cp.cuda.Device().id
@@ -78,4 +86,4 @@ def _make(limit: int | None) -> Any:
         pool = rmm.mr.CudaAsyncMemoryResource()
     else:
         pool = rmm.mr.PoolMemoryResource(rmm.mr.CudaMemoryResource(), initial_pool_size=256 << 20)
-    return pool if limit is None else rmm.mr.LimitingResourceAdaptor(pool, limit)
+    return rmm.mr.LimitingResourceAdaptor(pool, limit)

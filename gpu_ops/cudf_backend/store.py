@@ -2,11 +2,14 @@
 
 An append adds a segment; a later one merges the small ones before it, so a row is copied a logarithmic number of
 times. The newest segment stays by itself until then: undoing a micro-batch drops it, and copies nothing.
+
+Under a budget the oldest rows may lie in host memory, in a store of the host's backend, and are gathered there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import cupy as cp
 import numpy as np
@@ -15,13 +18,18 @@ import pylibcudf as plc
 
 from gpu_ops.cudf_backend.frame import Frame, gather, nulls
 from gpu_ops.cudf_backend.storage import storage_type
-from gpu_ops.kernels import Array
+from gpu_ops.kernels import Array, Kernels, Store
+from gpu_ops.state.cold import postponed
+
+_Source: TypeAlias = Callable[[Array], list[plc.Column]]
 
 # A segment is merged into the one before while that one is less than this many times as large; as in
 # `gpu_ops.state.index`, where it was measured (on a CPU).
 _GROWTH = 4
 _MAX_ROWS = (1 << 31) - 2
 """Rows in one libcudf column."""
+_ROWS_BACK = 1 << 22
+"""Rows in one segment that comes back from the host."""
 
 
 class CudfStore:
@@ -29,48 +37,58 @@ class CudfStore:
 
     Args:
         schema: its columns.
-        tiny_segments: merge as late as possible, so that there are many segments.
+        kernels: the GPU backend.
 
     Raises:
         BackendError: a type that the GPU cannot hold.
     """
 
-    def __init__(self, schema: pa.Schema, *, tiny_segments: bool = False) -> None:
+    def __init__(self, schema: pa.Schema, kernels: Kernels) -> None:
         for field in schema:
             storage_type(field.type)
+        self.schema, self._kernels = schema, kernels
         self.types = {field.name: field.type for field in schema}
+        self.cold: Store | None = None
         self.segments: list[plc.Table] = []
         self.length = 0
-        self._growth = 0 if tiny_segments else _GROWTH
+        self._growth = 0 if kernels.tiny_segments else _GROWTH
 
     def __len__(self) -> int:
         return self.length
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all segments."""
-        return sum(int(c.device_buffer_size()) for s in self.segments for c in s.columns())
+        """Bytes of all segments, and of the rows in host memory."""
+        return self.host_bytes + sum(_bytes(segment) for segment in self.segments)
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the rows in host memory."""
+        return 0 if self.cold is None else self.cold.nbytes
 
     def append(self, frame: Frame) -> None:
         """Add the frame's rows at the end."""
         if frame.length:
-            self._merge(frame.length)
-            self.segments.append(plc.Table([frame.columns[name] for name in self.types]))
+            segment = plc.Table([frame.columns[name] for name in self.types])
+            with postponed(self._kernels, "merging rows"):
+                self._merge(segment)
+            self.segments.append(segment)
             self.length += frame.length
 
-    def _merge(self, size: int) -> None:
+    def _merge(self, coming: plc.Table) -> None:
         """Make the segments there are larger than what is about to come."""
-        pending: list[plc.Table] = []
-        total = 0
-        while self.segments:
-            rows = self.segments[-1].num_rows()
-            if rows > self._growth * (size + total) or rows + total > _MAX_ROWS:
+        total, size, count, most = 0, 0, 0, self._kernels.piece_bytes
+        for segment in reversed(self.segments):
+            rows = segment.num_rows()
+            if rows > self._growth * (coming.num_rows() + total) or rows + total > _MAX_ROWS:
                 break
-            pending.insert(0, self.segments.pop())
+            size += _bytes(segment)
+            if most is not None and size > most:
+                break
             total += rows
-        if len(pending) > 1:
-            pending = [plc.concatenate.concatenate(pending)]
-        self.segments.extend(pending)
+            count += 1
+        if count > 1:
+            self.segments[-count:] = [plc.concatenate.concatenate(self.segments[-count:])]
 
     def truncate(self, length: int) -> None:
         """Drop all slots from ``length`` on."""
@@ -92,32 +110,100 @@ class CudfStore:
         kinds = [self.types[name] for name in names]
         if not names:
             return []
-        if not self.segments:
+        sources = self._sources(names, kinds)
+        if len(sources) == 1:
+            return sources[0](slots)
+        if not sources:
             return [nulls(kind, int(slots.size)) for kind in kinds]
-        places = [list(self.types).index(name) for name in names]
-        parts = [[segment.columns()[i] for i in places] for segment in self.segments]
-        if len(parts) == 1:
-            return gather(parts[0], slots, kinds)
-        ends = np.cumsum([segment.num_rows() for segment in self.segments])
-        owner = cp.searchsorted(cp.asarray(ends), slots, side="right")  # -1 goes to the first segment
+        ends = np.cumsum(self._lengths())
+        owner = cp.searchsorted(cp.asarray(ends), slots, side="right")
+        owner = cp.where(slots < 0, len(sources) - 1, owner)  # no row is nowhere; the last part is not on the host
         positions, taken = [], []
-        for number, part in enumerate(parts):
+        for number, source in enumerate(sources):
             here = cp.flatnonzero(owner == number)
             if here.size:
                 start = int(ends[number - 1]) if number else 0
                 positions.append(here)
-                taken.append(gather(part, slots[here] - start, kinds))
-        if not taken:
-            return gather(parts[0], slots, kinds)
+                taken.append(source(cp.maximum(slots[here] - start, -1)))
         if len(taken) == 1:
             return taken[0]
+        if not taken:
+            return sources[-1](slots)
         rows = plc.concatenate.concatenate([plc.Table(columns) for columns in taken])
         order = cp.empty(slots.size, np.int64)
         order[cp.concatenate(positions)] = cp.arange(slots.size, dtype=np.int64)
         return gather(list(rows.columns()), order, kinds)
 
-    def retain(self, slots: Array) -> None:
-        """Keep only these slots, renumbered from 0."""
-        kept = self._gather(slots, list(self.types))
-        self.length = int(slots.size)
-        self.segments = [plc.Table(kept)] if self.length else []
+    def _lengths(self) -> list[int]:
+        """Rows of each part, oldest first."""
+        return [*([] if self.cold is None else [len(self.cold)]), *(s.num_rows() for s in self.segments)]
+
+    def _sources(self, names: list[str], kinds: list[pa.DataType]) -> list[_Source]:
+        """How to gather columns from each part, oldest first."""
+        places = [list(self.types).index(name) for name in names]
+
+        def here(segment: plc.Table) -> _Source:
+            columns = segment.columns()
+            return lambda rows: gather([columns[i] for i in places], rows, kinds)
+
+        def there(rows: Array) -> list[plc.Column]:
+            assert self.cold is not None
+            table = self._to_table(self.cold.take(self._kernels.asnumpy(rows), names), names)
+            return list(self._kernels.frame(table).columns.values())
+
+        return [*([] if self.cold is None else [there]), *map(here, self.segments)]
+
+    def _to_table(self, frame: Any, names: list[str]) -> pa.Table:
+        """Rows of the host's backend as Arrow."""
+        assert self._kernels.host is not None
+        return self._kernels.host.to_arrow(frame, pa.schema([self.schema.field(name) for name in names]))
+
+    def retained(self, slots: Array) -> CudfStore:
+        """Another store with only these slots (ascending), renumbered from 0, each where it lies in this one."""
+        store = CudfStore(self.schema, self._kernels)
+        names, start = list(self.types), 0
+        sources = self._sources(names, list(self.types.values()))
+        for number, (length, source) in enumerate(zip(self._lengths(), sources, strict=True)):
+            bounds = cp.searchsorted(slots, cp.asarray([start, start + length]))
+            kept = slots[int(bounds[0]) : int(bounds[1])] - start
+            start += length
+            if not kept.size:
+                continue
+            if number == 0 and self.cold is not None:
+                store.cold = self.cold.retained(self._kernels.asnumpy(kept))
+            else:
+                segment = plc.Table(source(kept))
+                store._merge(segment)
+                store.segments.append(segment)
+        store.length = int(slots.size)
+        return store
+
+    def cool(self) -> int:
+        """Move the oldest segment to host memory; the bytes freed, 0 if none is there."""
+        host = self._kernels.host
+        if not self.segments or host is None:
+            return 0
+        segment = self.segments[0]
+        frame = Frame(segment.num_rows(), dict(zip(self.types, segment.columns(), strict=True)), self.types)
+        table = self._kernels.to_arrow(frame, self.schema)
+        if self.cold is None:
+            self.cold = host.store(self.schema)
+        self.cold.append(host.frame(table))
+        del self.segments[0]
+        return _bytes(segment)
+
+    def warm(self) -> None:
+        """Move all rows back to GPU memory."""
+        if self.cold is None:
+            return
+        step = max(1, min(len(self.cold), _ROWS_BACK))
+        back = []
+        for at in range(0, len(self.cold), step):
+            rows = np.arange(at, min(at + step, len(self.cold)))
+            table = self._to_table(self.cold.take(rows, list(self.types)), list(self.types))
+            back.append(plc.Table(list(self._kernels.frame(table).columns.values())))
+        self.cold, self.segments = None, [*back, *self.segments]
+
+
+def _bytes(segment: plc.Table) -> int:
+    return sum(int(column.device_buffer_size()) for column in segment.columns())

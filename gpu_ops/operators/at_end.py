@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +30,8 @@ from gpu_ops.multi import AnyJoin
 from gpu_ops.operators.batch import can_merge, merge_join
 from gpu_ops.operators.interval import IntervalJoin
 from gpu_ops.operators.said import Operator, Said
+
+TooMuch: TypeAlias = Callable[[int], bool]
 
 PARTS = 64
 KIND_COLUMN = "__kind"
@@ -62,6 +65,22 @@ class Kept:
     def nbytes(self) -> int:
         """Bytes in memory."""
         return self._bytes + (self.pending.nbytes if self.pending is not None else 0)
+
+    @property
+    def host_bytes(self) -> int:
+        """All of them: what is only kept stays on the host."""
+        return self.nbytes
+
+    def cool_rows(self) -> int:
+        """Nothing to move."""
+        return 0
+
+    def cool_indexes(self) -> int:
+        """Nothing to move."""
+        return 0
+
+    def warm(self) -> None:
+        """Nothing to move."""
 
     def live_after(self) -> int:
         """Insertions less retractions, once the prepared micro-batch is committed."""
@@ -153,12 +172,12 @@ class AtEnd:
     Args:
         join: its description.
         kernels: the backend.
-        memory_limit: bytes of kept input in memory; what is more goes to disk. None for no limit.
+        too_much: whether so many bytes of kept input are more than memory has room for; then they go to disk.
     """
 
-    def __init__(self, join: Description, kernels: Kernels, memory_limit: int | None) -> None:
+    def __init__(self, join: Description, kernels: Kernels, too_much: TooMuch) -> None:
         self.join, self.kernels = join, kernels
-        self._limit = memory_limit
+        self._too_much = too_much
         self._clock_ms = 0
         self.tables = tuple(Kept(kernels, s, part_keys(join, i)) for i, s in enumerate(join.inputs))
 
@@ -173,7 +192,7 @@ class AtEnd:
     def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Said:
         """Keep the changes; nothing is said."""
         del clock_ms, watermark_ms
-        return keep(self.join, self.tables, changes, self._limit)
+        return keep(self.join, self.tables, changes, self._too_much)
 
     def commit(self, clock_ms: int) -> None:
         """Make the prepared micro-batch final."""
@@ -218,8 +237,9 @@ class AtEnd:
         """The changes of each input."""
         return {name: table.all() for name, table in zip(self.join.sides, self.tables, strict=True)}
 
-    def restore(self, state: Mapping[str, pa.Table]) -> None:
+    def restore(self, state: Mapping[str, pa.Table], settle: Callable[[], None]) -> None:
         """Take over a snapshot."""
+        del settle
         for name, kept in zip(self.join.sides, self.tables, strict=True):
             kept.restore(state[name])
 
@@ -235,14 +255,12 @@ class JoinAtEnd(AtEnd):
     Args:
         join: its description.
         kernels: the backend.
-        memory_limit: see `AtEnd`.
+        too_much: see `AtEnd`.
         make: makes the operator that joins a part which a sorted merge cannot.
     """
 
-    def __init__(
-        self, join: AnyJoin, kernels: Kernels, memory_limit: int | None, make: Callable[[AnyJoin], Operator]
-    ) -> None:
-        super().__init__(join, kernels, memory_limit)
+    def __init__(self, join: AnyJoin, kernels: Kernels, too_much: TooMuch, make: Callable[[AnyJoin], Operator]) -> None:
+        super().__init__(join, kernels, too_much)
         self._described, self._make = join, make
 
     def result(self, changes: tuple[Ingested, ...]) -> pa.Table:
@@ -259,19 +277,19 @@ class JoinAtEnd(AtEnd):
         return pa.concat_tables(parts)
 
 
-def keep(join: Description, tables: Sequence[Kept], changes: Sequence[Ingested], limit: int | None) -> Said:
+def keep(join: Description, tables: Sequence[Kept], changes: Sequence[Ingested], too_much: TooMuch) -> Said:
     """Take in a micro-batch and say nothing.
 
     Args:
         join: whose inputs they are.
         tables: what is kept of each.
         changes: of each.
-        limit: bytes in memory; what is more goes to disk. None for no limit.
+        too_much: see `AtEnd`.
     """
     started = time.perf_counter()
     for table, change in zip(tables, changes, strict=True):
         table.prepare(change)
-    if limit is not None and sum(t.nbytes for t in tables) > limit:
+    if too_much(sum(t.nbytes for t in tables)):
         for table in tables:
             table.spill()
     metrics: dict[str, int | float] = {"update_ms": (time.perf_counter() - started) * 1e3}

@@ -16,7 +16,7 @@ import pyarrow as pa
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Kernels
 from gpu_ops.multi import AnyJoin
-from gpu_ops.operators.at_end import KIND_COLUMN, Kept, in_turn, keep
+from gpu_ops.operators.at_end import KIND_COLUMN, Kept, TooMuch, in_turn, keep
 from gpu_ops.operators.said import Operator, Rows, Said
 
 
@@ -33,15 +33,13 @@ class Backlog:
     Args:
         join: its description.
         kernels: the backend.
-        memory_limit: bytes of the backlog in memory; what is more goes to disk meanwhile. None for no limit.
+        too_much: whether so many bytes of the backlog are more than memory has room for; they go to disk meanwhile.
         make: makes the streaming operator.
     """
 
-    def __init__(
-        self, join: AnyJoin, kernels: Kernels, memory_limit: int | None, make: Callable[[], Switching]
-    ) -> None:
+    def __init__(self, join: AnyJoin, kernels: Kernels, too_much: TooMuch, make: Callable[[], Switching]) -> None:
         self.join, self.kernels = join, kernels
-        self._make, self._limit = make, memory_limit
+        self._make, self._too_much = make, too_much
         self._kept = self._empty()
         self._live: Switching | None = None
         self._switching = False
@@ -67,7 +65,7 @@ class Backlog:
         if self._live is not None:
             return self._live.prepare(changes, clock_ms, watermark_ms)
         if self.backlog:
-            return keep(self.join, self._kept, changes, self._limit)
+            return keep(self.join, self._kept, changes, self._too_much)
         self._switching = True
         self._live = self._make()
         if not any(len(k) for k in self._kept):
@@ -115,14 +113,14 @@ class Backlog:
             return self._live.snapshot()
         return {name: kept.all() for name, kept in zip(self.join.sides, self._kept, strict=True)}
 
-    def restore(self, state: Mapping[str, pa.Table]) -> None:
+    def restore(self, state: Mapping[str, pa.Table], settle: Callable[[], None]) -> None:
         """Take over a snapshot."""
         if all(KIND_COLUMN in state[name].column_names for name in self.join.sides):
             for name, kept in zip(self.join.sides, self._kept, strict=True):
                 kept.restore(state[name])
             return
         self._live = self._make()
-        self._live.restore(state)
+        self._live.restore(state, settle)
 
     def result(self) -> pa.Table:
         """The backlog's net result, if no live micro-batch has come; nothing is changed."""

@@ -17,7 +17,7 @@ from gpu_ops.changelog import INSERT, encode_row_kinds
 from gpu_ops.ingest import Ingested
 from gpu_ops.joins import Input
 from gpu_ops.kernels import Kernels
-from gpu_ops.operators.at_end import AtEnd
+from gpu_ops.operators.at_end import AtEnd, TooMuch
 from gpu_ops.operators.batch import present_rows
 
 _ARROW = {"sum": "sum", "count": "count", "min": "min", "max": "max", "avg": "mean", "count_distinct": "count_distinct"}
@@ -29,11 +29,11 @@ class AggregateAtEnd(AtEnd):
     Args:
         described: the description.
         kernels: the backend.
-        memory_limit: see `AtEnd`.
+        too_much: see `AtEnd`.
     """
 
-    def __init__(self, described: Aggregate, kernels: Kernels, memory_limit: int | None) -> None:
-        super().__init__(described, kernels, memory_limit)
+    def __init__(self, described: Aggregate, kernels: Kernels, too_much: TooMuch) -> None:
+        super().__init__(described, kernels, too_much)
         self._described = described
 
     def result(self, changes: tuple[Ingested, ...]) -> pa.Table:
@@ -83,11 +83,11 @@ class CoGroupAtEnd(AtEnd):
     Args:
         described: the description.
         kernels: the backend.
-        memory_limit: see `AtEnd`.
+        too_much: see `AtEnd`.
     """
 
-    def __init__(self, described: CoGroup, kernels: Kernels, memory_limit: int | None) -> None:
-        super().__init__(described, kernels, memory_limit)
+    def __init__(self, described: CoGroup, kernels: Kernels, too_much: TooMuch) -> None:
+        super().__init__(described, kernels, too_much)
         self._described = described
 
     def result(self, changes: tuple[Ingested, ...]) -> pa.Table:

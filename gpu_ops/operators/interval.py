@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -369,7 +369,7 @@ class IntervalJoin:
         told = pa.table({name: pa.array([value], pa.int64()) for name, value in facts.items()})
         return {"left": self.tables[0].snapshot(), "right": self.tables[1].snapshot(), "time": told}
 
-    def restore(self, state: Mapping[str, pa.Table]) -> None:
+    def restore(self, state: Mapping[str, pa.Table], settle: Callable[[], None]) -> None:
         """Take over a snapshot.
 
         Raises:
@@ -382,6 +382,6 @@ class IntervalJoin:
         self.clock = self._next = Clock(facts["watermark"], cleaned, (facts["left_seen"], facts["right_seen"]))
         for table, side, name in zip(self.tables, (0, 1), ("left", "right"), strict=True):
             over = self._over(side, self.clock.watermark)
-            table.restore(state[name], over, self.cleanup)
+            table.restore(state[name], over, self.cleanup, settle)
             if self.lazy:
                 table.stale = self.kernels.xp.flatnonzero(table.time.values <= over)

@@ -14,7 +14,7 @@ after a left step, too; pads are ``-D`` before and ``+I`` after it.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -246,7 +246,7 @@ class MultiWayJoin:
         """The live rows of each input."""
         return {name: table.snapshot() for name, table in zip(self.join.sides, self.tables, strict=True)}
 
-    def restore(self, state: Mapping[str, pa.Table]) -> None:
+    def restore(self, state: Mapping[str, pa.Table], settle: Callable[[], None]) -> None:
         """Take over a snapshot.
 
         Raises:
@@ -257,7 +257,7 @@ class MultiWayJoin:
             missing -= set(state[name].column_names)
             if missing:
                 raise StateError(f"the snapshot of input '{name}' lacks {', '.join(sorted(missing))}")
-            table.restore(state[name])
+            table.restore(state[name], settle)
 
 
 def _back(path: tuple[Operation, ...]) -> Lookup:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -39,13 +39,26 @@ class Rows(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of state."""
+        """Bytes of state, wherever they lie."""
+
+    @property
+    def host_bytes(self) -> int:
+        """Those in host memory."""
 
     def __len__(self) -> int:
         """Slots in use, those of dead rows included."""
 
     def live_after(self) -> int:
         """Live rows once the prepared micro-batch is committed."""
+
+    def cool_rows(self) -> int:
+        """Move the oldest rows in GPU memory to the host's; see `gpu_ops.state.cold`."""
+
+    def cool_indexes(self) -> int:
+        """Move the oldest part of each index to host memory; likewise."""
+
+    def warm(self) -> None:
+        """Move everything back."""
 
 
 class Operator(Protocol):
@@ -73,5 +86,10 @@ class Operator(Protocol):
     def snapshot(self) -> dict[str, pa.Table]:
         """The committed state."""
 
-    def restore(self, state: Mapping[str, pa.Table]) -> None:
-        """Take over a snapshot, into an operator that has seen nothing yet."""
+    def restore(self, state: Mapping[str, pa.Table], settle: Callable[[], None]) -> None:
+        """Take over a snapshot, into an operator that has seen nothing yet.
+
+        Args:
+            state: as `snapshot` gives it.
+            settle: called now and then; it may move state to the host's memory.
+        """

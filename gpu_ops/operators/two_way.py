@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -119,7 +119,7 @@ class TwoWayJoin:
         """The live rows of both sides."""
         return {name: table.snapshot() for name, table in zip(SIDES, self.tables, strict=True)}
 
-    def restore(self, state: Mapping[str, pa.Table]) -> None:
+    def restore(self, state: Mapping[str, pa.Table], settle: Callable[[], None]) -> None:
         """Take over a snapshot.
 
         Raises:
@@ -130,7 +130,7 @@ class TwoWayJoin:
             missing -= set(state[name].column_names)
             if missing:
                 raise StateError(f"the snapshot of input '{name}' lacks {', '.join(sorted(missing))}")
-            table.restore(state[name])
+            table.restore(state[name], settle)
 
 
 def null_aware_as_condition(join: Join) -> Join:

@@ -19,7 +19,7 @@ METRICS_COLUMN: Final = "__gpu_join_metrics"
 METRICS_TYPE: Final = pa.list_(pa.int64())
 """One list costs a row four bytes where it is null; a struct of as many numbers costs it two hundred."""
 
-_OF_INPUT: Final = ("rows_in", "state_rows", "state_bytes", "unknown_retractions", "expired", "bad_rows")
+_OF_INPUT: Final = ("rows_in", "state_rows", "state_bytes", "cold_bytes", "unknown_retractions", "expired", "bad_rows")
 _OF_TIMED_INPUT: Final = ("late", "evicted")
 _ROWS_OUT: Final = ("rows_out_insert", "rows_out_update_before", "rows_out_update_after", "rows_out_delete")
 _TIMES: Final = ("probe_ms", "update_ms", "emit_ms", "commit_ms")

@@ -6,7 +6,8 @@ entry is one uint64: the upper half of the row's hash, then its slot; sorting en
 and, within a hash, by slot. Each run has a directory of hash prefixes, so a lookup is one jump and a
 short scan, without a search. Hashes may collide: callers verify candidates by real equality.
 
-Rows of the current micro-batch are *staged* in a run of their own until it is committed.
+Rows of the current micro-batch are *staged* in a run of their own until it is committed. The oldest runs may have
+moved to host memory (`gpu_ops.state.cold`); they are searched and merged there.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from gpu_ops.kernels import Array, Kernels, as_slots
+from gpu_ops.state.cold import Both, postponed
 
 SLOT_BITS = 32
 MAX_SLOTS = (1 << SLOT_BITS) - 2
@@ -37,6 +39,8 @@ class Run:
     shift: int
     buffer: Array
     """What the entries are the beginning of; the rest is room for more."""
+    home: Kernels
+    """The backend in whose memory it lies."""
 
     @property
     def nbytes(self) -> int:
@@ -58,6 +62,11 @@ class HashIndex:
         """Bytes of all runs."""
         return sum(r.nbytes for r in self.runs) + (self.staged.nbytes if self.staged else 0)
 
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the runs that lie in host memory."""
+        return sum(r.nbytes for r in self.runs if r.home.host is None)
+
     def stage(self, hashes: Array, slots: Array) -> None:
         """Make rows findable, until `commit` for good or `discard` not at all.
 
@@ -68,45 +77,49 @@ class HashIndex:
         if slots.size:
             entries = to_entries(hashes, slots)
             entries.sort()
-            self.staged = self._run(entries)
+            self.staged = _run(self._kernels, entries)
 
     def commit(self) -> None:
         """Keep the staged rows."""
         if self.staged is None:
             return
-        merged, self.staged = self.staged, None
-        smaller: list[Run] = []
-        size = merged.entries.size
-        while self.runs and self.runs[-1].entries.size <= _GROWTH * size:
-            smaller.append(merged)
-            merged = self.runs.pop()
-            size += merged.entries.size
-        self.runs.append(self._merge(merged, smaller) if smaller else merged)
+        self.runs.append(self.staged)
+        self.staged = None
+        size, count = self.runs[-1].entries.size, 1
+        while count < len(self.runs) and self._grows(self.runs[-1 - count], size):
+            size += self.runs[-1 - count].entries.size
+            count += 1
+        if count > 1:
+            with postponed(self._kernels, "merging an index"):
+                self.runs[-count:] = [_merged(self.runs[-count:])]
 
-    def _merge(self, largest: Run, smaller: list[Run]) -> Run:
-        """One run of several, of which nothing is left."""
-        run = smaller[0]
-        for other in [*smaller[1:], largest]:
-            run = self._merge_two(other, run)
-        return run
+    def _grows(self, run: Run, size: int) -> bool:
+        """Whether so many entries after a run's are merged into it."""
+        most = self._kernels.piece_bytes
+        small = most is None or run.nbytes + size * run.entries.itemsize <= most
+        return small and run.home is self._kernels and run.entries.size <= _GROWTH * size
 
-    def _merge_two(self, run: Run, added: Run) -> Run:
-        """A run with the entries of another, in its own buffer if they fit."""
-        size = run.entries.size
-        total, buffer = size + added.entries.size, run.buffer
-        if total > buffer.size:
-            buffer = self._xp.empty(2 * total if self._kernels.spare_room else total, np.uint64)
-            buffer[:size] = run.entries
-        entries = buffer[:total]
-        entries[size:] = added.entries
-        entries.sort(kind="stable")  # a linear pass over two sorted runs (timsort)
-        shift = self._shift(total)
-        if shift != run.shift:
-            return self._run(entries, buffer)
-        # Where a prefix begins is how many entries come before it, in one part and in the other.
-        directory, _ = make_directory(self._xp, added.entries, shift)
-        directory += run.directory
-        return Run(entries, directory, shift, buffer)
+    def cool(self) -> int:
+        """Move the oldest run in GPU memory to the host's; the bytes freed, 0 if none is there."""
+        host = self._kernels.host
+        number = sum(r.home is host for r in self.runs)
+        if host is None or number == len(self.runs):
+            return 0
+        run, copy = self.runs[number], self._kernels.asnumpy
+        entries = copy(run.entries)
+        self.runs[number] = Run(entries, copy(run.directory), run.shift, entries, host)
+        while number and self.runs[number - 1].entries.size <= _GROWTH * self.runs[number].entries.size:
+            number -= 1
+            self.runs[number : number + 2] = [_merged(self.runs[number : number + 2])]
+        return run.nbytes
+
+    def warm(self) -> None:
+        """Move all runs back to GPU memory."""
+        for number, run in enumerate(self.runs):
+            if run.home is not self._kernels:
+                entries = self._kernels.asarray(run.entries)
+                directory = self._kernels.asarray(run.directory)
+                self.runs[number] = Run(entries, directory, run.shift, entries, self._kernels)
 
     def discard(self) -> None:
         """Forget the staged rows."""
@@ -141,10 +154,12 @@ class HashIndex:
         xp = self._xp
         upper, own = needles >> np.uint64(SLOT_BITS), (needles & _LOW).view(np.int64)
         runs = [*self.runs, self.staged] if staged and self.staged is not None else self.runs
-        keys = []
+        keys, uppers, asarray = [], Both(self._kernels, upper), self._kernels.asarray
         for run in runs:
-            at, slots = self._kernels.search(run.entries, run.directory, run.shift, upper)
+            at, slots = run.home.search(run.entries, run.directory, run.shift, uppers.at(run.home))
             if at.size:
+                if run.home is not self._kernels:
+                    at, slots = asarray(at), asarray(slots)
                 first, second = (slots, own[at]) if by_candidate else (own[at], slots)
                 keys.append((first << SLOT_BITS) | second)
         if not keys:
@@ -155,29 +170,59 @@ class HashIndex:
         first, second = pairs >> SLOT_BITS, pairs & ((1 << SLOT_BITS) - 1)
         return (second, first) if by_candidate else (first, second)
 
-    def renumber(self, new_slots: Array) -> None:
-        """Follow a compaction.
+    def renumbered(self, new_slots: Array) -> HashIndex:
+        """Another index that follows a compaction.
 
         Args:
             new_slots: int64, the new slot of each old one, ascending, -1 for slots that went.
         """
-        kept = []
+        index, everywhere = HashIndex(self._kernels), Both(self._kernels, new_slots)
         for run in self.runs:
-            slots = new_slots[(run.entries & _LOW).view(np.int64)]
+            slots = everywhere.at(run.home)[(run.entries & _LOW).view(np.int64)]
             alive = slots >= 0
             entries = to_entries(run.entries[alive], slots[alive])
             if entries.size:
-                kept.append(self._run(entries))
-        self.runs = kept
+                index.runs.append(_run(run.home, entries))
+        return index
 
-    def _run(self, entries: Array, buffer: Array | None = None) -> Run:
-        directory, shift = make_directory(self._xp, entries, self._shift(entries.size))
-        return Run(entries, directory, shift, entries if buffer is None else buffer)
 
-    def _shift(self, size: int) -> int:
-        """In steps of two, so that a run that grows by merges keeps its prefixes for a while."""
-        shift = prefix_shift(size, self._kernels.bucket)
-        return shift - shift % 2
+def _run(home: Kernels, entries: Array, buffer: Array | None = None) -> Run:
+    directory, shift = make_directory(home.xp, entries, _shift(home, entries.size))
+    return Run(entries, directory, shift, entries if buffer is None else buffer, home)
+
+
+def _shift(home: Kernels, size: int) -> int:
+    """In steps of two, so that a run that grows by merges keeps its prefixes for a while."""
+    shift = prefix_shift(size, home.bucket)
+    return shift - shift % 2
+
+
+def _merged(runs: list[Run]) -> Run:
+    """One run of several of one memory, oldest first."""
+    merged = runs[-1]
+    for older in reversed(runs[:-1]):
+        merged = _merge_two(older, merged)
+    return merged
+
+
+def _merge_two(run: Run, added: Run) -> Run:
+    """A run with the entries of another, in its own buffer if they fit: then nothing is left of it."""
+    home = run.home
+    size = run.entries.size
+    total, buffer = size + added.entries.size, run.buffer
+    if total > buffer.size:
+        buffer = home.xp.empty(2 * total if home.spare_room else total, np.uint64)
+        buffer[:size] = run.entries
+    entries = buffer[:total]
+    entries[size:] = added.entries
+    entries.sort(kind="stable")  # a linear pass over two sorted runs (timsort)
+    shift = _shift(home, total)
+    if shift != run.shift:
+        return _run(home, entries, buffer)
+    # Where a prefix begins is how many entries come before it, in one part and in the other.
+    directory, _ = make_directory(home.xp, added.entries, shift)
+    directory += run.directory
+    return Run(entries, directory, shift, buffer, home)
 
 
 def to_entries(hashes: Array, slots: Array) -> Array:

@@ -9,6 +9,7 @@ discarded.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
@@ -16,8 +17,9 @@ import pyarrow as pa
 from gpu_ops.errors import StateError
 from gpu_ops.joins import Input
 from gpu_ops.kernels import Array, Frame, Kernels, as_slots
+from gpu_ops.state.cold import postponed
 from gpu_ops.state.index import MAX_SLOTS
-from gpu_ops.state.table import DEAD, LIVE, Growing, kept_slots, too_many_dead
+from gpu_ops.state.table import DEAD, LIVE, Growing, kept_slots, parts, stored_rows, too_many_dead
 from gpu_ops.state.time_index import TimeIndex
 
 GHOST = 3
@@ -61,32 +63,36 @@ class TimeQueue:
             self._added = _Chunk(times[order], slots[order])
 
     def commit(self) -> None:
-        """Make the last `take` and `add` final."""
-        if self._left is not None:
-            self._chunks = self._left
+        """Make the last `take` and `add` final; a `MemoryError` on the way leaves them to be committed again."""
+        if self._left is None and self._added is None:
+            return
+        chunks = self._chunks if self._left is None else self._left
         if self._added is not None:
-            merged = self._added
-            while self._chunks and self._chunks[-1].slots.size <= merged.slots.size:
-                older = self._chunks.pop()
-                times = self._kernels.xp.concatenate([older.times, merged.times])
-                order = self._kernels.argsort(times)
-                merged = _Chunk(times[order], self._kernels.xp.concatenate([older.slots, merged.slots])[order])
-            self._chunks.append(merged)
+            chunks = [*chunks, self._added]
+            while len(chunks) > 1 and chunks[-2].slots.size <= chunks[-1].slots.size:
+                chunks[-2:] = [self._merged(*chunks[-2:])]
+        self._chunks = chunks
         self.discard()
+
+    def _merged(self, older: _Chunk, newer: _Chunk) -> _Chunk:
+        xp = self._kernels.xp
+        times = xp.concatenate([older.times, newer.times])
+        order = self._kernels.argsort(times)
+        return _Chunk(times[order], xp.concatenate([older.slots, newer.slots])[order])
 
     def discard(self) -> None:
         """Forget the last `take` and `add`."""
         self._left = self._added = None
 
-    def renumber(self, new_slots: Array) -> None:
-        """Follow a compaction; slots that went are -1."""
-        chunks = []
+    def renumbered(self, new_slots: Array) -> TimeQueue:
+        """Another queue that follows a compaction; slots that went are -1."""
+        queue = TimeQueue(self._kernels)
         for chunk in self._chunks:
             slots = new_slots[chunk.slots]
             kept = slots >= 0
             if bool(kept.any()):
-                chunks.append(_Chunk(chunk.times[kept], slots[kept]))
-        self._chunks = chunks
+                queue._chunks.append(_Chunk(chunk.times[kept], slots[kept]))
+        return queue
 
 
 @dataclasses.dataclass
@@ -144,8 +150,13 @@ class IntervalTable:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of rows, index and the columns beside them."""
+        """Bytes of rows, index and the columns beside them, wherever they lie."""
         return self.store.nbytes + self.index.nbytes + sum(c.nbytes for c in self._columns())
+
+    @property
+    def host_bytes(self) -> int:
+        """Those in host memory."""
+        return self.nbytes if self.kernels.host is None else self.store.host_bytes + self.index.host_bytes
 
     def hash_keys(self, frame: Frame) -> Array:
         """Key hashes of a frame's rows."""
@@ -237,16 +248,23 @@ class IntervalTable:
         return sum(int(slots.size) * ((new == status) - (old == status)) for slots, old, new in moved)
 
     def commit(self) -> None:
-        """Make the prepared micro-batch final."""
-        self.live, self.ghosts = self.live_after(), self.ghosts + self._moved(GHOST)
+        """Make the prepared micro-batch final; without one, nothing happens.
+
+        A `MemoryError` on the way leaves a micro-batch that can be committed again.
+        """
+        if self._prepared is None:
+            return
         self.status.values[self._open.passing] = DEAD
-        self._prepared = None
         self.index.commit()
         self.due.commit()
         self.early.commit()
+        # from here on nothing is allocated
+        self.live, self.ghosts = self.live_after(), self.ghosts + self._moved(GHOST)
+        self._prepared = None
         dead = len(self.store) - self.live - self.ghosts
         if too_many_dead(self.kernels, dead, self.live):
-            self.compact()
+            with postponed(self.kernels, "dropping dead rows"):
+                self.compact()
 
     def discard(self) -> None:
         """Undo the prepared micro-batch."""
@@ -270,50 +288,71 @@ class IntervalTable:
     def compact(self) -> None:
         """Drop dead rows; done when they outnumber the others, so each costs once."""
         slots, new_slots = kept_slots(self.kernels.xp, self.status.values)
-        self.store.retain(slots)
-        for column in self._columns():
-            column.retain(slots)
-        self.index.renumber(new_slots)
-        self.due.renumber(new_slots)
-        self.early.renumber(new_slots)
-        self.stale = new_slots[self.stale]
+        store, index, stale = self.store.retained(slots), self.index.renumbered(new_slots), new_slots[self.stale]
+        columns = {name: column.retained(slots) for name, column in self._named().items()}
+        due, early = self.due.renumbered(new_slots), self.early.renumbered(new_slots)
+        # from here on nothing is allocated
+        self.store, self.index, self.due, self.early, self.stale = store, index, due, early, stale
+        self.status, self.time = columns[STATUS_COLUMN], columns[TIME_COLUMN]
+        self.sweep, self.matched = columns.get(SWEEP_COLUMN), columns.get(MATCHED_COLUMN)
+
+    # --- two memories ------------------------------------------------------------------------
+
+    def cool_rows(self) -> int:
+        """Move the oldest rows in GPU memory to the host's; see `gpu_ops.state.cold`."""
+        return self.store.cool()
+
+    def cool_indexes(self) -> int:
+        """Move the oldest part of the index to host memory."""
+        return self.index.cool()
+
+    def warm(self) -> None:
+        """Move everything back."""
+        self.store.warm()
+        self.index.warm()
 
     # --- the stored form ---------------------------------------------------------------------
 
     def snapshot(self) -> pa.Table:
         """The rows there are, with time and whatever stands beside them."""
         slots = self.kernels.xp.flatnonzero(self.status.values)
-        names = self.source.schema.names
-        table = self.kernels.to_arrow(self.store.take(slots, names), self.source.schema)
+        table = stored_rows(self.kernels, self.store, self.source.schema, slots)
         for name, column in self._named().items():
             values = self.kernels.asnumpy(column.values[slots]).astype(np.int64)
             table = table.append_column(name, pa.array(values))
         return table
 
-    def restore(self, table: pa.Table, over: int, cleanup: int) -> None:
+    def restore(self, table: pa.Table, over: int, cleanup: int, settle: Callable[[], None]) -> None:
         """Fill an empty table from a snapshot.
 
         Args:
             table: as `snapshot` gives it.
             over: the latest time at which a row's time is over.
             cleanup: how much longer rows are kept at least.
+            settle: called after each part of it: there may be more than the GPU has room for.
         """
         missing = {*self.source.schema.names, *self._named()} - set(table.column_names)
         if missing:
             raise StateError(f"the snapshot of input '{self.source.name}' lacks {', '.join(sorted(missing))}")
-        frame = self.kernels.frame(table.select(self.source.schema.names).cast(self.source.schema))
-        beside = {name: self.kernels.asarray(table[name].to_numpy()) for name in self._named()}
-        times, sweep = beside[TIME_COLUMN], beside.get(SWEEP_COLUMN)
+        for part in parts(self.kernels, table):
+            self._restore(part, over, cleanup)
+            settle()
+        for name, column in self._named().items():
+            column.values[:] = self.kernels.asarray(table[name].to_numpy())
+        self.ghosts = int((self.status.values == GHOST).sum())
+        self.live = len(self.store) - self.ghosts
+
+    def _restore(self, part: pa.Table, over: int, cleanup: int) -> None:
+        asarray, names = self.kernels.asarray, self.source.schema.names
+        frame = self.kernels.frame(part.select(names).cast(self.source.schema))
+        times = asarray(part[TIME_COLUMN].to_numpy())
+        sweep = None if self.sweep is None else asarray(part[SWEEP_COLUMN].to_numpy())
         self.begin()
         slots = self.add(frame, self.hash_keys(frame), times, None, sweep)
         if sweep is not None:
             rows = self.kernels.xp.flatnonzero((sweep + cleanup > times) & (times > over))
             self.early.add(times[rows], slots[rows])
         self.commit()
-        for name, column in self._named().items():
-            column.values[:] = beside[name]
-        self.ghosts = int((self.status.values == GHOST).sum())
-        self.live = len(self.store) - self.ghosts
 
     def _named(self) -> dict[str, Growing]:
         columns: dict[str, Growing | None] = {

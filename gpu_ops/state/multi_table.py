@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pyarrow as pa
 
 from gpu_ops.joins import Input
 from gpu_ops.kernels import Array, Frame, Kernels
 from gpu_ops.state.index import HashIndex
-from gpu_ops.state.table import Growing, Prepared, StateTable, kept_slots
+from gpu_ops.state.table import Growing, Prepared, StateTable
 
 KeySet = tuple[tuple[str, pa.DataType], ...]
 """Columns by which rows are looked up, with the types they are compared in. Null matches nothing."""
@@ -39,9 +41,11 @@ class MultiTable(StateTable):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of rows, indexes and mutable columns."""
-        further = sum(index.nbytes for index in self._further)
-        return super().nbytes + further + sum(column.nbytes for column in self.step_counts.values())
+        """Bytes of rows, indexes and mutable columns, wherever they lie."""
+        return super().nbytes + sum(column.nbytes for column in self.step_counts.values())
+
+    def _indexes(self) -> list[HashIndex]:
+        return [*super()._indexes(), *self._further]
 
     @property
     def expired_slots(self) -> Array | None:
@@ -75,10 +79,8 @@ class MultiTable(StateTable):
 
     def commit(self, clock_ms: int) -> None:
         """Make the prepared micro-batch final."""
-        for index in self._further:
-            index.commit()
-        self._moved = []
         super().commit(clock_ms)
+        self._moved = []
 
     def discard(self) -> None:
         """Undo the prepared micro-batch, and what expired before it."""
@@ -91,30 +93,20 @@ class MultiTable(StateTable):
         for index in self._further:
             index.discard()
 
-    def compact(self) -> None:
-        """Drop dead rows."""
-        slots, new_slots = kept_slots(self.kernels.xp, self.status.values)
-        super().compact()
-        for column in self.step_counts.values():
-            column.retain(slots)
-        for index in self._further:
-            index.renumber(new_slots)
+    def _compacted(self, slots: Array, new_slots: Array) -> Callable[[], None]:
+        rest = super()._compacted(slots, new_slots)
+        counts = {step: column.retained(slots) for step, column in self.step_counts.items()}
+        further = [index.renumbered(new_slots) for index in self._further]
 
-    def snapshot(self) -> pa.Table:
-        """Live rows, with their counts per step and last write."""
-        table = super().snapshot()
-        slots = self.kernels.xp.flatnonzero(self.status.values)
-        for step, column in self.step_counts.items():
-            values = self.kernels.asnumpy(column.values[slots]).astype(np.int64)
-            table = table.append_column(count_column(step), pa.array(values))
-        return table
+        def put() -> None:
+            rest()
+            self.step_counts, self._further = counts, further
 
-    def restore(self, table: pa.Table) -> None:
-        """Fill an empty table from a snapshot."""
-        super().restore(table)
-        for step, column in self.step_counts.items():
-            counts = table[count_column(step)].to_numpy().astype(np.int32)
-            column.values[:] = self.kernels.asarray(counts)
+        return put
+
+    def _stored_beside(self) -> dict[str, Growing]:
+        counts = {count_column(step): column for step, column in self.step_counts.items()}
+        return {**super()._stored_beside(), **counts}
 
 
 def count_column(step: int) -> str:

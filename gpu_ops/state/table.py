@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,8 @@ import pyarrow as pa
 
 from gpu_ops.errors import StateError
 from gpu_ops.joins import Input
-from gpu_ops.kernels import Array, Frame, Kernels, as_slots, distinct
+from gpu_ops.kernels import Array, Frame, Kernels, Store, as_slots, distinct
+from gpu_ops.state.cold import postponed
 from gpu_ops.state.index import MAX_SLOTS, HashIndex, to_entries
 
 DEAD, LIVE, DYING = 0, 1, 2
@@ -60,11 +62,12 @@ class Growing:
         self._data[self.length : self.length + count] = value
         self.length += count
 
-    def retain(self, slots: Array) -> None:
-        """Keep only these slots."""
-        self._data, self.length = self.values[slots], int(slots.size)
-        if not self.length:
-            self._data = self._xp.zeros(64, self._data.dtype)
+    def retained(self, slots: Array) -> Growing:
+        """Another one with only these slots."""
+        kept = Growing(self._xp, self._data.dtype)
+        if slots.size:
+            kept._data, kept.length = self.values[slots], int(slots.size)
+        return kept
 
 
 def too_many_dead(kernels: Kernels, dead: int, live: int) -> bool:
@@ -78,6 +81,25 @@ def kept_slots(xp: Any, status: Array) -> tuple[Array, Array]:
     new_slots = xp.full(status.size, -1, np.int64)
     new_slots[slots] = xp.arange(slots.size, dtype=np.int64)
     return slots, new_slots
+
+
+def rows_at_once(kernels: Kernels) -> int:
+    """Rows that go from or to a GPU in one piece, when all of them may be more than it has room for."""
+    return 3 if kernels.tiny_segments else 1 << 22
+
+
+def stored_rows(kernels: Kernels, store: Store, schema: pa.Schema, slots: Array) -> pa.Table:
+    """Rows of a store as a table."""
+    step = rows_at_once(kernels) if kernels.host is not None else max(1, int(slots.size))
+    taken = (store.take(slots[at : at + step], schema.names) for at in range(0, int(slots.size), step))
+    return pa.concat_tables([schema.empty_table(), *(kernels.to_arrow(frame, schema) for frame in taken)])
+
+
+def parts(kernels: Kernels, table: pa.Table) -> Iterator[pa.Table]:
+    """A snapshot in parts that a GPU takes in at a time; at least one."""
+    step = rows_at_once(kernels) if kernels.host is not None else max(1, table.num_rows)
+    for at in range(0, max(1, table.num_rows), step):
+        yield table.slice(at, step)
 
 
 @dataclasses.dataclass
@@ -145,10 +167,20 @@ class StateTable:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of rows, indexes and mutable columns."""
-        parts = (self.identity_index, self.count, self.written)
-        always = self.store.nbytes + self.key_index.nbytes + self.status.nbytes
-        return always + sum(p.nbytes for p in parts if p is not None)
+        """Bytes of rows, indexes and mutable columns, wherever they lie."""
+        beside = (self.status, self.count, self.written)
+        found = sum(index.nbytes for index in self._indexes())
+        return self.store.nbytes + found + sum(c.nbytes for c in beside if c is not None)
+
+    @property
+    def host_bytes(self) -> int:
+        """Those in host memory."""
+        if self.kernels.host is None:
+            return self.nbytes
+        return self.store.host_bytes + sum(index.host_bytes for index in self._indexes())
+
+    def _indexes(self) -> list[HashIndex]:
+        return [self.key_index] if self.identity_index is None else [self.key_index, self.identity_index]
 
     def live_after(self) -> int:
         """Live rows once the prepared micro-batch is committed."""
@@ -230,35 +262,46 @@ class StateTable:
             self.prepared.counted.append((slots, deltas))
 
     def commit(self, clock_ms: int) -> None:
-        """Make the prepared micro-batch final."""
+        """Make the prepared micro-batch final; without one, nothing happens.
+
+        A `MemoryError` on the way leaves a micro-batch that can be committed again.
+        """
         done = self.prepared
-        assert done is not None
+        if done is None:
+            return
+        added = len(self.store) - done.first_new
+        null_keys = done.null_keys - self._without_key(done.stillborn)
+        self.status.values[done.killed] = DEAD
+        self.status.values[done.stillborn] = DEAD
+        for index in self._indexes():
+            index.commit()
+        written = self._write(done, added, clock_ms)
+        # from here on nothing is allocated
         self.prepared = None
         if self._expired is not None:
             for _ in range(self._expired[0]):
                 self._queue.popleft()
             self._expired = None
-        added = len(self.store) - done.first_new
-        self.status.values[done.killed] = DEAD
-        self.status.values[done.stillborn] = DEAD
+        if written is not None:
+            self._queue.append((clock_ms, written))
         self.live += added - int(done.stillborn.size) - int(done.killed.size)
-        self.null_keys += done.null_keys
-        if done.stillborn.size:
-            self.null_keys -= self._without_key(done.stillborn)
-        self.key_index.commit()
-        if self.identity_index is not None:
-            self.identity_index.commit()
-        if self.written is not None:
-            touched = [as_slots(self.kernels, done.first_new, added), *(slots for slots, _ in done.counted)]
-            if done.refreshed is not None:
-                touched.append(done.refreshed)
-            slots = distinct(self.kernels.xp, self.kernels.xp.concatenate(touched))
-            if slots.size:
-                self.written.values[slots] = clock_ms
-                self._queue.append((clock_ms, slots))
-        dead = len(self.store) - self.live
-        if too_many_dead(self.kernels, dead, self.live):
-            self.compact()
+        self.null_keys += null_keys
+        if too_many_dead(self.kernels, len(self.store) - self.live, self.live):
+            with postponed(self.kernels, "dropping dead rows"):
+                self.compact()
+
+    def _write(self, done: Prepared, added: int, clock_ms: int) -> Array | None:
+        """Note when rows were written; those rows, or None."""
+        if self.written is None:
+            return None
+        touched = [as_slots(self.kernels, done.first_new, added), *(slots for slots, _ in done.counted)]
+        if done.refreshed is not None:
+            touched.append(done.refreshed)
+        slots = distinct(self.kernels.xp, self.kernels.xp.concatenate(touched))
+        if not slots.size:
+            return None
+        self.written.values[slots] = clock_ms
+        return slots
 
     def discard(self) -> None:
         """Undo the prepared micro-batch, and what expired before it."""
@@ -310,47 +353,77 @@ class StateTable:
 
     def compact(self) -> None:
         """Drop dead rows; done when they outnumber the live, so each dead row costs once."""
-        xp = self.kernels.xp
-        slots, new_slots = kept_slots(xp, self.status.values)
-        self.store.retain(slots)
-        for column in (self.status, self.count, self.written):
-            if column is not None:
-                column.retain(slots)
-        self.key_index.renumber(new_slots)
-        if self.identity_index is not None:
-            self.identity_index.renumber(new_slots)
+        self._compacted(*kept_slots(self.kernels.xp, self.status.values))()
+
+    def _compacted(self, slots: Array, new_slots: Array) -> Callable[[], None]:
+        """Does the work of `compact`; what comes back puts it in place, and cannot fail."""
+        store, status = self.store.retained(slots), self.status.retained(slots)
+        count = None if self.count is None else self.count.retained(slots)
+        written = None if self.written is None else self.written.retained(slots)
+        keys = self.key_index.renumbered(new_slots)
+        identities = None if self.identity_index is None else self.identity_index.renumbered(new_slots)
         queue = ((when, new_slots[old]) for when, old in self._queue)
-        self._queue = deque((when, new[new >= 0]) for when, new in queue)
+        kept = deque((when, new[new >= 0]) for when, new in queue)
+
+        def put() -> None:
+            self.store, self.status, self.count, self.written = store, status, count, written
+            self.key_index, self.identity_index, self._queue = keys, identities, kept
+
+        return put
+
+    # --- two memories ------------------------------------------------------------------------
+
+    def cool_rows(self) -> int:
+        """Move the oldest rows in GPU memory to the host's; see `gpu_ops.state.cold`."""
+        return self.store.cool()
+
+    def cool_indexes(self) -> int:
+        """Move the oldest part of each index to host memory."""
+        return sum(index.cool() for index in self._indexes())
+
+    def warm(self) -> None:
+        """Move everything back."""
+        self.store.warm()
+        for index in self._indexes():
+            index.warm()
 
     # --- the stored form ---------------------------------------------------------------------
 
     def snapshot(self) -> pa.Table:
         """Live rows, with association count and last write."""
         slots = self.kernels.xp.flatnonzero(self.status.values)
-        names = self.source.schema.names
-        table = self.kernels.to_arrow(self.store.take(slots, names), self.source.schema)
-        for name, column in ((COUNT_COLUMN, self.count), (WRITTEN_COLUMN, self.written)):
-            if column is not None:
-                values = self.kernels.asnumpy(column.values[slots]).astype(np.int64)
-                table = table.append_column(name, pa.array(values))
+        table = stored_rows(self.kernels, self.store, self.source.schema, slots)
+        for name, column in self._stored_beside().items():
+            values = self.kernels.asnumpy(column.values[slots]).astype(np.int64)
+            table = table.append_column(name, pa.array(values))
         return table
 
-    def restore(self, table: pa.Table) -> None:
-        """Fill an empty table from a snapshot."""
+    def _stored_beside(self) -> dict[str, Growing]:
+        """The columns beside the rows that a snapshot has, by name."""
+        columns = {COUNT_COLUMN: self.count, WRITTEN_COLUMN: self.written}
+        return {name: column for name, column in columns.items() if column is not None}
+
+    def restore(self, table: pa.Table, settle: Callable[[], None]) -> None:
+        """Fill an empty table from a snapshot.
+
+        Args:
+            table: as `snapshot` gives it.
+            settle: called after each part of it: there may be more than the GPU has room for.
+        """
         names = self.source.schema.names
-        frame = self.kernels.frame(table.select(names).cast(self.source.schema))
-        hashes, matchable = self.hash_keys(frame)
-        identity = self.hash_identity(frame) if self.identity_index is not None else None
         xp = self.kernels.xp
-        self.prepare(frame, hashes, matchable, identity, xp.empty(0, np.int64))
-        self.commit(0)
+        for part in parts(self.kernels, table):
+            frame = self.kernels.frame(part.select(names).cast(self.source.schema))
+            hashes, matchable = self.hash_keys(frame)
+            identity = self.hash_identity(frame) if self.identity_index is not None else None
+            self.prepare(frame, hashes, matchable, identity, xp.empty(0, np.int64))
+            self.commit(0)
+            settle()
         self._queue.clear()
-        if self.count is not None:
-            counts = table[COUNT_COLUMN].to_numpy().astype(np.int32)
-            self.count.values[:] = self.kernels.asarray(counts)
+        for name, column in self._stored_beside().items():
+            column.values[:] = self.kernels.asarray(table[name].to_numpy().astype(column.values.dtype))
         if self.written is not None:
             written = table[WRITTEN_COLUMN].to_numpy()
-            self.written.values[:] = self.kernels.asarray(written)
             order = np.argsort(written, kind="stable")
             times, starts = np.unique(written[order], return_index=True)
             groups = np.split(order, starts[1:])

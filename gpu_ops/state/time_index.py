@@ -8,11 +8,13 @@ key is hot, a bisection finds its ends and none of the key's other rows is looke
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from gpu_ops.kernels import Array, Kernels
+from gpu_ops.state.cold import Both, postponed
 from gpu_ops.state.index import make_directory
 
 _HASH = np.uint64(0xFFFFFFFF00000000)
@@ -34,6 +36,8 @@ class TimeRun:
     """int64."""
     directory: Array
     shift: int
+    home: Kernels
+    """The backend in whose memory it lies."""
 
     @property
     def nbytes(self) -> int:
@@ -59,6 +63,11 @@ class TimeIndex:
         """Bytes of all runs."""
         return sum(r.nbytes for r in self.runs) + (self.staged.nbytes if self.staged else 0)
 
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the runs that lie in host memory."""
+        return sum(r.nbytes for r in self.runs if r.home.host is None)
+
     def stage(self, hashes: Array, slots: Array, times: Array) -> None:
         """Make rows findable, until `commit` for good or `discard` not at all.
 
@@ -68,18 +77,42 @@ class TimeIndex:
             times: n int64.
         """
         if slots.size:
-            self.staged = self._run((hashes & _HASH) | slots.view(np.uint64), times, merge=False)
+            self.staged = _run(self._kernels, (hashes & _HASH) | slots.view(np.uint64), times, merge=False)
 
     def commit(self) -> None:
         """Keep the staged rows."""
         if self.staged is None:
             return
-        merged, self.staged = self.staged, None
-        while self.runs and self.runs[-1].entries.size <= merged.entries.size:
-            older = self.runs.pop()
-            entries = self._xp.concatenate([older.entries, merged.entries])
-            merged = self._run(entries, self._xp.concatenate([older.times, merged.times]), merge=True)
-        self.runs.append(merged)
+        self.runs.append(self.staged)
+        self.staged = None
+        with postponed(self._kernels, "merging an index"):
+            while len(self.runs) > 1 and self._grows(self.runs[-2], self.runs[-1]):
+                self.runs[-2:] = [_merged(*self.runs[-2:])]
+
+    def _grows(self, run: TimeRun, added: TimeRun) -> bool:
+        """Whether a run and the one after it become one."""
+        most = self._kernels.piece_bytes
+        small = most is None or run.nbytes + added.nbytes <= most
+        return small and run.home is self._kernels and run.entries.size <= added.entries.size
+
+    def cool(self) -> int:
+        """Move the oldest run in GPU memory to the host's; the bytes freed, 0 if none is there."""
+        host = self._kernels.host
+        number = sum(r.home is host for r in self.runs)
+        if host is None or number == len(self.runs):
+            return 0
+        run = self.runs[number]
+        self.runs[number] = _moved(run, self._kernels.asnumpy, host)
+        while number and self.runs[number - 1].entries.size <= self.runs[number].entries.size:
+            number -= 1
+            self.runs[number : number + 2] = [_merged(*self.runs[number : number + 2])]
+        return run.nbytes
+
+    def warm(self) -> None:
+        """Move all runs back to GPU memory."""
+        for number, run in enumerate(self.runs):
+            if run.home is not self._kernels:
+                self.runs[number] = _moved(run, self._kernels.asarray, self._kernels)
 
     def discard(self) -> None:
         """Forget the staged rows."""
@@ -104,7 +137,8 @@ class TimeIndex:
         xp = self._xp
         upper = hashes >> _HIGH
         runs = [*(self.runs if committed else []), *([self.staged] if staged and self.staged is not None else [])]
-        found = [self._search(run, upper, earliest, latest) for run in runs]
+        wanted = [Both(self._kernels, array) for array in (upper, earliest, latest)]
+        found = [self._here(run, _search(run, *(w.at(run.home) for w in wanted))) for run in runs]
         needles = xp.concatenate([xp.empty(0, np.int64), *(f[0] for f in found)])
         slots = xp.concatenate([xp.empty(0, np.int64), *(f[1] for f in found)])
         keys = xp.sort((needles << 32) | slots)
@@ -120,62 +154,83 @@ class TimeIndex:
         Returns:
             For each run positions of needles, no more than once each, and slots (int64).
         """
-        xp = self._xp
-        upper = hashes >> _HIGH
+        wanted = [Both(self._kernels, array) for array in (hashes >> _HIGH, earliest)]
         found = []
         for run in self.runs:
+            xp, (upper, since) = run.home.xp, (w.at(run.home) for w in wanted)
             first, last = _bucket(run, upper)
-            at = _bisect(xp, run, (upper, earliest), (first, last), after=False)
+            at = _bisect(xp, run, (upper, since), (first, last), after=False)
             there = xp.flatnonzero(at < last)
             there = there[(run.entries[at[there]] >> _HIGH) == upper[there]]
-            found.append((there, (run.entries[at[there]] & _SLOT).view(np.int64)))
+            found.append(self._here(run, (there, (run.entries[at[there]] & _SLOT).view(np.int64))))
         return found
 
-    def renumber(self, new_slots: Array) -> None:
-        """Follow a compaction.
+    def _here(self, run: TimeRun, found: tuple[Array, Array]) -> tuple[Array, Array]:
+        """What was found in a run, as arrays of the backend."""
+        if run.home is self._kernels:
+            return found
+        return self._kernels.asarray(found[0]), self._kernels.asarray(found[1])
+
+    def renumbered(self, new_slots: Array) -> TimeIndex:
+        """Another index that follows a compaction.
 
         Args:
             new_slots: int64, the new slot of each old one, ascending, -1 for slots that went.
         """
-        kept = []
+        index, everywhere = TimeIndex(self._kernels), Both(self._kernels, new_slots)
         for run in self.runs:
-            slots = new_slots[(run.entries & _SLOT).view(np.int64)]
+            slots = everywhere.at(run.home)[(run.entries & _SLOT).view(np.int64)]
             alive = slots >= 0
             entries = (run.entries[alive] & _HASH) | slots[alive].view(np.uint64)
             if entries.size:
-                kept.append(TimeRun(entries, run.times[alive], *make_directory(self._xp, entries)))
-        self.runs = kept
+                made = make_directory(run.home.xp, entries)
+                index.runs.append(TimeRun(entries, run.times[alive], *made, run.home))
+        return index
 
-    def _run(self, entries: Array, times: Array, *, merge: bool) -> TimeRun:
-        """Entries in their order; ``merge`` where they are two runs, one after the other."""
-        xp, argsort = self._xp, self._kernels.argsort if merge else self._xp.argsort
-        low = times.min()
-        if int(times.max()) - int(low) < _SPAN:
-            # hash and time in one number; a stable sort of two runs is a merge (timsort)
-            order = argsort((entries & _HASH) | (times - low).view(np.uint64))
-        else:
-            by_time = self._kernels.argsort(times)
-            order = by_time[self._kernels.argsort(entries[by_time] >> _HIGH)]
-        entries = entries[order]
-        return TimeRun(entries, times[order], *make_directory(xp, entries))
 
-    def _search(self, run: TimeRun, upper: Array, earliest: Array, latest: Array) -> tuple[Array, Array]:
-        xp = self._xp
-        first, last = _bucket(run, upper)
-        count = last - first
-        large = xp.flatnonzero(count > _SCAN)
-        if large.size:
-            part = upper[large]
-            ends = first[large], last[large]
-            first[large] = _bisect(xp, run, (part, earliest[large]), ends, after=False)
-            last = _bisect(xp, run, (part, latest[large]), ends, after=True)
-            count[large] = xp.maximum(last - first[large], 0)
-        needle, place = self._kernels.expand(first, count)
-        time = run.times[place]
-        entry = run.entries[place]
-        fits = ((entry >> _HIGH) == upper[needle]) & (time >= earliest[needle]) & (time <= latest[needle])
-        found = xp.flatnonzero(fits)
-        return needle[found], (entry[found] & _SLOT).view(np.int64)
+def _run(home: Kernels, entries: Array, times: Array, *, merge: bool) -> TimeRun:
+    """Entries in their order; ``merge`` where they are two runs, one after the other."""
+    argsort = home.argsort if merge else home.xp.argsort
+    low = times.min()
+    if int(times.max()) - int(low) < _SPAN:
+        # hash and time in one number; a stable sort of two runs is a merge (timsort)
+        order = argsort((entries & _HASH) | (times - low).view(np.uint64))
+    else:
+        by_time = home.argsort(times)
+        order = by_time[home.argsort(entries[by_time] >> _HIGH)]
+    entries = entries[order]
+    return TimeRun(entries, times[order], *make_directory(home.xp, entries), home)
+
+
+def _merged(older: TimeRun, newer: TimeRun) -> TimeRun:
+    """One run of two of one memory."""
+    xp = older.home.xp
+    entries = xp.concatenate([older.entries, newer.entries])
+    return _run(older.home, entries, xp.concatenate([older.times, newer.times]), merge=True)
+
+
+def _moved(run: TimeRun, copy: Callable[[Array], Array], home: Kernels) -> TimeRun:
+    return TimeRun(copy(run.entries), copy(run.times), copy(run.directory), run.shift, home)
+
+
+def _search(run: TimeRun, upper: Array, earliest: Array, latest: Array) -> tuple[Array, Array]:
+    """Needles and slots of a run, in the memory where it lies."""
+    xp = run.home.xp
+    first, last = _bucket(run, upper)
+    count = last - first
+    large = xp.flatnonzero(count > _SCAN)
+    if large.size:
+        part = upper[large]
+        ends = first[large], last[large]
+        first[large] = _bisect(xp, run, (part, earliest[large]), ends, after=False)
+        last = _bisect(xp, run, (part, latest[large]), ends, after=True)
+        count[large] = xp.maximum(last - first[large], 0)
+    needle, place = run.home.expand(first, count)
+    time = run.times[place]
+    entry = run.entries[place]
+    fits = ((entry >> _HIGH) == upper[needle]) & (time >= earliest[needle]) & (time <= latest[needle])
+    found = xp.flatnonzero(fits)
+    return needle[found], (entry[found] & _SLOT).view(np.int64)
 
 
 def _bucket(run: TimeRun, upper: Array) -> tuple[Array, Array]:

@@ -19,7 +19,7 @@ from kernels.emulation import emulated
 
 Test = TypeVar("Test", bound=Callable[..., object])
 EMULATED = ("emulated", "emulated-tiny")
-SEGMENTED = ("kernels.test_state", "kernels.test_engine", "kernels.test_interval", "kernels.test_multi")
+SEGMENTED = tuple(f"kernels.test_{name}" for name in ("state", "engine", "interval", "multi", "cold", "memory_error"))
 """Where the size of segments can make a difference."""
 
 

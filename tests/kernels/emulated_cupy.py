@@ -157,7 +157,9 @@ def modules() -> dict[str, types.ModuleType]:
         MemoryPointer=_Pointer,
         get_allocator=lambda: state["allocator"],
         set_allocator=lambda allocator: state.update(allocator=allocator),
-        runtime=types.SimpleNamespace(deviceGetAttribute=lambda _attribute, _device: 1),
+        runtime=types.SimpleNamespace(
+            deviceGetAttribute=lambda _attribute, _device: 1, memGetInfo=lambda: (1 << 40, 1 << 40)
+        ),
     )
     return {"cupy": cupy, "cupyx": cupyx, **_rmm()}
 

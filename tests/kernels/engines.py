@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,13 +18,23 @@ Batches = Sequence[Mapping[str, Any] | tuple[Sequence[Any], Mapping[str, Any]]]
 Result = tuple[list[pa.Table], list[np.ndarray], dict[str, pa.Table]]
 
 
-def run(backend: Backend, join: AnyJoin, batches: Batches, start: dict[str, pa.Table] | None = None) -> Result:
-    """Changelogs, their sequences and the state after; every other micro-batch is first discarded once."""
+def run(
+    backend: Backend,
+    join: AnyJoin,
+    batches: Batches,
+    start: dict[str, pa.Table] | None = None,
+    before: Callable[[Any, int], object] = lambda _engine, _number: None,
+) -> Result:
+    """Changelogs, their sequences and the state after; every other micro-batch is first discarded once.
+
+    ``before`` each micro-batch, and after the last, something may be done to the engine.
+    """
     tables, sequences = [], []
     with backend.engine(join) as engine:
         if start is not None:
             engine.restore(start)
         for number, given in enumerate(batches):
+            before(engine, number)
             inputs, named = given if isinstance(given, tuple) else ((), given)
             if number % 2:
                 engine.prepare(*inputs, **named)
@@ -33,6 +43,7 @@ def run(backend: Backend, join: AnyJoin, batches: Batches, start: dict[str, pa.T
             engine.commit()
             tables.append(batch.changelog)
             sequences.append(batch.sequence)
+        before(engine, len(batches))
         return tables, sequences, engine.snapshot()
 
 

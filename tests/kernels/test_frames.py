@@ -217,14 +217,16 @@ def test_memory_goes_back(kernels: Kernels) -> None:
     """All backends of the process share a pool; the last gives it back, and closing twice counts once."""
     from gpu_ops.cudf_backend import memory
 
-    assert memory.allocated() is None
+    assert memory.allocated() == 0
     limited = type(kernels)(memory_limit=1 << 30)
-    assert memory.allocated() is None, "the first backend said: no limit"
+    assert limited.memory_limit == kernels.memory_limit != 1 << 30, "the first backend said how much"
     kernels.close()
     kernels.close()
     limited.close()
+    assert memory.allocated() is None
     alone = type(kernels)(memory_limit=1 << 30)
     assert memory.allocated() == 0
+    assert alone.memory_limit == 1 << 30
     alone.close()
     assert memory.allocated() is None
 

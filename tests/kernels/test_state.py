@@ -32,7 +32,7 @@ def test_store_is_a_growing_table(kernels: Kernels, seed: int) -> None:
                 model = model.slice(0, length)
             case 4:
                 kept = np.flatnonzero(rng.random(model.num_rows) < rng.choice([0.0, 0.5, 0.9, 1.0]))
-                store.retain(rows_of(kernels, kept))
+                store = store.retained(rows_of(kernels, kept))
                 model = model.take(pa.array(kept))
             case 5:
                 store.append(kernels.frame(everything(3, rng)))
@@ -57,7 +57,7 @@ def test_store_without_rows(kernels: Kernels) -> None:
     wanted = pa.table({field.name: pa.nulls(2, field.type) for field in schema})
     same(kernels.to_arrow(store.take(rows_of(kernels, [-1, -1]), schema.names), schema), wanted)
     store.truncate(0)
-    store.retain(rows_of(kernels, []))
+    store = store.retained(rows_of(kernels, []))
     assert len(store) == 0
 
 
@@ -69,7 +69,7 @@ def test_store_bytes(kernels: Kernels) -> None:
         assert number * 100_000 <= store.nbytes < number * 110_000 + 1000
     store.truncate(1000)
     assert 100_000 <= store.nbytes < 112_000
-    store.retain(rows_of(kernels, range(10)))
+    store = store.retained(rows_of(kernels, range(10)))
     assert 1000 <= store.nbytes < 3000
 
 

@@ -58,7 +58,7 @@ def test_index_finds_what_a_scan_finds(span: int) -> None:
         index.commit()
         if number == 8:
             keep = rng.random(hashes.size) < 0.5
-            index.renumber(np.where(keep, np.cumsum(keep) - 1, -1))
+            index = index.renumbered(np.where(keep, np.cumsum(keep) - 1, -1))
             hashes, times = hashes[keep], times[keep]
 
 
@@ -104,5 +104,5 @@ def test_queue_gives_what_is_due(seed: int) -> None:
             old = sorted(waiting)
             new = np.full(used, -1)
             new[old] = np.arange(len(old))
-            queue.renumber(new)
+            queue = queue.renumbered(new)
             waiting, used = {int(new[s]): t for s, t in waiting.items()}, len(old)
