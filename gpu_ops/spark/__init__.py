@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from gpu_ops.spark.bounded_api import aggregate, co_group
     from gpu_ops.spark.describe import explain
     from gpu_ops.spark.ending import finish, reopen
+    from gpu_ops.spark.folders import LocalStateWarning
     from gpu_ops.spark.interval_api import NoWatermarkWarning, interval_join
     from gpu_ops.spark.launch import prepare_environment, recommended_conf, session
     from gpu_ops.spark.marks import late
@@ -29,6 +30,7 @@ _WHERE: Final = {
     "stream": "api",
     "aggregate": "bounded_api",
     "co_group": "bounded_api",
+    "LocalStateWarning": "folders",
     "explain": "describe",
     "JoinProgress": "metrics",
     "ProgressListener": "metrics",
@@ -52,6 +54,7 @@ __all__ = [
     "RAPIDS_SPARK_VERSIONS",
     "BacklogProgress",
     "JoinProgress",
+    "LocalStateWarning",
     "MemoryOnlyStateWarning",
     "NoWatermarkWarning",
     "ProgressListener",

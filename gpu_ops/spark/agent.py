@@ -24,7 +24,7 @@ _CONNECT_S: Final = 30.0
 
 
 class Agent:
-    """The function of ``mapPartitions`` in the servers' job; an element is the number of a group of servers.
+    """The function of ``mapPartitions`` in a group's job; the element is the number of a group of servers.
 
     Args:
         address: of the directory.

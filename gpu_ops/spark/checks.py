@@ -14,6 +14,7 @@ from gpu_ops.bounded import Aggregate, CoGroup, Description
 from gpu_ops.errors import DescriptionError, NotBuiltError, StateError
 from gpu_ops.multi import MultiJoin
 from gpu_ops.spark.directory import Directory, folder
+from gpu_ops.spark.folders import warn_of_local_folder
 from gpu_ops.spark.lanes import collated_key
 from gpu_ops.spark.plan import Placed, plans_of
 from gpu_ops.spark.streams import Stream
@@ -90,6 +91,8 @@ def place(
             MemoryOnlyStateWarning,
             stacklevel=stacklevel + 1,
         )
+    if state is not None:
+        warn_of_local_folder(df.sparkSession.sparkContext, state, stacklevel=stacklevel + 1)
     derived = (i.name for i, s in zip(description.inputs, sides, strict=True) if i.unique_key and not s.unique_key)
     return Placed(chosen, state, backend, count, reason, tuple(derived), backlog)
 

@@ -1,9 +1,9 @@
 """State servers on the executors of a cluster: who has which, and what is done when one is lost.
 
-One Spark job runs a task per executor, an agent that starts servers as the directory asks for them
-(`gpu_ops.spark.agent`). The servers of one agent are a *group*. Groups and their slots are fixed once all agents
-have come, so that partitions stay where they are; an agent that is lost is replaced by the one that Spark, or a new
-job, starts in its place, and the state of its partitions is reloaded from the state folder.
+On each executor a Spark task runs an agent, which starts servers as the directory asks for them
+(`gpu_ops.spark.agent`, `gpu_ops.spark.executors`). The servers of one agent are a *group*. Groups and their slots are
+fixed once all agents have come, so that partitions stay where they are. An agent that is lost is replaced by the one
+that a new job, or Spark itself, starts in its place; the state of its partitions is reloaded from the state folder.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from gpu_ops.spark.settings import START_TIMEOUT, Settings
 _log = logging.getLogger(__name__)
 
 _LOOK_S: Final = 0.5
+_FOR_ANOTHER_S: Final = 30.0
+"""How long a lost executor's successor is waited for, at most."""
 _LONGEST_PAUSE_S: Final = 30.0
 
 
@@ -41,12 +43,16 @@ class _Group:
         agent: the task that runs them, if one is there.
         waiting: tasks that could: copies of that one, or such as came to an executor that has a group.
         jobs: those that have a task for it which has not left.
+        lost: what was there, until that has been said.
+        since: when it came to have no agent, by `time.monotonic`.
     """
 
     number: int
     agent: RemoteAgent | None = None
     waiting: list[RemoteAgent] = dataclasses.field(default_factory=list)
     jobs: set[int] = dataclasses.field(default_factory=set)
+    lost: str | None = None
+    since: float = dataclasses.field(default_factory=time.monotonic)
 
 
 class ClusterServers(Servers):
@@ -193,8 +199,7 @@ class ClusterServers(Servers):
                 if agent in group.waiting:
                     group.waiting.remove(agent)
                 if group.agent is agent:
-                    _log.warning("%s are lost; group %d waits for another task", agent, group.number)
-                    group.agent = None
+                    group.agent, group.lost, group.since = None, str(agent), time.monotonic()
                     self._seat(group)
             self._changed.notify_all()
 
@@ -240,27 +245,31 @@ class ClusterServers(Servers):
                 self._changed.wait(_LOOK_S)
 
     def _place(self) -> None:
-        """Starts a job for groups that have no task, or only one on an executor that has a group already."""
+        """Starts jobs for groups that have no task, or only one on an executor that has a group already."""
         with self._changed:
             agents = [group.agent for group in self._groups if group.agent is not None]
             if len(agents) == len(self._groups) or time.monotonic() < self._not_before:
                 return
         free = self._free(agents)
-        places: list[tuple[int, str | None]] = []
-        serial = next(self._serial)
+        places: list[tuple[int, int, str | None]] = []
         with self._changed:
             for group in [g for g in self._groups if g.agent is None]:
-                first = min((a.since for a in group.waiting), default=time.monotonic())
-                if time.monotonic() - first > min(30.0, self.patience_s / 2):
-                    # An executor that was lost may not come back; its partitions go on.
+                if group.lost is not None:
+                    _log.warning("%s are lost; their partitions wait for another task", group.lost)
+                    group.lost = None
+                # An executor that is lost may be replaced, or not; in half of the time its partitions go on elsewhere.
+                late = time.monotonic() - group.since > min(_FOR_ANOTHER_S, self.patience_s / 2)
+                if late:
                     self._seat(group, beside=True)
+                if group.agent is not None or group.jobs - {a.job for a in group.waiting}:
                     continue
-                if group.jobs - {a.job for a in group.waiting} or (group.waiting and not free):
+                if not free and (group.waiting or not late):
                     continue
-                places.append((group.number, free.pop(0) if free else None))
+                serial = next(self._serial)
                 group.jobs.add(serial)
-        if places:
-            threading.Thread(target=self._run, args=(serial, places), name="gpu-join-servers", daemon=True).start()
+                places.append((serial, group.number, free.pop(0) if free else None))
+        for place in places:
+            threading.Thread(target=self._run, args=place, name="gpu-join-servers", daemon=True).start()
 
     def _free(self, agents: Sequence[RemoteAgent]) -> list[str | None]:
         """The ids of executors that have no agent; None for one whose id is not known."""
@@ -273,17 +282,16 @@ class ClusterServers(Servers):
             return [executor for executor in ids if executor not in known]
         return [None] * max(0, len(ids) - len({agent.executor for agent in agents}))
 
-    def _run(self, serial: int, places: Sequence[tuple[int, str | None]]) -> None:
+    def _run(self, serial: int, number: int, executor: str | None) -> None:
         """A job, as long as it runs."""
-        _log.info("job %d of state servers: groups and executors %s", serial, places)
+        _log.info("state servers of group %d: job %d for executor %s", number, serial, executor or "(any)")
         failure = None
         try:
-            self._executors.run(Agent(self._address(), serial, self._settings.server_arguments()), places)
+            self._executors.run(Agent(self._address(), serial, self._settings.server_arguments()), number, executor)
         except Exception as error:  # whatever Spark says
             failure = _gist(error)
         with self._changed:
-            for group in self._groups:
-                group.jobs.discard(serial)
+            self._groups[number].jobs.discard(serial)
             if failure is not None and not self._closed and not self._executors.stopped:
                 _log.warning("the job of state servers has failed: %s", failure)
                 self._failure, self._failures = failure, self._failures + 1

@@ -1,11 +1,14 @@
-"""The executors of a Spark application as its driver sees them, and the job that runs agents on them.
+"""The executors of a Spark application as its driver sees them, and the jobs that run agents on them.
 
-**Why no barrier stage.** In a barrier stage Spark starts all tasks or none, but when one executor is lost it ends
-and restarts all of them, and all state is reloaded. In an ordinary stage it runs the lost task again and leaves the
-others alone. What a barrier would be good for is had otherwise: each task prefers one executor by its id
-(``executor_<host>_<id>``, as tasks on cached blocks do), and a task that lands beside another one is sent
-away; on ``local-cluster`` tasks went where they should, and without a preference too, as Spark deals tasks out in
-turn to executors that are free.
+**Why a job per executor.** One barrier stage over all executors would end every task when one executor is lost, and all
+state would be reloaded. One ordinary stage runs only the lost task again, but speculation copies its tasks as soon as
+one of them has ended well (or after ``spark.speculation.task.duration.threshold``), and a copy would hold a slot for
+good. So each executor has a job of its own, with a barrier stage of one task: that is never copied, and what is lost is
+lost alone. Spark does not run such a stage again, the driver does with a new job, which can choose the executor. With
+dynamic allocation, which knows no barriers, the stage is an ordinary one.
+
+The task prefers its executor by id, as tasks on cached blocks do (``executor_<host>_<id>``); on ``local-cluster`` each
+went where it should. One that does not is dealt with in `gpu_ops.spark.cluster`.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import logging
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from gpu_ops.errors import StateError
@@ -32,6 +35,7 @@ _OF_A_QUERY: Final = ("sql.streaming.queryId", "streaming.sql.batchId", "spark.s
 
 _LOOK_S: Final = 0.25
 _STEADY_S: Final = 2.0
+_ATTEMPTS: Final = 8  # of a stage; spark.stage.maxConsecutiveAttempts is 4
 
 
 def on_cluster(context: Any) -> bool:
@@ -54,8 +58,11 @@ class Executors:
 
     @property
     def stopped(self) -> bool:
-        """Whether the application is over."""
-        return self._context._jsc is None
+        """Whether the application is over, or ending."""
+        try:
+            return self._context._jsc is None or bool(self._context._jsc.sc().isStopped())
+        except Exception:  # no JVM to ask
+            return True
 
     def ids(self) -> list[str]:
         """Spark's ids of the executors that are there."""
@@ -102,8 +109,8 @@ class Executors:
         slots = int(spark.maxNumConcurrentTasks(spark.resourceProfileManager().defaultResourceProfile()))
         if slots <= count:
             raise StateError(
-                f"{count} executors have room for {slots} tasks at a time, and state servers take a task on each for "
-                "as long as the application runs: nothing would be left for queries. Give each executor room for "
+                f"{count} executor{_s(count)} with room for {slots} task{_s(slots)} at a time: state servers take one "
+                "task on each for as long as the application runs, nothing would be left. Give each executor room for "
                 "two tasks or more: spark.executor.cores=2 or more, spark.task.cpus=1, and where tasks take a part "
                 f"of a GPU spark.task.resource.gpu.amount=0.25 or less; or have servers on fewer: {SERVER_EXECUTORS}"
             )
@@ -113,59 +120,63 @@ class Executors:
     def executor_of(self, stage: int, task: int) -> str | None:
         """The id of the executor that runs a task attempt; None if Spark does not say (yet)."""
         try:
-            found = self._context._jsc.sc().statusStore().taskList(stage, 0, 100_000)
-            return next((str(x.executorId()) for x in _objects(found) if x.taskId() == task), None)
+            for attempt in range(_ATTEMPTS):
+                found = self._context._jsc.sc().statusStore().taskList(stage, attempt, 1000)
+                for running in _objects(found):
+                    if running.taskId() == task:
+                        return str(running.executorId())
         except Exception as error:  # an interface of Spark's own; or the stage is not known yet
             _log.debug("task %d of stage %d: %s", task, stage, error)
-            return None
+        return None
 
-    def run(self, agent: Callable[[Iterator[int]], Iterator[int]], places: Sequence[tuple[int, str | None]]) -> None:
-        """Runs a job with a task for each group of servers; returns when all tasks have left.
+    def run(self, agent: Callable[[Iterator[int]], Iterator[int]], group: int, executor: str | None) -> None:
+        """Runs the job of a group of servers; returns when its task has left.
 
         Args:
-            agent: what a task does.
-            places: numbers of groups, and the executor each should go to, if any.
+            agent: what the task does.
+            group: its number, the task's input.
+            executor: the id of the one it should go to, if any.
         """
         context = self._context
         for name in _OF_A_QUERY:
             context.setLocalProperty(name, None)
         context.setJobGroup(JOB_GROUP, DESCRIPTION, False)
         context.setLocalProperty("spark.scheduler.pool", POOL)
-        tasks = self._tasks(places)
-        profile = self._profile()
-        if profile is not None:
+        task = self._task(group, executor)
+        if not self._dynamic:  # for a profile Spark would then start executors of its own
             try:
-                tasks = tasks.withResources(profile)
+                task = task.withResources(self._profile())
             except Exception as error:  # this master, or this version, has none
                 _log.info("state servers without a resource profile of their own: %s", error)
-        tasks.mapPartitions(agent).count()
+            task = task.barrier()
+        task.mapPartitions(agent).count()
 
-    def _tasks(self, places: Sequence[tuple[int, str | None]]) -> Any:
-        """An RDD with one partition per group, which prefers an executor."""
+    def _task(self, group: int, executor: str | None) -> Any:
+        """An RDD of one partition, which prefers an executor."""
         from pyspark.rdd import RDD  # noqa: PLC0415 - only with a cluster
         from pyspark.serializers import CPickleSerializer  # noqa: PLC0415
 
         context = self._context
         try:
             jvm, spark = context._jvm, context._jsc.sc()
-            hosts = {str(x.id()): str(x.hostPort()) for x in _objects(spark.statusStore().executorList(True))}
+            known = _objects(spark.statusStore().executorList(True))
+            ports = [str(x.hostPort()) for x in known if str(x.id()) == executor]
+            preferred = [f"executor_{port.rpartition(':')[0]}_{executor}" for port in ports]
             to_seq = jvm.org.apache.spark.api.python.PythonUtils.toSeq
-            pairs = []
-            for group, executor in places:
-                host = hosts[executor].rpartition(":")[0] if executor in hosts else None
-                preferred = [] if host is None else [f"executor_{host}_{executor}"]
-                pairs.append(jvm.scala.Tuple2(bytearray(CPickleSerializer().dumps(group)), to_seq(preferred)))
+            pair = jvm.scala.Tuple2(bytearray(CPickleSerializer().dumps(group)), to_seq(preferred))
             tag = jvm.scala.reflect.ClassTag.apply(jvm.java.lang.Class.forName("[B"))
-            made = jvm.org.apache.spark.api.java.JavaRDD.fromRDD(spark.makeRDD(to_seq(pairs), tag), tag)
+            made = jvm.org.apache.spark.api.java.JavaRDD.fromRDD(spark.makeRDD(to_seq([pair]), tag), tag)
             return RDD(made, context, CPickleSerializer())
         except Exception as error:  # interfaces of Spark's own
             _log.warning("state servers go where Spark places them: %s", error)
-            return context.parallelize([group for group, _ in places], len(places))
+            return context.parallelize([group], 1)
+
+    @property
+    def _dynamic(self) -> bool:
+        return str(self._conf.get("spark.dynamicAllocation.enabled", "false")).lower() == "true"
 
     def _profile(self) -> Any:
-        """One core and a small part of a GPU, of executors that are there; None where that cannot be."""
-        if str(self._conf.get("spark.dynamicAllocation.enabled", "false")).lower() == "true":
-            return None  # for a profile Spark would then start executors of its own
+        """One core and a small part of a GPU, of executors that are there."""
         from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests  # noqa: PLC0415
 
         requests = TaskResourceRequests().cpus(1)
@@ -180,13 +191,16 @@ class Executors:
         local = re.match(r"local-cluster\[\s*(\d+)", str(self._context.master))
         if local is not None:
             return int(local[1]), "master"
-        dynamic = str(self._conf.get("spark.dynamicAllocation.enabled", "false")).lower() == "true"
         names = ["spark.dynamicAllocation.initialExecutors", "spark.dynamicAllocation.minExecutors"]
-        for name in names if dynamic else ["spark.executor.instances"]:
+        for name in names if self._dynamic else ["spark.executor.instances"]:
             value = int(str(self._conf.get(name, "0")))
             if value:
                 return value, name
         return None, "no setting says how many there will be"
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"
 
 
 def _objects(sequence: Any) -> list[Any]:

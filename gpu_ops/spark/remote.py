@@ -6,7 +6,6 @@ import itertools
 import logging
 import queue
 import threading
-import time
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -39,7 +38,6 @@ class RemoteAgent:
         self.stage, self.task = int(hello["stage"]), int(hello["task"])
         self.executor, self.host = str(hello["executor"]), str(hello["host"])
         self.cores, self.gpus = int(hello["cores"]), [str(gpu) for gpu in hello["gpus"]]
-        self.since = time.monotonic()
         self.executor_id: str | None = None
         self.alive = True
         self._pids: set[int] = set()

@@ -1,0 +1,32 @@
+"""Whether executors on other machines can have the same state folder as the driver."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from gpu_ops.spark.executors import on_cluster
+
+
+class LocalStateWarning(UserWarning):
+    """A state folder that only one machine may have, on a cluster of several."""
+
+
+def warn_of_local_folder(context: Any, state: str, *, stacklevel: int) -> None:
+    """Warns of a plain local path on a cluster; ``file:///...`` says that it is a mount all machines share.
+
+    Args:
+        context: the SparkContext.
+        state: the state folder.
+        stacklevel: of the warning, seen from here.
+    """
+    master = str(context.master)
+    if not on_cluster(context) or master.startswith("local-cluster") or "://" in state:
+        return
+    warnings.warn(
+        f"state={state!r} is a local path, and this application has executors on other machines (master {master}): "
+        "the driver and all executors must see the same folder there. Give a URI (hdfs://, s3://, gs://), or "
+        f"'file://{state}' if it is on a mount that all of them share",
+        LocalStateWarning,
+        stacklevel=stacklevel + 1,
+    )
