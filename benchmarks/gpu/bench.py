@@ -14,7 +14,7 @@ Parts, in the order in which they run:
 Results are written after each part, and parts of earlier runs on the same card are kept: what one run has no time for,
 another with ``--part`` adds. `targets` says what is reached (`benchmarks.gpu.targets`).
 
-    python -m benchmarks.gpu.bench [--out FILE] [--part NAME ...] [--budget-s SECONDS] [--quick]
+    python -m benchmarks.gpu.bench [--out PATH] [--part NAME ...] [--budget-s SECONDS] [--quick]
 """
 
 from __future__ import annotations
@@ -168,10 +168,12 @@ def _say(*words: Any) -> None:
     print(*names, *(f"{rate / 1e6:.2f}M" for rate in rates), "changes/s, all and without transfer", flush=True)
 
 
-def result_path() -> Path:
-    """benchmarks/results/gpu-<device>-<date>.json."""
+def result_path(out: Path | None) -> Path:
+    """The file given; else gpu-<device>-<date>.json in the folder given, or in ``benchmarks/results``."""
+    if out is not None and not out.is_dir():
+        return out
     name = re.sub(r"[^a-z0-9]+", "-", device()["name"].lower()).strip("-")
-    return ROOT / "benchmarks" / "results" / f"gpu-{name}-{dt.datetime.now(dt.UTC):%Y-%m-%d}.json"
+    return (out or ROOT / "benchmarks" / "results") / f"gpu-{name}-{dt.datetime.now(dt.UTC):%Y-%m-%d}.json"
 
 
 def measure(out: Path, parts: Sequence[str], sizes: Sizes, clock: Clock) -> dict[str, Any]:
@@ -224,7 +226,7 @@ def _run(name: str, sizes: Sizes, plan: Plan, results: dict[str, Any]) -> dict[s
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=Path, help="the JSON file; default benchmarks/results/gpu-<device>-<date>.json")
+    parser.add_argument("--out", type=Path, help="JSON file, or its folder; by default benchmarks/results")
     parser.add_argument("--part", action="append", choices=tuple(PARTS), help="only this one; as often as needed")
     parser.add_argument("--budget-s", type=float, help="seconds after which nothing further begins")
     parser.add_argument("--quick", action="store_true", help="small sizes, for trying it out")
@@ -234,7 +236,7 @@ def main() -> None:
     if not found:
         raise SystemExit(f"no GPU answers: {why}")
     print(why, flush=True)
-    out = options.out or result_path()
+    out = result_path(options.out)
     written = measure(out, options.part or tuple(PARTS), QUICK if options.quick else Sizes(), clock)
     for target in written["results"]["targets"]:
         print(json.dumps(target))

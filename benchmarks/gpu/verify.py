@@ -12,7 +12,7 @@ A step of tests fails when one of them failed or was skipped, when there were no
 installed, or when it is not done after ``--limit-s``. All steps run, whatever the ones before them said; what they
 said goes into the benchmark's results, and the exit status is 1 when one failed.
 
-    python -m benchmarks.gpu.verify [--step NAME ...] [--quick] [--budget-s SECONDS] [--limit-s SECONDS] [--out FILE]
+    python -m benchmarks.gpu.verify [--step NAME ...] [--quick] [--budget-s SECONDS] [--limit-s SECONDS] [--out PATH]
                                     [PYTEST ARGUMENTS]
 """
 
@@ -111,6 +111,7 @@ def run_tests(
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu and not slow", "--backends", "gpu,gpu-tiny"]
         command += [f"--junitxml={report}", "-p", "no:cacheprovider", *(f"--ignore={path}" for path in ELSEWHERE)]
+        command += [*_PLUGINS, *_QUIET]
         status = _interrupted([*command, *suites, *arguments], root, limit)
         text = report.read_text() if report.exists() else ""
     found = problems(text) if text else ["pytest wrote no report"]
@@ -121,9 +122,20 @@ def run_tests(
     return Result("failed" if found else "passed", problems=found, tests=text.count("<testcase "))
 
 
+_PLUGINS = [
+    option
+    for module, name in (("xdist", "xdist"), ("hypothesis", "_hypothesis_pytestplugin"))
+    if not missing([module])
+    for option in ("-p", name)
+]
+"""What else a host has brings warnings and options of its own; libraries' words about their future are not ours."""
+_QUIET = ["-W", "ignore::DeprecationWarning", "-W", "ignore::FutureWarning"]
+
+
 def _interrupted(command: Sequence[str], root: Path, limit: float | None) -> int | None:
     """Run a command; its exit status, None if it was interrupted, as by Ctrl-C, so that pytest writes its report."""
-    with subprocess.Popen(command, cwd=root) as process:
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    with subprocess.Popen(command, cwd=root, env=environment) as process:
         try:
             return process.wait(limit)
         except subprocess.TimeoutExpired:
@@ -202,7 +214,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="the benchmark and the demo at small sizes")
     parser.add_argument("--budget-s", type=float, help="of the benchmark")
     parser.add_argument("--limit-s", type=float, help="of each step of tests")
-    parser.add_argument("--out", type=Path, help="results; default benchmarks/results/gpu-<device>-<date>.json")
+    parser.add_argument(
+        "--out", type=Path, help="of the results: a JSON file, or its folder; by default benchmarks/results"
+    )
     options, arguments = parser.parse_known_args()
     wanted = options.step or STEPS
     absent = missing([*NEEDED, *(TESTS_NEED if set(wanted) & set(SUITES) else ())])
@@ -215,7 +229,7 @@ def main() -> None:
         raise SystemExit(f"no GPU answers: {why}")
     from benchmarks.gpu.bench import result_path
 
-    out = options.out or result_path()
+    out = result_path(options.out)
     print(why, flush=True)
     steps: dict[str, Result] = {}
     for name in wanted:

@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# Checks and benchmarks of a host with a card, in steps that each end within ten minutes. README.md has the sequence.
+#
+#   session.sh pack [--spark]   here: what an offline host lacks, into .gpu-parts
+#   session.sh part             there, once for each part that was carried: unpack it
+#   session.sh check            there: does the stack work, does the backend keep its contract
+#   session.sh engine           there: copy bandwidth, the left join up to 100M rows, probes up to 1B rows
+#   session.sh cpu              there: the CPU engine beside it, on one core
+#   session.sh parts            there: appends, merges, transfers, other joins
+#   session.sh golden|traces    there: all golden cases; the random traces
+#   session.sh demo             there: the demo on Spark
+#   session.sh keep FOLDER      here: take over the results that came back
+#
+# Results go to $OUT (default benchmarks/results), each step into the same file; a copy of what came back earlier, in
+# benchmarks/results, travels along and is gone on with.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+results=benchmarks/results
+out=${OUT:-$results}
+site=${GPU_SITE:-/tmp/site}
+shared=${GPU_SHARED:-../shared/gpu}
+parts=.gpu-parts
+extra=$parts/extra
+export PYTHONUNBUFFERED=1
+python=${PYTHON:-python3}
+
+on_card() {
+  if [ -d "$site" ]; then export PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH}; fi
+  if [ -x "$site/spark-java/bin/java" ]; then
+    export JAVA_HOME=$site/spark-java PYSPARK_PYTHON=$python SPARK_LOCAL_IP=127.0.0.1
+  fi
+  mkdir -p "$out"
+  for file in "$results"/gpu-*.json; do
+    if [ -e "$file" ] && [ ! -e "$out/$(basename "$file")" ]; then cp "$file" "$out/"; fi
+  done
+}
+
+verify() { on_card; "$python" -m benchmarks.gpu.verify --out "$out" "$@"; }
+bench() { on_card; "$python" -m benchmarks.gpu.bench --out "$out" "$@"; }
+
+step=${1:-help}
+shift || true
+case $step in
+  pack)
+    bundles=(gpu) names=(sqlglot duckdb)
+    if [ "${1:-}" = --spark ]; then bundles+=(spark) names+=(tpchgen-cli); fi
+    # the checkout and one part travel together, in at most 64 MiB
+    bash "$shared/pack.sh" --part-mib 48 "${bundles[@]}"
+    mkdir -p "$extra"
+    for name in "${names[@]}"; do
+      "$python" -m pip download -q --disable-pip-version-check --no-deps --only-binary=:all: --implementation cp \
+        --python-version 3.12 --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 \
+        --platform manylinux2014_x86_64 -d "$extra" "$name"
+    done
+    ls -d "$parts"/part-*
+    ;;
+  part)
+    for folder in "$parts"/part-*; do bash "$folder/unpack.sh"; break; done # it takes all that are there
+    if compgen -G "$extra/*.whl" >/dev/null; then
+      "$python" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade \
+        --disable-pip-version-check --root-user-action=ignore --target "$site" "$extra"/*.whl
+    fi
+    ;;
+  check)
+    on_card
+    for folder in "$parts"/part-*; do
+      if [ -e "$folder/check_gpu.py" ]; then "$python" "$folder/check_gpu.py"; break; fi
+    done
+    "$python" -m benchmarks.gpu.bench --out "$out/quick.json" --quick --budget-s 120
+    verify --step contract --limit-s 300 "$@"
+    ;;
+  engine) bench --part copy --part regular --part probe --budget-s 480 "$@" ;;
+  cpu) bench --part cpu --budget-s 480 "$@" ;;
+  parts)
+    bench --part state --part transfer --part interval --part multi_way --part ways --part at_end --budget-s 420 "$@"
+    ;;
+  golden | traces) verify --step "$step" --limit-s 540 "$@" ;;
+  demo) verify --step demo "$@" ;;
+  keep)
+    mkdir -p "$results"
+    cp "$1"/gpu-*.json "$results/"
+    ls "$results"/gpu-*.json
+    ;;
+  *) sed -n '2,17s/^# \{0,1\}//p' "$0"; exit 2 ;;
+esac
