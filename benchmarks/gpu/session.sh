@@ -25,7 +25,7 @@ export PYTHONUNBUFFERED=1
 python=${PYTHON:-python3}
 
 on_card() {
-  if [ -d "$site" ]; then export PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH}; fi
+  if [ -d "$site" ]; then export PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH} PATH=$site/bin:$PATH; fi
   if [ -x "$site/spark-java/bin/java" ]; then
     export JAVA_HOME=$site/spark-java PYSPARK_PYTHON=$python SPARK_LOCAL_IP=127.0.0.1
   fi

