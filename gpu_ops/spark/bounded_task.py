@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from gpu_ops.backends import Backend
 from gpu_ops.bounded import CoGroup
+from gpu_ops.budget import Budget
 from gpu_ops.engine import JoinEngine
 from gpu_ops.spark.client import INPUT_BITS, origins
 from gpu_ops.spark.command import Wire, parse_join
@@ -22,7 +23,7 @@ ROWS_AT_ONCE: Final = 1 << 17
 """Rows given to the engine in one go; Spark's batches may be much smaller."""
 
 IN_MEMORY: Final = 1 << 30
-"""Bytes of input that a task on the CPU keeps in memory; what is more goes to disk until the end."""
+"""Bytes of input that a task keeps in host memory; what is more goes to disk until the end."""
 
 
 class BoundedTask:
@@ -54,8 +55,7 @@ class BoundedTask:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Gives bad rows that are to be tagged, then the result."""
         join = parse_join(self._description)
-        limit = IN_MEMORY if self._backend == "cpu" else None
-        engine = JoinEngine(join, self._backend, memory_limit=limit)
+        engine = JoinEngine(join, self._backend, memory_limit=Budget(host=IN_MEMORY))
         try:
             for table in self._tables(batches, len(join.inputs)):
                 rows = self._wire.split(join, table)
