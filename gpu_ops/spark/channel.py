@@ -31,7 +31,7 @@ class Channel:
         connection.settimeout(_SEND_S)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _KEEPALIVE:
-            if hasattr(socket, name):
+            if hasattr(socket, name) and connection.family != socket.AF_UNIX:
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def send(self, message: Mapping[str, object]) -> None:
@@ -57,10 +57,9 @@ class Channel:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while b"\n" not in self._rest:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            left = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1e3
             try:
-                ready, _, _ = select.select([self._connection], [], [], left)
-                if not ready:
+                if not self._readable().poll(left):
                     return None
                 more = self._connection.recv(1 << 16)
             except (OSError, ValueError) as error:  # ValueError: closed by another thread
@@ -73,6 +72,11 @@ class Channel:
             return dict(json.loads(line))
         except (ValueError, TypeError) as error:
             raise EOFError("a message is no JSON") from error
+
+    def _readable(self) -> select.poll:
+        poll = select.poll()  # select() takes no descriptor above 1023, and a driver may have many
+        poll.register(self._connection, select.POLLIN)
+        return poll
 
     def close(self) -> None:
         """Ends the connection; who waits in `receive` gets its end."""

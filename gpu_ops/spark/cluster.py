@@ -34,7 +34,7 @@ _FOR_ANOTHER_S: Final = 30.0
 _LONGEST_PAUSE_S: Final = 30.0
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class _Group:
     """The servers of one executor.
 
@@ -93,13 +93,8 @@ class ClusterServers(Servers):
             if self._pools:
                 return
             deadline = time.monotonic() + self.patience_s
-            if self._supervisor is None or not self._supervisor.is_alive():
-                count = self._executors.wait(deadline)
-                self._cores = self._executors.cores(count)
-                self._failure, self._failures, self._not_before = None, 0, 0.0
-                self._groups = [_Group(number) for number in range(count)]
-                self._supervisor = threading.Thread(target=self._supervise, name="gpu-join-placement", daemon=True)
-                self._supervisor.start()
+            if self._supervisor is None or self._failure is not None:
+                self._begin(deadline)
             with self._changed:
                 self._changed.wait_for(
                     lambda: self._closed or self._failure or all(g.agent for g in self._groups),
@@ -113,6 +108,19 @@ class ClusterServers(Servers):
                         f"{self.patience_s:.0f} s ({why}); {START_TIMEOUT} sets how long they are waited for"
                     )
                 self._make_pools(there)
+
+    def _begin(self, deadline: float) -> None:
+        """Starts to place groups, one for each executor that is there."""
+        count = self._executors.wait(deadline)
+        self._cores = self._executors.cores(count)
+        with self._changed:
+            before = [agent for g in self._groups for agent in (g.agent, *g.waiting) if agent is not None]
+            self._failure, self._failures, self._not_before = None, 0, 0.0
+            self._groups = [_Group(number) for number in range(count)]
+            self._supervisor = threading.Thread(target=self._supervise, name="gpu-join-placement", daemon=True)
+            self._supervisor.start()
+        for agent in before:
+            agent.leave()
 
     def pool(self, backend: str) -> Pool:
         """The servers for a backend: the GPUs' for ``"auto"`` and ``"gpu"``, where there are any.
@@ -234,7 +242,7 @@ class ClusterServers(Servers):
 
     def _supervise(self) -> None:
         """Sees to it that every group has a task, as long as the application runs."""
-        while not self._closed and not self._executors.stopped:
+        while not self._closed and not self._executors.stopped and self._supervisor is threading.current_thread():
             if self._failure is not None and not self._pools:
                 return  # who waits for them is told; the next one to ask begins anew
             try:
@@ -251,7 +259,7 @@ class ClusterServers(Servers):
             if len(agents) == len(self._groups) or time.monotonic() < self._not_before:
                 return
         free = self._free(agents)
-        places: list[tuple[int, int, str | None]] = []
+        places: list[tuple[int, _Group, str | None]] = []
         with self._changed:
             for group in [g for g in self._groups if g.agent is None]:
                 if group.lost is not None:
@@ -267,7 +275,7 @@ class ClusterServers(Servers):
                     continue
                 serial = next(self._serial)
                 group.jobs.add(serial)
-                places.append((serial, group.number, free.pop(0) if free else None))
+                places.append((serial, group, free.pop(0) if free else None))
         for place in places:
             threading.Thread(target=self._run, args=place, name="gpu-join-servers", daemon=True).start()
 
@@ -282,17 +290,20 @@ class ClusterServers(Servers):
             return [executor for executor in ids if executor not in known]
         return [None] * max(0, len(ids) - len({agent.executor for agent in agents}))
 
-    def _run(self, serial: int, number: int, executor: str | None) -> None:
+    def _run(self, serial: int, group: _Group, executor: str | None) -> None:
         """A job, as long as it runs."""
-        _log.info("state servers of group %d: job %d for executor %s", number, serial, executor or "(any)")
+        _log.info("state servers of group %d: job %d for executor %s", group.number, serial, executor or "(any)")
         failure = None
         try:
-            self._executors.run(Agent(self._address(), serial, self._settings.server_arguments()), number, executor)
+            self._executors.run(
+                Agent(self._address(), serial, self._settings.server_arguments()), group.number, executor
+            )
         except Exception as error:  # whatever Spark says
             failure = _gist(error)
         with self._changed:
-            self._groups[number].jobs.discard(serial)
-            if failure is not None and not self._closed and not self._executors.stopped:
+            group.jobs.discard(serial)
+            of_now = group in self._groups
+            if failure is not None and of_now and not self._closed and not self._executors.stopped:
                 _log.warning("the job of state servers has failed: %s", failure)
                 self._failure, self._failures = failure, self._failures + 1
                 self._not_before = time.monotonic() + min(_LONGEST_PAUSE_S, 2.0**self._failures)

@@ -173,8 +173,9 @@ def _write_token(stdin: IO[bytes] | None, token: str) -> None:
 
 def _handshake(popen: subprocess.Popen[bytes], deadline: float) -> int:
     assert popen.stdout is not None
-    ready, _, _ = select.select([popen.stdout], [], [], max(0.0, deadline - time.monotonic()))
-    if not ready:
+    poll = select.poll()  # select() takes no descriptor above 1023
+    poll.register(popen.stdout, select.POLLIN)
+    if not poll.poll(max(0.0, deadline - time.monotonic()) * 1e3):
         raise TimeoutError(f"silent for {START_S:.0f} s")
     line = popen.stdout.readline()
     if not line:
