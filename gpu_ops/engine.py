@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeAlias, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +19,7 @@ from gpu_ops.changelog import BAD_ROW_KIND, DELETE, INSERT, UPDATE_AFTER, UPDATE
 from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.ingest import Ingested, ingest
 from gpu_ops.joins import Join
+from gpu_ops.memory import Memory
 from gpu_ops.multi import AnyJoin, MultiJoin
 from gpu_ops.operators.at_end import AtEnd, JoinAtEnd
 from gpu_ops.operators.backlog import Backlog, Switching
@@ -29,11 +29,7 @@ from gpu_ops.operators.multi_way import MultiWayJoin
 from gpu_ops.operators.said import Operator
 from gpu_ops.operators.two_way import TwoWayJoin
 from gpu_ops.output import append_rows
-from gpu_ops.state.cold import make_room
 
-_log = logging.getLogger("gpu_ops")
-
-Result = TypeVar("Result")
 Batch: TypeAlias = "pa.Table | pa.RecordBatch | None"
 Watermark: TypeAlias = "int | tuple[int | None, int | None] | None"
 """The operator's, or that of each input, in milliseconds since the epoch."""
@@ -84,11 +80,7 @@ class JoinEngine:
         limit = memory_limit.gpu if isinstance(memory_limit, Budget) else memory_limit
         self.kernels, self.backend_reason = make_kernels(backend, tiny_segments=tiny, memory_limit=limit)
         self.backend = self.kernels.name
-        on_gpu = self.kernels.host is not None
-        own = Budget(host=None if on_gpu else limit)
-        self.budget = memory_limit if isinstance(memory_limit, Budget) else own
-        if on_gpu and self.budget.gpu is None:
-            self.budget.gpu = self.kernels.memory_limit
+        self.memory = Memory(self.kernels, memory_limit)
         self._begins_with_backlog = backlog
         if backlog:
             check_backlog(join)
@@ -100,13 +92,13 @@ class JoinEngine:
 
     def _make_operator(self) -> Operator:
         if isinstance(self.join, Aggregate):
-            return AggregateAtEnd(self.join, self.kernels, self._too_much)
+            return AggregateAtEnd(self.join, self.kernels, self.memory.too_much)
         if isinstance(self.join, CoGroup):
-            return CoGroupAtEnd(self.join, self.kernels, self._too_much)
+            return CoGroupAtEnd(self.join, self.kernels, self.memory.too_much)
         if self.join.emit == "at_end":
-            return JoinAtEnd(self.join, self.kernels, self._too_much, self._streaming_operator)
+            return JoinAtEnd(self.join, self.kernels, self.memory.too_much, self._streaming_operator)
         if self._begins_with_backlog:
-            return Backlog(self.join, self.kernels, self._too_much, self._switching_operator)
+            return Backlog(self.join, self.kernels, self.memory.too_much, self._switching_operator)
         return self._streaming_operator(self.join)
 
     def _switching_operator(self) -> Switching:
@@ -288,11 +280,13 @@ class JoinEngine:
         ingested = time.perf_counter()
         rows = sum(c.kinds.size for c in changes)
         what = f"a micro-batch of {rows} changes"
-        said = self._within_memory(what, lambda: self._operator.prepare(changes, self._clock_ms, watermark))
+        said = self.memory.within(
+            what, self._operator, lambda: self._operator.prepare(changes, self._clock_ms, watermark)
+        )
         output = said.output
         for side, change in enumerate(changes):
             output = append_rows(self.join, side, output, change.tagged, BAD_ROW_KIND)
-        self._check_memory()
+        self.memory.check(self._operator.tables)
         metrics: dict[str, int | float] = {}
         for name, table, change in zip(self.join.sides, self._operator.tables, changes, strict=True):
             metrics |= {
@@ -320,8 +314,9 @@ class JoinEngine:
         if not self._prepared:
             raise StateError("no micro-batch is prepared")
         self._prepared = False
-        self._within_memory("making a micro-batch final", lambda: self._operator.commit(self._clock_ms))
-        self._settle()
+        operator = self._operator
+        self.memory.finally_within("making a micro-batch final", operator, lambda: operator.commit(self._clock_ms))
+        self.memory.settle(operator.tables)
 
     def discard(self) -> None:
         """Forget the prepared micro-batch; without one, nothing happens."""
@@ -330,7 +325,7 @@ class JoinEngine:
     def _discard(self) -> None:
         self._prepared = False
         self._operator.discard()
-        self.budget.charge(self, *self._bytes())
+        self.memory.charge(self._operator.tables)
 
     # --- state -------------------------------------------------------------------------------
 
@@ -351,8 +346,8 @@ class JoinEngine:
         """Take over a snapshot, of whichever backend, into an engine that has seen nothing yet."""
         if any(len(t) for t in self._operator.tables):
             raise StateError("restore needs a fresh engine")
-        self._operator.restore(state, self._settle)
-        self._settle()
+        self._operator.restore(state, lambda: self.memory.settle(self._operator.tables))
+        self.memory.settle(self._operator.tables)
 
     def state_size(self) -> dict[str, int]:
         """Live rows and bytes of each input."""
@@ -369,60 +364,5 @@ class JoinEngine:
         if isinstance(self._operator, (AtEnd, Backlog)):
             self._operator.close()
         del self._operator
-        self.budget.release(self)
+        self.memory.release()
         self.kernels.close()
-
-    # --- memory ------------------------------------------------------------------------------
-
-    def _too_much(self, host: int) -> bool:
-        return self.budget.host_excess(self, host) > 0
-
-    def _bytes(self) -> tuple[int, int]:
-        """Bytes of state in GPU memory and in the host's."""
-        tables = self._operator.tables
-        host = sum(t.host_bytes for t in tables)
-        return sum(t.nbytes for t in tables) - host, host
-
-    def _check_memory(self) -> None:
-        """Refuses a prepared micro-batch whose state would find no room in either memory."""
-        gpu, host = self._bytes()
-        self.budget.charge(self, gpu, host)
-        self.budget.check_host(self, host + min(gpu, self.budget.gpu_excess()))
-
-    def _settle(self) -> None:
-        """Keeps GPU memory free to work in: what is over the state's share of it moves to the host, or back."""
-        self.budget.charge(self, *self._bytes())
-        if self.kernels.host is None:
-            return
-        excess = self.budget.gpu_excess()
-        if excess:
-            make_room(self._operator.tables, excess)
-        elif self.budget.has_room_for(self._bytes()[1]):
-            for table in self._operator.tables:
-                table.warm()
-        self.budget.charge(self, *self._bytes())
-
-    def _within_memory(self, what: str, work: Callable[[], Result]) -> Result:
-        """Does what can be begun again; when the GPU's memory runs out, after moving state to the host.
-
-        Raises:
-            StateError: nothing is left to move.
-        """
-        while True:
-            try:
-                return work()
-            except MemoryError as error:
-                if self.kernels.host is None:
-                    raise
-                why = str(error) or type(error).__name__
-            # Out of the handler: the error held on to the memory of all that was in the works.
-            if self._prepared:
-                self._operator.discard()
-            freed = make_room(self._operator.tables, max(1, self._bytes()[0] // 2))
-            self.budget.charge(self, *self._bytes())
-            if not freed:
-                raise StateError(
-                    f"{what} needs more GPU memory than there is, and no state is left to move to the host ({why}); "
-                    "give it more (memory_limit), or smaller micro-batches"
-                )
-            _log.warning("GPU memory ran out over %s (%s); %d bytes of state moved to the host", what, why, freed)

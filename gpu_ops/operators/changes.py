@@ -24,7 +24,8 @@ import numpy as np
 from gpu_ops.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
 from gpu_ops.kernels import Array, Frame
 from gpu_ops.operators.groups import Groups, value_changes, within
-from gpu_ops.state.table import LIVE, StateTable
+from gpu_ops.state.columns import LIVE
+from gpu_ops.state.table import StateTable
 
 ALWAYS = -1
 NEVER = 1 << 28

@@ -47,8 +47,8 @@ from gpu_ops.operators.meetings import NEVER, Meetings, New
 from gpu_ops.operators.said import SIDES, Said
 from gpu_ops.operators.timers import first_equal, looks, sweep_times
 from gpu_ops.output import append_rows, changelog_table
+from gpu_ops.state.columns import DEAD, LIVE
 from gpu_ops.state.interval_table import GHOST, IntervalTable
-from gpu_ops.state.table import DEAD, LIVE
 
 END = 1 << 62
 """A watermark after all times."""

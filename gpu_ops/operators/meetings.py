@@ -11,8 +11,8 @@ from gpu_ops.joins import Join
 from gpu_ops.kernels import Array, Frame, Kernels
 from gpu_ops.operators.emission import Rows
 from gpu_ops.operators.timers import first_equal
+from gpu_ops.state.columns import LIVE
 from gpu_ops.state.interval_table import GHOST, IntervalTable
-from gpu_ops.state.table import LIVE
 
 NEVER = -(1 << 62)
 """A time before all others."""

@@ -11,8 +11,8 @@ import numpy as np
 
 from gpu_ops.kernels import Array, Frame, Kernels
 from gpu_ops.operators.groups import Groups, value_changes
+from gpu_ops.state.columns import DEAD
 from gpu_ops.state.interval_table import IntervalTable
-from gpu_ops.state.table import DEAD
 
 _FOREVER = np.iinfo(np.int64).max
 

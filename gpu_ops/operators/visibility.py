@@ -22,7 +22,8 @@ import numpy as np
 from gpu_ops.kernels import Array, as_slots, distinct
 from gpu_ops.operators.changes import ALWAYS, NEVER, Lifetimes
 from gpu_ops.operators.pairs import Pairs, count_deltas
-from gpu_ops.state.table import LIVE, StateTable
+from gpu_ops.state.columns import LIVE
+from gpu_ops.state.table import StateTable
 
 # What happens to a row's count, in the order in which it happens within one instant.
 _OWN_BEGIN, _BORN, _BEGIN, _END, _BARRIER, _DIES, _OWN_END = range(7)

@@ -18,8 +18,8 @@ from gpu_ops.errors import StateError
 from gpu_ops.joins import Input
 from gpu_ops.kernels import Array, Frame, Kernels, as_slots
 from gpu_ops.state.cold import postponed
+from gpu_ops.state.columns import DEAD, LIVE, Growing, kept_slots, parts, stored_rows, too_many_dead
 from gpu_ops.state.index import MAX_SLOTS
-from gpu_ops.state.table import DEAD, LIVE, Growing, kept_slots, parts, stored_rows, too_many_dead
 from gpu_ops.state.time_index import TimeIndex
 
 GHOST = 3

@@ -9,8 +9,9 @@ import pyarrow as pa
 
 from gpu_ops.joins import Input
 from gpu_ops.kernels import Array, Frame, Kernels
+from gpu_ops.state.columns import Growing
 from gpu_ops.state.index import HashIndex
-from gpu_ops.state.table import Growing, Prepared, StateTable
+from gpu_ops.state.table import Prepared, StateTable
 
 KeySet = tuple[tuple[str, pa.DataType], ...]
 """Columns by which rows are looked up, with the types they are compared in. Null matches nothing."""

@@ -25,6 +25,12 @@ ON_GPU = ("gpu", "gpu-tiny", *EMULATED)
 EMITS: tuple[Emit, ...] = ("per_event", "per_batch")
 
 
+def taken(engine: Any) -> tuple[int, int]:
+    """Bytes of state in GPU memory and in the host's."""
+    found: tuple[int, int] = engine.memory.bytes(engine._operator.tables)
+    return found
+
+
 class Squeeze:
     """Gives an engine's state little room on the GPU, then half of what it takes, then plenty, and again.
 
@@ -38,11 +44,11 @@ class Squeeze:
 
     def __call__(self, engine: Any, number: int) -> None:
         engine.kernels.piece_bytes = 600
-        total = sum(engine._bytes())
-        engine.budget.gpu = 1 + int(total * self.shares[number % len(self.shares)] / STATE_SHARE)
-        engine._settle()
-        gpu, host = engine._bytes()
-        assert gpu + host == engine.budget.used[0] + engine.budget.used[1]
+        total = sum(taken(engine))
+        engine.memory.budget.gpu = 1 + int(total * self.shares[number % len(self.shares)] / STATE_SHARE)
+        engine.memory.settle(engine._operator.tables)
+        gpu, host = taken(engine)
+        assert gpu + host == engine.memory.budget.used[0] + engine.memory.budget.used[1]
         self.cold.append(host)
 
 
@@ -136,13 +142,13 @@ def test_rows_leave_before_indexes(engines: Backend) -> None:
             engine.process(**batch)
         indexes = [i for t in engine._operator.tables for i in t._indexes()]
         rows = sum(t.store.nbytes for t in engine._operator.tables)
-        gpu, _ = engine._bytes()
-        engine.budget.gpu = int((gpu - rows // 2) / STATE_SHARE)
-        engine._settle()
-        assert 0 < engine._bytes()[1] < rows
+        gpu, _ = taken(engine)
+        engine.memory.budget.gpu = int((gpu - rows // 2) / STATE_SHARE)
+        engine.memory.settle(engine._operator.tables)
+        assert 0 < taken(engine)[1] < rows
         assert not any(i.host_bytes for i in indexes)
-        engine.budget.gpu = 1
-        engine._settle()
+        engine.memory.budget.gpu = 1
+        engine.memory.settle(engine._operator.tables)
         assert all(i.host_bytes == i.nbytes > 0 for i in indexes)
         assert all(t.store.host_bytes == t.store.nbytes for t in engine._operator.tables)
 
@@ -169,14 +175,14 @@ def test_too_much_for_both_memories(engines: Backend) -> None:
     with engines.engine(join, memory_limit=Budget(gpu=1 << 28, host=1 << 30)) as engine:
         engine.process(**batches[0])
         Squeeze(0.1)(engine, 0)
-        before, taken = engine.snapshot(), sum(engine._bytes())
-        engine.budget.host = taken
+        before, total = engine.snapshot(), sum(taken(engine))
+        engine.memory.budget.host = total
         with pytest.raises(StateError, match=r"host memory, memory_limit is"):  # noqa: PT012 - at one of them
             for batch in batches[2:]:
                 engine.process(**batch)
                 before = engine.snapshot()
         assert {k: v.to_pylist() for k, v in engine.snapshot().items()} == {k: v.to_pylist() for k, v in before.items()}
-        engine.budget.host = None
+        engine.memory.budget.host = None
         engine.process(**batches[-1])
 
 

@@ -79,6 +79,7 @@ def short_of_memory(monkeypatch: pytest.MonkeyPatch, failing: Failing) -> Iterat
     from gpu_ops.cudf_backend import kernels as module
     from gpu_ops.cudf_backend import store
     from gpu_ops.engine import JoinEngine
+    from gpu_ops.memory import Memory
 
     with monkeypatch.context() as patch:
         honest = module.array_module
@@ -101,8 +102,8 @@ def short_of_memory(monkeypatch: pytest.MonkeyPatch, failing: Failing) -> Iterat
                     failing.active = False
 
             patch.setattr(JoinEngine, name, watched)
-        for name in ("snapshot", "_settle"):
-            step = getattr(JoinEngine, name)
+        for owner, name in ((JoinEngine, "snapshot"), (Memory, "settle")):
+            step = getattr(owner, name)
 
             def undisturbed(self: Any, *args: Any, step: Any = step) -> Any:
                 before, failing.active = failing.active, False
@@ -111,7 +112,7 @@ def short_of_memory(monkeypatch: pytest.MonkeyPatch, failing: Failing) -> Iterat
                 finally:
                     failing.active = before
 
-            patch.setattr(JoinEngine, name, undisturbed)
+            patch.setattr(owner, name, undisturbed)
         yield
 
 
@@ -227,8 +228,8 @@ def use_and_close(engines: Backend, join: AnyJoin, batches: Batches) -> Any:
             inputs, named = given if isinstance(given, tuple) else ((), given)
             engine.process(*inputs, **named)
             if number == 1:
-                engine.budget.gpu = 1
-        assert sum(engine._bytes()) > 1000
+                engine.memory.budget.gpu = 1
+        assert sum(engine.memory.bytes(engine._operator.tables)) > 1000
         engine.prepare(*([None] * len(join.inputs)))
     return engine
 

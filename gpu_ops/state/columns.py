@@ -1,0 +1,84 @@
+"""What state tables have in common: numbers beside rows, dead rows, and rows on their way in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from gpu_ops.kernels import Array, Kernels, Store
+
+DEAD, LIVE, DYING = 0, 1, 2
+
+
+class Growing:
+    """One mutable number per slot."""
+
+    def __init__(self, xp: Any, dtype: npt.DTypeLike) -> None:
+        self._xp = xp
+        self._data = xp.zeros(64, dtype)
+        self.length = 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    @property
+    def values(self) -> Array:
+        """A view of all of them; writing to it writes through, until the next `extend`."""
+        return self._data[: self.length]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in use."""
+        return int(self.values.nbytes)
+
+    def extend(self, count: int, value: int) -> None:
+        """``count`` more, all ``value``."""
+        if self.length + count > self._data.size:
+            grown = self._xp.empty(max(2 * self._data.size, self.length + count), self._data.dtype)
+            grown[: self.length] = self.values
+            self._data = grown
+        self._data[self.length : self.length + count] = value
+        self.length += count
+
+    def retained(self, slots: Array) -> Growing:
+        """Another one with only these slots."""
+        kept = Growing(self._xp, self._data.dtype)
+        if slots.size:
+            kept._data, kept.length = self.values[slots], int(slots.size)
+        return kept
+
+
+def too_many_dead(kernels: Kernels, dead: int, live: int) -> bool:
+    """Whether a compaction is due: dead rows outnumber the live, so that each costs once."""
+    return dead > max(live, 4 if kernels.tiny_segments else 4096)
+
+
+def kept_slots(xp: Any, status: Array) -> tuple[Array, Array]:
+    """The slots a compaction keeps, ascending, and for every slot its new one, -1 for those that go."""
+    slots = xp.flatnonzero(status)
+    new_slots = xp.full(status.size, -1, np.int64)
+    new_slots[slots] = xp.arange(slots.size, dtype=np.int64)
+    return slots, new_slots
+
+
+def rows_at_once(kernels: Kernels) -> int:
+    """Rows that go from or to a GPU in one piece, when all of them may be more than it has room for."""
+    return 3 if kernels.tiny_segments else 1 << 22
+
+
+def stored_rows(kernels: Kernels, store: Store, schema: pa.Schema, slots: Array) -> pa.Table:
+    """Rows of a store as a table."""
+    step = rows_at_once(kernels) if kernels.host is not None else max(1, int(slots.size))
+    taken = (store.take(slots[at : at + step], schema.names) for at in range(0, int(slots.size), step))
+    return pa.concat_tables([schema.empty_table(), *(kernels.to_arrow(frame, schema) for frame in taken)])
+
+
+def parts(kernels: Kernels, table: pa.Table) -> Iterator[pa.Table]:
+    """A snapshot in parts that a GPU takes in at a time; at least one."""
+    step = rows_at_once(kernels) if kernels.host is not None else max(1, table.num_rows)
+    for at in range(0, max(1, table.num_rows), step):
+        yield table.slice(at, step)
