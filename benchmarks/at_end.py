@@ -36,7 +36,9 @@ from benchmarks.common import interleave, ratio, summarise, write_results
 from benchmarks.engine import LEFT, RIGHT, random_rows
 from gpu_ops.bounded import CoGroup, Description
 from gpu_ops.engine import JoinEngine
-from gpu_ops.joins import Input, Join, JoinType, normalize_on
+from gpu_ops.inputs import Input
+from gpu_ops.joins import Join, JoinType
+from gpu_ops.keys import normalize_on
 
 CHANGES = 100_000
 """Changes in a micro-batch, both inputs together."""

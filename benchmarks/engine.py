@@ -28,7 +28,9 @@ import pyarrow as pa
 
 from benchmarks.common import interleave, ratio, summarise, write_results
 from gpu_ops.engine import JoinEngine
-from gpu_ops.joins import Emit, Input, Join, JoinType, normalize_on
+from gpu_ops.inputs import Input
+from gpu_ops.joins import Emit, Join, JoinType
+from gpu_ops.keys import normalize_on
 
 LEFT = pa.schema([("k", pa.int64()), ("a", pa.int64())])
 RIGHT = pa.schema([("k", pa.int64()), ("b", pa.float64())])

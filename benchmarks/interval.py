@@ -24,8 +24,10 @@ import pyarrow as pa
 
 from benchmarks.common import interleave, ratio, summarise, write_results
 from gpu_ops.engine import JoinEngine
+from gpu_ops.inputs import Input
 from gpu_ops.intervals import Interval, Late
-from gpu_ops.joins import Input, Join, JoinType, normalize_on
+from gpu_ops.joins import Join, JoinType
+from gpu_ops.keys import normalize_on
 
 LEFT = pa.schema([("k", pa.int64()), ("lt", pa.timestamp("us")), ("a", pa.int64())])
 RIGHT = pa.schema([("k", pa.int64()), ("rt", pa.timestamp("us")), ("b", pa.float64())])

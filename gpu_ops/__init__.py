@@ -19,8 +19,10 @@ if TYPE_CHECKING:
         NotBuiltError,
         StateError,
     )
+    from gpu_ops.inputs import Input
     from gpu_ops.intervals import Interval
-    from gpu_ops.joins import Input, Join, Key
+    from gpu_ops.joins import Join
+    from gpu_ops.keys import Key
     from gpu_ops.query.errors import SqlError
     from gpu_ops.query.spark import sql
     from gpu_ops.spark.api import MemoryOnlyStateWarning, Stream, anti_join, join, semi_join, stream
@@ -40,11 +42,11 @@ _WHERE: Final = {
     "ConditionError": "errors",
     "DescriptionError": "errors",
     "GpuJoinError": "errors",
-    "Input": "joins",
+    "Input": "inputs",
     "Interval": "intervals",
     "Join": "joins",
     "JoinEngine": "engine",
-    "Key": "joins",
+    "Key": "keys",
     "MemoryOnlyStateWarning": "spark.api",
     "MicroBatch": "engine",
     "NoWatermarkWarning": "spark.interval_api",

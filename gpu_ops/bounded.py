@@ -18,19 +18,9 @@ import pyarrow as pa
 
 from gpu_ops.changelog import ROW_KIND_COLUMN
 from gpu_ops.errors import DescriptionError
-from gpu_ops.joins import (
-    Input,
-    Join,
-    Key,
-    Layout,
-    OutputColumn,
-    Shuffle,
-    check_at_end,
-    check_key_type,
-    input_from_dict,
-    input_to_dict,
-    key_type,
-)
+from gpu_ops.inputs import Input, Layout, check_at_end, check_key_type, input_from_dict, input_to_dict
+from gpu_ops.joins import Join, OutputColumn
+from gpu_ops.keys import Key, Shuffle, key_type
 from gpu_ops.multi import MultiJoin
 
 Function = Literal["sum", "count", "min", "max", "avg", "count_distinct"]

@@ -14,8 +14,9 @@ import pyarrow.compute as pc
 from gpu_ops.bounded import Description
 from gpu_ops.changelog import INSERT, SHORT_STRINGS, decode_row_kinds, known_row_kinds
 from gpu_ops.errors import BadInputError
+from gpu_ops.inputs import Input
 from gpu_ops.intervals import as_integers
-from gpu_ops.joins import Input, Join
+from gpu_ops.joins import Join
 from gpu_ops.operators.changes import NEVER
 
 

@@ -1,4 +1,4 @@
-"""What a user writes down: frozen, validated descriptions of inputs and joins. No engine code.
+"""What a user writes down: frozen, validated descriptions of joins (`gpu_ops.inputs`, `gpu_ops.keys`). No engine code.
 
 A description is complete: with the inputs' schemas it says everything an engine or a state server
 needs, and it travels as JSON (no code ever does).
@@ -6,20 +6,19 @@ needs, and it travels as JSON (no code ever does).
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import functools
 import json
-import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import pyarrow as pa
 
 from gpu_ops.changelog import ROW_KIND_COLUMN
 from gpu_ops.conditions import Condition, parse
 from gpu_ops.errors import DescriptionError
-from gpu_ops.intervals import UNITS_MS, Interval, check_event_time, time_type
+from gpu_ops.inputs import Input, Layout, check_at_end, check_key_type, input_from_dict, input_to_dict
+from gpu_ops.intervals import Interval, time_type
+from gpu_ops.keys import Key, Shuffle, key_type
 
 JoinType = Literal["inner", "left", "right", "full", "semi", "anti"]
 """Which rows come out.
@@ -38,51 +37,6 @@ Emit = Literal["per_event", "per_batch", "at_end"]
 * *at_end*: nothing until the input ends.
 """
 
-BadRows = Literal["fail", "drop", "tag"]
-"""What happens to a row that cannot be joined.
-
-* *fail*: the micro-batch fails, before any state has changed.
-* *drop*: the row is left out and counted.
-* *tag*: likewise, and it comes out beside the changelog with the row kind ``bad``.
-"""
-
-Updates = Literal["upsert", "retract"]
-"""How an input with a unique key brings updates.
-
-* *upsert*: the new row may come alone and replaces the old one, wherever it is.
-* *retract*: the old row always comes too (``-U`` or ``-D``), as Flink's changelogs and Delta's do.
-"""
-
-Layout = Literal["join_key_contains_unique_key", "unique_key", "multiset"]
-"""The state layouts of Flink's ``JoinRecordStateViews``."""
-
-_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+?)s?\s*", re.IGNORECASE)
-
-
-class Key(NamedTuple):
-    """One pair of equality columns."""
-
-    left: str
-    right: str
-    null_safe: bool = False
-    """``IS NOT DISTINCT FROM`` instead of ``=``."""
-    using: bool = False
-    """One output column for both, as Spark's ``on="k"``."""
-
-    def column(self, side: int) -> str:
-        """The column of one side."""
-        return self.right if side else self.left
-
-
-class Shuffle(NamedTuple):
-    """One value that rows are partitioned by: rows that may match have the same."""
-
-    columns: tuple[str, ...]
-    """Its column in each input."""
-    type: pa.DataType
-    """The type it is compared in."""
-
-
 class OutputColumn(NamedTuple):
     """Where a column of the changelog comes from: ``side`` is 0 left, 1 right, 2 whichever is there.
 
@@ -94,97 +48,6 @@ class OutputColumn(NamedTuple):
     column: str
     other: str | None
     type: pa.DataType
-
-
-def parse_duration(text: str | int) -> int:
-    """Milliseconds of ``"7 days"``, ``"90 seconds"`` or a plain number of milliseconds.
-
-    Raises:
-        DescriptionError: no such unit, or not a positive duration.
-    """
-    if isinstance(text, int):
-        ms = text
-    else:
-        found = _DURATION.fullmatch(text)
-        unit = found.group(2).lower() if found else ""
-        if found is None or unit not in UNITS_MS:
-            raise DescriptionError(f"no duration: {text!r}; write for example '7 days' or '90 seconds'")
-        ms = round(float(found.group(1)) * UNITS_MS[unit])
-    if ms <= 0:
-        raise DescriptionError(f"a duration is positive, this one is {text!r}")
-    return ms
-
-
-@dataclasses.dataclass(frozen=True)
-class Input:
-    """One side of a join: a stream of changes.
-
-    Attributes:
-        name: how SQL text and errors call it.
-        schema: its columns, the row-kind column left out.
-        unique_key: columns that identify a row among the live ones, or None.
-        row_kind: the column that holds the row kind, or None for insert-only input.
-        sequence_by: a column that orders the changes of a micro-batch, or None.
-        ttl_ms: milliseconds after its last write at which a row is forgotten, or None.
-        updates: see `Updates`.
-        bad_rows: see `BadRows`.
-        event_time: the column an interval join goes by: a timestamp, or int64 milliseconds since the epoch.
-        delay_ms: milliseconds by which rows may come late: the watermark is the latest event time seen less
-            this. None: it is only ever told.
-        idle_timeout_ms: milliseconds without rows after which the input holds the other's watermark back no
-            longer, or None for never.
-    """
-
-    name: str
-    schema: pa.Schema
-    unique_key: tuple[str, ...] | None = None
-    row_kind: str | None = None
-    sequence_by: str | None = None
-    ttl_ms: int | None = None
-    updates: Updates = "upsert"
-    bad_rows: BadRows = "fail"
-    event_time: str | None = None
-    delay_ms: int | None = None
-    idle_timeout_ms: int | None = None
-
-    def __post_init__(self) -> None:
-        names = self.schema.names
-        twice = sorted({n for n in names if names.count(n) > 1})
-        if twice:
-            raise DescriptionError(f"input '{self.name}': column {twice[0]!r} appears twice")
-        if not names:
-            raise DescriptionError(f"input '{self.name}' has no columns")
-        if self.row_kind in names:
-            raise DescriptionError(f"input '{self.name}': the row-kind column {self.row_kind!r} is not data")
-        if self.unique_key == ():
-            raise DescriptionError(f"input '{self.name}': unique_key names no column")
-        named = ("unique_key", self.unique_key or ()), ("sequence_by", (self.sequence_by,))
-        for what, columns in (*named, ("event_time", (self.event_time,))):
-            for column in columns:
-                if column is not None and column not in names:
-                    raise DescriptionError(
-                        f"input '{self.name}': {what} names {column!r}; there are {', '.join(names)}"
-                    )
-        for column in self.unique_key or ():
-            check_key_type(self, column)
-        if self.event_time is not None:
-            check_event_time(self.name, self.schema.field(self.event_time))
-        for option, ms in (("delay", self.delay_ms), ("idle_timeout", self.idle_timeout_ms)):
-            if ms is not None and self.event_time is None:
-                raise DescriptionError(f"input '{self.name}': {option} needs event_time")
-            if ms is not None and ms < 0:
-                raise DescriptionError(f"input '{self.name}': {option} is not negative, this one is {ms} ms")
-        for option, values in (("updates", Updates), ("bad_rows", BadRows)):
-            if getattr(self, option) not in get_args(values):
-                raise DescriptionError(
-                    f"input '{self.name}': {option}={getattr(self, option)!r}; "
-                    f"it is one of {', '.join(get_args(values))}"
-                )
-
-    @property
-    def insert_only(self) -> bool:
-        """No row kinds and no unique key: nothing is ever retracted."""
-        return self.row_kind is None and self.unique_key is None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -400,92 +263,3 @@ class Join:
             suffixes=(suffixes[0], suffixes[1]) if suffixes else None,
             interval=Interval(**data["interval"]) if data.get("interval") else None,
         )
-
-
-On = str | Sequence[str | tuple[str, str] | Key] | None
-"""``"k"``, ``["k", ("a", "b")]``, or `Key` objects; None for no equality columns."""
-
-
-def normalize_on(on: On, *, null_safe: bool | Sequence[bool] = False) -> tuple[Key, ...]:
-    """The keys that ``on=`` names.
-
-    Raises:
-        DescriptionError: something that is neither a column nor a pair of columns.
-    """
-    items: Sequence[Any] = () if on is None else (on,) if isinstance(on, str) else on
-    safe = [null_safe] * len(items) if isinstance(null_safe, bool) else list(null_safe)
-    if len(safe) != len(items):
-        raise DescriptionError(f"null_safe has {len(safe)} entries for {len(items)} keys")
-    keys = []
-    for item, is_safe in zip(items, safe, strict=True):
-        if isinstance(item, Key):
-            keys.append(item)
-        elif isinstance(item, str):
-            keys.append(Key(item, item, is_safe, using=True))
-        elif isinstance(item, tuple) and len(item) == 2 and all(isinstance(c, str) for c in item):
-            keys.append(Key(item[0], item[1], is_safe))
-        else:
-            raise DescriptionError(f"on= takes columns and pairs of columns, not {item!r}")
-    return tuple(keys)
-
-
-def key_type(left: pa.Field, right: pa.Field) -> pa.DataType:
-    """The type in which two key columns are compared.
-
-    Raises:
-        DescriptionError: types that have none without a CAST.
-    """
-    a, b = left.type, right.type
-    if a == b:
-        return a
-    t = pa.types
-    if t.is_signed_integer(a) and t.is_signed_integer(b):
-        return max(a, b, key=lambda x: cast("int", x.bit_width))
-    if t.is_floating(a) and t.is_floating(b):
-        return pa.float64()
-    for family in ((t.is_string, t.is_large_string), (t.is_binary, t.is_large_binary)):
-        if any(f(a) for f in family) and any(f(b) for f in family):
-            return a
-    # nanoseconds reach only from 1677 to 2262: not every other timestamp has a place there
-    zones_fit = t.is_timestamp(a) and t.is_timestamp(b) and (a.tz is None) == (b.tz is None)
-    if zones_fit and "ns" not in (a.unit, b.unit):
-        return pa.timestamp("us", a.tz)
-    if t.is_decimal(a) and t.is_decimal(b):
-        scale = max(a.scale, b.scale)
-        whole = max(a.precision - a.scale, b.precision - b.scale)
-        if whole + scale <= 38:
-            return pa.decimal128(whole + scale, scale)
-    raise DescriptionError(f"cannot compare key {left.name!r} ({a}) with {right.name!r} ({b}); CAST one of them first")
-
-
-def check_key_type(source: Input, column: str) -> None:
-    """Refuses a column that cannot be a key, with a DescriptionError."""
-    kind = source.schema.field(column).type
-    if pa.types.is_nested(kind):
-        raise DescriptionError(f"input '{source.name}': column {column!r} of type {kind} cannot be a key")
-
-
-def check_at_end(inputs: Sequence[Input]) -> None:
-    """Refuses what has no meaning in a join that says nothing until its input ends."""
-    for source in inputs:
-        if source.ttl_ms is not None:
-            raise DescriptionError(f"input '{source.name}': with emit='at_end' no row is forgotten, ttl= has no place")
-
-
-def input_to_dict(source: Input) -> dict[str, object]:
-    """An input as JSON takes it."""
-    data: dict[str, object] = {f.name: getattr(source, f.name) for f in dataclasses.fields(source)}
-    for name in ("event_time", "delay_ms", "idle_timeout_ms"):
-        if data[name] is None:  # absent, so that folders written before there were interval joins still fit
-            del data[name]
-    data["schema"] = base64.b64encode(source.schema.remove_metadata().serialize().to_pybytes()).decode()
-    return data
-
-
-def input_from_dict(data: Mapping[str, Any]) -> Input:
-    """The inverse of `input_to_dict`."""
-    fields = dict(data)
-    fields["schema"] = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(fields["schema"])))
-    if fields["unique_key"] is not None:
-        fields["unique_key"] = tuple(fields["unique_key"])
-    return Input(**fields)

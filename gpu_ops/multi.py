@@ -19,19 +19,9 @@ import pyarrow as pa
 from gpu_ops.changelog import ROW_KIND_COLUMN
 from gpu_ops.conditions import Condition, parse
 from gpu_ops.errors import DescriptionError
-from gpu_ops.joins import (
-    Emit,
-    Input,
-    Join,
-    Layout,
-    OutputColumn,
-    Shuffle,
-    check_at_end,
-    check_key_type,
-    input_from_dict,
-    input_to_dict,
-    key_type,
-)
+from gpu_ops.inputs import Input, Layout, check_at_end, check_key_type, input_from_dict, input_to_dict
+from gpu_ops.joins import Emit, Join, OutputColumn
+from gpu_ops.keys import Shuffle, key_type
 
 MAX_INPUTS = 64
 

@@ -18,7 +18,9 @@ from gpu_ops.errors import (
     DescriptionError,
     StateError,
 )
-from gpu_ops.joins import Input, Join, Key, normalize_on, parse_duration
+from gpu_ops.inputs import Input, parse_duration
+from gpu_ops.joins import Join
+from gpu_ops.keys import Key, normalize_on
 
 ORDERS = pa.schema(
     [

@@ -18,7 +18,9 @@ from gpu_ops.attributes import attributes
 from gpu_ops.bounded import Aggregate, CoGroup, from_json
 from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import DescriptionError
-from gpu_ops.joins import Input, Join, Key
+from gpu_ops.inputs import Input
+from gpu_ops.joins import Join
+from gpu_ops.keys import Key
 from gpu_ops.multi import MultiJoin
 
 SCHEMA = pa.schema(

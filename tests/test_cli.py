@@ -13,7 +13,9 @@ from typer.testing import CliRunner
 from gpu_ops import cli, inspection
 from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import StateError
-from gpu_ops.joins import Input, Join, Key
+from gpu_ops.inputs import Input
+from gpu_ops.joins import Join
+from gpu_ops.keys import Key
 from gpu_ops.state.durable import PartitionLog, Record
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest, ensure

@@ -19,8 +19,10 @@ from gpu_ops.bounded import from_json
 from gpu_ops.demo import tpch
 from gpu_ops.demo.check import check
 from gpu_ops.engine import JoinEngine
+from gpu_ops.inputs import Input
 from gpu_ops.inspection import read_partition
-from gpu_ops.joins import Input, Join, Key
+from gpu_ops.joins import Join
+from gpu_ops.keys import Key
 from gpu_ops.state.durable import stored_partitions
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest

@@ -13,8 +13,10 @@ from kernels.support import TYPES, everything, plain_rows
 
 from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import BadInputError, DescriptionError
+from gpu_ops.inputs import Input
 from gpu_ops.intervals import Interval, parse_bound, show_ms
-from gpu_ops.joins import Input, Join, Key
+from gpu_ops.joins import Join
+from gpu_ops.keys import Key
 
 US, NS = pa.timestamp("us", "UTC"), pa.timestamp("ns", "UTC")
 LEFT = pa.schema([("k", pa.int64()), ("lt", US), ("a", pa.string())])

@@ -11,7 +11,9 @@ import pytest
 
 from gpu_ops.bounded import from_json
 from gpu_ops.errors import ConditionError, DescriptionError
-from gpu_ops.joins import Input, Join, Key
+from gpu_ops.inputs import Input
+from gpu_ops.joins import Join
+from gpu_ops.keys import Key
 from gpu_ops.multi import MAX_INPUTS, Equality, MultiJoin, Step
 
 USERS = Input("users", pa.schema([("id", pa.int64()), ("name", pa.string()), ("tags", pa.list_(pa.int8()))]), ("id",))

@@ -12,7 +12,7 @@ import pytest
 from oracle.drive import Backend
 
 from gpu_ops.errors import BadInputError, DescriptionError, StateError
-from gpu_ops.joins import Input
+from gpu_ops.inputs import Input
 from gpu_ops.multi import MultiJoin
 
 USERS = Input("users", pa.schema([("id", pa.int64()), ("name", pa.string())]), ("id",), "op")

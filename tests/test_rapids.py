@@ -9,6 +9,7 @@ import pytest
 
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.rapids import RAPIDS_COORDINATES, RAPIDS_SPARK_VERSIONS, RAPIDS_VERSION, rapids_conf
+from gpu_ops.spark.settings import Settings
 
 DOCS = (Path(__file__).parents[1] / "docs" / "rapids.md").read_text()
 
@@ -33,9 +34,36 @@ def test_the_jar_is_optional() -> None:
     assert rapids_conf(jar="a.jar")["spark.jars"] == "a.jar"
 
 
+@pytest.mark.parametrize("cores", [2, 8, 16, 64])
+def test_on_a_cluster_tasks_and_the_servers_task_fit_on_one_card(cores: int) -> None:
+    conf = rapids_conf(executor_cores=cores)
+    assert conf["spark.executor.resource.gpu.amount"] == "1"
+    part = float(conf["spark.task.resource.gpu.amount"])
+    assert part > 0
+    assert cores * part + Settings.server_gpu <= 1
+    assert 1 // part >= cores  # by Spark's reckoning of slots, cores are what limits them
+
+
+def test_settings_of_executors() -> None:
+    assert not [key for key in rapids_conf() if key.startswith("spark.executor.")]
+    conf = rapids_conf(executor_cores=8, discovery_script="./gpus.sh")
+    assert conf["spark.executor.resource.gpu.discoveryScript"] == "./gpus.sh"
+    with pytest.raises(DescriptionError, match="executor_cores=, too"):
+        rapids_conf(discovery_script="./gpus.sh")
+    with pytest.raises(DescriptionError, match="2 or more"):
+        rapids_conf(executor_cores=1)
+
+
+def test_the_servers_limit_is_their_share() -> None:
+    assert Settings.of(rapids_conf(state_share=0.3).items()).memory_gpu == "0.30"
+
+
 def test_the_documentation_has_the_same_settings() -> None:
-    for key, value in rapids_conf(state_share=0.4).items():
-        assert f"--conf {key}={value}" in DOCS
+    lines = re.findall(r"spark-submit .*?job\.py", DOCS, re.DOTALL)
+    local, cluster = ({*re.findall(r"--conf (\S+)", line)} for line in lines)
+    assert {f"{key}={value}" for key, value in rapids_conf(state_share=0.4).items()} <= local
+    given = rapids_conf(state_share=0.4, executor_cores=16, discovery_script="./getGpusResources.sh")
+    assert {f"{key}={value}" for key, value in given.items()} <= cluster
     assert RAPIDS_COORDINATES in DOCS
     assert f"rapids-4-spark_2.13-{RAPIDS_VERSION}-cuda13.jar" in DOCS
 

@@ -12,7 +12,9 @@ import pyarrow as pa
 import pytest
 from oracle.drive import Backend
 
-from gpu_ops.joins import Input, Join, Key
+from gpu_ops.inputs import Input
+from gpu_ops.joins import Join
+from gpu_ops.keys import Key
 
 BIG = Decimal("12345678901234567890123456789012345678")
 UTC = dt.UTC

@@ -12,7 +12,9 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from gpu_ops.joins import Emit, Input, Join, normalize_on
+from gpu_ops.inputs import Input
+from gpu_ops.joins import Emit, Join
+from gpu_ops.keys import normalize_on
 
 KIND = "op"
 SCHEMAS = tuple(pa.schema([("k", pa.int64()), (name, pa.int64())]) for name in "ab")

@@ -18,9 +18,11 @@ from benchmarks.gpu.probe import equal_pairs, mixed_join, sorted_pairs
 from benchmarks.gpu.turns import take_turns
 from gpu_ops.backends import Backend
 from gpu_ops.engine import JoinEngine
+from gpu_ops.inputs import Input
 from gpu_ops.intervals import Interval
-from gpu_ops.joins import Emit, Input, Join, normalize_on
+from gpu_ops.joins import Emit, Join
 from gpu_ops.kernels import Array, Kernels, as_slots
+from gpu_ops.keys import normalize_on
 from gpu_ops.state.time_index import TimeIndex
 
 SECOND = 1_000_000

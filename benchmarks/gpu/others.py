@@ -12,7 +12,9 @@ from benchmarks.gpu.card import Plan
 from benchmarks.gpu.turns import take_turns
 from gpu_ops.backends import Backend
 from gpu_ops.engine import JoinEngine
-from gpu_ops.joins import Emit, Input, Join, normalize_on
+from gpu_ops.inputs import Input
+from gpu_ops.joins import Emit, Join
+from gpu_ops.keys import normalize_on
 from gpu_ops.multi import MultiJoin
 
 SCHEMAS = [pa.schema([("k", pa.int64()), (name, pa.int64())]) for name in "abc"]

@@ -21,8 +21,8 @@ from gpu_ops.cudf_backend.frame import Frame, choose, from_arrow, from_values, t
 from gpu_ops.cudf_backend.hashing import convert, equal_columns, hash_columns
 from gpu_ops.cudf_backend.storage import decoded
 from gpu_ops.cudf_backend.store import CudfStore
-from gpu_ops.joins import key_type
 from gpu_ops.kernels import Array, Kernels
+from gpu_ops.keys import key_type
 
 SEARCH: Literal["directory", "join"] = "directory"
 """Which of two ways `CudfKernels.search` goes: ``"directory"`` jumps into the sorted run and costs what the needles

@@ -10,10 +10,10 @@ from pathlib import Path
 from rich.console import Console
 
 from gpu_ops.errors import DescriptionError
+from gpu_ops.inputs import parse_duration
 from gpu_ops.jobs import runner
 from gpu_ops.jobs.job import Job, load
 from gpu_ops.jobs.settings import located
-from gpu_ops.joins import parse_duration
 
 
 def run_file(

@@ -9,9 +9,10 @@ from typing import Final, Literal, get_args
 
 from gpu_ops.backends import Backend
 from gpu_ops.errors import DescriptionError
+from gpu_ops.inputs import BadRows, Updates, parse_duration
 from gpu_ops.jobs.settings import Settings, located
 from gpu_ops.jobs.text import Said, SaidJob, SaidQuery, SaidTable, Text
-from gpu_ops.joins import BadRows, Emit, Updates, parse_duration
+from gpu_ops.joins import Emit
 
 _SQL, _YAML = (".sql",), (".yaml", ".yml")
 

@@ -23,8 +23,9 @@ import pyarrow as pa
 from gpu_ops.bounded import Description
 from gpu_ops.changelog import INSERT, UPDATE_AFTER
 from gpu_ops.ingest import Ingested
+from gpu_ops.inputs import Input
 from gpu_ops.intervals import as_integers
-from gpu_ops.joins import Input, Join
+from gpu_ops.joins import Join
 from gpu_ops.kernels import Kernels
 from gpu_ops.multi import AnyJoin
 from gpu_ops.operators.batch import can_merge, merge_join
@@ -317,7 +318,7 @@ def _net(kinds: np.ndarray[tuple[int], np.dtype[np.int8]]) -> int:
 def moves_between_parts(join: Description, place: int) -> bool:
     """Whether an update may take an input's row to another part: then its changes are in order within one part only.
 
-    So it is where old rows always come (`gpu_ops.joins.Updates`), and may have had another key.
+    So it is where old rows always come (`gpu_ops.inputs.Updates`), and may have had another key.
     """
     unique = join.inputs[place].unique_key
     return unique is not None and not {column for column, _ in part_keys(join, place)} <= set(unique)

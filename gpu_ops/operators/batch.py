@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from gpu_ops.changelog import INSERT
 from gpu_ops.ingest import Ingested
-from gpu_ops.joins import Input, Join
+from gpu_ops.inputs import Input
+from gpu_ops.joins import Join
 from gpu_ops.kernels import Array, Frame, Kernels, Store
 from gpu_ops.operators.changes import apply_changes
 from gpu_ops.operators.emission import Rows

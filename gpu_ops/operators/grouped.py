@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from gpu_ops.bounded import Aggregate, CoGroup, Measure
 from gpu_ops.changelog import INSERT, encode_row_kinds
 from gpu_ops.ingest import Ingested
-from gpu_ops.joins import Input
+from gpu_ops.inputs import Input
 from gpu_ops.kernels import Kernels
 from gpu_ops.operators.at_end import AtEnd, TooMuch
 from gpu_ops.operators.batch import present_rows

@@ -12,8 +12,9 @@ import pyarrow as pa
 from gpu_ops.changelog import DELETE, INSERT
 from gpu_ops.errors import StateError
 from gpu_ops.ingest import Ingested
-from gpu_ops.joins import Join, Key
+from gpu_ops.joins import Join
 from gpu_ops.kernels import Kernels
+from gpu_ops.keys import Key
 from gpu_ops.operators import regular, semi_anti
 from gpu_ops.operators.changes import Lifetimes, apply_changes
 from gpu_ops.operators.emission import fold

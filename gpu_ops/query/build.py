@@ -12,7 +12,9 @@ import pyarrow as pa
 from gpu_ops.changelog import ROW_KIND_COLUMN
 from gpu_ops.conditions import parse
 from gpu_ops.errors import ConditionError, DescriptionError
-from gpu_ops.joins import Emit, Input, Join, Key
+from gpu_ops.inputs import Input
+from gpu_ops.joins import Emit, Join
+from gpu_ops.keys import Key
 from gpu_ops.multi import Equality, MultiJoin, Step
 from gpu_ops.query.bind import Output
 from gpu_ops.query.choose import Chooser

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from gpu_ops.inputs import Layout
 from gpu_ops.intervals import show_ms
-from gpu_ops.joins import Join, Layout
+from gpu_ops.joins import Join
 from gpu_ops.multi import MultiJoin
 from gpu_ops.query.nodes import Calc, JoinNode, Named, Node, Plan, Source, quoted
 

@@ -16,7 +16,8 @@ from pyspark.sql import types as st
 from gpu_ops.backends import Backend
 from gpu_ops.changelog import ROW_KIND_COLUMN
 from gpu_ops.errors import DescriptionError
-from gpu_ops.joins import Emit, Input, Join
+from gpu_ops.inputs import Input
+from gpu_ops.joins import Emit, Join
 from gpu_ops.multi import MultiJoin
 from gpu_ops.query import shown
 from gpu_ops.query.errors import fail

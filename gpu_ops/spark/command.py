@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from gpu_ops.bounded import Description, from_json
 from gpu_ops.errors import BadInputError, DescriptionError
-from gpu_ops.joins import Input, Join
+from gpu_ops.inputs import Input
+from gpu_ops.joins import Join
 
 
 class Sides(NamedTuple):

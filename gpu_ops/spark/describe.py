@@ -7,8 +7,9 @@ from pyspark.sql import DataFrame
 from gpu_ops.attributes import attributes, why_no_backlog
 from gpu_ops.bounded import Aggregate, CoGroup, Measure
 from gpu_ops.errors import DescriptionError
+from gpu_ops.inputs import Input
 from gpu_ops.intervals import show_ms
-from gpu_ops.joins import Input, Join
+from gpu_ops.joins import Join
 from gpu_ops.multi import Equality, MultiJoin
 from gpu_ops.query.shown import recall
 from gpu_ops.spark.directory import Directory

@@ -15,8 +15,10 @@ from pyspark.sql import types as st
 from gpu_ops.backends import Backend
 from gpu_ops.changelog import ROW_KIND_COLUMN
 from gpu_ops.errors import DescriptionError
+from gpu_ops.inputs import Input
 from gpu_ops.intervals import Duration, Interval, Late, parse_bound
-from gpu_ops.joins import Emit, Input, Join, JoinType, On, normalize_on
+from gpu_ops.joins import Emit, Join, JoinType
+from gpu_ops.keys import On, normalize_on
 from gpu_ops.output import own_column
 from gpu_ops.spark.apply import Applied, applied_schema
 from gpu_ops.spark.bounded_plan import build_bounded

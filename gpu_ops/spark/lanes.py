@@ -14,7 +14,8 @@ from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
 from gpu_ops.bounded import Aggregate, CoGroup, Description
-from gpu_ops.joins import Join, Shuffle
+from gpu_ops.joins import Join
+from gpu_ops.keys import Shuffle
 from gpu_ops.spark.client import INPUT_BITS, PARTITION_BITS
 from gpu_ops.spark.datatypes import arrow_type, is_binary_collated, nullable, spark_type
 

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from gpu_ops.errors import StateError
-from gpu_ops.joins import Input
+from gpu_ops.inputs import Input
 from gpu_ops.kernels import Array, Frame, Kernels, as_slots
 from gpu_ops.state.cold import postponed
 from gpu_ops.state.columns import DEAD, LIVE, Growing, kept_slots, parts, stored_rows, too_many_dead

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
-from gpu_ops.joins import Input
+from gpu_ops.inputs import Input
 from gpu_ops.kernels import Array, Frame, Kernels
 from gpu_ops.state.columns import Growing
 from gpu_ops.state.index import HashIndex

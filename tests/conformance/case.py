@@ -12,8 +12,10 @@ import pyarrow as pa
 from oracle.drive import Change, Event, Row, canonical
 from oracle.interval_rules import LATE, WATERMARK, TimedEvent
 
+from gpu_ops.inputs import Input
 from gpu_ops.intervals import Interval, parse_bound
-from gpu_ops.joins import Emit, Input, Join, Key
+from gpu_ops.joins import Emit, Join
+from gpu_ops.keys import Key
 from gpu_ops.multi import AnyJoin, MultiJoin
 
 BUILT = ("regular", "semi", "anti", "interval_sql", "interval_datastream", "multi")

@@ -15,7 +15,9 @@ from oracle.traces import HOWS, LAYOUTS, Shape
 
 from gpu_ops.budget import STATE_SHARE, Budget, memory_size
 from gpu_ops.errors import DescriptionError, StateError
-from gpu_ops.joins import Emit, Input, Join, Key
+from gpu_ops.inputs import Input
+from gpu_ops.joins import Emit, Join
+from gpu_ops.keys import Key
 from gpu_ops.multi import AnyJoin
 from kernels import test_engine, test_interval, test_multi
 from kernels.conftest import EMULATED, only_on

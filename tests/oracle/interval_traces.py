@@ -9,8 +9,10 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from gpu_ops.inputs import Input
 from gpu_ops.intervals import Interval
-from gpu_ops.joins import Emit, Input, Join, Key
+from gpu_ops.joins import Emit, Join
+from gpu_ops.keys import Key
 from oracle.interval_rules import WATERMARK, Clock, Terms, TimedEvent
 from oracle.rules import Residual, where
 

@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from gpu_ops.joins import Emit, Input
+from gpu_ops.inputs import Input
+from gpu_ops.joins import Emit
 from gpu_ops.multi import Equality, MultiJoin, Step, StepType
 from oracle.drive import Event, Row, canonical
 from oracle.multi_rules import Atom, MultiRules, Residual, clauses

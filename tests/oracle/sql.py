@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import duckdb
 import pyarrow as pa
 
-from gpu_ops.joins import Key
+from gpu_ops.keys import Key
 from gpu_ops.multi import AnyJoin, MultiJoin
 from oracle.drive import ADDS, ROW_KIND, Change, Event, Row, canonical, changes, difference, fold
 

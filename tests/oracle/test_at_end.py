@@ -16,8 +16,10 @@ import pytest
 
 from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import DescriptionError, StateError
+from gpu_ops.inputs import Input
 from gpu_ops.intervals import Interval
-from gpu_ops.joins import Emit, Input, Join, Key
+from gpu_ops.joins import Emit, Join
+from gpu_ops.keys import Key
 from gpu_ops.multi import MultiJoin
 from oracle.drive import Backend, Change, changes, cuts, difference, fold, run
 from oracle.sql import reference

@@ -12,8 +12,10 @@ import pyarrow as pa
 import pytest
 
 from gpu_ops.errors import DescriptionError
+from gpu_ops.inputs import Input
 from gpu_ops.intervals import Interval
-from gpu_ops.joins import Emit, Input, Join, Key
+from gpu_ops.joins import Emit, Join
+from gpu_ops.keys import Key
 from oracle.drive import Backend, Change, Event, Row, changes, difference, tables
 from oracle.interval_rules import Terms
 from oracle.interval_traces import HOWS

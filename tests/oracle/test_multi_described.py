@@ -12,7 +12,8 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from gpu_ops.joins import Emit, Input
+from gpu_ops.inputs import Input
+from gpu_ops.joins import Emit
 from gpu_ops.multi import Equality, MultiJoin
 from oracle.drive import Backend, Event, Row, changes, cuts, difference, fold, rows
 from oracle.sql import FoldedInput

@@ -14,7 +14,8 @@ import pytest
 
 from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import StateError
-from gpu_ops.joins import Emit, Input
+from gpu_ops.inputs import Input
+from gpu_ops.joins import Emit
 from gpu_ops.multi import Equality, MultiJoin, Step
 from oracle.drive import Backend, Change, Cut, Event, Row, by_event, cuts, difference, fold, run
 from oracle.multi_rules import MultiRules

@@ -8,8 +8,10 @@ import pyarrow as pa
 import pytest
 
 from gpu_ops.engine import JoinEngine
+from gpu_ops.inputs import Input
 from gpu_ops.intervals import Interval
-from gpu_ops.joins import Emit, Input, Join, JoinType, Key
+from gpu_ops.joins import Emit, Join, JoinType
+from gpu_ops.keys import Key
 
 Rows = list[tuple[str, int]]
 """Key and time, ms."""

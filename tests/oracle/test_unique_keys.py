@@ -13,7 +13,9 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from gpu_ops.joins import Emit, Input, Join, Key, Updates
+from gpu_ops.inputs import Input, Updates
+from gpu_ops.joins import Emit, Join
+from gpu_ops.keys import Key
 from gpu_ops.multi import AnyJoin, MultiJoin
 from gpu_ops.spark.keys import unique_key
 from oracle.drive import ADDS, Backend, Event, canonical, changes, cuts

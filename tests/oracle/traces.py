@@ -10,7 +10,9 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from gpu_ops.joins import Emit, Input, Join, JoinType, Key
+from gpu_ops.inputs import Input
+from gpu_ops.joins import Emit, Join, JoinType
+from gpu_ops.keys import Key
 from oracle.drive import Event, Row, canonical
 from oracle.rules import Residual, where
 

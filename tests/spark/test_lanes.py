@@ -8,7 +8,9 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql import types as st
 
-from gpu_ops.joins import Input, Join, Key
+from gpu_ops.inputs import Input
+from gpu_ops.joins import Join
+from gpu_ops.keys import Key
 from gpu_ops.multi import AnyJoin, MultiJoin
 from gpu_ops.spark.datatypes import arrow_schema
 from gpu_ops.spark.lanes import assign_lanes

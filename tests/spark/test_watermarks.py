@@ -8,8 +8,10 @@ import pyarrow as pa
 import pytest
 
 from gpu_ops.errors import StateError
+from gpu_ops.inputs import Input
 from gpu_ops.intervals import Interval
-from gpu_ops.joins import Input, Join, Key
+from gpu_ops.joins import Join
+from gpu_ops.keys import Key
 from gpu_ops.spark.watermarks import Moment, Report, Watermarks, keep_ms, kept_ms, operator_watermark
 from gpu_ops.state.durable import PartitionLog, Record, open_folder
 from gpu_ops.state.files import Files

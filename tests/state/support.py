@@ -14,7 +14,9 @@ import pyarrow as pa
 from pyarrow import flight
 
 from gpu_ops.engine import JoinEngine
-from gpu_ops.joins import Input, Join, Key
+from gpu_ops.inputs import Input
+from gpu_ops.joins import Join
+from gpu_ops.keys import Key
 from gpu_ops.spark.command import ApplyCommand, Wire
 
 ORDERS = pa.schema([("id", pa.int64()), ("item", pa.string()), ("amount", pa.float64())])

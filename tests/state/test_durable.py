@@ -13,7 +13,7 @@ import pyarrow.fs as pafs
 import pytest
 
 from gpu_ops.errors import StateError
-from gpu_ops.joins import Input
+from gpu_ops.inputs import Input
 from gpu_ops.state import files as files_module
 from gpu_ops.state.durable import PartitionLog, Record, Stored, open_folder, stored_partitions
 from gpu_ops.state.files import Files

@@ -11,8 +11,10 @@ import pytest
 
 from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import StateError
+from gpu_ops.inputs import Input
 from gpu_ops.intervals import Interval
-from gpu_ops.joins import Input, Join, Key
+from gpu_ops.joins import Join
+from gpu_ops.keys import Key
 from gpu_ops.spark.command import ApplyCommand, Wire
 from gpu_ops.spark.left_over import left_over
 from gpu_ops.spark.partition import Applied, PartitionState

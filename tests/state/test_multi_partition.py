@@ -15,7 +15,7 @@ from rich.console import Console
 from gpu_ops import inspection
 from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import BadInputError, DescriptionError, StateError
-from gpu_ops.joins import Input
+from gpu_ops.inputs import Input
 from gpu_ops.multi import MultiJoin
 from gpu_ops.spark.client import INPUT_BITS, PARTITION_BITS, origins
 from gpu_ops.spark.command import ApplyCommand, Wire

@@ -12,7 +12,7 @@ import pytest
 from oracle.drive import Backend
 
 from gpu_ops.errors import BadInputError, DescriptionError, StateError
-from gpu_ops.joins import Input
+from gpu_ops.inputs import Input
 from gpu_ops.spark import recovery
 from gpu_ops.spark.command import ApplyCommand, Wire
 from gpu_ops.spark.partition import AbandonedError, Applied, PartitionState

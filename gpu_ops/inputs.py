@@ -1,0 +1,158 @@
+"""One side of a join as a user writes it down: frozen, validated. No engine code."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import pyarrow as pa
+
+from gpu_ops.errors import DescriptionError
+from gpu_ops.intervals import UNITS_MS, check_event_time
+
+BadRows = Literal["fail", "drop", "tag"]
+"""What happens to a row that cannot be joined.
+
+* *fail*: the micro-batch fails, before any state has changed.
+* *drop*: the row is left out and counted.
+* *tag*: likewise, and it comes out beside the changelog with the row kind ``bad``.
+"""
+
+Updates = Literal["upsert", "retract"]
+"""How an input with a unique key brings updates.
+
+* *upsert*: the new row may come alone and replaces the old one, wherever it is.
+* *retract*: the old row always comes too (``-U`` or ``-D``), as Flink's changelogs and Delta's do.
+"""
+
+Layout = Literal["join_key_contains_unique_key", "unique_key", "multiset"]
+"""The state layouts of Flink's ``JoinRecordStateViews``."""
+
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+?)s?\s*", re.IGNORECASE)
+
+
+def parse_duration(text: str | int) -> int:
+    """Milliseconds of ``"7 days"``, ``"90 seconds"`` or a plain number of milliseconds.
+
+    Raises:
+        DescriptionError: no such unit, or not a positive duration.
+    """
+    if isinstance(text, int):
+        ms = text
+    else:
+        found = _DURATION.fullmatch(text)
+        unit = found.group(2).lower() if found else ""
+        if found is None or unit not in UNITS_MS:
+            raise DescriptionError(f"no duration: {text!r}; write for example '7 days' or '90 seconds'")
+        ms = round(float(found.group(1)) * UNITS_MS[unit])
+    if ms <= 0:
+        raise DescriptionError(f"a duration is positive, this one is {text!r}")
+    return ms
+
+
+@dataclasses.dataclass(frozen=True)
+class Input:
+    """One side of a join: a stream of changes.
+
+    Attributes:
+        name: how SQL text and errors call it.
+        schema: its columns, the row-kind column left out.
+        unique_key: columns that identify a row among the live ones, or None.
+        row_kind: the column that holds the row kind, or None for insert-only input.
+        sequence_by: a column that orders the changes of a micro-batch, or None.
+        ttl_ms: milliseconds after its last write at which a row is forgotten, or None.
+        updates: see `Updates`.
+        bad_rows: see `BadRows`.
+        event_time: the column an interval join goes by: a timestamp, or int64 milliseconds since the epoch.
+        delay_ms: milliseconds by which rows may come late: the watermark is the latest event time seen less
+            this. None: it is only ever told.
+        idle_timeout_ms: milliseconds without rows after which the input holds the other's watermark back no
+            longer, or None for never.
+    """
+
+    name: str
+    schema: pa.Schema
+    unique_key: tuple[str, ...] | None = None
+    row_kind: str | None = None
+    sequence_by: str | None = None
+    ttl_ms: int | None = None
+    updates: Updates = "upsert"
+    bad_rows: BadRows = "fail"
+    event_time: str | None = None
+    delay_ms: int | None = None
+    idle_timeout_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        names = self.schema.names
+        twice = sorted({n for n in names if names.count(n) > 1})
+        if twice:
+            raise DescriptionError(f"input '{self.name}': column {twice[0]!r} appears twice")
+        if not names:
+            raise DescriptionError(f"input '{self.name}' has no columns")
+        if self.row_kind in names:
+            raise DescriptionError(f"input '{self.name}': the row-kind column {self.row_kind!r} is not data")
+        if self.unique_key == ():
+            raise DescriptionError(f"input '{self.name}': unique_key names no column")
+        named = ("unique_key", self.unique_key or ()), ("sequence_by", (self.sequence_by,))
+        for what, columns in (*named, ("event_time", (self.event_time,))):
+            for column in columns:
+                if column is not None and column not in names:
+                    raise DescriptionError(
+                        f"input '{self.name}': {what} names {column!r}; there are {', '.join(names)}"
+                    )
+        for column in self.unique_key or ():
+            check_key_type(self, column)
+        if self.event_time is not None:
+            check_event_time(self.name, self.schema.field(self.event_time))
+        for option, ms in (("delay", self.delay_ms), ("idle_timeout", self.idle_timeout_ms)):
+            if ms is not None and self.event_time is None:
+                raise DescriptionError(f"input '{self.name}': {option} needs event_time")
+            if ms is not None and ms < 0:
+                raise DescriptionError(f"input '{self.name}': {option} is not negative, this one is {ms} ms")
+        for option, values in (("updates", Updates), ("bad_rows", BadRows)):
+            if getattr(self, option) not in get_args(values):
+                raise DescriptionError(
+                    f"input '{self.name}': {option}={getattr(self, option)!r}; "
+                    f"it is one of {', '.join(get_args(values))}"
+                )
+
+    @property
+    def insert_only(self) -> bool:
+        """No row kinds and no unique key: nothing is ever retracted."""
+        return self.row_kind is None and self.unique_key is None
+
+
+def check_key_type(source: Input, column: str) -> None:
+    """Refuses a column that cannot be a key, with a DescriptionError."""
+    kind = source.schema.field(column).type
+    if pa.types.is_nested(kind):
+        raise DescriptionError(f"input '{source.name}': column {column!r} of type {kind} cannot be a key")
+
+
+def check_at_end(inputs: Sequence[Input]) -> None:
+    """Refuses what has no meaning in a join that says nothing until its input ends."""
+    for source in inputs:
+        if source.ttl_ms is not None:
+            raise DescriptionError(f"input '{source.name}': with emit='at_end' no row is forgotten, ttl= has no place")
+
+
+def input_to_dict(source: Input) -> dict[str, object]:
+    """An input as JSON takes it."""
+    data: dict[str, object] = {f.name: getattr(source, f.name) for f in dataclasses.fields(source)}
+    for name in ("event_time", "delay_ms", "idle_timeout_ms"):
+        if data[name] is None:  # absent, so that folders written before there were interval joins still fit
+            del data[name]
+    data["schema"] = base64.b64encode(source.schema.remove_metadata().serialize().to_pybytes()).decode()
+    return data
+
+
+def input_from_dict(data: Mapping[str, Any]) -> Input:
+    """The inverse of `input_to_dict`."""
+    fields = dict(data)
+    fields["schema"] = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(fields["schema"])))
+    if fields["unique_key"] is not None:
+        fields["unique_key"] = tuple(fields["unique_key"])
+    return Input(**fields)

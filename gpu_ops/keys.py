@@ -1,0 +1,90 @@
+"""Equality columns: what rows are joined by, in which type they are compared, and by what they are shuffled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
+
+import pyarrow as pa
+
+from gpu_ops.errors import DescriptionError
+
+
+class Key(NamedTuple):
+    """One pair of equality columns."""
+
+    left: str
+    right: str
+    null_safe: bool = False
+    """``IS NOT DISTINCT FROM`` instead of ``=``."""
+    using: bool = False
+    """One output column for both, as Spark's ``on="k"``."""
+
+    def column(self, side: int) -> str:
+        """The column of one side."""
+        return self.right if side else self.left
+
+
+class Shuffle(NamedTuple):
+    """One value that rows are partitioned by: rows that may match have the same."""
+
+    columns: tuple[str, ...]
+    """Its column in each input."""
+    type: pa.DataType
+    """The type it is compared in."""
+
+
+On = str | Sequence[str | tuple[str, str] | Key] | None
+"""``"k"``, ``["k", ("a", "b")]``, or `Key` objects; None for no equality columns."""
+
+
+def normalize_on(on: On, *, null_safe: bool | Sequence[bool] = False) -> tuple[Key, ...]:
+    """The keys that ``on=`` names.
+
+    Raises:
+        DescriptionError: something that is neither a column nor a pair of columns.
+    """
+    items: Sequence[Any] = () if on is None else (on,) if isinstance(on, str) else on
+    safe = [null_safe] * len(items) if isinstance(null_safe, bool) else list(null_safe)
+    if len(safe) != len(items):
+        raise DescriptionError(f"null_safe has {len(safe)} entries for {len(items)} keys")
+    keys = []
+    for item, is_safe in zip(items, safe, strict=True):
+        if isinstance(item, Key):
+            keys.append(item)
+        elif isinstance(item, str):
+            keys.append(Key(item, item, is_safe, using=True))
+        elif isinstance(item, tuple) and len(item) == 2 and all(isinstance(c, str) for c in item):
+            keys.append(Key(item[0], item[1], is_safe))
+        else:
+            raise DescriptionError(f"on= takes columns and pairs of columns, not {item!r}")
+    return tuple(keys)
+
+
+def key_type(left: pa.Field, right: pa.Field) -> pa.DataType:
+    """The type in which two key columns are compared.
+
+    Raises:
+        DescriptionError: types that have none without a CAST.
+    """
+    a, b = left.type, right.type
+    if a == b:
+        return a
+    t = pa.types
+    if t.is_signed_integer(a) and t.is_signed_integer(b):
+        return max(a, b, key=lambda x: cast("int", x.bit_width))
+    if t.is_floating(a) and t.is_floating(b):
+        return pa.float64()
+    for family in ((t.is_string, t.is_large_string), (t.is_binary, t.is_large_binary)):
+        if any(f(a) for f in family) and any(f(b) for f in family):
+            return a
+    # nanoseconds reach only from 1677 to 2262: not every other timestamp has a place there
+    zones_fit = t.is_timestamp(a) and t.is_timestamp(b) and (a.tz is None) == (b.tz is None)
+    if zones_fit and "ns" not in (a.unit, b.unit):
+        return pa.timestamp("us", a.tz)
+    if t.is_decimal(a) and t.is_decimal(b):
+        scale = max(a.scale, b.scale)
+        whole = max(a.precision - a.scale, b.precision - b.scale)
+        if whole + scale <= 38:
+            return pa.decimal128(whole + scale, scale)
+    raise DescriptionError(f"cannot compare key {left.name!r} ({a}) with {right.name!r} ({b}); CAST one of them first")
