@@ -55,6 +55,7 @@ class Sizes:
     warmup: int = 6
     state: tuple[int, ...] = (100_000_000, 10_000_000, 1_000_000)
     probe: tuple[int, ...] = (1_000_000, 10_000_000, 100_000_000, 1_000_000_000)
+    needles: tuple[int, ...] = (1_000_000, 10_000)
     appended: int = 20_000_000
     append_batch: int = 100_000
     counted: int = 100_000_000
@@ -70,7 +71,7 @@ class Sizes:
 
 
 QUICK = Sizes(
-    copied_bytes=1 << 28, changes=100_000, batches=3, warmup=2, state=(1_000_000,), probe=(1_000_000,),
+    copied_bytes=1 << 28, changes=100_000, batches=3, warmup=2, state=(1_000_000,), probe=(1_000_000,), needles=(100_000,),
     appended=1_000_000, counted=1_000_000, merged=((1_000_000, 100_000),), grown=1_000_000, interval_batches=8,
     multi_way=500_000, at_end=500_000, ways=(1_000_000,), cpu=(1_000_000,), rounds=3,
 )  # fmt: skip
@@ -144,7 +145,7 @@ def _engines(work: Callable[[Emit, Sizes, Plan], dict[str, Any]]) -> Callable[[S
 PARTS: dict[str, Callable[[Sizes, Plan], Any]] = {
     "copy": _with_kernels(lambda kernels, sizes, plan: copy_bandwidth(kernels, sizes.copied_bytes, plan.rounds)),
     "regular": _regular,
-    "probe": _with_kernels(lambda kernels, sizes, plan: probe.probe(kernels, sizes.probe, sizes.changes, plan)),
+    "probe": _with_kernels(lambda kernels, sizes, plan: probe.probe(kernels, sizes.probe, sizes.needles, plan)),
     "state": _with_kernels(_state),
     "transfer": _with_kernels(lambda kernels, sizes, plan: transfer.transfer(kernels, sizes.changes, plan.rounds)),
     "interval": _engines(

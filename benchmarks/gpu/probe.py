@@ -1,7 +1,8 @@
-"""A million changes looked up in a state of 1M to 1B rows, three ways that must find the same pairs.
+"""Changes looked up in a state of 1M to 1B rows, three ways that must find the same pairs.
 
 - `sorted_run`: what the engine does: hashes, `gpu_ops.state.index.HashIndex.probe`, and a comparison of the keys of
-  the candidates, since hashes may collide. `search` is its innermost part, `gpu_ops.kernels.Kernels.search` alone.
+  the candidates, since hashes may collide. `search` is its innermost part, `gpu_ops.kernels.Kernels.search` alone, and
+  `search_by_join` the other way of `gpu_ops.cudf_backend.kernels.SEARCH`.
 - `inner_join`: libcudf's hash join of the two key columns, which builds on the needles and passes over the state.
 - `mixed_inner_join`: the same with a condition beside the keys (here one that is always true).
 
@@ -10,7 +11,7 @@ The joins' pairs come in no order, and what sorting them would cost is left out 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -61,12 +62,19 @@ class State:
         (run,) = self.index.runs
         return self.kernels.search(run.entries, run.directory, run.shift, needles)
 
+    def search_by_join(self, needles: Array) -> Pairs:
+        """The same candidates by a hash join of the half hashes."""
+        from gpu_ops.cudf_backend.kernels import search_by_join
+
+        (run,) = self.index.runs
+        return search_by_join(run.entries, needles)
+
 
 def _frame(keys: Array) -> Any:
     return device_frame({"k": keys}, {"k": pa.int64()})
 
 
-def inner_join(needles: Array, state: Array) -> tuple[Any, Any]:
+def inner_join(state: Array, needles: Array) -> tuple[Any, Any]:
     """Gather maps of libcudf's join, in any order."""
     import pylibcudf as plc
 
@@ -124,11 +132,12 @@ def equal_pairs(kernels: Kernels, found: dict[str, Pairs], where: str) -> None:
             raise AssertionError(f"{other} differs from {name}: {where}")
 
 
-def probe(kernels: Kernels, sizes: Sequence[int], needles: int, plan: Plan) -> dict[str, Any]:
-    """All ways at each size of the state; half of the needles are in it.
+def probe(kernels: Kernels, sizes: Sequence[int], needles: Sequence[int], plan: Plan) -> dict[str, Any]:
+    """All ways at each size of the state and number of needles, half of which are in it.
 
     Returns:
-        ``sizes``, one entry per size that fits, and ``left_out``, why the others are missing.
+        ``sizes``, one entry per size that fits and number of needles; in it a way that ran out of memory is
+        ``left_out``. And ``left_out``, why whole sizes are missing.
     """
     free = free_bytes()
     measured: list[dict[str, Any]] = []
@@ -137,41 +146,45 @@ def probe(kernels: Kernels, sizes: Sequence[int], needles: int, plan: Plan) -> d
         why = lacks_memory(_BYTES_PER_ROW * rows, free) or plan.clock.lacks(5 + _NANOSECONDS_PER_ROW * rows / 1e9)
         if why is None:
             try:
-                measured.append(_at(kernels, rows, needles, plan))
+                state = State(kernels, rows)
+                measured += [_at(state, count, plan) for count in needles]
+                del state
                 continue
             except MemoryError as error:
                 why = f"memory: {error}"
         left_out[str(rows)] = why
         print("probe", rows, "left out:", why, flush=True)
-    return {"needles": needles, "sizes": measured, "left_out": left_out}
+    return {"sizes": measured, "left_out": left_out}
 
 
-def _at(kernels: Kernels, rows: int, needles: int, plan: Plan) -> dict[str, Any]:
-    xp, state, rng = kernels.xp, State(kernels, rows), np.random.default_rng(rows)
+def _at(state: State, needles: int, plan: Plan) -> dict[str, Any]:
+    kernels, xp, rows = state.kernels, state.kernels.xp, state.rows
+    rng = np.random.default_rng([rows, needles])
     sets = [kernels.asarray(rng.integers(0, 2 * rows, needles)) for _ in range(INPUTS)]
     halves = [xp.sort(state.hashes(_frame(keys)) >> np.uint64(32)) for keys in sets]
-    least = xp.zeros(needles, np.int32)
-    place = xp.arange(rows, dtype=np.int32)
+    least, place = xp.zeros(needles, np.int32), xp.arange(rows, dtype=np.int32)
 
     def mixed(keys: Array) -> Any:
         return mixed_join((keys, state.keys), ([least], [place]), both=False)
 
-    found = {
-        "sorted_run": state.sorted_run(sets[0]),
-        "inner_join": sorted_pairs(kernels, inner_join(sets[0], state.keys)),
-        "mixed_inner_join": sorted_pairs(kernels, mixed(sets[0])),
+    wanted, candidates = state.sorted_run(sets[0]), state.search(halves[0])
+    matches, near = int(wanted[0].size), int(candidates[0].size)
+    pass_over, looked_at = 8 * (rows + needles) + 8 * matches, (8 + 2 * SECTOR) * needles + 16 * near
+    # a way, its inputs, the bytes it must move, and a check of the pairs it found for the first input
+    ways: dict[str, tuple[Callable[[Array], Any], list[Array], int, Callable[[Any], Pairs], Pairs]] = {
+        "search": (state.search, halves, looked_at, tuple, candidates),
+        "search_by_join": (state.search_by_join, halves, 8 * (rows + needles) + 16 * near, tuple, candidates),
+        "sorted_run": (state.sorted_run, sets, looked_at + (SECTOR + 24) * near, tuple, wanted),
+        "inner_join": (partial(inner_join, state.keys), sets, pass_over, partial(sorted_pairs, kernels), wanted),
+        "mixed_inner_join": (mixed, sets, pass_over + 4 * (rows + needles), partial(sorted_pairs, kernels), wanted),
     }
-    equal_pairs(kernels, found, f"{needles} needles, {rows} rows")
-    matches, candidates = int(found["sorted_run"][0].size), int(state.search(halves[0])[0].size)
-    del found
-    pass_over = 8 * (rows + needles) + 8 * matches
-    looked_at = (8 + 2 * SECTOR) * needles + 16 * candidates
-    ways = {
-        "search": ([partial(state.search, half) for half in halves], looked_at),
-        "sorted_run": ([partial(state.sorted_run, keys) for keys in sets], looked_at + (SECTOR + 24) * candidates),
-        "inner_join": ([partial(inner_join, keys, state.keys) for keys in sets], pass_over),
-        "mixed_inner_join": ([partial(mixed, keys) for keys in sets], pass_over + 4 * (rows + needles)),
-    }
-    figures = {name: plan.figure(works, moved) for name, (works, moved) in ways.items()}
-    print("probe", rows, {name: round(f["ms"].median, 3) for name, f in figures.items()}, flush=True)
-    return {"rows": rows, "candidates": candidates, "matches": matches, **figures}
+    figures: dict[str, Any] = {}
+    for name, (way, inputs, moved, pairs, right) in ways.items():
+        try:
+            equal_pairs(kernels, {"sorted_run": right, name: pairs(way(inputs[0]))}, f"{needles} needles, {rows} rows")
+            figures[name] = plan.figure([partial(way, given) for given in inputs], moved)
+        except MemoryError as error:
+            figures[name] = {"left_out": f"memory: {error}"}
+    said = {name: round(f["ms"].median, 3) if "ms" in f else f["left_out"] for name, f in figures.items()}
+    print("probe", rows, "rows", needles, "needles", said, "ms", flush=True)
+    return {"rows": rows, "needles": needles, "candidates": near, "matches": matches, **figures}

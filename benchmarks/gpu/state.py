@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.common import summarise
-from benchmarks.gpu.card import INPUTS, SECTOR, Plan, elapsed_ms, figure, free_bytes, lacks_memory
+from benchmarks.gpu.card import INPUTS, SECTOR, WARMUPS, Plan, elapsed_ms, figure, free_bytes, lacks_memory
 from gpu_ops.kernels import Array, Kernels, as_slots
 from gpu_ops.state.index import HashIndex
 
@@ -19,8 +19,8 @@ SCHEMA = pa.schema([("k", pa.int64()), ("s", pa.string()), ("x", pa.float64())])
 def rows_and_gathers(kernels: Kernels, rows: int, batch: int, plan: Plan) -> dict[str, Any]:
     """Appends of a batch each up to that many rows, then gathers of a batch of random rows.
 
-    Most appends copy nothing; one that merges segments copies them all. So of an append the mean counts, ``ms_mean``, and
-    its bytes are those of all appends over their number.
+    Most appends copy nothing; one that merges segments copies them all. So of an append the mean counts, ``ms_mean``,
+    and its bytes are those of all appends over their number.
     """
     rng, store = np.random.default_rng(1), kernels.store(SCHEMA)
     words = pa.array([f"value {i}" for i in range(1000)])
@@ -57,7 +57,7 @@ def scatter_add(kernels: Kernels, rows: int, values: int, plan: Plan) -> dict[st
     counts, ones = xp.zeros(rows, np.int32), xp.ones(values, np.int32)
     where = [kernels.asarray(rng.integers(0, rows, values)) for _ in range(INPUTS)]
     found = plan.figure([partial(kernels.scatter_add, counts, w, ones) for w in where], values * (12 + 2 * SECTOR))
-    if int(counts.sum()) != values * (INPUTS + max(1, plan.rounds)):
+    if int(counts.sum()) != values * (WARMUPS + max(1, plan.rounds)):
         raise AssertionError("scatter_add lost some")
     return {"rows": rows, "values": values, **found}
 

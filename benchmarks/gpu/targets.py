@@ -36,7 +36,7 @@ def targets(results: Mapping[str, Any]) -> list[dict[str, Any]]:
         ratio = gpu[part][key] / cpu[part][key] if gpu and cpu else None
         there = f"; the CPU engine on one core at {rows} state rows" if cpu else ""
         found.append(_entry(name, TIMES_CPU, ratio, left_join + there))
-    sizes = {entry["rows"]: entry for entry in results.get("probe", {}).get("sizes", [])}
+    sizes = {e["rows"]: e for e in results.get("probe", {}).get("sizes", []) if e["needles"] == CHANGES}
     both = sizes.get(PROBE_SMALL), sizes.get(PROBE_LARGE)
     times = _median(both[1]["sorted_run"]) / _median(both[0]["sorted_run"]) if both[0] and both[1] else None
     of = f"time of a probe of {CHANGES} changes at {PROBE_LARGE} rows over that at {PROBE_SMALL}, sorted run"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import cupy as cp
 import cupyx
@@ -24,13 +25,14 @@ from gpu_ops.cudf_backend.store import CudfStore
 from gpu_ops.kernels import Array, Kernels
 from gpu_ops.keys import key_type
 
-SEARCH: Literal["directory", "join"] = "directory"
-"""Which of two ways `CudfKernels.search` goes: ``"directory"`` jumps into the sorted run and costs what the needles
-and their candidates cost; ``"join"`` is libcudf's hash join, which passes over the whole run at memory speed.
-Which wins, and from which ratio of needles to run on, awaits measurement on a card: ``benchmarks/gpu`` has both.
+JOIN_FROM = math.inf
+"""From so many needles per entry of a run on, `CudfKernels.search` goes by libcudf's hash join instead of by jumps.
+
+By the bytes they move: a jump reads about 64 bytes per needle (a sector of the directory, one of the run; less when
+needles are dense, as they come in hash order). The join converts and reads every entry of the run, some 16 bytes, builds
+and probes a hash table of the needles, and its pairs have to be sorted. So it might win from a quarter of a needle per
+entry on, if at all, and only in the smallest runs. Not measured on a card yet; ``benchmarks/gpu``, part ``probe``, does.
 """
-
-
 _PIECES = 32
 """Pieces of state, at least, in a full GPU."""
 
@@ -167,8 +169,8 @@ class CudfKernels:
         return CudfStore(schema, self)
 
     def search(self, run: Array, directory: Array, shift: int, hashes: Array) -> tuple[Array, Array]:
-        """Candidates of a sorted run, by needle, then by slot; see `SEARCH`."""
-        if SEARCH == "join":
+        """Candidates of a sorted run, by needle, then by slot; see `JOIN_FROM`."""
+        if hashes.size >= JOIN_FROM * run.size:
             return search_by_join(run, hashes)
         return search_by_directory(run, directory, shift, hashes)
 

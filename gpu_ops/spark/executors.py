@@ -44,6 +44,11 @@ def on_cluster(context: Any) -> bool:
     return master != "local" and not master.startswith("local[")
 
 
+def one_machine(context: Any) -> bool:
+    """Whether an application's executors, if it has any, are all on the driver's machine."""
+    return not on_cluster(context) or str(context.master).startswith("local-cluster[")
+
+
 class Executors:
     """The executors of an application.
 

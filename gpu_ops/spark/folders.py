@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
-from gpu_ops.spark.executors import on_cluster
+from gpu_ops.spark.executors import one_machine
 
 
 class LocalStateWarning(UserWarning):
@@ -20,13 +21,12 @@ def warn_of_local_folder(context: Any, state: str, *, stacklevel: int) -> None:
         state: the state folder.
         stacklevel: of the warning, seen from here.
     """
-    master = str(context.master)
-    if not on_cluster(context) or master.startswith("local-cluster") or "://" in state:
+    if one_machine(context) or "://" in state:
         return
     warnings.warn(
-        f"state={state!r} is a local path, and this application has executors on other machines (master {master}): "
+        f"state={state!r} is a local path, and executors are on other machines (master {context.master}): "
         "the driver and all executors must see the same folder there. Give a URI (hdfs://, s3://, gs://), or "
-        f"'file://{state}' if it is on a mount that all of them share",
+        f"'file://{Path(state).absolute()}' if it is on a mount that all of them share",
         LocalStateWarning,
         stacklevel=stacklevel + 1,
     )

@@ -22,6 +22,7 @@ from gpu_ops.joins import Join
 from gpu_ops.spark.client import Task
 from gpu_ops.spark.datatypes import arrow_type, spark_type
 from gpu_ops.spark.directory import Directory, Timed
+from gpu_ops.spark.executors import one_machine
 from gpu_ops.spark.heartbeat import heartbeats
 from gpu_ops.spark.lanes import Lane, assign_lanes, kept, shuffle, to_lanes
 from gpu_ops.spark.marks import known_key, marked
@@ -288,6 +289,8 @@ def shuffle_reorders(session: SparkSession) -> bool:
 def make_importable(session: SparkSession) -> None:
     """Lets Python workers run this interpreter and find this pack, as far as that can be done late."""
     context = session.sparkContext
+    if not one_machine(context):
+        return  # another machine has its own interpreter and packages
     if not os.environ.get("PYSPARK_PYTHON") and not context.getConf().contains("spark.pyspark.python"):
         context.pythonExec = sys.executable
     if "site-packages" not in PACKAGE_ROOT:

@@ -29,7 +29,7 @@ from kernels.card import NAME, emulated_card
 
 PLAN = Plan(rounds=3, bandwidth=1e9)
 TINY = Sizes(
-    copied_bytes=1 << 16, changes=200, batches=2, warmup=1, state=(2000, 1000), probe=(1000, 2000), appended=2000,
+    copied_bytes=1 << 16, changes=200, batches=2, warmup=1, state=(2000, 1000), probe=(1000, 2000), needles=(200, 20), appended=2000,
     append_batch=100, counted=1000, merged=((1000, 100), (400, 40)), grown=2000, interval_batches=6, multi_way=1000,
     at_end=500, ways=(1000,), ways_needles=100, cpu=(2000,), rounds=2,
 )  # fmt: skip
@@ -61,11 +61,13 @@ def test_copy(gpu: Kernels) -> None:
 
 
 def test_probe(gpu: Kernels) -> None:
-    found = probe.probe(gpu, [1000, 3000], 500, PLAN)
-    assert [entry["rows"] for entry in found["sizes"]] == [1000, 3000]
+    found = probe.probe(gpu, [1000, 3000], [500, 50], PLAN)
+    sizes = [(entry["rows"], entry["needles"]) for entry in found["sizes"]]
+    assert sizes == [(1000, 500), (1000, 50), (3000, 500), (3000, 50)]
+    ways = ("search", "search_by_join", "sorted_run", "inner_join", "mixed_inner_join")
     for entry in found["sizes"]:
-        assert all(measured(entry[way]) for way in ("search", "sorted_run", "inner_join", "mixed_inner_join"))
-        assert 150 < entry["matches"] < 350  # half of the needles are there
+        assert all(measured(entry[way]) for way in ways)
+        assert 0.25 < entry["matches"] / entry["needles"] < 0.75  # half of the needles are there
         assert entry["candidates"] >= entry["matches"]
 
 
@@ -76,15 +78,15 @@ def test_ways_that_differ_are_found(gpu: Kernels, monkeypatch: pytest.MonkeyPatc
 
     honest = probe.State.sorted_run
     monkeypatch.setattr(probe.State, "sorted_run", lose_one)
-    with pytest.raises(AssertionError, match="inner_join differs from sorted_run: 500 needles, 1000 rows"):
-        probe.probe(gpu, [1000], 500, PLAN)
+    with pytest.raises(AssertionError, match="_join differs from sorted_run: 500 needles, 1000 rows"):
+        probe.probe(gpu, [1000], [500], PLAN)
 
 
 def test_what_does_not_fit_is_left_out() -> None:
     with emulated_card(free=100_000):
         kernels, _ = make_kernels("gpu")
-        found = probe.probe(kernels, [1000, 1_000_000_000], 100, PLAN)
-        late = probe.probe(kernels, [1000], 100, Plan(clock=Clock(0)))
+        found = probe.probe(kernels, [1000, 1_000_000_000], [100], PLAN)
+        late = probe.probe(kernels, [1000], [100], Plan(clock=Clock(0)))
         kernels.close()
     assert [entry["rows"] for entry in found["sizes"]] == [1000]
     assert found["left_out"]["1000000000"].startswith("memory: about 74.5 GiB needed")
@@ -92,11 +94,16 @@ def test_what_does_not_fit_is_left_out() -> None:
 
 
 def test_out_of_memory_leaves_out(gpu: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
         raise MemoryError("std::bad_alloc")
 
+    with monkeypatch.context() as patch:
+        patch.setattr(probe, "mixed_join", refuse)
+        (entry,) = probe.probe(gpu, [1000], [100], PLAN)["sizes"]
+    assert entry["mixed_inner_join"] == {"left_out": "memory: std::bad_alloc"}
+    assert measured(entry["inner_join"])
     monkeypatch.setattr(probe, "State", refuse)
-    assert probe.probe(gpu, [1000], 100, PLAN)["left_out"] == {"1000": "memory: std::bad_alloc"}
+    assert probe.probe(gpu, [1000], [100], PLAN)["left_out"] == {"1000": "memory: std::bad_alloc"}
 
 
 def test_state(gpu: Kernels) -> None:
@@ -279,7 +286,7 @@ def test_targets() -> None:
         return {**whole, "plain": {"changes_per_second": rate / 2}, "watched": watched}
 
     def size(rows: int, ms: float) -> dict[str, Any]:
-        return {"rows": rows, "sorted_run": {"ms": {"median": ms}}}
+        return {"rows": rows, "needles": CHANGES, "sorted_run": {"ms": {"median": ms}}}
 
     nothing = targets({})
     assert all(target["reached"] is None and target["measured"] is None for target in nothing)

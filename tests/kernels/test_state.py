@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 
 import numpy as np
@@ -90,10 +91,10 @@ def test_search(kernels: Kernels, bits: int) -> None:
 
 
 @only_on("gpu", "gpu-tiny", *EMULATED)
-@pytest.mark.parametrize("way", ["directory", "join"])
+@pytest.mark.parametrize("share", [0.0, 0.1, math.inf], ids=["join", "by_size", "directory"])
 @pytest.mark.parametrize("bits", [3, 12, 64])
-def test_both_ways_of_search(kernels: Kernels, monkeypatch: pytest.MonkeyPatch, bits: int, way: str) -> None:
-    monkeypatch.setattr(sys.modules["gpu_ops.cudf_backend.kernels"], "SEARCH", way)
+def test_both_ways_of_search(kernels: Kernels, monkeypatch: pytest.MonkeyPatch, bits: int, share: float) -> None:
+    monkeypatch.setattr(sys.modules["gpu_ops.cudf_backend.kernels"], "JOIN_FROM", share)
     search(kernels, bits)
 
 
