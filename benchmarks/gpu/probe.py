@@ -2,7 +2,7 @@
 
 - `sorted_run`: what the engine does: hashes, `gpu_ops.state.index.HashIndex.probe`, and a comparison of the keys of
   the candidates, since hashes may collide. `search` is its innermost part, `gpu_ops.kernels.Kernels.search` alone, and
-  `search_by_join` the other way of `gpu_ops.cudf_backend.kernels.SEARCH`.
+  `search_by_join` the other way that `gpu_ops.cudf_backend.kernels.JOIN_FROM` chooses by.
 - `inner_join`: libcudf's hash join of the two key columns, which builds on the needles and passes over the state.
 - `mixed_inner_join`: the same with a condition beside the keys (here one that is always true).
 

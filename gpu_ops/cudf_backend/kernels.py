@@ -29,9 +29,10 @@ JOIN_FROM = math.inf
 """From so many needles per entry of a run on, `CudfKernels.search` goes by libcudf's hash join instead of by jumps.
 
 By the bytes they move: a jump reads about 64 bytes per needle (a sector of the directory, one of the run; less when
-needles are dense, as they come in hash order). The join converts and reads every entry of the run, some 16 bytes, builds
-and probes a hash table of the needles, and its pairs have to be sorted. So it might win from a quarter of a needle per
-entry on, if at all, and only in the smallest runs. Not measured on a card yet; ``benchmarks/gpu``, part ``probe``, does.
+needles are dense, as they come in hash order). The join converts and reads every entry of the run, some 16 bytes,
+builds and probes a hash table of the needles, and its pairs have to be sorted. So it might win from a quarter of a
+needle per entry on, if at all, and only in the smallest runs. Not measured on a card yet: ``benchmarks/gpu``, part
+``probe``, will tell.
 """
 _PIECES = 32
 """Pieces of state, at least, in a full GPU."""
