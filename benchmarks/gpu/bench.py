@@ -71,9 +71,9 @@ class Sizes:
 
 
 QUICK = Sizes(
-    copied_bytes=1 << 28, changes=100_000, batches=3, warmup=2, state=(1_000_000,), probe=(1_000_000,), needles=(100_000,),
-    appended=1_000_000, counted=1_000_000, merged=((1_000_000, 100_000),), grown=1_000_000, interval_batches=8,
-    multi_way=500_000, at_end=500_000, ways=(1_000_000,), cpu=(1_000_000,), rounds=3,
+    copied_bytes=1 << 28, changes=100_000, batches=3, warmup=2, state=(1_000_000,), probe=(1_000_000,),
+    needles=(100_000,), appended=1_000_000, counted=1_000_000, merged=((1_000_000, 100_000),), grown=1_000_000,
+    interval_batches=8, multi_way=500_000, at_end=500_000, ways=(1_000_000,), cpu=(1_000_000,), rounds=3,
 )  # fmt: skip
 EMITS: tuple[Emit, ...] = ("per_batch", "per_event")
 

@@ -116,7 +116,11 @@ def sorted_pairs(kernels: Kernels, maps: tuple[Any, Any]) -> Pairs:
     if not maps[0].size():
         return xp.empty(0, np.int64), xp.empty(0, np.int64)
     first, second = (values(column, np.int32).astype(np.int64) for column in maps)
-    packed = xp.sort((first << 32) | second)
+    return _in_order(kernels, (first, second))
+
+
+def _in_order(kernels: Kernels, pairs: Pairs) -> Pairs:
+    packed = kernels.xp.sort((pairs[0] << 32) | pairs[1])
     return packed >> 32, packed & 0xFFFFFFFF
 
 
@@ -167,13 +171,19 @@ def _at(state: State, needles: int, plan: Plan) -> dict[str, Any]:
     def mixed(keys: Array) -> Any:
         return mixed_join((keys, state.keys), ([least], [place]), both=False)
 
-    wanted, candidates = state.sorted_run(sets[0]), state.search(halves[0])
+    wanted, candidates = state.sorted_run(sets[0]), _in_order(kernels, state.search(halves[0]))
     matches, near = int(wanted[0].size), int(candidates[0].size)
     pass_over, looked_at = 8 * (rows + needles) + 8 * matches, (8 + 2 * SECTOR) * needles + 16 * near
     # a way, its inputs, the bytes it must move, and a check of the pairs it found for the first input
     ways: dict[str, tuple[Callable[[Array], Any], list[Array], int, Callable[[Any], Pairs], Pairs]] = {
-        "search": (state.search, halves, looked_at, tuple, candidates),
-        "search_by_join": (state.search_by_join, halves, 8 * (rows + needles) + 16 * near, tuple, candidates),
+        "search": (state.search, halves, looked_at, partial(_in_order, kernels), candidates),
+        "search_by_join": (
+            state.search_by_join,
+            halves,
+            8 * (rows + needles) + 16 * near,
+            partial(_in_order, kernels),
+            candidates,
+        ),
         "sorted_run": (state.sorted_run, sets, looked_at + (SECTOR + 24) * near, tuple, wanted),
         "inner_join": (partial(inner_join, state.keys), sets, pass_over, partial(sorted_pairs, kernels), wanted),
         "mixed_inner_join": (mixed, sets, pass_over + 4 * (rows + needles), partial(sorted_pairs, kernels), wanted),
