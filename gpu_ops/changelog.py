@@ -42,6 +42,7 @@ DELTA: Final = {
 }
 DEBEZIUM: Final = {"c": INSERT, "r": INSERT, "u": UPDATE_AFTER, "d": DELETE}
 
+_SHORT: Final = np.frombuffer("".join(SHORT_STRINGS).encode(), "u2")
 _SPELLINGS: Final = {**FLINK, **DELTA, **DEBEZIUM}
 _CODES: Final = np.array(list(_SPELLINGS.values()), np.int8)
 _DEBEZIUM_UPDATE: Final = list(_SPELLINGS).index("u")
@@ -65,6 +66,9 @@ def decode_row_kinds(
         BadInputError: a null, an unknown spelling, or an update that names no old row.
     """
     column = _strings(column, input_name, column_name)
+    quick = _decode_short(column, has_unique_key=has_unique_key)
+    if quick is not None:
+        return quick
     position = pc.index_in(column, _strings_of(tuple(_SPELLINGS)).cast(column.type))
     if position.null_count:
         bad = column.filter(pc.is_null(position))[0].as_py()
@@ -95,9 +99,39 @@ def _strings(column: pa.Array | pa.ChunkedArray, input_name: str, column_name: s
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
+def _decode_short(column: pa.Array, *, has_unique_key: bool) -> npt.NDArray[np.int8] | None:
+    """Codes of a column without nulls whose spellings all have one length, 1 or 2; None where it is another.
+
+    The bytes are looked up as numbers: a quarter of the time of looking up strings.
+    """
+    rows = len(column)
+    if column.null_count or not rows:
+        return None
+    wide = pa.types.is_large_string(column.type)
+    offsets = np.frombuffer(column.buffers()[1], np.int64 if wide else np.int32)[column.offset :][: rows + 1]
+    width, rest = divmod(int(offsets[-1] - offsets[0]), rows)
+    if rest or width not in (1, 2) or bool((np.diff(offsets) != width).any()):
+        return None
+    spelled = np.frombuffer(column.buffers()[2], f"u{width}", rows, int(offsets[0]))
+    codes: npt.NDArray[np.int8] = _codes_of(width, has_unique_key)[spelled]
+    return codes if bool((codes >= 0).all()) else None
+
+
+@functools.cache
+def _codes_of(width: int, has_unique_key: bool) -> npt.NDArray[np.int8]:
+    """By the number that a spelling's bytes are: its code, or -1 for those that are not simply known."""
+    codes = np.full(1 << (8 * width), -1, np.int8)
+    for text, code in _SPELLINGS.items():
+        if len(text) == width and (text != "u" or has_unique_key):
+            codes[np.frombuffer(text.encode(), f"u{width}")[0]] = code
+    return codes
+
+
 def encode_row_kinds(codes: npt.NDArray[np.int8]) -> pa.Array:
     """The short strings of n row-kind codes."""
-    return _strings_of(SHORT_STRINGS).take(pa.array(codes))
+    offsets = np.arange(0, 2 * codes.size + 1, 2, dtype=np.int32)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(_SHORT[codes])]
+    return pa.Array.from_buffers(pa.string(), codes.size, buffers, 0)
 
 
 @functools.cache

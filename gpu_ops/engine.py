@@ -296,14 +296,13 @@ class JoinEngine:
                 f"{name}_state_bytes": table.nbytes,
                 f"{name}_cold_bytes": 0 if self.kernels.host is None else table.host_bytes,
             }
-        counted = np.bincount(said.kinds, minlength=4)
         for kind, name in (
             (INSERT, "insert"),
             (UPDATE_BEFORE, "update_before"),
             (UPDATE_AFTER, "update_after"),
             (DELETE, "delete"),
         ):
-            metrics[f"rows_out_{name}"] = int(counted[kind])
+            metrics[f"rows_out_{name}"] = int(np.count_nonzero(said.kinds == kind))
         metrics |= said.metrics
         metrics["update_ms"] = metrics.get("update_ms", 0) + (ingested - started) * 1e3
         beside = np.zeros(output.num_rows - said.sequence.size, np.int64)

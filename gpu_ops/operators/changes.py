@@ -116,7 +116,7 @@ def apply_changes(
     if rows is not None:
         frame = kernels.take(frame, rows, table.source.schema.names)
         identity = identity[rows] if identity is not None else None
-    hashes, matchable = table.hash_keys(frame)
+    hashes, matchable = table.hash_keys(frame, identity)
     prepared = table.prepare(frame, hashes, matchable, identity, found.killed)
     prepared.refreshed = found.refreshed
     if found.deaths is not None:

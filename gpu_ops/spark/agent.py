@@ -48,7 +48,7 @@ class Agent:
         assert context is not None
         given = context.resources().get("gpu")
         gpus = [str(address) for address in given.addresses] if given is not None else []
-        connection = socket.create_connection((self._address.host, self._address.port), timeout=_CONNECT_S)
+        connection = self._address._replace(patience_s=_CONNECT_S).connect()
         # The way to the driver is the executor's own address; no setting could know it better.
         host = str(connection.getsockname()[0])
         channel = Channel(connection)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import select
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Mapping
@@ -27,7 +28,8 @@ class Channel:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._rest = b""
-        self._sending = threading.Lock()
+        # An encrypted connection is one object for both ways.
+        self._using = threading.Lock()
         connection.settimeout(_SEND_S)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _KEEPALIVE:
@@ -40,7 +42,7 @@ class Channel:
         Raises:
             OSError: the other side is gone.
         """
-        with self._sending:
+        with self._using:
             self._connection.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self, timeout: float | None = None) -> dict[str, Any] | None:
@@ -59,9 +61,11 @@ class Channel:
         while b"\n" not in self._rest:
             left = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1e3
             try:
-                if not self._readable().poll(left):
+                if not self._pending() and not self._readable().poll(left):
                     return None
-                more = self._connection.recv(1 << 16)
+                more = self._take()
+                if more is None:
+                    continue
             except (OSError, ValueError) as error:  # ValueError: closed by another thread
                 raise EOFError(str(error)) from error
             if not more or len(self._rest) > _LONGEST:
@@ -72,6 +76,21 @@ class Channel:
             return dict(json.loads(line))
         except (ValueError, TypeError) as error:
             raise EOFError("a message is no JSON") from error
+
+    def _take(self) -> bytes | None:
+        """The bytes that are there; None where they were the encryption's own."""
+        with self._using:
+            self._connection.settimeout(0)
+            try:
+                return self._connection.recv(1 << 16)
+            except (ssl.SSLWantReadError, BlockingIOError):
+                return None
+            finally:
+                self._connection.settimeout(_SEND_S)
+
+    def _pending(self) -> bool:
+        """Whether bytes are there that have been deciphered already."""
+        return isinstance(self._connection, ssl.SSLSocket) and self._connection.pending() > 0
 
     def _readable(self) -> select.poll:
         poll = select.poll()  # select() takes no descriptor above 1023, and a driver may have many

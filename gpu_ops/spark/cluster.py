@@ -67,6 +67,7 @@ class ClusterServers(Servers):
     def __init__(self, executors: Executors, settings: Settings, address: Callable[[], Address]) -> None:
         super().__init__(secrets.token_hex(32), settings.start_timeout_s)
         self._executors, self._settings, self._address = executors, settings, address
+        self.tls = settings.tls
         self._groups: list[_Group] = []
         self._pools: dict[str, Pool] = {}
         self._changed = threading.Condition()

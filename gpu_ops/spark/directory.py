@@ -100,22 +100,27 @@ class Directory:
         host = bind = _LOOPBACK
         self._servers: Servers
         if on_cluster(context):
+            if settings.tls is not None:
+                settings.tls.check()
             host = str(conf.get("spark.driver.host"))
             bind = str(conf.get("spark.driver.bindAddress", host))
             self._servers = ClusterServers(Executors(context, settings), settings, lambda: self._address)
             attach = self._servers.attach
         else:
+            settings = dataclasses.replace(settings, tls=None)  # nothing leaves this machine
             self._servers = EmbeddedServers.for_cores(int(context.defaultParallelism), settings.server_arguments())
             attach = _refuse
         try:
-            self._listener = Listener(bind, settings.driver_port, self._servers.token, self.answer, attach)
+            token = self._servers.token
+            self._listener = Listener(
+                bind, settings.driver_port, token, answer=self.answer, attach=attach, tls=settings.tls
+            )
         except StateError:
             self._servers.close()
             raise
         # A task waits for a place for its server, and then for the server to start; then some more.
-        self._address = Address(
-            host, self._listener.port, self._servers.token, self._servers.patience_s + START_S + _SWEEP_S
-        )
+        patience = self._servers.patience_s + START_S + _SWEEP_S
+        self._address = Address(host, self._listener.port, token, patience, settings.tls)
         threading.Thread(target=self._sweep, name="gpu-join-sweep", daemon=True).start()
         atexit.register(self.close)
 
@@ -189,8 +194,8 @@ class Directory:
                 answer, or None; backlog: whether the join may begin with one.
 
         Returns:
-            location and token; ``moment`` as well, which goes with the command: for an interval join watermark
-            and clock_ms of the micro-batch, where there may be a backlog whether it is part of it.
+            location, token and a `Tls` or None; ``moment`` as well, which goes with the command: for an interval
+            join watermark and clock_ms of the micro-batch, where there may be a backlog whether it is part of it.
 
         Raises:
             StateError: another join uses the state folder, no server can be started, or the micro-batch
@@ -208,6 +213,7 @@ class Directory:
         if request.get("backlog"):
             answer["moment"] = {"backlog": self._in_backlog(known, str(request["run_id"]))}
         answer["location"] = pool.location(index, failed=request.get("failed"))
+        answer["tls"] = self._servers.tls
         return answer
 
     def report(self, request: Mapping[str, Any]) -> dict[str, Any]:

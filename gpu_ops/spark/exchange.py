@@ -14,18 +14,35 @@ import pyarrow as pa
 from pyarrow import flight
 
 from gpu_ops import errors
+from gpu_ops.spark.tls import Tls
 
 _ATTEMPTS: Final = 6
 _PAUSE_S: Final = 0.2
 
 
 class Address(NamedTuple):
-    """Where the directory listens, the application's token, and how long an answer may take."""
+    """Where the directory listens, the application's token, how long an answer may take, and what encrypts it."""
 
     host: str
     port: int
     token: str
     patience_s: float = 120.0
+    tls: Tls | None = None
+
+    def connect(self) -> socket.socket:
+        """A connection to it.
+
+        Raises:
+            OSError: there is none.
+        """
+        connection = socket.create_connection((self.host, self.port), timeout=self.patience_s)
+        if self.tls is None:
+            return connection
+        try:
+            return self.tls.connect(connection, self.host)
+        except BaseException:
+            connection.close()
+            raise
 
 
 class UnreachableError(Exception):
@@ -41,7 +58,7 @@ def ask(address: Address, request: Mapping[str, object]) -> dict[str, Any]:
     """
     line = json.dumps({**request, "token": address.token}).encode() + b"\n"
     try:
-        with socket.create_connection((address.host, address.port), timeout=address.patience_s) as connection:
+        with address.connect() as connection:
             connection.sendall(line)
             with connection.makefile("rb") as reader:
                 answer = json.loads(reader.readline() or b"{}")
@@ -82,17 +99,17 @@ def translate(error: BaseException) -> errors.GpuJoinError | None:
 
 
 @functools.lru_cache(maxsize=32)
-def _client(location: str) -> flight.FlightClient:
+def _client(location: str, tls: Tls | None) -> flight.FlightClient:
     # Spark uses a worker process again for many tasks; so is its connection.
-    return flight.FlightClient(location)
+    return flight.FlightClient(location, **(tls.flight_client if tls is not None else {}))
 
 
 class Exchange:
     """One exchange that may be begun again: input is kept, output that was handed on is skipped.
 
     Args:
-        locate: asks the directory; takes the location that failed, or None, gives location and token, and
-            under ``moment`` what is to be added to the command.
+        locate: asks the directory; takes the location that failed, or None, gives location and token,
+            under ``moment`` what is to be added to the command, and under ``tls`` a `Tls`.
         command: of the exchange.
         schema: of the input.
     """
@@ -143,7 +160,8 @@ class Exchange:
         with _guard():
             options = flight.FlightCallOptions(headers=headers)
             descriptor = flight.FlightDescriptor.for_command(json.dumps(command).encode())
-            writer, reader = _client(where["location"]).do_exchange(descriptor, options)
+            tls = Tls(*where["tls"]) if where.get("tls") else None
+            writer, reader = _client(where["location"], tls).do_exchange(descriptor, options)
         # Input comes from Spark: its own errors are none of the server's.
         broken: Exception | None = None
         try:

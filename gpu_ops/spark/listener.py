@@ -6,12 +6,15 @@ import hmac
 import json
 import logging
 import socketserver
+import ssl
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final, cast
 
 from gpu_ops.errors import GpuJoinError, StateError
 from gpu_ops.spark.channel import Channel
+from gpu_ops.spark.tls import Tls
 
 _log = logging.getLogger(__name__)
 
@@ -30,6 +33,7 @@ class Listener(socketserver.ThreadingTCPServer):
         token: what a call must bring.
         answer: gives the answer to a request.
         attach: takes over the connection of a task that offers to run state servers, and returns at its end.
+        tls: encrypts connections, if given.
 
     Raises:
         StateError: there is nothing to listen on.
@@ -39,8 +43,10 @@ class Listener(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
     request_queue_size = 128
 
-    def __init__(self, host: str, port: int, token: str, answer: Answer, attach: Attach) -> None:
-        self.token, self.answer, self.attach = token, answer, attach
+    def __init__(
+        self, host: str, port: int, token: str, *, answer: Answer, attach: Attach, tls: Tls | None = None
+    ) -> None:
+        self.token, self.answer, self.attach, self.tls = token, answer, attach, tls
         try:
             super().__init__((host, port), _Handler)
         except OSError as error:
@@ -52,9 +58,31 @@ class Listener(socketserver.ThreadingTCPServer):
         """Where it listens."""
         return cast("tuple[str, int]", self.server_address)[1]
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Says that a call broke off: by a stranger's doing, when connections are encrypted."""
+        del request
+        _log.warning("a call from %s broke off: %s", client_address[0], sys.exc_info()[1])
+
+    def shutdown_request(self, request: Any) -> None:
+        """Ends a connection; one that was encrypted has been taken out of this one."""
+        if request.fileno() >= 0:
+            super().shutdown_request(request)
+
 
 class _Handler(socketserver.StreamRequestHandler):
     timeout = 10
+
+    def setup(self) -> None:
+        tls = cast("Listener", self.server).tls
+        if tls is not None:
+            self.request.settimeout(self.timeout)
+            self.request = tls.accept(self.request)
+        super().setup()
+
+    def finish(self) -> None:
+        super().finish()
+        if isinstance(self.request, ssl.SSLSocket):
+            self.request.close()
 
     def handle(self) -> None:
         listener = cast("Listener", self.server)

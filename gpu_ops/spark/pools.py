@@ -13,6 +13,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from gpu_ops.errors import StateError
+from gpu_ops.spark.tls import Tls
 
 _log = logging.getLogger(__name__)
 
@@ -43,14 +44,14 @@ class Server(abc.ABC):
     def kill(self) -> None:
         """Ends one that no longer answers."""
 
-    def action(self, name: str, body: bytes, token: str) -> bytes:
+    def action(self, name: str, body: bytes, token: str, tls: Tls | None = None) -> bytes:
         """Runs a Flight action.
 
         Raises:
             FlightError: it did not answer in time, or refused.
         """
         headers = [(b"authorization", f"Bearer {token}".encode())]
-        with flight.FlightClient(self.location) as client:
+        with flight.FlightClient(self.location, **(tls.flight_client if tls is not None else {})) as client:
             options = flight.FlightCallOptions(timeout=_PING_S, headers=headers)
             results = list(client.do_action(flight.Action(name, body), options))
         return bytes(results[0].body.to_pybytes()) if results else b""
@@ -67,6 +68,7 @@ class Servers(abc.ABC):
     def __init__(self, token: str, patience_s: float) -> None:
         self.token, self.patience_s = token, patience_s
         self.no_gpu = ""
+        self.tls: Tls | None = None
 
     @abc.abstractmethod
     def prepare(self) -> None:
@@ -142,7 +144,7 @@ class Pool:
             server = self._slots[index]
             if server is not None and server.running and failed == server.location:
                 try:
-                    server.action("ping", b"", self._servers.token)
+                    server.action("ping", b"", self._servers.token, self._servers.tls)
                 except (pa.ArrowException, OSError) as error:
                     _log.warning("state server %d does not answer: %s", server.pid, error)
                     server.kill()
@@ -162,7 +164,8 @@ class Pool:
         if server is None or not server.running:
             return
         try:
-            server.action("release", json.dumps({"join_id": join_id}).encode(), self._servers.token)
+            body = json.dumps({"join_id": join_id}).encode()
+            server.action("release", body, self._servers.token, self._servers.tls)
         except (pa.ArrowException, OSError) as error:
             _log.warning("state server %d did not release join %s: %s", server.pid, join_id, error)
 

@@ -119,7 +119,8 @@ class Launcher:
             raise StateError(f"state server {name} did not start ({why}):\n{self.tail(name)}") from error
         _log.info("state server %s: process %d, %.1f s", name, popen.pid, time.monotonic() - began)
         host = f"[{self._host}]" if ":" in self._host else self._host
-        return Process(popen, f"grpc://{host}:{port}")
+        scheme = "grpc+tls" if "--tls-certificate" in arguments else "grpc"
+        return Process(popen, f"{scheme}://{host}:{port}")
 
     def tail(self, name: str) -> str:
         """The end of a server's log."""

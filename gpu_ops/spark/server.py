@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
@@ -66,6 +67,7 @@ class StateServer(flight.FlightServerBase):  # type: ignore[misc]
         host: where to listen.
         port: 0 for any.
         budget: of memory, for all partitions together.
+        tls: files with the certificate and its key; without them connections are plain.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class StateServer(flight.FlightServerBase):  # type: ignore[misc]
         host: str = "127.0.0.1",
         port: int = 0,
         budget: Budget | None = None,
+        tls: tuple[str, str] | None = None,
     ) -> None:
         self._backend, self._budget = backend, budget
         self._lock = threading.Lock()
@@ -85,7 +88,11 @@ class StateServer(flight.FlightServerBase):  # type: ignore[misc]
         self._trimmed = True
         self.stopping = threading.Event()
         listened = f"[{host}]" if ":" in host else host
-        super().__init__(f"grpc://{listened}:{port}", middleware={"token": _Token(token)})
+        shown = [] if tls is None else [(Path(tls[0]).read_bytes(), Path(tls[1]).read_bytes())]
+        scheme = "grpc+tls" if shown else "grpc"
+        super().__init__(
+            f"{scheme}://{listened}:{port}", middleware={"token": _Token(token)}, tls_certificates=shown or None
+        )
 
     # --- Flight ------------------------------------------------------------------------------
 
@@ -270,6 +277,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--gpu-memory", help="of all state; an amount, or a share of the card's")
     parser.add_argument("--host-memory", help="of all state; an amount, or a share of the machine's")
+    parser.add_argument("--tls-certificate")
+    parser.add_argument("--tls-key")
     options = parser.parse_args(arguments)
     logging.basicConfig(
         level=logging.INFO,
@@ -288,7 +297,8 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.write("a token of fewer than 16 characters is none\n")
         return 2
     budget = server_budget(options.gpu_memory, options.host_memory)
-    server = StateServer(token, backend=options.backend, host=options.host, port=options.port, budget=budget)
+    tls = (options.tls_certificate, options.tls_key) if options.tls_certificate and options.tls_key else None
+    server = StateServer(token, backend=options.backend, host=options.host, port=options.port, budget=budget, tls=tls)
     sys.stdout.write(json.dumps({"port": server.port, "pid": os.getpid()}) + "\n")
     sys.stdout.flush()
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody reads more of it

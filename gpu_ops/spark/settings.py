@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from gpu_ops.budget import memory_size
 from gpu_ops.errors import DescriptionError
+from gpu_ops.spark.tls import Tls
 
 PREFIX: Final = "spark.gpu_ops."
 MEMORY_GPU: Final = PREFIX + "memory.gpu"
@@ -17,8 +18,9 @@ DRIVER_PORT: Final = PREFIX + "driver.port"
 SERVER_GPU: Final = PREFIX + "server.gpu"
 SERVER_EXECUTORS: Final = PREFIX + "server.executors"
 START_TIMEOUT: Final = PREFIX + "server.startTimeout"
+TLS: Final = tuple(f"{PREFIX}tls.{name}" for name in ("certificate", "key", "authority", "name"))
 
-NAMES: Final = (MEMORY_GPU, MEMORY_HOST, DRIVER_PORT, SERVER_GPU, SERVER_EXECUTORS, START_TIMEOUT)
+NAMES: Final = (MEMORY_GPU, MEMORY_HOST, DRIVER_PORT, SERVER_GPU, SERVER_EXECUTORS, START_TIMEOUT, *TLS)
 
 _SECONDS: Final = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
 
@@ -34,6 +36,7 @@ class Settings:
         server_gpu: the part of a GPU that Spark is told a task with state servers takes.
         executors: how many executors have state servers; None for those that are there.
         start_timeout_s: how long executors, and state servers that are gone, are waited for.
+        tls: of connections on a cluster; None for plain ones.
     """
 
     memory_gpu: str | None = None
@@ -42,6 +45,7 @@ class Settings:
     server_gpu: float = 0.1
     executors: int | None = None
     start_timeout_s: float = 60.0
+    tls: Tls | None = None
 
     @classmethod
     def of(cls, conf: Iterable[tuple[str, Any]]) -> Settings:
@@ -74,11 +78,13 @@ class Settings:
             server_gpu=share,
             executors=None if executors is None else int(executors),
             start_timeout_s=_seconds(given.get(START_TIMEOUT, "60s")),
+            tls=_tls(given),
         )
 
     def server_arguments(self) -> dict[str, list[str]]:
         """What state servers are started with: by kind, words of a command line."""
-        host = [] if self.memory_host is None else ["--host-memory", self.memory_host]
+        host = [] if self.tls is None else ["--tls-certificate", self.tls.certificate, "--tls-key", self.tls.key]
+        host += [] if self.memory_host is None else ["--host-memory", self.memory_host]
         gpu = [] if self.memory_gpu is None else ["--gpu-memory", self.memory_gpu]
         return {"cpu": host, "gpu": [*gpu, *host]}
 
@@ -88,6 +94,15 @@ def _memory(name: str, text: str) -> None:
         memory_size(text)
     except DescriptionError as error:
         raise DescriptionError(f"{name}: {error}") from None
+
+
+def _tls(given: dict[str, str]) -> Tls | None:
+    certificate, key, authority, name = (given.get(setting) for setting in TLS)
+    if certificate is None and key is None and authority is None and name is None:
+        return None
+    if certificate is None or key is None or authority is None:
+        raise DescriptionError(f"{', '.join(TLS[:3])} go together: set all of them, or none")
+    return Tls(certificate, key, authority, name)
 
 
 def _number(given: dict[str, str], name: str, default: float) -> float:

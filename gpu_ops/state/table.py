@@ -74,11 +74,13 @@ class StateTable:
     ) -> None:
         self.kernels, self.source = kernels, source
         self.keys, self.key_types, self.strict = keys, key_types, strict
-        self.identity = source.unique_key or tuple(source.schema.names)
-        self.identity_types = tuple(source.schema.field(c).type for c in self.identity)
+        # A unique key that is the join key needs no index of its own: nothing in it is ever null.
+        self.one_index = findable and set(source.unique_key or ()) == set(keys) != set()
+        self.identity = keys if self.one_index else source.unique_key or tuple(source.schema.names)
+        self.identity_types = key_types if self.one_index else tuple(source.schema.field(c).type for c in self.identity)
         self.store = kernels.store(source.schema)
         self.key_index = HashIndex(kernels)
-        self.identity_index = HashIndex(kernels) if findable else None
+        self.identity_index = self.key_index if self.one_index else HashIndex(kernels) if findable else None
         self.status = Growing(kernels.xp, np.int8)
         self.count = Growing(kernels.xp, np.int32) if counted else None
         self.written = Growing(kernels.xp, np.int64) if source.ttl_ms is not None else None
@@ -107,7 +109,9 @@ class StateTable:
         return self.store.host_bytes + sum(index.host_bytes for index in self._indexes())
 
     def _indexes(self) -> list[HashIndex]:
-        return [self.key_index] if self.identity_index is None else [self.key_index, self.identity_index]
+        if self.identity_index is None or self.one_index:
+            return [self.key_index]
+        return [self.key_index, self.identity_index]
 
     def live_after(self) -> int:
         """Live rows once the prepared micro-batch is committed."""
@@ -116,8 +120,15 @@ class StateTable:
             return self.live
         return self.live + len(self.store) - done.first_new - int(done.stillborn.size) - int(done.killed.size)
 
-    def hash_keys(self, frame: Frame) -> tuple[Array, Array | None]:
-        """Key hashes of a frame's rows, and the mask of those that can match at all (None: all)."""
+    def hash_keys(self, frame: Frame, identity: Array | None = None) -> tuple[Array, Array | None]:
+        """Key hashes of a frame's rows, and the mask of those that can match at all (None: all).
+
+        Args:
+            frame: n rows.
+            identity: their n identity hashes, if known: they may be the same.
+        """
+        if self.one_index and identity is not None:
+            return identity, None
         hashes = self.kernels.hash_rows(frame, self.keys, self.key_types)
         return hashes, self.kernels.valid(frame, self.strict) if self.strict else None
 
@@ -158,7 +169,7 @@ class StateTable:
             else:
                 self.key_index.stage(hashes[matchable], slots[matchable])
                 self.prepared.null_keys = added - int(matchable.sum()) if self._track_null_keys else 0
-            if self.identity_index is not None and identity is not None:
+            if self.identity_index is not None and identity is not None and not self.one_index:
                 self.identity_index.stage(identity, slots)
         if killed.size:
             self.status.values[killed] = DYING
@@ -251,7 +262,7 @@ class StateTable:
             if column is not None:
                 column.length = undo.first_new
         self.key_index.discard()
-        if self.identity_index is not None:
+        if self.identity_index is not None and not self.one_index:
             self.identity_index.discard()
 
     # --- expiry and compaction ---------------------------------------------------------------
@@ -288,7 +299,9 @@ class StateTable:
         count = None if self.count is None else self.count.retained(slots)
         written = None if self.written is None else self.written.retained(slots)
         keys = self.key_index.renumbered(new_slots)
-        identities = None if self.identity_index is None else self.identity_index.renumbered(new_slots)
+        identities = keys if self.one_index else self.identity_index
+        if identities is not None and not self.one_index:
+            identities = identities.renumbered(new_slots)
         queue = ((when, new_slots[old]) for when, old in self._queue)
         kept = deque((when, new[new >= 0]) for when, new in queue)
 
@@ -341,8 +354,8 @@ class StateTable:
         xp = self.kernels.xp
         for part in parts(self.kernels, table):
             frame = self.kernels.frame(part.select(names).cast(self.source.schema))
-            hashes, matchable = self.hash_keys(frame)
             identity = self.hash_identity(frame) if self.identity_index is not None else None
+            hashes, matchable = self.hash_keys(frame, identity)
             self.prepare(frame, hashes, matchable, identity, xp.empty(0, np.int64))
             self.commit(0)
             settle()

@@ -25,7 +25,7 @@ from gpu_ops import stream
 from gpu_ops.spark import session
 from gpu_ops.spark.directory import Directory
 from gpu_ops.spark.executors import JOB_GROUP
-from spark.support import Sink, Source, drain, fold, slow_join, start
+from spark.support import Sink, Source, certificate, drain, fold, slow_join, start
 
 GPU = "7"
 SCRIPT = f"""#!/bin/sh
@@ -37,7 +37,15 @@ def settings(folder: Path) -> dict[str, str]:
     script = folder / "gpus.sh"
     script.write_text(SCRIPT)
     script.chmod(0o755)
+    made = certificate(folder, "gpu-join-test")
+    tls = {} if made is None else {
+        "spark.gpu_ops.tls.certificate": made[0],
+        "spark.gpu_ops.tls.key": made[1],
+        "spark.gpu_ops.tls.authority": made[0],
+        "spark.gpu_ops.tls.name": "gpu-join-test",
+    }  # fmt: skip
     return {
+        **tls,
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.log.level": "ERROR",
@@ -136,6 +144,7 @@ class App:
     def look(self) -> None:
         servers = self.run()
         self.step("locations", lambda: [s.location for s in servers])
+        self.step("encrypted", lambda: self.directory.address.tls is not None)
         self.step("hosts", lambda: [self.context.getConf().get("spark.driver.host"), socket.gethostname()])
         self.step("executors", lambda: [executor(s.pid) for s in servers])
         self.step("gpus", lambda: [visible(s.pid) for s in servers])
@@ -153,14 +162,14 @@ class App:
         """What calls without the token get, from another address."""
         address = self.directory.address
         said = []
-        with socket.create_connection((address.host, address.port), 10, source_address=("127.0.0.2", 0)) as caller:
-            caller.sendall(json.dumps({"op": "locate", "token": "0" * 64}).encode() + b"\n")
-            said.append(repr(caller.recv(100)))
-        with socket.create_connection((address.host, address.port), 10, source_address=("127.0.0.2", 0)) as caller:
-            caller.sendall(json.dumps({"op": "offer", "group": 0, "job": 1}).encode() + b"\n")
-            said.append(repr(caller.recv(100)))
+        for request in ({"op": "locate", "token": "0" * 64}, {"op": "offer", "group": 0, "job": 1}):
+            caller = socket.create_connection((address.host, address.port), 10, source_address=("127.0.0.2", 0))
+            with caller if address.tls is None else address.tls.connect(caller, address.host) as connection:
+                connection.sendall(json.dumps(request).encode() + b"\n")
+                said.append(repr(connection.recv(100)))
         try:
-            list(flight.FlightClient(self.run()[0].location).do_action(flight.Action("ping", b"")))
+            known = {} if address.tls is None else address.tls.flight_client
+            list(flight.FlightClient(self.run()[0].location, **known).do_action(flight.Action("ping", b"")))
         except flight.FlightUnauthenticatedError as error:
             said.append(str(error))
         return said

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 import time
 import warnings
 from collections import Counter
@@ -56,6 +58,18 @@ def fold(changes: Iterable[Row]) -> list[Row]:
         count[tuple(row)] += 1 if kind in ("+I", "+U") else -1
         assert count[tuple(row)] >= 0, f"{kind} of a row that is not there: {row}"
     return sorted(count.elements(), key=repr)
+
+
+def certificate(folder: Path, name: str) -> tuple[str, str] | None:
+    """A certificate for a name, signed by itself, and its key; None where there is no openssl to make one."""
+    if shutil.which("openssl") is None:
+        return None
+    made, key = folder / f"{name}.pem", folder / f"{name}.key"
+    subject = ["-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}"]
+    usage = ["-addext", "keyUsage=digitalSignature,keyCertSign", "-days", "2", "-nodes"]
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", *subject, *usage]
+    subprocess.run([*command, "-keyout", str(key), "-out", str(made)], check=True, capture_output=True)
+    return str(made), str(key)
 
 
 class Sink:
