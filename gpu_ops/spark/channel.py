@@ -28,9 +28,10 @@ class Channel:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._rest = b""
-        # An encrypted connection is one object for both ways.
+        self._sending = threading.Lock()
+        # An encrypted connection is one object for both ways, and not safe for two threads.
         self._using = threading.Lock()
-        connection.settimeout(_SEND_S)
+        connection.settimeout(0)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _KEEPALIVE:
             if hasattr(socket, name) and connection.family != socket.AF_UNIX:
@@ -42,8 +43,22 @@ class Channel:
         Raises:
             OSError: the other side is gone.
         """
-        with self._using:
-            self._connection.sendall(json.dumps(message).encode() + b"\n")
+        left = memoryview(json.dumps(message).encode() + b"\n")
+        deadline = time.monotonic() + _SEND_S
+        with self._sending:
+            while left:
+                with self._using:
+                    try:
+                        left = left[self._connection.send(left) :]
+                        continue
+                    except (ssl.SSLWantWriteError, ssl.SSLWantReadError, BlockingIOError):
+                        pass
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"nothing was taken for {_SEND_S:.0f} s")
+                try:
+                    self._poll(select.POLLOUT, 100)
+                except ValueError as error:  # closed by another thread
+                    raise ConnectionError("the connection is closed") from error
 
     def receive(self, timeout: float | None = None) -> dict[str, Any] | None:
         """The next message.
@@ -61,7 +76,7 @@ class Channel:
         while b"\n" not in self._rest:
             left = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1e3
             try:
-                if not self._pending() and not self._readable().poll(left):
+                if not self._pending() and not self._poll(select.POLLIN, left):
                     return None
                 more = self._take()
                 if more is None:
@@ -80,27 +95,25 @@ class Channel:
     def _take(self) -> bytes | None:
         """The bytes that are there; None where they were the encryption's own."""
         with self._using:
-            self._connection.settimeout(0)
             try:
                 return self._connection.recv(1 << 16)
-            except (ssl.SSLWantReadError, BlockingIOError):
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError):
                 return None
-            finally:
-                self._connection.settimeout(_SEND_S)
 
     def _pending(self) -> bool:
         """Whether bytes are there that have been deciphered already."""
         return isinstance(self._connection, ssl.SSLSocket) and self._connection.pending() > 0
 
-    def _readable(self) -> select.poll:
+    def _poll(self, what: int, ms: float | None) -> bool:
         poll = select.poll()  # select() takes no descriptor above 1023, and a driver may have many
-        poll.register(self._connection, select.POLLIN)
-        return poll
+        poll.register(self._connection, what)
+        return bool(poll.poll(ms))
 
     def close(self) -> None:
         """Ends the connection; who waits in `receive` gets its end."""
         try:
-            self._connection.shutdown(socket.SHUT_RDWR)
+            with self._using:
+                self._connection.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # it is gone
         finally:

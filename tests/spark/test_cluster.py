@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -52,9 +53,10 @@ def test_a_left_join_with_retractions_is_exact(seen: dict[str, Any]) -> None:
 def test_servers_are_children_of_both_executors_and_listen_on_their_address(seen: dict[str, Any]) -> None:
     assert len(set(seen["executors"])) == 2
     driver = seen["hosts"][0]
+    scheme = "grpc+tls" if seen["encrypted"] else "grpc"
     assert all(
-        where.startswith(f"grpc://{driver}:") for where in seen["locations"]
-    )  # the executors are on this machine
+        where.startswith(f"{scheme}://{driver}:") for where in seen["locations"]
+    )  # executors are on this machine
     assert "2 state servers on 2 executors" in seen["explained"]
     assert "2 running" in seen["explained"]
 
@@ -73,6 +75,13 @@ def test_calls_without_the_token_are_refused(seen: dict[str, Any]) -> None:
     of_directory, offer, of_server = seen["strangers"]
     assert of_directory == offer == repr(b"")
     assert "no token" in of_server
+
+
+def test_connections_are_encrypted(seen: dict[str, Any]) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make a certificate with")
+    assert seen["encrypted"] is True
+    assert all("--tls-certificate" in command for command in seen["commands"])
 
 
 def test_a_server_is_lost(seen: dict[str, Any]) -> None:
