@@ -75,7 +75,7 @@ def sql(
     Raises:
         SqlError: a query that streaming joins cannot do, with line and column.
         DescriptionError: inputs or options that cannot be.
-        NotBuiltError: static DataFrames, Spark Connect, a cluster, ``emit="at_end"``.
+        NotBuiltError: static DataFrames, Spark Connect, ``emit="at_end"``.
         StateError: the state folder belongs to something else.
     """
     streams = _streams({**(tables or {}), **inputs})

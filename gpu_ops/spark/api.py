@@ -62,7 +62,7 @@ def join(
 
     Raises:
         DescriptionError: a join that cannot be.
-        NotBuiltError: a streaming and a static DataFrame, Spark Connect, a cluster.
+        NotBuiltError: a streaming and a static DataFrame, Spark Connect.
         StateError: the state folder belongs to something else.
     """
     return _join(

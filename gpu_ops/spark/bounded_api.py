@@ -54,7 +54,7 @@ def aggregate(
 
     Raises:
         DescriptionError: no such column or aggregate, or a stream without ``state=``.
-        NotBuiltError: Spark Connect, a cluster.
+        NotBuiltError: Spark Connect.
         StateError: the state folder belongs to something else.
     """
     source = as_stream(input, "the input")
@@ -108,7 +108,7 @@ def co_group(
 
     Raises:
         DescriptionError: no such columns, no function, or streams without ``state=``.
-        NotBuiltError: a streaming and a static DataFrame, Spark Connect, a cluster.
+        NotBuiltError: a streaming and a static DataFrame, Spark Connect.
         StateError: the state folder belongs to something else.
     """
     function = Grouped.of(apply, schema)

@@ -192,7 +192,9 @@ def _choose_partitions(
         return manifest.partitions, "as the state folder is cut"
     session = df.sparkSession
     shuffle = int(str(session.conf.get("spark.sql.shuffle.partitions")))
-    cores = session.sparkContext.defaultParallelism
+    taken = Directory.of(session).servers.tasks if df.isStreaming else 0
+    cores = max(1, session.sparkContext.defaultParallelism - taken)
     if shuffle <= cores:
         return shuffle, "spark.sql.shuffle.partitions"
-    return cores, f"one per core; spark.sql.shuffle.partitions is {shuffle}"
+    beside = " beside state servers" if taken else ""
+    return cores, f"one per core{beside}; spark.sql.shuffle.partitions is {shuffle}"

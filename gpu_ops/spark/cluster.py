@@ -110,6 +110,16 @@ class ClusterServers(Servers):
                     )
                 self._make_pools(there)
 
+    @property
+    def tasks(self) -> int:
+        """How many of the application's tasks they are: one for each group.
+
+        Raises:
+            StateError: as `prepare`.
+        """
+        self.prepare()
+        return len(self._groups)
+
     def _begin(self, deadline: float) -> None:
         """Starts to place groups, one for each executor that is there."""
         count = self._executors.wait(deadline)

@@ -119,6 +119,11 @@ class Executors:
                 "two tasks or more: spark.executor.cores=2 or more, spark.task.cpus=1, and where tasks take a part "
                 f"of a GPU spark.task.resource.gpu.amount=0.25 or less; or have servers on fewer: {SERVER_EXECUTORS}"
             )
+        if self._conf.contains("spark.executor.pyspark.memory"):
+            _log.warning(
+                "spark.executor.pyspark.memory limits the address space of state servers, which CUDA does not bear: "
+                "leave it unset, and raise spark.executor.memoryOverhead by what the servers take"
+            )
         per_task = int(str(self._conf.get("spark.task.cpus", "1")))
         return max(1, math.ceil(slots * per_task / max(count, len(self.ids()))))
 

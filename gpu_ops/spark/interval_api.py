@@ -109,7 +109,7 @@ def interval_join(
 
     Raises:
         DescriptionError: a join that cannot be.
-        NotBuiltError: a streaming and a static DataFrame, Spark Connect, a cluster.
+        NotBuiltError: a streaming and a static DataFrame, Spark Connect.
         StateError: the state folder belongs to something else.
     """
     sides = as_stream(left, "the left input"), as_stream(right, "the right input")

@@ -62,7 +62,7 @@ def multi_join(
 
     Raises:
         DescriptionError: a join that cannot be, or that needs a chain of two-way joins.
-        NotBuiltError: streaming and static DataFrames, Spark Connect, a cluster.
+        NotBuiltError: streaming and static DataFrames, Spark Connect.
         StateError: the state folder belongs to something else.
     """
     if isinstance(inputs, str) or not isinstance(inputs, Sequence):

@@ -78,6 +78,15 @@ class Servers(abc.ABC):
             StateError: they cannot.
         """
 
+    @property
+    def tasks(self) -> int:
+        """How many of the application's tasks they are; asks for them to be prepared.
+
+        Raises:
+            StateError: they cannot.
+        """
+        return 0
+
     @abc.abstractmethod
     def pool(self, backend: str) -> Pool:
         """The servers for a backend: the GPUs' for ``"auto"`` and ``"gpu"``, where there are any."""

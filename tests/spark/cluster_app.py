@@ -213,6 +213,10 @@ class App:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", gpu_ops.MemoryOnlyStateWarning)
             changes = self.join("in_memory", None, backend="cpu", partitions=4)
+            shuffled = self.spark.conf.get("spark.sql.shuffle.partitions")
+            self.spark.conf.set("spark.sql.shuffle.partitions", "20")
+            self.seen["partitions"] = gpu_ops.explain(self.join("many", None)).split("partitions  ")[1].split("\n")[0]
+            self.spark.conf.set("spark.sql.shuffle.partitions", shuffled)
         query = start(changes, sink, self.folder / "checkpoint_in_memory")
         query.processAllAvailable()
         servers = self.run("cpu")

@@ -77,6 +77,10 @@ def test_calls_without_the_token_are_refused(seen: dict[str, Any]) -> None:
     assert "no token" in of_server
 
 
+def test_by_default_partitions_are_as_many_as_there_is_room_for_beside_servers(seen: dict[str, Any]) -> None:
+    assert seen["partitions"].startswith("2 (one per core beside state servers")
+
+
 def test_connections_are_encrypted(seen: dict[str, Any]) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("no openssl to make a certificate with")
