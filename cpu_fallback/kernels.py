@@ -69,9 +69,9 @@ class CpuKernels:
         """Rows of a frame."""
         return frame.length
 
-    def take(self, frame: Frame, rows: Ints, columns: Sequence[str]) -> Frame:
+    def take(self, frame: Frame, rows: Ints, columns: Sequence[str], *, present: bool = False) -> Frame:
         """Rows of a frame by position; -1 gives nulls."""
-        wanted = slot_array(rows)
+        wanted = pa.array(rows) if present else slot_array(rows)
         return Frame(rows.size, {name: frame.columns[name].take(wanted) for name in columns})
 
     def combine(self, columns: Sequence[tuple[str, Frame, str]]) -> Frame:

@@ -242,9 +242,9 @@ class CpuStore:
             column.truncate(length)
         self.length = length
 
-    def take(self, slots: npt.NDArray[np.int64], columns: Sequence[str]) -> Frame:
+    def take(self, slots: npt.NDArray[np.int64], columns: Sequence[str], *, present: bool = False) -> Frame:
         """The rows at ``slots``; -1 gives nulls."""
-        missing: npt.NDArray[np.bool_] | None = slots < 0
+        missing: npt.NDArray[np.bool_] | None = None if present else slots < 0
         if missing is not None and not missing.any():
             missing = None
         wanted = pa.array(slots, mask=missing)
@@ -253,6 +253,11 @@ class CpuStore:
             column = self.columns[name]
             taken[name] = column.gather(slots, missing) if column.plain else column.take(wanted)
         return Frame(slots.size, taken)
+
+    def may_be_null(self, column: str) -> bool:
+        """Whether any row may have a null in this column."""
+        found = self.columns[column]
+        return found.validity is not None or pa.types.is_null(found.kind)
 
     def retained(self, slots: npt.NDArray[np.int64]) -> CpuStore:
         """Another store with only these slots, renumbered from 0."""

@@ -46,8 +46,11 @@ class Store(Protocol):
     def truncate(self, length: int) -> None:
         """Drop all slots from ``length`` on."""
 
-    def take(self, slots: Array, columns: Sequence[str]) -> Frame:
-        """The rows at ``slots`` (int64, -1 for a row of nulls), of the columns named."""
+    def take(self, slots: Array, columns: Sequence[str], *, present: bool = False) -> Frame:
+        """The rows at ``slots`` (int64, -1 for a row of nulls; ``present`` if none is), of the columns named."""
+
+    def may_be_null(self, column: str) -> bool:
+        """Whether any row may have a null in this column."""
 
     def retained(self, slots: Array) -> Store:
         """Another store with only these slots (ascending), renumbered from 0, each where it lies in this one."""
@@ -101,8 +104,8 @@ class Kernels(Protocol):
     def num_rows(self, frame: Frame) -> int:
         """Rows of a frame."""
 
-    def take(self, frame: Frame, rows: Array, columns: Sequence[str]) -> Frame:
-        """Rows of a frame by position (int64, -1 for a row of nulls)."""
+    def take(self, frame: Frame, rows: Array, columns: Sequence[str], *, present: bool = False) -> Frame:
+        """Rows of a frame by position (int64, -1 for a row of nulls; ``present`` if none is, which spares a look)."""
 
     def combine(self, columns: Sequence[tuple[str, Frame, str]]) -> Frame:
         """A frame of columns ``(new name, frame, column)`` from row-aligned frames."""

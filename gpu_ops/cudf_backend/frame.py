@@ -6,6 +6,7 @@ A column is a ``pylibcudf.Column`` that begins at its buffers' start (offset 0):
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pylibcudf as plc
 
-from gpu_ops.cudf_backend.storage import from_storage, storage_type, to_storage
+from gpu_ops.cudf_backend.storage import DECIMAL, from_storage, storage_type, to_storage
 from gpu_ops.kernels import Array
 
 Column = Any
@@ -30,10 +31,10 @@ class Frame:
     columns: dict[str, Column]
     types: dict[str, pa.DataType]
 
-    def take(self, rows: Array, columns: Sequence[str]) -> Frame:
-        """Rows by position (int64, -1 for a row of nulls)."""
+    def take(self, rows: Array, columns: Sequence[str], *, present: bool = False) -> Frame:
+        """Rows by position (int64, -1 for a row of nulls; ``present`` if none is)."""
         types = {name: self.types[name] for name in columns}
-        taken = gather([self.columns[name] for name in types], rows, list(types.values()))
+        taken = gather([self.columns[name] for name in types], rows, list(types.values()), present=present)
         return Frame(int(rows.size), dict(zip(types, taken, strict=True)), types)
 
 
@@ -72,7 +73,24 @@ def values(column: Column, dtype: npt.DTypeLike, *, lanes: int = 1) -> Array:
 
 def from_values(array: Array) -> Column:
     """A column over an array's memory, without nulls; the column keeps the array alive."""
-    return plc.Column.from_cuda_array_interface(cp.ascontiguousarray(array))
+    whole = array if array.flags.c_contiguous else cp.ascontiguousarray(array)
+    return plc.Column.from_cuda_array_interface(whole)
+
+
+def from_lanes(array: Array) -> Column:
+    """A column over numbers: n, or n pairs of int64 that are the halves of decimals."""
+    if array.ndim == 1:
+        return from_values(array)
+    return plc.Column(plc.DataType(plc.TypeId.DECIMAL128, 0), len(array), plc.gpumemoryview(array), None, 0, 0, [])
+
+
+@functools.cache
+def lanes_of(kind: pa.DataType) -> tuple[Any, int] | None:
+    """What the values of a type are as numbers, and how many a row has; None for text and nested types."""
+    stored = storage_type(kind)
+    if stored == DECIMAL:
+        return np.int64, 2
+    return None if pa.types.is_string(stored) or pa.types.is_nested(stored) else (stored.to_pandas_dtype(), 1)
 
 
 def valid_mask(column: Column) -> Array | None:
@@ -88,17 +106,59 @@ def with_valid(column: Column, valid: Array | None) -> Column:
     return column.with_mask(mask, missing) if missing else column.with_mask(None, 0)
 
 
-def gather(columns: Sequence[Column], rows: Array, kinds: Sequence[pa.DataType]) -> list[Column]:
-    """Rows of columns by position (int64, -1 for null); ``kinds`` are the Arrow types."""
+class Places:
+    """Where a gather reads, and which of its rows are not there.
+
+    Args:
+        rows: n positions (int64), -1 for a row of nulls.
+        present: none is -1; spares the look.
+    """
+
+    def __init__(self, rows: Array, *, present: bool) -> None:
+        self.rows, self.missing, self._mask = rows, 0, None
+        if not present and rows.size:
+            self._mask, self.missing = plc.transform.bools_to_mask(from_values(rows >= 0))
+
+    @functools.cached_property
+    def inside(self) -> Array:
+        """The positions, some row's where none is there."""
+        return cp.maximum(self.rows, 0) if self.missing else self.rows
+
+    def column(self, numbers: Array) -> Column:
+        """A column of what was read at `inside`."""
+        column = from_lanes(numbers)
+        return column.with_mask(self._mask, self.missing) if self.missing else column
+
+    def gather(self, columns: Sequence[Column]) -> list[Column]:
+        """Rows of columns of any type, which are not empty, by libcudf."""
+        if not columns:
+            return []
+        # libcudf counts negative positions from the end; one past the end is out of bounds, and made null
+        rows = cp.where(self.rows < 0, columns[0].size(), self.rows) if self.missing else self.rows
+        bounds = plc.copying.OutOfBoundsPolicy
+        policy = bounds.NULLIFY if self.missing else bounds.DONT_CHECK
+        return list(plc.copying.gather(plc.Table(list(columns)), from_values(rows.astype(np.int32)), policy).columns())
+
+
+def gather(
+    columns: Sequence[Column], rows: Array, kinds: Sequence[pa.DataType], *, present: bool = False
+) -> list[Column]:
+    """Rows of columns by position (int64, -1 for null, ``present`` if none is); ``kinds`` are the Arrow types."""
     if not columns:
         return []
-    length = columns[0].size()
-    if length == 0:
+    if columns[0].size() == 0:
         return [nulls(kind, int(rows.size)) for kind in kinds]
-    # libcudf counts negative positions from the end; one past the end is out of bounds, and made null
-    places = cp.where(rows < 0, length, rows).astype(np.int32)
-    policy = plc.copying.OutOfBoundsPolicy.NULLIFY
-    return list(plc.copying.gather(plc.Table(list(columns)), from_values(places), policy).columns())
+    places = Places(rows, present=present)
+    taken: list[Column] = [None] * len(columns)
+    for at, (column, kind) in enumerate(zip(columns, kinds, strict=True)):
+        lanes = None if column.null_count() else lanes_of(kind)
+        if lanes is not None:
+            numbers = values(column, lanes[0], lanes=lanes[1])
+            taken[at] = places.column((numbers if lanes[1] == 1 else numbers.reshape(-1, lanes[1]))[places.inside])
+    others = [at for at, column in enumerate(taken) if column is None]
+    for at, column in zip(others, places.gather([columns[at] for at in others]), strict=True):
+        taken[at] = column
+    return taken
 
 
 def choose(mask: Array, first: Column, second: Column, kind: pa.DataType) -> Column:
@@ -107,4 +167,4 @@ def choose(mask: Array, first: Column, second: Column, kind: pa.DataType) -> Col
     places = cp.arange(mask.size, dtype=np.int64)
     a = places if first.size() == mask.size else cp.zeros_like(places)
     b = places if second.size() == mask.size else cp.zeros_like(places)
-    return gather([both], cp.where(mask, a, first.size() + b), [kind])[0]
+    return gather([both], cp.where(mask, a, first.size() + b), [kind], present=True)[0]

@@ -7,6 +7,8 @@ nothing that is seen outside may depend on them.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,32 +48,38 @@ def hash_columns(columns: Sequence[Typed], length: int) -> Array:
     """One hash per row (uint64) over all columns, in order."""
     if not columns:
         return mix(cp.full(length, _EMPTY, np.uint64))
-    total = hash_column(*columns[0])
+    if length == 0:
+        return cp.empty(0, np.uint64)
+    numbers, mixed = _numbers(*columns[0])
+    if mixed and len(columns) == 1:
+        return numbers[0]
     for column in columns[1:]:
-        total = mix(total * np.uint64(31) + hash_column(*column))
-    return total
+        numbers.extend(_numbers(*column)[0])
+    # without nulls: to libcudf, what comes before a null in a row counts for nothing
+    return values(plc.hashing.xxhash_64(plc.Table([from_values(n) for n in numbers])), np.uint64)
 
 
 def hash_column(column: Column, kind: pa.DataType, compared: pa.DataType) -> Array:
     """One hash per value; all nulls have the same."""
+    return hash_columns([(column, kind, compared)], column.size())
+
+
+def _numbers(column: Column, kind: pa.DataType, compared: pa.DataType) -> tuple[list[Array], bool]:
+    """What is hashed of a column: uint64s, the same for all nulls; and whether they are hashes already."""
     kind, compared = decoded(kind), decoded(compared)
-    if column.size() == 0:
-        return cp.empty(0, np.uint64)
     if pa.types.is_null(kind):
-        return cp.full(column.size(), _NULL, np.uint64)
+        return [cp.full(column.size(), _NULL, np.uint64)], True
+    mixed = True
     if pa.types.is_struct(kind):
-        hashes = hash_columns(_children(column, kind), column.size())
+        found = [hash_columns(_children(column, kind), column.size())]
     elif is_list(kind):
-        hashes = _hash_lists(column, kind)
+        found = [_hash_lists(column, kind)]
     elif is_bytes(kind):
-        hashes = values(plc.hashing.xxhash_64(plc.Table([column])), np.uint64)
+        found = [values(plc.hashing.xxhash_64(plc.Table([column])), np.uint64)]
     else:
-        first, *others = lanes(column, kind, compared)
-        hashes = mix(first)
-        for lane in others:
-            hashes = mix(hashes + lane)
+        found, mixed = lanes(column, kind, compared), False
     valid = valid_mask(column)
-    return hashes if valid is None else cp.where(valid, hashes, _NULL)
+    return found if valid is None else [cp.where(valid, n, _NULL) for n in found], mixed
 
 
 def equal_columns(
@@ -83,26 +91,24 @@ def equal_columns(
     if length == 0 or pa.types.is_null(left_kind):
         return cp.ones(length, bool)
     if pa.types.is_struct(left_kind):
-        equal = cp.ones(length, bool)
-        for (a, kind, _), (b, other, _) in zip(_children(left, left_kind), _children(right, right_kind), strict=True):
-            equal &= equal_columns(a, kind, b, other, kind)
+        pairs = zip(_children(left, left_kind), _children(right, right_kind), strict=True)
+        same = [equal_columns(a, kind, b, other, kind) for (a, kind, _), (b, other, _) in pairs]
     elif is_list(left_kind):
-        equal = _equal_lists(left, left_kind, right, right_kind)
+        same = [_equal_lists(left, left_kind, right, right_kind)]
     elif is_bytes(left_kind):
-        same = plc.binaryop.binary_operation(
+        found = plc.binaryop.binary_operation(
             left, right, plc.binaryop.BinaryOperator.EQUAL, plc.DataType(plc.TypeId.BOOL8)
         )
-        equal = values(same, np.bool_)
+        same = [values(found, np.bool_)]
     else:
-        equal = cp.ones(length, bool)
-        for x, y in zip(lanes(left, left_kind, compared), lanes(right, right_kind, compared), strict=True):
-            equal &= x == y
+        both = zip(lanes(left, left_kind, compared), lanes(right, right_kind, compared), strict=True)
+        same = [x == y for x, y in both]
     a, b = valid_mask(left), valid_mask(right)
     if a is None and b is None:
-        return equal
-    a = cp.ones(length, bool) if a is None else a
-    b = cp.ones(length, bool) if b is None else b
-    return (equal & a & b) | ~(a | b)
+        return functools.reduce(operator.and_, same)
+    if a is None or b is None:
+        return functools.reduce(operator.and_, same, b if a is None else a)
+    return functools.reduce(operator.and_, same, a & b) | ~(a | b)
 
 
 def lanes(column: Column, kind: pa.DataType, compared: pa.DataType) -> list[Array]:
@@ -113,11 +119,12 @@ def lanes(column: Column, kind: pa.DataType, compared: pa.DataType) -> list[Arra
         return [wide.low, wide.high.view(np.uint64)]
     numbers = values(column, storage_type(kind).to_pandas_dtype())
     if numbers.dtype.kind == "f":
-        doubles = numbers.astype(np.float64) + 0.0  # -0.0 becomes 0.0
+        doubles = (numbers if numbers.dtype == np.float64 else numbers.astype(np.float64)) + 0.0  # -0.0 becomes 0.0
         return [cp.where(cp.isnan(doubles), np.nan, doubles).view(np.uint64)]
     if pa.types.is_timestamp(kind) and pa.types.is_timestamp(compared) and kind.unit != compared.unit:
         numbers = rescale(numbers, kind.unit, compared.unit)
-    return [numbers if numbers.dtype == np.uint64 else numbers.astype(np.int64).view(np.uint64)]
+    wide = numbers if numbers.dtype in (np.int64, np.uint64) else numbers.astype(np.int64)
+    return [wide.view(np.uint64)]
 
 
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -157,7 +164,7 @@ def _hash_lists(column: Column, kind: pa.DataType) -> Array:
     total = mix(lengths.view(np.uint64))
     if positions.size:
         element = element_type(kind)
-        hashes = hash_column(gather([child], positions, [element])[0], element, element)
+        hashes = hash_column(gather([child], positions, [element], present=True)[0], element, element)
         cupyx.scatter_add(total, rows, mix(hashes + mix(place.view(np.uint64))))
     return mix(total)
 
@@ -169,8 +176,8 @@ def _equal_lists(left: Column, left_kind: pa.DataType, right: Column, right_kind
     positions, rows, place = _elements(left_starts, cp.where(equal, left_lengths, 0))
     if positions.size:
         element, other = element_type(left_kind), element_type(right_kind)
-        mine = gather([ours], positions, [element])[0]
-        yours = gather([theirs], right_starts[rows] + place, [other])[0]
+        mine = gather([ours], positions, [element], present=True)[0]
+        yours = gather([theirs], right_starts[rows] + place, [other], present=True)[0]
         equal[rows[~equal_columns(mine, element, yours, other, element)]] = False
     return equal
 

@@ -17,7 +17,7 @@ from cpu_fallback import CpuKernels
 from gpu_ops.conditions import Condition
 from gpu_ops.cudf_backend import memory
 from gpu_ops.cudf_backend.conditions import evaluate
-from gpu_ops.cudf_backend.device import array_module, require_one_stream, spread
+from gpu_ops.cudf_backend.device import array_module, ranges, require_one_stream
 from gpu_ops.cudf_backend.frame import Frame, choose, from_arrow, from_values, to_arrow, valid_mask, values
 from gpu_ops.cudf_backend.hashing import convert, equal_columns, hash_columns
 from gpu_ops.cudf_backend.storage import decoded
@@ -91,9 +91,9 @@ class CudfKernels:
         """Rows of a frame."""
         return frame.length
 
-    def take(self, frame: Frame, rows: Array, columns: Sequence[str]) -> Frame:
+    def take(self, frame: Frame, rows: Array, columns: Sequence[str], *, present: bool = False) -> Frame:
         """Rows of a frame by position; -1 gives nulls."""
-        return frame.take(rows, columns)
+        return frame.take(rows, columns, present=present)
 
     def combine(self, columns: Sequence[tuple[str, Frame, str]]) -> Frame:
         """A frame of columns from row-aligned frames."""
@@ -137,10 +137,11 @@ class CudfKernels:
         types: Sequence[pa.DataType],
     ) -> Array:
         """Mask of equal rows, null equal to null."""
-        equal = cp.ones(left.length, bool)
+        equal: Array | None = None
         for a, b, kind in zip(left_columns, right_columns, types, strict=True):
-            equal &= equal_columns(left.columns[a], left.types[a], right.columns[b], right.types[b], kind)
-        return equal
+            same = equal_columns(left.columns[a], left.types[a], right.columns[b], right.types[b], kind)
+            equal = same if equal is None else equal & same
+        return cp.ones(left.length, bool) if equal is None else equal
 
     def evaluate(self, condition: Condition, frames: Mapping[str, Frame], length: int) -> Array:
         """Mask of rows for which the condition is true."""
@@ -148,11 +149,12 @@ class CudfKernels:
 
     def argsort(self, values: Array) -> Array:
         """Stable argsort; cupy's only one is."""
-        return cp.argsort(values).astype(np.int64, copy=False)
+        order = cp.argsort(values)
+        return order if order.dtype == np.int64 else order.astype(np.int64)
 
     def scatter_add(self, target: Array, index: Array, values: Array) -> None:
         """Add at positions, repeated ones included."""
-        values = values.astype(target.dtype, copy=False)
+        values = values if values.dtype == target.dtype else values.astype(target.dtype)
         if target.dtype == np.int64:  # CUDA's atomicAdd knows no int64; the bits are the same
             target, values = target.view(np.uint64), values.view(np.uint64)
         cupyx.scatter_add(target, index, values)
@@ -177,9 +179,7 @@ class CudfKernels:
 
     def expand(self, first: Array, count: Array) -> tuple[Array, Array]:
         """Ranges written out."""
-        number = spread(count)
-        before = cp.cumsum(count) - count
-        return number, cp.arange(number.size, dtype=np.int64) + (first - before)[number]
+        return ranges(first + count, count)
 
     def close(self) -> None:
         """Give back this backend's share of the memory pool."""
@@ -191,11 +191,9 @@ class CudfKernels:
 def search_by_directory(run: Array, directory: Array, shift: int, hashes: Array) -> tuple[Array, Array]:
     """Each needle's bucket of the run, filtered by the whole hash; arguments as `gpu_ops.kernels.Kernels.search`."""
     bucket = (hashes >> np.uint64(shift)).view(np.int64)
-    first = directory[bucket].astype(np.int64)
-    count = directory[bucket + 1].astype(np.int64) - first
-    needle = spread(count)
-    before = cp.cumsum(count) - count
-    entry = run[cp.arange(needle.size, dtype=np.int64) + (first - before)[needle]]
+    last = directory[1:][bucket]
+    needle, place = ranges(last, last - directory[bucket])
+    entry = run[place]
     found = cp.flatnonzero((entry >> np.uint64(32)) == hashes[needle])
     return needle[found], (entry[found] & np.uint64(0xFFFFFFFF)).view(np.int64)
 

@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pylibcudf as plc
 
-from gpu_ops.cudf_backend.frame import Frame, gather, nulls
+from gpu_ops.cudf_backend.frame import Frame, Places, gather, nulls
+from gpu_ops.cudf_backend.reach import Reach
 from gpu_ops.cudf_backend.storage import storage_type
 from gpu_ops.kernels import Array, Kernels, Store
 from gpu_ops.state.cold import postponed
@@ -51,6 +52,7 @@ class CudfStore:
         self.cold: Store | None = None
         self.segments: list[plc.Table] = []
         self.length = 0
+        self._reached: Reach | None = None
         self._growth = 0 if kernels.tiny_segments else _GROWTH
 
     def __len__(self) -> int:
@@ -100,51 +102,80 @@ class CudfStore:
                 self.segments.append(kept.copy())
             self.length = max(start, length)
 
-    def take(self, slots: Array, columns: Sequence[str]) -> Frame:
+    def take(self, slots: Array, columns: Sequence[str], *, present: bool = False) -> Frame:
         """The rows at ``slots``; -1 gives nulls."""
         types = {name: self.types[name] for name in columns}
-        taken = self._gather(slots, list(types))
+        taken = self._gather(slots, list(types), present=present)
         return Frame(int(slots.size), dict(zip(types, taken, strict=True)), types)
 
-    def _gather(self, slots: Array, names: list[str]) -> list[plc.Column]:
+    def may_be_null(self, column: str) -> bool:
+        """Whether any row may have a null in this column."""
+        if self.cold is not None and self.cold.may_be_null(column):
+            return True
+        place = list(self.types).index(column)
+        return any(segment.columns()[place].null_count() for segment in self.segments)
+
+    def _gather(self, slots: Array, names: list[str], *, present: bool) -> list[plc.Column]:
         kinds = [self.types[name] for name in names]
         if not names:
             return []
-        sources = self._sources(names, kinds)
-        if len(sources) == 1:
-            return sources[0](slots)
-        if not sources:
+        if self.cold is None and not self.segments:
             return [nulls(kind, int(slots.size)) for kind in kinds]
-        ends = np.cumsum(self._lengths())
+        if self.cold is None and len(self.segments) == 1:
+            columns = self.segments[0].columns()
+            return gather([columns[place] for place in self._places(names)], slots, kinds, present=present)
+        places = Places(slots, present=present)
+        taken = {} if self.cold is not None else self._reach().gather(names, places)
+        others = [name for name in names if name not in taken]
+        if others:
+            taken |= zip(others, self._gather_by_part(places, others), strict=True)
+        return [taken[name] for name in names]
+
+    def _reach(self) -> Reach:
+        if self._reached is None or not self._reached.is_of(self.segments):
+            self._reached = Reach(list(self.segments), self.types)
+        return self._reached
+
+    def _gather_by_part(self, places: Places, names: list[str]) -> list[plc.Column]:
+        """Part by part, then put in order."""
+        sources, ends = self._sources(names), np.cumsum(self._lengths())
+        if len(sources) == 1:
+            return sources[0](places.rows)
+        # What is not there is read in the last part: it is not on the host.
+        slots = cp.where(places.rows < 0, int(ends[-1]) - 1, places.rows) if places.missing else places.rows
         owner = cp.searchsorted(cp.asarray(ends), slots, side="right")
-        owner = cp.where(slots < 0, len(sources) - 1, owner)  # no row is nowhere; the last part is not on the host
-        positions, taken = [], []
+        order = cp.argsort(owner)
+        sorted_slots = slots[order]
+        bounds = cp.asnumpy(cp.searchsorted(owner[order], cp.arange(len(ends) + 1)))
+        taken = []
         for number, source in enumerate(sources):
-            here = cp.flatnonzero(owner == number)
-            if here.size:
-                start = int(ends[number - 1]) if number else 0
-                positions.append(here)
-                taken.append(source(cp.maximum(slots[here] - start, -1)))
-        if len(taken) == 1:
-            return taken[0]
+            first, last = int(bounds[number]), int(bounds[number + 1])
+            if last > first:
+                taken.append(plc.Table(source(sorted_slots[first:last] - (int(ends[number - 1]) if number else 0))))
         if not taken:
-            return sources[-1](slots)
-        rows = plc.concatenate.concatenate([plc.Table(columns) for columns in taken])
-        order = cp.empty(slots.size, np.int64)
-        order[cp.concatenate(positions)] = cp.arange(slots.size, dtype=np.int64)
-        return gather(list(rows.columns()), order, kinds)
+            return [nulls(self.types[name], 0) for name in names]
+        back = cp.empty(slots.size, np.int64)
+        back[order] = cp.arange(slots.size, dtype=np.int64)
+        if places.missing:
+            back = cp.where(places.rows < 0, -1, back)
+        rows = taken[0] if len(taken) == 1 else plc.concatenate.concatenate(taken)
+        return gather(list(rows.columns()), back, [self.types[n] for n in names], present=not places.missing)
+
+    def _places(self, names: list[str]) -> list[int]:
+        every = list(self.types)
+        return [every.index(name) for name in names]
 
     def _lengths(self) -> list[int]:
         """Rows of each part, oldest first."""
         return [*([] if self.cold is None else [len(self.cold)]), *(s.num_rows() for s in self.segments)]
 
-    def _sources(self, names: list[str], kinds: list[pa.DataType]) -> list[_Source]:
-        """How to gather columns from each part, oldest first."""
-        places = [list(self.types).index(name) for name in names]
+    def _sources(self, names: list[str]) -> list[_Source]:
+        """How to gather columns from each part, oldest first, by positions in it; the host's also by -1."""
+        places, kinds = self._places(names), [self.types[name] for name in names]
 
         def here(segment: plc.Table) -> _Source:
             columns = segment.columns()
-            return lambda rows: gather([columns[i] for i in places], rows, kinds)
+            return lambda rows: gather([columns[i] for i in places], rows, kinds, present=True)
 
         def there(rows: Array) -> list[plc.Column]:
             assert self.cold is not None
@@ -162,7 +193,7 @@ class CudfStore:
         """Another store with only these slots (ascending), renumbered from 0, each where it lies in this one."""
         store = CudfStore(self.schema, self._kernels)
         names, start = list(self.types), 0
-        sources = self._sources(names, list(self.types.values()))
+        sources = self._sources(names)
         for number, (length, source) in enumerate(zip(self._lengths(), sources, strict=True)):
             bounds = cp.searchsorted(slots, cp.asarray([start, start + length]))
             kept = slots[int(bounds[0]) : int(bounds[1])] - start

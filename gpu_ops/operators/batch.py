@@ -45,9 +45,9 @@ class FrameStore:
     def __init__(self, kernels: Kernels, frame: Frame) -> None:
         self._kernels, self._frame = kernels, frame
 
-    def take(self, slots: Array, columns: Sequence[str]) -> Frame:
+    def take(self, slots: Array, columns: Sequence[str], *, present: bool = False) -> Frame:
         """As `gpu_ops.kernels.Store.take`."""
-        return self._kernels.take(self._frame, slots, columns)
+        return self._kernels.take(self._frame, slots, columns, present=present)
 
 
 def can_merge(join: Join) -> bool:

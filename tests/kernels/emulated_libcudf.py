@@ -266,9 +266,16 @@ def binary_operation(lhs: Any, rhs: Any, op: BinaryOperator, output_type: DataTy
 
 
 def xxhash_64(input: Table) -> Column:  # noqa: A002 - pylibcudf's name
-    (column,) = input.columns()
-    filled = pc.fill_null(_bytes(column), b"null").to_numpy(zero_copy_only=False)
-    return Column.of(pa.array(pd.util.hash_array(filled, categorize=False)))
+    """Column by column, each begun with the hash of those before; a null forgets them."""
+    total = np.zeros(input.num_rows(), np.uint64)
+    for column in input.columns():
+        if pa.types.is_string(column.array.type) or pa.types.is_large_string(column.array.type):
+            data = pc.fill_null(_bytes(column), b"").to_numpy(zero_copy_only=False)
+        else:
+            data = _integers(column, pa.uint64())
+        hashes = pd.util.hash_array(data, categorize=False)
+        total = np.where(_valid(column.array), pd.util.hash_array(total * np.uint64(31) + hashes), ~np.uint64(0))
+    return Column.of(pa.array(total))
 
 
 def inner_join(left_keys: Table, right_keys: Table, nulls_equal: NullEquality) -> tuple[Column, Column]:
