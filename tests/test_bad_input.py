@@ -401,7 +401,7 @@ def test_out_of_turn(backend: Backend) -> None:
 
 def test_a_memory_limit_is_kept(backend: Backend) -> None:
     """The micro-batch that would go beyond it fails, and the state is as it was."""
-    with backend.engine(described(), memory_limit=200_000) as engine:
+    with backend.engine_within(described(), 200_000) as engine:
         engine.process(left=orders(10))
         before = engine.snapshot()
         with pytest.raises(StateError, match="memory_limit"):

@@ -50,6 +50,15 @@ class Backend:
         kind = "gpu" if self.gpu else "cpu"
         return contextlib.closing(JoinEngine(join, backend=kind, tiny=self.name.endswith("-tiny"), **options))
 
+    def engine_within(self, join: AnyJoin, host_bytes: int) -> Any:
+        """A fresh engine whose state has so many bytes of host memory, and none on a GPU."""
+        from gpu_ops.budget import Budget
+
+        made = self.engine(join, memory_limit=Budget(host=host_bytes))
+        if self.gpu:
+            made.thing.memory.budget.gpu = 1
+        return made
+
 
 @dataclasses.dataclass(frozen=True)
 class Cut:

@@ -219,7 +219,7 @@ def test_a_memory_limit_is_kept(place: int, backend: Backend) -> None:
     few: list[Event] = [(p, "+I", row(n, n)) for n in range(10) for p in range(3)]
     many: list[Event] = [(place, "+I", row(n, n)) for n in range(30_000)]
     join = shape("ll").join()
-    with backend.engine(join, memory_limit=500_000) as engine, backend.engine(join) as untroubled:
+    with backend.engine_within(join, 500_000) as engine, backend.engine(join) as untroubled:
         assert at(engine, 0, *few) == at(untroubled, 0, *few)
         before = engine.snapshot()
         with pytest.raises(StateError, match="memory_limit"):
