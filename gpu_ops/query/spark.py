@@ -75,7 +75,7 @@ def sql(
     Raises:
         SqlError: a query that streaming joins cannot do, with line and column.
         DescriptionError: inputs or options that cannot be.
-        NotBuiltError: static DataFrames, Spark Connect, ``emit="at_end"``.
+        NotBuiltError: streaming and static DataFrames together, Spark Connect, ``emit="at_end"``.
         StateError: the state folder belongs to something else.
     """
     streams = _streams({**(tables or {}), **inputs})
@@ -95,7 +95,7 @@ def sql(
         if state is None:
             warnings.simplefilter("ignore", MemoryOnlyStateWarning)
         changes = runner.frame(planned.root)
-    if state is None:
+    if state is None and changes.isStreaming:
         warnings.warn(
             "sql() has no state= folder: its state lives in memory only, and a restart on an old checkpoint will be "
             "refused",

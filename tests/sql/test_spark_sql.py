@@ -190,3 +190,25 @@ def test_inputs_that_cannot_be(spark: Any, tmp_path: Path) -> None:
     with pytest.warns(gpu_ops.MemoryOnlyStateWarning) as warned:
         gpu_ops.sql(sql, tables={"Orders": orders}, users=users)
     assert len(warned) == 1
+
+
+def test_static_inputs(spark: Any, recwarn: pytest.WarningsRecorder) -> None:
+    """A query over static DataFrames, one join or several, gives what Spark's own gives, as insertions, unwarned."""
+    orders = spark.createDataFrame([(1, 7, 10.0), (2, 8, 20.0), (3, None, 5.0)], "id long, uid long, amount double")
+    users = spark.createDataFrame([(7, "ann"), (9, "cy")], "uid long, name string")
+    prices = spark.createDataFrame([(1, 3.0), (1, 4.0)], "id long, price double")
+    given = {"orders": orders, "users": users, "prices": prices}
+    query = """SELECT o.id, u.name, p.price + 1 AS more FROM orders o LEFT JOIN users u ON o.uid = u.uid
+        LEFT JOIN prices p ON p.id = o.id WHERE o.amount > 5"""
+    found = gpu_ops.sql(query, **given)
+    assert not found.isStreaming
+    rows = [tuple(row) for row in found.collect()]
+    wanted = [
+        ("+I", *row)
+        for row in spark.sql(
+            query.replace("orders o", "{orders} o").replace("users u", "{users} u").replace("prices p", "{prices} p"),
+            **given,
+        ).collect()
+    ]
+    assert Counter(rows) == Counter(wanted)
+    assert not [w for w in recwarn if issubclass(w.category, gpu_ops.MemoryOnlyStateWarning)]
