@@ -13,8 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpu_ops.expressions import STRING, kind
-from gpu_ops.sql_literals import shifts
+from gpu_ops.conditions.expressions import STRING, kind
+from gpu_ops.conditions.literals import shifts
 
 Datum = Any
 """A pyarrow Array, or a Scalar where a node is constant."""
@@ -39,7 +39,7 @@ def like(numbers: npt.NDArray[Any], type_: pa.DataType, *sources: Datum) -> pa.A
 
 
 def cast(datum: Datum, type_: pa.DataType) -> Datum:
-    """CAST; the pairs of types are those of `gpu_ops.sql_functions.cast`."""
+    """CAST; the pairs of types are those of `gpu_ops.conditions.functions.cast`."""
     if isinstance(datum, pa.Scalar):
         if not datum.is_valid:
             return pa.scalar(None, type_)

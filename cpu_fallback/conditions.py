@@ -1,4 +1,4 @@
-"""Residual conditions on Arrow columns: the tree of `gpu_ops.expressions`, evaluated with pyarrow.compute.
+"""Residual conditions on Arrow columns: the tree of `gpu_ops.conditions.expressions`, evaluated with pyarrow.compute.
 
 NaN is looked for only where it can change the result, and one pass over a column tells whether there is any.
 """
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from cpu_fallback import casts
 from gpu_ops.conditions import Condition
-from gpu_ops.expressions import DATE, INT, STRING, Call, Column, Literal, Node, Op, kind
+from gpu_ops.conditions.expressions import DATE, INT, STRING, Call, Column, Literal, Node, Op, kind
 
 Datum = Any
 """A pyarrow Array, or a Scalar where a node is constant."""

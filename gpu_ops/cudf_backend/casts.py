@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pylibcudf as plc
 
+from gpu_ops.conditions.expressions import Call, Op, kind
 from gpu_ops.cudf_backend import decimals
 from gpu_ops.cudf_backend.decimals import Wide
 from gpu_ops.cudf_backend.frame import Column, from_values, to_arrow, valid_mask, values, with_valid
 from gpu_ops.cudf_backend.hashing import rescale
 from gpu_ops.cudf_backend.storage import is_bytes, is_decimal, storage_type, to_storage
-from gpu_ops.expressions import Call, Op, kind
 from gpu_ops.kernels import Array
 
 EXACT = decimal.Context(prec=100)
@@ -61,7 +61,7 @@ def one_text(value: object) -> pa.Array:
 
 
 def widened(column: Column, own: pa.DataType, type_: pa.DataType) -> Datum:
-    """A column in the type that a condition gives it, which is `gpu_ops.expressions.column_type` of its own."""
+    """A column in the type that a condition gives it, which is `expressions.column_type` of its own."""
     valid = valid_mask(column)
     if is_decimal(own) and kind(type_) == "decimal":
         wide = decimals.from_lanes(values(column, np.int64, lanes=2))
@@ -125,7 +125,7 @@ def _column(data: Any) -> Column:
 
 
 def cast(datum: Datum, source: pa.DataType, target: pa.DataType) -> Datum:
-    """CAST; the pairs of types are those of `gpu_ops.sql_functions.cast`, without those of `on_host`."""
+    """CAST; the pairs of types are those of `gpu_ops.conditions.functions.cast`, without those of `on_host`."""
     data, valid = datum.data, datum.valid
     match kind(source), kind(target):
         case "float", "integer":

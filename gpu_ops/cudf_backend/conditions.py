@@ -1,4 +1,4 @@
-"""Residual conditions on columns in GPU memory: the tree of `gpu_ops.expressions`, evaluated with cupy.
+"""Residual conditions on columns in GPU memory: the tree of `gpu_ops.conditions.expressions`, evaluated with cupy.
 
 The answers are those of `cpu_fallback.conditions`, row for row. Numbers, times and booleans are cupy arrays,
 decimals pairs of them (`decimals`), text stays with libcudf. A few operations whose answers libcudf would give
@@ -18,13 +18,13 @@ import pyarrow as pa
 import pylibcudf as plc
 
 from gpu_ops.conditions import Condition
+from gpu_ops.conditions.expressions import DATE, STRING, Call, Column, Literal, Node, Op, kind
 from gpu_ops.cudf_backend import casts, decimals
 from gpu_ops.cudf_backend.casts import Datum, is_text
 from gpu_ops.cudf_backend.decimals import Wide
 from gpu_ops.cudf_backend.frame import Frame, choose, values
 from gpu_ops.cudf_backend.storage import decoded, storage_type
 from gpu_ops.errors import BackendError
-from gpu_ops.expressions import DATE, STRING, Call, Column, Literal, Node, Op, kind
 from gpu_ops.kernels import Array
 
 _BINARY = plc.binaryop.BinaryOperator

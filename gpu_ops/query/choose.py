@@ -12,7 +12,7 @@ from typing import Final, Literal, NoReturn
 
 import pyarrow as pa
 
-from gpu_ops import expressions as ex
+from gpu_ops.conditions import expressions as ex
 from gpu_ops.errors import DescriptionError
 from gpu_ops.intervals import Interval, time_type
 from gpu_ops.keys import key_type

@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from gpu_ops import expressions as ex
+from gpu_ops.conditions import expressions as ex
 from gpu_ops.conditions import parse
+from gpu_ops.conditions.expressions import Op
 from gpu_ops.errors import ConditionError
-from gpu_ops.expressions import Op
 from gpu_ops.query.names import Column
 from gpu_ops.query.relations import Compute, Condition, Filter, Relation, Scan
 

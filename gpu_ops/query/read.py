@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Final, NoReturn
 
+from gpu_ops.conditions.tokens import Token
 from gpu_ops.query import refused
 from gpu_ops.query.errors import fail
 from gpu_ops.query.operands import CONTINUES, ends_operand
 from gpu_ops.query.syntax import How, Item, JoinClause, Relation, Select, Source, Span, SubTable, TableName
-from gpu_ops.sql_tokens import Token
 
 _JOINS: Final[dict[str, How]] = {
     "JOIN": "inner", "INNER": "inner", "LEFT": "left", "RIGHT": "right", "FULL": "full", "CROSS": "inner",

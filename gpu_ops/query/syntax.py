@@ -6,9 +6,9 @@ import dataclasses
 import re
 from typing import Literal, NamedTuple
 
+from gpu_ops.conditions.tokens import Token, tokenize
 from gpu_ops.errors import ConditionError
 from gpu_ops.query.errors import SqlError
-from gpu_ops.sql_tokens import Token, tokenize
 
 How = Literal["inner", "left", "right", "full", "semi", "anti"]
 

@@ -1,4 +1,4 @@
-"""Conditions: every operation of `gpu_ops.expressions` on the GPU gives what it gives on the CPU, row for row.
+"""Conditions: every operation of `gpu_ops.conditions.expressions` on the GPU gives what it gives on the CPU, row for row.
 
 The CPU's answers are held against Spark's elsewhere; here they are the reference.
 """
@@ -14,8 +14,8 @@ import pytest
 
 from cpu_fallback.conditions import evaluate
 from gpu_ops.conditions import Condition, parse
+from gpu_ops.conditions.expressions import BOOL, Call, Column, Literal, Op
 from gpu_ops.errors import BackendError, ConditionError
-from gpu_ops.expressions import BOOL, Call, Column, Literal, Op
 from gpu_ops.kernels import Kernels
 from kernels.conftest import only_on
 from kernels.support import everything, frame_of

@@ -1,6 +1,6 @@
 """The typed expression tree of a residual condition: what backends evaluate.
 
-Its operations are few (`Op`); `gpu_ops.sql_lowering` brings everything else down to them. Both arguments of a
+Its operations are few (`Op`); `gpu_ops.conditions.lowering` brings everything else down to them. Both arguments of a
 comparison have the same type when they reach a backend (timestamps may differ in their zones).
 
 Types and implicit casts are those of Spark with ``spark.sql.ansi.enabled=false`` (TypeCoercion,
@@ -18,7 +18,7 @@ from enum import StrEnum
 
 import pyarrow as pa
 
-from gpu_ops import sql_literals as literals
+from gpu_ops.conditions import literals
 
 Value = bool | int | float | Decimal | str | bytes | None
 
@@ -65,7 +65,7 @@ class Op(StrEnum):
     COALESCE = "coalesce"
     """Two or more of one type."""
     CAST = "cast"
-    """One value, to ``Call.type``. The pairs there are: `gpu_ops.sql_functions.cast`."""
+    """One value, to ``Call.type``. The pairs there are: `gpu_ops.conditions.functions.cast`."""
     TRY_CAST = "try_cast"
     """A string to an integer, of digits only (CAST takes '1.9' too, as 1)."""
     LOWER = "lower"

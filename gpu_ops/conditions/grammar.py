@@ -15,10 +15,8 @@ from typing import NoReturn, TypeVar
 import pyarrow as pa
 from sqlglot import exp
 
-from gpu_ops import sql_functions as functions
-from gpu_ops import sql_literals as literals
-from gpu_ops import sql_lowering as lowering
-from gpu_ops.expressions import (
+from gpu_ops.conditions import functions, literals, lowering
+from gpu_ops.conditions.expressions import (
     BIGINT,
     BOOL,
     DATE,
@@ -36,7 +34,7 @@ from gpu_ops.expressions import (
     kind,
     type_name,
 )
-from gpu_ops.sql_tokens import Token, fail, tokenize
+from gpu_ops.conditions.tokens import Token, fail, tokenize
 
 Resolve = Callable[[Sequence[str]], Node]
 """The column of a name's parts (input and column, or column); TypeProblemError when there is none."""

@@ -1,4 +1,4 @@
-"""From what SQL can say to the few operations of `gpu_ops.expressions`: types checked, casts made explicit.
+"""From what SQL can say to the few operations of `gpu_ops.conditions.expressions`: types checked, casts made explicit.
 
 ``>`` becomes ``<``; BETWEEN two comparisons; IF, NULLIF, GREATEST and LEAST become CASE; arithmetic on time
 in zones whose offset changes becomes arithmetic on the wall clock between two casts, as Spark does it.
@@ -12,8 +12,8 @@ from decimal import Decimal
 
 import pyarrow as pa
 
-from gpu_ops import sql_literals as literals
-from gpu_ops.expressions import (
+from gpu_ops.conditions import literals
+from gpu_ops.conditions.expressions import (
     BOOL,
     DATE,
     DOUBLE,

@@ -3,7 +3,7 @@
 Semantics are Spark's with ``spark.sql.ansi.enabled=false``: three-valued logic; NaN equals NaN and is greater
 than any other number; -0.0 equals 0.0; a division or remainder by zero is null; integer arithmetic wraps
 around on overflow; a CAST of text that does not fit is null. So no row can make a condition fail. Decimal
-arithmetic is exact or refused. What each operation does is in `gpu_ops.expressions.Op`; the backends'
+arithmetic is exact or refused. What each operation does is in `gpu_ops.conditions.expressions.Op`; the backends'
 ``conditions.py`` evaluate it.
 """
 
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from gpu_ops.expressions import Column, Node, TypeProblemError, column_type
-from gpu_ops.sql_grammar import read
+from gpu_ops.conditions.expressions import Column, Node, TypeProblemError, column_type
+from gpu_ops.conditions.grammar import read
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""Casts and functions of conditions, brought down to the operations of `gpu_ops.expressions`.
+"""Casts and functions of conditions, brought down to the operations of `gpu_ops.conditions.expressions`.
 
-As in `gpu_ops.sql_lowering`, operands that do not fit raise `TypeProblemError`.
+As in `gpu_ops.conditions.lowering`, operands that do not fit raise `TypeProblemError`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from decimal import Decimal
 
 import pyarrow as pa
 
-from gpu_ops import sql_literals as literals
-from gpu_ops.expressions import (
+from gpu_ops.conditions import literals
+from gpu_ops.conditions.expressions import (
     BIGINT,
     BOOL,
     DOUBLE,
@@ -28,7 +28,7 @@ from gpu_ops.expressions import (
     kind,
     type_name,
 )
-from gpu_ops.sql_lowering import (
+from gpu_ops.conditions.lowering import (
     agree,
     arithmetic,
     case,
