@@ -24,6 +24,9 @@ Mask = npt.NDArray[np.bool_]
 _LOW = np.uint64(0xFFFFFFFF)
 # Larger buckets, rare but for keys of many rows, are left out of the common bisection: it would read farther off.
 _CROWDED = 15
+# What is too little to be worth packing, and so many ascending runs numpy merges sooner than it sorts.
+_FEW = 128
+_RUNS = 8
 # Needles at a time: what they read of a run fits the second-level cache.
 _BLOCK = 1 << 13
 
@@ -121,8 +124,26 @@ class CpuKernels:
         return evaluate(condition, batches, length=length)
 
     def argsort(self, values: npt.NDArray[Any]) -> Ints:
-        """Stable argsort."""
-        return np.argsort(values, kind="stable")
+        """Stable argsort.
+
+        numpy's own takes five times as long as to sort values with their positions in the lower bits, where there is
+        room for both; but it merges what lies in few ascending runs, in one pass.
+        """
+        size = values.size
+        if size < _FEW or values.dtype.kind not in "iu" or values.itemsize < 4:
+            return np.argsort(values, kind="stable")
+        if np.count_nonzero(values[1:] < values[:-1]) < _RUNS:
+            return np.argsort(values, kind="stable")
+        lowest, bits = values.min(), size.bit_length()
+        if (int(values.max()) - int(lowest)).bit_length() + bits > 64:
+            return np.argsort(values, kind="stable")
+        packed = (values - lowest).astype(np.uint64)
+        packed <<= np.uint64(bits)
+        packed |= np.arange(size, dtype=np.uint64)
+        packed.sort()
+        packed &= np.uint64((1 << bits) - 1)
+        order: Ints = packed.view(np.int64)
+        return order
 
     def scatter_add(self, target: npt.NDArray[Any], index: Ints, values: npt.NDArray[Any]) -> None:
         """Add at positions, repeated ones included."""
