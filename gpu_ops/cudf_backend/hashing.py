@@ -1,8 +1,8 @@
 """Hashes and equality of rows in GPU memory, for columns of any type, nested ones included.
 
 The rules are those of `cpu_fallback.hashing`: NaN equals NaN, -0.0 equals 0.0, null equals null; equal rows have
-equal hashes. The hashes themselves may differ from the CPU's (text goes through libcudf's xxHash64), and
-nothing that is seen outside may depend on them.
+equal hashes. The hashes themselves differ from the CPU's (libcudf's xxHash64 takes all columns of a row in one
+call), and nothing that is seen outside may depend on them.
 """
 
 from __future__ import annotations

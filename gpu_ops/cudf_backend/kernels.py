@@ -18,7 +18,8 @@ from gpu_ops.conditions import Condition
 from gpu_ops.cudf_backend import memory
 from gpu_ops.cudf_backend.conditions import evaluate
 from gpu_ops.cudf_backend.device import array_module, ranges, require_one_stream
-from gpu_ops.cudf_backend.frame import Frame, choose, from_arrow, from_values, to_arrow, valid_mask, values
+from gpu_ops.cudf_backend.frame import Frame, choose, from_arrow, from_values, to_arrow, valid_mask
+from gpu_ops.cudf_backend.frame import values as numbers
 from gpu_ops.cudf_backend.hashing import convert, equal_columns, hash_columns
 from gpu_ops.cudf_backend.storage import decoded
 from gpu_ops.cudf_backend.store import CudfStore
@@ -160,12 +161,11 @@ class CudfKernels:
         cupyx.scatter_add(target, index, values)
 
     def cumulative_min(self, values: Array) -> Array:
-        """Running minimum, by doubling (Hillis, Steele 1986): cupy has no ``minimum.accumulate``."""
-        lowest, step = values.copy(), 1
-        while step < lowest.size:
-            lowest[step:] = cp.minimum(lowest[step:], lowest[:-step])
-            step *= 2
-        return lowest
+        """Running minimum, by libcudf: cupy has no ``minimum.accumulate``."""
+        if not values.size:
+            return values.copy()
+        lowest = plc.reduce.scan(from_values(values), plc.aggregation.min(), plc.reduce.ScanType.INCLUSIVE)
+        return numbers(lowest, np.int64)
 
     def store(self, schema: pa.Schema) -> CudfStore:
         """An empty store."""
@@ -208,8 +208,8 @@ def search_by_join(run: Array, hashes: Array) -> tuple[Array, Array]:
     needles, places = plc.join.inner_join(left, right, plc.types.NullEquality.UNEQUAL)
     if not needles.size():
         return empty, empty
-    needle = values(needles, np.int32).astype(np.int64)
-    slot = (run[values(places, np.int32)] & np.uint64(0xFFFFFFFF)).view(np.int64)
+    needle = numbers(needles, np.int32).astype(np.int64)
+    slot = (run[numbers(places, np.int32)] & np.uint64(0xFFFFFFFF)).view(np.int64)
     pairs = cp.sort((needle << 32) | slot)
     return pairs >> 32, pairs & 0xFFFFFFFF
 

@@ -30,8 +30,8 @@ class Reach:
         self._segments, self._types = segments, types
         lengths = [segment.num_rows() for segment in segments]
         self._starts = np.cumsum([0, *lengths[:-1]])
-        self._later_starts: Array | None = None
-        self._columns: dict[str, tuple[Array, Array] | None] = {}
+        self._spans: dict[str, tuple[Array, np.ndarray] | None] = {}
+        self._tables: dict[tuple[str, ...], Array] = {}
 
     def is_of(self, segments: Sequence[plc.Table]) -> bool:
         """Whether these are the segments, and no others."""
@@ -40,30 +40,19 @@ class Reach:
 
     def gather(self, names: Sequence[str], places: Places) -> dict[str, plc.Column]:
         """The rows at slots, of those of the columns that can be gathered this way."""
-        self._add([name for name in names if name not in self._columns])
-        found = {name: self._columns[name] for name in names}
-        able = {name: column for name, column in found.items() if column is not None}
-        if not able:
-            return {}
-        slots = places.inside
-        owner = cp.searchsorted(self._later_starts, slots, side="right")
-        return {n: places.column(span[slots + offsets[owner]]) for n, (span, offsets) in able.items()}
-
-    def _add(self, names: Sequence[str]) -> None:
-        """Find out where columns lie; all that goes to the GPU goes in one copy."""
-        spans, rows = {}, [self._starts]
         for name in names:
-            self._columns[name] = None
-            found = self._span(name)
-            if found is not None:
-                spans[name] = found[0]
-                rows.append(found[1])
+            if name not in self._spans:
+                self._spans[name] = self._span(name)
+        spans = {name: found for name in names if (found := self._spans[name]) is not None}
         if not spans:
-            return
-        table = cp.asarray(np.stack(rows))
-        self._later_starts = table[0][1:]
-        for number, (name, span) in enumerate(spans.items(), 1):
-            self._columns[name] = span, table[number]
+            return {}
+        able = tuple(spans)
+        if able not in self._tables:
+            self._tables[able] = cp.asarray(np.stack([self._starts, *(offsets for _, offsets in spans.values())]))
+        table, slots = self._tables[able], places.inside
+        owner = cp.searchsorted(table[0][1:], slots, side="right")
+        at = cp.take(table[1:], owner, axis=1) + slots
+        return {name: places.column(span[at[number]]) for number, (name, (span, _)) in enumerate(spans.items())}
 
     def _span(self, name: str) -> tuple[Array, np.ndarray] | None:
         """An array that reaches over a column of all segments, and what to add to a segment's slots; None for none."""

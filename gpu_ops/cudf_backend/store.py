@@ -71,6 +71,7 @@ class CudfStore:
     def append(self, frame: Frame) -> None:
         """Add the frame's rows at the end."""
         if frame.length:
+            self._reached = None  # it would keep merged segments
             segment = plc.Table([frame.columns[name] for name in self.types])
             with postponed(self._kernels, "merging rows"):
                 self._merge(segment)
@@ -94,6 +95,7 @@ class CudfStore:
 
     def truncate(self, length: int) -> None:
         """Drop all slots from ``length`` on."""
+        self._reached = None
         while self.length > length:
             last = self.segments.pop()
             start = self.length - last.num_rows()
@@ -214,6 +216,7 @@ class CudfStore:
         host = self._kernels.host
         if not self.segments or host is None:
             return 0
+        self._reached = None
         segment = self.segments[0]
         frame = Frame(segment.num_rows(), dict(zip(self.types, segment.columns(), strict=True)), self.types)
         table = self._kernels.to_arrow(frame, self.schema)

@@ -36,7 +36,9 @@ class Present:
     def to_arrow(self) -> pa.Table:
         """The rows, of the input's schema."""
         slots = self._kernels.xp.arange(self.length, dtype=np.int64)
-        return self._kernels.to_arrow(self.store.take(slots, self._source.schema.names), self._source.schema)
+        return self._kernels.to_arrow(
+            self.store.take(slots, self._source.schema.names, present=True), self._source.schema
+        )
 
 
 class FrameStore:
@@ -61,9 +63,7 @@ def present_rows(kernels: Kernels, source: Input, changes: Ingested) -> Present:
     if source.insert_only:
         return Present(kernels, source, FrameStore(kernels, frame), changes.kinds.size)
     table = StateTable(kernels, source, (), (), (), counted=False, findable=True)
-    event_kinds = kernels.xp.zeros(2 * changes.kinds.size + 2, np.int8)
-    sequence = kernels.xp.arange(changes.kinds.size, dtype=np.int64)
-    apply_changes(table, frame, kernels.asarray(changes.kinds), sequence, event_kinds, net=True)
+    apply_changes(table, frame, changes, None, net=True)
     return Present(kernels, source, table.store, len(table))
 
 
@@ -103,7 +103,7 @@ def _pairs(join: Join, kernels: Kernels, sides: Sequence[Present]) -> tuple[Arra
     keys, sorted_hashes = [], []
     for side, present in enumerate(sides):
         names = join.key_columns(side)
-        frame = present.store.take(xp.arange(present.length, dtype=np.int64), names)
+        frame = present.store.take(xp.arange(present.length, dtype=np.int64), names, present=True)
         hashes = kernels.hash_rows(frame, names, join.key_types)
         slots = xp.arange(present.length, dtype=np.uint64)
         strict = join.key_columns(side, strict=True)
@@ -121,9 +121,9 @@ def _pairs(join: Join, kernels: Kernels, sides: Sequence[Present]) -> tuple[Arra
     slots_left, slots_right = (left & mask).astype(np.int64)[found], (right & mask).astype(np.int64)[at]
     names_left, names_right = join.key_columns(0), join.key_columns(1)
     equal = kernels.equal_rows(
-        kernels.take(keys[0], slots_left, names_left),
+        kernels.take(keys[0], slots_left, names_left, present=True),
         names_left,
-        kernels.take(keys[1], slots_right, names_right),
+        kernels.take(keys[1], slots_right, names_right, present=True),
         names_right,
         join.key_types,
     )
@@ -132,7 +132,7 @@ def _pairs(join: Join, kernels: Kernels, sides: Sequence[Present]) -> tuple[Arra
         slots_left, slots_right = slots_left[kept], slots_right[kept]
     if join.condition is not None and slots_left.size:
         frames = {
-            source.name: present.store.take(slots, join.condition.columns[source.name])
+            source.name: present.store.take(slots, join.condition.columns[source.name], present=True)
             for source, present, slots in zip(join.inputs, sides, (slots_left, slots_right), strict=True)
             if join.condition.columns.get(source.name)
         }

@@ -1,10 +1,5 @@
 """From changes to lifetimes: which row each change of a micro-batch brings or takes.
 
-A row lives from its birth to its death. Time within a micro-batch is the *instant*: change number s
-(its place in the micro-batch's total order, over both inputs) takes a row at instant 2s and brings
-one at 2s + 1, so that an upsert (one change that does both) first takes, then brings. Rows from
-before the micro-batch were born at `ALWAYS`; rows that stay die at `NEVER`.
-
 Laws:
 - multiset input: the j-th effective retraction of a value takes the j-th instance of it, the oldest
   first; a retraction is *unknown* when as many instances as there ever were are gone, which is when
@@ -17,106 +12,75 @@ Laws:
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gpu_ops.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
 from gpu_ops.kernels import Array, Frame
-from gpu_ops.operators.groups import Groups, value_changes, within
+from gpu_ops.operators.groups import Groups, within
+from gpu_ops.operators.lifetimes import ALWAYS, NEVER, Lifetimes, NetChange
 from gpu_ops.state.columns import LIVE
 from gpu_ops.state.table import StateTable
 
-ALWAYS = -1
-NEVER = 1 << 28
-"""Later than any instant; a micro-batch holds fewer than 2^27 changes."""
+if TYPE_CHECKING:
+    from gpu_ops.ingest import Ingested
 
-
-@dataclasses.dataclass
-class Lifetimes:
-    """What a micro-batch does to one input, by row.
-
-    The n new rows get the slots from ``first_new`` on.
-    """
-
-    first_new: int
-    births: Array
-    """Instants, one per new row, ascending."""
-    deaths: Array | None
-    """Instants, one per new row; None when none of them dies."""
-    killed: Array
-    """Slots of committed rows that die, ascending."""
-    killed_at: Array
-    """Instants, one per killed row."""
-    unknown: int
-    """Retractions of rows that were not there."""
-    refreshed: Array | None = None
-    """Slots of committed rows that the micro-batch writes without changing them, for their TTL."""
-
-    @property
-    def any_death(self) -> bool:
-        """Whether any row dies."""
-        return self.deaths is not None or bool(self.killed.size)
-
-    def born(self, xp: Any, slots: Array) -> Array:
-        """When the rows at these slots were born."""
-        if self.births.size == 0:
-            return xp.full(slots.size, ALWAYS, np.int64)
-        if self.births[0] == self.births[-1]:  # a net change: all at once
-            return xp.where(slots >= self.first_new, self.births[0], ALWAYS)
-        new = slots - self.first_new
-        return xp.where(new >= 0, self.births[xp.maximum(new, 0)], ALWAYS)
-
-    def died(self, xp: Any, slots: Array) -> Array:
-        """When the rows at these slots die."""
-        times = xp.full(slots.size, NEVER, np.int64)
-        if self.deaths is not None:
-            new = slots - self.first_new
-            times = xp.where(new >= 0, self.deaths[xp.maximum(new, 0)], times)
-        if self.killed.size:
-            place = xp.minimum(xp.searchsorted(self.killed, slots), self.killed.size - 1)
-            times = xp.where(self.killed[place] == slots, self.killed_at[place], times)
-        return times
+__all__ = ["ALWAYS", "NEVER", "Lifetimes", "apply_changes"]
 
 
 def apply_changes(
-    table: StateTable, frame: Frame, kinds: Array, sequence: Array, event_kinds: Array, *, net: bool
+    table: StateTable, frame: Frame, change: Ingested, event_kinds: Array | None, *, net: bool
 ) -> Lifetimes:
     """Resolve one input's changes and prepare its table for them.
 
     Args:
         table: the input's state.
         frame: n changed rows, by ascending sequence.
-        kinds: n row-kind codes.
-        sequence: n places in the micro-batch's total order.
-        event_kinds: one row kind per instant, filled in for this input's instants, unless ``net``.
+        change: their row kinds, and their places in the micro-batch's total order.
+        event_kinds: one row kind per instant, filled in for this input's instants; None if ``net``.
         net: fold the micro-batch to its net change: what is born and dies within it is left out,
             every death is at instant 0, every birth at instant 1.
     """
     kernels, xp = table.kernels, table.kernels.xp
-    inserts = (kinds == INSERT) | (kinds == UPDATE_AFTER)
-    if not net:
-        event_kinds[2 * sequence] = xp.where(inserts, UPDATE_BEFORE, kinds)
-        event_kinds[2 * sequence + 1] = xp.where(inserts, kinds, DELETE)
+    size = int(change.kinds.size)
     nothing = xp.empty(0, np.int64)
+    inserts = sequence = None
+    if not net or table.identity_index is not None:
+        inserts = (change.kinds == INSERT) | (change.kinds == UPDATE_AFTER)
     # With a TTL even an insertion is looked up: it refreshes the equal rows there are.
-    plain = table.source.unique_key is None and table.written is None and bool(inserts.all())
-    if table.identity_index is None or plain or not inserts.size:
-        identity = table.hash_identity(frame) if table.identity_index is not None else None
-        found = Lifetimes(len(table), 2 * sequence + 1, None, nothing, nothing, 0)
-        rows = None
+    plain = inserts is None or table.identity_index is None or not size
+    if table.source.unique_key is None and table.written is None and inserts is not None:
+        plain = plain or bool(inserts.all())
+    if inserts is not None and not (net and plain):
+        inserts = kernels.asarray(inserts)
+    if not net:
+        assert event_kinds is not None
+        kinds, sequence = kernels.asarray(change.kinds), kernels.asarray(change.sequence)
+        takes = 2 * sequence
+        event_kinds[takes] = xp.where(inserts, UPDATE_BEFORE, kinds)
+        event_kinds[takes + 1] = xp.where(inserts, kinds, DELETE)
+    identity = table.hash_identity(frame) if table.identity_index is not None else None
+    if plain:
+        births = xp.empty(size, np.int64) if sequence is None else 2 * sequence + 1
+        found, rows = Lifetimes(len(table), births, None, nothing, nothing, 0), None
     else:
-        identity = table.hash_identity(frame)
         groups = Groups(kernels, frame, table.identity, table.identity_types, identity)
-        batch = _Batch(table, frame, groups, identity, inserts, sequence, event_kinds, net)
-        rows, found = _by_value(batch) if table.source.unique_key is None else _by_unique_key(batch)
+        batch = _Batch(table, frame, groups, identity, inserts, sequence, event_kinds)
+        if table.source.unique_key is None:
+            rows, found = _by_value(batch)
+        else:
+            rows, found = _by_unique_key(batch) if sequence is not None else _by_unique_key_net(batch)
     if net:
-        found.births = xp.ones(found.births.size, np.int64)
-        found.killed_at = xp.zeros(found.killed.size, np.int64)
+        found.net = NetChange(table.status)
+        found.happens(xp, deaths=0, births=1)
     if rows is not None:
-        frame = kernels.take(frame, rows, table.source.schema.names)
+        frame = kernels.take(frame, rows, table.source.schema.names, present=True)
         identity = identity[rows] if identity is not None else None
-    hashes, matchable = table.hash_keys(frame, identity)
+    if identity is not None and (table.keys, table.key_types) == (table.identity, table.identity_types):
+        hashes, matchable = identity, kernels.valid(frame, table.strict) if table.strict else None
+    else:
+        hashes, matchable = table.hash_keys(frame)
     prepared = table.prepare(frame, hashes, matchable, identity, found.killed)
     prepared.refreshed = found.refreshed
     if found.deaths is not None:
@@ -133,161 +97,191 @@ class _Batch:
     groups: Groups
     hashes: Array
     inserts: Array
-    sequence: Array
-    event_kinds: Array
-    net: bool
+    sequence: Array | None
+    """None for a net change."""
+    event_kinds: Array | None
 
 
-def _instances(batch: _Batch, wanted: Array) -> tuple[Array, Array]:
-    """Committed live rows equal to the leaders of the wanted groups: group numbers, slots, sorted."""
+def _instances(batch: _Batch, wanted: Array | None) -> tuple[Array, Array]:
+    """Committed live rows equal to the leaders of the wanted groups (None: all): group numbers, slots, sorted."""
     table, frame, kernels, xp = batch.table, batch.frame, batch.table.kernels, batch.table.kernels.xp
     assert table.identity_index is not None
-    numbers = xp.flatnonzero(wanted)
-    leaders = batch.groups.leader[numbers]
+    numbers = None if wanted is None else xp.flatnonzero(wanted)
+    leaders = batch.groups.leader if numbers is None else batch.groups.leader[numbers]
     needle, slots = table.identity_index.probe(batch.hashes[leaders], staged=False)
-    alive = xp.flatnonzero(table.status.values[slots] == LIVE)
-    needle, slots = needle[alive], slots[alive]
+    if table.live < len(table):
+        alive = xp.flatnonzero(table.status.values[slots] == LIVE)
+        needle, slots = needle[alive], slots[alive]
     columns, types = table.identity, table.identity_types
-    equal = xp.flatnonzero(
-        kernels.equal_rows(
-            kernels.take(frame, leaders[needle], columns),
-            columns,
-            table.store.take(slots, columns),
-            columns,
-            types,
-        )
+    equal = kernels.equal_rows(
+        kernels.take(frame, leaders[needle], columns, present=True),
+        columns,
+        table.store.take(slots, columns, present=True),
+        columns,
+        types,
     )
-    return numbers[needle[equal]], slots[equal]
+    kept = xp.flatnonzero(equal)
+    if kept.size < slots.size:
+        needle, slots = needle[kept], slots[kept]
+    return needle if numbers is None else numbers[needle], slots
 
 
 def _by_value(batch: _Batch) -> tuple[Array, Lifetimes]:
     table, groups, sequence = batch.table, batch.groups, batch.sequence
     xp, order, group = table.kernels.xp, groups.order, groups.group
     total, insert = int(groups.leader.size), batch.inserts[order]
-    retracted = xp.zeros(total, bool)
-    retracted[group[~insert]] = True
-    keeps_time = table.written is not None
-    owner, slots = _instances(batch, xp.ones(total, bool) if keeps_time else retracted)
+    retracted = None
+    if table.written is None:
+        retracted = xp.zeros(total, bool)
+        retracted[group[xp.flatnonzero(~insert)]] = True
+    owner, slots = _instances(batch, retracted)
     present = xp.bincount(owner, minlength=total)
 
     # running number of instances, and its minimum before each change, group by group
-    step = xp.where(insert, 1, -1).astype(np.int64)
-    running = present[group] + within(xp, group, step) + step
-    wide = order.size + int(present.max()) + 2
+    step = xp.where(insert, np.int64(1), np.int64(-1))
+    running = present[group] + within(xp, groups, step) + step
+    wide = int(order.size + owner.size) + 2
     lowest = table.kernels.cumulative_min(xp.minimum(running, 0) - group * wide) + group * wide
     before = xp.concatenate([xp.zeros(1, np.int64), lowest[:-1]])
-    before[groups.first] = 0
+    before[groups.starts] = 0
     unknown = ~insert & (running < before)
 
     retracts = ~insert & ~unknown
-    instance = within(xp, group, retracts.astype(np.int64))[retracts]
-    target = group[retracts]
-    when = 2 * sequence[order[retracts]]
-    old = instance < present[target]
+    retracting = xp.flatnonzero(retracts)
+    instance = within(xp, groups, retracts)[retracting]
+    target = group[retracting]
+    is_old = instance < present[target]
+    old, young = xp.flatnonzero(is_old), xp.flatnonzero(~is_old)
     first_slot = xp.cumsum(present) - present
-    killed, killed_at, killed_group = slots[(first_slot[target] + instance)[old]], when[old], target[old]
+    killed_group = target[old]
+    killed = slots[first_slot[killed_group] + instance[old]]
 
     born = xp.flatnonzero(insert)
     births_in_group = xp.bincount(group[born], minlength=total)
     first_birth = xp.cumsum(births_in_group) - births_in_group
-    dying = (first_birth[target] + instance - present[target])[~old]
-    deaths = xp.full(born.size, NEVER, np.int64)
-    deaths[dying] = when[~old]
+    of_young = target[young]
+    dying = first_birth[of_young] + instance[young] - present[of_young]
     rows = order[born]
-    if batch.net:
-        stay = deaths == NEVER
-        rows, of = rows[stay], group[born][stay]
+    if sequence is None:
+        stays = xp.ones(born.size, bool)
+        stays[dying] = False
+        born = born[xp.flatnonzero(stays)]
+        rows, of = order[born], group[born]
         # an instance that goes and one that comes, equal by value: neither
         gone = xp.bincount(killed_group, minlength=total)
         come = xp.bincount(of, minlength=total)
         cancel = xp.minimum(gone, come)
-        ones = xp.ones(of.size, np.int64)
-        rows = rows[_within_any(xp, of, ones) >= cancel[of]]
-        kept = _within_any(xp, killed_group, xp.ones(killed.size, np.int64)) >= cancel[killed_group]
-        killed, killed_at = killed[kept], killed_at[kept]
-        deaths = xp.empty(0, np.int64)
-    resolved = _lifetimes(batch, rows, deaths, (killed, killed_at), unknown)
-    if keeps_time:
+        rows = rows[_beyond(xp, of, come, cancel)]
+        rows, found = _net(batch, rows, killed[_beyond(xp, killed_group, gone, cancel)], unknown.sum())
+    else:
+        when = 2 * sequence[order[retracting]]
+        deaths = xp.full(order.size, NEVER, np.int64)
+        deaths[rows[dying]] = when[young]
+        rows, found = _lifetimes(batch, deaths, (killed, when[old]), unknown.sum())
+    if table.written is not None:
         # Flink keeps equal rows in one entry: writing one writes them all (a retraction of none does not)
         written = xp.zeros(total, bool)
         written[group[insert | retracts]] = True
-        resolved[1].refreshed = slots[written[owner]]
-    return resolved
+        found.refreshed = slots[written[owner]]
+    return rows, found
 
 
-def _within_any(xp: Any, group: Array, ones: Array) -> Array:
-    """Rank within its group, for grouped rows whose group numbers may have gaps."""
-    if not group.size:
-        return ones
-    dense = xp.cumsum(value_changes(xp, group)) - 1
-    return within(xp, dense, ones)
+def _beyond(xp: Any, group: Array, sizes: Array, skipped: Array) -> Array:
+    """Positions in grouped rows (of so many a group) without the first so many of each group."""
+    begins = xp.cumsum(sizes) - sizes + skipped
+    return xp.flatnonzero(xp.arange(group.size, dtype=np.int64) >= begins[group])
 
 
 def _by_unique_key(batch: _Batch) -> tuple[Array, Lifetimes]:
-    table, groups, sequence = batch.table, batch.groups, batch.sequence
-    xp, order, group = table.kernels.xp, groups.order, groups.group
-    total, insert, first = int(groups.leader.size), batch.inserts[order], groups.first
-    owner, slots = _instances(batch, xp.ones(total, bool))
-    stored = xp.full(total, -1, np.int64)
-    stored[owner] = slots
-    before = xp.empty(order.size, bool)
-    before[1:] = insert[:-1]
-    before[first] = stored[group[first]] >= 0
-    unknown = ~insert & ~before
+    table, groups, sequence, event_kinds = batch.table, batch.groups, batch.sequence, batch.event_kinds
+    assert sequence is not None
+    assert event_kinds is not None
+    xp, order, starts = table.kernels.xp, groups.order, groups.starts
+    insert = batch.inserts[order]
+    stored = _stored(batch)
+    there = stored >= 0
+    before = _present_before(batch, insert, there)
     when = 2 * sequence[order]
+    gone = xp.flatnonzero(there)
+    killed, killed_at = stored[gone], when[starts[gone]]
+    # the row that a change brings is taken by the key's next change, whatever that is
+    deaths = xp.full(order.size, NEVER, np.int64)
+    deaths[order[:-1]] = xp.where(groups.first[1:], NEVER, when[1:])
+    event_kinds[when[xp.flatnonzero(insert & before)] + 1] = UPDATE_AFTER
+    return _lifetimes(batch, deaths, (killed, killed_at), order.size - (insert | before).sum())
 
-    from_state = before & first
-    killed, killed_at = stored[group[from_state]], when[from_state]
-    # the row that change i takes is the one that change i - 1 brought
-    taken = xp.flatnonzero(before & ~first)
-    deaths_by_change = xp.full(order.size, NEVER, np.int64)
-    deaths_by_change[taken - 1] = when[taken]
-    replaced = insert & before
-    batch.event_kinds[when[replaced] + 1] = UPDATE_AFTER
-    born = xp.flatnonzero(insert)
-    deaths, rows = deaths_by_change[born], order[born]
-    if batch.net:
-        stay = deaths == NEVER
-        rows, of = rows[stay], group[born][stay]
-        deaths = xp.empty(0, np.int64)
+
+def _by_unique_key_net(batch: _Batch) -> tuple[Array, Lifetimes]:
+    """Of each key only the last change matters, and the row that was there before."""
+    table, groups = batch.table, batch.groups
+    kernels, xp, order, starts = table.kernels, table.kernels.xp, groups.order, groups.starts
+    insert = batch.inserts[order]
+    stored = _stored(batch)
+    leaves = stored >= 0
+    unknown = order.size - (insert | _present_before(batch, insert, leaves)).sum()
+    last = xp.full(starts.size, order.size - 1, np.int64)
+    last[:-1] = starts[1:] - 1
+    last = order[last]
+    comes = batch.inserts[last]
+    refreshed = None
+    both = xp.flatnonzero(leaves & comes)
+    if both.size:
         # the same row again, value for value, is no change
-        dies = xp.full(total, -1, np.int64)
-        dies[group[from_state]] = killed
-        pairs = xp.flatnonzero(dies[of] >= 0)
-        names = table.source.schema.names
-        types = [f.type for f in table.source.schema]
-        same = table.kernels.equal_rows(
-            table.kernels.take(batch.frame, rows[pairs], names),
+        names, types = table.source.schema.names, [f.type for f in table.source.schema]
+        differs = ~kernels.equal_rows(
+            kernels.take(batch.frame, last[both], names, present=True),
             names,
-            table.store.take(dies[of[pairs]], names),
+            table.store.take(stored[both], names, present=True),
             names,
             types,
         )
-        unchanged = pairs[same]
-        refreshed = dies[of[unchanged]]
-        dies[of[unchanged]] = -1
-        keep = xp.ones(rows.size, bool)
-        keep[unchanged] = False
-        rows = rows[keep]
-        killed = dies[dies >= 0]
-        killed_at = xp.zeros(killed.size, np.int64)
-    else:
-        refreshed = None
-    resolved = _lifetimes(batch, rows, deaths, (killed, killed_at), unknown)
-    resolved[1].refreshed = refreshed
-    return resolved
+        leaves[both] = differs
+        comes[both] = differs
+        if table.written is not None:
+            refreshed = stored[both[xp.flatnonzero(~differs)]]
+    rows, killed = last[xp.flatnonzero(comes)], stored[xp.flatnonzero(leaves)]
+    rows, found = _net(batch, rows, killed, unknown)
+    found.refreshed = refreshed
+    return rows, found
 
 
-def _lifetimes(
-    batch: _Batch, rows: Array, deaths: Array, killed: tuple[Array, Array], unknown: Array
-) -> tuple[Array, Lifetimes]:
-    """Rows back in their own order (they come group by group), killed slots ascending."""
-    argsort = batch.table.kernels.argsort
-    by_row = argsort(rows)
-    rows = rows[by_row]
+def _stored(batch: _Batch) -> Array:
+    """The slot of each key's row, -1 for none."""
+    stored = batch.table.kernels.xp.full(batch.groups.leader.size, -1, np.int64)
+    owner, slots = _instances(batch, None)
+    stored[owner] = slots
+    return stored
+
+
+def _present_before(batch: _Batch, insert: Array, there: Array) -> Array:
+    """Whether its key has a row when a change comes; ``there``: of each key, before the first."""
+    before = batch.table.kernels.xp.empty(insert.size, bool)
+    before[1:] = insert[:-1]
+    before[batch.groups.starts] = there
+    return before
+
+
+def _lifetimes(batch: _Batch, deaths: Array, killed: tuple[Array, Array], unknown: Array) -> tuple[Array, Lifetimes]:
+    """All insertions with their rows' deaths, by change; and killed slots, put in ascending order."""
+    xp = batch.table.kernels.xp
+    assert batch.sequence is not None
+    rows = xp.flatnonzero(batch.inserts)
+    late = deaths[rows]
     slots, instants = killed
-    by_slot = argsort(slots)
-    late = deaths[by_row] if deaths.size and bool((deaths < NEVER).any()) else None
+    by_slot = batch.table.kernels.argsort(slots)
     births = 2 * batch.sequence[rows] + 1
-    first = len(batch.table)
-    return rows, Lifetimes(first, births, late, slots[by_slot], instants[by_slot], int(unknown.sum()))
+    return rows, Lifetimes(
+        len(batch.table),
+        births,
+        late if late.size and bool((late < NEVER).any()) else None,
+        slots[by_slot],
+        instants[by_slot],
+        unknown,
+    )
+
+
+def _net(batch: _Batch, rows: Array, killed: Array, unknown: Array) -> tuple[Array, Lifetimes]:
+    """Rows that come and slots that go, put in ascending order."""
+    xp = batch.table.kernels.xp
+    rows, killed = xp.sort(rows), xp.sort(killed)
+    return rows, Lifetimes(len(batch.table), rows, None, killed, killed, unknown)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from gpu_ops.changelog import DELETE, INSERT
 from gpu_ops.kernels import Array, Frame, Kernels
-from gpu_ops.operators.groups import Groups
+from gpu_ops.operators.groups import Groups, within
 
 # Order within one instant: a pad's retraction comes before the rows that replace it, a pad after
 # the rows it replaces.
@@ -25,6 +27,8 @@ class Rows:
     left: Array
     right: Array
     instants: Array
+    removed: int | None = None
+    """Of a net change: so many rows leave, and stand first; the others come."""
 
     @property
     def size(self) -> int:
@@ -40,6 +44,13 @@ def join_rows(kernels: Kernels, parts: Sequence[Rows]) -> Rows:
     """Several groups of rows, one after the other."""
     fields = ("kinds", "left", "right", "instants")
     return Rows(*(kernels.xp.concatenate([getattr(p, f) for p in parts]) for f in fields))
+
+
+def net_rows(xp: Any, left: Array, right: Array, removed: int) -> Rows:
+    """The rows of a net change, of which so many, the first, leave; all at one instant."""
+    kinds = xp.full(left.size, INSERT, np.int8)
+    kinds[:removed] = DELETE
+    return Rows(kinds, left, right, xp.zeros(left.size, np.int64), removed)
 
 
 def in_order(kernels: Kernels, rows: Rows, rank: Array) -> Rows:
@@ -70,8 +81,6 @@ def fold(
     net = xp.zeros(number, np.int64)
     kernels.scatter_add(net, groups.group, sign)
     # of each group, the first |net| rows that point the net's way
-    right_way = xp.where(net[groups.group] > 0, sign > 0, sign < 0) & (net[groups.group] != 0)
-    before = xp.cumsum(right_way) - right_way
-    starts = before[xp.flatnonzero(groups.first)]
-    kept = right_way & (before - starts[groups.group] < xp.abs(net)[groups.group])
+    right_way = sign * net[groups.group] > 0
+    kept = xp.flatnonzero(right_way & (within(xp, groups, right_way) < xp.abs(net)[groups.group]))
     return xp.sort(groups.order[kept])

@@ -14,6 +14,7 @@ class Groups:
         order: n row positions, group by group.
         group: n group numbers, for the rows in that order.
         first: n flags: first of its group.
+        starts: where they are, one per group.
         leader: one row position per group.
     """
 
@@ -25,16 +26,23 @@ class Groups:
         first = value_changes(xp, hashes[order])
         while True:
             group = xp.cumsum(first) - 1
-            leader = order[xp.flatnonzero(first)]
-            kept, lead = kernels.take(frame, order, columns), kernels.take(frame, leader[group], columns)
+            starts = xp.flatnonzero(first)
+            leader = order[starts]
+            if starts.size == order.size:
+                break
+            rest = xp.flatnonzero(~first)
+            kept = kernels.take(frame, order[rest], columns, present=True)
+            lead = kernels.take(frame, leader[group[rest]], columns, present=True)
             same = kernels.equal_rows(kept, columns, lead, columns, types)
             if bool(same.all()):
                 break
             # Equal hashes, unequal rows: within such a group, put those unlike its leader last.
-            refine = kernels.argsort(2 * group + ~same)
-            order, mark = order[refine], (2 * group + ~same)[refine]
+            mark = 2 * group
+            mark[rest] += ~same
+            refine = kernels.argsort(mark)
+            order, mark = order[refine], mark[refine]
             first = value_changes(xp, mark)
-        self.order, self.group, self.first, self.leader = order, group, first, leader
+        self.order, self.group, self.first, self.starts, self.leader = order, group, first, starts, leader
 
 
 def value_changes(xp: Any, values: Array) -> Array:
@@ -44,8 +52,7 @@ def value_changes(xp: Any, values: Array) -> Array:
     return flags
 
 
-def within(xp: Any, group: Array, flags: Array) -> Array:
+def within(xp: Any, groups: Groups, flags: Array) -> Array:
     """For grouped rows, how many flags stand before each row in its group."""
     before = xp.cumsum(flags) - flags
-    starts = before[xp.flatnonzero(value_changes(xp, group))] if group.size else before
-    return before - starts[group]
+    return before - before[groups.starts][groups.group]

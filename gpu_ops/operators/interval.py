@@ -311,7 +311,7 @@ class IntervalJoin:
         swept = times.copy()
         swept[rows] = sweep_times(
             table,
-            keys if kept is None else self.kernels.take(keys, rows, table.keys),
+            keys if kept is None else self.kernels.take(keys, rows, table.keys, present=True),
             hashes[rows],
             times[rows],
             alive,

@@ -100,19 +100,20 @@ class Meetings:
         needle, slots = other.index.probe(hashes, earliest, latest, committed=among[0], staged=among[1])
         if rows is not None:
             needle = rows[needle]
-        alive = other.status.values[slots] == LIVE
-        if not bool(alive.all()):
+        alive = xp.flatnonzero(other.status.values[slots] == LIVE)
+        if alive.size < slots.size:
             needle, slots = needle[alive], slots[alive]
         if table.keys:
             equal = kernels.equal_rows(
-                kernels.take(own.keys, needle, table.keys),
+                kernels.take(own.keys, needle, table.keys, present=True),
                 table.keys,
                 other.take_keys(slots),
                 other.keys,
                 table.key_types,
             )
             if not bool(equal.all()):
-                needle, slots = needle[equal], slots[equal]
+                kept = xp.flatnonzero(equal)
+                needle, slots = needle[kept], slots[kept]
         fits = self._fits(side, own.slots[needle], slots)
         return (needle, slots) if fits is None else (needle[fits], slots[fits])
 
@@ -123,7 +124,7 @@ class Meetings:
             return None
         slots = (own, others) if side == 0 else (others, own)
         frames = {
-            source.name: table.store.take(at, condition.columns[source.name])
+            source.name: table.store.take(at, condition.columns[source.name], present=True)
             for source, table, at in zip(self._inputs, self._tables, slots, strict=True)
             if condition.columns.get(source.name)
         }
@@ -153,7 +154,7 @@ class Meetings:
         found = first_equal(
             kernels,
             (keys, other.hash_keys(keys), other.keys),
-            (kernels.take(own.keys, rows, table.keys), own.hashes[rows], table.keys),
+            (kernels.take(own.keys, rows, table.keys, present=True), own.hashes[rows], table.keys),
             table.key_types,
         )
         stale, by = stale[found >= 0], rows[found[found >= 0]]

@@ -77,12 +77,11 @@ class MultiWayJoin:
         event_kinds = xp.zeros(2 * (total + inputs), np.int8)
         sides: list[Lifetimes] = []
         for table, change in zip(self.tables, changes, strict=True):
-            kinds, sequence = kernels.asarray(change.kinds), kernels.asarray(change.sequence)
-            sides.append(apply_changes(table, kernels.frame(change.table), kinds, sequence, event_kinds, net=net))
+            frame = kernels.frame(change.table)
+            sides.append(apply_changes(table, frame, change, None if net else event_kinds, net=net))
         if net:
             for place, side in enumerate(sides):
-                side.killed_at = xp.full(side.killed.size, place, np.int64)
-                side.births = xp.full(side.births.size, 2 * inputs - 1 - place, np.int64)
+                side.happens(xp, deaths=place, births=2 * inputs - 1 - place)
             event_kinds[:inputs] = DELETE
             event_kinds[inputs : 2 * inputs] = INSERT
         updated = time.perf_counter()
@@ -97,7 +96,7 @@ class MultiWayJoin:
         doubtful = self._may_cancel(found, sides, frame) if net else xp.empty(0, np.int64)
         if doubtful.size:
             columns, types = tuple(c.name for c in self.join.output), tuple(c.type for c in self.join.output)
-            some = kernels.take(frame, doubtful, columns)
+            some = kernels.take(frame, doubtful, columns, present=True)
             left_over = doubtful[fold(kernels, some, kinds[doubtful] == DELETE, columns, types)]
             if left_over.size < doubtful.size:
                 stays = xp.ones(kinds.size, bool)
@@ -108,7 +107,7 @@ class MultiWayJoin:
                 output = output.take(pa.array(kernels.asnumpy(kept)))
         metrics: dict[str, int | float] = {"candidates": finder.candidates}
         for name, side, gone in zip(self.join.sides, sides, expired, strict=True):
-            metrics[f"{name}_unknown_retractions"] = side.unknown
+            metrics[f"{name}_unknown_retractions"] = int(side.unknown)
             metrics[f"{name}_expired"] = gone
         metrics |= {
             "update_ms": (updated - started) * 1e3,

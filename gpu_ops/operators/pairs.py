@@ -10,6 +10,7 @@ untouched left rows (``L ⋈ ΔR``).
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -25,9 +26,29 @@ Sides = tuple[Lifetimes, Lifetimes]
 
 @dataclasses.dataclass
 class Pairs:
-    """Matching pairs that a micro-batch makes or unmakes: parallel int64 arrays."""
+    """Matching pairs that a micro-batch makes or unmakes: parallel arrays."""
 
     slots: tuple[Array, Array]
+    comes: Any
+    """Positions of those that the micro-batch makes, or a slice."""
+    goes: Array
+    """Positions of those that it unmakes."""
+    deltas: Array
+    """By how much each pair moves the association counts of its two rows."""
+
+
+@dataclasses.dataclass
+class NetPairs(Pairs):
+    """The pairs of a net change. Those of a row that comes with one that goes are among them, and count for nothing."""
+
+    dying: tuple[Array | None, Array | None]
+    """Masks of pairs whose left, whose right row dies; None for none."""
+
+
+@dataclasses.dataclass
+class TimedPairs(Pairs):
+    """All pairs that live at some instant of the micro-batch, with their times (int64)."""
+
     births: tuple[Array, Array]
     """When the left and the right row were born."""
     deaths: tuple[Array, Array]
@@ -38,12 +59,23 @@ class Pairs:
     """The earlier death; `NEVER` if the pair outlives it."""
 
 
-def find_pairs(tables: Tables, sides: Sides, condition: Condition | None, names: tuple[str, str]) -> Pairs:
+def net_pairs(tables: Tables, sides: Sides, condition: Condition | None, names: tuple[str, str]) -> NetPairs:
+    """The pairs one of whose rows the micro-batch touches, by its net change."""
+    xp = tables[0].kernels.xp
+    slots = _candidates(tables, sides, condition, names)
+    dying = sides[0].dying(slots[0]), sides[1].dying(slots[1])
+    dies = dying[1] if dying[0] is None else dying[0] if dying[1] is None else dying[0] | dying[1]
+    if dies is None:  # then all pairs have a new row
+        return NetPairs(slots, slice(None), xp.empty(0, np.int64), xp.ones(slots[0].size, np.int32), dying)
+    new = (slots[0] >= sides[0].first_new) | (slots[1] >= sides[1].first_new)
+    deltas = new.astype(np.int32) - dies
+    return NetPairs(slots, xp.flatnonzero(deltas > 0), xp.flatnonzero(deltas < 0), deltas, dying)
+
+
+def timed_pairs(tables: Tables, sides: Sides, condition: Condition | None, names: tuple[str, str]) -> TimedPairs:
     """All pairs one of whose rows the micro-batch touches and that live at some instant of it."""
     xp = tables[0].kernels.xp
-    left, right = _probe(tables, sides, 0, condition, names)
-    other_right, other_left = _probe(tables, sides, 1, condition, names)
-    slots = xp.concatenate([left, other_left]), xp.concatenate([right, other_right])
+    slots = _candidates(tables, sides, condition, names)
     births = sides[0].born(xp, slots[0]), sides[1].born(xp, slots[1])
     deaths = sides[0].died(xp, slots[0]), sides[1].died(xp, slots[1])
     begin, end = xp.maximum(*births), xp.minimum(*deaths)
@@ -53,7 +85,19 @@ def find_pairs(tables: Tables, sides: Sides, condition: Condition | None, names:
             slots = slots[0][live], slots[1][live]
             births, deaths = (births[0][live], births[1][live]), (deaths[0][live], deaths[1][live])
             begin, end = begin[live], end[live]
-    return Pairs(slots, births, deaths, begin, end)
+    comes, goes = begin != ALWAYS, end != NEVER
+    deltas = comes.astype(np.int32) - goes
+    return TimedPairs(slots, xp.flatnonzero(comes), xp.flatnonzero(goes), deltas, births, deaths, begin, end)
+
+
+def _candidates(
+    tables: Tables, sides: Sides, condition: Condition | None, names: tuple[str, str]
+) -> tuple[Array, Array]:
+    """Left and right slots of all pairs one of whose rows the micro-batch touches."""
+    xp = tables[0].kernels.xp
+    left, right = _probe(tables, sides, 0, condition, names)
+    other_right, other_left = _probe(tables, sides, 1, condition, names)
+    return xp.concatenate([left, other_left]), xp.concatenate([right, other_right])
 
 
 def _probe(
@@ -75,28 +119,26 @@ def _probe(
     found, slots = other.key_index.meet(touched, staged=everything, by_candidate=True)
     if other.live < sides[1 - side].first_new or sides[1 - side].killed.size:
         status = other.status.values[slots]
-        alive = status != DEAD if everything else status == LIVE
-        if not bool(alive.all()):
-            kept = xp.flatnonzero(alive)
-            found, slots = found[kept], slots[kept]
+        alive = xp.flatnonzero(status != DEAD if everything else status == LIVE)
+        if alive.size < slots.size:
+            found, slots = found[alive], slots[alive]
     if own.keys:
         equal = kernels.equal_rows(
-            own.store.take(found, own.keys), own.keys, other.store.take(slots, other.keys), other.keys, own.key_types
+            own.store.take(found, own.keys, present=True),
+            own.keys,
+            other.store.take(slots, other.keys, present=True),
+            other.keys,
+            own.key_types,
         )
-        if not bool(equal.all()):
-            kept = xp.flatnonzero(equal)
+        kept = xp.flatnonzero(equal)
+        if kept.size < slots.size:
             found, slots = found[kept], slots[kept]
     if condition is not None and slots.size:
         frames = {
-            names[s]: tables[s].store.take(found if s == side else slots, condition.columns[names[s]])
+            names[s]: tables[s].store.take(found if s == side else slots, condition.columns[names[s]], present=True)
             for s in (0, 1)
             if condition.columns.get(names[s])
         }
         kept = xp.flatnonzero(kernels.evaluate(condition, frames, int(slots.size)))
         found, slots = found[kept], slots[kept]
     return found, slots
-
-
-def count_deltas(pairs: Pairs) -> Array:
-    """By how much each pair moves the association counts of its two rows."""
-    return (pairs.begin != ALWAYS).astype(np.int64) - (pairs.end != NEVER)

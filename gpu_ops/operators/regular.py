@@ -16,13 +16,12 @@ import numpy as np
 from gpu_ops.changelog import DELETE, INSERT
 from gpu_ops.joins import Join
 from gpu_ops.kernels import Array
-from gpu_ops.operators.changes import ALWAYS, NEVER
-from gpu_ops.operators.emission import JOINED, PAD_COMES, PAD_GOES, Rows, in_order, join_rows
-from gpu_ops.operators.pairs import Pairs, Sides, Tables
+from gpu_ops.operators.emission import JOINED, PAD_COMES, PAD_GOES, Rows, in_order, join_rows, net_rows
+from gpu_ops.operators.pairs import NetPairs, Pairs, Sides, Tables, TimedPairs
 from gpu_ops.operators.visibility import visible_per_batch, visible_per_event
 
 
-def emit(join: Join, tables: Tables, sides: Sides, pairs: Pairs, event_kinds: Array) -> Rows:
+def emit(join: Join, tables: Tables, sides: Sides, pairs: Pairs, event_kinds: Array | None) -> Rows:
     """The changelog rows of one prepared micro-batch.
 
     Args:
@@ -30,12 +29,15 @@ def emit(join: Join, tables: Tables, sides: Sides, pairs: Pairs, event_kinds: Ar
         tables: left and right state, prepared; association counts are moved here.
         sides: left and right lifetimes.
         pairs: the micro-batch's pairs.
-        event_kinds: the row kind of each instant.
+        event_kinds: the row kind of each instant; None for a net change.
     """
+    if isinstance(pairs, NetPairs):
+        return _net(join, tables, sides, pairs)
+    assert isinstance(pairs, TimedPairs)
+    assert event_kinds is not None
     kernels, xp = tables[0].kernels, tables[0].kernels.xp
-    per_batch = join.emit == "per_batch"
     outer = join.outer
-    begins, ends = xp.flatnonzero(pairs.begin != ALWAYS), xp.flatnonzero(pairs.end != NEVER)
+    begins, ends = pairs.comes, pairs.goes
     come_at, go_at = pairs.begin[begins], pairs.end[ends]
     if any(outer):
         come_kinds = xp.full(begins.size, INSERT, np.int8)
@@ -51,8 +53,7 @@ def emit(join: Join, tables: Tables, sides: Sides, pairs: Pairs, event_kinds: Ar
     for side in (0, 1):
         if not outer[side]:
             continue
-        find = visible_per_batch if per_batch else visible_per_event
-        pads = find(tables[side], sides[side], pairs, side, when_alone=True)
+        pads = visible_per_event(tables[side], sides[side], pairs, side, when_alone=True)
         for target, kind, mask in ((pads_come, INSERT, pads.appears), (pads_go, DELETE, ~pads.appears)):
             at = xp.flatnonzero(mask)
             none = xp.full(at.size, -1, np.int64)
@@ -60,11 +61,29 @@ def emit(join: Join, tables: Tables, sides: Sides, pairs: Pairs, event_kinds: Ar
             target.append(Rows(xp.full(at.size, kind, np.int8), *slots, pads.instants[at]))
     parts = [*pads_go, go, come, *pads_come]
     rows = join_rows(kernels, parts)
-    if per_batch:
-        return rows
     ranks = [*(PAD_GOES for _ in pads_go), JOINED, JOINED, *(PAD_COMES for _ in pads_come)]
     rank = xp.concatenate([xp.full(p.size, r, np.int64) for p, r in zip(parts, ranks, strict=True)])
     return in_order(kernels, rows, rank)
+
+
+def _net(join: Join, tables: Tables, sides: Sides, pairs: NetPairs) -> Rows:
+    """What leaves, pads first, then what comes, pads last."""
+    xp = tables[0].kernels.xp
+    pads = [
+        visible_per_batch(tables[side], sides[side], pairs, side, when_alone=True) if join.outer[side] else None
+        for side in (0, 1)
+    ]
+    slots = []
+    for side in (0, 1):
+        found = [pairs.slots[side][pairs.goes], pairs.slots[side][pairs.comes]]
+        parts: tuple[list[Array], list[Array]] = [], []
+        for of, pad in enumerate(pads):
+            if pad is not None:
+                for part, rows in zip(parts, pad, strict=True):
+                    part.append(rows if of == side else xp.full(rows.size, -1, np.int64))
+        slots.append(xp.concatenate([*parts[0], *found, *parts[1]]))
+    removed = int(pairs.goes.size) + sum(int(pad[0].size) for pad in pads if pad is not None)
+    return net_rows(xp, slots[0], slots[1], removed)
 
 
 def may_cancel(join: Join, tables: Tables, sides: Sides, rows: Rows) -> bool:
@@ -74,7 +93,7 @@ def may_cancel(join: Join, tables: Tables, sides: Sides, rows: Rows) -> bool:
     a pair whose other row is null in every column shown, which a key compared by ``=`` rules out.
     """
     xp = tables[0].kernels.xp
-    if not (bool((rows.kinds == DELETE).any()) and bool((rows.kinds == INSERT).any())):
+    if rows.removed in (0, rows.size):
         return False
     if any(t.source.unique_key is None for t in tables) and any(s.any_death for s in sides):
         return True
@@ -84,9 +103,11 @@ def may_cancel(join: Join, tables: Tables, sides: Sides, rows: Rows) -> bool:
             shown = [c.column for c in join.output if c.side == other]
             if any(k.column(other) in shown and not k.null_safe for k in join.keys):
                 continue
+            if not all(tables[other].store.may_be_null(c) for c in shown):
+                continue
             slots = rows.right if side == 0 else rows.left
             joined = slots[xp.flatnonzero((rows.left >= 0) & (rows.right >= 0))]
-            frame = tables[other].store.take(joined, shown)
+            frame = tables[other].store.take(joined, shown, present=True)
             if all(tables[0].kernels.valid(frame, [c]) is not None for c in shown):
                 return True
     return False

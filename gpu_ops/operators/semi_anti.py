@@ -21,23 +21,24 @@ from gpu_ops.changelog import DELETE, INSERT
 from gpu_ops.joins import Join
 from gpu_ops.kernels import Array, as_slots
 from gpu_ops.operators.changes import NEVER, Lifetimes
-from gpu_ops.operators.emission import JOINED, Rows, in_order
-from gpu_ops.operators.pairs import Pairs, Sides, Tables
+from gpu_ops.operators.emission import JOINED, Rows, in_order, net_rows
+from gpu_ops.operators.pairs import NetPairs, Pairs, Sides, Tables, TimedPairs
 from gpu_ops.operators.visibility import Barrier, Changes, visible_per_batch, visible_per_event
 from gpu_ops.state.table import StateTable
 
 
-def emit(join: Join, tables: Tables, sides: Sides, pairs: Pairs, event_kinds: Array) -> Rows:
+def emit(join: Join, tables: Tables, sides: Sides, pairs: Pairs, event_kinds: Array | None) -> Rows:
     """The changelog rows of one prepared micro-batch; arguments as `gpu_ops.operators.regular.emit`."""
     kernels, xp = tables[0].kernels, tables[0].kernels.xp
-    per_batch = join.emit == "per_batch"
-    find = visible_per_batch if per_batch else visible_per_event
     barriers = _barriers(tables[1], sides[1]) if join.null_aware else None
-    found = find(tables[0], sides[0], pairs, 0, when_alone=join.how == "anti", barriers=barriers)
-    if per_batch:
-        kinds = xp.where(found.appears, np.int8(INSERT), np.int8(DELETE))
-        order = xp.concatenate([xp.flatnonzero(~found.appears), xp.flatnonzero(found.appears)])
-        return _rows(xp, found, kinds).pick(order)
+    alone = join.how == "anti"
+    if isinstance(pairs, NetPairs):
+        hides, shows = visible_per_batch(tables[0], sides[0], pairs, 0, when_alone=alone, barriers=barriers)
+        left = xp.concatenate([hides, shows])
+        return net_rows(xp, left, xp.full(left.size, -1, np.int64), int(hides.size))
+    assert isinstance(pairs, TimedPairs)
+    assert event_kinds is not None
+    found = visible_per_event(tables[0], sides[0], pairs, 0, when_alone=alone, barriers=barriers)
     kinds = event_kinds[found.instants]
     if join.how == "anti":
         kinds = xp.where(found.own, kinds, xp.where(found.appears, np.int8(INSERT), np.int8(DELETE)))
@@ -62,7 +63,7 @@ def _barriers(right: StateTable, change: Lifetimes) -> tuple[Barrier, Barrier]:
     rows, when, step = (xp.concatenate(parts) for parts in (slots, instants, steps))
     order = kernels.argsort(when)
     rows, when, step = rows[order], when[order], step[order]
-    valid = kernels.valid(right.store.take(rows, right.strict), right.strict)
+    valid = kernels.valid(right.store.take(rows, right.strict, present=True), right.strict)
     keyless = xp.zeros(rows.size, bool) if valid is None else ~valid
     at = xp.flatnonzero(keyless)
     return (

@@ -63,9 +63,9 @@ def first_equal(
     while open_.size:
         candidate = order[at[open_]]
         same = kernels.equal_rows(
-            kernels.take(wanted[0], open_, wanted[2]),
+            kernels.take(wanted[0], open_, wanted[2], present=True),
             wanted[2],
-            kernels.take(others[0], candidate, others[2]),
+            kernels.take(others[0], candidate, others[2], present=True),
             others[2],
             types,
         )
@@ -98,7 +98,7 @@ def sweep_times(table: IntervalTable, keys: Frame, hashes: Array, times: Array, 
     leaders = groups.leader
     timer = xp.full(leaders.size, _FOREVER, np.int64)
     if len(table):
-        lead = kernels.take(keys, leaders, table.keys)
+        lead = kernels.take(keys, leaders, table.keys, present=True)
         since = xp.full(leaders.size, alive, np.int64)
         unsure = xp.arange(leaders.size, dtype=np.int64)
         if not ghosts:
@@ -131,7 +131,11 @@ def _lower(table: IntervalTable, keys: Frame, timer: Array, found: tuple[Array, 
     needle, slots = found
     assert table.sweep is not None
     same = kernels.equal_rows(
-        kernels.take(keys, needle, table.keys), table.keys, table.take_keys(slots), table.keys, table.key_types
+        kernels.take(keys, needle, table.keys, present=True),
+        table.keys,
+        table.take_keys(slots),
+        table.keys,
+        table.key_types,
     )
     right = same & (table.status.values[slots] != DEAD)
     place, swept = needle[right], table.sweep.values[slots[right]]

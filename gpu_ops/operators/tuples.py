@@ -111,7 +111,11 @@ class Finder:
         if slot.size:
             columns = [column for column, _ in lookup.pairs]
             equal = kernels.equal_rows(
-                kernels.take(sources, found, names), names, table.store.take(slot, columns), columns, types
+                kernels.take(sources, found, names, present=True),
+                names,
+                table.store.take(slot, columns, present=True),
+                columns,
+                types,
             )
             if not bool(equal.all()):
                 kept = xp.flatnonzero(equal)

@@ -18,7 +18,7 @@ from gpu_ops.keys import Key
 from gpu_ops.operators import regular, semi_anti
 from gpu_ops.operators.changes import Lifetimes, apply_changes
 from gpu_ops.operators.emission import fold
-from gpu_ops.operators.pairs import find_pairs
+from gpu_ops.operators.pairs import net_pairs, timed_pairs
 from gpu_ops.operators.said import SIDES, Said
 from gpu_ops.output import changelog_table
 from gpu_ops.state.table import COUNT_COLUMN, StateTable
@@ -73,17 +73,15 @@ class TwoWayJoin:
         net = join.emit == "per_batch"
         total = sum(c.kinds.size for c in changes)
         expired = [t.expire(clock_ms) for t in self.tables]
-        event_kinds = xp.zeros(2 * total + 2, np.int8)
+        event_kinds = None if net else xp.zeros(2 * total + 2, np.int8)
         sides: list[Lifetimes] = []
         for table, change in zip(self.tables, changes, strict=True):
-            kinds, sequence = kernels.asarray(change.kinds), kernels.asarray(change.sequence)
             frame = kernels.frame(change.table)
-            sides.append(apply_changes(table, frame, kinds, sequence, event_kinds, net=net))
-        if net:
-            event_kinds[0], event_kinds[1] = DELETE, INSERT
+            sides.append(apply_changes(table, frame, change, event_kinds, net=net))
         both = sides[0], sides[1]
         updated = time.perf_counter()
-        pairs = find_pairs(self.tables, both, self._condition, (join.left.name, join.right.name))
+        find = net_pairs if net else timed_pairs
+        pairs = find(self.tables, both, self._condition, (join.left.name, join.right.name))
         probed = time.perf_counter()
         operator = semi_anti if join.how in ("semi", "anti") else regular
         rows = operator.emit(join, self.tables, both, pairs, event_kinds)
@@ -97,14 +95,20 @@ class TwoWayJoin:
                 output, _ = changelog_table(self._described, kernels, self.tables, rows)
         metrics: dict[str, int | float] = {}
         for side, name in enumerate(SIDES):
-            metrics[f"{name}_unknown_retractions"] = sides[side].unknown
+            metrics[f"{name}_unknown_retractions"] = int(sides[side].unknown)
             metrics[f"{name}_expired"] = expired[side]
         metrics |= {
             "update_ms": (updated - started) * 1e3,
             "probe_ms": (probed - updated) * 1e3,
             "emit_ms": (time.perf_counter() - probed) * 1e3,
         }
-        return Said(output, kernels.asnumpy(rows.instants) >> 1, kernels.asnumpy(rows.kinds), metrics)
+        if rows.removed is None:
+            kinds = kernels.asnumpy(rows.kinds)
+        else:
+            kinds = np.full(rows.size, INSERT, np.int8)
+            kinds[: rows.removed] = DELETE
+        sequence = np.zeros(kinds.size, np.int64) if net else kernels.asnumpy(rows.instants) >> 1
+        return Said(output, sequence, kinds, metrics)
 
     def commit(self, clock_ms: int) -> None:
         """Make the prepared micro-batch final."""

@@ -20,8 +20,8 @@ import dataclasses
 import numpy as np
 
 from gpu_ops.kernels import Array, as_slots, distinct
-from gpu_ops.operators.changes import ALWAYS, NEVER, Lifetimes
-from gpu_ops.operators.pairs import Pairs, count_deltas
+from gpu_ops.operators.changes import NEVER, Lifetimes
+from gpu_ops.operators.pairs import NetPairs, TimedPairs
 from gpu_ops.state.columns import LIVE
 from gpu_ops.state.table import StateTable
 
@@ -73,7 +73,7 @@ class Barrier:
 def visible_per_event(
     table: StateTable,
     change: Lifetimes,
-    pairs: Pairs,
+    pairs: TimedPairs,
     side: int,
     *,
     when_alone: bool,
@@ -93,15 +93,12 @@ def visible_per_event(
     kernels, xp = table.kernels, table.kernels.xp
     assert table.count is not None
     slots, births, deaths = pairs.slots[side], pairs.births[side], pairs.deaths[side]
-    begins, ends = xp.flatnonzero(pairs.begin != ALWAYS), xp.flatnonzero(pairs.end != NEVER)
+    begins, ends = pairs.comes, pairs.goes
+    come_at, go_at = pairs.begin[begins], pairs.end[ends]
     new = as_slots(kernels, change.first_new, len(table) - change.first_new)
     events = [
-        _pack(
-            slots[begins],
-            pairs.begin[begins],
-            xp.where(births[begins] == pairs.begin[begins], _OWN_BEGIN, _BEGIN),
-        ),
-        _pack(slots[ends], pairs.end[ends], xp.where(deaths[ends] == pairs.end[ends], _OWN_END, _END)),
+        _pack(slots[begins], come_at, xp.where(births[begins] == come_at, _OWN_BEGIN, _BEGIN)),
+        _pack(slots[ends], go_at, xp.where(deaths[ends] == go_at, _OWN_END, _END)),
         _pack(new, change.births, _BORN),
         _pack(change.killed, change.killed_at, _DIES),
     ]
@@ -139,73 +136,72 @@ def visible_per_event(
     found = Changes(
         slot[changed], instant[changed], visible[changed], (code[changed] == _BORN) | (code[changed] == _DIES)
     )
-    deltas = count_deltas(pairs)
-    table.add_counts(slots, deltas)
+    table.add_counts(slots, pairs.deltas)
     return _without_flicker(table, found)
 
 
 def visible_per_batch(
     table: StateTable,
     change: Lifetimes,
-    pairs: Pairs,
+    pairs: NetPairs,
     side: int,
     *,
     when_alone: bool,
     barriers: tuple[Barrier, Barrier] | None = None,
-) -> Changes:
-    """The net changes of visibility; moves the association counts. Arguments as `visible_per_event`."""
-    kernels, xp = table.kernels, table.kernels.xp
-    assert table.count is not None
-    slots, deltas = pairs.slots[side], count_deltas(pairs)
-    new = as_slots(kernels, change.first_new, len(table) - change.first_new)
-    count = table.count.values
-    staying = slots < change.first_new
-    if change.any_death:
-        staying &= pairs.deaths[side] == NEVER
-    old = slots[xp.flatnonzero(staying)]
-    before = count[old]
-    table.add_counts(slots, deltas)
-    moved = before == 0
-    if not bool((deltas > 0).all()):
-        moved ^= count[old] == 0
-    touched = xp.flatnonzero(moved)
-    # whether the count was zero, packed beside the row
-    packed = distinct(xp, (old[touched] << 1) | (before[touched] != 0))
-    rows, before = packed >> 1, packed & 1
-    if barriers is not None and any(b.crossings(table).size for b in barriers):
-        # every row may appear or disappear: nothing less than a pass tells which
-        stays = table.status.values[: change.first_new] == LIVE
-        rows = xp.flatnonzero(stays)
-        before = count[rows].copy()
-        for touched, delta in table.prepared.counted if table.prepared else []:
-            old = xp.zeros(len(table), np.int32)
-            kernels.scatter_add(old, touched, delta)
-            before -= old[rows]
-    killed_before = count[change.killed].copy()
-    if change.killed.size:
-        # their pairs have just left their counts; they count as they were
-        gone = xp.flatnonzero((slots < change.first_new) & (pairs.deaths[side] != NEVER))
-        place = xp.searchsorted(change.killed, slots[gone])
-        kernels.scatter_add(killed_before, place, (-deltas[gone]).astype(np.int32))
+) -> tuple[Array, Array]:
+    """The net changes of visibility; moves the association counts. Arguments as `visible_per_event`.
 
-    def visible(counts: Array, which: Array, moment: str) -> Array:
-        shown = (counts == 0) == when_alone
+    Returns:
+        Slots of the rows that stop being visible, and of those that become it.
+    """
+    xp = table.kernels.xp
+    assert table.count is not None
+    slots, count = pairs.slots[side], table.count.values
+    crossed = barriers is not None and any(b.crossings(table).size for b in barriers)
+    if crossed:
+        # every row may appear or disappear: nothing less than a pass tells which
+        rows = xp.flatnonzero(table.status.values[: change.first_new] == LIVE)
+        before = count[rows]
+    else:
+        before = count[slots]
+    killed_before = count[change.killed]
+    table.add_counts(slots, pairs.deltas)
+    if not crossed:
+        moved, dying = before == 0, pairs.dying[side]
+        if pairs.goes.size:
+            moved ^= count[slots] == 0
+        moved &= slots < change.first_new
+        if dying is not None:
+            moved &= ~dying
+        touched = xp.flatnonzero(moved)
+        # whether the count was zero, packed beside the row
+        packed = distinct(xp, (slots[touched] << 1) | (before[touched] != 0))
+        rows, before = packed >> 1, packed & 1
+
+    def visible(counts: Array, which: Array | None, moment: str) -> Array:
+        shown = counts == 0 if when_alone else counts != 0
         if barriers is not None:
+            if which is None:
+                which = xp.arange(change.first_new, len(table), dtype=np.int64)
             numbers = [
                 b.before if moment == "before" else int(b.after[-1]) if b.after.size else b.before for b in barriers
             ]
             shown &= xp.where(_keyless(table, which), numbers[1], numbers[0]) == 0
         return shown
 
-    was, is_now = visible(before, rows, "before"), visible(count[rows], rows, "after")
-    changed = xp.flatnonzero(was != is_now)
-    born = new[visible(count[new], new, "after")]
-    died = change.killed[visible(killed_before, change.killed, "before")]
-    parts = [died, rows[changed], born]
-    appears = xp.concatenate([xp.zeros(died.size, bool), is_now[changed], xp.ones(born.size, bool)])
-    own = xp.ones(appears.size, bool)
-    own[died.size : died.size + changed.size] = False
-    return Changes(xp.concatenate(parts), appears.astype(np.int64), appears, own)
+    born = xp.flatnonzero(visible(count[change.first_new :], None, "after")) + change.first_new
+    died = change.killed
+    if died.size:
+        died = died[xp.flatnonzero(visible(killed_before, died, "before"))]
+    if barriers is not None:
+        was, is_now = visible(before, rows, "before"), visible(count[rows], rows, "after")
+        hides, shows = rows[xp.flatnonzero(was > is_now)], rows[xp.flatnonzero(is_now > was)]
+    else:
+        zero, other = rows, rows[:0]
+        if pairs.goes.size:
+            zero, other = rows[xp.flatnonzero(before == 0)], rows[xp.flatnonzero(before)]
+        hides, shows = (zero, other) if when_alone else (other, zero)
+    return xp.concatenate([died, hides]), xp.concatenate([shows, born])
 
 
 def _pack(slots: Array, instants: Array, codes: Array | int) -> Array:
@@ -215,7 +211,7 @@ def _pack(slots: Array, instants: Array, codes: Array | int) -> Array:
 def _keyless(table: StateTable, slots: Array) -> Array:
     """Mask of rows whose key has a null."""
     xp = table.kernels.xp
-    valid = table.kernels.valid(table.store.take(slots, table.strict), table.strict)
+    valid = table.kernels.valid(table.store.take(slots, table.strict, present=True), table.strict)
     return xp.zeros(slots.size, bool) if valid is None else ~valid
 
 

@@ -368,4 +368,4 @@ class IntervalTable:
 
     def take_keys(self, slots: Array) -> Frame:
         """The keys of rows."""
-        return self.store.take(slots, self.keys)
+        return self.store.take(slots, self.keys, present=True)

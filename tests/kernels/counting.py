@@ -28,9 +28,17 @@ from kernels.emulated_libcudf import Column, Table
 from kernels.emulation import emulated
 
 _PACK = str(Path(gpu_ops.__file__).parent)
-_LIBCUDF = ("copying", "concatenate", "binaryop", "hashing", "join", "transform", "unary")
-_WAITS = {"cp.flatnonzero", "cp.asnumpy", "cp.asarray", "cp.bincount", "cp.unique", "column.to_arrow"}
-"""The host learns a size or a value, or copies memory that is not page-locked."""
+_LIBCUDF = ("copying", "concatenate", "binaryop", "hashing", "join", "reduce", "transform", "unary")
+_WAITS = {
+    "cp.flatnonzero",
+    "cp.asnumpy",
+    "cp.asarray",
+    "cp.bincount",
+    "cp.unique",
+    "column.to_arrow",
+    "plc.bools_to_mask",
+}
+"""The host learns a size, a value or a number of nulls, or copies memory that is not page-locked."""
 
 
 @dataclasses.dataclass
@@ -85,7 +93,9 @@ def counting() -> Iterator[Calls]:
                 result = call(*args, **options)
             finally:
                 inside[0] = False
-            found.note(name, _size(list(args)) + _size(list(options.values())) + _size(result), wait=name in _WAITS)
+            # out of bounds becomes null, and nulls are counted
+            waits = name in _WAITS or (name == "plc.gather" and args[2].name == "NULLIFY")
+            found.note(name, _size(list(args)) + _size(list(options.values())) + _size(result), wait=waits)
             return result
 
         return counts

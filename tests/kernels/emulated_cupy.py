@@ -104,6 +104,7 @@ _FUNCTIONS = [
     "flatnonzero",
     "repeat",
     "searchsorted",
+    "take",
     "tile",
     "unique",
     "where",

@@ -48,6 +48,11 @@ class BinaryOperator(enum.IntEnum):
     LESS = 1
 
 
+class ScanType(enum.IntEnum):
+    INCLUSIVE = 0
+    EXCLUSIVE = 1
+
+
 class Span:
     """Bytes at an address; the owner keeps them there."""
 
@@ -309,6 +314,11 @@ def bools_to_mask(input: Column) -> tuple[Span, int]:  # noqa: A002 - pylibcudf'
     return Span(np.packbits(bits, bitorder="little")), int((~bits).sum())
 
 
+def scan(col: Column, agg: str, inclusive: ScanType) -> Column:
+    assert (agg, inclusive) == ("min", ScanType.INCLUSIVE), "the only one that the backend makes"
+    return Column.of(pa.array(np.minimum.accumulate(_integers(col, pa.int64()))))
+
+
 def is_valid(input: Column) -> Column:  # noqa: A002 - pylibcudf's name
     return Column.of(input.array.is_valid())
 
@@ -328,6 +338,8 @@ def modules() -> dict[str, types.ModuleType]:
         concatenate=space(concatenate=concatenate),
         binaryop=space(binary_operation=binary_operation, BinaryOperator=BinaryOperator),
         hashing=space(xxhash_64=xxhash_64),
+        aggregation=space(min=lambda: "min"),
+        reduce=space(scan=scan, ScanType=ScanType),
         join=space(inner_join=inner_join),
         strings=space(
             contains=space(like=like),

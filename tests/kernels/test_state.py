@@ -50,6 +50,36 @@ def test_store_is_a_growing_table(kernels: Kernels, seed: int) -> None:
     same(kernels.to_arrow(whole, schema), model.combine_chunks())
 
 
+@pytest.mark.parametrize("name", [n for n in TYPES if n != "null"])
+def test_store_of_several_appends_without_nulls(kernels: Kernels, name: str) -> None:
+    """Rows of all of them in one take, of one column and of two, with and without a null in what comes last."""
+    kind, values = TYPES[name]
+    rng = np.random.default_rng(3)
+    schema = pa.schema([("c", kind), ("n", pa.int32())])
+    store, model = kernels.store(schema), schema.empty_table()
+    for size in (40, 9, 2, 1):
+        chosen = pa.array([values[i] for i in rng.integers(0, len(values), size)], kind)
+        added = pa.table([chosen, rng.integers(0, 99, size).astype(np.int32)], schema=schema)
+        store.append(kernels.frame(added))
+        model = pa.concat_tables([model, added]).combine_chunks()
+        assert not store.may_be_null("c")
+        for names in (["c"], ["n", "c"]):
+            slots = rng.integers(0, model.num_rows, 30)
+            wanted = model.select(names)
+            taken = store.take(rows_of(kernels, slots), names, present=True)
+            same(kernels.to_arrow(taken, wanted.schema), wanted.take(pa.array(slots)))
+            slots[::3] = -1
+            taken = store.take(rows_of(kernels, slots), names)
+            same(kernels.to_arrow(taken, wanted.schema), wanted.take(pa.array(slots, mask=slots < 0)))
+    store.append(kernels.frame(pa.table([pa.nulls(1, kind), pa.array([1], pa.int32())], schema=schema)))
+    assert store.may_be_null("c")
+    assert not store.may_be_null("n")
+    last = store.take(rows_of(kernels, [len(store) - 1, 0]), ["n", "c"], present=True)
+    found = kernels.to_arrow(last, pa.schema([schema.field("n"), schema.field("c")]))
+    assert found["n"].to_pylist() == [1, model["n"][0].as_py()]
+    assert found["c"].is_null().to_pylist() == [True, False]
+
+
 def test_store_without_rows(kernels: Kernels) -> None:
     schema = everything(0, np.random.default_rng(0)).schema
     store = kernels.store(schema)

@@ -108,6 +108,8 @@ def test_methods_exist(libraries: dict[str, Any]) -> None:
 def test_enums_exist(libraries: dict[str, Any]) -> None:
     plc = libraries["plc"]
     assert plc.copying.OutOfBoundsPolicy.NULLIFY.name == "NULLIFY"
+    assert plc.copying.OutOfBoundsPolicy.DONT_CHECK.name == "DONT_CHECK"
+    assert plc.reduce.ScanType.INCLUSIVE.name == "INCLUSIVE"
     assert plc.types.NullEquality.UNEQUAL.name == "UNEQUAL"
     assert {"EQUAL", "LESS"} <= set(plc.binaryop.BinaryOperator.__members__)
     assert {"BOOL8", "DECIMAL128"} <= set(plc.TypeId.__members__)

@@ -1,0 +1,93 @@
+"""When the rows of one input live, over a micro-batch.
+
+A row lives from its birth to its death. Time within a micro-batch is the *instant*: change number s
+(its place in the micro-batch's total order, over both inputs) takes a row at instant 2s and brings
+one at 2s + 1, so that an upsert (one change that does both) first takes, then brings. Rows from
+before the micro-batch were born at `ALWAYS`; rows that stay die at `NEVER`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from gpu_ops.kernels import Array
+from gpu_ops.state.columns import DYING, Growing
+
+ALWAYS = -1
+NEVER = 1 << 28
+"""Later than any instant; a micro-batch holds fewer than 2^27 changes."""
+
+
+@dataclasses.dataclass
+class Lifetimes:
+    """What a micro-batch does to one input, by row.
+
+    The n new rows get the slots from ``first_new`` on.
+    """
+
+    first_new: int
+    births: Array
+    """Instants, one per new row, ascending."""
+    deaths: Array | None
+    """Instants, one per new row; None when none of them dies."""
+    killed: Array
+    """Slots of committed rows that die, ascending."""
+    killed_at: Array
+    """Instants, one per killed row."""
+    unknown: Array | int
+    """How many retractions were of rows that were not there; a number, or an array of no dimensions."""
+    refreshed: Array | None = None
+    """Slots of committed rows that the micro-batch writes without changing them, for their TTL."""
+    net: NetChange | None = None
+    """Of a net change: when everything happens."""
+
+    @property
+    def any_death(self) -> bool:
+        """Whether any row dies."""
+        return self.deaths is not None or bool(self.killed.size)
+
+    def happens(self, xp: Any, *, deaths: int, births: int) -> None:
+        """Of a net change: put all deaths, and all births, at one instant."""
+        assert self.net is not None
+        self.net = dataclasses.replace(self.net, deaths=deaths, births=births)
+        self.births = xp.full(self.births.size, births, np.int64)
+        self.killed_at = xp.full(self.killed.size, deaths, np.int64)
+
+    def dying(self, slots: Array) -> Array | None:
+        """Of a net change: mask of the rows at these slots that die; None if none does. Not after its commit."""
+        assert self.net is not None
+        return self.net.status.values[slots] == DYING if self.killed.size else None
+
+    def born(self, xp: Any, slots: Array) -> Array:
+        """When the rows at these slots were born."""
+        if self.births.size == 0:
+            return xp.full(slots.size, ALWAYS, np.int64)
+        if self.net is not None:
+            return xp.where(slots >= self.first_new, self.net.births, ALWAYS)
+        new = slots - self.first_new
+        return xp.where(new >= 0, self.births[xp.maximum(new, 0)], ALWAYS)
+
+    def died(self, xp: Any, slots: Array) -> Array:
+        """When the rows at these slots die."""
+        if self.net is not None and self.killed.size:
+            return xp.where(self.dying(slots), self.net.deaths, NEVER)
+        times = xp.full(slots.size, NEVER, np.int64)
+        if self.deaths is not None:
+            new = slots - self.first_new
+            times = xp.where(new >= 0, self.deaths[xp.maximum(new, 0)], times)
+        if self.killed.size:
+            place = xp.minimum(xp.searchsorted(self.killed, slots), self.killed.size - 1)
+            times = xp.where(self.killed[place] == slots, self.killed_at[place], times)
+        return times
+
+
+@dataclasses.dataclass(frozen=True)
+class NetChange:
+    """When a net change happens, and the states of rows, in which those that die are marked."""
+
+    status: Growing
+    deaths: int = 0
+    births: int = 1
