@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from gpu_ops.kernels import Array, Frame, Kernels
 
 
@@ -22,8 +24,15 @@ class Groups:
         self, kernels: Kernels, frame: Frame, columns: tuple[str, ...], types: tuple[Any, ...], hashes: Array
     ) -> None:
         xp = kernels.xp
-        order = kernels.argsort(hashes)
-        first = value_changes(xp, hashes[order])
+        # Positions in the lower bits: one sort of values, and few hashes are alike in what is left of them.
+        bits = np.uint64(hashes.size.bit_length())
+        lower = (np.uint64(1) << bits) - np.uint64(1)
+        packed = hashes & ~lower
+        packed |= xp.arange(hashes.size, dtype=np.uint64)
+        packed.sort()
+        order = (packed & lower).view(np.int64)
+        packed >>= bits
+        first = value_changes(xp, packed)
         while True:
             group = xp.cumsum(first) - 1
             starts = xp.flatnonzero(first)
@@ -36,7 +45,7 @@ class Groups:
             same = kernels.equal_rows(kept, columns, lead, columns, types)
             if bool(same.all()):
                 break
-            # Equal hashes, unequal rows: within such a group, put those unlike its leader last.
+            # Hashes that look equal, unequal rows: within such a group, put those unlike its leader last.
             mark = 2 * group
             mark[rest] += ~same
             refine = kernels.argsort(mark)
