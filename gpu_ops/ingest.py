@@ -17,7 +17,7 @@ from gpu_ops.errors import BadInputError
 from gpu_ops.inputs import Input
 from gpu_ops.intervals import as_integers
 from gpu_ops.joins import Join
-from gpu_ops.operators.changes import NEVER
+from gpu_ops.operators.lifetimes import NEVER
 
 
 @dataclasses.dataclass(frozen=True)

@@ -37,6 +37,7 @@ Emit = Literal["per_event", "per_batch", "at_end"]
 * *at_end*: nothing until the input ends.
 """
 
+
 class OutputColumn(NamedTuple):
     """Where a column of the changelog comes from: ``side`` is 0 left, 1 right, 2 whichever is there.
 

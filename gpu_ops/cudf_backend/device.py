@@ -35,6 +35,11 @@ def describe_device() -> tuple[bool, str]:
     return True, f"{name}, {memory}, pylibcudf {pylibcudf.__version__}, cupy {cp.__version__}"
 
 
+def total_memory() -> int:
+    """Bytes of the card's memory, used or not."""
+    return int(cp.cuda.runtime.memGetInfo()[1])
+
+
 def _why_not() -> str:
     try:
         count = cp.cuda.runtime.getDeviceCount()

@@ -12,21 +12,17 @@ Laws:
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from gpu_ops.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
+from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Array, Frame
 from gpu_ops.operators.groups import Groups, within
-from gpu_ops.operators.lifetimes import ALWAYS, NEVER, Lifetimes, NetChange
+from gpu_ops.operators.lifetimes import NEVER, Lifetimes, NetChange
 from gpu_ops.state.columns import LIVE
 from gpu_ops.state.table import StateTable
-
-if TYPE_CHECKING:
-    from gpu_ops.ingest import Ingested
-
-__all__ = ["ALWAYS", "NEVER", "Lifetimes", "apply_changes"]
 
 
 def apply_changes(

@@ -16,7 +16,7 @@ import numpy as np
 
 from gpu_ops.conditions import Condition
 from gpu_ops.kernels import Array
-from gpu_ops.operators.changes import ALWAYS, NEVER, Lifetimes
+from gpu_ops.operators.lifetimes import ALWAYS, NEVER, Lifetimes
 from gpu_ops.state.columns import DEAD, LIVE
 from gpu_ops.state.table import StateTable
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from gpu_ops.kernels import Array, Frame, Kernels
 from gpu_ops.multi import MultiJoin
-from gpu_ops.operators.changes import NEVER, Lifetimes
+from gpu_ops.operators.lifetimes import NEVER, Lifetimes
 from gpu_ops.operators.multi_plan import Lookup
 from gpu_ops.state.columns import DEAD, DYING, LIVE
 from gpu_ops.state.multi_table import MultiTable

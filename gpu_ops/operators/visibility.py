@@ -20,7 +20,7 @@ import dataclasses
 import numpy as np
 
 from gpu_ops.kernels import Array, as_slots, distinct
-from gpu_ops.operators.changes import NEVER, Lifetimes
+from gpu_ops.operators.lifetimes import NEVER, Lifetimes
 from gpu_ops.operators.pairs import NetPairs, TimedPairs
 from gpu_ops.state.columns import LIVE
 from gpu_ops.state.table import StateTable

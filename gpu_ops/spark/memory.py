@@ -34,7 +34,7 @@ def server_budget(gpu: str | None, host: str | None) -> Budget:
 def _card() -> int | None:
     """Bytes of the card's memory, used or not; None where there is no card to ask."""
     try:
-        from gpu_ops.cudf_backend.card import total_memory  # noqa: PLC0415 - only where a card may be
+        from gpu_ops.cudf_backend.device import total_memory  # noqa: PLC0415 - only where a card may be
 
         return total_memory()
     except Exception as error:  # no cupy, no driver, no card: there is no GPU to limit
