@@ -229,7 +229,7 @@ class JoinEngine:
         try:
             return self._prepare(changes, self._watermark(watermark), started)
         except BaseException:
-            self._discard()
+            self.discard()
             raise
 
     def _arguments(
@@ -278,10 +278,12 @@ class JoinEngine:
 
     def _prepare(self, changes: tuple[Ingested, ...], watermark: int | None, started: float) -> MicroBatch:
         ingested = time.perf_counter()
-        rows = sum(c.kinds.size for c in changes)
-        what = f"a micro-batch of {rows} changes"
+        operator, rows = self._operator, sum(c.kinds.size for c in changes)
         said = self.memory.within(
-            what, self._operator, lambda: self._operator.prepare(changes, self._clock_ms, watermark)
+            f"a micro-batch of {rows} changes",
+            operator,
+            lambda: operator.prepare(changes, self._clock_ms, watermark),
+            undo=operator.discard,
         )
         output = said.output
         for side, change in enumerate(changes):
@@ -314,14 +316,11 @@ class JoinEngine:
             raise StateError("no micro-batch is prepared")
         self._prepared = False
         operator = self._operator
-        self.memory.finally_within("making a micro-batch final", operator, lambda: operator.commit(self._clock_ms))
+        self.memory.within("making a micro-batch final", operator, lambda: operator.commit(self._clock_ms))
         self.memory.settle(operator.tables)
 
     def discard(self) -> None:
         """Forget the prepared micro-batch; without one, nothing happens."""
-        self._discard()
-
-    def _discard(self) -> None:
         self._prepared = False
         self._operator.discard()
         self.memory.charge(self._operator.tables)

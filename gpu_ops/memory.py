@@ -55,8 +55,8 @@ class Memory:
         Raises:
             StateError: it would not.
         """
-        self.charge(tables)
         gpu, host = self.bytes(tables)
+        self.budget.charge(self, gpu, host)
         self.budget.check_host(self, host + min(gpu, self.budget.gpu_excess()))
 
     def settle(self, tables: Sequence[Rows]) -> None:
@@ -72,23 +72,20 @@ class Memory:
                 table.warm()
         self.charge(tables)
 
-    def within(self, what: str, operator: Operator, work: Callable[[], Result]) -> Result:
-        """Prepare a micro-batch; when the GPU's memory runs out, again after moving state to the host.
+    def within(
+        self, what: str, operator: Operator, work: Callable[[], Result], undo: Callable[[], None] | None = None
+    ) -> Result:
+        """Do what can be begun again; when the GPU's memory runs out, again after moving state to the host.
+
+        Args:
+            what: it is, for errors.
+            operator: whose state moves.
+            work: does it.
+            undo: what has to come before it is begun again, if anything.
 
         Raises:
             StateError: nothing is left to move.
         """
-        return self._again(what, operator, work, operator.discard)
-
-    def finally_within(self, what: str, operator: Operator, work: Callable[[], Result]) -> Result:
-        """As `within`, of what cannot be undone but be done twice.
-
-        Raises:
-            StateError: nothing is left to move.
-        """
-        return self._again(what, operator, work, lambda: None)
-
-    def _again(self, what: str, operator: Operator, work: Callable[[], Result], undo: Callable[[], None]) -> Result:
         while True:
             try:
                 return work()
@@ -97,7 +94,8 @@ class Memory:
                     raise
                 why = str(error) or type(error).__name__
             # Out of the handler: the error held on to the memory of all that was in the works.
-            undo()
+            if undo is not None:
+                undo()
             freed = make_room(operator.tables, max(1, self.bytes(operator.tables)[0] // 2))
             self.charge(operator.tables)
             if not freed:

@@ -73,10 +73,7 @@ def apply_changes(
     if rows is not None:
         frame = kernels.take(frame, rows, table.source.schema.names, present=True)
         identity = identity[rows] if identity is not None else None
-    if identity is not None and (table.keys, table.key_types) == (table.identity, table.identity_types):
-        hashes, matchable = identity, kernels.valid(frame, table.strict) if table.strict else None
-    else:
-        hashes, matchable = table.hash_keys(frame)
+    hashes, matchable = table.hash_keys(frame, identity)
     prepared = table.prepare(frame, hashes, matchable, identity, found.killed)
     prepared.refreshed = found.refreshed
     if found.deaths is not None:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gpu_ops.ingest import Ingested
+from gpu_ops.state.cold import Coolable
 
 SIDES = ("left", "right")
 
@@ -32,33 +33,16 @@ class Said:
     metrics: dict[str, int | float]
 
 
-class Rows(Protocol):
+class Rows(Coolable, Protocol):
     """A state table, seen from outside."""
 
     live: int
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of state, wherever they lie."""
-
-    @property
-    def host_bytes(self) -> int:
-        """Those in host memory."""
 
     def __len__(self) -> int:
         """Slots in use, those of dead rows included."""
 
     def live_after(self) -> int:
         """Live rows once the prepared micro-batch is committed."""
-
-    def cool_rows(self) -> int:
-        """Move the oldest rows in GPU memory to the host's; see `gpu_ops.state.cold`."""
-
-    def cool_indexes(self) -> int:
-        """Move the oldest part of each index to host memory; likewise."""
-
-    def warm(self) -> None:
-        """Move everything back."""
 
 
 class Operator(Protocol):

@@ -1,33 +1,27 @@
 """The index of a state table: from the hash of a key to the slots of its rows.
 
-A short list of immutable sorted runs, merged geometrically like the levels of an LSM tree (O'Neil
-et al. 1996), so that a micro-batch costs what it adds, amortised, never a pass over the state. An
-entry is one uint64: the upper half of the row's hash, then its slot; sorting entries sorts by hash
-and, within a hash, by slot. Each run has a directory of hash prefixes, so a lookup is one jump and a
-short scan, without a search. Hashes may collide: callers verify candidates by real equality.
-
-Rows of the current micro-batch are *staged* in a run of their own until it is committed. The oldest runs may have
-moved to host memory (`gpu_ops.state.cold`); they are searched and merged there.
+Sorted runs (`gpu_ops.state.runs`), so that a micro-batch costs what it adds, amortised, never a pass over the state.
+An entry is one uint64: the upper half of the row's hash, then its slot; sorting entries sorts by hash and, within a
+hash, by slot. Each run has a directory of hash prefixes, so a lookup is one jump and a short scan, without a search.
+Hashes may collide: callers verify candidates by real equality.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from gpu_ops.kernels import Array, Kernels, as_slots
-from gpu_ops.state.cold import Both, postponed
+from gpu_ops.state.cold import Both
+from gpu_ops.state.runs import Runs
 
 SLOT_BITS = 32
 MAX_SLOTS = (1 << SLOT_BITS) - 2
 _LOW = np.uint64((1 << SLOT_BITS) - 1)
 _HIGH = ~_LOW
-
-# A run is merged into the one before while that one is at most this many times as large. In 100k-change micro-batches
-# up to 12M rows 4, 10 and 16 took 6.1, 5.3 and 5.4 s of CPU: the more merges, the fewer runs a lookup looks in.
-_GROWTH = 10
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,24 +42,12 @@ class Run:
         return int(self.entries.nbytes + self.directory.nbytes)
 
 
-class HashIndex:
+class HashIndex(Runs[Run]):
     """Slots by hash."""
 
-    def __init__(self, kernels: Kernels) -> None:
-        self._kernels = kernels
-        self._xp: Any = kernels.xp
-        self.runs: list[Run] = []
-        self.staged: Run | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all runs."""
-        return sum(r.nbytes for r in self.runs) + (self.staged.nbytes if self.staged else 0)
-
-    @property
-    def host_bytes(self) -> int:
-        """Bytes of the runs that lie in host memory."""
-        return sum(r.nbytes for r in self.runs if r.home.host is None)
+    # In 100k-change micro-batches up to 12M rows 4, 10 and 16 took 6.1, 5.3 and 5.4 s of CPU: the more merges, the
+    # fewer runs a lookup looks in.
+    growth = 10
 
     def stage(self, hashes: Array, slots: Array) -> None:
         """Make rows findable, until `commit` for good or `discard` not at all.
@@ -78,52 +60,6 @@ class HashIndex:
             entries = to_entries(hashes, slots)
             entries.sort()
             self.staged = _run(self._kernels, entries)
-
-    def commit(self) -> None:
-        """Keep the staged rows."""
-        if self.staged is None:
-            return
-        self.runs.append(self.staged)
-        self.staged = None
-        size, count = self.runs[-1].entries.size, 1
-        while count < len(self.runs) and self._grows(self.runs[-1 - count], size):
-            size += self.runs[-1 - count].entries.size
-            count += 1
-        if count > 1:
-            with postponed(self._kernels, "merging an index"):
-                self.runs[-count:] = [_merged(self.runs[-count:])]
-
-    def _grows(self, run: Run, size: int) -> bool:
-        """Whether so many entries after a run's are merged into it."""
-        most = self._kernels.piece_bytes
-        small = most is None or run.nbytes + size * run.entries.itemsize <= most
-        return small and run.home is self._kernels and run.entries.size <= _GROWTH * size
-
-    def cool(self) -> int:
-        """Move the oldest run in GPU memory to the host's; the bytes freed, 0 if none is there."""
-        host = self._kernels.host
-        number = sum(r.home is host for r in self.runs)
-        if host is None or number == len(self.runs):
-            return 0
-        run, copy = self.runs[number], self._kernels.asnumpy
-        entries = copy(run.entries)
-        self.runs[number] = Run(entries, copy(run.directory), run.shift, entries, host)
-        while number and self.runs[number - 1].entries.size <= _GROWTH * self.runs[number].entries.size:
-            number -= 1
-            self.runs[number : number + 2] = [_merged(self.runs[number : number + 2])]
-        return run.nbytes
-
-    def warm(self) -> None:
-        """Move all runs back to GPU memory."""
-        for number, run in enumerate(self.runs):
-            if run.home is not self._kernels:
-                entries = self._kernels.asarray(run.entries)
-                directory = self._kernels.asarray(run.directory)
-                self.runs[number] = Run(entries, directory, run.shift, entries, self._kernels)
-
-    def discard(self) -> None:
-        """Forget the staged rows."""
-        self.staged = None
 
     def probe(self, hashes: Array, *, staged: bool) -> tuple[Array, Array]:
         """Candidates for each of n hashes.
@@ -170,6 +106,15 @@ class HashIndex:
         first, second = pairs >> SLOT_BITS, pairs & ((1 << SLOT_BITS) - 1)
         return (second, first) if by_candidate else (first, second)
 
+    @staticmethod
+    def _merged(older: Run, newer: Run) -> Run:
+        return _merge_two(older, newer)
+
+    @staticmethod
+    def _moved(run: Run, copy: Callable[[Array], Array], home: Kernels) -> Run:
+        entries = copy(run.entries)
+        return Run(entries, copy(run.directory), run.shift, entries, home)
+
     def renumbered(self, new_slots: Array) -> HashIndex:
         """Another index that follows a compaction.
 
@@ -195,14 +140,6 @@ def _shift(home: Kernels, size: int) -> int:
     """In steps of two, so that a run that grows by merges keeps its prefixes for a while."""
     shift = prefix_shift(size, home.bucket)
     return shift - shift % 2
-
-
-def _merged(runs: list[Run]) -> Run:
-    """One run of several of one memory, oldest first."""
-    merged = runs[-1]
-    for older in reversed(runs[:-1]):
-        merged = _merge_two(older, merged)
-    return merged
 
 
 def _merge_two(run: Run, added: Run) -> Run:

@@ -91,8 +91,6 @@ class MultiTable(StateTable):
         super().discard()
         for column in self.step_counts.values():
             column.length = len(self)
-        for index in self._further:
-            index.discard()
 
     def _compacted(self, slots: Array, new_slots: Array) -> Callable[[], None]:
         rest = super()._compacted(slots, new_slots)

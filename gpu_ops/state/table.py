@@ -127,9 +127,9 @@ class StateTable:
             frame: n rows.
             identity: their n identity hashes, if known: they may be the same.
         """
-        if self.one_index and identity is not None:
-            return identity, None
-        hashes = self.kernels.hash_rows(frame, self.keys, self.key_types)
+        same = (self.keys, self.key_types) == (self.identity, self.identity_types)
+        known = identity if same else None
+        hashes = self.kernels.hash_rows(frame, self.keys, self.key_types) if known is None else known
         return hashes, self.kernels.valid(frame, self.strict) if self.strict else None
 
     def hash_identity(self, frame: Frame) -> Array:
@@ -261,9 +261,8 @@ class StateTable:
         for column in (self.status, self.count, self.written):
             if column is not None:
                 column.length = undo.first_new
-        self.key_index.discard()
-        if self.identity_index is not None and not self.one_index:
-            self.identity_index.discard()
+        for index in self._indexes():
+            index.discard()
 
     # --- expiry and compaction ---------------------------------------------------------------
 
@@ -299,9 +298,9 @@ class StateTable:
         count = None if self.count is None else self.count.retained(slots)
         written = None if self.written is None else self.written.retained(slots)
         keys = self.key_index.renumbered(new_slots)
-        identities = keys if self.one_index else self.identity_index
-        if identities is not None and not self.one_index:
-            identities = identities.renumbered(new_slots)
+        identities = keys if self.one_index else None
+        if self.identity_index is not None and identities is None:
+            identities = self.identity_index.renumbered(new_slots)
         queue = ((when, new_slots[old]) for when, old in self._queue)
         kept = deque((when, new[new >= 0]) for when, new in queue)
 

@@ -1,6 +1,6 @@
 """The index of an interval join's state: from the hash of a key and a span of time to the slots of its rows.
 
-Like `gpu_ops.state.index` it is a short list of immutable sorted runs, merged geometrically. Entries are
+It too is made of sorted runs (`gpu_ops.state.runs`). Entries are
 sorted by hash and, within a hash, by time, so the rows of a key inside an interval are one range: where a
 key is hot, a bisection finds its ends and none of the key's other rows is looked at.
 """
@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from gpu_ops.kernels import Array, Kernels
-from gpu_ops.state.cold import Both, postponed
+from gpu_ops.state.cold import Both
 from gpu_ops.state.index import make_directory
+from gpu_ops.state.runs import Runs
 
 _HASH = np.uint64(0xFFFFFFFF00000000)
 _SLOT = np.uint64(0xFFFFFFFF)
@@ -45,28 +46,10 @@ class TimeRun:
         return int(self.entries.nbytes + self.times.nbytes + self.directory.nbytes)
 
 
-class TimeIndex:
-    """Slots by hash and time.
+class TimeIndex(Runs[TimeRun]):
+    """Slots by hash and time."""
 
-    Args:
-        kernels: the backend.
-    """
-
-    def __init__(self, kernels: Kernels) -> None:
-        self._kernels = kernels
-        self._xp: Any = kernels.xp
-        self.runs: list[TimeRun] = []
-        self.staged: TimeRun | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all runs."""
-        return sum(r.nbytes for r in self.runs) + (self.staged.nbytes if self.staged else 0)
-
-    @property
-    def host_bytes(self) -> int:
-        """Bytes of the runs that lie in host memory."""
-        return sum(r.nbytes for r in self.runs if r.home.host is None)
+    growth = 1
 
     def stage(self, hashes: Array, slots: Array, times: Array) -> None:
         """Make rows findable, until `commit` for good or `discard` not at all.
@@ -78,45 +61,6 @@ class TimeIndex:
         """
         if slots.size:
             self.staged = _run(self._kernels, (hashes & _HASH) | slots.view(np.uint64), times, merge=False)
-
-    def commit(self) -> None:
-        """Keep the staged rows."""
-        if self.staged is None:
-            return
-        self.runs.append(self.staged)
-        self.staged = None
-        with postponed(self._kernels, "merging an index"):
-            while len(self.runs) > 1 and self._grows(self.runs[-2], self.runs[-1]):
-                self.runs[-2:] = [_merged(*self.runs[-2:])]
-
-    def _grows(self, run: TimeRun, added: TimeRun) -> bool:
-        """Whether a run and the one after it become one."""
-        most = self._kernels.piece_bytes
-        small = most is None or run.nbytes + added.nbytes <= most
-        return small and run.home is self._kernels and run.entries.size <= added.entries.size
-
-    def cool(self) -> int:
-        """Move the oldest run in GPU memory to the host's; the bytes freed, 0 if none is there."""
-        host = self._kernels.host
-        number = sum(r.home is host for r in self.runs)
-        if host is None or number == len(self.runs):
-            return 0
-        run = self.runs[number]
-        self.runs[number] = _moved(run, self._kernels.asnumpy, host)
-        while number and self.runs[number - 1].entries.size <= self.runs[number].entries.size:
-            number -= 1
-            self.runs[number : number + 2] = [_merged(*self.runs[number : number + 2])]
-        return run.nbytes
-
-    def warm(self) -> None:
-        """Move all runs back to GPU memory."""
-        for number, run in enumerate(self.runs):
-            if run.home is not self._kernels:
-                self.runs[number] = _moved(run, self._kernels.asarray, self._kernels)
-
-    def discard(self) -> None:
-        """Forget the staged rows."""
-        self.staged = None
 
     def probe(
         self, hashes: Array, earliest: Array, latest: Array, *, committed: bool = True, staged: bool = True
@@ -171,6 +115,16 @@ class TimeIndex:
             return found
         return self._kernels.asarray(found[0]), self._kernels.asarray(found[1])
 
+    @staticmethod
+    def _merged(older: TimeRun, newer: TimeRun) -> TimeRun:
+        xp = older.home.xp
+        entries = xp.concatenate([older.entries, newer.entries])
+        return _run(older.home, entries, xp.concatenate([older.times, newer.times]), merge=True)
+
+    @staticmethod
+    def _moved(run: TimeRun, copy: Callable[[Array], Array], home: Kernels) -> TimeRun:
+        return TimeRun(copy(run.entries), copy(run.times), copy(run.directory), run.shift, home)
+
     def renumbered(self, new_slots: Array) -> TimeIndex:
         """Another index that follows a compaction.
 
@@ -200,17 +154,6 @@ def _run(home: Kernels, entries: Array, times: Array, *, merge: bool) -> TimeRun
         order = by_time[home.argsort(entries[by_time] >> _HIGH)]
     entries = entries[order]
     return TimeRun(entries, times[order], *make_directory(home.xp, entries), home)
-
-
-def _merged(older: TimeRun, newer: TimeRun) -> TimeRun:
-    """One run of two of one memory."""
-    xp = older.home.xp
-    entries = xp.concatenate([older.entries, newer.entries])
-    return _run(older.home, entries, xp.concatenate([older.times, newer.times]), merge=True)
-
-
-def _moved(run: TimeRun, copy: Callable[[Array], Array], home: Kernels) -> TimeRun:
-    return TimeRun(copy(run.entries), copy(run.times), copy(run.directory), run.shift, home)
 
 
 def _search(run: TimeRun, upper: Array, earliest: Array, latest: Array) -> tuple[Array, Array]:
