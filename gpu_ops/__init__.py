@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gpu_ops.spark.bounded_api import aggregate, co_group
     from gpu_ops.spark.describe import explain
     from gpu_ops.spark.ending import finish, reopen
+    from gpu_ops.spark.files import read_files
     from gpu_ops.spark.interval_api import NoWatermarkWarning, interval_join
     from gpu_ops.spark.marks import late
     from gpu_ops.spark.metrics import ProgressListener
@@ -64,6 +65,7 @@ _WHERE: Final = {
     "join": "spark.api",
     "late": "spark.marks",
     "multi_join": "spark.multi_api",
+    "read_files": "spark.files",
     "reopen": "spark.ending",
     "semi_join": "spark.api",
     "sql": "query.spark",
@@ -99,6 +101,7 @@ __all__ = [
     "join",
     "late",
     "multi_join",
+    "read_files",
     "reopen",
     "semi_join",
     "sql",

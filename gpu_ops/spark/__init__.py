@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from gpu_ops.spark.bounded_api import aggregate, co_group
     from gpu_ops.spark.describe import explain
     from gpu_ops.spark.ending import finish, reopen
+    from gpu_ops.spark.files import read_files
     from gpu_ops.spark.folders import LocalStateWarning
     from gpu_ops.spark.interval_api import NoWatermarkWarning, interval_join
     from gpu_ops.spark.launch import prepare_environment, recommended_conf, session
@@ -43,6 +44,7 @@ _WHERE: Final = {
     "late": "marks",
     "multi_join": "multi_api",
     "finish": "ending",
+    "read_files": "files",
     "reopen": "ending",
     "RAPIDS_COORDINATES": "rapids",
     "RAPIDS_SPARK_VERSIONS": "rapids",
@@ -72,6 +74,7 @@ __all__ = [
     "prepare_environment",
     "rapids_conf",
     "recommended_conf",
+    "read_files",
     "reopen",
     "semi_join",
     "session",

@@ -12,12 +12,13 @@ from pyspark.sql import types as st
 
 from gpu_ops.bounded import Aggregate, CoGroup, Description
 from gpu_ops.spark.apply import Grouped
+from gpu_ops.spark.arrivals import INPUT_BITS
 from gpu_ops.spark.bounded_task import NO_INPUT, BoundedTask
-from gpu_ops.spark.client import INPUT_BITS
 from gpu_ops.spark.command import Wire
-from gpu_ops.spark.lanes import ORIGIN, STAMP, Lane, assign_lanes, shuffle, to_lanes
+from gpu_ops.spark.lanes import ORIGIN, STAMP, Lane, assign_lanes, shuffle, to_lanes, wire_schema
 from gpu_ops.spark.marks import marked
-from gpu_ops.spark.plan import JoinPlan, Placed, make_importable, output_type, remember, wire_schema
+from gpu_ops.spark.plan import JoinPlan, Placed, output_type, remember
+from gpu_ops.spark.workers import make_importable
 
 
 def build_bounded(

@@ -12,7 +12,7 @@ from gpu_ops.backends import Backend
 from gpu_ops.bounded import CoGroup
 from gpu_ops.budget import Budget
 from gpu_ops.engine import JoinEngine
-from gpu_ops.spark.client import INPUT_BITS, origins
+from gpu_ops.spark.arrivals import INPUT_BITS, origins
 from gpu_ops.spark.command import Wire, parse_join
 from gpu_ops.spark.left_over import ROWS_PER_BATCH, Function, grouped
 

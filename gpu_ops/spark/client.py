@@ -6,26 +6,14 @@ import gc
 import itertools
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from gpu_ops import errors
+from gpu_ops.spark.arrivals import Arrivals
 from gpu_ops.spark.exchange import Address, Exchange, ask
 from gpu_ops.spark.metrics import METRICS_COLUMN, METRICS_TYPE, pack
-
-#: order = number of the input, then partition of the source, then arrival: 6 + 24 + 33 bits.
-_SIDE_SHIFT: Final = 57
-_PART_SHIFT: Final = 33
-
-
-#: A row's origin, from the lowest bits: the number of its input, ...
-INPUT_BITS: Final = 6
-
-#: ... the partition the shuffle sends it to, and above that the partition of its source.
-PARTITION_BITS: Final = 24
 
 
 class Place(NamedTuple):
@@ -53,10 +41,9 @@ class Task:
         name: how Spark shows it in plans.
         command: the exchange's command without query, batch and partition.
         directory: whom to ask for the server.
-        wire: the schema of side, order and lanes.
+        arrivals: how rows come, and what the server takes becomes of them.
         output: the changelog's schema.
         metrics: the names of what is counted, see `gpu_ops.spark.metrics.metric_names`.
-        stamped: whether rows bring the `gpu_ops.spark.lanes.STAMP` to be ordered by.
         reports: whether the directory is told the latest event times afterwards.
         place: tells micro-batch and partition; by default Spark's task context does.
     """
@@ -66,17 +53,16 @@ class Task:
         name: str,
         command: Mapping[str, Any],
         directory: Address,
-        wire: pa.Schema,
+        arrivals: Arrivals,
         output: pa.Schema,
         *,
         metrics: Sequence[str] = (),
-        stamped: bool = False,
         reports: bool = False,
         place: Callable[[], Place] | None = None,
     ) -> None:
         self.__name__ = name
-        self._command, self._directory, self._stamped = dict(command), directory, stamped
-        self._wire, self._output, self._place, self._reports = wire, output, place, reports
+        self._command, self._directory, self._arrivals = dict(command), directory, arrivals
+        self._output, self._place, self._reports = output, place, reports
         self._metrics = tuple(metrics)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -114,8 +100,8 @@ class Task:
             }
             return ask(self._directory, request)
 
-        exchange = Exchange(locate, command, self._wire)
-        for rows in exchange.run(self._to_wire(batches)):
+        exchange = Exchange(locate, command, self._arrivals.wire)
+        for rows in exchange.run(self._arrivals.to_wire(batches)):
             hidden = pa.nulls(rows.num_rows, METRICS_TYPE)
             yield pa.RecordBatch.from_arrays([*rows.columns, hidden], schema=self._schema)
         if self._reports:
@@ -148,7 +134,7 @@ class Task:
         guess = place.task % partitions
         for batch in batches:
             if batch.num_rows:
-                found = (int(batch.column(0)[0].as_py()) >> INPUT_BITS) & ((1 << PARTITION_BITS) - 1)
+                found = self._arrivals.partition(batch)
                 if found != guess:
                     raise errors.DescriptionError(
                         f"task {place.task} of its stage has partition {found} of {partitions}: the "
@@ -168,47 +154,6 @@ class Task:
         # The row kind is the one column that is never null; no row kind is empty.
         columns = [pa.array([""]), *(pa.nulls(1, field.type) for field in list(self._output)[1:])]
         return pa.RecordBatch.from_arrays([*columns, pa.array([numbers], METRICS_TYPE)], schema=self._schema)
-
-    def _to_wire(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        if self._stamped:
-            yield from self._sorted(list(batches))
-            return
-        arrived = 0
-        for batch in batches:
-            side, part = origins(batch.column(0))
-            arrival = np.arange(arrived, arrived + batch.num_rows)
-            arrived += batch.num_rows
-            order = (side.astype(np.int64) << _SIDE_SHIFT) + (part << _PART_SHIFT) + arrival
-            yield self._wire_batch(side, order, batch)
-
-    def _sorted(self, batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        if not batches:
-            return
-        sides, parts = zip(*(origins(batch.column(0)) for batch in batches), strict=True)
-        stamps = np.concatenate([batch.column(batch.num_columns - 1).to_numpy() for batch in batches])
-        sequence = np.lexsort((stamps, np.concatenate(parts), np.concatenate(sides)))
-        rank = np.empty(sequence.size, np.int64)
-        rank[sequence] = np.arange(sequence.size)
-        start = 0
-        for side, batch in zip(sides, batches, strict=True):
-            order = rank[start : start + batch.num_rows]
-            start += batch.num_rows
-            yield self._wire_batch(side, order, batch)
-
-    def _wire_batch(
-        self, side: npt.NDArray[np.int8], order: npt.NDArray[np.int64], batch: pa.RecordBatch
-    ) -> pa.RecordBatch:
-        lanes = []
-        for place, field in enumerate(list(self._wire)[2:], start=1):
-            column = batch.column(place)
-            lanes.append(column if column.type == field.type else column.cast(field.type))
-        return pa.RecordBatch.from_arrays([pa.array(side), pa.array(order), *lanes], schema=self._wire)
-
-
-def origins(column: pa.Array) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int64]]:
-    """Number of the input and source partition of n rows, from their origin."""
-    origin = column.to_numpy()
-    return (origin & ((1 << INPUT_BITS) - 1)).astype(np.int8), origin >> (INPUT_BITS + PARTITION_BITS)
 
 
 def task_place() -> Place:

@@ -15,6 +15,7 @@ from gpu_ops.bounded import Description, from_json
 from gpu_ops.errors import BadInputError, DescriptionError
 from gpu_ops.inputs import Input
 from gpu_ops.joins import Join
+from gpu_ops.state.manifest import SPARK
 
 
 class Sides(NamedTuple):
@@ -157,6 +158,7 @@ class ApplyCommand:
         watermark: of the micro-batch, ms since the epoch, for an interval join by event time.
         clock_ms: the micro-batch's time, the same for all partitions; None: the server's.
         backlog: whether the micro-batch is backlog.
+        distribution: by what rows go to partitions, see `gpu_ops.state.manifest.Manifest`.
     """
 
     join_id: str
@@ -173,6 +175,7 @@ class ApplyCommand:
     watermark: int | None = None
     clock_ms: int | None = None
     backlog: bool = False
+    distribution: str = SPARK
 
     def to_json(self) -> str:
         """The command as it travels."""
@@ -200,6 +203,7 @@ class ApplyCommand:
                 watermark=_maybe_whole(data, "watermark"),
                 clock_ms=_maybe_whole(data, "clock_ms"),
                 backlog=bool(data.get("backlog", False)),
+                distribution=str(data.get("distribution", SPARK)),
                 **numbers,
             )
             op = _text(data, "op")

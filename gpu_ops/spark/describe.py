@@ -81,6 +81,10 @@ def _explain(plan: JoinPlan, df: DataFrame) -> str:
         else:
             kept = _kept_by_time(interval, plan, side)
         lines += _input(source, kept, derived=source.name in plan.placed.derived)
+        if plan.read and plan.read[side] is not None:
+            lines.append(f"              read by Arrow: {plan.read[side]}")
+    if plan.read:
+        lines.append("  shuffle     Arrow batches, many rows in one of Spark's")
     if plan.stamped:
         lines.append("  order       rows carry a stamp: the GPU shuffle of this session may reorder them")
     return "\n".join(lines)

@@ -64,12 +64,14 @@ class Timed(NamedTuple):
         partitions: how many.
         state: the state folder, or None.
         upstream: for each input the plan id of the interval join that makes it, or None.
+        distribution: by what rows go to partitions.
     """
 
     join: Join
     partitions: int
     state: str | None
     upstream: tuple[str | None, str | None]
+    distribution: str
 
 
 class Directory:
@@ -278,7 +280,7 @@ class Directory:
         if timed is None:
             return None
         left, right = (self._upstream(plan, query_id) for plan in timed.upstream)
-        manifest = Manifest(timed.join.to_json(), timed.partitions, query_id)
+        manifest = Manifest(timed.join.to_json(), timed.partitions, query_id, timed.distribution)
         return Watermarks(timed.join, manifest, timed.state, (left, right))
 
     def _upstream(self, plan_id: str | None, query_id: str) -> Upstream | None:

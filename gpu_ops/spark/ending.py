@@ -19,8 +19,8 @@ from gpu_ops.spark.datatypes import spark_type
 from gpu_ops.spark.directory import Directory, folder
 from gpu_ops.spark.left_over import LeftOver
 from gpu_ops.spark.marks import marked
-from gpu_ops.spark.plan import make_importable
 from gpu_ops.spark.watermarks import timed
+from gpu_ops.spark.workers import make_importable
 from gpu_ops.state.durable import PartitionLog
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import FINISHED, MANIFEST, Manifest

@@ -6,9 +6,10 @@ the other's, so a union of them needs no padding. Keys share a lane first: then 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql import types as st
@@ -16,7 +17,7 @@ from pyspark.sql import types as st
 from gpu_ops.bounded import Aggregate, CoGroup, Description
 from gpu_ops.joins import Join
 from gpu_ops.keys import Shuffle
-from gpu_ops.spark.client import INPUT_BITS, PARTITION_BITS
+from gpu_ops.spark.arrivals import INPUT_BITS, PARTITION_BITS, Arrivals, Rows
 from gpu_ops.spark.datatypes import arrow_type, is_binary_collated, nullable, spark_type
 
 ORIGIN = "__origin"
@@ -32,6 +33,20 @@ class Lane(NamedTuple):
     columns: tuple[str | None, ...]
     name: str
     type: st.DataType
+
+
+class Travel(NamedTuple):
+    """How the rows of all inputs come into the tasks of a join.
+
+    Attributes:
+        sides: each input, in columns that a union of them has.
+        shuffle: distributes the union.
+        arrivals: what a task makes of what comes.
+    """
+
+    sides: list[DataFrame]
+    shuffle: Callable[[DataFrame], DataFrame]
+    arrivals: Arrivals
 
 
 def quoted(name: str) -> Column:
@@ -88,6 +103,29 @@ def _keys(join: Description) -> list[tuple[str, ...]]:
     if isinstance(join, (Join, CoGroup)):
         return [(key.left, key.right) for key in join.keys]
     return list(join.common_key)
+
+
+def wire_schema(lanes: Sequence[Lane]) -> pa.Schema:
+    """The schema in which rows travel: side, order and lanes."""
+    fixed = [pa.field("__side", pa.int8()), pa.field("__order", pa.int64())]
+    return pa.schema([*fixed, *(pa.field(x.name, arrow_type(x.type)) for x in lanes)])
+
+
+def single_rows(
+    join: Description, inputs: Sequence[DataFrame], lanes: Sequence[Lane], partitions: int, *, stamped: bool
+) -> Travel:
+    """Row by row, as any DataFrame has them.
+
+    Args:
+        join: the description.
+        inputs: in its order.
+        lanes: of their columns.
+        partitions: of the join.
+        stamped: whether rows carry a stamp, because the shuffle may reorder them.
+    """
+    sides = [to_lanes(df, number, lanes, stamped=stamped) for number, df in enumerate(inputs)]
+    wire = wire_schema(lanes)
+    return Travel(sides, lambda union: shuffle(union, join, lanes, partitions), Rows(wire, stamped=stamped))
 
 
 def to_lanes(df: DataFrame, number: int, lanes: Sequence[Lane], *, stamped: bool) -> DataFrame:

@@ -66,6 +66,6 @@ def left_over(state: str, manifest: Manifest, partition: int, version: int) -> I
     """
     command = ApplyCommand(
         "finish", state, manifest.description, manifest.query_id, version, partition, manifest.partitions, "cpu",
-        Wire("", "", ()), {},
+        Wire("", "", ()), {}, distribution=manifest.distribution,
     )  # fmt: skip
     yield from PartitionState(command).left_over(version)

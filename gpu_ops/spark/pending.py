@@ -42,5 +42,5 @@ def identity(command: ApplyCommand) -> tuple[object, ...]:
     options = tuple(sorted((name, repr(value)) for name, value in command.options.items()))
     return (
         command.join_id, command.query_id, command.state, command.description,
-        command.partition, command.partitions, command.backend, options,
+        command.partition, command.partitions, command.backend, command.distribution, options,
     )  # fmt: skip

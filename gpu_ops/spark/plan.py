@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import re
-import sys
 import uuid
 from collections.abc import Sequence, Set
 from typing import Any, Final, NamedTuple
 
-import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql import types as st
@@ -20,18 +16,18 @@ from gpu_ops.changelog import ROW_KIND_COLUMN
 from gpu_ops.errors import DescriptionError
 from gpu_ops.joins import Join
 from gpu_ops.spark.client import Task
-from gpu_ops.spark.datatypes import arrow_type, spark_type
+from gpu_ops.spark.datatypes import spark_type
 from gpu_ops.spark.directory import Directory, Timed
-from gpu_ops.spark.executors import one_machine
+from gpu_ops.spark.functions import JOIN, MAPS, joins_in
 from gpu_ops.spark.heartbeat import heartbeats
-from gpu_ops.spark.lanes import Lane, assign_lanes, kept, shuffle, to_lanes
+from gpu_ops.spark.lanes import Lane, assign_lanes, kept, single_rows
 from gpu_ops.spark.marks import known_key, marked
 from gpu_ops.spark.metrics import METRICS_COLUMN, METRICS_TYPE, metric_names, observed
-from gpu_ops.spark.process import PACKAGE_ROOT
+from gpu_ops.spark.packed_plan import packed_rows, read_as, reads_files
+from gpu_ops.spark.packing import DISTRIBUTION
 from gpu_ops.spark.watermarks import by_event_time, timed
-
-_FUNCTION: Final = "gpu_join"
-_FUNCTION_NAME: Final = re.compile(_FUNCTION + r"_([0-9a-f]{12})\b")
+from gpu_ops.spark.workers import make_importable
+from gpu_ops.state.manifest import SPARK
 
 
 class Placed(NamedTuple):
@@ -70,6 +66,8 @@ class JoinPlan:
         stamped: whether rows carry a stamp, because a shuffle may reorder them.
         application: Spark's id of the application.
         bounded: whether its inputs are static.
+        read: for each input how the join itself reads its files, or None.
+        distribution: by what rows are distributed, as the manifest has it.
     """
 
     plan_id: str
@@ -81,9 +79,10 @@ class JoinPlan:
     stamped: bool
     application: str
     bounded: bool = False
+    read: tuple[str | None, ...] = ()
+    distribution: str = SPARK
 
 
-_MAPS: Final = {"MapInArrow", "PythonMapInArrow", "MapInPandas"}
 _NARROW: Final = {
     "Project", "Filter", "SubqueryAlias", "CollectMetrics", "EventTimeWatermark", "Generate", "Expand",
     "Sample", "ResolvedHint", "UnresolvedHint", "View", "TypedFilter", "MapElements", "MapPartitions",
@@ -105,8 +104,7 @@ _plans: dict[str, JoinPlan] = {}
 def plans_of(df: DataFrame) -> list[JoinPlan]:
     """The joins of this pack that a DataFrame is made of, the nearest first."""
     # Found by the function's name in the plan, so filters and projections on top do no harm.
-    text = df._jdf.queryExecution().logical().toString()
-    found = dict.fromkeys(_FUNCTION_NAME.findall(text))
+    found = joins_in(df._jdf.queryExecution().logical().toString())
     return [_plans[plan_id] for plan_id in found if plan_id in _plans]
 
 
@@ -130,7 +128,9 @@ def build(
     session = inputs[0].sparkSession
     schemas = [df.schema for df in inputs]
     lanes = assign_lanes(join, schemas)
-    stamped = shuffle_reorders(session)
+    packed = any(reads_files(df) for df in inputs)
+    # what is packed has an order of its own
+    stamped = shuffle_reorders(session) and not packed
     plan = JoinPlan(
         plan_id=uuid.uuid4().hex[:12],
         join=join,
@@ -140,27 +140,31 @@ def build(
         lanes=tuple(lanes),
         stamped=stamped,
         application=session.sparkContext.applicationId,
+        read=tuple(read_as(df) for df in inputs) if packed else (),
+        distribution=DISTRIBUTION if packed else SPARK,
     )
     directory = Directory.of(session)
     make_importable(session)
     interval = timed(join)
     if interval is not None:
-        directory.register(plan.plan_id, Timed(interval, placed.partitions, placed.state, upstream))
+        directory.register(plan.plan_id, Timed(interval, placed.partitions, placed.state, upstream, plan.distribution))
     names = metric_names(join.sides, interval=interval is not None)
+    if packed:
+        travel = packed_rows(join, inputs, lanes, placed.partitions)
+    else:
+        travel = single_rows(join, inputs, lanes, placed.partitions, stamped=stamped)
     task = Task(
-        f"{_FUNCTION}_{plan.plan_id}", _command(plan), directory.address, wire_schema(lanes), join.output_schema,
-        metrics=names, stamped=stamped, reports=by_event_time(join),
+        f"{JOIN}_{plan.plan_id}", _command(plan), directory.address, travel.arrivals, join.output_schema,
+        metrics=names, reports=by_event_time(join),
     )  # fmt: skip
-    sides = [to_lanes(df, number, lanes, stamped=stamped) for number, df in enumerate(inputs)]
     first, *others = union_order([open_tasks(df) for df in inputs])
-    union = kept(sides[first])
+    union = kept(travel.sides[first])
     for number in others:
-        union = union.unionAll(sides[number])
+        union = union.unionAll(travel.sides[number])
     if heartbeat_ms is not None:
         union = union.unionAll(heartbeats(session, heartbeat_ms, union.schema))
-    shuffled = shuffle(union, join, lanes, placed.partitions)
     output = output_type(join, schemas).add(METRICS_COLUMN, spark_type(METRICS_TYPE))
-    rows = shuffled.mapInArrow(task, output)
+    rows = travel.shuffle(union).mapInArrow(task, output)
     measured = rows.observe(placed.name, *observed(names)).filter(f.isnull(METRICS_COLUMN))
     remember(plan)
     return measured.select(*marked(join, placed.name, plan.plan_id))
@@ -174,7 +178,7 @@ def plan_name(plan_id: str) -> str:
 def remember(plan: JoinPlan) -> str:
     """Takes note of a plan; gives the name of its function in Spark's plans."""
     _plans[plan.plan_id] = plan
-    return f"{_FUNCTION}_{plan.plan_id}"
+    return f"{JOIN}_{plan.plan_id}"
 
 
 def made_by(df: DataFrame) -> str | None:
@@ -196,9 +200,9 @@ def _made_by(df: DataFrame, through: Set[str]) -> str | None:
     node = df._jdf.queryExecution().analyzed()
     while node.children().length() == 1:
         name = str(node.nodeName())
-        if name in _MAPS:
-            found = _FUNCTION_NAME.search(str(node.simpleString(100)))
-            return found.group(1) if found is not None and found.group(1) in _plans else None
+        if name in MAPS:
+            found = joins_in(str(node.simpleString(100)))
+            return found[0] if found and found[0] in _plans else None
         if name not in through:
             return None
         node = node.children().head()
@@ -220,11 +224,11 @@ def _open_tasks(node: Any) -> list[int | None]:
     if name == "Union":
         children = node.children()
         return [part for place in range(children.length()) for part in _open_tasks(children.apply(place))]
-    if name in _MAPS:
-        found = _FUNCTION_NAME.search(str(node.simpleString(100)))
-        if found is not None and found.group(1) in _plans:
-            return [_plans[found.group(1)].placed.partitions]
-    if name in _NARROW or name in _MAPS:
+    if name in MAPS:
+        found = joins_in(str(node.simpleString(100)))
+        if found and found[0] in _plans:
+            return [_plans[found[0]].placed.partitions]
+    if name in _NARROW or name in MAPS:
         return _open_tasks(node.children().head())
     return [None]
 
@@ -286,19 +290,6 @@ def shuffle_reorders(session: SparkSession) -> bool:
     return "com.nvidia.spark.SQLPlugin" in plugins and str(enabled).lower() != "false"
 
 
-def make_importable(session: SparkSession) -> None:
-    """Lets Python workers run this interpreter and find this pack, as far as that can be done late."""
-    context = session.sparkContext
-    if not one_machine(context):
-        return  # another machine has its own interpreter and packages
-    if not os.environ.get("PYSPARK_PYTHON") and not context.getConf().contains("spark.pyspark.python"):
-        context.pythonExec = sys.executable
-    if "site-packages" not in PACKAGE_ROOT:
-        known = [*context.environment.get("PYTHONPATH", "").split(os.pathsep)]
-        if PACKAGE_ROOT not in known:
-            context.environment["PYTHONPATH"] = os.pathsep.join([PACKAGE_ROOT, *filter(None, known)])
-
-
 def _command(plan: JoinPlan) -> dict[str, Any]:
     """The exchange's command, without what only a task knows."""
     return {
@@ -314,13 +305,8 @@ def _command(plan: JoinPlan) -> dict[str, Any]:
             "lanes": [[*x.columns, x.name] for x in plan.lanes],
         },
         "options": {"backlog": True} if plan.placed.backlog else {},
+        "distribution": plan.distribution,
     }
-
-
-def wire_schema(lanes: Sequence[Lane]) -> pa.Schema:
-    """The schema in which rows travel: side, order and lanes."""
-    fixed = [pa.field("__side", pa.int8()), pa.field("__order", pa.int64())]
-    return pa.schema([*fixed, *(pa.field(x.name, arrow_type(x.type)) for x in lanes)])
 
 
 def output_type(join: Description, schemas: Sequence[st.StructType]) -> st.StructType:

@@ -14,8 +14,11 @@ import pyarrow as pa
 from gpu_ops.errors import StateError
 from gpu_ops.state.files import Files
 
-FORMAT: Final = 1
-"""The version of everything below a state folder that this code writes."""
+FORMAT: Final = 2
+"""The highest version of what lies below a state folder that this code reads."""
+
+SPARK: Final = "spark"
+"""Rows go to partitions by Spark's HashPartitioning; a folder where they do not has format 2."""
 
 MANIFEST: Final = "manifest.json"
 
@@ -33,19 +36,22 @@ class Manifest:
         description: the join as `Join.to_json` writes it.
         partitions: how many partitions the state is cut into.
         query_id: Spark's id of the query, the same over restarts from one checkpoint.
+        distribution: by what hash rows go to partitions: `SPARK`, or `gpu_ops.spark.packing.DISTRIBUTION`.
     """
 
     description: str
     partitions: int
     query_id: str
+    distribution: str = SPARK
 
     def to_json(self) -> str:
         """The file's content; schemas are repeated in readable form."""
         description = json.loads(self.description)
         content = {
-            "format": FORMAT,
+            "format": 1 if self.distribution == SPARK else FORMAT,
             "query_id": self.query_id,
             "partitions": self.partitions,
+            "distribution": self.distribution,
             "created": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
             "schemas": {
                 source["name"]: {field.name: str(field.type) for field in _schema(source)}
@@ -75,7 +81,7 @@ class Manifest:
                     "upgrade gpu-join on the driver and its executors"
                 )
             join = json.dumps(data["join"], sort_keys=True)
-            return cls(join, int(data["partitions"]), str(data["query_id"]))
+            return cls(join, int(data["partitions"]), str(data["query_id"]), str(data.get("distribution", SPARK)))
         except (ValueError, KeyError, TypeError) as error:
             raise StateError(f"{name} is damaged ({error!r}); restore it from a backup, or {_ADVICE}") from error
 
@@ -101,6 +107,13 @@ class Manifest:
             raise StateError(
                 f"state folder {location} belongs to another join: {difference}. "
                 f"Describe the join as it was, or {_ADVICE}"
+            )
+        if found.distribution != self.distribution:
+            raise StateError(
+                f"state folder {location} was written by a query whose inputs "
+                f"{'do not' if found.distribution == SPARK else 'do'} come from gpu_ops.read_files(), and this one's "
+                f"{'do not' if self.distribution == SPARK else 'do'}: rows are distributed otherwise. "
+                f"Read the inputs as before, or {_ADVICE}"
             )
         if found.partitions != self.partitions:
             raise StateError(

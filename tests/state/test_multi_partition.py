@@ -17,7 +17,7 @@ from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import BadInputError, DescriptionError, StateError
 from gpu_ops.inputs import Input
 from gpu_ops.multi import MultiJoin
-from gpu_ops.spark.client import INPUT_BITS, PARTITION_BITS, origins
+from gpu_ops.spark.arrivals import INPUT_BITS, PARTITION_BITS, origins
 from gpu_ops.spark.command import ApplyCommand, Wire
 from gpu_ops.spark.partition import PartitionState
 from gpu_ops.state.durable import PartitionLog

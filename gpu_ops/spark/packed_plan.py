@@ -1,0 +1,78 @@
+"""The plan of a join whose inputs are packed: files -> mapInArrow(pack) -> repartition by route."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as st
+
+from gpu_ops.bounded import Description
+from gpu_ops.spark.arrivals import PACKED, Carried, Packed
+from gpu_ops.spark.datatypes import arrow_schema, spark_type
+from gpu_ops.spark.files import holds_files, source_of
+from gpu_ops.spark.lanes import Lane, Travel, wire_schema
+from gpu_ops.spark.packing import Packer, PackFiles, PackRows
+
+_PACKED_TYPE: Final = st.StructType([st.StructField(x.name, spark_type(x.type), False) for x in PACKED])
+
+MESSAGE_BYTES: Final = 1 << 18
+"""About as much goes into one of Spark's rows."""
+
+_SEED: Final = 42
+
+
+def reads_files(df: DataFrame) -> bool:
+    """Whether rows of `gpu_ops.read_files` are among those of a DataFrame, and no join of this pack between.
+
+    Then the join that takes it distributes packed rows, whatever else happens to them before: so a filter added
+    to a query does not change where its state lies.
+    """
+    return holds_files(df._jdf.queryExecution().analyzed())
+
+
+def read_as(df: DataFrame) -> str | None:
+    """How a join itself reads the files whose rows a DataFrame is; None where Spark hands it rows."""
+    found = source_of(df)
+    return None if found is None else f"files of {found[0].location} ({found[0].format.name})"
+
+
+def packed_rows(join: Description, inputs: Sequence[DataFrame], lanes: Sequence[Lane], partitions: int) -> Travel:
+    """Many rows in one, each made for a partition.
+
+    Args:
+        join: the description.
+        inputs: in its order.
+        lanes: of their columns.
+        partitions: of the join.
+    """
+    schemas = [arrow_schema(df.schema, source.name) for df, source in zip(inputs, join.inputs, strict=True)]
+    roads = routes(inputs[0].sparkSession, partitions)
+    sides = []
+    for number, df in enumerate(inputs):
+        by = tuple((by.columns[number], by.type) for by in join.shuffled_by)
+        sides.append(_packed(df, Packer(join.inputs[number].name, number, schemas[number], by, roads, MESSAGE_BYTES)))
+    carried = [Carried(schema, tuple(x.columns[number] for x in lanes)) for number, schema in enumerate(schemas)]
+    arrivals = Packed(wire_schema(lanes), carried)
+    return Travel(sides, lambda union: union.repartition(partitions, "route"), arrivals)
+
+
+def _packed(df: DataFrame, packer: Packer) -> DataFrame:
+    found = source_of(df)
+    if found is None:
+        return df.mapInArrow(PackRows(packer), _PACKED_TYPE)
+    source, columns = found
+    return source.files.mapInArrow(PackFiles(packer, source.format, columns), _PACKED_TYPE)
+
+
+def routes(session: SparkSession, partitions: int) -> tuple[int, ...]:
+    """For each partition the least number that Spark's HashPartitioning sends there."""
+    assert session._jvm is not None
+    murmur = session._jvm.org.apache.spark.unsafe.hash.Murmur3_x86_32
+    found: dict[int, int] = {}
+    number = 0
+    while len(found) < partitions:
+        found.setdefault(int(murmur.hashInt(number, _SEED)) % partitions, number)
+        number += 1
+    return tuple(found[partition] for partition in range(partitions))
