@@ -1,5 +1,7 @@
 """How near the whole query comes to the same Spark pipeline with a no-op `mapInArrow`, on `local[2]`.
 
+And how near, or beyond, where Arrow reads its files (`gpu_ops.read_files`); the no-op pipeline has Spark's reader.
+
 python -m benchmarks.pipeline_limit [--rows 4000000] [--batch 1000000] [--rounds 3] [--warmup 3]
 """
 
@@ -35,6 +37,9 @@ def main() -> None:
         runs = interleave(
             {
                 "query": lambda: fresh(lambda work: our_join(spark, data, work, 1, emit=options.emit)),
+                "query_arrow": lambda: fresh(
+                    lambda work: our_join(spark, data, work, 1, emit=options.emit, reader="arrow")
+                ),
                 "no_op": lambda: fresh(lambda _: no_op(spark, data, 1, 2)),
             },
             options.rounds,
@@ -45,6 +50,7 @@ def main() -> None:
     results = {
         "rows_per_second": rates,
         "query_over_no_op": ratio(rates["query"], rates["no_op"]),
+        "query_arrow_over_no_op": ratio(rates["query_arrow"], rates["no_op"]),
         "runs": runs,
     }
     settings = {k: v for k, v in vars(options).items() if k != "out"} | {"master": "local[2]"}

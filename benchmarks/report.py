@@ -14,6 +14,9 @@ PEERS = {
     "flink_lean": "Flink 2.3.0 with a parser written for the benchmark (heap state, no checkpoints)",
 }
 
+#: Whose reader our query's files go through, by the end of the case's name.
+READERS = {"": "Spark's CSV reader", "_arrow": "`read_files`"}
+
 
 def load(name: str) -> dict[str, Any]:
     """One committed result file."""
@@ -57,13 +60,19 @@ def report() -> str:
             spread(limit["results"]["query_over_no_op"]),
             "pipeline_limit",
         ),
+        (
+            "the same with `read_files`",
+            spread(limit["results"]["query_arrow_over_no_op"]),
+            "pipeline_limit",
+        ),
         *(
             (
-                f"Spark query, durable state, `{emit}`: rate over {peer}",
-                spread(flink["results"][name][emit]),
+                f"Spark query, durable state, `{emit}`, {reader}: rate over {peer}",
+                spread(flink["results"][name][f"{emit}{suffix}"]),
                 "vs_flink",
             )
             for emit in ("per_batch", "per_event")
+            for suffix, reader in READERS.items()
             for name, peer in PEERS.items()
         ),
     ]
@@ -86,10 +95,11 @@ def multi_rows() -> list[tuple[str, str, str]]:
     results = load("vs_flink_multi")["results"]
     return [
         (
-            f"left join of three inputs, durable state, `per_batch`: rate over {peer}, the better of its two plans",
-            spread(results[name]["per_batch"]),
+            f"left join of three inputs, durable state, `per_batch`, {reader}: rate over {peer}, its better plan",
+            spread(results[name][f"per_batch{suffix}"]),
             "vs_flink --multi",
         )
+        for suffix, reader in READERS.items()
         for name, peer in PEERS.items()
     ]
 

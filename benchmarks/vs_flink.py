@@ -1,12 +1,12 @@
 """Left join with 20 % updates and deletes: our query on Spark `local[2]` against Flink 2.3.0, same CSV files.
 
-Both read the files, join, and write to a sink that only counts. Flink does so twice: `flink_sql` reads them by
-its own file connector and CSV format, as ours by Spark's; `flink_lean` by a parser of the benchmark that makes
-Flink's internal rows out of bytes, which no user has. Start-up is left out on both sides: Flink is measured
-from the first row read to the last row written, ours from the start of the first micro-batch to the end of the
-last; each in a JVM that has read the same changes `--warmup` times before. Flink runs without checkpoints and
-with its state on the heap; ours writes its state durably. Both folded results are checked against the counts
-the generator knows.
+Both read the files, join, and write to a sink that only counts, and both do so twice. Ours reads them by Spark's own
+CSV reader, and by Arrow's (`gpu_ops.read_files`: the cases that end in `_arrow`); `flink_sql` by Flink's file connector
+and CSV format, `flink_lean` by a parser of the benchmark that makes Flink's internal rows out of bytes, which no user
+has. Start-up is left out on both sides: Flink is measured from the first row read to the last row written, ours from
+the start of the first micro-batch to the end of the last; each in a JVM that has read the same changes `--warmup`
+times before. Flink runs without checkpoints and with its state on the heap; ours writes its state durably. Both folded
+results are checked against the counts the generator knows.
 
 With `--multi` it is the left join of three inputs on one key, 500k changes each by default: our multi-way join and our
 chain of two joins, against Flink's multi-way join (FLIP-516) and its binary chain, both at parallelism 2. What both
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from benchmarks import changes
 from benchmarks.common import interleave, ratio, summarise, write_results
 from benchmarks.flink.run import run_flink
-from benchmarks.spark_queries import fresh, local_session, no_op, our_chain, our_join, our_multi_join
+from benchmarks.spark_queries import Reader, fresh, local_session, no_op, our_chain, our_join, our_multi_join
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -38,6 +38,10 @@ Query = Callable[..., "DataFrame"]
 Source = Literal["sql", "lean"]
 SOURCES: Final[tuple[Source, ...]] = ("sql", "lean")
 EMITS: Final = ("per_batch", "per_event")
+OURS: Final[dict[str, tuple[str, Reader]]] = {
+    f"{emit}{suffix}": (emit, reader) for emit in EMITS for suffix, reader in (("", "spark"), ("_arrow", "arrow"))
+}
+"""Our queries by name: what they emit, and whose reader the files go through."""
 
 
 def main() -> None:
@@ -83,16 +87,16 @@ def two_way(data: Path, counts: changes.Counts, options: argparse.Namespace) -> 
     """One left join."""
     spark = local_session()
     cases: dict[str, Callable[[], dict[str, Any]]] = {}
-    for emit in EMITS:
-        cases[emit] = partial(checked, partial(_ours, our_join, spark, data, emit), counts)
+    for name, way in OURS.items():
+        cases[name] = partial(checked, partial(_ours, our_join, spark, data, *way), counts)
     for source in SOURCES:
         run = partial(flink, data, options.warmup, source)
         cases[f"flink_{source}_1"] = partial(run, 1)
         cases[f"flink_{source}_2"] = partial(run, 2)
         cases[f"flink_{source}_2_mini_batch"] = partial(run, 2, mini_batch=True)
     for _ in range(options.warmup):
-        for emit in EMITS:
-            cases[emit]()
+        for name in OURS:
+            cases[name]()
     runs = interleave(cases, options.rounds)
     spark.stop()
     rates = {name: summarise(r["rows_in"] / r["seconds"] for r in rs) for name, rs in runs.items()}
@@ -100,7 +104,7 @@ def two_way(data: Path, counts: changes.Counts, options: argparse.Namespace) -> 
     for source in SOURCES:
         # Flink's best parallelism and mode
         best = max((name for name in rates if name.startswith(f"flink_{source}")), key=lambda name: rates[name].median)
-        results[f"flink_{source}"] = {"best": best} | {emit: ratio(rates[emit], rates[best]) for emit in EMITS}
+        results[f"flink_{source}"] = {"best": best} | {name: ratio(rates[name], rates[best]) for name in OURS}
     return {**results, "runs": runs}
 
 
@@ -108,9 +112,9 @@ def multi(data: Path, counts: changes.Counts, options: argparse.Namespace) -> di
     """Two left joins on one key, in one operator or one after the other."""
     spark = local_session()
     ours: dict[str, Callable[[], dict[str, Any]]] = {}
-    for emit in EMITS:
-        ours[emit] = partial(checked, partial(_ours, our_multi_join, spark, data, emit), counts)
-    ours["chain"] = partial(checked, partial(_ours, our_chain, spark, data, "per_batch"), counts)
+    for name, way in OURS.items():
+        ours[name] = partial(checked, partial(_ours, our_multi_join, spark, data, *way), counts)
+    ours["chain"] = partial(checked, lambda work: our_chain(spark, data, work, 1, emit="per_batch"), counts)
     ours["no_op"] = partial(fresh, lambda work: no_op(spark, data, 1, 2))
     cases = dict(ours)
     for source in SOURCES:
@@ -142,8 +146,8 @@ def _kept(data: Path, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     return kept
 
 
-def _ours(query: Query, spark: SparkSession, data: Path, emit: str, work: Path) -> DataFrame:
-    return query(spark, data, work, 1, emit=emit)
+def _ours(query: Query, spark: SparkSession, data: Path, emit: str, reader: Reader, work: Path) -> DataFrame:  # noqa: PLR0917
+    return query(spark, data, work, 1, emit=emit, reader=reader)
 
 
 if __name__ == "__main__":

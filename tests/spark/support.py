@@ -20,6 +20,8 @@ Row = tuple[Any, ...]
 class Source:
     """A folder of JSON files, each of which is a micro-batch."""
 
+    read_by_arrow = False
+
     def __init__(self, spark: Any, folder: Path, schema: str) -> None:
         folder.mkdir(parents=True)
         self._spark, self._folder, self._schema = spark, folder, schema
@@ -32,6 +34,8 @@ class Source:
 
     @property
     def df(self) -> Any:
+        if self.read_by_arrow:
+            return gpu_ops.read_files(self._spark, str(self._folder), "json", self._schema, maxFilesPerTrigger=1)
         reader = self._spark.readStream.schema(self._schema).option("maxFilesPerTrigger", 1)
         return reader.json(str(self._folder))
 

@@ -1,0 +1,252 @@
+"""Joins over `gpu_ops.read_files`: files that Arrow reads, whose rows reach the join in Arrow messages."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gpu_ops
+from gpu_ops import stream
+from gpu_ops.spark.packed_plan import routes
+from spark.feeds import Feed, sql_join
+from spark.support import Sink, Source, drain, in_memory, slow_join
+
+pytestmark = pytest.mark.spark
+
+COLUMNS: dict[str, dict[str, Any]] = {
+    "l": {"k": ("int", [1, 2, 3, 4, None]), "a": ("string", ["x", "", "ÿ"]), "id": ("long", None)},
+    "r": {"k": ("long", [1, 2, 3, 5, None]), "b": ("double", [0.5, -1.5])},
+}
+SQL = "SELECT {columns} FROM l {how} JOIN r ON l.k = r.k"
+
+
+class ArrowFeed(Feed):
+    read_by_arrow = True
+
+
+class ArrowSource(Source):
+    read_by_arrow = True
+
+
+@pytest.fixture
+def feeds(spark: Any, tmp_path: Path) -> tuple[Feed, Feed]:
+    return ArrowFeed(spark, tmp_path, "l", COLUMNS["l"]), ArrowFeed(spark, tmp_path, "r", COLUMNS["r"])
+
+
+def write(folder: Path, name: str, at: int, *rows: dict[str, Any], end: str = "\n") -> None:
+    """A file of so many seconds after 2001-09-09."""
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text(end.join(json.dumps(row) for row in rows) + end)
+    os.utime(path, (10**9 + at, 10**9 + at))
+
+
+@pytest.mark.parametrize(
+    ("how", "emit"), [("inner", "per_batch"), ("left", "per_event"), ("right", "per_batch"), ("full", "per_event")]
+)
+def test_joins_after_every_micro_batch(feeds: tuple[Feed, Feed], how: str, emit: Any, tmp_path: Path) -> None:
+    left, right = feeds
+    state, checkpoint, sink = str(tmp_path / "state"), tmp_path / "checkpoint", Sink()
+
+    def changelog() -> Any:
+        sides = stream(left.df, row_kind="op", name="l"), stream(right.df, row_kind="op", name="r")
+        return gpu_ops.join(
+            *sides, [("k", "k")], how, emit=emit, state=state, suffixes=("", "_r"), partitions=3,
+        )  # fmt: skip
+
+    sql = SQL.format(columns="l.k, a, id, r.k, b", how=how.upper())
+    for _ in range(3):
+        left.more(30)
+        right.more(20)
+        drain(changelog(), sink, checkpoint)  # described anew each time, as after a crash of the driver
+        assert sink.table == sql_join(sql, feeds, len(left.files))
+    left.more(10)  # nothing new on the right
+    drain(changelog(), sink, checkpoint)
+    left_rows, right_rows = left.table(["k", "a", "id"]), right.table(["k", "b"])
+    if how == "left":
+        assert {row[1:] for row in sink.changes} >= {row + (None, None) for row in left_rows if row[0] is None}
+    assert len(sink.table) == len(sql_join_rows(sql, left, right))
+    assert left_rows
+    assert right_rows
+
+
+def sql_join_rows(sql: str, *feeds: Feed) -> list[tuple[Any, ...]]:
+    import duckdb
+
+    with duckdb.connect() as connection:
+        for feed in feeds:
+            connection.register(feed.name, feed.arrow(len(feed.files)))
+        return [tuple(row) for row in connection.sql(sql).fetchall()]
+
+
+@pytest.mark.parametrize("how", ["semi", "anti"])
+def test_semi_and_anti_join(feeds: tuple[Feed, Feed], how: str, tmp_path: Path) -> None:
+    left, right = feeds
+    make = gpu_ops.semi_join if how == "semi" else gpu_ops.anti_join
+    left.more(40)
+    right.more(20)
+    left.more(5)
+    sides = stream(left.df, row_kind="op"), stream(right.df, row_kind="op")
+    sink = Sink()
+    drain(in_memory(make, *sides, "k"), sink, tmp_path / "checkpoint")
+    assert sink.table == slow_join(how, left.table(["k", "a", "id"]), right.table(["k", "b"]), 2)
+
+
+def test_changes_are_in_the_order_of_their_files(spark: Any, tmp_path: Path) -> None:
+    """Of three files in one micro-batch, whatever tasks read them; Spark's reader would begin with the largest."""
+    left, right = tmp_path / "l", tmp_path / "r"
+    write(left, "c.json", 1, {"op": "+I", "k": 1, "a": "first"})
+    write(left, "b.json", 2, {"op": "-U", "k": 1, "a": "first"}, {"op": "+U", "k": 1, "a": "second"}, end="\n" * 4000)
+    write(left, "a.json", 3, {"op": "-D", "k": 1, "a": "second"}, {"op": "+I", "k": 1, "a": "third"}, end="\n" * 9000)
+    write(right, "a.json", 1, {"k": 1, "b": 0.5})
+    joined = in_memory(
+        gpu_ops.join,
+        stream(gpu_ops.read_files(spark, str(left), "json", "op string, k long, a string"), row_kind="op"),
+        gpu_ops.read_files(spark, str(right), "json", "k long, b double"),
+        "k",
+        emit="per_event",
+    )
+    sink = Sink()
+    drain(joined, sink, tmp_path / "checkpoint")
+    assert len(sink.batches) == 1
+    assert sink.table == [(1, "third", 0.5)]
+    last = next(iter(sink.batches))
+    assert last == 0
+
+
+def test_routes_are_where_spark_sends_them(spark: Any) -> None:
+    from pyspark.sql import functions as f
+
+    for partitions in (1, 2, 7, 40):
+        numbers = routes(spark, partitions)
+        rows = spark.createDataFrame([(number,) for number in numbers], "route int").repartition(partitions, "route")
+        there = {row.route: row.place for row in rows.select("route", f.spark_partition_id().alias("place")).collect()}
+        assert [there[number] for number in numbers] == list(range(partitions))
+
+
+def test_columns_left_out_moved_and_renamed_are_still_read_by_arrow(spark: Any, tmp_path: Path) -> None:
+    write(tmp_path / "l", "1.json", 1, {"x": 9, "k": 1, "a": "u"})
+    write(tmp_path / "r", "1.json", 1, {"k": 1, "b": 2.5})
+    left = gpu_ops.read_files(spark, str(tmp_path / "l"), "json", "x int, k long, a string")
+    right = gpu_ops.read_files(spark, str(tmp_path / "r"), "json", "k long, b double")
+    moved = left.selectExpr("a AS text", "k").alias("t").withColumnRenamed("k", "id")
+    joined = in_memory(gpu_ops.join, moved, right, [("id", "k")])
+    assert gpu_ops.explain(joined).count("read by Arrow") == 2
+    sink = Sink()
+    drain(joined, sink, tmp_path / "checkpoint")
+    assert sink.table == [("u", 1, 1, 2.5)]
+
+
+def test_a_filter_or_a_new_column_leaves_the_state_where_it_is(spark: Any, tmp_path: Path) -> None:
+    left, right = ArrowSource(spark, tmp_path / "l", "k long, a string"), Source(spark, tmp_path / "r", "k long, b int")
+    checkpoint, sink = tmp_path / "checkpoint", Sink()
+
+    def changelog(df: Any) -> Any:
+        return gpu_ops.join(df, right.df, "k", state=str(tmp_path / "state"), partitions=2)
+
+    for key in range(8):
+        left.add({"k": key, "a": "x"})
+        right.add({"k": key, "b": key})
+    drain(changelog(left.df), sink, checkpoint)
+    left.add({"k": 3, "a": "y"}, {"k": 4, "a": "z"})
+    filtered = changelog(left.df.where("a < 'z'"))
+    assert "read by Arrow" not in gpu_ops.explain(filtered)
+    drain(filtered, sink, checkpoint)
+    assert sink.table == sorted([(key, "x", key) for key in range(8)] + [(3, "y", 3)], key=repr)
+    left.add({"k": 5, "a": "y"})
+    read_by_spark = spark.readStream.schema("k long, a string").json(str(tmp_path / "l"))
+    with pytest.raises(Exception, match=r"come from gpu_ops\.read_files\(\), and this one's do not"):
+        drain(changelog(read_by_spark), sink, checkpoint)
+
+
+def test_chain_multi_way_and_interval_joins(spark: Any, tmp_path: Path) -> None:
+    sources = [ArrowSource(spark, tmp_path / name, f"k long, {name} string") for name in "abc"]
+    for source, name in zip(sources, "abc", strict=True):
+        source.add(*({"k": key, name: f"{name}{key}"} for key in range(20)))
+        source.add({"k": 1, name: "again"})
+    a, b, c = (source.df for source in sources)
+    chain = in_memory(gpu_ops.join, in_memory(gpu_ops.join, a, b, "k", name="first"), c, "k", "left", name="second")
+    many = in_memory(gpu_ops.multi_join, [stream(x, name=n) for x, n in ((a, "a"), (b, "b"), (c, "c"))], on="k")
+    sinks = Sink(), Sink()
+    drain(chain, sinks[0], tmp_path / "chain")
+    drain(many, sinks[1], tmp_path / "many")
+    tables = [source.table(["k", name], None) for source, name in zip(sources, "abc", strict=True)]
+    expected = slow_join("inner", slow_join("inner", tables[0], tables[1], 2), tables[2], 2)
+    assert sinks[0].table == expected
+    assert len(expected) == 19 + 8
+    assert sinks[1].table == expected
+
+
+def test_interval_join_with_times_in_csv(spark: Any, tmp_path: Path) -> None:
+    for name, rows in (("l", "1,2024-01-01 00:00:05\n2,2024-01-01 00:00:50\n"), ("r", "1,2024-01-01 00:00:09\n")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.csv").write_text(rows)
+    sides = [
+        stream(gpu_ops.read_files(spark, str(tmp_path / n), "csv", "k int, t timestamp"), event_time="t", delay="1 second")
+        for n in "lr"
+    ]  # fmt: skip
+    joined = in_memory(
+        gpu_ops.interval_join, *sides, [("k", "k")], lower="0 seconds", upper="5 seconds", suffixes=("", "_r")
+    )
+    sink = Sink()
+    drain(joined, sink, tmp_path / "checkpoint")
+    [(k, at, _, other)] = sink.table
+    assert (k, at.second, other.second) == (1, 5, 9)
+
+
+def test_a_file_that_cannot_be_read_leaves_the_state_as_it_was(spark: Any, tmp_path: Path) -> None:
+    left, right = tmp_path / "l", ArrowSource(spark, tmp_path / "r", "k long, b int")
+    write(left, "1.json", 1, {"k": 1, "a": 1})
+    right.add({"k": 1, "b": 5}, {"k": 2, "b": 6})
+    checkpoint, sink = tmp_path / "checkpoint", Sink()
+
+    def changelog() -> Any:
+        orders = gpu_ops.read_files(spark, str(left), "json", "k long, a int")
+        return gpu_ops.join(stream(orders, name="orders"), right.df, "k", state=str(tmp_path / "state"))
+
+    drain(changelog(), sink, checkpoint)
+    write(left, "2.json", 2, {"k": 2, "a": "seven"})
+    with pytest.raises(Exception, match=r"input 'orders', column 'a': cannot read file:.*2\.json"):
+        drain(changelog(), sink, checkpoint)
+    write(left, "2.json", 2, {"k": 2, "a": 7})
+    drain(changelog(), sink, checkpoint)
+    assert sink.table == [(1, 1, 5), (2, 7, 6)]
+
+
+def test_alone_it_is_a_dataframe_like_any_other(spark: Any, tmp_path: Path) -> None:
+    source = ArrowSource(spark, tmp_path / "l", "k long, a string")
+    source.add({"k": 1, "a": "x"}, {"k": 2, "a": None})
+    source.add({"k": 3})
+    assert source.df.isStreaming
+    assert source.df.schema.simpleString() == "struct<k:bigint,a:string>"
+    sink = Sink()
+    drain(source.df.selectExpr("k * 2", "a"), sink, tmp_path / "checkpoint")
+    assert sink.changes == [(2, "x"), (4, None), (6, None)]
+
+
+@pytest.mark.parametrize(
+    ("format", "schema", "options", "said"),
+    [
+        ("xml", "k long", {}, "format='xml'; there are csv, json, parquet, orc, arrow"),
+        ("csv", "k long, a array<int>", {}, "column 'a' is list<element: int32>; a file of format csv has none"),
+        ("json", "k long", {"header": True}, "read_files() has no option 'header' for json"),
+        ("csv", "k long", {"maxFilesPerTriger": 1}, "no option 'maxFilesPerTriger' for csv; there are header, sep"),
+        ("csv", "k long", {"sep": "||"}, "sep='||' is one character"),
+        ("csv", "k lang", {}, "schema='k lang' is no schema"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused(
+    spark: Any,
+    tmp_path: Path,
+    format: Any,
+    schema: str,
+    options: dict[str, Any],
+    said: str,  # noqa: A002
+) -> None:
+    with pytest.raises(gpu_ops.DescriptionError) as caught:
+        gpu_ops.read_files(spark, str(tmp_path), format, schema, **options)
+    assert said in str(caught.value)
