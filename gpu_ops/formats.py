@@ -6,20 +6,21 @@ field of a CSV file is null, that a time without a zone is one in the session's.
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 import pyarrow.dataset as pads
 import pyarrow.fs as pafs
 import pyarrow.json as pjson
 
 from gpu_ops.errors import BadInputError, DescriptionError
+from gpu_ops.times import arrow_zone, as_text, from_text
 
 FormatName = Literal["csv", "json", "parquet", "orc", "arrow"]
 FORMATS: Final[tuple[str, ...]] = get_args(FormatName)
@@ -34,13 +35,12 @@ OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
 """What can be said about the files of a format, in Spark's words, as far as Spark has any."""
 
 _BLOCK_BYTES: Final = 8 << 20
-"""Read at once of a text file; no row is longer."""
+"""Read at once of a text file; no row of a CSV file is longer."""
 
 _ROWS: Final = 1 << 17
 """Read at once of the other formats."""
 
-_ZONED: Final = r"(Z|[+-]\d{2}(:?\d{2})?)$"
-_CLOCK: Final = r":\d{2}"
+_SAMPLE: Final = r"invalid value '(.*)'|no zone offset in '(.*)'|string:? '(.*)' (?:as|is)|couldn't parse:(.*)$"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,14 +74,17 @@ class FileFormat:
             if self._option(option, "false") not in ("true", "false"):
                 raise DescriptionError(f"{option}={self._option(option, '')!r} is true or false")
         for option in ("sep", "quote", "escape"):
-            if len(self._option(option, " ")) != 1:
-                raise DescriptionError(f"{option}={self._option(option, '')!r} is one character")
+            if not re.fullmatch(r"[\x01-\x7f]", self._option(option, " ")):
+                raise DescriptionError(f"{option}={self._option(option, '')!r} is one character of ASCII")
         if self._option("missingColumns", "fail") not in ("fail", "null"):
             raise DescriptionError(f"missingColumns={self._option('missingColumns', '')!r} is fail or null")
+        try:
+            codecs.lookup(self._option("encoding", "utf8"))
+            arrow_zone(self._option("timeZone", "UTC"))
+        except (LookupError, pa.ArrowException) as error:
+            raise DescriptionError(f"{error}") from error
         for field in self.schema:
-            if (self.name == "csv" and pa.types.is_nested(field.type)) or (
-                self.name == "json" and _is_bytes(field.type)
-            ):
+            if not _holds(self.name, field.type):
                 raise DescriptionError(f"column {field.name!r} is {field.type}; a file of format {self.name} has none")
 
     def read(self, uri: str, columns: Sequence[str], input_name: str) -> Iterator[pa.RecordBatch]:
@@ -108,47 +111,47 @@ class FileFormat:
             raise self._refused(error, uri, input_name) from error
 
     def _csv(self, file_system: pafs.FileSystem, path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        if _is_empty(file_system, path):
-            return
         header = self._option("header", "false") == "true"
-        types = {name: self._read_as(name) for name in columns}
-        reader = pcsv.open_csv(
-            file_system.open_input_stream(path),
-            read_options=pcsv.ReadOptions(
-                use_threads=False,
-                block_size=_BLOCK_BYTES,
-                column_names=None if header else self.schema.names,
-                encoding=self._option("encoding", "utf8"),
-            ),
-            parse_options=pcsv.ParseOptions(
-                delimiter=self._option("sep", ","),
-                quote_char=self._option("quote", '"'),
-                escape_char=self._option("escape", "") or False,
-                newlines_in_values=self._option("multiLine", "false") == "true",
-            ),
-            convert_options=pcsv.ConvertOptions(
-                column_types=types,
-                include_columns=list(columns),
-                include_missing_columns=self._option("missingColumns", "fail") == "null",
-                null_values=["", self._option("nullValue", "")],
-                strings_can_be_null=True,
-                quoted_strings_can_be_null=False,
-            ),
+        read = pcsv.ReadOptions(
+            use_threads=False,
+            block_size=_BLOCK_BYTES,
+            column_names=None if header else self.schema.names,
+            encoding=self._option("encoding", "utf8"),
         )
-        for batch in reader:
-            yield self._timed(batch, columns)
+        parse = pcsv.ParseOptions(
+            delimiter=self._option("sep", ","),
+            quote_char=self._option("quote", '"'),
+            escape_char=self._option("escape", "") or False,
+            newlines_in_values=self._option("multiLine", "false") == "true",
+        )
+        convert = pcsv.ConvertOptions(
+            column_types={name: as_text(self.schema.field(name).type) for name in columns},
+            include_columns=list(columns),
+            include_missing_columns=self._option("missingColumns", "fail") == "null",
+            null_values=["", self._option("nullValue", "")],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+        )
+        try:
+            for batch in pcsv.open_csv(file_system.open_input_stream(path), read, parse, convert):
+                yield self._typed(batch, columns)
+        except pa.ArrowInvalid as error:
+            if "Empty CSV file" in str(error):
+                return
+            numbered = re.search(r"In CSV column #(\d+)", str(error))
+            if numbered is None:
+                raise
+            names = self.schema.names
+            if header:
+                names = pcsv.open_csv(file_system.open_input_stream(path), read, parse).schema.names
+            raise pa.ArrowInvalid(f"Column '{names[int(numbered.group(1))]}': {error}") from error
 
     def _json(self, file_system: pafs.FileSystem, path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        if _is_empty(file_system, path):
-            return
-        wanted = pa.schema([pa.field(name, self._read_as(name)) for name in columns])
-        reader = pjson.open_json(
-            file_system.open_input_stream(path),
-            read_options=pjson.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
-            parse_options=pjson.ParseOptions(explicit_schema=wanted, unexpected_field_behavior="ignore"),
-        )
-        for batch in reader:
-            yield self._timed(batch.select(list(columns)), columns)
+        wanted = pa.schema([pa.field(name, as_text(self.schema.field(name).type)) for name in columns])
+        with file_system.open_input_stream(path) as stream:
+            for block in _lines(stream):
+                for batch in _parsed(block, wanted):
+                    yield self._typed(batch, columns)
 
     def _dataset(self, file_system: pafs.FileSystem, path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         kinds = {"parquet": "ParquetFileFormat", "orc": "OrcFileFormat", "arrow": "IpcFileFormat"}
@@ -162,29 +165,15 @@ class FileFormat:
         for batch in fragment.to_batches(schema=wanted, columns=list(columns), batch_size=_ROWS, use_threads=False):
             yield batch if batch.schema.equals(wanted) else batch.cast(wanted)
 
-    def _read_as(self, name: str) -> pa.DataType:
-        """The type a column of a text file is read as.
-
-        Times with a zone are read as text, which may name another zone or none; dates too in JSON, where to Arrow they
-        are numbers.
-        """
-        kind = self.schema.field(name).type
-        return pa.string() if _is_zoned(kind) or (self.name == "json" and pa.types.is_date(kind)) else kind
-
-    def _timed(self, batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
+    def _typed(self, batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
         """A batch of a text file, its times no longer text."""
+        zone = arrow_zone(self._option("timeZone", "UTC"))
         for place, name in enumerate(columns):
             field = self.schema.field(name)
-            if batch.schema.field(place).type == field.type:
-                continue
             try:
-                if _is_zoned(field.type):
-                    values = instants(batch[place], field.type, self._option("timeZone", "UTC"))
-                else:
-                    values = batch[place].cast(field.type)
+                batch = batch.set_column(place, field, from_text(batch[place], field.type, zone))
             except pa.ArrowInvalid as error:
                 raise pa.ArrowInvalid(f"Column '{name}': {error}") from error
-            batch = batch.set_column(place, field, values)
         return batch
 
     def _option(self, name: str, default: str) -> str:
@@ -192,38 +181,60 @@ class FileFormat:
 
     def _refused(self, error: Exception, uri: str, input_name: str) -> BadInputError:
         text = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
-        named = re.search(r"[Cc]olumn '([^']+)'", text) or re.search(r"Column\(/([^)/]+)\)", text)
+        named = re.search(r"[Cc]olumn '([^']+)'", text) or re.search(r"Column\(/([^)/]+)", text)
         column = named.group(1) if named is not None else None
-        numbered = re.search(r"In CSV column #(\d+)", text)
-        if numbered is not None and self._option("header", "false") == "false":
-            column = self.schema.names[int(numbered.group(1))]
-        value = re.search(r"invalid value '([^']*)'", text) or re.search(r"string: '([^']*)'", text)
-        return BadInputError(
-            input_name, column, f"cannot read {uri}: {text}", value.group(1) if value is not None else None
-        )
+        value = re.search(_SAMPLE, text, re.DOTALL)
+        sample = next(filter(None, value.groups()), None) if value is not None else None
+        text = text.removeprefix(f"Column '{column}': ")
+        return BadInputError(input_name, column, f"cannot read {uri}: {text}", sample)
 
 
-def instants(texts: pa.Array, kind: pa.TimestampType, zone: str) -> pa.Array:
-    """Times written as text, as instants.
+def _lines(stream: pa.NativeFile) -> Iterator[bytes]:
+    """A text file in blocks of whole lines, be a line as long as it will."""
+    begun: list[bytes] = []
+    while more := stream.read(_BLOCK_BYTES):
+        cut = more.rfind(b"\n") + 1
+        begun.append(more[:cut] if cut else more)
+        if cut:
+            yield b"".join(begun)
+            begun = [more[cut:]]
+    yield b"".join(begun)
 
-    Args:
-        texts: ISO 8601, each with a zone's offset or without.
-        kind: a timestamp with a zone.
-        zone: of those without an offset.
+
+def _parsed(block: bytes, wanted: pa.Schema) -> list[pa.RecordBatch]:
+    """The objects of a block of JSON lines.
 
     Raises:
-        ArrowInvalid: a text that is no time.
+        ArrowInvalid: anything else; names the column.
     """
-    clocked = pc.match_substring_regex(texts, _CLOCK)
-    has_zone = pc.and_(clocked, pc.match_substring_regex(texts, _ZONED))
-    if pc.all(has_zone).as_py():  # also of nothing, and of nulls only
-        return texts.cast(kind)
-    local = pc.if_else(has_zone, pa.scalar(None, pa.string()), texts).cast(pa.timestamp(kind.unit))
-    found = pc.assume_timezone(local, zone, ambiguous="earliest", nonexistent="latest").cast(kind)
-    if not pc.any(has_zone).as_py():
-        return found
-    other = pc.if_else(has_zone, texts, pa.scalar(None, pa.string())).cast(kind)
-    return pc.coalesce(found, other)
+    block = block.removeprefix(codecs.BOM_UTF8).lstrip()
+    if not block:
+        return []
+    if not block.startswith(b"{") or b"\nnull" in block:
+        # Arrow ends the process at a null there (apache/arrow issue 47409)
+        raise pa.ArrowInvalid("a line is no object")
+    if not block.isascii():
+        block.decode()  # Arrow takes any bytes for text
+
+    def read(schema: pa.Schema) -> pa.Table:
+        return pjson.read_json(
+            pa.BufferReader(block),
+            pjson.ReadOptions(use_threads=False, block_size=len(block) + 1),
+            pjson.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
+        )
+
+    try:
+        return list(read(wanted).to_batches())
+    except pa.ArrowInvalid as error:
+        if "Column(/" in str(error):
+            raise
+        read(pa.schema([]))
+        for field in wanted:
+            try:
+                read(pa.schema([field]))
+            except pa.ArrowInvalid as of_one:
+                raise pa.ArrowInvalid(f"Column '{field.name}': {of_one}") from error
+        raise
 
 
 @functools.lru_cache(maxsize=64)
@@ -256,21 +267,13 @@ def file_system_of(uri: str, input_name: str) -> tuple[pafs.FileSystem, str]:
     return file_system, base + path
 
 
-def _is_empty(file_system: pafs.FileSystem, path: str) -> bool:
-    """Whether a file has no byte: to Arrow's text readers an error, to a stream a file without rows.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
-    found = file_system.get_file_info(path)
-    if found.type == pafs.FileType.NotFound:
-        raise FileNotFoundError("it is not there")
-    return not found.size
-
-
-def _is_zoned(kind: Any) -> bool:
-    return bool(pa.types.is_timestamp(kind) and kind.tz is not None)
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
+def _holds(name: str, kind: pa.DataType) -> bool:
+    """Whether a format has such values, as far as Arrow reads them."""
+    t = pa.types
+    if name not in ("csv", "json"):
+        return True
+    if t.is_list(kind) or t.is_struct(kind):
+        children = [kind.value_type] if t.is_list(kind) else [field.type for field in kind]
+        return name == "json" and all(_holds(name, child) for child in children)
+    is_bytes = t.is_binary(kind) or t.is_large_binary(kind) or t.is_fixed_size_binary(kind)
+    return not (t.is_nested(kind) or t.is_duration(kind) or t.is_time(kind) or (name == "json" and is_bytes))
