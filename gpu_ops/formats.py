@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import codecs
 import dataclasses
+import datetime as dt
 import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Literal, get_args
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 import pyarrow.dataset as pads
 import pyarrow.fs as pafs
 import pyarrow.json as pjson
 
+from gpu_ops.casts import cast, fits
 from gpu_ops.errors import BadInputError, DescriptionError
-from gpu_ops.times import arrow_zone, as_text, from_text
+from gpu_ops.times import arrow_zone, as_text
 
 FormatName = Literal["csv", "json", "parquet", "orc", "arrow"]
 FORMATS: Final[tuple[str, ...]] = get_args(FormatName)
@@ -29,7 +32,7 @@ OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "csv": ("header", "sep", "quote", "escape", "nullValue", "encoding", "multiLine", "timeZone", "missingColumns"),
     "json": ("timeZone",),
     "parquet": ("missingColumns",),
-    "orc": ("missingColumns",),
+    "orc": ("timeZone", "missingColumns"),
     "arrow": ("missingColumns",),
 }
 """What can be said about the files of a format, in Spark's words, as far as Spark has any."""
@@ -40,7 +43,19 @@ _BLOCK_BYTES: Final = 8 << 20
 _ROWS: Final = 1 << 17
 """Read at once of the other formats."""
 
-_SAMPLE: Final = r"invalid value '(.*)'|no zone offset in '(.*)'|string:? '(.*)' (?:as|is)|couldn't parse:(.*)$"
+_SAMPLE: Final = (
+    r"invalid value '(.*)'|string:? '(.*)' (?:as|is)|couldn't parse:(.*)$|"
+    r"value (\S+) (?:not in range|was truncated)|would lose data: (\S+)"
+)
+
+_DATASETS: Final[Mapping[str, pads.FileFormat]] = {
+    # the times of Spark's files, INT96, are nanoseconds to Arrow, which hold three centuries on either side of 1970
+    "parquet": pads.ParquetFileFormat(coerce_int96_timestamp_unit="us"),
+    "orc": pads.OrcFileFormat(),
+    "arrow": pads.IpcFileFormat(),
+}
+
+_GREGORIAN: Final = dt.date(1582, 10, 15)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,8 +67,9 @@ class FileFormat:
         schema: of their rows. A CSV file without a header has these columns, in this order.
         options: some of `OPTIONS`: ``header`` (the first row has names: then columns may come in any order, and
             more may be there), ``sep``, ``quote``, ``escape``, ``nullValue`` (besides the empty field),
-            ``encoding``, ``multiLine`` (values may have line breaks), ``timeZone`` (of times that name none),
-            ``missingColumns``: ``fail``, or ``null`` for columns that a file lacks.
+            ``encoding``, ``multiLine`` (values may have line breaks), ``timeZone`` (of times that name none; those
+            of Parquet and Arrow are UTC's, those that Spark writes to ORC are its JVM's), ``missingColumns``:
+            ``fail``, or ``null`` for columns that a file lacks.
 
     Raises:
         DescriptionError: no such format, option or value, or a column that the format cannot hold.
@@ -107,7 +123,7 @@ class FileFormat:
             else:
                 batches = self._dataset(file_system, path, columns)
             yield from batches
-        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:
             raise self._refused(error, uri, input_name) from error
 
     def _csv(self, file_system: pafs.FileSystem, path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -154,33 +170,39 @@ class FileFormat:
                     yield self._typed(batch, columns)
 
     def _dataset(self, file_system: pafs.FileSystem, path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        kinds = {"parquet": "ParquetFileFormat", "orc": "OrcFileFormat", "arrow": "IpcFileFormat"}
-        fragment = getattr(pads, kinds[self.name])().make_fragment(path, file_system)
-        if self._option("missingColumns", "fail") == "fail":
-            there = fragment.physical_schema.names
-            for name in columns:
-                if name not in there:
-                    raise KeyError(f"Column '{name}' is not among its columns {', '.join(there)}")
-        wanted = pa.schema([self.schema.field(name) for name in columns])
-        for batch in fragment.to_batches(schema=wanted, columns=list(columns), batch_size=_ROWS, use_threads=False):
-            yield batch if batch.schema.equals(wanted) else batch.cast(wanted)
+        fragment = _DATASETS[self.name].make_fragment(path, file_system)
+        there = {field.name: field.type for field in fragment.physical_schema}
+        for name in columns:
+            kind = self.schema.field(name).type
+            if name not in there:
+                if self._option("missingColumns", "fail") == "fail":
+                    raise pa.ArrowInvalid(f"Column '{name}': it is not among its columns {', '.join(there)}")
+            elif not fits(there[name], kind):
+                raise pa.ArrowInvalid(f"Column '{name}': it is {there[name]} there, and not {kind}")
+        found = [name for name in columns if name in there]
+        for batch in fragment.to_batches(columns=found, batch_size=_ROWS, use_threads=False):
+            yield self._typed(batch, columns)
 
     def _typed(self, batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
-        """A batch of a text file, its times no longer text."""
+        """A batch in the types of the schema; columns that it lacks are null."""
         zone = arrow_zone(self._option("timeZone", "UTC"))
-        for place, name in enumerate(columns):
-            field = self.schema.field(name)
+        there, made = set(batch.schema.names), []
+        for name in columns:
+            kind = self.schema.field(name).type
+            values = batch[name] if name in there else pa.nulls(batch.num_rows, kind)
             try:
-                batch = batch.set_column(place, field, from_text(batch[place], field.type, zone))
+                if self.name == "orc" and pa.types.is_date(kind):
+                    _in_one_calendar(values)
+                made.append(cast(values, kind, zone))
             except pa.ArrowInvalid as error:
                 raise pa.ArrowInvalid(f"Column '{name}': {error}") from error
-        return batch
+        return pa.RecordBatch.from_arrays(made, schema=pa.schema([self.schema.field(name) for name in columns]))
 
     def _option(self, name: str, default: str) -> str:
         return dict(self.options).get(name, default)
 
     def _refused(self, error: Exception, uri: str, input_name: str) -> BadInputError:
-        text = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
+        text = str(error)
         named = re.search(r"[Cc]olumn '([^']+)'", text) or re.search(r"Column\(/([^)/]+)", text)
         column = named.group(1) if named is not None else None
         value = re.search(_SAMPLE, text, re.DOTALL)
@@ -265,6 +287,13 @@ def file_system_of(uri: str, input_name: str) -> tuple[pafs.FileSystem, str]:
             input_name, None, f"cannot open {uri}: {error}. Read it with spark.readStream instead"
         ) from error
     return file_system, base + path
+
+
+def _in_one_calendar(days: pa.Array) -> None:
+    """Refuses dates that a file of ORC may have by the Julian calendar; Arrow does not say which it has."""
+    first = pc.min(days).as_py()
+    if first is not None and first < _GREGORIAN:
+        raise pa.ArrowInvalid(f"a date before {_GREGORIAN}, invalid value '{first}'")
 
 
 def _holds(name: str, kind: pa.DataType) -> bool:

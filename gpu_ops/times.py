@@ -1,9 +1,9 @@
-"""Times and dates written as text, as CSV and JSON files have them: in columns, and within lists and structs."""
+"""Times as CSV, JSON and ORC files have them: written as text, or without the zone that they are of."""
 
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,54 +25,33 @@ def as_text(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def from_text(values: pa.Array, kind: pa.DataType, zone: str) -> pa.Array:
-    """Values of the type `as_text`, as the type itself.
+def parsed(texts: pa.Array, kind: pa.TimestampType, zone: str) -> pa.Array:
+    """Times written as text.
 
     Args:
-        values: whole, not a slice.
-        kind: what they are.
-        zone: of times that name none and are to be instants.
+        texts: n of them, ISO 8601. What is less than a microsecond is cut, as Spark does.
+        kind: with a zone or without.
+        zone: of texts that name none, where they are to be instants.
 
     Raises:
         ArrowInvalid: a text that is no such time, or names a zone where there is none.
     """
-    if values.type == kind:
-        return values
-    if pa.types.is_list(kind):
-        items = from_text(values.values, kind.value_type, zone)
-        return pa.ListArray.from_arrays(values.offsets, items, type=kind, mask=values.is_null())
-    if pa.types.is_struct(kind):
-        children = [from_text(values.field(place), kind.field(place).type, zone) for place in range(kind.num_fields)]
-        return pa.StructArray.from_arrays(children, fields=list(kind), mask=values.is_null())
-    if not pa.types.is_timestamp(kind):
-        return values.cast(kind)
-    longest = pc.max(pc.binary_length(values)).as_py()
+    longest = pc.max(pc.binary_length(texts)).as_py()
     if longest is not None and longest > _WITH_MICROSECONDS and kind.unit != "ns":
-        values = pc.replace_substring_regex(values, _BELOW_MICROSECONDS, r"\1")  # Spark cuts them, too
-    return values.cast(kind) if kind.tz is None else instants(values, kind, zone)
+        texts = pc.replace_substring_regex(texts, _BELOW_MICROSECONDS, r"\1")
+    return texts.cast(kind) if kind.tz is None else _instants(texts, kind, zone)
 
 
-def instants(texts: pa.Array, kind: pa.TimestampType, zone: str) -> pa.Array:
-    """Times written as text, as instants.
+def in_zone(local: pa.Array, kind: pa.TimestampType, zone: str) -> pa.Array:
+    """Local times as instants, as Java has it: by the offset before, where clocks skip an hour or repeat one.
 
     Args:
-        texts: ISO 8601, each with a zone's offset or without.
-        kind: a timestamp with a zone.
-        zone: of those without an offset.
-
-    Raises:
-        ArrowInvalid: a text that is no time.
+        local: n of them, in the unit of ``kind``.
+        kind: of the instants.
+        zone: Arrow's name of it.
     """
-    clocked = pc.match_substring_regex(texts, _CLOCK)
-    has_zone = pc.and_(clocked, pc.match_substring_regex(texts, _ZONED))
-    if pc.all(has_zone).as_py():  # also of nothing, and of nulls only
-        return texts.cast(kind)
-    local = pc.if_else(has_zone, pa.scalar(None, pa.string()), texts).cast(pa.timestamp(kind.unit))
-    found = _in_zone(local, zone).cast(kind)
-    if not pc.any(has_zone).as_py():
-        return found
-    other = pc.if_else(has_zone, texts, pa.scalar(None, pa.string())).cast(kind)
-    return pc.coalesce(found, other)
+    found = pc.assume_timezone(local, zone, ambiguous="earliest", nonexistent="earliest")
+    return pc.add(found, pc.subtract(local, pc.local_timestamp(found))).cast(kind)
 
 
 def arrow_zone(name: str) -> str:
@@ -89,7 +68,14 @@ def arrow_zone(name: str) -> str:
     return name
 
 
-def _in_zone(local: pa.Array, zone: str) -> Any:
-    """Local times as instants, as Java has it: where clocks skip an hour, by the offset before."""
-    found = pc.assume_timezone(local, zone, ambiguous="earliest", nonexistent="earliest")
-    return pc.add(found, pc.subtract(local, pc.local_timestamp(found)))
+def _instants(texts: pa.Array, kind: pa.TimestampType, zone: str) -> pa.Array:
+    clocked = pc.match_substring_regex(texts, _CLOCK)
+    has_zone = pc.and_(clocked, pc.match_substring_regex(texts, _ZONED))
+    if pc.all(has_zone).as_py():  # also of nothing, and of nulls only
+        return texts.cast(kind)
+    local = pc.if_else(has_zone, pa.scalar(None, pa.string()), texts).cast(pa.timestamp(kind.unit))
+    found = in_zone(local, kind, zone)
+    if not pc.any(has_zone).as_py():
+        return found
+    other = pc.if_else(has_zone, texts, pa.scalar(None, pa.string())).cast(kind)
+    return pc.coalesce(found, other)
