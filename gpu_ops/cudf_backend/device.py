@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 from typing import Any
 
@@ -19,7 +20,7 @@ def describe_device() -> tuple[bool, str]:
     if not cp.cuda.is_available():
         return False, f"cupy {cp.__version__} finds no device: {_why_not()}"
     try:
-        import pylibcudf  # noqa: PLC0415 - slow, and of no use without a card
+        import pylibcudf  # noqa: F401, PLC0415 - slow, and of no use without a card
         import rmm  # noqa: F401, PLC0415
 
         device = cp.cuda.Device()
@@ -32,7 +33,17 @@ def describe_device() -> tuple[bool, str]:
     if capability < _LEAST:
         return False, f"{name}: libcudf needs {_LEAST / 10:.1f}"
     memory = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
-    return True, f"{name}, {memory}, pylibcudf {pylibcudf.__version__}, cupy {cp.__version__}"
+    return True, f"{name}, {memory}, pylibcudf {_libcudf_version()}, cupy {cp.__version__}"
+
+
+def _libcudf_version() -> str:
+    """What is installed: pylibcudf has no ``__version__``."""
+    for name in ("pylibcudf-cu13", "pylibcudf-cu12", "pylibcudf"):
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "of unknown version"
 
 
 def total_memory() -> int:
