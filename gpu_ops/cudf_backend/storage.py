@@ -93,7 +93,10 @@ def to_storage(array: pa.Array) -> pa.Array:
     kind, stored = array.type, storage_type(array.type)
     if kind != decoded(kind):
         return to_storage(_decode(array))
-    if kind == stored or pa.types.is_large_string(kind):
+    if not len(array):
+        # of a list column libcudf reads the first offset even then, which others than Arrow's own builders leave out
+        return pa.array([], stored)
+    if (kind == stored and not pa.types.is_nested(kind)) or pa.types.is_large_string(kind):
         return array
     if pa.types.is_null(kind):
         return pa.nulls(len(array), stored)

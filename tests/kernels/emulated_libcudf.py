@@ -76,6 +76,16 @@ def _holds(kind: pa.DataType) -> bool:
     return simple or kind in (pa.float32(), pa.float64(), pa.string(), pa.large_string())
 
 
+def _has_offsets(array: pa.Array) -> bool:
+    """``from_arrow_host.cu``, ``copy_offsets_column``; strings of no rows are left alone there."""
+    if pa.types.is_struct(array.type):
+        return all(_has_offsets(array.field(i)) for i in range(array.type.num_fields))
+    if not pa.types.is_list(array.type):
+        return True
+    offsets = array.buffers()[1]
+    return offsets is not None and offsets.size > 0 and _has_offsets(array.values)
+
+
 class Column:
     """A column: an Arrow array that begins at its buffers' start, or a slice of one."""
 
@@ -110,6 +120,7 @@ class Column:
         assert isinstance(obj, pa.Array)
         if not _holds(obj.type):
             raise TypeError(f"Unsupported type_id conversion to cudf: {obj.type}")
+        assert _has_offsets(obj), "a segmentation fault: libcudf reads the first offset of lists, if there is none too"
         return Column.of(obj)
 
     @classmethod

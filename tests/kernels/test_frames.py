@@ -36,6 +36,19 @@ def test_columns_in_pieces(kernels: Kernels, name: str) -> None:
         same(kernels.to_arrow(kernels.frame(table), table.schema), table)
 
 
+def test_lists_without_offsets(kernels: Kernels) -> None:
+    """Lists of no rows may come without a first offset, from IPC files of others for one."""
+    numbers = pa.list_(pa.int32())
+    nothing = pa.Array.from_buffers(numbers, 0, [None, None], children=[pa.array([], pa.int32())])
+    lists = pa.list_(numbers)
+    below = pa.Array.from_buffers(lists, 2, [None, pa.py_buffer(bytes(12))], children=[nothing])
+    struct = pa.StructArray.from_arrays([nothing], ["a"])
+    for array in (nothing, below, struct):
+        table = pa.table({"c": array})
+        wanted = pa.table({"c": pa.array(array.to_pylist(), array.type)})
+        same(kernels.to_arrow(kernels.frame(table), table.schema), wanted)
+
+
 def test_dictionaries_are_decoded(kernels: Kernels) -> None:
     frame = frame_of(kernels, c=pa.array(["a", None, "b", "a"]).dictionary_encode())
     wanted = pa.table({"c": pa.array(["a", None, "b", "a"])})
