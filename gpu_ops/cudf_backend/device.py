@@ -26,6 +26,7 @@ def describe_device() -> tuple[bool, str]:
         device = cp.cuda.Device()
         found = cp.cuda.runtime.getDeviceProperties(device.id)
         free, total = cp.cuda.runtime.memGetInfo()
+        int(cp.arange(1)[0])  # cupy compiles its kernels: that needs NVRTC and the headers of CUDA's runtime
     except Exception as error:
         return False, f"{type(error).__name__}: {error}"
     capability = 10 * int(found["major"]) + int(found["minor"])
@@ -77,21 +78,27 @@ def require_one_stream() -> None:
 
 
 class _Cupy:
-    """cupy, with a `repeat` that takes an array of repeats, which cupy before 14.1.1 does not."""
+    """cupy, with a `bincount` that needs no more room than its result."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(cp, name)
 
     @staticmethod
-    def repeat(values: Any, repeats: Any) -> Any:
-        """Each value as often as its number says."""
-        return values[spread(repeats)] if isinstance(repeats, cp.ndarray) else cp.repeat(values, repeats)
+    def bincount(numbers: Any, minlength: int) -> Any:
+        """How often each number from 0 to ``minlength - 1`` comes (int64); no other may.
+
+        cupy's own waits for the card three times to find the largest, and counts by CUB, which takes a counter per
+        number and thread block: gigabytes for a million numbers. Where the pool refuses them it gives up, and
+        before 14.2 it counts wrongly from some two million numbers on (offsets of 32 bits).
+        """
+        counts = cp.zeros(minlength, np.int64)
+        cp.add.at(counts.view(np.uint64), numbers, 1)  # CUDA's atomicAdd knows no int64
+        return counts
 
 
 def array_module() -> Any:
     """Cupy as operators use it."""
-    version = tuple(int(part) for part in cp.__version__.split(".")[:3] if part.isdigit())
-    return cp if version >= (14, 1, 1) else _Cupy()
+    return _Cupy()
 
 
 def spread(counts: Any) -> Any:

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import cupy as cp
-import cupyx
 import numpy as np
 import pyarrow as pa
 import pylibcudf as plc
@@ -165,7 +164,7 @@ def _hash_lists(column: Column, kind: pa.DataType) -> Array:
     if positions.size:
         element = element_type(kind)
         hashes = hash_column(gather([child], positions, [element], present=True)[0], element, element)
-        cupyx.scatter_add(total, rows, mix(hashes + mix(place.view(np.uint64))))
+        cp.add.at(total, rows, mix(hashes + mix(place.view(np.uint64))))
     return mix(total)
 
 

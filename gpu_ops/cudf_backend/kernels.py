@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import cupy as cp
-import cupyx
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -158,7 +157,7 @@ class CudfKernels:
         values = values if values.dtype == target.dtype else values.astype(target.dtype)
         if target.dtype == np.int64:  # CUDA's atomicAdd knows no int64; the bits are the same
             target, values = target.view(np.uint64), values.view(np.uint64)
-        cupyx.scatter_add(target, index, values)
+        cp.add.at(target, index, values)
 
     def cumulative_min(self, values: Array) -> Array:
         """Running minimum, by libcudf: cupy has no ``minimum.accumulate``."""

@@ -33,7 +33,6 @@ _WAITS = {
     "cp.flatnonzero",
     "cp.asnumpy",
     "cp.asarray",
-    "cp.bincount",
     "cp.unique",
     "column.to_arrow",
     "plc.bools_to_mask",
@@ -124,8 +123,7 @@ def counting() -> Iterator[Calls]:
         for name, call in list(vars(cupy).items()):
             if callable(call) and not isinstance(call, (type, np.ufunc)):
                 patch.setattr(cupy, name, counted(f"cp.{name}", call))
-        scatter = sys.modules["cupyx"].scatter_add
-        patch.setattr(sys.modules["cupyx"], "scatter_add", counted("cupyx.scatter_add", scatter))
+        patch.setattr(cupy.add, "at", counted("cp.add.at", cupy.add.at))
         for part in _LIBCUDF:
             for name, call in list(vars(getattr(plc, part)).items()):
                 if callable(call) and not isinstance(call, type):

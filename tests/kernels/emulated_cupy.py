@@ -33,6 +33,17 @@ def wrapped(value: Any) -> Any:
     return np.asarray(value).view(ndarray) if isinstance(value, (HOST, np.generic)) else value
 
 
+def _refuse_races(index: Any, values: Any) -> None:
+    """Of several values for one position, numpy keeps the last one; a card any of them."""
+    if isinstance(index, HOST) and index.dtype.kind in "iu" and np.size(values) > 1:
+        order = np.argsort(index, kind="stable")
+        again = index[order][1:] == index[order][:-1]
+        if again.any():
+            given = np.broadcast_to(values, index.shape)[order]
+            same = given[1:] == given[:-1]
+            assert same[again].all(), "different values for one position: on a card any of them may stay"
+
+
 class ndarray(HOST):  # noqa: N801 - cupy's name
     """A device array."""
 
@@ -63,7 +74,9 @@ class ndarray(HOST):  # noqa: N801 - cupy's name
         return wrapped(self.view(HOST)[plain(index)])
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        self.view(HOST)[plain(index)] = plain(value)
+        where, values = plain(index), plain(value)
+        _refuse_races(where, values)
+        self.view(HOST)[where] = values
 
     def astype(self, dtype: Any, *, copy: bool = True) -> Any:
         with np.errstate(all="ignore"):  # a card says nothing
@@ -97,12 +110,10 @@ def _device(function: Any, **only: Any) -> Any:
 
 _FUNCTIONS = [
     "ascontiguousarray",
-    "bincount",
     "broadcast_to",
     "concatenate",
     "cumsum",
     "flatnonzero",
-    "repeat",
     "searchsorted",
     "take",
     "tile",
@@ -114,12 +125,18 @@ _CREATORS = ["arange", "empty", "full", "ones", "zeros"]
 _UFUNCS = ["abs", "fmod", "isnan", "logical_or", "maximum", "minimum"]
 
 
-def _scatter_add(target: Any, index: Any, values: Any) -> None:
+def _add_at(target: Any, index: Any, values: Any) -> None:
     if target.dtype not in (np.int32, np.uint32, np.uint64, np.float32, np.float64):
-        raise TypeError(f"scatter_add of {target.dtype} is not sure to be there: CUDA's atomicAdd has none")
-    if target.dtype != values.dtype:
-        raise TypeError("scatter_add of two types")
+        raise TypeError(f"cupy.add.at of {target.dtype} is not sure to be there: CUDA's atomicAdd has none")
+    if not isinstance(values, int) and target.dtype != values.dtype:
+        raise TypeError("cupy.add.at of two types")
     np.add.at(plain(target), plain(index), plain(values))
+
+
+def _repeat(values: Any, repeats: int) -> Any:
+    if not isinstance(repeats, int):
+        raise TypeError("cupy before 14.1.1 repeats by numbers of the host only")
+    return wrapped(np.repeat(plain(values), repeats))
 
 
 class _Memory:
@@ -147,8 +164,9 @@ def modules() -> dict[str, types.ModuleType]:
         sort=_device(np.sort, kind=(None, "stable")),
         argsort=lambda values: wrapped(np.argsort(plain(values), kind="stable")),
         clip=_device(np.clip),
+        repeat=_repeat,
+        add=types.SimpleNamespace(at=_add_at),
     )
-    cupyx.__dict__.update(scatter_add=_scatter_add)
     state: dict[str, Any] = {"allocator": "cupy's own"}
     cupy.__dict__["cuda"] = types.SimpleNamespace(
         is_available=lambda: True,
