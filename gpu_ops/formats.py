@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import codecs
 import dataclasses
-import datetime as dt
 import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -48,14 +47,11 @@ _SAMPLE: Final = (
     r"value (\S+) (?:not in range|was truncated)|would lose data: (\S+)"
 )
 
-_DATASETS: Final[Mapping[str, pads.FileFormat]] = {
-    # the times of Spark's files, INT96, are nanoseconds to Arrow, which hold three centuries on either side of 1970
-    "parquet": pads.ParquetFileFormat(coerce_int96_timestamp_unit="us"),
-    "orc": pads.OrcFileFormat(),
-    "arrow": pads.IpcFileFormat(),
-}
+_SHOWN: Final = 100
+"""Bytes of a line that an error shows."""
 
-_GREGORIAN: Final = dt.date(1582, 10, 15)
+_GREGORIAN: Final = -141427
+"""The first day of the Gregorian calendar, 1582-10-15, as days from 1970."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,6 +146,8 @@ class FileFormat:
         )
         try:
             for batch in pcsv.open_csv(file_system.open_input_stream(path), read, parse, convert):
+                if not parse.newlines_in_values:
+                    _in_one_line(batch)
                 yield self._typed(batch, columns)
         except pa.ArrowInvalid as error:
             if "Empty CSV file" in str(error):
@@ -160,7 +158,7 @@ class FileFormat:
             names = self.schema.names
             if header:
                 names = pcsv.open_csv(file_system.open_input_stream(path), read, parse).schema.names
-            raise pa.ArrowInvalid(f"Column '{names[int(numbered.group(1))]}': {error}") from error
+            raise _WrongError(str(error), names[int(numbered.group(1))]) from error
 
     def _json(self, file_system: pafs.FileSystem, path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         wanted = pa.schema([pa.field(name, as_text(self.schema.field(name).type)) for name in columns])
@@ -170,15 +168,15 @@ class FileFormat:
                     yield self._typed(batch, columns)
 
     def _dataset(self, file_system: pafs.FileSystem, path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        fragment = _DATASETS[self.name].make_fragment(path, file_system)
+        fragment = _binary_format(self.name).make_fragment(path, file_system)
         there = {field.name: field.type for field in fragment.physical_schema}
         for name in columns:
             kind = self.schema.field(name).type
             if name not in there:
                 if self._option("missingColumns", "fail") == "fail":
-                    raise pa.ArrowInvalid(f"Column '{name}': it is not among its columns {', '.join(there)}")
+                    raise _WrongError(f"it is not among its columns {', '.join(there)}", name)
             elif not fits(there[name], kind):
-                raise pa.ArrowInvalid(f"Column '{name}': it is {there[name]} there, and not {kind}")
+                raise _WrongError(f"it is {there[name]} there, and not {kind}", name)
         found = [name for name in columns if name in there]
         for batch in fragment.to_batches(columns=found, batch_size=_ROWS, use_threads=False):
             yield self._typed(batch, columns)
@@ -192,10 +190,10 @@ class FileFormat:
             values = batch[name] if name in there else pa.nulls(batch.num_rows, kind)
             try:
                 if self.name == "orc" and pa.types.is_date(kind):
-                    _in_one_calendar(values)
+                    _in_one_calendar(values, name)
                 made.append(cast(values, kind, zone))
             except pa.ArrowInvalid as error:
-                raise pa.ArrowInvalid(f"Column '{name}': {error}") from error
+                raise _WrongError(str(error), name) from error
         return pa.RecordBatch.from_arrays(made, schema=pa.schema([self.schema.field(name) for name in columns]))
 
     def _option(self, name: str, default: str) -> str:
@@ -203,12 +201,21 @@ class FileFormat:
 
     def _refused(self, error: Exception, uri: str, input_name: str) -> BadInputError:
         text = str(error)
-        named = re.search(r"[Cc]olumn '([^']+)'", text) or re.search(r"Column\(/([^)/]+)", text)
+        named = re.search(r"Column '([^']+)'", text) or re.search(r"Column\(/([^)/]+)", text)
         column = named.group(1) if named is not None else None
         value = re.search(_SAMPLE, text, re.DOTALL)
         sample = next(filter(None, value.groups()), None) if value is not None else None
-        text = text.removeprefix(f"Column '{column}': ")
+        if isinstance(error, _WrongError):
+            column, sample = error.column or column, error.sample or sample
         return BadInputError(input_name, column, f"cannot read {uri}: {text}", sample)
+
+
+class _WrongError(ValueError):
+    """What is wrong with a file, with column and sample where they are known."""
+
+    def __init__(self, problem: str, column: str | None = None, sample: str | None = None) -> None:
+        super().__init__(problem)
+        self.column, self.sample = column, sample
 
 
 def _lines(stream: pa.NativeFile) -> Iterator[bytes]:
@@ -227,14 +234,15 @@ def _parsed(block: bytes, wanted: pa.Schema) -> list[pa.RecordBatch]:
     """The objects of a block of JSON lines.
 
     Raises:
-        ArrowInvalid: anything else; names the column.
+        ValueError: anything else; names the column.
     """
     block = block.removeprefix(codecs.BOM_UTF8).lstrip()
     if not block:
         return []
     if not block.startswith(b"{") or b"\nnull" in block:
         # Arrow ends the process at a null there (apache/arrow issue 47409)
-        raise pa.ArrowInvalid("a line is no object")
+        line = block.partition(b"\n")[0] if not block.startswith(b"{") else b"null"
+        raise _WrongError("a line is no object", sample=_shown(line))
     if not block.isascii():
         block.decode()  # Arrow takes any bytes for text
 
@@ -248,14 +256,16 @@ def _parsed(block: bytes, wanted: pa.Schema) -> list[pa.RecordBatch]:
     try:
         return list(read(wanted).to_batches())
     except pa.ArrowInvalid as error:
-        if "Column(/" in str(error):
-            raise
-        read(pa.schema([]))
+        said = re.fullmatch(r"(.*) in row (\d+)", str(error), re.DOTALL)
+        if said is not None:  # of the block, which is nothing to its reader
+            rows = [line for line in block.splitlines() if line.strip()]
+            row = rows[min(int(said.group(2)), len(rows) - 1)]
+            raise _WrongError(said.group(1), sample=_shown(row)) from error
         for field in wanted:
             try:
                 read(pa.schema([field]))
             except pa.ArrowInvalid as of_one:
-                raise pa.ArrowInvalid(f"Column '{field.name}': {of_one}") from error
+                raise _WrongError(str(of_one), field.name) from error
         raise
 
 
@@ -289,11 +299,32 @@ def file_system_of(uri: str, input_name: str) -> tuple[pafs.FileSystem, str]:
     return file_system, base + path
 
 
-def _in_one_calendar(days: pa.Array) -> None:
+def _in_one_line(batch: pa.RecordBatch) -> None:
+    """Refuses a value that goes on in the next line: a quote may be missing, and rows are part of it."""
+    for name, values in zip(batch.schema.names, batch.columns, strict=True):
+        if pa.types.is_string(values.type) or pa.types.is_binary(values.type):
+            longer = pc.match_substring(values, "\n")
+            if pc.any(longer).as_py():
+                problem = "a quoted value has a line break, which is for multiLine=true"
+                raise _WrongError(problem, name, _shown(pc.filter(values, longer)[0].as_buffer().to_pybytes()))
+
+
+def _shown(line: bytes) -> str:
+    return line[:_SHOWN].decode(errors="replace").strip()
+
+
+def _binary_format(name: str) -> pads.FileFormat:
+    if name == "parquet":
+        # the times of Spark's files, INT96, are nanoseconds to Arrow, which hold three centuries on either side of 1970
+        return pads.ParquetFileFormat(coerce_int96_timestamp_unit="us")
+    return pads.OrcFileFormat() if name == "orc" else pads.IpcFileFormat()
+
+
+def _in_one_calendar(days: pa.Array, name: str) -> None:
     """Refuses dates that a file of ORC may have by the Julian calendar; Arrow does not say which it has."""
-    first = pc.min(days).as_py()
-    if first is not None and first < _GREGORIAN:
-        raise pa.ArrowInvalid(f"a date before {_GREGORIAN}, invalid value '{first}'")
+    first = pc.min(days)
+    if first.is_valid and first.cast(pa.int32()).as_py() < _GREGORIAN:
+        raise _WrongError("a date before 1582-10-15", name, str(first.cast(pa.string())))
 
 
 def _holds(name: str, kind: pa.DataType) -> bool:
