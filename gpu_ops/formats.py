@@ -44,7 +44,8 @@ _ROWS: Final = 1 << 17
 
 _SAMPLE: Final = (
     r"invalid value '(.*)'|string:? '(.*)' (?:as|is)|couldn't parse:(.*)$|"
-    r"value (\S+) (?:not in range|was truncated)|would lose data: (\S+)"
+    r"value (\S+) (?:not in range|was truncated)|would lose data: (\S+)|"
+    r"Decimal value (\S+) does"
 )
 
 _SHOWN: Final = 100
@@ -191,6 +192,8 @@ class FileFormat:
             try:
                 if self.name == "orc" and pa.types.is_date(kind):
                     _in_one_calendar(values, name)
+                if self.name in ("csv", "json") and "decimal" in str(kind):
+                    values.validate(full=True)  # Arrow's readers let some through that have a digit too many
                 made.append(cast(values, kind, zone))
             except pa.ArrowInvalid as error:
                 raise _WrongError(str(error), name) from error
@@ -285,7 +288,7 @@ def file_system_of(uri: str, input_name: str) -> tuple[pafs.FileSystem, str]:
     Raises:
         BadInputError: a file system that Arrow does not know.
     """
-    parts = re.fullmatch(r"([a-z][a-z0-9+.-]*):(?://([^/]*))?(/.*)", uri)
+    parts = re.fullmatch(r"([a-z][a-z0-9+.-]*):(?://([^/]*))?(/.*)", uri, re.DOTALL)
     if parts is None or parts.group(1) == "file":
         return pafs.LocalFileSystem(), uri if parts is None else re.sub("^/+", "/", parts.group(3))
     scheme, host, path = parts.groups()
