@@ -35,6 +35,7 @@ _FILES: Final = {
     "recursive": Option("recursiveFileLookup", "flag"),
     "latest_first": Option("latestFirst", "flag"),
     "max_file_age": Option("maxFileAge"),
+    "reader": Option("", values=("spark", "arrow")),
 }
 _TEXT: Final = {
     "multi_line": Option("multiLine", "flag"),

@@ -35,6 +35,7 @@ class Source:
         columns: names and Spark types; None takes them from the data.
         options: for Spark's reader, by Spark's names.
         format: of the values in a Kafka topic: json or debezium-json.
+        reader: of files: spark, or arrow for `gpu_ops.read_files`.
         at: where it is written down, an offset in the file.
         unique_key: as in `gpu_ops.stream`, like those that follow.
         row_kind: the column of row kinds, or None.
@@ -60,6 +61,7 @@ class Source:
     bad_rows: BadRows = "fail"
     watermark: Watermark | None = None
     idle_timeout_ms: int | None = None
+    reader: str = "spark"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,6 +214,7 @@ def _source(file: Text, table: SaidTable) -> Source:
         bad_rows=settings.one_of("bad_rows", ("fail", "drop"), "fail"),
         watermark=None if watermark is None else Watermark(watermark[0].text, _delay(file, watermark[1])),
         idle_timeout_ms=None if idle is None else _duration(file, idle),
+        reader=settings.text("reader") or "spark",
     )
     settings.end()
     if source.connector == "kafka" and source.columns is None:

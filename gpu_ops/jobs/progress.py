@@ -17,7 +17,8 @@ class Batch:
 
     Attributes:
         number: from 0.
-        rows_in: of all sources.
+        rows_in: of all sources. Of files that Arrow reads Spark counts the files: then what joins took in counts, less
+            what they took from each other.
         changes: that went to the sink, by row kind; kinds without any are left out.
         seconds: from its trigger to its commit.
         state_rows: of all joins and inputs.
@@ -45,13 +46,16 @@ class Batch:
         """A micro-batch of Spark's progress; None for one that did nothing."""
         observed = progress["observedMetrics"].get(OBSERVED)
         counts = {kind: int(observed[name] or 0) for name, kind in KINDS.items()} if observed is not None else {}
-        rows_in = int(progress["numInputRows"])
-        if not rows_in and not any(counts.values()):
-            return None
         joins = join_progress(progress)
 
         def total(end: str) -> int:
             return sum(int(n) for join in joins for name, n in join.metrics.items() if name.endswith(end))
+
+        said = sum(int(n) for join in joins for name, n in join.metrics.items() if name.startswith("rows_out_"))
+        between = max(0, said - sum(counts.values())) if len(joins) > 1 else 0
+        rows_in = max(int(progress["numInputRows"]), total("_rows_in") - between)
+        if not rows_in and not any(counts.values()):
+            return None
 
         marks = [join.metrics["watermark_ms"] for join in joins if "watermark_ms" in join.metrics]
         backends = {join.backend for join in joins}

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
+from gpu_ops.errors import DescriptionError
+from gpu_ops.formats import FormatName
 from gpu_ops.jobs.connectors import package
 from gpu_ops.jobs.job import Source
 from gpu_ops.jobs.text import JobError, Text
 from gpu_ops.jobs.types import quoted
+from gpu_ops.spark.files import read_files
 from gpu_ops.spark.streams import Stream, stream
 
 if TYPE_CHECKING:
@@ -46,8 +49,9 @@ def open_source(spark: SparkSession, source: Source, file: Text) -> Stream:
             df = _load(spark, source)
     except AnalysisException as error:
         raise failed(spark, file, source.connector, source.at, error) from error
-    idle = source.idle_timeout_ms is not None
-    if source.watermark is not None:
+    # Spark's own watermark would come between Arrow's reader and the join, and knows no idle input
+    ours = source.idle_timeout_ms is not None or source.reader == "arrow"
+    if source.watermark is not None and not ours:
         df = df.withWatermark(source.watermark.column, f"{source.watermark.delay_ms} milliseconds")
     return stream(
         df,
@@ -58,8 +62,8 @@ def open_source(spark: SparkSession, source: Source, file: Text) -> Stream:
         name=source.name,
         updates=source.updates,
         bad_rows=source.bad_rows,
-        event_time=source.watermark.column if source.watermark is not None and idle else None,
-        delay=source.watermark.delay_ms if source.watermark is not None and idle else None,
+        event_time=source.watermark.column if source.watermark is not None and ours else None,
+        delay=source.watermark.delay_ms if source.watermark is not None and ours else None,
         idle_timeout=source.idle_timeout_ms,
     )
 
@@ -99,11 +103,21 @@ def _read_files(spark: SparkSession, source: Source, file: Text) -> DataFrame:
             schema = st.StructType()
         if not schema.fields:
             file.fail("there are no files yet, so nothing says what columns there are: name them", source.at)
-        return spark.readStream.format(source.connector).options(**source.options).schema(schema).load()
+        return _stream_of_files(spark, source, file, schema)
     named = {name.lower() for name, _ in source.columns}
     if source.connector == "csv" and source.row_kind is not None and source.row_kind.lower() not in named:
         file.fail(f"CSV goes by position: name {source.row_kind!r} among the columns, where it stands", source.at)
-    return spark.readStream.format(source.connector).options(**source.options).schema(schema_text(source)).load()
+    return _stream_of_files(spark, source, file, schema_text(source))
+
+
+def _stream_of_files(spark: SparkSession, source: Source, file: Text, schema: st.StructType | str) -> DataFrame:
+    if source.reader == "arrow":
+        options = {name: value for name, value in source.options.items() if name != "path"}
+        try:
+            return read_files(spark, source.options["path"], cast("FormatName", source.connector), schema, **options)
+        except DescriptionError as error:
+            raise file.error(str(error), source.at) from error
+    return spark.readStream.format(source.connector).options(**source.options).schema(schema).load()
 
 
 def _delta(spark: SparkSession, source: Source) -> tuple[Source, DataFrame]:

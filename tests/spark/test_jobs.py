@@ -74,10 +74,12 @@ def result(spark: Any, folder: Path, form: str) -> list[tuple[Any, ...]]:
     return fold(sorted((tuple(row) for row in changes), key=lambda row: row[0] == "-D"))
 
 
-@pytest.mark.parametrize("form", ["parquet", "json", "csv"])
-def test_once_and_once_more(spark: Any, tmp_path: Path, form: str) -> None:
+@pytest.mark.parametrize(
+    ("form", "reader"), [("parquet", "arrow"), ("json", "spark"), ("csv", "spark"), ("csv", "arrow")]
+)
+def test_once_and_once_more(spark: Any, tmp_path: Path, form: str, reader: str) -> None:
     path = tmp_path / "shop.sql"
-    path.write_text(JOB.format(format=form))
+    path.write_text(JOB.format(format=form).replace("'max_files", f"'reader' = '{reader}', 'max_files"))
     write(tmp_path / "orders", form, ORDERS, (1, "book", 2), (2, "pen", 1))
     write(tmp_path / "orders", form, ORDERS, (2, "pencil", 3))
     write(tmp_path / "prices", form, PRICES, ("+I", 1, 9.5))
@@ -126,10 +128,10 @@ def test_watermarks_make_an_interval_join(spark: Any, tmp_path: Path) -> None:
         (tmp_path / name / "1.json").write_text(json.dumps({"id": 9, "at": "2026-01-01T12:00:00Z"}))
     declared = """
         CREATE TABLE {0} (id INT, at TIMESTAMP(3), WATERMARK FOR at AS at - INTERVAL '1' MINUTE)
-        WITH ('connector' = 'json', 'path' = '{0}', 'max_files_per_trigger' = '1', 'idle_timeout' = '1 hour');
+        WITH ('connector' = 'json', 'path' = '{0}', 'max_files_per_trigger' = '1', 'idle_timeout' = '1 hour'{1});
     """
     text = f"""
-        {declared.format("ordered")} {declared.format("shipped")}
+        {declared.format("ordered", "")} {declared.format("shipped", ", 'reader' = 'arrow'")}
         CREATE TABLE out WITH ('connector' = 'memory', 'table' = 'timed');
         INSERT INTO out SELECT o.id, s.id AS shipped FROM ordered o LEFT JOIN shipped s
         ON o.id = s.id AND s.at BETWEEN o.at AND o.at + INTERVAL '10' MINUTES
