@@ -97,6 +97,7 @@ class App:
         self.spark = session("gpu-join cluster", master="local-cluster[2,2,1024]", config=settings(folder))
         self.context = self.spark.sparkContext
         self.left = Source(self.spark, folder / "left", "k long, a string, op string")
+        self.left.read_by_arrow = True  # on executors; the other input brings Spark's rows
         self.right = Source(self.spark, folder / "right", "k long, b double, op string")
         self.sink = Sink()
         self.pids: set[int] = set()
