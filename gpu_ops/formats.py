@@ -63,7 +63,8 @@ class FileFormat:
         name: one of `FORMATS`.
         schema: of their rows. A CSV file without a header has these columns, in this order.
         options: some of `OPTIONS`: ``header`` (the first row has names: then columns may come in any order, and
-            more may be there), ``sep``, ``quote``, ``escape``, ``nullValue`` (besides the empty field),
+            more may be there), ``sep``, ``quote`` (twice it is itself), ``escape`` (of any character that follows;
+            none, where Spark has the backslash), ``nullValue`` (besides the empty field; in quotes it is none),
             ``encoding``, ``multiLine`` (values may have line breaks), ``timeZone`` (of times that name none; those
             of Parquet and Arrow are UTC's, those that Spark writes to ORC are its JVM's), ``missingColumns``:
             ``fail``, or ``null`` for columns that a file lacks.
@@ -131,10 +132,11 @@ class FileFormat:
             column_names=None if header else self.schema.names,
             encoding=self._option("encoding", "utf8"),
         )
+        quote, escape = self._option("quote", '"'), self._option("escape", "")
         parse = pcsv.ParseOptions(
             delimiter=self._option("sep", ","),
-            quote_char=self._option("quote", '"'),
-            escape_char=self._option("escape", "") or False,
+            quote_char=quote,
+            escape_char=False if escape in ("", quote) else escape,  # a quote twice is one in any case
             newlines_in_values=self._option("multiLine", "false") == "true",
         )
         convert = pcsv.ConvertOptions(

@@ -60,6 +60,7 @@ def error(file: Path, name: str, schema: pa.Schema, text: str | bytes, **options
         ("1;x,y\n2;'a;''b'", {"sep": ";", "quote": "'"}, [(1, "x,y"), (2, "a;'b")]),
         ('1\t"x"\n', {"sep": "\t"}, [(1, "x")]),
         ('1,"a\\"b"\n2,"a""b"\n3,"\\\\"\n', {"escape": "\\"}, [(1, 'a"b'), (2, 'a"b'), (3, "\\")]),
+        ('1,"a""b"\n2,"x"\n3,\n', {"escape": '"'}, [(1, 'a"b'), (2, "x"), (3, None)]),
         ('1,NA\n2,"NA"\nNA,x\n,\n', {"nullValue": "NA"}, [(1, None), (2, "NA"), (None, "x"), (None, None)]),
         ('1,"x\ny"\n2,"z\r\nw"\n', {"multiLine": "true"}, [(1, "x\ny"), (2, "z\r\nw")]),
         ("1,ü\n".encode("latin1"), {"encoding": "ISO-8859-1"}, [(1, "ü")]),
