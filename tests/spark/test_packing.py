@@ -1,0 +1,221 @@
+"""Rows packed into messages and taken out again: each once, in its partition, in one order. Needs no Spark."""
+
+from __future__ import annotations
+
+import random
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as hs
+
+from cpu_fallback.hashing import hash_columns
+from gpu_ops.keys import key_type
+from gpu_ops.spark.arrivals import PACKED, Carried, Packed
+from gpu_ops.spark.packing import Packer, files_in_order
+
+SCHEMA = pa.schema([("k", pa.int64()), ("t", pa.string()), ("n", pa.int64()), ("tags", pa.list_(pa.int32()))])
+LANES = ("k", "n", "tags", "t")
+
+
+def wire(lanes: dict[str, pa.DataType]) -> pa.Schema:
+    fixed = [pa.field("__side", pa.int8()), pa.field("__order", pa.int64())]
+    return pa.schema([*fixed, *(pa.field(f"c{place}", kind) for place, kind in enumerate(lanes.values()))])
+
+
+def packer(
+    number: int = 0,
+    schema: pa.Schema = SCHEMA,
+    by: tuple[tuple[str, pa.DataType], ...] = (("k", pa.int64()),),
+    partitions: int = 3,
+    most_bytes: int = 1 << 18,
+) -> Packer:
+    routes = tuple(range(100, 100 + partitions))
+    return Packer(f"in{number}", number, schema, by, routes, most_bytes)
+
+
+def packed(packer: Packer, batches: list[pa.RecordBatch], time: int = 0, source: str = "") -> list[dict[str, Any]]:
+    made = list(packer.pack(iter(batches), time, source))
+    assert all(batch.schema.equals(PACKED) for batch in made)
+    return [row for batch in made for row in batch.to_pylist()]
+
+
+def unpacked(
+    messages: list[dict[str, Any]], inputs: list[Carried], lanes: pa.Schema, size: int = 3
+) -> list[dict[str, Any]]:
+    """The rows of a partition, in their order."""
+    batches = [
+        pa.RecordBatch.from_pylist(messages[start : start + size], PACKED) for start in range(0, len(messages), size)
+    ]
+    arrivals = Packed(lanes, inputs)
+    for batch in batches:
+        assert arrivals.partition(batch) == messages[0]["partition"]
+    made = list(arrivals.to_wire(iter(batches)))
+    for batch in made:
+        assert batch.schema.equals(lanes)
+        batch.validate(full=True)
+    rows = [row for batch in made for row in batch.to_pylist()]
+    order = [row.pop("__order") for row in rows]
+    assert order == sorted(set(order))  # as they come, and total
+    return rows
+
+
+@hs.composite
+def inputs(draw: hs.DrawFn) -> list[tuple[int, str, list[pa.RecordBatch]]]:
+    """Batches of some sources, each with its time; rows are numbered in the order that they are to have."""
+    made = []
+    sources = draw(hs.lists(hs.tuples(hs.integers(0, 3), hs.sampled_from("abc")), max_size=4, unique=True))
+    count = 0
+    for time, source in sorted(sources):
+        batches = []
+        for size in draw(hs.lists(hs.integers(0, 9), max_size=3)):
+            keys = draw(hs.lists(hs.none() | hs.integers(-3, 3), min_size=size, max_size=size))
+            texts = draw(hs.lists(hs.none() | hs.text(max_size=20), min_size=size, max_size=size))
+            tags = [None if k is None else [k] * abs(k) for k in keys]
+            whole = pa.RecordBatch.from_pydict(
+                {"k": [9, *keys], "t": ["", *texts], "n": [-1, *range(count, count + size)], "tags": [[], *tags]},
+                SCHEMA,
+            )
+            batches.append(whole.slice(1))  # a batch may be part of another
+            count += size
+        made.append((time, source, batches))
+    return made
+
+
+@given(
+    both=hs.tuples(inputs(), inputs()),
+    partitions=hs.integers(1, 7),
+    most_bytes=hs.integers(1, 2000),
+    by=hs.sampled_from([("k",), ("t", "k"), ()]),
+    seed=hs.integers(0, 99),
+)
+def test_every_row_once_and_in_order(
+    both: tuple[list[Any], list[Any]], partitions: int, most_bytes: int, by: tuple[str, ...], seed: int
+) -> None:
+    keys = tuple((name, SCHEMA.field(name).type) for name in by)
+    messages = [
+        message
+        for number, sources in enumerate(both)
+        for time, source, batches in sources
+        for message in packed(packer(number, SCHEMA, keys, partitions, most_bytes), batches, time, source)
+    ]
+    random.Random(seed).shuffle(messages)
+    expected: dict[int, list[dict[str, Any]]] = {}
+    for number, sources in enumerate(both):
+        for _, _, batches in sources:
+            for batch in batches:
+                hashes = hash_columns([batch[name] for name in by], batch.num_rows)
+                goes_to = (hashes % np.uint64(partitions)).tolist() if by else [0] * batch.num_rows
+                for partition, row in zip(goes_to, batch.to_pylist(), strict=True):
+                    values = {f"c{place}": row[name] for place, name in enumerate(LANES)}
+                    expected.setdefault(partition, []).append({"__side": number, **values})
+    lanes = wire({name: SCHEMA.field(name).type for name in LANES})
+    carried = [Carried(SCHEMA, LANES)] * 2
+    found = {}
+    for partition in {message["partition"] for message in messages}:
+        mine = [message for message in messages if message["partition"] == partition]
+        assert {message["route"] for message in mine} == {100 + partition}
+        found[partition] = unpacked(mine, carried, lanes)
+    assert found == expected
+
+
+def test_messages_are_about_as_large_as_said() -> None:
+    batch = pa.RecordBatch.from_pydict(
+        {"k": range(4000), "t": ["x" * 80] * 4000, "n": range(4000), "tags": [[1, 2]] * 4000}, SCHEMA
+    )
+    sizes = [len(m["rows"]) for m in packed(packer(most_bytes=16_000), [batch])]
+    assert len(sizes) > 20
+    assert max(sizes) < 2 * 16_000
+    assert len(packed(packer(most_bytes=1), [batch.slice(0, 50)])) == 50
+    one = packed(packer(partitions=1, most_bytes=1 << 30), [batch])
+    assert [message["partition"] for message in one] == [0]
+
+
+def test_numbers_of_a_source_go_on() -> None:
+    batches = [
+        pa.RecordBatch.from_pydict({"k": [1, 2, 3], "t": [""] * 3, "n": [n] * 3, "tags": [[]] * 3}, SCHEMA)
+        for n in range(3)
+    ]
+    numbers = [message["number"] for message in packed(packer(most_bytes=1), batches, 5, "file:/a")]
+    assert numbers == list(range(9))
+
+
+NAN = float("nan")
+EQUAL: list[tuple[pa.Array, pa.Array]] = [
+    (pa.array([-1, 7, None], pa.int8()), pa.array([-1, 7, None], pa.int64())),
+    (pa.array([2**31 - 1, -(2**31)], pa.int32()), pa.array([2**31 - 1, -(2**31)], pa.int64())),
+    (pa.array([0.0, -0.0, NAN, 1.5, None]), pa.array([-0.0, 0.0, -NAN, 1.5, None])),
+    (pa.array([0.0, -0.0, NAN, 1.5, None], pa.float32()), pa.array([-0.0, 0.0, NAN, 1.5, None], pa.float64())),
+    (
+        pa.array([Decimal("1.5"), Decimal("-0.1"), None], pa.decimal128(5, 1)),
+        pa.array([Decimal("1.500"), Decimal("-0.100"), None], pa.decimal128(38, 3)),
+    ),
+    (pa.array([0, -1, None], pa.timestamp("s")), pa.array([0, -1000, None], pa.timestamp("ms"))),
+    (pa.array([0, -1], pa.timestamp("ms", "UTC")), pa.array([0, -1000], pa.timestamp("us", "Asia/Tokyo"))),
+    (pa.array(["", "ü", None]), pa.array(["", "ü", None], pa.large_string())),
+    (pa.array([b"", b"\xff", None]), pa.array([b"", b"\xff", None], pa.large_binary())),
+    (pa.array([True, False, None]), pa.array([True, False, None])),
+    (pa.array([1, None], pa.date32()), pa.array([1, None], pa.date32())),
+]
+
+
+@pytest.mark.parametrize(("left", "right"), EQUAL, ids=[f"{a.type}-{b.type}" for a, b in EQUAL])
+@pytest.mark.parametrize("partitions", [2, 3, 7, 64])
+def test_equal_keys_meet(left: pa.Array, right: pa.Array, partitions: int) -> None:
+    kind = key_type(pa.field("k", left.type), pa.field("k", right.type))
+    goes_to: list[dict[int, int]] = []
+    for number, keys in enumerate((left, right)):
+        schema = pa.schema([("k", keys.type), ("n", pa.int64())])
+        batch = pa.RecordBatch.from_arrays([keys, pa.array(range(len(keys)), pa.int64())], schema=schema)
+        lanes = wire({"n": pa.int64()})
+        own = packer(number, schema, (("k", kind),), partitions)
+        messages = packed(own, [batch])
+        found = {}
+        for partition in {message["partition"] for message in messages}:
+            mine = [message for message in messages if message["partition"] == partition]
+            carried = [Carried(schema, ("n",))] * 2
+            found |= {row["c0"]: partition for row in unpacked(mine, carried, lanes)}
+        assert len(found) == len(keys)
+        goes_to.append(found)
+    assert goes_to[0] == goes_to[1]
+
+
+@given(keys=hs.lists(hs.tuples(hs.integers(-(2**31), 2**31 - 1), hs.text(max_size=3)), min_size=200, max_size=200))
+def test_partitions_share(keys: list[tuple[int, str]]) -> None:
+    assume(len(set(keys)) > 150)
+    numbers, texts = zip(*keys, strict=True)
+    batch = pa.RecordBatch.from_pydict({"k": numbers, "t": texts, "n": range(200), "tags": [[]] * 200}, SCHEMA)
+    both = packer(by=(("k", pa.int64()), ("t", pa.string())), partitions=4)
+    assert {message["partition"] for message in packed(both, [batch])} == {0, 1, 2, 3}
+
+
+def test_columns_in_lanes_of_other_inputs() -> None:
+    left = pa.schema([("k", pa.int64()), ("a", pa.string())])
+    right = pa.schema([("b", pa.float64()), ("k", pa.int64())])
+    lanes = wire({"k": pa.int64(), "a": pa.string(), "b": pa.float64()})
+    carried = [Carried(left, ("k", "a", None)), Carried(right, ("k", None, "b"))]
+    messages = packed(packer(1, right, partitions=1), [pa.RecordBatch.from_pydict({"b": [2.5], "k": [1]}, right)])
+    messages += packed(packer(0, left, partitions=1), [pa.RecordBatch.from_pydict({"k": [1], "a": ["x"]}, left)])
+    assert unpacked(messages, carried, lanes) == [
+        {"__side": 0, "c0": 1, "c1": "x", "c2": None},
+        {"__side": 1, "c0": 1, "c1": None, "c2": 2.5},
+    ]
+
+
+def test_nothing_to_pack() -> None:
+    assert packed(packer(), []) == []
+    assert packed(packer(), [pa.RecordBatch.from_pylist([], SCHEMA)]) == []
+    assert list(Packed(wire({"k": pa.int64()}), []).to_wire(iter([]))) == []
+    assert files_in_order(iter([])) == []
+
+
+def test_files_are_in_the_order_of_their_times_and_names() -> None:
+    files = pa.schema([("path", pa.string()), ("time", pa.int64())])
+    batches = [
+        pa.RecordBatch.from_pydict({"path": ["b", "a"], "time": [2, 2]}, files),
+        pa.RecordBatch.from_pydict({"path": ["c"], "time": [1]}, files),
+    ]
+    assert files_in_order(iter(batches)) == [("c", 1), ("a", 2), ("b", 2)]
