@@ -18,6 +18,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kernels.emulated_arrow import copied, has_offsets, holds, told, valid
 from kernels.emulated_cupy import ndarray, plain
 
 _RANDOM = np.random.default_rng(20)
@@ -66,26 +67,6 @@ def gpumemoryview(array: ndarray) -> Span:
     return Span(plain(array))
 
 
-def _holds(kind: pa.DataType) -> bool:
-    t = pa.types
-    if t.is_list(kind):
-        return _holds(kind.value_type)
-    if t.is_struct(kind):
-        return kind.num_fields > 0 and all(_holds(field.type) for field in kind)
-    simple = t.is_integer(kind) or t.is_boolean(kind) or t.is_decimal128(kind)
-    return simple or kind in (pa.float32(), pa.float64(), pa.string(), pa.large_string())
-
-
-def _has_offsets(array: pa.Array) -> bool:
-    """``from_arrow_host.cu``, ``copy_offsets_column``; strings of no rows are left alone there."""
-    if pa.types.is_struct(array.type):
-        return all(_has_offsets(array.field(i)) for i in range(array.type.num_fields))
-    if not pa.types.is_list(array.type):
-        return True
-    offsets = array.buffers()[1]
-    return offsets is not None and offsets.size > 0 and _has_offsets(array.values)
-
-
 class Column:
     """A column: an Arrow array that begins at its buffers' start, or a slice of one."""
 
@@ -112,15 +93,15 @@ class Column:
     @classmethod
     def of(cls, array: pa.Array) -> Column:
         made = cls.__new__(cls)
-        made.array = _copied(array)
+        made.array = copied(array)
         return made
 
     @staticmethod
     def from_arrow(obj: pa.Array) -> Column:
         assert isinstance(obj, pa.Array)
-        if not _holds(obj.type):
+        if not holds(obj.type):
             raise TypeError(f"Unsupported type_id conversion to cudf: {obj.type}")
-        assert _has_offsets(obj), "a segmentation fault: libcudf reads the first offset of lists, if there is none too"
+        assert has_offsets(obj), "a segmentation fault: libcudf reads the first offset of lists, if there is none too"
         return Column.of(obj)
 
     @classmethod
@@ -131,7 +112,7 @@ class Column:
         return cls.of(pa.array(np.array(plain(obj))))
 
     def to_arrow(self) -> pa.Array:
-        return _copied(self.array)
+        return told(copied(self.array))
 
     def size(self) -> int:
         return len(self.array)
@@ -161,7 +142,7 @@ class Column:
             data = np.zeros(len(self.array) * width, np.uint8)
             if buffer is not None:
                 data[:] = np.frombuffer(buffer, np.uint8, count=data.size)
-            missing = ~_valid(self.array)
+            missing = ~valid(self.array)
             under = _RANDOM.integers(0, 256, (int(missing.sum()), width), np.uint8)
             data.reshape(-1, width)[missing] = under
         return data
@@ -169,7 +150,7 @@ class Column:
     def null_mask(self) -> Span | None:
         if not self.array.null_count:
             return None
-        return Span(np.packbits(_valid(self.array), bitorder="little"))
+        return Span(np.packbits(valid(self.array), bitorder="little"))
 
     def with_mask(self, mask: Span | None, null_count: int) -> Column:
         size = len(self.array)
@@ -196,15 +177,6 @@ class Column:
     def to_scalar(self) -> Scalar:
         assert len(self.array) == 1
         return Scalar(self.array)
-
-
-def _copied(array: pa.Array) -> pa.Array:
-    """The array at offset 0, text in the smaller offsets, nulls above nested values put below too, as libcudf does."""
-    return pa.concat_arrays([array, array.slice(0, 0)]) if len(array) else array.slice(0, 0)
-
-
-def _valid(array: pa.Array) -> np.ndarray:
-    return array.is_valid().to_numpy(zero_copy_only=False)
 
 
 class Scalar:
@@ -290,7 +262,7 @@ def xxhash_64(input: Table) -> Column:  # noqa: A002 - pylibcudf's name
         else:
             data = _integers(column, pa.uint64())
         hashes = pd.util.hash_array(data, categorize=False)
-        total = np.where(_valid(column.array), pd.util.hash_array(total * np.uint64(31) + hashes), ~np.uint64(0))
+        total = np.where(valid(column.array), pd.util.hash_array(total * np.uint64(31) + hashes), ~np.uint64(0))
     return Column.of(pa.array(total))
 
 
