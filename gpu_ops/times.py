@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import Final
 
@@ -50,6 +51,8 @@ def in_zone(local: pa.Array, kind: pa.TimestampType, zone: str) -> pa.Array:
         kind: of the instants.
         zone: Arrow's name of it.
     """
+    with contextlib.suppress(pa.ArrowInvalid):  # raised where one falls into an hour that is skipped
+        return pc.assume_timezone(local, zone, ambiguous="earliest").cast(kind)
     found = pc.assume_timezone(local, zone, ambiguous="earliest", nonexistent="earliest")
     return pc.add(found, pc.subtract(local, pc.local_timestamp(found))).cast(kind)
 
@@ -69,13 +72,13 @@ def arrow_zone(name: str) -> str:
 
 
 def _instants(texts: pa.Array, kind: pa.TimestampType, zone: str) -> pa.Array:
-    clocked = pc.match_substring_regex(texts, _CLOCK)
-    has_zone = pc.and_(clocked, pc.match_substring_regex(texts, _ZONED))
-    if pc.all(has_zone).as_py():  # also of nothing, and of nulls only
+    local = pa.timestamp(kind.unit)
+    with contextlib.suppress(pa.ArrowInvalid):
+        return in_zone(texts.cast(local), kind, zone)
+    with contextlib.suppress(pa.ArrowInvalid):
         return texts.cast(kind)
-    local = pc.if_else(has_zone, pa.scalar(None, pa.string()), texts).cast(pa.timestamp(kind.unit))
-    found = in_zone(local, kind, zone)
-    if not pc.any(has_zone).as_py():
-        return found
-    other = pc.if_else(has_zone, texts, pa.scalar(None, pa.string())).cast(kind)
-    return pc.coalesce(found, other)
+    # some name a zone and some do not, or one is no time
+    has_zone = pc.and_(pc.match_substring_regex(texts, _CLOCK), pc.match_substring_regex(texts, _ZONED))
+    nothing = pa.scalar(None, pa.string())
+    found = in_zone(pc.if_else(has_zone, nothing, texts).cast(local), kind, zone)
+    return pc.coalesce(found, pc.if_else(has_zone, texts, nothing).cast(kind))
