@@ -25,6 +25,7 @@ import pyarrow as pa
 import pytest
 
 from kernels import emulated_libcudf
+from kernels.emulated_arrow import told
 from kernels.emulated_cupy import HOST, ndarray
 from kernels.emulated_libcudf import Column, DataType, Scalar, Span, Table
 
@@ -233,6 +234,10 @@ class Player:
                 call = self.library
                 for part in [*path, *([] if last == "__new__" else [last])]:
                     call = getattr(call, part)
+            if name == "Column.to_arrow":
+                kind = pa.Field._import_from_c_capsule(self.real(args[0])._to_schema()).type
+                if kind != told(args[0].array).type:
+                    return f"comes back as {kind}"
             # the resource in use, which is taken otherwise, can be had from a card only
             call(*given, **named, **({"mr": self.resource} if name in _ALLOCATE else {}))
         except NotMadeError as error:
