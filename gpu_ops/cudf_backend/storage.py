@@ -88,6 +88,14 @@ def storage_type(kind: pa.DataType) -> pa.DataType:
     raise BackendError(f"the GPU backend cannot hold columns of type {kind}; CAST them, or use backend='cpu'")
 
 
+def has_lists(kind: pa.DataType) -> bool:
+    """Whether a type's stored column has lists in it."""
+    stored = storage_type(kind)
+    return bool(
+        pa.types.is_list(stored) or (pa.types.is_struct(stored) and any(has_lists(field.type) for field in stored))
+    )
+
+
 def to_storage(array: pa.Array) -> pa.Array:
     """An Arrow array as it is stored; strings of more than 2 GiB as large_string."""
     kind, stored = array.type, storage_type(array.type)

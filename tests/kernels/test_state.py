@@ -50,6 +50,25 @@ def test_store_is_a_growing_table(kernels: Kernels, seed: int) -> None:
     same(kernels.to_arrow(whole, schema), model.combine_chunks())
 
 
+@only_on("emulated")
+def test_segments_are_merged_up_to_a_columns_size(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A libcudf column has no more than 2^31 rows, and all lists of one no more elements."""
+    monkeypatch.setattr(sys.modules["gpu_ops.cudf_backend.store"], "_MAX_ROWS", 1000)
+    numbers = np.zeros(40, np.int8)
+    for column in (pa.array(numbers), pa.array([numbers] * 2), pa.array([{"l": [numbers[:5]]}] * 8)):
+        for piece in (None, 1 << 30):
+            kernels.piece_bytes = piece
+            store = kernels.store(pa.schema([("c", column.type)]))
+            for _ in range(100):
+                store.append(kernels.frame(pa.table({"c": column})))
+            assert 1 < len(store.segments) < 60
+            for segment in store.segments:
+                lists = segment.columns()[0].array
+                while pa.types.is_nested(lists.type):
+                    lists = lists.flatten() if pa.types.is_list(lists.type) else lists.field(0)
+                assert len(lists) <= 1000
+
+
 @pytest.mark.parametrize("name", [n for n in TYPES if n != "null"])
 def test_store_of_several_appends_without_nulls(kernels: Kernels, name: str) -> None:
     """Rows of all of them in one take, of one column and of two, with and without a null in what comes last."""
