@@ -37,6 +37,10 @@ needle per entry on, if at all, and only in the smallest runs. Not measured on a
 _PIECES = 32
 """Pieces of state, at least, in a full GPU."""
 
+_WIDE = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
+_MOST_TEXT = (1 << 31) - 1
+"""Bytes of text that an array with offsets of 32 bits holds."""
+
 
 class CudfKernels:
     """The GPU backend.
@@ -216,5 +220,8 @@ def search_by_join(run: Array, hashes: Array) -> tuple[Array, Array]:
 def _one_array(column: pa.ChunkedArray) -> pa.Array:
     if column.num_chunks == 1:
         return column.chunk(0)
+    wide = _WIDE.get(column.type)
+    if wide is not None and column.nbytes > _MOST_TEXT:  # Arrow does not put together what offsets cannot reach
+        column = column.cast(wide)
     array = column.combine_chunks()
     return pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array

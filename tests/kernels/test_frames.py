@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from decimal import Decimal
 from typing import Any
 
@@ -34,6 +35,16 @@ def test_columns_in_pieces(kernels: Kernels, name: str) -> None:
     for column in (pieces, pa.chunked_array([], array.type)):
         table = pa.table({"c": column})
         same(kernels.to_arrow(kernels.frame(table), table.schema), table)
+
+
+@only_on("emulated")
+def test_more_text_than_offsets_reach(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["gpu_ops.cudf_backend.kernels"], "_MOST_TEXT", 100)
+    for name in ("string", "binary"):
+        table = pa.table({"c": pa.chunked_array([every(name)] * 3)})
+        frame = kernels.frame(table)
+        assert frame.columns["c"].array.type == pa.large_string()
+        same(kernels.to_arrow(frame, table.schema), table)
 
 
 def test_lists_without_offsets(kernels: Kernels) -> None:
