@@ -88,11 +88,17 @@ def storage_type(kind: pa.DataType) -> pa.DataType:
     raise BackendError(f"the GPU backend cannot hold columns of type {kind}; CAST them, or use backend='cpu'")
 
 
-def has_lists(kind: pa.DataType) -> bool:
-    """Whether a type's stored column has lists in it."""
+def has_offsets(kind: pa.DataType) -> bool:
+    """Whether a type's stored column has lists or text in it: their elements and bytes are counted in 32 bits.
+
+    By libcudf those of lists; by Arrow those of text too, on its way back.
+    """
     stored = storage_type(kind)
+    t = pa.types
     return bool(
-        pa.types.is_list(stored) or (pa.types.is_struct(stored) and any(has_lists(field.type) for field in stored))
+        t.is_list(stored)
+        or t.is_string(stored)
+        or (t.is_struct(stored) and any(has_offsets(field.type) for field in stored))
     )
 
 

@@ -18,7 +18,7 @@ import pylibcudf as plc
 
 from gpu_ops.cudf_backend.frame import Frame, Places, gather, nulls
 from gpu_ops.cudf_backend.reach import Reach
-from gpu_ops.cudf_backend.storage import has_lists, storage_type
+from gpu_ops.cudf_backend.storage import has_offsets, storage_type
 from gpu_ops.kernels import Array, Kernels, Store
 from gpu_ops.state.cold import postponed
 
@@ -28,7 +28,7 @@ _Source: TypeAlias = Callable[[Array], list[plc.Column]]
 # `gpu_ops.state.index`, where it was measured (on a CPU).
 _GROWTH = 4
 _MAX_ROWS = (1 << 31) - 2
-"""Rows in one libcudf column, and elements of all its lists."""
+"""Rows in one libcudf column, elements of all its lists, and bytes of its text where Arrow is to take it back."""
 _ROWS_BACK = 1 << 22
 """Rows in one segment that comes back from the host."""
 
@@ -53,7 +53,7 @@ class CudfStore:
         self.segments: list[plc.Table] = []
         self.length = 0
         self._reached: Reach | None = None
-        self._lists = any(map(has_lists, self.types.values()))
+        self._offsets = any(map(has_offsets, self.types.values()))
         self._growth = 0 if kernels.tiny_segments else _GROWTH
 
     def __len__(self) -> int:
@@ -82,7 +82,7 @@ class CudfStore:
     def _merge(self, coming: plc.Table) -> None:
         """Make the segments there are larger than what is about to come."""
         total, size, count, most = 0, 0, 0, self._kernels.piece_bytes
-        if self._lists:  # an element takes a byte at least
+        if self._offsets:  # an element takes a byte at least
             most = min(most or _MAX_ROWS, _MAX_ROWS)
         for segment in reversed(self.segments):
             rows = segment.num_rows()

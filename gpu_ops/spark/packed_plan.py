@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from pyspark.sql import DataFrame, SparkSession
+import numpy as np
+import numpy.typing as npt
+from pyspark.sql import DataFrame
 from pyspark.sql import types as st
 
 from gpu_ops.bounded import Description
@@ -20,7 +22,7 @@ _PACKED_TYPE: Final = st.StructType([st.StructField(x.name, spark_type(x.type), 
 MESSAGE_BYTES: Final = 1 << 18
 """About as much goes into one of Spark's rows."""
 
-_SEED: Final = 42
+_SEED: Final = np.uint32(42)
 
 
 def reads_files(df: DataFrame) -> bool:
@@ -48,7 +50,7 @@ def packed_rows(join: Description, inputs: Sequence[DataFrame], lanes: Sequence[
         partitions: of the join.
     """
     schemas = [arrow_schema(df.schema, source.name) for df, source in zip(inputs, join.inputs, strict=True)]
-    roads = routes(inputs[0].sparkSession, partitions)
+    roads = routes(partitions)
     sides = []
     for number, df in enumerate(inputs):
         by = tuple((by.columns[number], by.type) for by in join.shuffled_by)
@@ -66,13 +68,29 @@ def _packed(df: DataFrame, packer: Packer) -> DataFrame:
     return source.files.mapInArrow(PackFiles(packer, source.format, columns), _PACKED_TYPE)
 
 
-def routes(session: SparkSession, partitions: int) -> tuple[int, ...]:
-    """For each partition the least number that Spark's HashPartitioning sends there."""
-    assert session._jvm is not None
-    murmur = session._jvm.org.apache.spark.unsafe.hash.Murmur3_x86_32
-    found: dict[int, int] = {}
-    number = 0
-    while len(found) < partitions:
-        found.setdefault(int(murmur.hashInt(number, _SEED)) % partitions, number)
-        number += 1
-    return tuple(found[partition] for partition in range(partitions))
+def routes(partitions: int) -> tuple[int, ...]:
+    """For each partition the least number that Spark's HashPartitioning sends there.
+
+    That is the number's Murmur3_x86_32 hash (Appleby) with Spark's seed, modulo the partitions.
+    """
+    size = 16 * partitions
+    while True:
+        places = _murmur3(np.arange(size, dtype=np.uint32)) % partitions
+        found, least = np.unique(places, return_index=True)
+        if found.size == partitions:
+            return tuple(least.tolist())
+        size *= 2
+
+
+def _murmur3(numbers: npt.NDArray[np.uint32]) -> npt.NDArray[np.int32]:
+    """The hash of whole numbers, as Spark's ``Murmur3_x86_32.hashInt`` has it."""
+
+    def rotated(values: npt.NDArray[np.uint32], by: int) -> npt.NDArray[np.uint32]:
+        return (values << np.uint32(by)) | (values >> np.uint32(32 - by))
+
+    mixed = rotated(numbers * np.uint32(0xCC9E2D51), 15) * np.uint32(0x1B873593)
+    hashed = rotated(mixed ^ _SEED, 13) * np.uint32(5) + np.uint32(0xE6546B64)
+    hashed ^= np.uint32(4)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        hashed = (hashed ^ (hashed >> np.uint32(shift))) * np.uint32(factor)
+    return (hashed ^ (hashed >> np.uint32(16))).view(np.int32)

@@ -66,21 +66,7 @@ def test_joins_after_every_micro_batch(feeds: tuple[Feed, Feed], how: str, emit:
         assert sink.table == sql_join(sql, feeds, len(left.files))
     left.more(10)  # nothing new on the right
     drain(changelog(), sink, checkpoint)
-    left_rows, right_rows = left.table(["k", "a", "id"]), right.table(["k", "b"])
-    if how == "left":
-        assert {row[1:] for row in sink.changes} >= {row + (None, None) for row in left_rows if row[0] is None}
-    assert len(sink.table) == len(sql_join_rows(sql, left, right))
-    assert left_rows
-    assert right_rows
-
-
-def sql_join_rows(sql: str, *feeds: Feed) -> list[tuple[Any, ...]]:
-    import duckdb
-
-    with duckdb.connect() as connection:
-        for feed in feeds:
-            connection.register(feed.name, feed.arrow(len(feed.files)))
-        return [tuple(row) for row in connection.sql(sql).fetchall()]
+    assert sink.table == sql_join(sql, feeds, len(left.files))
 
 
 @pytest.mark.parametrize("how", ["semi", "anti"])
@@ -122,7 +108,7 @@ def test_routes_are_where_spark_sends_them(spark: Any) -> None:
     from pyspark.sql import functions as f
 
     for partitions in (1, 2, 7, 40):
-        numbers = routes(spark, partitions)
+        numbers = routes(partitions)
         rows = spark.createDataFrame([(number,) for number in numbers], "route int").repartition(partitions, "route")
         there = {row.route: row.place for row in rows.select("route", f.spark_partition_id().alias("place")).collect()}
         assert [there[number] for number in numbers] == list(range(partitions))
@@ -185,10 +171,8 @@ def test_interval_join_with_times_in_csv(spark: Any, tmp_path: Path) -> None:
     for name, rows in (("l", "1,2024-01-01 00:00:05\n2,2024-01-01 00:00:50\n"), ("r", "1,2024-01-01 00:00:09\n")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "1.csv").write_text(rows)
-    sides = [
-        stream(gpu_ops.read_files(spark, str(tmp_path / n), "csv", "k int, t timestamp"), event_time="t", delay="1 second")
-        for n in "lr"
-    ]  # fmt: skip
+    frames = [gpu_ops.read_files(spark, str(tmp_path / name), "csv", "k int, t timestamp") for name in "lr"]
+    sides = [stream(df, event_time="t", delay="1 second") for df in frames]
     joined = in_memory(
         gpu_ops.interval_join, *sides, [("k", "k")], lower="0 seconds", upper="5 seconds", suffixes=("", "_r")
     )
@@ -228,25 +212,18 @@ def test_alone_it_is_a_dataframe_like_any_other(spark: Any, tmp_path: Path) -> N
     assert sink.changes == [(2, "x"), (4, None), (6, None)]
 
 
-@pytest.mark.parametrize(
-    ("format", "schema", "options", "said"),
-    [
-        ("xml", "k long", {}, "format='xml'; there are csv, json, parquet, orc, arrow"),
-        ("csv", "k long, a array<int>", {}, "column 'a' is list<element: int32>; a file of format csv has none"),
-        ("json", "k long", {"header": True}, "read_files() has no option 'header' for json"),
-        ("csv", "k long", {"maxFilesPerTriger": 1}, "no option 'maxFilesPerTriger' for csv; there are header, sep"),
-        ("csv", "k long", {"sep": "||"}, "sep='||' is one character"),
-        ("csv", "k lang", {}, "schema='k lang' is no schema"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_is_refused(
-    spark: Any,
-    tmp_path: Path,
-    format: Any,
-    schema: str,
-    options: dict[str, Any],
-    said: str,  # noqa: A002
-) -> None:
+REFUSED = [
+    ("xml", "k long", {}, "format='xml'; there are csv, json, parquet, orc, arrow"),
+    ("csv", "k long, a array<int>", {}, "column 'a' is list<element: int32>; a file of format csv has none"),
+    ("json", "k long", {"header": True}, "read_files() has no option 'header' for json"),
+    ("csv", "k long", {"maxFilesPerTriger": 1}, "no option 'maxFilesPerTriger' for csv; there are header, sep"),
+    ("csv", "k long", {"sep": "||"}, "sep='||' is one character"),
+    ("csv", "k lang", {}, "schema='k lang' is no schema"),
+]
+
+
+@pytest.mark.parametrize(("kind", "schema", "options", "said"), REFUSED, ids=[said[:30] for *_, said in REFUSED])
+def test_what_cannot_be_is_refused(spark: Any, kind: Any, schema: str, options: dict[str, Any], said: str) -> None:
     with pytest.raises(gpu_ops.DescriptionError) as caught:
-        gpu_ops.read_files(spark, str(tmp_path), format, schema, **options)
+        gpu_ops.read_files(spark, "somewhere", kind, schema, **options)
     assert said in str(caught.value)
