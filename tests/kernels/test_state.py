@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from gpu_ops.kernels import Kernels
@@ -52,10 +53,11 @@ def test_store_is_a_growing_table(kernels: Kernels, seed: int) -> None:
 
 @only_on("emulated")
 def test_segments_are_merged_up_to_a_columns_size(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A libcudf column has no more than 2^31 rows, and all lists of one no more elements."""
+    """A libcudf column has no more than 2^31 rows, all lists of one no more elements, and Arrow's text no more bytes."""
     monkeypatch.setattr(sys.modules["gpu_ops.cudf_backend.store"], "_MAX_ROWS", 1000)
     numbers = np.zeros(40, np.int8)
-    for column in (pa.array(numbers), pa.array([numbers] * 2), pa.array([{"l": [numbers[:5]]}] * 8)):
+    struct = pa.array([{"l": [numbers[:5]]}] * 8)
+    for column in (pa.array(numbers), pa.array([numbers] * 2), struct, pa.array(["a" * 20] * 2)):
         for piece in (None, 1 << 30):
             kernels.piece_bytes = piece
             store = kernels.store(pa.schema([("c", column.type)]))
@@ -67,6 +69,7 @@ def test_segments_are_merged_up_to_a_columns_size(kernels: Kernels, monkeypatch:
                 while pa.types.is_nested(lists.type):
                     lists = lists.flatten() if pa.types.is_list(lists.type) else lists.field(0)
                 assert len(lists) <= 1000
+                assert not pa.types.is_string(lists.type) or pc.sum(pc.binary_length(lists)).as_py() <= 1000
 
 
 @pytest.mark.parametrize("name", [n for n in TYPES if n != "null"])
