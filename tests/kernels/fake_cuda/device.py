@@ -43,6 +43,8 @@ from cupy.cuda import (  # noqa: E402
 )
 
 _KERNEL = re.compile(r'extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\(')
+_FOREIGN = re.compile(r'#include [<"]cupy/(complex|float16|bfloat16)\.cuh[>"]')
+"""Types that this project has no arrays of, and g++ no functions for."""
 _ARCH = 90
 _PRELUDE = (HERE / "kernel.h").read_text()
 _COMPILER = ["g++", "-O1", "-std=c++20", "-w", "-fpermissive", "-fPIC", "-shared"]
@@ -75,7 +77,7 @@ def _compile(source: str, options: Sequence[str] = (), *_: Any, **__: Any) -> An
 
 def _by_gxx(source: str, library: Path) -> None:
     sync = "__syncthreads" in source or "__shfl" in source
-    lines = [f"#define SYNC {int(sync)}", _PRELUDE, source.replace("#include <cupy/complex.cuh>", "")]
+    lines = [f"#define SYNC {int(sync)}", _PRELUDE, _FOREIGN.sub("", source)]
     for name in _KERNEL.findall(source):
         lines.append(f'extern "C" void run__{name}(void** p, unsigned g, unsigned b) {{ launch({name}, p, g, b); }}')
     code, own = library.with_suffix(".cpp"), library.with_suffix(f".{os.getpid()}")
