@@ -129,6 +129,19 @@ def inspect(
     describe(state, Console(highlight=False), rows=rows)
 
 
+@app.command()
+def rescale(
+    state: Annotated[str, typer.Argument(help="State folder: a path, or a URI (file, hdfs, s3, gs).", metavar="STATE")],
+    partitions: Annotated[int, typer.Option(min=1, help="How many there are to be.")],
+) -> None:
+    """Cut a state folder into another number of partitions. Its query must be stopped; then it goes on from here."""
+    from gpu_ops.spark.rescale import rescale as cut  # noqa: PLC0415
+
+    done = cut(state, partitions)
+    rows = f"{sum(done.rows):,} rows, {min(done.rows):,} to {max(done.rows):,} in a partition"
+    typer.echo(f"{done.before} partitions became {done.after}: {rows}, after {done.version} micro-batches")
+
+
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def bench(
     context: typer.Context,

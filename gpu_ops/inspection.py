@@ -60,7 +60,8 @@ def describe(location: str, console: Console, *, rows: bool = True) -> None:
     if manifest is None:
         raise StateError(f"{location} is no state folder: there is no {files.name(MANIFEST)}")
     join = from_json(manifest.description)
-    held = [read_partition(files, join, partition, rows=rows) for partition in stored_partitions(files)]
+    content = manifest.content(files)
+    held = [read_partition(content, join, partition, rows=rows) for partition in stored_partitions(content)]
     console.print(_inputs(join, manifest))
     console.print(_partitions(held, join, rows=rows))
     empty = manifest.partitions - len(held)

@@ -19,6 +19,7 @@ from gpu_ops.spark.datatypes import spark_type
 from gpu_ops.spark.directory import Directory, folder
 from gpu_ops.spark.left_over import LeftOver
 from gpu_ops.spark.marks import marked
+from gpu_ops.spark.recovery import stored_version
 from gpu_ops.spark.watermarks import timed
 from gpu_ops.spark.workers import make_importable
 from gpu_ops.state.durable import PartitionLog
@@ -72,7 +73,7 @@ def finish(
     output = st.StructType([st.StructField(x.name, spark_type(x.type)) for x in join.output_schema])
     if function is not None:
         output = function.schema
-    version = _version(files, manifest)
+    version = stored_version(files, manifest)
     if not _speaks(join, files, manifest, version):
         rows = spark.createDataFrame([], output)
     else:
@@ -131,23 +132,5 @@ def _speaks(join: Description, files: Files, manifest: Manifest, version: int) -
         return True
     if version == 0 or timed(join) is not None:
         return version > 0
-    logs = (PartitionLog(files, partition) for partition in range(manifest.partitions))
+    logs = (PartitionLog(manifest.content(files), partition) for partition in range(manifest.partitions))
     return why_no_backlog(join) is None and any(log.in_backlog(version) for log in logs)
-
-
-def _version(files: Files, manifest: Manifest) -> int:
-    """How many micro-batches the state holds, 0 for none.
-
-    Raises:
-        StateError: not the same number in all partitions.
-    """
-    versions = []
-    for partition in range(manifest.partitions):
-        stored = PartitionLog(files, partition).stored(clean=False)
-        versions.append(max([0, *(batch + 1 for batch in stored.records), *stored.snapshots]))
-    if len(set(versions)) > 1:
-        raise StateError(
-            f"state folder {files.location} stopped in the middle of batch {max(versions) - 1}: not all partitions "
-            "have done it. Start the query again, let it come to an end, and finish it then"
-        )
-    return versions[0]

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 from pyspark.sql import DataFrame
 from pyspark.sql import types as st
 
@@ -15,14 +14,13 @@ from gpu_ops.spark.arrivals import PACKED, Carried, Packed
 from gpu_ops.spark.datatypes import arrow_schema, spark_type
 from gpu_ops.spark.files import holds_files, source_of
 from gpu_ops.spark.lanes import Lane, Travel, wire_schema
+from gpu_ops.spark.murmur import int_hash
 from gpu_ops.spark.packing import Packer, PackFiles, PackRows
 
 _PACKED_TYPE: Final = st.StructType([st.StructField(x.name, spark_type(x.type), False) for x in PACKED])
 
 MESSAGE_BYTES: Final = 1 << 18
 """About as much goes into one of Spark's rows."""
-
-_SEED: Final = np.uint32(42)
 
 
 def reads_files(df: DataFrame) -> bool:
@@ -71,26 +69,12 @@ def _packed(df: DataFrame, packer: Packer) -> DataFrame:
 def routes(partitions: int) -> tuple[int, ...]:
     """For each partition the least number that Spark's HashPartitioning sends there.
 
-    That is the number's Murmur3_x86_32 hash (Appleby) with Spark's seed, modulo the partitions.
+    That is its hash modulo the partitions.
     """
     size = 16 * partitions
     while True:
-        places = _murmur3(np.arange(size, dtype=np.uint32)) % partitions
+        places = int_hash(np.arange(size, dtype=np.int32)) % partitions
         found, least = np.unique(places, return_index=True)
         if found.size == partitions:
             return tuple(least.tolist())
         size *= 2
-
-
-def _murmur3(numbers: npt.NDArray[np.uint32]) -> npt.NDArray[np.int32]:
-    """The hash of whole numbers, as Spark's ``Murmur3_x86_32.hashInt`` has it."""
-
-    def rotated(values: npt.NDArray[np.uint32], by: int) -> npt.NDArray[np.uint32]:
-        return (values << np.uint32(by)) | (values >> np.uint32(32 - by))
-
-    mixed = rotated(numbers * np.uint32(0xCC9E2D51), 15) * np.uint32(0x1B873593)
-    hashed = rotated(mixed ^ _SEED, 13) * np.uint32(5) + np.uint32(0xE6546B64)
-    hashed ^= np.uint32(4)
-    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
-        hashed = (hashed ^ (hashed >> np.uint32(shift))) * np.uint32(factor)
-    return (hashed ^ (hashed >> np.uint32(16))).view(np.int32)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from gpu_ops.formats import FileFormat
@@ -74,11 +75,8 @@ class Packer(NamedTuple):
         if not self.by or len(self.routes) == 1:
             yield 0, batch
             return
-        # here, as an executor's import of pandas takes a while
-        from cpu_fallback.hashing import hash_columns  # noqa: PLC0415
-
         keys = [batch[name] if batch[name].type == kind else batch[name].cast(kind) for name, kind in self.by]
-        goes_to = (hash_columns(keys, batch.num_rows) % np.uint64(len(self.routes))).astype(np.int32)
+        goes_to = partition_of(keys, batch.num_rows, len(self.routes))
         order = np.argsort(goes_to, kind="stable")
         sizes = np.bincount(goes_to, minlength=len(self.routes))
         sorted_rows, start = batch.take(pa.array(order)), 0
@@ -86,6 +84,20 @@ class Packer(NamedTuple):
             size = int(sizes[partition])
             yield int(partition), sorted_rows.slice(start, size)
             start += size
+
+
+def partition_of(keys: list[pa.Array], rows: int, partitions: int) -> npt.NDArray[np.int32]:
+    """The partition of each row, by its key.
+
+    Args:
+        keys: the columns of the key, each in the type it is compared in.
+        rows: how many.
+        partitions: how many.
+    """
+    # here, as an executor's import of pandas takes a while
+    from cpu_fallback.hashing import hash_columns  # noqa: PLC0415
+
+    return (hash_columns(keys, rows) % np.uint64(partitions)).astype(np.int32)
 
 
 class PackRows:

@@ -47,6 +47,16 @@ class Applied:
     backend_reason: str
 
 
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """The state of a version, as a snapshot has it."""
+
+    tables: dict[str, pa.Table]
+    clock_ms: int
+    times: Times
+    backlog: bool
+
+
 class PartitionState:
     """The state of one partition of one join, and the rules by which it advances.
 
@@ -211,6 +221,20 @@ class PartitionState:
             finally:
                 self._forget()
 
+    def held_at(self, version: int) -> Held:
+        """The state of a version; the state folder stays as it is.
+
+        Raises:
+            StateError: there is no such version.
+        """
+        with self._lock:
+            self._load(version, over=True)
+            assert self._engine is not None
+            try:
+                return Held(self._engine.snapshot(), self._last_clock, self._times, self._in_backlog)
+            finally:
+                self._forget()
+
     # --- versions ----------------------------------------------------------------------------
 
     def _under(self, watermark: int | None) -> dict[str, Any]:
@@ -285,7 +309,7 @@ class PartitionState:
         if folder is None:
             raise recovery.nothing_stored(str(self), files.location, batch_id)
         if not over:
-            check_open(folder)
+            check_open(files)
         started = time.perf_counter()
         log = PartitionLog(folder, self.partition)
         stored = log.stored(clean=not over)

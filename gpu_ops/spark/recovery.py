@@ -6,6 +6,8 @@ from typing import Final
 
 from gpu_ops.errors import StateError
 from gpu_ops.state.durable import PartitionLog, Stored
+from gpu_ops.state.files import Files
+from gpu_ops.state.manifest import Manifest
 
 MIN_RECORDS: Final = 16
 """No snapshot before this many records."""
@@ -87,3 +89,21 @@ def snapshot_due(version: int, partition: int, stored: Stored, every: int | None
     if len(sizes) < MIN_RECORDS + partition % MIN_RECORDS:
         return False
     return sum(max(size, RECORD_COST) for size in sizes) >= stored.snapshots.get(last, 0)
+
+
+def stored_version(files: Files, manifest: Manifest) -> int:
+    """How many micro-batches the state holds, 0 for none.
+
+    Raises:
+        StateError: not the same number in all partitions.
+    """
+    versions = []
+    for partition in range(manifest.partitions):
+        stored = PartitionLog(manifest.content(files), partition).stored(clean=False)
+        versions.append(max([0, *(batch + 1 for batch in stored.records), *stored.snapshots]))
+    if len(set(versions)) > 1:
+        raise StateError(
+            f"state folder {files.location} stopped in the middle of batch {max(versions) - 1}: not all partitions "
+            "have done it. Start the query again, and let it come to an end first"
+        )
+    return versions[0]

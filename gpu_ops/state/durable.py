@@ -75,13 +75,14 @@ def open_folder(location: str | Files, manifest: Manifest, *, create: bool) -> F
         create: whether an empty folder is given the manifest; if not, it counts as no state.
 
     Returns:
-        Its files, or None when there is nothing and ``create`` is false.
+        The files of its partitions, or None when there is nothing and ``create`` is false.
 
     Raises:
         StateError: the folder belongs to another query or join, or cannot be read.
     """
     files = location if isinstance(location, Files) else Files.at(location)
-    return files if ensure(files, manifest, create=create) else None
+    found = ensure(files, manifest, create=create)
+    return None if found is None else found.content(files)
 
 
 def stored_partitions(files: Files) -> list[int]:

@@ -63,6 +63,10 @@ class Files:
             ) from None
         return cls(filesystem, root, location)
 
+    def below(self, folder: str) -> Files:
+        """The files under a folder of this one."""
+        return Files(self.filesystem, f"{self.root}/{folder}", f"{self.location}/{folder}")
+
     def name(self, path: str) -> str:
         """A file as errors call it."""
         return f"{self.location}/{path}"
@@ -186,6 +190,11 @@ class Files:
         for path in paths:
             with contextlib.suppress(FileNotFoundError):
                 self.filesystem.delete_file(f"{self.root}/{path}")
+
+    def delete_folder(self, path: str) -> None:
+        """Deletes a folder with all that is in it; one that is gone already is no error."""
+        with contextlib.suppress(FileNotFoundError):
+            self.filesystem.delete_dir(f"{self.root}/{path}")
 
     def _write_local(self, path: str, produce: Callable[[IO[bytes]], object]) -> int:
         target = os.path.join(self.root, path)

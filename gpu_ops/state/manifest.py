@@ -18,7 +18,7 @@ FORMAT: Final = 2
 """The highest version of what lies below a state folder that this code reads."""
 
 SPARK: Final = "spark"
-"""Rows go to partitions by Spark's HashPartitioning; a folder where they do not has format 2."""
+"""Rows go to partitions by Spark's HashPartitioning; a folder where they do not, or that was cut anew, has format 2."""
 
 MANIFEST: Final = "manifest.json"
 
@@ -37,21 +37,28 @@ class Manifest:
         partitions: how many partitions the state is cut into.
         query_id: Spark's id of the query, the same over restarts from one checkpoint.
         distribution: by what hash rows go to partitions: `SPARK`, or `gpu_ops.spark.packing.DISTRIBUTION`.
+        generation: how often the folder was cut anew (`gpu_ops.rescale`).
     """
 
     description: str
     partitions: int
     query_id: str
     distribution: str = SPARK
+    generation: int = 0
+
+    def content(self, files: Files) -> Files:
+        """Where the partitions of a state folder with this manifest lie: in it, or in a folder of their generation."""
+        return files.below(f"g{self.generation}") if self.generation else files
 
     def to_json(self) -> str:
         """The file's content; schemas are repeated in readable form."""
         description = json.loads(self.description)
         content = {
-            "format": 1 if self.distribution == SPARK else FORMAT,
+            "format": 1 if self.distribution == SPARK and not self.generation else FORMAT,
             "query_id": self.query_id,
             "partitions": self.partitions,
             "distribution": self.distribution,
+            "generation": self.generation,
             "created": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
             "schemas": {
                 source["name"]: {field.name: str(field.type) for field in _schema(source)}
@@ -81,7 +88,13 @@ class Manifest:
                     "upgrade gpu-join on the driver and its executors"
                 )
             join = json.dumps(data["join"], sort_keys=True)
-            return cls(join, int(data["partitions"]), str(data["query_id"]), str(data.get("distribution", SPARK)))
+            return cls(
+                join,
+                int(data["partitions"]),
+                str(data["query_id"]),
+                str(data.get("distribution", SPARK)),
+                int(data.get("generation", 0)),
+            )
         except (ValueError, KeyError, TypeError) as error:
             raise StateError(f"{name} is damaged ({error!r}); restore it from a backup, or {_ADVICE}") from error
 
@@ -123,7 +136,7 @@ class Manifest:
             )
 
 
-def ensure(files: Files, manifest: Manifest, *, create: bool) -> bool:
+def ensure(files: Files, manifest: Manifest, *, create: bool) -> Manifest | None:
     """Checks a folder's manifest, or gives it one.
 
     Safe for several partitions that open a folder at once.
@@ -134,7 +147,7 @@ def ensure(files: Files, manifest: Manifest, *, create: bool) -> bool:
         create: whether a folder without one gets it.
 
     Returns:
-        Whether there is a manifest now.
+        The folder's manifest, or None where there is none and ``create`` is false.
 
     Raises:
         StateError: the folder belongs to something else, or holds state but no manifest.
@@ -147,13 +160,13 @@ def ensure(files: Files, manifest: Manifest, *, create: bool) -> bool:
             raise StateError(f"{name} is missing beside stored state; restore it, or {_ADVICE}")
     if found is None:
         if not create:
-            return False
+            return None
         files.create(MANIFEST, manifest.to_json().encode())
         found = Manifest.read(files)
         if found is None:
             raise StateError(f"{files.name(MANIFEST)} was written and cannot be found")
     manifest.check(found, files.location)
-    return True
+    return found
 
 
 def check_open(files: Files) -> None:
