@@ -365,7 +365,7 @@ class StateTable:
             written = table[WRITTEN_COLUMN].to_numpy()
             order = np.argsort(written, kind="stable")
             times, starts = np.unique(written[order], return_index=True)
-            groups = np.split(order, starts[1:])
+            groups = np.split(order, starts[1:]) if times.size else []
             self._queue.extend((int(t), self.kernels.asarray(np.sort(g))) for t, g in zip(times, groups, strict=True))
 
     def _without_key(self, slots: Array) -> int:

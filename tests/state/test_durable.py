@@ -171,7 +171,8 @@ def test_manifest_is_written_once_and_readable(files: Files) -> None:
     assert open_folder(files, manifest(), create=True) is not None
     assert files.read("manifest.json").to_pybytes() == first
     data = json.loads(first)
-    assert data["format"] == FORMAT
+    assert data["format"] == 1
+    assert json.loads(manifest(generation=1).to_json())["format"] == FORMAT
     assert data["schemas"]["orders"] == {"id": "int64", "item": "string", "amount": "double"}
     assert (data["partitions"], data["query_id"], data["join"]["how"]) == (4, "query-1", "full")
     assert data["created"]
