@@ -88,7 +88,7 @@ def read_files(
             f"read_files() has no option {unknown!r} for {format}; there are {', '.join((*of_format, *SOURCE_OPTIONS))}"
         )
     if "timeZone" in of_format:
-        given.setdefault("timeZone", str(spark.conf.get("spark.sql.session.timeZone")))
+        given.setdefault("timeZone", _zone(spark, format))
     read = FileFormat(
         format,
         arrow_schema(declared, path),
@@ -143,6 +143,14 @@ def holds_files(node: Any) -> bool:
             return bool(files_in(function))
     children = node.children()
     return any(holds_files(children.apply(place)) for place in range(children.length()))
+
+
+def _zone(spark: SparkSession, format: str) -> str:  # noqa: A002
+    """The zone of times that name none: the session's; in ORC, as Spark writes it, its JVM's."""
+    if format == "orc":
+        assert spark._jvm is not None
+        return str(spark._jvm.java.util.TimeZone.getDefault().getID())
+    return str(spark.conf.get("spark.sql.session.timeZone"))
 
 
 def _identities(attributes: Any) -> list[int]:

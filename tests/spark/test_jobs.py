@@ -181,6 +181,13 @@ def test_errors_in_a_table(spark: Any, tmp_path: Path) -> None:
     assert error.line == 2
 
 
+def test_what_arrow_does_not_know_of_files(spark: Any, tmp_path: Path) -> None:
+    text = JOB.format(format="csv").replace("'max_files", "'reader' = 'arrow', 'mode' = 'PERMISSIVE', 'max_files", 1)
+    error = failing(tmp_path, text)
+    assert "read_files() has no option 'mode' for csv" in str(error)
+    assert "line 2" in str(error)
+
+
 def test_a_missing_jar(spark: Any, tmp_path: Path) -> None:
     (tmp_path / "prices").mkdir()
     text = JOB.format(format="json").replace(
