@@ -20,7 +20,7 @@ from hypothesis import strategies as hs
 
 from gpu_ops import formats
 from gpu_ops.errors import BadInputError, DescriptionError
-from gpu_ops.formats import FORMATS, FileFormat
+from gpu_ops.files.formats import FORMATS, FileFormat
 
 UTC = pa.timestamp("us", "UTC")
 LOCAL = pa.timestamp("us")

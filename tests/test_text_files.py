@@ -12,7 +12,7 @@ import pytest
 
 from gpu_ops import formats
 from gpu_ops.errors import BadInputError
-from gpu_ops.formats import FileFormat
+from gpu_ops.files.formats import FileFormat
 
 UTC = pa.timestamp("us", "UTC")
 LOCAL = pa.timestamp("us")

@@ -10,7 +10,7 @@ from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
 from gpu_ops.errors import DescriptionError
-from gpu_ops.formats import FormatName
+from gpu_ops.files.formats import FormatName
 from gpu_ops.jobs.connectors import package
 from gpu_ops.jobs.job import Source
 from gpu_ops.jobs.text import JobError, Text

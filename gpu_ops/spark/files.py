@@ -16,7 +16,7 @@ from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
 from gpu_ops.errors import DescriptionError
-from gpu_ops.formats import OPTIONS, FileFormat, FormatName
+from gpu_ops.files.formats import OPTIONS, FileFormat, FormatName
 from gpu_ops.spark.apply import applied_schema
 from gpu_ops.spark.datatypes import arrow_schema
 from gpu_ops.spark.functions import FILES, MAPS, files_in, joins_in
@@ -68,7 +68,7 @@ def read_files(
         path: a folder, or a pattern.
         format: ``"csv"``, ``"json"`` (one object a line), ``"parquet"``, ``"orc"`` or ``"arrow"``.
         schema: of the rows: a schema or its DDL text.
-        options: of Spark's file source (`SOURCE_OPTIONS`) and of the format (`gpu_ops.formats.FileFormat`), by
+        options: of Spark's file source (`SOURCE_OPTIONS`) and of the format (`gpu_ops.files.formats.FileFormat`), by
             the names that Spark has for them.
 
     A partition of a join takes at most 2 GiB of a micro-batch: ``maxFilesPerTrigger`` keeps it below.

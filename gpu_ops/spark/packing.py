@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gpu_ops.formats import FileFormat
+from gpu_ops.files.formats import FileFormat
 from gpu_ops.spark.arrivals import PACKED
 
 DISTRIBUTION: Final = "arrow"

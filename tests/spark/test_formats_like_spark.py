@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from gpu_ops.errors import BadInputError
-from gpu_ops.formats import FileFormat
+from gpu_ops.files.formats import FileFormat
 
 pytestmark = pytest.mark.spark
 

@@ -185,7 +185,7 @@ def test_what_arrow_does_not_know_of_files(spark: Any, tmp_path: Path) -> None:
     text = JOB.format(format="csv").replace("'max_files", "'reader' = 'arrow', 'mode' = 'PERMISSIVE', 'max_files", 1)
     error = failing(tmp_path, text)
     assert "read_files() has no option 'mode' for csv" in str(error)
-    assert "line 2" in str(error)
+    assert "a.sql:2:14: " in str(error)
 
 
 def test_a_missing_jar(spark: Any, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from gpu_ops.times import in_zone, parsed
+from gpu_ops.files.times import in_zone, parsed
 
 
 def fits(there: pa.DataType, wanted: pa.DataType) -> bool:
@@ -45,7 +45,7 @@ def fits(there: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def cast(values: pa.Array, kind: pa.DataType, zone: str) -> pa.Array:
-    """Values of a type that `fits`, or texts of times (`gpu_ops.times.as_text`), as the type itself.
+    """Values of a type that `fits`, or texts of times (`gpu_ops.files.times.as_text`), as the type itself.
 
     Args:
         values: n of them.

@@ -20,9 +20,9 @@ import pyarrow.dataset as pads
 import pyarrow.fs as pafs
 import pyarrow.json as pjson
 
-from gpu_ops.casts import cast, fits
 from gpu_ops.errors import BadInputError, DescriptionError
-from gpu_ops.times import arrow_zone, as_text
+from gpu_ops.files.casts import cast, fits
+from gpu_ops.files.times import arrow_zone, as_text
 
 FormatName = Literal["csv", "json", "parquet", "orc", "arrow"]
 FORMATS: Final[tuple[str, ...]] = get_args(FormatName)
