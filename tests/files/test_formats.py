@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as hs
 
-from gpu_ops import formats
 from gpu_ops.errors import BadInputError, DescriptionError
+from gpu_ops.files import formats
 from gpu_ops.files.formats import FORMATS, FileFormat
 
 UTC = pa.timestamp("us", "UTC")

@@ -12,8 +12,8 @@ import pyarrow.orc as porc
 import pyarrow.parquet as pq
 import pytest
 
-from gpu_ops import formats
 from gpu_ops.errors import BadInputError
+from gpu_ops.files import formats
 from gpu_ops.files.casts import cast, fits
 from gpu_ops.files.formats import FileFormat
 

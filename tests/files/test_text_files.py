@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from gpu_ops import formats
 from gpu_ops.errors import BadInputError
+from gpu_ops.files import formats
 from gpu_ops.files.formats import FileFormat
 
 UTC = pa.timestamp("us", "UTC")
