@@ -53,7 +53,7 @@ def rescale(state: str, partitions: int) -> Rescaled:
     """Cuts a state folder into another number of partitions; its query must be stopped.
 
     The query goes on from its checkpoint, and finds the new number by itself unless it says ``partitions=``. All of the
-    state goes through this process's memory, one old partition at a time and what it becomes.
+    state goes through this process's memory.
 
     Args:
         state: the folder.
@@ -87,9 +87,10 @@ def _write(files: Files, manifest: Manifest, new: Manifest, version: int) -> tup
     """Writes the new partitions: the state before the last micro-batch, and its record; gives their rows."""
     join = parse_join(manifest.description)
     last, goes = version - 1, _Goes(join, new.distribution, new.partitions)
-    held = [_opened(files, manifest, partition).held_at(last) for partition in range(manifest.partitions)]
+    numbers = range(manifest.partitions)
+    held = [_opened(files, manifest, partition).held_at(last) for partition in numbers]
     content, target = manifest.content(files), new.content(files)
-    records = [PartitionLog(content, partition).read_record(last) for partition in range(manifest.partitions)]
+    records = [PartitionLog(content, partition).read_record(last) for partition in numbers]
     tables, changes = _cut_state(join, held, goes), _cut_changes(join, records, goes)
     known = functools.reduce(Times.later, (part.times for part in held), NO_TIMES)
     then = functools.reduce(Times.later, (record.times for record in records), NO_TIMES)
@@ -99,7 +100,7 @@ def _write(files: Files, manifest: Manifest, new: Manifest, version: int) -> tup
             clock_ms = max(part.clock_ms for part in held)
             log.write_snapshot(last, tables[partition], clock_ms, known, backlog=held[0].backlog)
         log.write_record(last, dataclasses.replace(records[0], table=changes[partition], times=then))
-    return tuple(sum(len(table) for name, table in part.items() if name != _TIME) for part in tables)
+    return tuple(sum(len(part[side]) for side in join.sides) if last else 0 for part in tables)
 
 
 def _opened(files: Files, manifest: Manifest, partition: int) -> PartitionState:
@@ -136,7 +137,7 @@ def _cut_state(join: Description, held: Sequence[Held], goes: _Goes) -> list[dic
         target = goes.to([whole[by.columns[number]] for by in join.shuffled_by], len(whole))
         for partition, tables in enumerate(made):
             tables[side] = whole.take(pa.array(np.flatnonzero(target == partition)))
-    if all(_TIME in part.tables for part in held):
+    if _TIME not in join.sides and all(_TIME in part.tables for part in held):
         facts = [part.tables[_TIME].to_pylist()[0] for part in held]
         told = {name: _together(name, [fact[name] for fact in facts]) for name in facts[0]}
         for tables in made:

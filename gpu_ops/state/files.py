@@ -193,8 +193,9 @@ class Files:
 
     def delete_folder(self, path: str) -> None:
         """Deletes a folder with all that is in it; one that is gone already is no error."""
-        with contextlib.suppress(FileNotFoundError):
-            self.filesystem.delete_dir(f"{self.root}/{path}")
+        target = f"{self.root}/{path}"
+        if self.filesystem.get_file_info(target).type == pafs.FileType.Directory:
+            self.filesystem.delete_dir(target)
 
     def _write_local(self, path: str, produce: Callable[[IO[bytes]], object]) -> int:
         target = os.path.join(self.root, path)
