@@ -249,11 +249,13 @@ def test_the_demo_runs_to_the_end(tmp_path):
     assert "stopped after micro-batch" in done.stdout
     assert "-U" in done.stdout
     assert "ERROR" not in done.stderr
-    commits = {path.name for path in (keep / "tpch" / "checkpoint" / "commits").iterdir()}
-    assert {str(batch) for batch in range(4)} <= commits
+    commits = sorted(int(p.name) for p in (keep / "tpch" / "checkpoint" / "commits").iterdir() if p.name.isdecimal())
+    # One that is stopped between a source's own log and the offset log resumes with two files in a micro-batch.
+    assert commits == list(range(len(commits)))
+    assert 2 < len(commits) <= 4
     state = Files.at(str(keep / "tpch" / "state"))
     manifest = Manifest.read(state)
     assert manifest is not None
     join = from_json(manifest.description)
     held = [read_partition(state, join, partition, rows=True) for partition in stored_partitions(state)]
-    assert {partition.version for partition in held} == {4}
+    assert {partition.version for partition in held} == {len(commits)}
