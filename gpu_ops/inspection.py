@@ -14,7 +14,7 @@ from gpu_ops.errors import StateError
 from gpu_ops.multi import MultiJoin
 from gpu_ops.state.durable import PartitionLog, stored_partitions
 from gpu_ops.state.files import Files
-from gpu_ops.state.manifest import MANIFEST, Manifest
+from gpu_ops.state.manifest import Manifest
 
 _ATTEMPTS = 3
 
@@ -56,9 +56,7 @@ def describe(location: str, console: Console, *, rows: bool = True) -> None:
         StateError: no state folder, or a damaged one.
     """
     files = Files.at(location)
-    manifest = Manifest.read(files)
-    if manifest is None:
-        raise StateError(f"{location} is no state folder: there is no {files.name(MANIFEST)}")
+    manifest = Manifest.of(files)
     join = from_json(manifest.description)
     content = manifest.content(files)
     held = [read_partition(content, join, partition, rows=rows) for partition in stored_partitions(content)]

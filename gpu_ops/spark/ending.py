@@ -24,7 +24,7 @@ from gpu_ops.spark.watermarks import timed
 from gpu_ops.spark.workers import make_importable
 from gpu_ops.state.durable import PartitionLog
 from gpu_ops.state.files import Files
-from gpu_ops.state.manifest import FINISHED, MANIFEST, Manifest
+from gpu_ops.state.manifest import FINISHED, Manifest
 
 _functions: dict[str, Grouped] = {}
 """Of this session's co-groups, by state folder."""
@@ -62,9 +62,7 @@ def finish(
         DescriptionError: a co-group's function is not known, or one is given for something else.
     """
     files = Files.at(state)
-    manifest = Manifest.read(files)
-    if manifest is None:
-        raise StateError(f"{files.location} is no state folder: there is no {files.name(MANIFEST)}")
+    manifest = Manifest.of(files)
     user = Directory.of(spark).state_in_use(state)
     if user is not None:
         raise StateError(f"state folder {files.location} is in use by the running query {user}; stop it first")

@@ -6,7 +6,6 @@ those. So rows that are Arrow's from the start, as those of `gpu_ops.read_files`
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -16,6 +15,7 @@ import pyarrow as pa
 
 from gpu_ops.files.formats import FileFormat
 from gpu_ops.spark.arrivals import PACKED
+from gpu_ops.spark.client import freeze_imports
 
 DISTRIBUTION: Final = "arrow"
 """How rows are distributed here, as manifests have it; elsewhere it is Spark's HashPartitioning."""
@@ -116,7 +116,7 @@ class PackRows:
         """Gives the partition's rows, packed."""
         from pyspark import TaskContext  # noqa: PLC0415 - so that tests of the rest need no pyspark
 
-        _freeze()
+        freeze_imports()
         context = TaskContext.get()
         part = context.partitionId() if context is not None else 0
         yield from self._packer.pack(map(self._typed, batches), part, "")
@@ -128,7 +128,7 @@ class PackRows:
 
 
 class PackFiles:
-    """The function of ``mapInArrow``: files in, see `gpu_ops.spark.files.FILES`, their rows out as `PACKED`.
+    """The function of ``mapInArrow``: files in, as `files_in_order` takes them, their rows out as `PACKED`.
 
     Args:
         packer: of the input.
@@ -147,7 +147,7 @@ class PackFiles:
         Raises:
             BadInputError: a file that cannot be read.
         """
-        _freeze()
+        freeze_imports()
         for uri, time in files_in_order(batches):
             rows = self._format.read(uri, self._columns, self._packer.input_name)
             named = (pa.RecordBatch.from_arrays(x.columns, schema=self._packer.schema) for x in rows)
@@ -173,7 +173,7 @@ class ReadFiles:
         Raises:
             BadInputError: a file that cannot be read.
         """
-        _freeze()
+        freeze_imports()
         for uri, _ in files_in_order(batches):
             yield from self._format.read(uri, self._format.schema.names, self._location)
 
@@ -182,9 +182,3 @@ def files_in_order(batches: Iterator[pa.RecordBatch]) -> list[tuple[str, int]]:
     """Files as Spark lists them, by modification time (us), then path."""
     found = [file for batch in batches for file in zip(*(c.to_pylist() for c in batch.columns), strict=True)]
     return sorted(found, key=lambda file: (file[1], file[0]))
-
-
-def _freeze() -> None:
-    # Spark's worker collects garbage after each task; what is imported stays anyway.
-    if not gc.get_freeze_count():
-        gc.freeze()

@@ -8,6 +8,7 @@ nobody can ask for again.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import threading
@@ -213,13 +214,8 @@ class PartitionState:
         Raises:
             StateError: there is no such version.
         """
-        with self._lock:
-            self._load(version, over=True)
-            assert self._engine is not None
-            try:
-                yield from self._engine.finish_parts()
-            finally:
-                self._forget()
+        with self._at(version) as engine:
+            yield from engine.finish_parts()
 
     def held_at(self, version: int) -> Held:
         """The state of a version; the state folder stays as it is.
@@ -227,11 +223,17 @@ class PartitionState:
         Raises:
             StateError: there is no such version.
         """
+        with self._at(version) as engine:
+            return Held(engine.snapshot(), self._last_clock, self._times, self._in_backlog)
+
+    @contextlib.contextmanager
+    def _at(self, version: int) -> Iterator[JoinEngine]:
+        """An engine with the state of a version, for as long as it is looked at; nothing is written."""
         with self._lock:
             self._load(version, over=True)
             assert self._engine is not None
             try:
-                return Held(self._engine.snapshot(), self._last_clock, self._times, self._in_backlog)
+                yield self._engine
             finally:
                 self._forget()
 

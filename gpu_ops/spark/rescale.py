@@ -65,9 +65,7 @@ def rescale(state: str, partitions: int) -> Rescaled:
         NotBuiltError: keys of a type whose hash is not built here.
     """
     files = Files.at(state)
-    manifest = Manifest.read(files)
-    if manifest is None:
-        raise StateError(f"{files.location} is no state folder: there is no {files.name(MANIFEST)}")
+    manifest = Manifest.of(files)
     check_open(files)
     join = parse_join(manifest.description)
     if partitions < 1:

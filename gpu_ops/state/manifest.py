@@ -98,6 +98,18 @@ class Manifest:
         except (ValueError, KeyError, TypeError) as error:
             raise StateError(f"{name} is damaged ({error!r}); restore it from a backup, or {_ADVICE}") from error
 
+    @classmethod
+    def of(cls, files: Files) -> Manifest:
+        """The manifest of a state folder.
+
+        Raises:
+            StateError: it is none, or its manifest is damaged or of a newer format.
+        """
+        found = cls.read(files)
+        if found is None:
+            raise StateError(f"{files.location} is no state folder: there is no {files.name(MANIFEST)}")
+        return found
+
     def check(self, found: Manifest, location: str) -> None:
         """Refuses a folder that belongs to something else.
 
