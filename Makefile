@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench soak oracle gpu-verify clean
+.PHONY: demo test lint bench soak oracle rapids-plans gpu-verify clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.ready: pyproject.toml
@@ -32,6 +32,9 @@ bench: $(VENV)/.ready  ## all benchmarks, results in benchmarks/results
 
 oracle: $(VENV)/.ready  ## random cases against a live Flink (GPU_JOIN_ORACLE names its folder)
 	$(BIN)/python -m pytest -q tests/oracle/test_flink.py tests/oracle/test_flink_multi.py $(ARGS)
+
+rapids-plans: $(VENV)/.ready  ## every operator planned by NVIDIA's plugin, without a card (JAR names its jar)
+	GPU_JOIN_RAPIDS_JAR=$(abspath $(JAR)) $(BIN)/python -m pytest -q tests/spark/test_rapids_plans.py $(ARGS)
 
 gpu-verify:  ## on a host with a card: contract tests, golden cases, random traces, benchmarks, demo; no skip allowed
 	$(PYTHON) -m benchmarks.gpu.verify $(ARGS)

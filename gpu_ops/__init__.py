@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from gpu_ops.query.errors import SqlError
     from gpu_ops.query.spark import sql
     from gpu_ops.spark.api import MemoryOnlyStateWarning, Stream, anti_join, join, semi_join, stream
+    from gpu_ops.spark.backlog_progress import BacklogProgress
     from gpu_ops.spark.bounded_api import aggregate, co_group
     from gpu_ops.spark.describe import explain
     from gpu_ops.spark.ending import finish, reopen
     from gpu_ops.spark.files import read_files
     from gpu_ops.spark.interval_api import NoWatermarkWarning, interval_join
     from gpu_ops.spark.marks import late
-    from gpu_ops.spark.metrics import ProgressListener
     from gpu_ops.spark.multi_api import multi_join
-    from gpu_ops.spark.progress import BacklogProgress
+    from gpu_ops.spark.progress import ProgressListener
 
 _WHERE: Final = {
     "BackendError": "errors",
-    "BacklogProgress": "spark.progress",
+    "BacklogProgress": "spark.backlog_progress",
     "BadInputError": "errors",
     "ConditionError": "errors",
     "DescriptionError": "errors",
@@ -52,7 +52,7 @@ _WHERE: Final = {
     "MicroBatch": "engine",
     "NoWatermarkWarning": "spark.interval_api",
     "NotBuiltError": "errors",
-    "ProgressListener": "spark.metrics",
+    "ProgressListener": "spark.progress",
     "SqlError": "query.errors",
     "StateError": "errors",
     "Stream": "spark.api",

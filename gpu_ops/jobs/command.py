@@ -49,9 +49,10 @@ def run_file(
     outcome = runner.run(job, console, once=once)
     seconds = time.perf_counter() - began
     ended = "stopped after" if outcome.interrupted else "done:"
+    changes = "" if outcome.rows_out is None else f", {outcome.rows_out:,} changes out"
     batches = f"{outcome.batches} micro-batch{'' if outcome.batches == 1 else 'es'}"
     console.print(
-        f"{ended} {batches}, {outcome.rows_in:,} rows in, {outcome.rows_out:,} changes out, {seconds:.1f} s in all",
+        f"{ended} {batches}, {outcome.rows_in:,} rows in{changes}, {seconds:.1f} s in all",
         markup=False,
     )
     if job.state is not None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpu_ops.jobs.sinks import KINDS, OBSERVED
-from gpu_ops.spark.metrics import join_progress
+from gpu_ops.spark.progress import join_progress
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,8 +18,9 @@ class Batch:
     Attributes:
         number: from 0.
         rows_in: of all sources. Of files that Arrow reads Spark counts the files: then what joins took in counts, less
-            what they took from each other.
-        changes: that went to the sink, by row kind; kinds without any are left out.
+            what they took from each other, as far as that can be told from the changes.
+        changes: that went to the sink, by row kind; kinds without any are left out. None where Spark cannot count
+            them, see `gpu_ops.spark.plugin`.
         seconds: from its trigger to its commit.
         state_rows: of all joins and inputs.
         state_bytes: likewise.
@@ -29,7 +30,7 @@ class Batch:
 
     number: int
     rows_in: int
-    changes: Mapping[str, int]
+    changes: Mapping[str, int] | None
     seconds: float
     state_rows: int
     state_bytes: int
@@ -37,24 +38,27 @@ class Batch:
     backend: str
 
     @property
-    def rows_out(self) -> int:
-        """All changes."""
-        return sum(self.changes.values())
+    def rows_out(self) -> int | None:
+        """All changes, or None."""
+        return None if self.changes is None else sum(self.changes.values())
 
     @classmethod
     def of(cls, progress: Mapping[str, Any]) -> Batch | None:
         """A micro-batch of Spark's progress; None for one that did nothing."""
         observed = progress["observedMetrics"].get(OBSERVED)
-        counts = {kind: int(observed[name] or 0) for name, kind in KINDS.items()} if observed is not None else {}
+        counts = None if observed is None else {kind: int(observed[name] or 0) for name, kind in KINDS.items()}
         joins = join_progress(progress)
 
         def total(end: str) -> int:
             return sum(int(n) for join in joins for name, n in join.metrics.items() if name.endswith(end))
 
         said = sum(int(n) for join in joins for name, n in join.metrics.items() if name.startswith("rows_out_"))
-        between = max(0, said - sum(counts.values())) if len(joins) > 1 else 0
-        rows_in = max(int(progress["numInputRows"]), total("_rows_in") - between)
-        if not rows_in and not any(counts.values()):
+        rows_in = int(progress["numInputRows"])
+        if len(joins) == 1:
+            rows_in = max(rows_in, total("_rows_in"))
+        elif counts is not None:
+            rows_in = max(rows_in, total("_rows_in") - max(0, said - sum(counts.values())))
+        if not rows_in and not (said if counts is None else any(counts.values())):
             return None
 
         marks = [join.metrics["watermark_ms"] for join in joins if "watermark_ms" in join.metrics]
@@ -62,7 +66,7 @@ class Batch:
         return cls(
             number=int(progress["batchId"]),
             rows_in=rows_in,
-            changes={kind: n for kind, n in counts.items() if n},
+            changes=None if counts is None else {kind: n for kind, n in counts.items() if n},
             seconds=progress["durationMs"].get("triggerExecution", 0) / 1000,
             state_rows=total("_state_rows"),
             state_bytes=total("_state_bytes"),
@@ -71,11 +75,9 @@ class Batch:
         )
 
     def __str__(self) -> str:
-        kinds = ", ".join(f"{n:,} {kind}" for kind, n in self.changes.items())
         rate = self.rows_in / self.seconds if self.seconds else 0.0
         parts = [
-            f"micro-batch {self.number}: {self.rows_in:,} rows in, {self.rows_out:,} changes out"
-            + (f" ({kinds})" if kinds else ""),
+            f"micro-batch {self.number}: {self.rows_in:,} rows in{self._out()}",
             f"{self.seconds:.1f} s, {rate:,.0f} rows/s",
             f"state {self.state_rows:,} rows, {size(self.state_bytes)}",
         ]
@@ -85,6 +87,12 @@ class Batch:
         if self.backend:
             parts.append(self.backend)
         return "; ".join(parts)
+
+    def _out(self) -> str:
+        if self.changes is None:
+            return ""
+        kinds = ", ".join(f"{n:,} {kind}" for kind, n in self.changes.items())
+        return f", {self.rows_out:,} changes out" + (f" ({kinds})" if kinds else "")
 
 
 def size(count: int) -> str:

@@ -43,13 +43,13 @@ class Outcome:
     Attributes:
         batches: micro-batches with rows.
         rows_in: of all of them.
-        rows_out: changes that went to the sink.
+        rows_out: changes that went to the sink; None where Spark cannot count them.
         interrupted: whether it was stopped before its end.
     """
 
     batches: int = 0
     rows_in: int = 0
-    rows_out: int = 0
+    rows_out: int | None = 0
     interrupted: bool = False
 
 
@@ -231,6 +231,9 @@ def _say(query: StreamingQuery, console: Console, outcome: Outcome, seen: int) -
             seen = batch.number
             outcome.batches += 1
             outcome.rows_in += batch.rows_in
-            outcome.rows_out += batch.rows_out
+            if batch.rows_out is None or outcome.rows_out is None:
+                outcome.rows_out = None
+            else:
+                outcome.rows_out += batch.rows_out
             console.print(str(batch), markup=False, soft_wrap=True)
     return seen

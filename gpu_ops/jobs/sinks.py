@@ -13,6 +13,7 @@ from gpu_ops.jobs.job import Job, Sink
 from gpu_ops.jobs.sources import failed
 from gpu_ops.jobs.text import Text
 from gpu_ops.jobs.types import quoted
+from gpu_ops.spark.plugin import metrics_reported
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -25,7 +26,7 @@ KINDS: Final = {"insert": "+I", "update_before": "-U", "update_after": "+U", "de
 
 
 def start(changes: DataFrame, job: Job, *, once: bool) -> StreamingQuery:
-    """Starts a job's query.
+    """Starts a job's query. Its changes are counted, unless Spark cannot: see `gpu_ops.spark.plugin`.
 
     Args:
         changes: the changelog, row kinds first.
@@ -36,7 +37,8 @@ def start(changes: DataFrame, job: Job, *, once: bool) -> StreamingQuery:
         JobError: the sink cannot take it.
     """
     kind = f.col(ROW_KIND_COLUMN)
-    counted = changes.observe(OBSERVED, *(f.count(f.when(kind == k, 1)).alias(name) for name, k in KINDS.items()))
+    counts = [f.count(f.when(kind == k, 1)).alias(name) for name, k in KINDS.items()]
+    counted = changes if metrics_reported(changes.sparkSession) else changes.observe(OBSERVED, *counts)
     try:
         rows = shaped(counted, job.sink, job.file)
         if job.sink.connector == "kafka":

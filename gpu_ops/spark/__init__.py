@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from gpu_ops.spark.api import MemoryOnlyStateWarning, Stream, anti_join, join, semi_join, stream
+    from gpu_ops.spark.backlog_progress import BacklogProgress
     from gpu_ops.spark.bounded_api import aggregate, co_group
     from gpu_ops.spark.describe import explain
     from gpu_ops.spark.ending import finish, reopen
@@ -15,14 +16,13 @@ if TYPE_CHECKING:
     from gpu_ops.spark.interval_api import NoWatermarkWarning, interval_join
     from gpu_ops.spark.launch import prepare_environment, recommended_conf, session
     from gpu_ops.spark.marks import late
-    from gpu_ops.spark.metrics import JoinProgress, ProgressListener, join_progress
     from gpu_ops.spark.multi_api import multi_join
-    from gpu_ops.spark.progress import BacklogProgress
+    from gpu_ops.spark.progress import JoinProgress, ProgressListener, join_progress
     from gpu_ops.spark.rapids import RAPIDS_COORDINATES, RAPIDS_SPARK_VERSIONS, rapids_conf
 
 # State servers and Python workers import modules of this package; they need no more than those.
 _WHERE: Final = {
-    "BacklogProgress": "progress",
+    "BacklogProgress": "backlog_progress",
     "MemoryOnlyStateWarning": "api",
     "Stream": "api",
     "anti_join": "api",
@@ -33,9 +33,9 @@ _WHERE: Final = {
     "co_group": "bounded_api",
     "LocalStateWarning": "folders",
     "explain": "describe",
-    "JoinProgress": "metrics",
-    "ProgressListener": "metrics",
-    "join_progress": "metrics",
+    "JoinProgress": "progress",
+    "ProgressListener": "progress",
+    "join_progress": "progress",
     "prepare_environment": "launch",
     "recommended_conf": "launch",
     "session": "launch",

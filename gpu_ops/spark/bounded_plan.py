@@ -39,11 +39,11 @@ def build_bounded(
     lanes = assign_lanes(join, schemas)
     plan = JoinPlan(
         plan_id=uuid.uuid4().hex[:12], join=join, placed=placed, upstream=(None, None), heartbeat_ms=None,
-        lanes=tuple(lanes), stamped=False, application=session.sparkContext.applicationId, bounded=True,
+        lanes=tuple(lanes), stamped=(), application=session.sparkContext.applicationId, bounded=True,
     )  # fmt: skip
     make_importable(session)
     ordered = needs_order(join)
-    sides = [_stamped(df, number, lanes) if ordered else to_lanes(df, number, lanes, stamped=False)
+    sides = [_stamped(df, number, lanes) if ordered else to_lanes(df, number, lanes)
              for number, df in enumerate(inputs)]  # fmt: skip
     if isinstance(join, Aggregate) and not join.by:
         sides.append(_marker(sides[0]))
@@ -78,7 +78,7 @@ def _stamped(df: DataFrame, number: int, lanes: Sequence[Lane]) -> DataFrame:
     """One input's rows as they travel, with a number that rises in the order of the DataFrame."""
     numbered = df.select("*", f.monotonically_increasing_id().alias(STAMP))
     stamp = Lane((STAMP,) * len(lanes[0].columns), STAMP, st.LongType())
-    return to_lanes(numbered, number, [*lanes, stamp], stamped=False)
+    return to_lanes(numbered, number, [*lanes, stamp])
 
 
 def _order(join: Description, lanes: Sequence[Lane]) -> list[Column]:

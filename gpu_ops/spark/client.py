@@ -35,7 +35,7 @@ class Place(NamedTuple):
 
 
 class Task:
-    """The function of ``mapInArrow``: wire batches in, the changelog with hidden metrics out.
+    """The function of ``mapInArrow``: wire batches in, the changelog out, with hidden metrics if they are observed.
 
     Args:
         name: how Spark shows it in plans.
@@ -44,7 +44,8 @@ class Task:
         arrivals: how rows come, and what the server takes becomes of them.
         output: the changelog's schema.
         metrics: the names of what is counted, see `gpu_ops.spark.metrics.metric_names`.
-        reports: whether the directory is told the latest event times afterwards.
+        times: whether the directory is told the latest event times afterwards.
+        reported_as: the join's name, if the directory is told the metrics; None if they are observed.
         place: tells micro-batch and partition; by default Spark's task context does.
     """
 
@@ -57,16 +58,17 @@ class Task:
         output: pa.Schema,
         *,
         metrics: Sequence[str] = (),
-        reports: bool = False,
+        times: bool = False,
+        reported_as: str | None = None,
         place: Callable[[], Place] | None = None,
     ) -> None:
         self.__name__ = name
         self._command, self._directory, self._arrivals = dict(command), directory, arrivals
-        self._output, self._place, self._reports = output, place, reports
-        self._metrics = tuple(metrics)
+        self._output, self._place, self._times = output, place, times
+        self._metrics, self._reported_as = tuple(metrics), reported_as
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Gives the partition's changes, then one row with its metrics."""
+        """Gives the partition's changes, then, if metrics are observed, one row with them."""
         freeze_imports()
         place = self._place() if self._place is not None else task_place()
         join_id = f"{self._command['join_id']}-{place.query_id}"
@@ -99,24 +101,22 @@ class Task:
             return ask(self._directory, request)
 
         exchange = Exchange(locate, command, self._arrivals.wire)
+        observed = self._reported_as is None
         for rows in exchange.run(self._arrivals.to_wire(batches)):
-            hidden = pa.nulls(rows.num_rows, METRICS_TYPE)
-            yield pa.RecordBatch.from_arrays([*rows.columns, hidden], schema=self._schema)
-        if self._reports:
-            self._report(join_id, place.batch_id, partition, exchange.answer["metrics"])
-        yield self._metrics_row(exchange)
-
-    def _report(self, join_id: str, batch_id: int, partition: int, metrics: Mapping[str, Any]) -> None:
-        """Tells the directory what the next micro-batch's watermark follows from."""
-        request = {
-            "op": "report",
-            "join_id": join_id,
-            "batch_id": batch_id,
-            "partition": partition,
-            "latest": [metrics.get(f"{side}_max_time_ms") for side in ("left", "right")],
-            "rows": [bool(metrics[f"{side}_rows_in"]) for side in ("left", "right")],
-        }
-        ask(self._directory, request)
+            yield self._with_metrics(rows, pa.nulls(rows.num_rows, METRICS_TYPE)) if observed else rows
+        said = exchange.answer["metrics"]
+        numbers = pack(self._metrics, said, backend=exchange.answer["backend"], retries=exchange.retries)
+        report: dict[str, Any] = {}
+        if self._times:
+            report["latest"] = [said.get(f"{side}_max_time_ms") for side in ("left", "right")]
+            report["rows"] = [bool(said[f"{side}_rows_in"]) for side in ("left", "right")]
+        if not observed:
+            report |= {"name": self._reported_as, "numbers": dict(zip(self._metrics, numbers, strict=True))}
+        if report:
+            where = {"join_id": join_id, "batch_id": place.batch_id, "partition": partition}
+            ask(self._directory, {"op": "report", **where, **report})
+        if observed:
+            yield self._metrics_row(numbers)
 
     def _partition(self, place: Place, batches: Iterator[pa.RecordBatch]) -> tuple[int, Iterator[pa.RecordBatch]]:
         """The partition this task has, and its batches.
@@ -142,16 +142,15 @@ class Task:
                 return guess, itertools.chain([batch], batches)
         return guess, iter(())
 
-    @property
-    def _schema(self) -> pa.Schema:
-        return self._output.append(pa.field(METRICS_COLUMN, METRICS_TYPE))
+    def _with_metrics(self, rows: pa.RecordBatch, metrics: pa.Array) -> pa.RecordBatch:
+        schema = self._output.append(pa.field(METRICS_COLUMN, METRICS_TYPE))
+        return pa.RecordBatch.from_arrays([*rows.columns, metrics], schema=schema)
 
-    def _metrics_row(self, exchange: Exchange) -> pa.RecordBatch:
-        answer = exchange.answer
-        numbers = pack(self._metrics, answer["metrics"], backend=answer["backend"], retries=exchange.retries)
+    def _metrics_row(self, numbers: list[int | None]) -> pa.RecordBatch:
         # The row kind is the one column that is never null; no row kind is empty.
         columns = [pa.array([""]), *(pa.nulls(1, field.type) for field in list(self._output)[1:])]
-        return pa.RecordBatch.from_arrays([*columns, pa.array([numbers], METRICS_TYPE)], schema=self._schema)
+        row = pa.RecordBatch.from_arrays(columns, schema=self._output)
+        return self._with_metrics(row, pa.array([numbers], METRICS_TYPE))
 
 
 def freeze_imports() -> None:

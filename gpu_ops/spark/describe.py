@@ -86,7 +86,10 @@ def _explain(plan: JoinPlan, df: DataFrame) -> str:
     if plan.read:
         lines.append("  shuffle     Arrow batches, many rows in one of Spark's")
     if plan.stamped:
-        lines.append("  order       rows carry a stamp: the GPU shuffle of this session may reorder them")
+        whose = ", ".join(join.inputs[n].name for n in plan.stamped)
+        lines.append(f"  order       rows carry a stamp ({whose}): the GPU shuffle of this session may reorder them")
+    if plan.reported:
+        lines.append("  metrics     told to the driver by the tasks: join_progress() and listeners have them")
     return "\n".join(lines)
 
 

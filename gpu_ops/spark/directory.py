@@ -27,6 +27,7 @@ from gpu_ops.spark.listener import Listener
 from gpu_ops.spark.pools import Pool, Servers
 from gpu_ops.spark.process import START_S
 from gpu_ops.spark.settings import Settings
+from gpu_ops.spark.tallies import TALLIES
 from gpu_ops.spark.triggers import takes_what_is_there
 from gpu_ops.spark.watermarks import Report, Upstream, Watermarks
 from gpu_ops.state.files import Files
@@ -219,17 +220,21 @@ class Directory:
         return answer
 
     def report(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Takes in the event times of one partition.
+        """Takes in what one partition says after a micro-batch.
 
         Args:
-            request: join_id, batch_id, partition; ``latest`` and ``rows`` as `Report` has them.
+            request: join_id, batch_id, partition; of an interval join ``latest`` and ``rows`` as `Report` has them;
+                where metrics are reported, ``name`` of the join, and ``numbers``, its metrics as packed.
         """
+        batch_id, partition = int(request["batch_id"]), int(request["partition"])
         with self._lock:
             known = self._joins.get(str(request["join_id"]))
-        if known is not None and known.watermarks is not None:
+        if known is not None and known.watermarks is not None and "latest" in request:
             (left, right), (left_rows, right_rows) = request["latest"], request["rows"]
             said = Report((left, right), (bool(left_rows), bool(right_rows)))
-            known.watermarks.report(int(request["batch_id"]), int(request["partition"]), said)
+            known.watermarks.report(batch_id, partition, said)
+        if known is not None and "numbers" in request:
+            TALLIES.take(known.query_id, str(request["name"]), batch_id, partition, request["numbers"])
         return {"taken": True}
 
     def close(self) -> None:

@@ -112,7 +112,7 @@ def wire_schema(lanes: Sequence[Lane]) -> pa.Schema:
 
 
 def single_rows(
-    join: Description, inputs: Sequence[DataFrame], lanes: Sequence[Lane], partitions: int, *, stamped: bool
+    join: Description, inputs: Sequence[DataFrame], lanes: Sequence[Lane], partitions: int, stamped: Sequence[int]
 ) -> Travel:
     """Row by row, as any DataFrame has them.
 
@@ -121,15 +121,17 @@ def single_rows(
         inputs: in its order.
         lanes: of their columns.
         partitions: of the join.
-        stamped: whether rows carry a stamp, because the shuffle may reorder them.
+        stamped: the inputs whose rows carry a stamp, because the shuffle may reorder them and that matters.
     """
-    sides = [to_lanes(df, number, lanes, stamped=stamped) for number, df in enumerate(inputs)]
+    sides = [to_lanes(df, number, lanes) for number, df in enumerate(inputs)]
+    if stamped:
+        sides = [_stamped(df, stamped=number in stamped) for number, df in enumerate(sides)]
     wire = wire_schema(lanes)
-    return Travel(sides, lambda union: shuffle(union, join, lanes, partitions), Rows(wire, stamped=stamped))
+    return Travel(sides, lambda union: shuffle(union, join, lanes, partitions), Rows(wire, stamped=bool(stamped)))
 
 
-def to_lanes(df: DataFrame, number: int, lanes: Sequence[Lane], *, stamped: bool) -> DataFrame:
-    """One input's rows as they travel: origin, lanes, and a stamp where asked for.
+def to_lanes(df: DataFrame, number: int, lanes: Sequence[Lane]) -> DataFrame:
+    """One input's rows as they travel: origin and lanes.
 
     Spark refuses ``monotonically_increasing_id`` in a stream. Its shuffle keeps the rows of one source
     partition in order, so the partition's number is enough; the receiving task counts the rest.
@@ -140,10 +142,13 @@ def to_lanes(df: DataFrame, number: int, lanes: Sequence[Lane], *, stamped: bool
         own = lane.columns[number]
         value = f.lit(None).cast(lane.type) if own is None else quoted(own)
         columns.append(value.alias(lane.name))
-    if stamped:
-        clock = f.expr("java_method('java.lang.System', 'nanoTime')").cast("bigint")
-        columns.append(clock.alias(STAMP))
     return df.select(*columns)
+
+
+def _stamped(rows: DataFrame, *, stamped: bool) -> DataFrame:
+    """Rows with a stamp, or with one that is always the same."""
+    clock = f.expr("java_method('java.lang.System', 'nanoTime')") if stamped else f.lit(0)
+    return rows.select("*", clock.cast("bigint").alias(STAMP))
 
 
 def kept(df: DataFrame) -> DataFrame:

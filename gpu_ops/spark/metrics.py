@@ -1,12 +1,10 @@
-"""Metrics of a join in Spark's own progress: what is counted, how partitions add up, who may listen."""
+"""Metrics of a join: what is counted, and how partitions add up, in Spark's own progress or beside it."""
 
 from __future__ import annotations
 
-import dataclasses
 import re
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
@@ -28,8 +26,11 @@ _TIMES: Final = ("probe_ms", "update_ms", "emit_ms", "commit_ms")
 _TASKS: Final = ("retries", "gpu_partitions", "partitions")
 _MARKS: Final = ("watermark_ms", "output_watermark_ms", "watermark_lag_ms")
 
-_OF_AN_INPUT: Final = re.compile(f"(.*)_({'|'.join(_OF_INPUT)})", re.DOTALL)
-_ALWAYS: Final = frozenset((*_ROWS_OUT, *_TIMES, *_TASKS))
+OF_AN_INPUT: Final = re.compile(f"(.*)_({'|'.join(_OF_INPUT)})", re.DOTALL)
+"""A metric of an input: the input's name, and what."""
+
+ALWAYS: Final = frozenset((*_ROWS_OUT, *_TIMES, *_TASKS))
+"""What every join counts."""
 
 
 def metric_names(sides: Sequence[str], *, interval: bool = False) -> tuple[str, ...]:
@@ -110,147 +111,17 @@ def observed(names: Sequence[str], known: Mapping[str, int]) -> list[Column]:
     return aggregates
 
 
-@dataclasses.dataclass(frozen=True)
-class JoinProgress:
-    """What one join did in one micro-batch.
-
-    Attributes:
-        name: the join's name.
-        query_id: Spark's id of the query.
-        query_name: its name, or None.
-        batch_id: the micro-batch.
-        timestamp: when the trigger began, ISO 8601.
-        metrics: see `metric_names`; a watermark that there is none of is left out.
-    """
-
-    name: str
-    query_id: str
-    query_name: str | None
-    batch_id: int
-    timestamp: str
-    metrics: dict[str, int | float]
-
-    @property
-    def backend(self) -> Literal["cpu", "gpu", "mixed"]:
-        """Where the partitions ran."""
-        on_gpu = self.metrics["gpu_partitions"]
-        return "cpu" if on_gpu == 0 else "gpu" if on_gpu == self.metrics["partitions"] else "mixed"
-
-
-def join_progress(progress: Any) -> list[JoinProgress]:
-    """The joins of a micro-batch.
+def added_up(partitions: Sequence[Mapping[str, int | None]]) -> dict[str, int | float | None]:
+    """What `observed` makes of partitions, without Spark.
 
     Args:
-        progress: ``query.lastProgress``, or the progress a listener is given.
-
-    Returns:
-        One entry per join of this pack; other observed metrics are left alone.
+        partitions: for each what `pack` made, by name; at least one.
     """
-
-    def fact(name: str) -> Any:
-        return progress[name] if isinstance(progress, Mapping) else getattr(progress, name)
-
-    found = []
-    for name, row in (fact("observedMetrics") or {}).items():
-        numbers = row.asDict() if hasattr(row, "asDict") else dict(row)
-        if numbers.keys() >= _ALWAYS:
-            found.append(
-                JoinProgress(
-                    name=name,
-                    query_id=str(fact("id")),
-                    query_name=fact("name"),
-                    batch_id=int(fact("batchId")),
-                    timestamp=str(fact("timestamp")),
-                    metrics={n: value for n, value in numbers.items() if value is not None},
-                )
-            )
+    found: dict[str, int | float | None] = {}
+    for name in partitions[0]:
+        there = [n for n in (numbers[name] for numbers in partitions) if n is not None]
+        if name in _MARKS:
+            found[name] = max(there, default=None)
+        else:
+            found[name] = max(there, default=0) / 1000 if name in _TIMES else sum(there)
     return found
-
-
-def _listener_base() -> type:
-    try:
-        from pyspark.sql.streaming.listener import StreamingQueryListener  # noqa: PLC0415 - pyspark is optional
-    except ImportError:
-        return object
-    return StreamingQueryListener  # type: ignore[no-any-return]
-
-
-class ProgressListener(_listener_base()):  # type: ignore[misc]
-    """Collects the progress of every join of a Spark session.
-
-    Register it with ``spark.streams.addListener(ProgressListener())``.
-
-    Args:
-        on_progress: called with each `JoinProgress` as it comes, on Spark's listener thread.
-        prometheus: keep Prometheus gauges ``gpu_join_<metric>`` with the labels ``join`` and
-            ``query``, for an input of a multi-way join ``gpu_join_input_<metric>`` with the label ``input`` as
-            well (needs the package prometheus-client, extra ``[metrics]``).
-        registry: the Prometheus registry, by default the global one.
-        keep: how many entries to hold on to.
-
-    Raises:
-        ImportError: ``prometheus=True`` without prometheus-client.
-    """
-
-    def __init__(
-        self,
-        on_progress: Callable[[JoinProgress], object] | None = None,
-        *,
-        prometheus: bool = False,
-        registry: Any = None,
-        keep: int = 1000,
-    ) -> None:
-        super().__init__()
-        self._on_progress, self._keep = on_progress, keep
-        self._lock, self._entries = threading.Lock(), list[JoinProgress]()
-        self._gauges: dict[str, Any] = {}
-        self._make_gauge: Callable[[str, list[str]], Any] | None = None
-        if prometheus:
-            from prometheus_client import REGISTRY, Gauge  # noqa: PLC0415 - optional
-
-            def make_gauge(name: str, labels: list[str]) -> Any:
-                text = f"{name.replace('_', ' ')} of the last micro-batch"
-                return Gauge(f"gpu_join_{name}", text, labels, registry=registry or REGISTRY)
-
-            self._make_gauge = make_gauge
-
-    @property
-    def entries(self) -> list[JoinProgress]:
-        """What came so far, oldest first."""
-        with self._lock:
-            return list(self._entries)
-
-    def add(self, entry: JoinProgress) -> None:
-        """Takes an entry in."""
-        with self._lock:
-            self._entries.append(entry)
-            del self._entries[: -self._keep]
-        if self._make_gauge is not None:
-            for name, value in (*entry.metrics.items(), ("batch_id", entry.batch_id)):
-                self._gauge(name, entry, self._make_gauge).set(value)
-        if self._on_progress is not None:
-            self._on_progress(entry)
-
-    def _gauge(self, metric: str, entry: JoinProgress, make: Callable[[str, list[str]], Any]) -> Any:
-        labels = {"join": entry.name, "query": entry.query_name or entry.query_id}
-        found = _OF_AN_INPUT.fullmatch(metric)
-        if found is not None and found[1] not in ("left", "right"):
-            # an input may be called what is no name in Prometheus
-            metric, labels["input"] = f"input_{found[2]}", found[1]
-        if metric not in self._gauges:
-            self._gauges[metric] = make(metric, list(labels))
-        return self._gauges[metric].labels(**labels)
-
-    def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's interface
-        """Nothing to do."""
-
-    def onQueryProgress(self, event: Any) -> None:  # noqa: N802
-        """Takes in the joins of a micro-batch."""
-        for entry in join_progress(event.progress):
-            self.add(entry)
-
-    def onQueryIdle(self, event: Any) -> None:  # noqa: N802
-        """Nothing to do."""
-
-    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
-        """Nothing to do."""

@@ -1,4 +1,4 @@
-"""The streaming plan of a join: lanes, union, repartition, mapInArrow, observe, filter."""
+"""The streaming plan of a join: lanes, union, repartition, mapInArrow, and observe with a filter for its metrics."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Sequence, Set
 from typing import Any, Final, NamedTuple
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
@@ -25,6 +25,7 @@ from gpu_ops.spark.marks import known_key, marked
 from gpu_ops.spark.metrics import METRICS_COLUMN, METRICS_TYPE, known_metrics, metric_names, observed
 from gpu_ops.spark.packed_plan import packed_rows, read_as, reads_files
 from gpu_ops.spark.packing import DISTRIBUTION
+from gpu_ops.spark.plugin import metrics_reported, order_matters, shuffle_reorders
 from gpu_ops.spark.watermarks import by_event_time, timed
 from gpu_ops.spark.workers import make_importable
 from gpu_ops.state.manifest import SPARK
@@ -63,11 +64,12 @@ class JoinPlan:
         upstream: for each input the plan id of the interval join it takes its watermark from, or None.
         heartbeat_ms: how often a micro-batch comes on an idle query, or None.
         lanes: how the columns travel.
-        stamped: whether rows carry a stamp, because a shuffle may reorder them.
+        stamped: the inputs whose rows carry a stamp, because a shuffle may reorder them.
         application: Spark's id of the application.
         bounded: whether its inputs are static.
         read: for each input how the join itself reads its files, or None.
         distribution: by what rows are distributed, as the manifest has it.
+        reported: whether tasks tell the driver their metrics, which Spark's progress then has not.
     """
 
     plan_id: str
@@ -76,11 +78,12 @@ class JoinPlan:
     upstream: tuple[str | None, str | None]
     heartbeat_ms: int | None
     lanes: tuple[Lane, ...]
-    stamped: bool
+    stamped: tuple[int, ...]
     application: str
     bounded: bool = False
     read: tuple[str | None, ...] = ()
     distribution: str = SPARK
+    reported: bool = False
 
 
 _NARROW: Final = {
@@ -130,7 +133,8 @@ def build(
     lanes = assign_lanes(join, schemas)
     packed = any(reads_files(df) for df in inputs)
     # what is packed has an order of its own
-    stamped = shuffle_reorders(session) and not packed
+    reordered = shuffle_reorders(session) and not packed
+    stamped = tuple(n for n in range(len(inputs)) if order_matters(join, n)) if reordered else ()
     plan = JoinPlan(
         plan_id=uuid.uuid4().hex[:12],
         join=join,
@@ -142,6 +146,7 @@ def build(
         application=session.sparkContext.applicationId,
         read=tuple(read_as(df) for df in inputs) if packed else (),
         distribution=DISTRIBUTION if packed else SPARK,
+        reported=metrics_reported(session),
     )
     directory = Directory.of(session)
     make_importable(session)
@@ -152,10 +157,10 @@ def build(
     if packed:
         travel = packed_rows(join, inputs, lanes, placed.partitions)
     else:
-        travel = single_rows(join, inputs, lanes, placed.partitions, stamped=stamped)
+        travel = single_rows(join, inputs, lanes, placed.partitions, stamped)
     task = Task(
         f"{JOIN}_{plan.plan_id}", _command(plan), directory.address, travel.arrivals, join.output_schema,
-        metrics=names, reports=by_event_time(join),
+        metrics=names, times=by_event_time(join), reported_as=placed.name if plan.reported else None,
     )  # fmt: skip
     first, *others = union_order([open_tasks(df) for df in inputs])
     union = kept(travel.sides[first])
@@ -163,13 +168,16 @@ def build(
         union = union.unionAll(travel.sides[number])
     if heartbeat_ms is not None:
         union = union.unionAll(heartbeats(session, heartbeat_ms, union.schema))
-    output = output_type(join, schemas).add(METRICS_COLUMN, spark_type(METRICS_TYPE))
-    rows = travel.shuffle(union).mapInArrow(task, output)
-    on_cpu = placed.backend == "cpu" or directory.servers.cpu_only
-    known = known_metrics(join, placed.partitions, on_cpu=on_cpu)
-    measured = rows.observe(placed.name, *observed(names, known)).filter(f.isnull(METRICS_COLUMN))
+    output = output_type(join, schemas)
+    if plan.reported:
+        changes = travel.shuffle(union).mapInArrow(task, output)
+    else:
+        rows = travel.shuffle(union).mapInArrow(task, output.add(METRICS_COLUMN, spark_type(METRICS_TYPE)))
+        on_cpu = placed.backend == "cpu" or directory.servers.cpu_only
+        known = known_metrics(join, placed.partitions, on_cpu=on_cpu)
+        changes = rows.observe(placed.name, *observed(names, known)).filter(f.isnull(METRICS_COLUMN))
     remember(plan)
-    return measured.select(*marked(join, placed.name, plan.plan_id))
+    return changes.select(*marked(join, placed.name, plan.plan_id))
 
 
 def plan_name(plan_id: str) -> str:
@@ -280,16 +288,6 @@ def _numbered(begin: int | None, parts: Sequence[int | None]) -> int | None:
             return _MISFIT
         begin = None if part is None or begin is None else begin + part
     return begin
-
-
-def shuffle_reorders(session: SparkSession) -> bool:
-    """Whether the shuffle may mix up the rows of one source partition.
-
-    Spark's own keeps them in order; the hash partitioning of the RAPIDS plugin promises none.
-    """
-    plugins = session.sparkContext.getConf().get("spark.plugins", "") or ""
-    enabled = session.conf.get("spark.rapids.sql.enabled", "true")
-    return "com.nvidia.spark.SQLPlugin" in plugins and str(enabled).lower() != "false"
 
 
 def _command(plan: JoinPlan) -> dict[str, Any]:

@@ -1,80 +1,160 @@
-"""A progress bar for a backlog: rows taken in, rows per second, the share that is done."""
+"""What the joins of a query did in each micro-batch: for whoever asks, listens, or scrapes."""
 
 from __future__ import annotations
 
+import dataclasses
 import threading
-import time
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-from gpu_ops.spark.metrics import JoinProgress, ProgressListener
+from gpu_ops.spark.metrics import ALWAYS, OF_AN_INPUT
+from gpu_ops.spark.tallies import TALLIES
 
 
-class BacklogProgress(ProgressListener):
-    """Shows how far the runs of a join have come, micro-batch by micro-batch.
+@dataclasses.dataclass(frozen=True)
+class JoinProgress:
+    """What one join did in one micro-batch.
 
-    For a long history that is taken in with ``trigger(availableNow=True)``, as a backlog or with ``emit="at_end"``::
-
-        spark.streams.addListener(BacklogProgress(total=60_000_000))
-
-    Args:
-        total: rows of all inputs together; without it there is no share done.
-        name: the join, of those in the query; by default the first that reports.
-        console: where to draw; by default standard error.
+    Attributes:
+        name: the join's name.
+        query_id: Spark's id of the query.
+        query_name: its name, or None.
+        batch_id: the micro-batch.
+        timestamp: when the trigger began, ISO 8601.
+        metrics: see `metric_names`; a watermark that there is none of is left out.
     """
 
-    def __init__(self, total: int | None = None, *, name: str | None = None, console: Console | None = None) -> None:
-        super().__init__(self._show)
-        self._total, self._name = total, name
-        self._console = console or Console(stderr=True)
-        self._guard = threading.Lock()
-        self._bar: tuple[Progress, TaskID] | None = None
-        self._query, self._began = "", 0.0
-        self.rows = 0
-        """Taken in by the run, all inputs together."""
+    name: str
+    query_id: str
+    query_name: str | None
+    batch_id: int
+    timestamp: str
+    metrics: dict[str, int | float]
 
     @property
-    def rows_per_second(self) -> float:
-        """Since the run began."""
-        return self.rows / max(time.monotonic() - self._began, 1e-9) if self.rows else 0.0
+    def backend(self) -> Literal["cpu", "gpu", "mixed"]:
+        """Where the partitions ran."""
+        on_gpu = self.metrics["gpu_partitions"]
+        return "cpu" if on_gpu == 0 else "gpu" if on_gpu == self.metrics["partitions"] else "mixed"
+
+
+def join_progress(progress: Any) -> list[JoinProgress]:
+    """The joins of a micro-batch.
+
+    Args:
+        progress: ``query.lastProgress``, or the progress a listener is given.
+
+    Returns:
+        One entry per join of this pack; other observed metrics are left alone. What tasks told the driver themselves,
+        because the RAPIDS plugin is on, is among them.
+    """
+
+    def fact(name: str) -> Any:
+        return progress[name] if isinstance(progress, Mapping) else getattr(progress, name)
+
+    query_id, batch_id = str(fact("id")), int(fact("batchId"))
+    joins: dict[str, Mapping[str, Any]] = dict(TALLIES.of(query_id, batch_id))
+    for name, row in (fact("observedMetrics") or {}).items():
+        numbers = row.asDict() if hasattr(row, "asDict") else dict(row)
+        if numbers.keys() >= ALWAYS:
+            joins[name] = numbers
+    return [
+        JoinProgress(
+            name=name,
+            query_id=query_id,
+            query_name=fact("name"),
+            batch_id=batch_id,
+            timestamp=str(fact("timestamp")),
+            metrics={n: value for n, value in numbers.items() if value is not None},
+        )
+        for name, numbers in joins.items()
+    ]
+
+
+def _listener_base() -> type:
+    try:
+        from pyspark.sql.streaming.listener import StreamingQueryListener  # noqa: PLC0415 - pyspark is optional
+    except ImportError:
+        return object
+    return StreamingQueryListener  # type: ignore[no-any-return]
+
+
+class ProgressListener(_listener_base()):  # type: ignore[misc]
+    """Collects the progress of every join of a Spark session.
+
+    Register it with ``spark.streams.addListener(ProgressListener())``.
+
+    Args:
+        on_progress: called with each `JoinProgress` as it comes, on Spark's listener thread.
+        prometheus: keep Prometheus gauges ``gpu_join_<metric>`` with the labels ``join`` and
+            ``query``, for an input of a multi-way join ``gpu_join_input_<metric>`` with the label ``input`` as
+            well (needs the package prometheus-client, extra ``[metrics]``).
+        registry: the Prometheus registry, by default the global one.
+        keep: how many entries to hold on to.
+
+    Raises:
+        ImportError: ``prometheus=True`` without prometheus-client.
+    """
+
+    def __init__(
+        self,
+        on_progress: Callable[[JoinProgress], object] | None = None,
+        *,
+        prometheus: bool = False,
+        registry: Any = None,
+        keep: int = 1000,
+    ) -> None:
+        super().__init__()
+        self._on_progress, self._keep = on_progress, keep
+        self._lock, self._entries = threading.Lock(), list[JoinProgress]()
+        self._gauges: dict[str, Any] = {}
+        self._make_gauge: Callable[[str, list[str]], Any] | None = None
+        if prometheus:
+            from prometheus_client import REGISTRY, Gauge  # noqa: PLC0415 - optional
+
+            def make_gauge(name: str, labels: list[str]) -> Any:
+                text = f"{name.replace('_', ' ')} of the last micro-batch"
+                return Gauge(f"gpu_join_{name}", text, labels, registry=registry or REGISTRY)
+
+            self._make_gauge = make_gauge
+
+    @property
+    def entries(self) -> list[JoinProgress]:
+        """What came so far, oldest first."""
+        with self._lock:
+            return list(self._entries)
+
+    def add(self, entry: JoinProgress) -> None:
+        """Takes an entry in."""
+        with self._lock:
+            self._entries.append(entry)
+            del self._entries[: -self._keep]
+        if self._make_gauge is not None:
+            for name, value in (*entry.metrics.items(), ("batch_id", entry.batch_id)):
+                self._gauge(name, entry, self._make_gauge).set(value)
+        if self._on_progress is not None:
+            self._on_progress(entry)
+
+    def _gauge(self, metric: str, entry: JoinProgress, make: Callable[[str, list[str]], Any]) -> Any:
+        labels = {"join": entry.name, "query": entry.query_name or entry.query_id}
+        found = OF_AN_INPUT.fullmatch(metric)
+        if found is not None and found[1] not in ("left", "right"):
+            # an input may be called what is no name in Prometheus
+            metric, labels["input"] = f"input_{found[2]}", found[1]
+        if metric not in self._gauges:
+            self._gauges[metric] = make(metric, list(labels))
+        return self._gauges[metric].labels(**labels)
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's interface
-        """A run begins; whose it is shows with its first micro-batch."""
-        with self._guard:
-            if self._bar is None:
-                self._began = time.monotonic()
+        """Nothing to do."""
+
+    def onQueryProgress(self, event: Any) -> None:  # noqa: N802
+        """Takes in the joins of a micro-batch."""
+        for entry in join_progress(event.progress):
+            self.add(entry)
+
+    def onQueryIdle(self, event: Any) -> None:  # noqa: N802
+        """Nothing to do."""
 
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
-        """The bar of a run that is over stays as it is."""
-        with self._guard:
-            if str(event.id) == self._query:
-                self._stop()
-
-    def _show(self, entry: JoinProgress) -> None:
-        with self._guard:
-            if self._name is None:
-                self._name = entry.name
-            if entry.name != self._name:
-                return
-            if self._bar is None:
-                self._start(entry)
-            assert self._bar is not None
-            bar, task = self._bar
-            self.rows += sum(int(n) for what, n in entry.metrics.items() if what.endswith("_rows_in"))
-            bar.update(task, completed=self.rows, rate=f"{self.rows_per_second:,.0f}")
-
-    def _start(self, entry: JoinProgress) -> None:
-        self.rows, self._query = 0, entry.query_id
-        self._began = self._began or time.monotonic()
-        counts = TextColumn("{task.completed:,.0f} rows, {task.fields[rate]}/s")
-        share = (TaskProgressColumn(), TimeRemainingColumn()) if self._total is not None else ()
-        bar = Progress(TextColumn("{task.description}"), BarColumn(), counts, *share, console=self._console)
-        self._bar = bar, bar.add_task(entry.name, total=self._total, rate="0")
-        bar.start()
-
-    def _stop(self) -> None:
-        if self._bar is not None:
-            self._bar[0].stop()
-        self._bar = None
+        """Nothing to do."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from gpu_ops.errors import DescriptionError
+from gpu_ops.spark.plugin import PLUGIN
 from gpu_ops.spark.settings import MEMORY_GPU, Settings
 
 RAPIDS_VERSION: Final = "26.08.1"
@@ -43,7 +44,8 @@ def rapids_conf(
 
     Args:
         state_share: of the card's memory, for the state servers; from 0.05 to 0.8.
-        jar: path of the plugin's jar; None if it is on the class path already, or comes by ``spark.jars.packages``.
+        jar: path of the plugin's jar; None if it is on the class path already. ``spark.jars.packages`` cannot fetch it:
+            its parent's POM is not on Maven Central.
         executor_cores: of each executor of a cluster, 2 or more; None in local mode.
         discovery_script: with that, the path on the executors of the script that names their GPUs, such as
             ``./getGpusResources.sh``; YARN and Kubernetes need one, a standalone cluster's workers have theirs.
@@ -62,7 +64,7 @@ def rapids_conf(
         raise DescriptionError(f"executor_cores={executor_cores}; one is for the state servers, so it is 2 or more")
     plugin = f"{1 - state_share - _CUDA_CONTEXTS:.2f}"
     conf = {
-        "spark.plugins": "com.nvidia.spark.SQLPlugin",
+        "spark.plugins": PLUGIN,
         # The pool is made at once, so it has to leave room, and it must not grow later.
         "spark.rapids.memory.gpu.allocFraction": plugin,
         "spark.rapids.memory.gpu.maxAllocFraction": plugin,

@@ -18,9 +18,12 @@ DRIVER_PORT: Final = PREFIX + "driver.port"
 SERVER_GPU: Final = PREFIX + "server.gpu"
 SERVER_EXECUTORS: Final = PREFIX + "server.executors"
 START_TIMEOUT: Final = PREFIX + "server.startTimeout"
+METRICS: Final = PREFIX + "metrics"
 TLS: Final = tuple(f"{PREFIX}tls.{name}" for name in ("certificate", "key", "authority", "name"))
 
-NAMES: Final = (MEMORY_GPU, MEMORY_HOST, DRIVER_PORT, SERVER_GPU, SERVER_EXECUTORS, START_TIMEOUT, *TLS)
+NAMES: Final = (MEMORY_GPU, MEMORY_HOST, DRIVER_PORT, SERVER_GPU, SERVER_EXECUTORS, START_TIMEOUT, METRICS, *TLS)
+
+_METRICS: Final = ("observed", "reported")
 
 _SECONDS: Final = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
 
@@ -37,6 +40,8 @@ class Settings:
         executors: how many executors have state servers; None for those that are there.
         start_timeout_s: how long executors, and state servers that are gone, are waited for.
         tls: of connections on a cluster; None for plain ones.
+        metrics: how they come to the driver: "observed" in Spark's progress, "reported" by the tasks, or None for
+            the former unless the RAPIDS plugin is on.
     """
 
     memory_gpu: str | None = None
@@ -46,6 +51,7 @@ class Settings:
     executors: int | None = None
     start_timeout_s: float = 60.0
     tls: Tls | None = None
+    metrics: str | None = None
 
     @classmethod
     def of(cls, conf: Iterable[tuple[str, Any]]) -> Settings:
@@ -71,6 +77,8 @@ class Settings:
             raise DescriptionError(f"{SERVER_GPU}={given[SERVER_GPU]}; it is above 0 and at most 0.5")
         if executors is not None and (executors != int(executors) or executors < 1):
             raise DescriptionError(f"{SERVER_EXECUTORS}={given[SERVER_EXECUTORS]}; there is at least one")
+        if given.get(METRICS) not in (None, *_METRICS):
+            raise DescriptionError(f"{METRICS}={given[METRICS]!r}; it is one of {', '.join(_METRICS)}")
         return cls(
             memory_gpu=given.get(MEMORY_GPU),
             memory_host=given.get(MEMORY_HOST),
@@ -79,6 +87,7 @@ class Settings:
             executors=None if executors is None else int(executors),
             start_timeout_s=_seconds(given.get(START_TIMEOUT, "60s")),
             tls=_tls(given),
+            metrics=given.get(METRICS),
         )
 
     def server_arguments(self) -> dict[str, list[str]]:

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import pytest
 from rich.console import Console
 
 from gpu_ops.jobs import runner
+from gpu_ops.jobs.command import run_file
 from gpu_ops.jobs.job import Source, build, load
 from gpu_ops.jobs.runner import JobFailedError
 from gpu_ops.jobs.sinks import messages, shaped
@@ -99,6 +101,21 @@ def test_once_and_once_more(spark: Any, tmp_path: Path, form: str, reader: str) 
     third = runner.run(load(path), console(), once=True)
     assert (third.batches, third.rows_in) == (1, 2)
     assert result(spark, tmp_path, form) == [(1, "book", None), (2, "pencil", 1.5)]
+
+
+def test_changes_that_spark_cannot_count(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("gpu_ops.spark.plan", "gpu_ops.jobs.sinks"):
+        monkeypatch.setattr(f"{module}.metrics_reported", lambda session: True)
+    (tmp_path / "shop.sql").write_text(JOB.format(format="json"))
+    write(tmp_path / "orders", "json", ORDERS, (1, "book", 2), (2, "pen", 1))
+    write(tmp_path / "prices", "json", PRICES, ("+I", 1, 9.5))
+    screen = console()
+    run_file(tmp_path / "shop.sql", screen, said={}, once=True)
+    assert result(spark, tmp_path, "json") == [(1, "book", 19.0), (2, "pen", None)]
+    batch, done, _ = screen.export_text().splitlines()
+    assert re.fullmatch(r"micro-batch 0: 3 rows in; .* state 3 rows, .*; cpu", batch)
+    assert done.startswith("done: 1 micro-batch, 3 rows in, ")
+    assert "changes" not in batch + done
 
 
 def test_columns_from_the_data(spark: Any, tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import pytest
 import gpu_ops
 import gpu_ops.spark
 from gpu_ops import stream
-from gpu_ops.spark.metrics import JoinProgress, ProgressListener, metric_names
+from gpu_ops.spark.metrics import metric_names
+from gpu_ops.spark.progress import JoinProgress, ProgressListener
 from spark.feeds import Feed, check
 from spark.support import Sink, drain, in_memory
 

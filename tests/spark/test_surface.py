@@ -29,9 +29,11 @@ def right(spark: Any, tmp_path: Path) -> Source:
     return Source(spark, tmp_path / "right", "op string, k long, b double")
 
 
+@pytest.mark.parametrize("reported", [False, True])
 def test_metrics_in_sparks_progress_and_in_the_listener(
-    spark: Any, left: Source, right: Source, tmp_path: Path
+    spark: Any, left: Source, right: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, reported: bool
 ) -> None:
+    monkeypatch.setattr("gpu_ops.spark.plan.metrics_reported", lambda session: reported)
     prometheus = pytest.importorskip("prometheus_client")
     registry, seen = prometheus.CollectorRegistry(), []
     listener = gpu_ops.ProgressListener(seen.append, prometheus=True, registry=registry)
@@ -46,11 +48,15 @@ def test_metrics_in_sparks_progress_and_in_the_listener(
         assert gpu_ops.spark.metrics.METRICS_COLUMN not in joined.columns
         query = start(joined, Sink(), tmp_path / "checkpoint")
         query.processAllAvailable()
-        metrics = query.lastProgress["observedMetrics"]["watched"].asDict()
         query.stop()
         spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty(10_000)
     finally:
         spark.streams.removeListener(listener)
+    assert ("metrics     told to the driver" in gpu_ops.explain(joined)) == reported
+    observed = query.lastProgress["observedMetrics"]
+    assert list(observed) == ([] if reported else ["watched"])
+    (entry,) = gpu_ops.spark.join_progress(query.lastProgress)
+    metrics = entry.metrics if reported else observed["watched"].asDict()
     assert list(metrics) == list(metric_names(("left", "right")))
     assert not any("watermark" in name or "late" in name for name in metrics)
     expected = {
@@ -62,7 +68,10 @@ def test_metrics_in_sparks_progress_and_in_the_listener(
     assert metrics["left_state_bytes"] > 0
     assert metrics["commit_ms"] > 0
     assert [(e.name, e.batch_id, e.backend) for e in seen] == [("watched", 0, "cpu")]
-    assert seen[0].metrics == metrics == listener.entries[0].metrics
+    assert seen[0].metrics == metrics == listener.entries[0].metrics == entry.metrics
+    assert {name: type(value) for name, value in metrics.items()} == {
+        name: float if name.endswith("_ms") else int for name in metrics
+    }
     labels = {"join": "watched", "query": str(query.id)}
     assert registry.get_sample_value("gpu_join_left_rows_in", labels) == 10
 

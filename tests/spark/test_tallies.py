@@ -1,0 +1,117 @@
+"""Metrics that tasks tell the driver themselves: added up as Spark would, repeated tasks once, old ones forgotten."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from gpu_ops.inputs import Input
+from gpu_ops.joins import Join
+from gpu_ops.keys import Key
+from gpu_ops.multi import MultiJoin
+from gpu_ops.spark.metrics import METRICS_COLUMN, METRICS_TYPE, added_up, metric_names, observed, pack
+from gpu_ops.spark.plugin import PLUGIN, metrics_reported, order_matters, shuffle_reorders
+from gpu_ops.spark.tallies import Tallies
+
+NAMES = metric_names(("left", "right"), interval=True)
+
+
+def packed(**metrics: float | None) -> dict[str, int | None]:
+    said = {name: 0 for name in NAMES if "watermark" not in name} | metrics
+    return dict(zip(NAMES, pack(NAMES, said, backend="cpu", retries=0), strict=True))
+
+
+PARTITIONS = [
+    packed(left_rows_in=3, probe_ms=1.5, commit_ms=0.25, watermark_ms=-5, clock_ms=10),
+    packed(left_rows_in=4, rows_out_delete=2, probe_ms=0.125, watermark_ms=-7, clock_ms=10),
+    packed(right_late=1),
+]
+
+
+def test_they_add_up_as_in_sparks_progress(spark: Any) -> None:
+    rows = pa.table({METRICS_COLUMN: pa.array([None, *(list(p.values()) for p in PARTITIONS), None], METRICS_TYPE)})
+    frame = spark.createDataFrame(
+        [tuple(row.values()) for row in rows.to_pylist()], f"{METRICS_COLUMN} array<bigint>"
+    ).agg(*observed(NAMES, {}))
+    assert added_up(PARTITIONS) == frame.collect()[0].asDict()
+    assert added_up(PARTITIONS) | {"left_rows_in": 7, "probe_ms": 1.5, "watermark_ms": -5} == added_up(PARTITIONS)
+    assert added_up(PARTITIONS[2:])["watermark_ms"] is None
+
+
+def test_a_task_that_is_repeated_counts_once() -> None:
+    tallies = Tallies()
+    for partition in (0, 1, 0):
+        tallies.take("query", "join", 4, partition, json.loads(json.dumps(PARTITIONS[partition])))
+    assert tallies.of("query", 4) == {"join": added_up(PARTITIONS[:2])}
+    assert tallies.of("query", 3) == tallies.of("other", 4) == {}
+
+
+def test_a_micro_batch_that_is_over_takes_no_more() -> None:
+    tallies = Tallies()
+    tallies.take("query", "a", 0, 0, PARTITIONS[0])
+    tallies.take("query", "b", 0, 0, PARTITIONS[1])
+    tallies.take("query", "a", 1, 0, PARTITIONS[2])
+    tallies.take("query", "a", 0, 1, PARTITIONS[1])
+    assert tallies.of("query", 0) == {"a": added_up(PARTITIONS[:1]), "b": added_up(PARTITIONS[1:2])}
+    assert tallies.of("query", 1) == {"a": added_up(PARTITIONS[2:])}
+
+
+def test_the_oldest_are_forgotten() -> None:
+    tallies = Tallies(kept=2)
+    for batch_id in range(5):
+        tallies.take("query", "join", batch_id, 0, PARTITIONS[0])
+    assert [bool(tallies.of("query", n)) for n in range(5)] == [False, False, True, True, True]
+    for query in ("x", "y"):
+        tallies.take(query, "join", 0, 0, PARTITIONS[0])
+    assert tallies.of("query", 4) == {}
+
+
+class _Conf(dict[str, str]):
+    """A session's context and configuration at once, as far as they are asked."""
+
+    @property
+    def conf(self) -> _Conf:
+        return self
+
+    @property
+    def sparkContext(self) -> _Conf:  # noqa: N802 - Spark's name
+        return self
+
+    def getConf(self) -> _Conf:  # noqa: N802
+        return self
+
+
+@pytest.mark.parametrize(
+    ("conf", "reorders", "reported"),
+    [
+        ({}, False, False),
+        ({"spark.plugins": PLUGIN}, True, True),
+        ({"spark.plugins": f"other, {PLUGIN}"}, True, True),
+        ({"spark.plugins": PLUGIN, "spark.rapids.sql.enabled": "false"}, False, False),
+        ({"spark.plugins": PLUGIN, "spark.gpu_ops.metrics": "observed"}, True, False),
+        ({"spark.gpu_ops.metrics": "reported"}, False, True),
+    ],
+)
+def test_what_the_plugin_changes(conf: dict[str, str], reorders: bool, reported: bool) -> None:
+    assert shuffle_reorders(_Conf(conf)) == reorders
+    assert metrics_reported(_Conf(conf)) == reported
+
+
+def test_whose_order_matters() -> None:
+    schema = pa.schema([("k", pa.int64()), ("v", pa.string())])
+    plain, changes = Input("a", schema), Input("b", schema, row_kind="op")
+    upserts = Input("b", schema, unique_key=("k",))
+
+    def stamped(*inputs: Input, **options: Any) -> list[bool]:
+        join = Join("left", *inputs, keys=(Key("k", "k"),), suffixes=("", "_b"), **options)
+        return [order_matters(join, n) for n in (0, 1)]
+
+    other = Input("b", schema)
+    assert stamped(plain, other) == [False, False]
+    assert stamped(plain, changes) == stamped(plain, upserts) == [False, True]
+    assert stamped(plain, other, emit="per_event") == [True, True]
+    multi = MultiJoin.of([plain, changes, Input("c", schema)], ["k"], "left", suffixes=("", "_b", "_c"))
+    assert [order_matters(multi, n) for n in range(3)] == [False, True, False]
