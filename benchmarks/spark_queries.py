@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 import gpu_ops
 import gpu_ops.spark
 from benchmarks.changes import read_counts
+from gpu_ops.spark import join_progress
 
 ORDERS = "op STRING, order_id BIGINT, customer BIGINT, amount BIGINT, note STRING"
 PRICES = "op STRING, order_id BIGINT, price DOUBLE, source STRING"
@@ -157,10 +158,11 @@ def run(df: DataFrame, work: Path) -> dict[str, Any]:
         for phase, ms in p["durationMs"].items():
             phases[phase] = phases.get(phase, 0) + ms
     metrics: dict[str, dict[str, Any]] = {}
-    folded: dict[str, int] = {}
+    folded: dict[str, int | float] = {}
     for p in progress:
-        for name, observed in p["observedMetrics"].items():
-            row = metrics[name] = observed.asDict()
+        for join in join_progress(p):
+            name, row = join.name, join.metrics
+            metrics[name] = row
             came = row["rows_out_insert"] + row["rows_out_update_after"]
             gone = row["rows_out_delete"] + row["rows_out_update_before"]
             folded[name] = folded.get(name, 0) + came - gone
@@ -184,11 +186,10 @@ def run(df: DataFrame, work: Path) -> dict[str, Any]:
 
 def _rows_in(progress: list[Any]) -> int:
     """Rows of all inputs: what a single join counts, as Spark counts files where Arrow reads them."""
-    observed = [p["observedMetrics"] for p in progress]
-    if any(len(joins) != 1 for joins in observed):
+    counted = [join_progress(p) for p in progress]
+    if any(len(joins) != 1 for joins in counted):
         return sum(p["numInputRows"] for p in progress)
-    counted = [next(iter(joins.values())).asDict() for joins in observed]
-    return sum(value for row in counted for name, value in row.items() if name.endswith("_rows_in"))
+    return sum(int(n) for (join,) in counted for name, n in join.metrics.items() if name.endswith("_rows_in"))
 
 
 def fresh(case: Callable[[Path], DataFrame]) -> dict[str, Any]:

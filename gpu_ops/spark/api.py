@@ -53,7 +53,7 @@ def join(
         suffixes: for column names that both inputs have.
         partitions: how many; by default `spark.sql.shuffle.partitions`, but not more than the
             application has cores, or what an existing state folder is cut into.
-        name: of the metrics in ``query.lastProgress["observedMetrics"]``; by default ``join_1`` and so on.
+        name: of the join, in ``query.lastProgress["observedMetrics"]``, too; by default ``join_1`` and so on.
         backlog: a run with ``trigger(availableNow=True)`` takes its input in silently; the first micro-batch of a
             run with another trigger says the net result, and the join is live from then on.
 

@@ -52,11 +52,6 @@ class EmbeddedServers(Servers):
     def prepare(self) -> None:
         """They are started when needed."""
 
-    @property
-    def cpu_only(self) -> bool:
-        """Whether no GPU is in sight on this machine."""
-        return "gpu" not in self._pools
-
     def pool(self, backend: str) -> Pool:
         """The servers for a backend: the GPUs' for ``"auto"`` and ``"gpu"``, where there are any."""
         return self._pools["cpu"] if backend == "cpu" else self._pools.get("gpu", self._pools["cpu"])

@@ -11,10 +11,11 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-    from gpu_ops.bounded import Description
-
 METRICS_COLUMN: Final = "__gpu_join_metrics"
 """The hidden column: null in every row of the changelog, one list per partition and micro-batch."""
+
+OBSERVED: Final = "metrics"
+"""The one column of what a join's name stands for in ``observedMetrics``."""
 
 METRICS_TYPE: Final = pa.list_(pa.int64())
 """One list costs a row four bytes where it is null; a struct of as many numbers costs it two hundred."""
@@ -65,50 +66,30 @@ def _whole(name: str, value: float | None) -> int | None:
     return round(value * 1000) if name in _TIMES else int(value)
 
 
-def known_metrics(join: Description, partitions: int, *, on_cpu: bool) -> dict[str, int]:
-    """The metrics that can have one value only.
+def observed(names: Sequence[str]) -> Column:
+    """What ``DataFrame.observe`` is given: one column `OBSERVED`, with a field per metric.
 
-    Spark updates every aggregate of `observed` in every row of a changelog: 25 of them took 45 % of the processor time
-    of its task threads where Arrow read the files.
-
-    Args:
-        join: the description.
-        partitions: how many.
-        on_cpu: whether no partition can run on a GPU.
+    Spark updates every aggregate in every row of a changelog. One per metric took up to a fifth of a query's
+    throughput, so there is one in all: the partitions' lists are collected, and added up on the driver.
     """
-    known = {"partitions": partitions}
-    if on_cpu:
-        known["gpu_partitions"] = 0
-    if join.emit != "per_event":
-        known |= {"rows_out_update_before": 0, "rows_out_update_after": 0}
-    for side, source in zip(join.sides, join.inputs, strict=True):
-        if on_cpu:
-            known[f"{side}_cold_bytes"] = 0
-        if source.ttl_ms is None:
-            known[f"{side}_expired"] = 0
-        if source.bad_rows == "fail":
-            known[f"{side}_bad_rows"] = 0
-        if source.insert_only:
-            known[f"{side}_unknown_retractions"] = 0
-    return known
-
-
-def observed(names: Sequence[str], known: Mapping[str, int]) -> list[Column]:
-    """What ``DataFrame.observe`` is given, one aggregate or known value per metric, named like it."""
     from pyspark.sql import functions as f  # noqa: PLC0415 - a worker that only packs needs none
 
-    column, aggregates = f.col(METRICS_COLUMN), []
-    for place, name in enumerate(names):
-        if name in known:
-            aggregates.append(f.lit(known[name]).cast("bigint").alias(name))
-            continue
-        value = f.get(column, f.lit(place))
+    def field(partitions: Column, place: int, name: str) -> Column:
+        numbers = f.transform(partitions, lambda packed: f.get(packed, f.lit(place)))
+        latest = f.array_max(numbers)
         if name in _MARKS:
-            aggregates.append(f.max(value).alias(name))
-            continue
-        total = f.max(value) / 1000.0 if name in _TIMES else f.sum(value)
-        aggregates.append(f.coalesce(total, f.lit(0)).alias(name))
-    return aggregates
+            return latest.alias(name)
+        if name in _TIMES:
+            return (f.coalesce(latest, f.lit(0)) / 1000.0).alias(name)
+        zero = f.lit(0).cast("bigint")
+        return f.aggregate(numbers, zero, lambda total, n: total + f.coalesce(n, zero)).alias(name)
+
+    def added(partitions: Column) -> Column:
+        return f.struct(*(field(partitions, place, name) for place, name in enumerate(names)))
+
+    # in an array of its own, so that the aggregate is named once, and computed once
+    collected = f.array(f.collect_list(f.col(METRICS_COLUMN)))
+    return f.get(f.transform(collected, added), f.lit(0)).alias(OBSERVED)
 
 
 def added_up(partitions: Sequence[Mapping[str, int | None]]) -> dict[str, int | float | None]:

@@ -22,7 +22,7 @@ from gpu_ops.spark.functions import JOIN, MAPS, joins_in
 from gpu_ops.spark.heartbeat import heartbeats
 from gpu_ops.spark.lanes import Lane, assign_lanes, kept, single_rows
 from gpu_ops.spark.marks import known_key, marked
-from gpu_ops.spark.metrics import METRICS_COLUMN, METRICS_TYPE, known_metrics, metric_names, observed
+from gpu_ops.spark.metrics import METRICS_COLUMN, METRICS_TYPE, metric_names, observed
 from gpu_ops.spark.packed_plan import packed_rows, read_as, reads_files
 from gpu_ops.spark.packing import DISTRIBUTION
 from gpu_ops.spark.plugin import metrics_reported, order_matters, shuffle_reorders
@@ -173,9 +173,7 @@ def build(
         changes = travel.shuffle(union).mapInArrow(task, output)
     else:
         rows = travel.shuffle(union).mapInArrow(task, output.add(METRICS_COLUMN, spark_type(METRICS_TYPE)))
-        on_cpu = placed.backend == "cpu" or directory.servers.cpu_only
-        known = known_metrics(join, placed.partitions, on_cpu=on_cpu)
-        changes = rows.observe(placed.name, *observed(names, known)).filter(f.isnull(METRICS_COLUMN))
+        changes = rows.observe(placed.name, observed(names)).filter(f.isnull(METRICS_COLUMN))
     remember(plan)
     return changes.select(*marked(join, placed.name, plan.plan_id))
 

@@ -87,11 +87,6 @@ class Servers(abc.ABC):
         """
         return 0
 
-    @property
-    def cpu_only(self) -> bool:
-        """Whether it is known already that there is no GPU for any of them."""
-        return False
-
     @abc.abstractmethod
     def pool(self, backend: str) -> Pool:
         """The servers for a backend: the GPUs' for ``"auto"`` and ``"gpu"``, where there are any."""

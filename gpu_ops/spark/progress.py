@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from gpu_ops.spark.metrics import ALWAYS, OF_AN_INPUT
+from gpu_ops.spark.metrics import ALWAYS, OBSERVED, OF_AN_INPUT
 from gpu_ops.spark.tallies import TALLIES
 
 
@@ -55,8 +55,8 @@ def join_progress(progress: Any) -> list[JoinProgress]:
     query_id, batch_id = str(fact("id")), int(fact("batchId"))
     joins: dict[str, Mapping[str, Any]] = dict(TALLIES.of(query_id, batch_id))
     for name, row in (fact("observedMetrics") or {}).items():
-        numbers = row.asDict() if hasattr(row, "asDict") else dict(row)
-        if numbers.keys() >= ALWAYS:
+        values = _fields(row)
+        if values.keys() == {OBSERVED} and (numbers := _fields(values[OBSERVED])).keys() >= ALWAYS:
             joins[name] = numbers
     return [
         JoinProgress(
@@ -69,6 +69,13 @@ def join_progress(progress: Any) -> list[JoinProgress]:
         )
         for name, numbers in joins.items()
     ]
+
+
+def _fields(row: Any) -> dict[str, Any]:
+    """Of a row, or of the JSON of one; nothing of anything else."""
+    if hasattr(row, "asDict"):
+        return dict(row.asDict())
+    return dict(row) if isinstance(row, Mapping) else {}
 
 
 def _listener_base() -> type:

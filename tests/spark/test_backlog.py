@@ -96,7 +96,7 @@ def test_a_backlog_that_fails_goes_on_and_goes_live(spark: Any, feeds: list[Feed
     assert failed
     assert sorted(sink.batches) == [0, 1, 2]
     assert not sink.changes
-    metrics = query.lastProgress["observedMetrics"]["joined"].asDict()
+    metrics = query.lastProgress["observedMetrics"]["joined"]["metrics"]
     assert metrics["left_state_rows"] == len(feeds[0].table(list(feeds[0].columns)))
 
     # Spark forgets that it has committed the last one; the run that repeats it is a live one

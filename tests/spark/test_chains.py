@@ -146,8 +146,8 @@ def test_changelogs_side_by_side_in_one_join(feeds: list[Feed], tmp_path: Path) 
         LEFT JOIN (SELECT product, order_id, user_id, size FROM orders LEFT JOIN products USING (product)) k
         ON a.user_id = k.user_id"""
     check(sink, sql, feeds)
-    observed = query.lastProgress["observedMetrics"]
-    assert {name: row["partitions"] for name, row in observed.items()} == {
+    joins = gpu_ops.spark.join_progress(query.lastProgress)
+    assert {join.name: join.metrics["partitions"] for join in joins} == {
         "choosy": 4, "known": 2, "allowed": 1, "all": 2,
     }  # fmt: skip
 

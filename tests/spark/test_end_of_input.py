@@ -119,7 +119,7 @@ def test_at_the_end(spark: Any, feeds: list[Feed], tmp_path: Path, which: str) -
         return query, described
 
     query, described = run()
-    metrics = query.lastProgress["observedMetrics"]["kept"].asDict()
+    metrics = query.lastProgress["observedMetrics"]["kept"]["metrics"]
     assert sum(n for name, n in metrics.items() if name.endswith("_state_rows")) > 10
     assert not any(n for name, n in metrics.items() if name.startswith("rows_out"))
     if which == "full":

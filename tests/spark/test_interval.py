@@ -61,7 +61,7 @@ def said(sink: Sink) -> dict[int, list[tuple[Any, ...]]]:
 
 def metrics(query: Any, name: str = "iv") -> dict[int, dict[str, Any]]:
     progress = [p for p in query.recentProgress if name in p["observedMetrics"]]
-    return {p["batchId"]: p["observedMetrics"][name].asDict() for p in progress}
+    return {p["batchId"]: p["observedMetrics"][name]["metrics"] for p in progress}
 
 
 def test_restarts_repetitions_and_the_end(spark: Any, orders: Source, shipments: Source, tmp_path: Path) -> None:

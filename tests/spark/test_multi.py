@@ -61,7 +61,7 @@ def test_three_inputs_with_restarts_and_a_repeated_micro_batch(shop: list[Feed],
     assert [x.dataType.simpleString() for x in joined.schema.fields][1:5] == ["bigint", "string", "bigint", "int"]
     query = drain(joined, sink, tmp_path / "checkpoint")
     check(sink, SHOP, shop)
-    metrics = query.lastProgress["observedMetrics"]["shop"].asDict()
+    metrics = query.lastProgress["observedMetrics"]["shop"]["metrics"]
     assert list(metrics) == list(metric_names(("users", "orders", "payments")))
     assert metrics["payments_rows_in"] == metrics["payments_state_rows"] - 25 == 8
     assert metrics["users_state_bytes"] > 0
@@ -136,7 +136,7 @@ def test_a_right_join_first_and_a_stamped_shuffle(spark: Any, tmp_path: Path, mo
     check(
         sink, "SELECT b.k, av, bv, cv FROM a RIGHT JOIN b ON a.k = b.k LEFT JOIN c ON b.k = c.k AND a.av <> c.cv", feeds
     )
-    assert "b_rows_in" in query.lastProgress["observedMetrics"]["turned"].asDict()
+    assert "b_rows_in" in query.lastProgress["observedMetrics"]["turned"]["metrics"]
 
 
 def test_the_same_stream_three_times(spark: Any, tmp_path: Path) -> None:

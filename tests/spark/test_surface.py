@@ -56,7 +56,7 @@ def test_metrics_in_sparks_progress_and_in_the_listener(
     observed = query.lastProgress["observedMetrics"]
     assert list(observed) == ([] if reported else ["watched"])
     (entry,) = gpu_ops.spark.join_progress(query.lastProgress)
-    metrics = entry.metrics if reported else observed["watched"].asDict()
+    metrics = entry.metrics if reported else observed["watched"]["metrics"]
     assert list(metrics) == list(metric_names(("left", "right")))
     assert not any("watermark" in name or "late" in name for name in metrics)
     expected = {
@@ -102,7 +102,7 @@ def test_bad_rows_may_be_dropped(left: Source, right: Source, tmp_path: Path) ->
     sink = Sink()
     query = drain(joined, sink, tmp_path / "checkpoint")
     assert sink.table == [(1, "y", 1.0)]
-    assert query.lastProgress["observedMetrics"]["dropping"]["left_bad_rows"] == 1
+    assert query.lastProgress["observedMetrics"]["dropping"]["metrics"]["left_bad_rows"] == 1
 
 
 def test_a_restart_without_a_state_folder_is_refused(left: Source, right: Source, tmp_path: Path) -> None:
