@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpu_ops.jobs.sinks import KINDS, OBSERVED
-from gpu_ops.spark.progress import join_progress
+from gpu_ops.spark.progress import join_progress, observed_metrics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Batch:
     @classmethod
     def of(cls, progress: Mapping[str, Any]) -> Batch | None:
         """A micro-batch of Spark's progress; None for one that did nothing."""
-        observed = progress["observedMetrics"].get(OBSERVED)
+        observed = observed_metrics(progress).get(OBSERVED)
         counts = None if observed is None else {kind: int(observed[name] or 0) for name, kind in KINDS.items()}
         joins = join_progress(progress)
 

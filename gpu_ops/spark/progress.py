@@ -54,7 +54,7 @@ def join_progress(progress: Any) -> list[JoinProgress]:
 
     query_id, batch_id = str(fact("id")), int(fact("batchId"))
     joins: dict[str, Mapping[str, Any]] = dict(TALLIES.of(query_id, batch_id))
-    for name, row in (fact("observedMetrics") or {}).items():
+    for name, row in observed_metrics(progress).items():
         values = _fields(row)
         if values.keys() == {OBSERVED} and (numbers := _fields(values[OBSERVED])).keys() >= ALWAYS:
             joins[name] = numbers
@@ -69,6 +69,13 @@ def join_progress(progress: Any) -> list[JoinProgress]:
         )
         for name, numbers in joins.items()
     ]
+
+
+def observed_metrics(progress: Any) -> Mapping[str, Any]:
+    """By name, what was observed in a micro-batch; Spark 3.5 leaves it out where it is nothing."""
+    if not isinstance(progress, Mapping):
+        return dict(progress.observedMetrics or {})
+    return dict(progress["observedMetrics"] or {}) if "observedMetrics" in progress else {}
 
 
 def _fields(row: Any) -> dict[str, Any]:

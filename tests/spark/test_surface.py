@@ -14,6 +14,7 @@ import gpu_ops.spark
 from gpu_ops import stream
 from gpu_ops.spark.metrics import metric_names
 from gpu_ops.spark.plan import open_tasks, union_order
+from gpu_ops.spark.progress import observed_metrics
 from spark.support import Sink, Source, drain, in_memory, start
 
 pytestmark = pytest.mark.spark
@@ -53,7 +54,7 @@ def test_metrics_in_sparks_progress_and_in_the_listener(
     finally:
         spark.streams.removeListener(listener)
     assert ("metrics     told to the driver" in gpu_ops.explain(joined)) == reported
-    observed = query.lastProgress["observedMetrics"]
+    observed = observed_metrics(query.lastProgress)
     assert list(observed) == ([] if reported else ["watched"])
     (entry,) = gpu_ops.spark.join_progress(query.lastProgress)
     metrics = entry.metrics if reported else observed["watched"]["metrics"]
