@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pylibcudf as plc
 
-from gpu_ops.cudf_backend.storage import DECIMAL, from_storage, storage_type, to_storage
+from gpu_ops.cudf_backend.storage import DECIMAL, from_storage, narrow_text, storage_type, to_storage
 from gpu_ops.kernels import Array
 
 Column = Any
@@ -48,6 +48,16 @@ def to_arrow(column: Column, kind: pa.DataType) -> pa.Array:
     if column.size() == 0:
         return pa.array([], kind)
     return from_storage(column.to_arrow(), kind)
+
+
+def to_arrow_pieces(column: Column, kind: pa.DataType) -> list[pa.Array]:
+    """The same, text in as many arrays as offsets of 32 bits need."""
+    if column.size() == 0:
+        return [pa.array([], kind)]
+    stored = column.to_arrow()
+    if not pa.types.is_large_string(stored.type):
+        return [from_storage(stored, kind)]
+    return [from_storage(piece, kind) for piece in narrow_text(stored)]
 
 
 def nulls(kind: pa.DataType, length: int) -> Column:

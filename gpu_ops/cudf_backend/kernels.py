@@ -17,10 +17,10 @@ from gpu_ops.conditions import Condition
 from gpu_ops.cudf_backend import memory
 from gpu_ops.cudf_backend.conditions import evaluate
 from gpu_ops.cudf_backend.device import array_module, ranges, require_one_stream
-from gpu_ops.cudf_backend.frame import Frame, choose, from_arrow, from_values, to_arrow, valid_mask
+from gpu_ops.cudf_backend.frame import Frame, choose, from_arrow, from_values, to_arrow_pieces, valid_mask
 from gpu_ops.cudf_backend.frame import values as numbers
 from gpu_ops.cudf_backend.hashing import convert, equal_columns, hash_columns
-from gpu_ops.cudf_backend.storage import decoded
+from gpu_ops.cudf_backend.storage import MOST_TEXT, decoded
 from gpu_ops.cudf_backend.store import CudfStore
 from gpu_ops.kernels import Array, Kernels
 from gpu_ops.keys import key_type
@@ -38,8 +38,6 @@ _PIECES = 32
 """Pieces of state, at least, in a full GPU."""
 
 _WIDE = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
-_MOST_TEXT = (1 << 31) - 1
-"""Bytes of text that an array with offsets of 32 bits holds."""
 
 
 class CudfKernels:
@@ -75,11 +73,11 @@ class CudfKernels:
         return Frame(table.num_rows, columns, dict(zip(table.column_names, types, strict=True)))
 
     def to_arrow(self, frame: Frame, schema: pa.Schema) -> pa.Table:
-        """Columns to Arrow, by position."""
+        """Columns to Arrow, by position; text of more than 2 GiB in several chunks."""
         arrays = []
         for (name, column), field in zip(frame.columns.items(), schema, strict=True):
-            array = to_arrow(column, frame.types[name])
-            arrays.append(array if array.type == field.type else array.cast(field.type))
+            pieces = to_arrow_pieces(column, frame.types[name])
+            arrays.append(pa.chunked_array([x if x.type == field.type else x.cast(field.type) for x in pieces]))
         return pa.Table.from_arrays(arrays, schema=schema)
 
     def asarray(self, values: npt.NDArray[Any]) -> Array:
@@ -221,7 +219,7 @@ def _one_array(column: pa.ChunkedArray) -> pa.Array:
     if column.num_chunks == 1:
         return column.chunk(0)
     wide = _WIDE.get(column.type)
-    if wide is not None and column.nbytes > _MOST_TEXT:  # Arrow does not put together what offsets cannot reach
+    if wide is not None and column.nbytes > MOST_TEXT:  # Arrow does not put together what offsets cannot reach
         column = column.cast(wide)
     array = column.combine_chunks()
     return pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array

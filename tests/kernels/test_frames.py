@@ -38,8 +38,26 @@ def test_columns_in_pieces(kernels: Kernels, name: str) -> None:
 
 
 @only_on("emulated")
+def test_text_that_32_bits_do_not_reach_comes_in_pieces(kernels: Kernels) -> None:
+    from gpu_ops.cudf_backend import storage
+
+    words = ["", "a", None, "bcd", "äöü", None, "efghij", "k", ""]
+    for kind in (pa.string(), pa.binary(), pa.large_string()):
+        text = pa.array([w if w is None else w.encode() for w in words], pa.large_binary())
+        whole = text.cast(pa.large_string())
+        for start, length in ((0, 9), (1, 7), (2, 1), (9, 0)):
+            part = whole.slice(start, length)
+            for most in (6, 7, 100):
+                pieces = [storage.from_storage(piece, kind) for piece in storage.narrow_text(part, most)]
+                assert pa.chunked_array(pieces, kind).to_pylist() == part.cast(kind).to_pylist()
+                assert all(piece.type == kind for piece in pieces)
+    assert len(storage.narrow_text(whole, 6)) == 4  # "", a, bcd, äöü, efghij, k make 18 bytes
+    assert len(storage.narrow_text(whole)) == 1
+
+
+@only_on("emulated")
 def test_more_text_than_offsets_reach(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["gpu_ops.cudf_backend.kernels"], "_MOST_TEXT", 100)
+    monkeypatch.setattr(sys.modules["gpu_ops.cudf_backend.kernels"], "MOST_TEXT", 100)
     for name in ("string", "binary"):
         table = pa.table({"c": pa.chunked_array([every(name)] * 3)})
         frame = kernels.frame(table)
