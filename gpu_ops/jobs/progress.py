@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpu_ops.jobs.sinks import KINDS, OBSERVED
-from gpu_ops.spark.progress import join_progress, observed_metrics
+from gpu_ops.spark.progress import JoinProgress, join_progress, observed_metrics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,11 +43,15 @@ class Batch:
         return None if self.changes is None else sum(self.changes.values())
 
     @classmethod
-    def of(cls, progress: Mapping[str, Any]) -> Batch | None:
-        """A micro-batch of Spark's progress; None for one that did nothing."""
-        observed = observed_metrics(progress).get(OBSERVED)
-        counts = None if observed is None else {kind: int(observed[name] or 0) for name, kind in KINDS.items()}
+    def of(cls, progress: Mapping[str, Any], last: str | None = None) -> Batch | None:
+        """A micro-batch of Spark's progress; None for one that did nothing.
+
+        Args:
+            progress: of the query.
+            last: the join that says all that goes to the sink, see `gpu_ops.spark.plan.all_said_by`.
+        """
         joins = join_progress(progress)
+        counts = _counted(progress, joins, last)
 
         def total(end: str) -> int:
             return sum(int(n) for join in joins for name, n in join.metrics.items() if name.endswith(end))
@@ -93,6 +97,15 @@ class Batch:
             return ""
         kinds = ", ".join(f"{n:,} {kind}" for kind, n in self.changes.items())
         return f", {self.rows_out:,} changes out" + (f" ({kinds})" if kinds else "")
+
+
+def _counted(progress: Mapping[str, Any], joins: Sequence[JoinProgress], last: str | None) -> dict[str, int] | None:
+    """The changes that went to the sink by row kind, or None."""
+    observed = observed_metrics(progress).get(OBSERVED)
+    if observed is not None:
+        return {kind: int(observed[name] or 0) for name, kind in KINDS.items()}
+    said = next((join.metrics for join in joins if join.name == last), None)
+    return None if said is None else {kind: int(said[f"rows_out_{name}"]) for name, kind in KINDS.items()}
 
 
 def size(count: int) -> str:

@@ -69,10 +69,11 @@ def run(job: Job, console: Console, *, once: bool = False) -> Outcome:
     with _session(job, console) as spark:
         changes = changelog(spark, job, console)
         from gpu_ops.jobs.sinks import start  # noqa: PLC0415 - pyspark is optional
+        from gpu_ops.spark.plan import all_said_by  # noqa: PLC0415
 
         with _interrupts() as stop:
             query = start(changes, job, once=once)
-            return _follow(query, console, stop)
+            return _follow(query, console, stop, all_said_by(changes))
 
 
 def explain(job: Job, console: Console) -> str:
@@ -189,19 +190,19 @@ def _interrupts() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _follow(query: StreamingQuery, console: Console, stop: threading.Event) -> Outcome:
+def _follow(query: StreamingQuery, console: Console, stop: threading.Event, last_join: str | None) -> Outcome:
     """Says what each micro-batch did, until the query ends or is told to."""
     outcome, seen = Outcome(), -1
     ended = False
     try:
         while not ended:
             ended = _ended(query)
-            seen = _say(query, console, outcome, seen)
+            seen = _say(query, console, outcome, seen, last_join)
             if stop.is_set() and not ended:
                 outcome.interrupted = ended = True
     finally:
         query.stop()
-    _say(query, console, outcome, seen)
+    _say(query, console, outcome, seen, last_join)
     return outcome
 
 
@@ -220,13 +221,13 @@ def reason(text: str) -> str:
     return str(found[-1]).strip() if found else text.strip().partition("\n")[0]
 
 
-def _say(query: StreamingQuery, console: Console, outcome: Outcome, seen: int) -> int:
+def _say(query: StreamingQuery, console: Console, outcome: Outcome, seen: int, last_join: str | None) -> int:
     """Says what is new; gives the last micro-batch that was said."""
     last: Any = query.lastProgress
     if last is None or int(last["batchId"]) <= seen:
         return seen
     for progress in query.recentProgress:
-        batch = Batch.of(progress)
+        batch = Batch.of(progress, last_join)
         if batch is not None and batch.number > seen:
             seen = batch.number
             outcome.batches += 1

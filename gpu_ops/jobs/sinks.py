@@ -13,6 +13,7 @@ from gpu_ops.jobs.job import Job, Sink
 from gpu_ops.jobs.sources import failed
 from gpu_ops.jobs.text import Text
 from gpu_ops.jobs.types import quoted
+from gpu_ops.spark.plan import all_said_by
 from gpu_ops.spark.plugin import metrics_reported
 
 if TYPE_CHECKING:
@@ -20,13 +21,13 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
 OBSERVED: Final = "gpu_join_job"
-"""Under this name Spark's progress has the changes of a micro-batch, by row kind."""
+"""Under this name Spark's progress has the changes of a micro-batch by row kind, where no join says them all."""
 
 KINDS: Final = {"insert": "+I", "update_before": "-U", "update_after": "+U", "delete": "-D"}
 
 
 def start(changes: DataFrame, job: Job, *, once: bool) -> StreamingQuery:
-    """Starts a job's query. Its changes are counted, unless Spark cannot: see `gpu_ops.spark.plugin`.
+    """Starts a job's query. Its changes are counted, unless a join says them all, or Spark cannot.
 
     Args:
         changes: the changelog, row kinds first.
@@ -38,7 +39,8 @@ def start(changes: DataFrame, job: Job, *, once: bool) -> StreamingQuery:
     """
     kind = f.col(ROW_KIND_COLUMN)
     counts = [f.count(f.when(kind == k, 1)).alias(name) for name, k in KINDS.items()]
-    counted = changes if metrics_reported(changes.sparkSession) else changes.observe(OBSERVED, *counts)
+    known = all_said_by(changes) is not None or metrics_reported(changes.sparkSession)
+    counted = changes if known else changes.observe(OBSERVED, *counts)
     try:
         rows = shaped(counted, job.sink, job.file)
         if job.sink.connector == "kafka":

@@ -99,6 +99,9 @@ _ROW_BY_ROW: Final = {
 }  # fmt: skip
 """Those that give each row at most once, in the order they come."""
 
+_ONE_FOR_ONE: Final = _ROW_BY_ROW - {"Filter"}
+"""Those that give each row once."""
+
 _MISFIT: Final = -1
 
 _plans: dict[str, JoinPlan] = {}
@@ -194,6 +197,12 @@ def made_by(df: DataFrame) -> str | None:
     return _made_by(df, _NARROW | {"Repartition", "RepartitionByExpression"})
 
 
+def all_said_by(df: DataFrame) -> str | None:
+    """The name of the join of which a DataFrame has every change, each once; None where that cannot be told."""
+    plan_id = _made_by(df, _ONE_FOR_ONE)
+    return None if plan_id is None else plan_name(plan_id)
+
+
 def derived_key(df: DataFrame) -> tuple[str, ...] | None:
     """The unique key of a changelog of this pack, where it follows from its join; None otherwise.
 
@@ -211,7 +220,8 @@ def _made_by(df: DataFrame, through: Set[str]) -> str | None:
         if name in MAPS:
             found = joins_in(str(node.simpleString(100)))
             return found[0] if found and found[0] in _plans else None
-        if name not in through:
+        own = name == "Filter" and METRICS_COLUMN in str(node.condition())
+        if name not in through and not own:
             return None
         node = node.children().head()
     return None

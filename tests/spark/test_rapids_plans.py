@@ -81,7 +81,7 @@ def test_metrics_come_without_observe(seen: dict[str, Any]) -> None:
     assert [{name: m[name] for name in expected} for m in counted] == [expected] * 3
     assert len(seen["chain"]["metrics"]) == 2
     assert "metrics     told to the driver" in seen["inserts"]["explained"]
-    assert (seen["job"]["in"], seen["job"]["out"]) == (5, None)
+    assert (seen["job"]["in"], seen["job"]["out"]) == (5, 3)
 
 
 def test_only_inputs_whose_order_matters_are_stamped(seen: dict[str, Any]) -> None:
