@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -17,10 +17,12 @@ from pyspark.sql import types as st
 
 from gpu_ops.errors import DescriptionError
 from gpu_ops.files.formats import OPTIONS, FileFormat, FormatName
+from gpu_ops.files.sieve import Condition
 from gpu_ops.spark.apply import applied_schema
 from gpu_ops.spark.datatypes import arrow_schema
 from gpu_ops.spark.functions import FILES, MAPS, files_in, joins_in
 from gpu_ops.spark.packing import ReadFiles
+from gpu_ops.spark.predicates import conditions_of
 from gpu_ops.spark.workers import make_importable
 
 SOURCE_OPTIONS: Final = (
@@ -28,6 +30,9 @@ SOURCE_OPTIONS: Final = (
     "discardCachedInputRatio", "cleanSource", "sourceArchiveDir", "pathGlobFilter", "recursiveFileLookup",
 )  # fmt: skip
 """What Spark's own file source is told."""
+
+_AS_THEY_ARE: Final = ("SubqueryAlias", "EventTimeWatermark")
+"""Logical nodes that rows pass unchanged; a join reads the watermark's delay from the column's metadata."""
 
 _CONTENT: Final = "path STRING, modificationTime TIMESTAMP, length BIGINT, content BINARY"
 
@@ -59,9 +64,9 @@ def read_files(
 ) -> DataFrame:
     """A stream of files that Arrow reads, in place of ``spark.readStream``.
 
-    Given to a join as it is, or after a mere ``select`` of columns, its rows never become Spark's: the files' rows are
-    distributed as Arrow batches. Within a micro-batch the changes of a join's input are in the order of the files'
-    modification times, then paths, then rows, however many tasks read them.
+    Given to a join as it is, or after a mere ``select`` of columns, a plain ``where`` or ``withWatermark``, its rows
+    never become Spark's: the files' rows are distributed as Arrow batches. Within a micro-batch the changes of a join's
+    input are in the order of the files' modification times, then paths, then rows, however many tasks read them.
 
     Args:
         spark: the session.
@@ -106,29 +111,50 @@ def read_files(
     return files.mapInArrow(ReadFiles(f"{FILES}_{number}", read, path), declared)
 
 
-def source_of(df: DataFrame) -> tuple[Source, tuple[str, ...]] | None:
-    """The files whose rows a DataFrame is, columns left out, moved or renamed; None for anything else.
+class Reading(NamedTuple):
+    """What is read of files.
 
-    Returns:
-        The source, and for each column of the DataFrame the one of the files.
+    Attributes:
+        source: the files.
+        columns: for each column of the DataFrame the one of the files.
+        tested: those that `conditions` go by; theirs are places in it.
+        conditions: all true for each row that is taken.
     """
+
+    source: Source
+    columns: tuple[str, ...]
+    tested: tuple[str, ...]
+    conditions: tuple[Condition, ...]
+
+
+def source_of(df: DataFrame) -> Reading | None:
+    """The files whose rows a DataFrame is, sifted, columns left out, moved or renamed; None for anything else."""
     node = df._jdf.queryExecution().analyzed()
     wanted = _identities(node.output())
+    tested: list[int] = []
+    conditions: list[Condition] = []
     while node.children().length() == 1:
         name = str(node.nodeName())
         if name == "Project":
             made = _projected(node.projectList())
-            if any(column not in made for column in wanted):
+            if any(column not in made for column in (*wanted, *tested)):
                 return None
             wanted = [made[column] for column in wanted]
+            tested = [made[column] for column in tested]
+        elif name == "Filter":
+            condition = conditions_of(node.condition(), tested)
+            if condition is None:
+                return None
+            conditions.append(condition)
         elif name in MAPS:
             found = files_in(str(node.simpleString(100)))
             source = _sources.get(found[0]) if found else None
             if source is None:
                 return None
             there = dict(zip(_identities(node.output()), source.format.schema.names, strict=True))
-            return source, tuple(there[column] for column in wanted)
-        elif name != "SubqueryAlias":
+            names = [tuple(there[column] for column in columns) for columns in (wanted, tested)]
+            return Reading(source, names[0], names[1], tuple(reversed(conditions)))
+        elif name not in _AS_THEY_ARE:
             return None
         node = node.children().head()
     return None

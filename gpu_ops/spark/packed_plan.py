@@ -35,7 +35,10 @@ def reads_files(df: DataFrame) -> bool:
 def read_as(df: DataFrame) -> str | None:
     """How a join itself reads the files whose rows a DataFrame is; None where Spark hands it rows."""
     found = source_of(df)
-    return None if found is None else f"files of {found[0].location} ({found[0].format.name})"
+    if found is None:
+        return None
+    sifted = f", sifted by {', '.join(dict.fromkeys(found.tested))}" if found.conditions else ""
+    return f"files of {found.source.location} ({found.source.format.name}){sifted}"
 
 
 def packed_rows(join: Description, inputs: Sequence[DataFrame], lanes: Sequence[Lane], partitions: int) -> Travel:
@@ -62,8 +65,8 @@ def _packed(df: DataFrame, packer: Packer) -> DataFrame:
     found = source_of(df)
     if found is None:
         return df.mapInArrow(PackRows(packer), _PACKED_TYPE)
-    source, columns = found
-    return source.files.mapInArrow(PackFiles(packer, source.format, columns), _PACKED_TYPE)
+    task = PackFiles(packer, found.source.format, found.columns, found.tested, found.conditions)
+    return found.source.files.mapInArrow(task, _PACKED_TYPE)
 
 
 def routes(partitions: int) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gpu_ops.files.formats import FileFormat
+from gpu_ops.files.sieve import Condition, truth
 from gpu_ops.spark.arrivals import PACKED
 from gpu_ops.spark.client import freeze_imports
 
@@ -134,12 +135,24 @@ class PackFiles:
         packer: of the input.
         format: how the files are read.
         columns: the file's columns, in the order of the packer's schema.
+        tested: those that the conditions go by.
+        conditions: true for the rows that are taken; their columns are places in ``tested``.
     """
 
     __name__ = "gpu_join_pack_files"
 
-    def __init__(self, packer: Packer, format: FileFormat, columns: Sequence[str]) -> None:  # noqa: A002
-        self._packer, self._format, self._columns = packer, format, tuple(columns)
+    def __init__(
+        self,
+        packer: Packer,
+        format: FileFormat,  # noqa: A002
+        columns: Sequence[str],
+        tested: Sequence[str] = (),
+        conditions: tuple[Condition, ...] = (),
+    ) -> None:
+        self._packer, self._format, self._conditions = packer, format, conditions
+        self._read = tuple(dict.fromkeys((*columns, *tested)))
+        self._columns = [self._read.index(name) for name in columns]
+        self._tested = [self._read.index(name) for name in tested]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Gives the rows of the partition's files, packed.
@@ -149,9 +162,13 @@ class PackFiles:
         """
         freeze_imports()
         for uri, time in files_in_order(batches):
-            rows = self._format.read(uri, self._columns, self._packer.input_name)
-            named = (pa.RecordBatch.from_arrays(x.columns, schema=self._packer.schema) for x in rows)
-            yield from self._packer.pack(named, time, uri)
+            rows = self._format.read(uri, self._read, self._packer.input_name)
+            yield from self._packer.pack(map(self._taken, rows), time, uri)
+
+    def _taken(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if self._conditions:
+            batch = batch.filter(truth(self._conditions, batch.select(self._tested)), null_selection_behavior="drop")
+        return pa.RecordBatch.from_arrays([batch.column(n) for n in self._columns], schema=self._packer.schema)
 
 
 class ReadFiles:

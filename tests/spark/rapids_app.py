@@ -10,6 +10,7 @@ import json
 import sys
 import warnings
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,9 @@ def cases(spark: Any, folder: Path) -> dict[str, Callable[[str], Any]]:
         "changes": lambda state: gpu_ops.join(
             orders, stream(prices.drop("at"), row_kind="op"), **left, state=state
         ),
+        "decimals": lambda state: gpu_ops.join(
+            orders, added.withColumn("price", added.price.cast("decimal(9, 2)")), **left, state=state
+        ),
         "semi": lambda state: gpu_ops.semi_join(orders, added, on="order_id", state=state),
         "multi": lambda state: gpu_ops.multi_join(
             [stream(orders, name="a"), stream(added, name="b"), stream(other, name="c")],
@@ -108,7 +112,8 @@ def run(spark: Any, folder: Path, name: str, make: Callable[[str], Any]) -> dict
 def rows(spark: Any, folder: Path) -> list[list[Any]]:
     """The rows of Parquet files without their times, in some order."""
     found = spark.read.parquet(str(folder)).drop("at", "at_2")
-    return sorted(([*row] for row in found.collect()), key=repr)
+    plain = ([float(v) if isinstance(v, Decimal) else v for v in row] for row in found.collect())
+    return sorted(plain, key=repr)
 
 
 def main(folder: Path, jar: str) -> None:

@@ -127,7 +127,8 @@ def test_columns_left_out_moved_and_renamed_are_still_read_by_arrow(spark: Any, 
     assert sink.table == [("u", 1, 1, 2.5)]
 
 
-def test_a_filter_or_a_new_column_leaves_the_state_where_it_is(spark: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("condition", "by_arrow"), [("< 'z'", True), ("NOT LIKE 'z%'", False)])
+def test_a_filter_leaves_the_state_where_it_is(spark: Any, tmp_path: Path, condition: str, *, by_arrow: bool) -> None:
     left, right = ArrowSource(spark, tmp_path / "l", "k long, a string"), Source(spark, tmp_path / "r", "k long, b int")
     checkpoint, sink = tmp_path / "checkpoint", Sink()
 
@@ -139,14 +140,31 @@ def test_a_filter_or_a_new_column_leaves_the_state_where_it_is(spark: Any, tmp_p
         right.add({"k": key, "b": key})
     drain(changelog(left.df), sink, checkpoint)
     left.add({"k": 3, "a": "y"}, {"k": 4, "a": "z"})
-    filtered = changelog(left.df.where("a < 'z'"))
-    assert "read by Arrow" not in gpu_ops.explain(filtered)
+    filtered = changelog(left.df.where(f"a {condition}"))
+    assert ("read by Arrow" in gpu_ops.explain(filtered)) == by_arrow
     drain(filtered, sink, checkpoint)
     assert sink.table == sorted([(key, "x", key) for key in range(8)] + [(3, "y", 3)], key=repr)
     left.add({"k": 5, "a": "y"})
     read_by_spark = spark.readStream.schema("k long, a string").json(str(tmp_path / "l"))
     with pytest.raises(Exception, match=r"come from gpu_ops\.read_files\(\), and this one's do not"):
         drain(changelog(read_by_spark), sink, checkpoint)
+
+
+def test_filters_of_several_layers_a_watermark_and_a_column_twice(spark: Any, tmp_path: Path) -> None:
+    rows = [{"k": n, "s": f"t{n % 3}", "v": n % 5} for n in range(30)]
+    write(tmp_path / "l", "1.json", 1, *rows)
+    write(tmp_path / "r", "1.json", 1, *({"k": n} for n in range(40)))
+    left = gpu_ops.read_files(spark, str(tmp_path / "l"), "json", "k long, s string, v int")
+    right = gpu_ops.read_files(spark, str(tmp_path / "r"), "json", "k long")
+    twice = left.where("v > 1").selectExpr("k", "s AS text", "v", "v AS again").where("text = 't1' AND again < 4")
+    joined = in_memory(gpu_ops.join, twice.drop("text"), right.where("k <> 4"), "k")
+    assert "sifted by s, v" in gpu_ops.explain(joined) or "sifted by v, s" in gpu_ops.explain(joined)
+    assert gpu_ops.explain(joined).count("read by Arrow") == 2
+    sink = Sink()
+    drain(joined, sink, tmp_path / "checkpoint")
+    expected = [(r["k"], r["v"], r["v"]) for r in rows if 1 < r["v"] < 4 and r["s"] == "t1" and r["k"] != 4]
+    assert sink.table == sorted(expected, key=repr)
+    assert sink.table
 
 
 def test_chain_multi_way_and_interval_joins(spark: Any, tmp_path: Path) -> None:
@@ -172,10 +190,12 @@ def test_interval_join_with_times_in_csv(spark: Any, tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "1.csv").write_text(rows)
     frames = [gpu_ops.read_files(spark, str(tmp_path / name), "csv", "k int, t timestamp") for name in "lr"]
-    sides = [stream(df, event_time="t", delay="1 second") for df in frames]
+    sides = [frames[0].withWatermark("t", "1 second"), frames[1]]
+    sides = [stream(sides[0], event_time="t"), stream(sides[1], event_time="t", delay="1 second")]
     joined = in_memory(
         gpu_ops.interval_join, *sides, [("k", "k")], lower="0 seconds", upper="5 seconds", suffixes=("", "_r")
     )
+    assert gpu_ops.explain(joined).count("read by Arrow") == 2
     sink = Sink()
     drain(joined, sink, tmp_path / "checkpoint")
     [(k, at, _, other)] = sink.table

@@ -26,7 +26,7 @@ pytestmark = [
 PADDED = [["+I", 1, "book", 1.5], ["+I", 2, "pen", 2.5], ["+I", 3, "ink", None]]
 PAIRS = [[1, "book"], [2, "pen"]]
 EXPECTED = {
-    **dict.fromkeys(("inserts", "changes", "read_files", "static"), PADDED),
+    **dict.fromkeys(("inserts", "changes", "decimals", "read_files", "static"), PADDED),
     "per_event": sorted(
         [*PADDED, *([kind, *row, None] for row in ([1, "book"], [2, "pen"]) for kind in ("+I", "-D"))], key=repr
     ),
