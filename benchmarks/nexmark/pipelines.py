@@ -15,20 +15,25 @@ from pyspark.sql import functions as f
 
 import gpu_ops
 from benchmarks.nexmark.queries import Query, Side
+from benchmarks.spark_queries import Reader
 
 PARTITIONS = 2
 
 
-def read(spark: SparkSession, data: Path, table: str) -> DataFrame:
+def read(spark: SparkSession, data: Path, table: str, reader: Reader = "spark") -> DataFrame:
     """A table as a stream, a file in a micro-batch."""
     folder = str(data / table)
     schema = spark.read.parquet(folder).schema
+    if reader == "arrow":
+        return gpu_ops.read_files(spark, folder, "parquet", schema, maxFilesPerTrigger=1)
     return spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(folder)
 
 
-def ours(spark: SparkSession, data: Path, query: Query, work: Path, **options: Any) -> DataFrame:
+def ours(
+    spark: SparkSession, data: Path, query: Query, work: Path, *, reader: Reader = "spark", **options: Any
+) -> DataFrame:
     """The changelog of the query, with durable state."""
-    tables = {side.table: read(spark, data, side.table) for side in query.sides}
+    tables = {side.table: read(spark, data, side.table, reader) for side in query.sides}
     return gpu_ops.sql(query.text, **tables, state=str(work / "state"), partitions=PARTITIONS, **options)
 
 
@@ -81,7 +86,8 @@ def run(df: DataFrame, work: Path, *, sink: str = "noop") -> dict[str, Any]:
         sink: Spark's name of it.
 
     Returns:
-        `seconds` from the start of the first micro-batch to the end of the last, `rows_in`, `rows_out`,
+        `seconds` from the start of the first micro-batch to the end of the last, `rows_in` (files, where Arrow
+        reads them), `rows_out`,
         `micro_batches`, and `batch_seconds` of each.
     """
     counted = df.observe("out", f.count("*").alias("rows"))

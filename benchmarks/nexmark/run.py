@@ -2,10 +2,11 @@
 
     python -m benchmarks.nexmark [--events 1000000] [--queries q3,q20] [--rounds 3]
 
-The tables are Parquet files, one of each in a micro-batch. Each query runs once with a Parquet sink, and its folded
-changelog is compared with DuckDB's result; then, in turns and with Spark's no-op sink, as ours, as Spark's own join
-(they are inner joins of insert-only streams; no watermark, as in Nexmark), and as the same pipeline without a join.
-Events are the rows of the tables that a query reads; those of other tables are not counted. All state is durable.
+The tables are Parquet files, one of each in a micro-batch. Each query runs once by each reader with a Parquet sink, and
+its folded changelog is compared with DuckDB's result; then, in turns and with Spark's no-op sink, as ours (the files read
+by Spark, and by `gpu_ops.read_files`), as Spark's own join (they are inner joins of insert-only streams; no watermark, as
+in Nexmark), and as the same pipeline without a join. Events are the rows of the tables that a query reads; those of other
+tables are not counted. All state is durable.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from benchmarks.common import interleave, ratio, summarise, write_results
 from benchmarks.nexmark import generator, pipelines
 from benchmarks.nexmark.check import check
 from benchmarks.nexmark.queries import NAMES, Query, query
-from benchmarks.spark_queries import local_session
+from benchmarks.spark_queries import Reader, local_session
+
+READERS: tuple[Reader, ...] = ("spark", "arrow")
 
 
 def main() -> None:
@@ -75,12 +78,15 @@ def measure(spark: SparkSession, data: Path, one: Query, options: argparse.Names
     """
     with tempfile.TemporaryDirectory(prefix="gpu-join-bench-") as folder:
         work = Path(folder)
-        pipelines.run(pipelines.ours(spark, data, one, work, emit=options.emit), work, sink="parquet")
-        found = check(one, data, sorted((work / "result").glob("*.parquet")))
-    print(f"{one.name}: {found.changes:,} changes, {found.rows:,} rows by DuckDB, {found.missing:,} missing, "
-          f"{found.surplus:,} too many", file=sys.stderr, flush=True)  # fmt: skip
-    if not found.equal:
-        raise SystemExit(f"{one.name}: the folded changelog is not DuckDB's result")
+        for reader in READERS:
+            own = work / reader
+            changes = pipelines.ours(spark, data, one, own, reader=reader, emit=options.emit)
+            pipelines.run(changes, own, sink="parquet")
+            found = check(one, data, sorted((own / "result").glob("*.parquet")))
+            print(f"{one.name}: {found.changes:,} changes, {found.rows:,} rows by DuckDB, {found.missing:,} missing, "
+                  f"{found.surplus:,} too many", file=sys.stderr, flush=True)  # fmt: skip
+            if not found.equal:
+                raise SystemExit(f"{one.name}: the folded changelog is not DuckDB's result")
 
     def once(name: str, case: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
         def run() -> dict[str, Any]:
@@ -90,8 +96,13 @@ def measure(spark: SparkSession, data: Path, one: Query, options: argparse.Names
 
         return run
 
+    def query_by(reader: Reader) -> Callable[[], dict[str, Any]]:
+        options_of_ours: dict[str, Any] = {"reader": reader, "emit": options.emit}
+        return lambda: pipelines.fresh(lambda work: pipelines.ours(spark, data, one, work, **options_of_ours))
+
     cases: dict[str, Callable[[], dict[str, Any]]] = {
-        "ours": lambda: pipelines.fresh(lambda work: pipelines.ours(spark, data, one, work, emit=options.emit)),
+        "ours": query_by("spark"),
+        "ours_arrow": query_by("arrow"),
         "no_op": lambda: pipelines.fresh(lambda _: pipelines.no_op(spark, data, one)),
     }
     if not options.no_spark:
@@ -99,14 +110,17 @@ def measure(spark: SparkSession, data: Path, one: Query, options: argparse.Names
     runs = interleave({name: once(name, case) for name, case in cases.items()}, options.rounds, warmup=options.warmup)
     if "spark" in runs and {r["rows_out"] for r in runs["spark"]} != {found.rows}:
         raise SystemExit(f"{one.name}: Spark's own join has {runs['spark'][0]['rows_out']} rows, DuckDB {found.rows}")
-    rates = {name: summarise(r["rows_in"] / r["seconds"] for r in rs) for name, rs in runs.items()}
+    events = runs["ours"][0]["rows_in"]  # Spark counts files where Arrow reads them
+    rates = {name: summarise(events / r["seconds"] for r in rs) for name, rs in runs.items()}
     result: dict[str, Any] = {
         "events_per_second": rates,
         "rows_out": found.rows,
         "over_no_op": ratio(rates["ours"], rates["no_op"]),
+        "arrow_over_no_op": ratio(rates["ours_arrow"], rates["no_op"]),
     }
     if "spark" in rates:
         result["over_spark"] = ratio(rates["ours"], rates["spark"])
+        result["arrow_over_spark"] = ratio(rates["ours_arrow"], rates["spark"])
     result |= {"rounds": options.rounds, "warmup": options.warmup}
     return result | {"load_1_minute": round(os.getloadavg()[0], 2), "runs": runs}
 
