@@ -3,10 +3,10 @@
     python -m benchmarks.nexmark [--events 1000000] [--queries q3,q20] [--rounds 3]
 
 The tables are Parquet files, one of each in a micro-batch. Each query runs once by each reader with a Parquet sink, and
-its folded changelog is compared with DuckDB's result; then, in turns and with Spark's no-op sink, as ours (the files read
-by Spark, and by `gpu_ops.read_files`), as Spark's own join (they are inner joins of insert-only streams; no watermark, as
-in Nexmark), and as the same pipeline without a join. Events are the rows of the tables that a query reads; those of other
-tables are not counted. All state is durable.
+its folded changelog is compared with DuckDB's result; then, in turns and with Spark's no-op sink, as ours (the files
+read by Spark, and by `gpu_ops.read_files`), as Spark's own join (they are inner joins of insert-only streams; no
+watermark, as in Nexmark), and as the same pipeline without a join. Events are the rows of the tables that a query
+reads; those of other tables are not counted. All state is durable.
 """
 
 from __future__ import annotations
