@@ -17,6 +17,7 @@ from cpu_fallback.store import CpuStore, slot_array
 from gpu_ops.conditions import Condition
 from gpu_ops.kernels import Kernels
 from gpu_ops.keys import key_type
+from gpu_ops.wide_text import fitted, one_array
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -51,13 +52,12 @@ class CpuKernels:
 
     def frame(self, table: pa.Table) -> Frame:
         """Columns from Arrow, each in one piece."""
-        return Frame(table.num_rows, {n: one_array(c) for n, c in zip(table.column_names, table.columns, strict=True)})
+        columns = {n: _plain(one_array(c)) for n, c in zip(table.column_names, table.columns, strict=True)}
+        return Frame(table.num_rows, columns)
 
     def to_arrow(self, frame: Frame, schema: pa.Schema) -> pa.Table:
-        """Columns to Arrow, by position."""
-        arrays = [
-            a if a.type == f.type else a.cast(f.type) for a, f in zip(frame.columns.values(), schema, strict=True)
-        ]
+        """Columns to Arrow, by position; text of more than 2 GiB in several chunks."""
+        arrays = [pa.chunked_array(fitted(a, f.type)) for a, f in zip(frame.columns.values(), schema, strict=True)]
         return pa.Table.from_arrays(arrays, schema=schema)
 
     def asarray(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -220,15 +220,9 @@ def _first_not_less(run: UInt64s, directory: Ints, shift: int, key: UInt64s, at:
         at[crowded] = np.searchsorted(run, key[crowded])
 
 
-def one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """A column in one piece, dictionaries decoded."""
-    if isinstance(column, pa.ChunkedArray):
-        column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-        if isinstance(column, pa.ChunkedArray):  # no chunks at all
-            column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    return column
+def _plain(column: pa.Array) -> pa.Array:
+    """A column, dictionaries decoded."""
+    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
 
 
 def _as_type(column: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from cpu_fallback.frame import Frame
 from cpu_fallback.hashing import raw_values, valid_mask
+from gpu_ops.wide_text import beyond_offsets
 
 # Types of the same width as a value, which numpy gathers faster than bytes.
 _LANES = {width: np.dtype(name) for width, name in ((1, "u1"), (2, "u2"), (4, "u4"), (8, "u8"), (16, "c16"))}
@@ -195,9 +196,9 @@ class Column:
         return pa.Array.from_buffers(self.stored, self.length, buffers, -1 if validity else 0, 0, children)
 
     def take(self, slots: pa.Array) -> pa.Array:
-        """The values at these slots; a null slot gives a null."""
+        """The values at these slots; a null slot gives a null. Text that is too much for its type comes as stored."""
         taken = self.view().take(slots)
-        return taken if taken.type == self.kind else taken.cast(self.kind)
+        return taken if taken.type == self.kind or beyond_offsets(taken) else taken.cast(self.kind)
 
     @property
     def plain(self) -> bool:

@@ -16,8 +16,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pylibcudf as plc
 
-from gpu_ops.cudf_backend.storage import DECIMAL, from_storage, narrow_text, storage_type, to_storage
+from gpu_ops.cudf_backend.storage import DECIMAL, from_storage, storage_type, to_storage
 from gpu_ops.kernels import Array
+from gpu_ops.wide_text import narrow
 
 Column = Any
 """A ``pylibcudf.Column``."""
@@ -57,7 +58,7 @@ def to_arrow_pieces(column: Column, kind: pa.DataType) -> list[pa.Array]:
     stored = column.to_arrow()
     if not pa.types.is_large_string(stored.type):
         return [from_storage(stored, kind)]
-    return [from_storage(piece, kind) for piece in narrow_text(stored)]
+    return [from_storage(piece, kind) for piece in narrow(stored)]
 
 
 def nulls(kind: pa.DataType, length: int) -> Column:

@@ -20,10 +20,11 @@ from gpu_ops.cudf_backend.device import array_module, ranges, require_one_stream
 from gpu_ops.cudf_backend.frame import Frame, choose, from_arrow, from_values, to_arrow_pieces, valid_mask
 from gpu_ops.cudf_backend.frame import values as numbers
 from gpu_ops.cudf_backend.hashing import convert, equal_columns, hash_columns
-from gpu_ops.cudf_backend.storage import MOST_TEXT, decoded
+from gpu_ops.cudf_backend.storage import decoded
 from gpu_ops.cudf_backend.store import CudfStore
 from gpu_ops.kernels import Array, Kernels
 from gpu_ops.keys import key_type
+from gpu_ops.wide_text import one_array
 
 JOIN_FROM = math.inf
 """From so many needles per entry of a run on, `CudfKernels.search` goes by libcudf's hash join instead of by jumps.
@@ -36,8 +37,6 @@ needle per entry on, if at all, and only in the smallest runs. Not measured on a
 """
 _PIECES = 32
 """Pieces of state, at least, in a full GPU."""
-
-_WIDE = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
 
 
 class CudfKernels:
@@ -68,7 +67,7 @@ class CudfKernels:
 
     def frame(self, table: pa.Table) -> Frame:
         """Columns from Arrow, each in one piece."""
-        columns = {n: from_arrow(_one_array(c)) for n, c in zip(table.column_names, table.columns, strict=True)}
+        columns = {n: from_arrow(one_array(c)) for n, c in zip(table.column_names, table.columns, strict=True)}
         types = [decoded(kind) for kind in table.schema.types]
         return Frame(table.num_rows, columns, dict(zip(table.column_names, types, strict=True)))
 
@@ -213,13 +212,3 @@ def search_by_join(run: Array, hashes: Array) -> tuple[Array, Array]:
     slot = (run[numbers(places, np.int32)] & np.uint64(0xFFFFFFFF)).view(np.int64)
     pairs = cp.sort((needle << 32) | slot)
     return pairs >> 32, pairs & 0xFFFFFFFF
-
-
-def _one_array(column: pa.ChunkedArray) -> pa.Array:
-    if column.num_chunks == 1:
-        return column.chunk(0)
-    wide = _WIDE.get(column.type)
-    if wide is not None and column.nbytes > MOST_TEXT:  # Arrow does not put together what offsets cannot reach
-        column = column.cast(wide)
-    array = column.combine_chunks()
-    return pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array

@@ -17,9 +17,6 @@ from gpu_ops.errors import BackendError
 DECIMAL = pa.decimal128(38, 0)
 """Every decimal's stored type: the scale is part of the Arrow type, not of the stored value."""
 
-MOST_TEXT = (1 << 31) - 1
-"""Bytes of text that an array with offsets of 32 bits holds."""
-
 
 def is_bytes(kind: pa.DataType) -> bool:
     """Types stored as strings, compared byte by byte."""
@@ -158,29 +155,6 @@ def from_storage(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if t.is_float16(kind):
         return array.cast(kind)
     return array if array.type == kind else _relabel(array, kind)
-
-
-def narrow_text(array: pa.Array, most: int = MOST_TEXT) -> list[pa.Array]:
-    """A large_string array in pieces of string, which offsets of 32 bits reach; nothing but offsets is copied.
-
-    Args:
-        array: text of up to ``most`` bytes in each value.
-        most: bytes of text in a piece.
-    """
-    valid, starts, text = array.buffers()
-    offsets = np.frombuffer(starts, np.int64)[array.offset : array.offset + len(array) + 1]
-    pieces, begin = [], 0
-    while begin < len(array):
-        end = int(np.searchsorted(offsets, offsets[begin] + most, side="right")) - 1
-        own = offsets[begin : end + 1] - offsets[begin]
-        mask = None
-        if valid is not None:
-            mask = pa.array(array.slice(begin, end - begin).is_valid().to_numpy(zero_copy_only=False)).buffers()[1]
-        data = text.slice(int(offsets[begin]), int(own[-1]))
-        buffers = [mask, pa.py_buffer(own.astype(np.int32)), data]
-        pieces.append(pa.Array.from_buffers(pa.string(), end - begin, buffers))
-        begin = end
-    return pieces
 
 
 def _decode(array: pa.Array) -> pa.Array:

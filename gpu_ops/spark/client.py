@@ -45,7 +45,7 @@ class Task:
         output: the changelog's schema.
         metrics: the names of what is counted, see `gpu_ops.spark.metrics.metric_names`.
         times: whether the directory is told the latest event times afterwards.
-        reported_as: the join's name, if the directory is told the metrics; None if they are observed.
+        reported: whether the directory is told the metrics, too; otherwise they are observed.
         place: tells micro-batch and partition; by default Spark's task context does.
     """
 
@@ -59,13 +59,13 @@ class Task:
         *,
         metrics: Sequence[str] = (),
         times: bool = False,
-        reported_as: str | None = None,
+        reported: bool = False,
         place: Callable[[], Place] | None = None,
     ) -> None:
         self.__name__ = name
         self._command, self._directory, self._arrivals = dict(command), directory, arrivals
         self._output, self._place, self._times = output, place, times
-        self._metrics, self._reported_as = tuple(metrics), reported_as
+        self._metrics, self._reported = tuple(metrics), reported
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Gives the partition's changes, then, if metrics are observed, one row with them."""
@@ -101,23 +101,22 @@ class Task:
             return ask(self._directory, request)
 
         exchange = Exchange(locate, command, self._arrivals.wire)
-        observed = self._reported_as is None
         for rows in exchange.run(self._arrivals.to_wire(batches)):
             if not rows.num_rows:
                 continue  # nobody's readers of Arrow streams are tried with such
-            yield self._with_metrics(rows, pa.nulls(rows.num_rows, METRICS_TYPE)) if observed else rows
+            yield self._with_metrics(rows, pa.nulls(rows.num_rows, METRICS_TYPE)) if not self._reported else rows
         said = exchange.answer["metrics"]
         numbers = pack(self._metrics, said, backend=exchange.answer["backend"], retries=exchange.retries)
         report: dict[str, Any] = {}
         if self._times:
             report["latest"] = [said.get(f"{side}_max_time_ms") for side in ("left", "right")]
             report["rows"] = [bool(said[f"{side}_rows_in"]) for side in ("left", "right")]
-        if not observed:
-            report |= {"name": self._reported_as, "numbers": dict(zip(self._metrics, numbers, strict=True))}
+        if self._reported:
+            report |= {"run_id": place.run_id, "numbers": numbers}
         if report:
             where = {"join_id": join_id, "batch_id": place.batch_id, "partition": partition}
             ask(self._directory, {"op": "report", **where, **report})
-        if observed:
+        if not self._reported:
             yield self._metrics_row(numbers)
 
     def _partition(self, place: Place, batches: Iterator[pa.RecordBatch]) -> tuple[int, Iterator[pa.RecordBatch]]:

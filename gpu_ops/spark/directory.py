@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -27,7 +27,7 @@ from gpu_ops.spark.listener import Listener
 from gpu_ops.spark.pools import Pool, Servers
 from gpu_ops.spark.process import START_S
 from gpu_ops.spark.settings import Settings
-from gpu_ops.spark.tallies import TALLIES
+from gpu_ops.spark.tallies import TALLIES, Run
 from gpu_ops.spark.triggers import takes_what_is_there
 from gpu_ops.spark.watermarks import Report, Upstream, Watermarks
 from gpu_ops.state.files import Files
@@ -94,6 +94,7 @@ class Directory:
     def __init__(self, context: Any) -> None:
         self._joins: dict[str, _Known] = {}
         self._timed: dict[str, Timed] = {}
+        self._counted: dict[str, tuple[str, tuple[str, ...]]] = {}
         self._lock = threading.Lock()
         self._sessions: weakref.WeakSet[Any] = weakref.WeakSet()
         self._closing = threading.Event()
@@ -184,6 +185,16 @@ class Directory:
         with self._lock:
             self._timed[plan_id] = timed
 
+    def count(self, plan_id: str, name: str, metrics: Sequence[str]) -> None:
+        """Takes note of a join whose tasks report their metrics.
+
+        Args:
+            plan_id: its join ids begin with it and a hyphen.
+            name: the join's.
+            metrics: their names, in the order in which they come.
+        """
+        self._counted[plan_id] = name, tuple(metrics)
+
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Answers a call, whichever it is."""
         return self.report(request) if request.get("op") == "report" else self.locate(request)
@@ -224,7 +235,7 @@ class Directory:
 
         Args:
             request: join_id, batch_id, partition; of an interval join ``latest`` and ``rows`` as `Report` has them;
-                where metrics are reported, ``name`` of the join, and ``numbers``, its metrics as packed.
+                where metrics are reported, run_id and ``numbers``, the metrics as packed.
         """
         batch_id, partition = int(request["batch_id"]), int(request["partition"])
         with self._lock:
@@ -233,8 +244,10 @@ class Directory:
             (left, right), (left_rows, right_rows) = request["latest"], request["rows"]
             said = Report((left, right), (bool(left_rows), bool(right_rows)))
             known.watermarks.report(batch_id, partition, said)
-        if known is not None and "numbers" in request:
-            TALLIES.take(known.query_id, str(request["name"]), batch_id, partition, request["numbers"])
+        counted = self._counted.get(str(request["join_id"]).partition("-")[0])
+        if known is not None and counted is not None and request.get("run_id") == known.run_id:
+            run = Run(known.query_id, known.run_id, counted[0])
+            TALLIES.take(run, batch_id, partition, counted[1], request["numbers"])
         return {"taken": True}
 
     def close(self) -> None:
@@ -333,6 +346,8 @@ class Directory:
         """Lets the servers drop what they hold of a join whose query is over."""
         with self._lock:
             known = self._joins.pop(join_id, None)
+        if known is not None:
+            TALLIES.over(known.query_id)
         for kind, index in sorted(known.servers) if known is not None else ():
             self._servers.pool(kind).release(index, join_id)
 

@@ -31,9 +31,6 @@ SOURCE_OPTIONS: Final = (
 )  # fmt: skip
 """What Spark's own file source is told."""
 
-_AS_THEY_ARE: Final = ("SubqueryAlias", "EventTimeWatermark")
-"""Logical nodes that rows pass unchanged; a join reads the watermark's delay from the column's metadata."""
-
 _CONTENT: Final = "path STRING, modificationTime TIMESTAMP, length BIGINT, content BINARY"
 
 
@@ -64,9 +61,9 @@ def read_files(
 ) -> DataFrame:
     """A stream of files that Arrow reads, in place of ``spark.readStream``.
 
-    Given to a join as it is, or after a mere ``select`` of columns, a plain ``where`` or ``withWatermark``, its rows
-    never become Spark's: the files' rows are distributed as Arrow batches. Within a micro-batch the changes of a join's
-    input are in the order of the files' modification times, then paths, then rows, however many tasks read them.
+    Given to a join as it is, or after a mere ``select`` of columns or a plain ``where``, its rows never become Spark's:
+    the files' rows are distributed as Arrow batches. Within a micro-batch the changes of a join's input are in the
+    order of the files' modification times, then paths, then rows, however many tasks read them.
 
     Args:
         spark: the session.
@@ -154,7 +151,7 @@ def source_of(df: DataFrame) -> Reading | None:
             there = dict(zip(_identities(node.output()), source.format.schema.names, strict=True))
             names = [tuple(there[column] for column in columns) for columns in (wanted, tested)]
             return Reading(source, names[0], names[1], tuple(reversed(conditions)))
-        elif name not in _AS_THEY_ARE:
+        elif name != "SubqueryAlias":  # not even a watermark: Spark's operators behind the join may go by it
             return None
         node = node.children().head()
     return None

@@ -125,7 +125,7 @@ def single_rows(
     """
     sides = [to_lanes(df, number, lanes) for number, df in enumerate(inputs)]
     if stamped:
-        sides = [_stamped(df, stamped=number in stamped) for number, df in enumerate(sides)]
+        sides = [_with_stamp(df, clock=number in stamped) for number, df in enumerate(sides)]
     wire = wire_schema(lanes)
     return Travel(sides, lambda union: shuffle(union, join, lanes, partitions), Rows(wire, stamped=bool(stamped)))
 
@@ -145,10 +145,10 @@ def to_lanes(df: DataFrame, number: int, lanes: Sequence[Lane]) -> DataFrame:
     return df.select(*columns)
 
 
-def _stamped(rows: DataFrame, *, stamped: bool) -> DataFrame:
-    """Rows with a stamp, or with one that is always the same."""
-    clock = f.expr("java_method('java.lang.System', 'nanoTime')") if stamped else f.lit(0)
-    return rows.select("*", clock.cast("bigint").alias(STAMP))
+def _with_stamp(rows: DataFrame, *, clock: bool) -> DataFrame:
+    """Rows with a stamp, by the clock or always the same."""
+    stamp = f.expr("java_method('java.lang.System', 'nanoTime')") if clock else f.lit(0)
+    return rows.select("*", stamp.cast("bigint").alias(STAMP))
 
 
 def kept(df: DataFrame) -> DataFrame:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 METRICS_COLUMN: Final = "__gpu_join_metrics"
 """The hidden column: null in every row of the changelog, one list per partition and micro-batch."""
 
-OBSERVED: Final = "metrics"
+METRICS_FIELD: Final = "metrics"
 """The one column of what a join's name stands for in ``observedMetrics``."""
 
 METRICS_TYPE: Final = pa.list_(pa.int64())
@@ -67,7 +67,7 @@ def _whole(name: str, value: float | None) -> int | None:
 
 
 def observed(names: Sequence[str]) -> Column:
-    """What ``DataFrame.observe`` is given: one column `OBSERVED`, with a field per metric.
+    """What ``DataFrame.observe`` is given: one column `METRICS_FIELD`, with a field per metric.
 
     Spark updates every aggregate in every row of a changelog. One per metric took up to a fifth of a query's
     throughput, so there is one in all: the partitions' lists are collected, and added up on the driver.
@@ -89,18 +89,19 @@ def observed(names: Sequence[str]) -> Column:
 
     # in an array of its own, so that the aggregate is named once, and computed once
     collected = f.array(f.collect_list(f.col(METRICS_COLUMN)))
-    return f.get(f.transform(collected, added), f.lit(0)).alias(OBSERVED)
+    return f.get(f.transform(collected, added), f.lit(0)).alias(METRICS_FIELD)
 
 
-def added_up(partitions: Sequence[Mapping[str, int | None]]) -> dict[str, int | float | None]:
+def added_up(names: Sequence[str], partitions: Sequence[Sequence[int | None]]) -> dict[str, int | float | None]:
     """What `observed` makes of partitions, without Spark.
 
     Args:
-        partitions: for each what `pack` made, by name; at least one.
+        names: of the metrics.
+        partitions: for each what `pack` made.
     """
     found: dict[str, int | float | None] = {}
-    for name in partitions[0]:
-        there = [n for n in (numbers[name] for numbers in partitions) if n is not None]
+    for name, *numbers in zip(names, *partitions, strict=True):
+        there = [n for n in numbers if n is not None]
         if name in _MARKS:
             found[name] = max(there, default=None)
         else:

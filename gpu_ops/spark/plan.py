@@ -163,7 +163,7 @@ def build(
         travel = single_rows(join, inputs, lanes, placed.partitions, stamped)
     task = Task(
         f"{JOIN}_{plan.plan_id}", _command(plan), directory.address, travel.arrivals, join.output_schema,
-        metrics=names, times=by_event_time(join), reported_as=placed.name if plan.reported else None,
+        metrics=names, times=by_event_time(join), reported=plan.reported,
     )  # fmt: skip
     first, *others = union_order([open_tasks(df) for df in inputs])
     union = kept(travel.sides[first])
@@ -173,6 +173,7 @@ def build(
         union = union.unionAll(heartbeats(session, heartbeat_ms, union.schema))
     output = output_type(join, schemas)
     if plan.reported:
+        directory.count(plan.plan_id, placed.name, names)
         changes = travel.shuffle(union).mapInArrow(task, output)
     else:
         rows = travel.shuffle(union).mapInArrow(task, output.add(METRICS_COLUMN, spark_type(METRICS_TYPE)))

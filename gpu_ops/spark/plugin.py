@@ -7,7 +7,7 @@ from typing import Any, Final
 from gpu_ops.bounded import Description
 from gpu_ops.joins import Join
 from gpu_ops.multi import MultiJoin
-from gpu_ops.spark.settings import METRICS
+from gpu_ops.spark.settings import Settings
 
 PLUGIN: Final = "com.nvidia.spark.SQLPlugin"
 
@@ -32,8 +32,8 @@ def metrics_reported(session: Any) -> bool:
 
     The plugin fails on every aggregate in ``DataFrame.observe`` (NVIDIA/cudf-spark#14152).
     """
-    asked = session.sparkContext.getConf().get(METRICS)
-    return plugin_on(session) if asked is None else bool(asked == "reported")
+    asked = Settings.of(session.sparkContext.getConf().getAll()).metrics
+    return plugin_on(session) if asked is None else asked == "reported"
 
 
 def order_matters(join: Description, number: int) -> bool:
@@ -51,4 +51,4 @@ def order_matters(join: Description, number: int) -> bool:
     if isinstance(join, Join) and join.interval is not None:
         return True
     source = join.inputs[number]
-    return not source.insert_only or source.unique_key is not None
+    return not source.insert_only

@@ -34,6 +34,9 @@ _TYPES: Final = {
 }
 """By Spark's name the types that both compare alike."""
 
+_MOST_VALUES: Final = 1000
+"""Of an ``IN``: each costs the driver some calls."""
+
 _INTEGERS: Final = ("tinyint", "smallint", "int", "bigint")
 
 
@@ -48,11 +51,9 @@ def conditions_of(expression: Any, columns: list[int]) -> Condition | None:
         expression: Catalyst's, analyzed.
         columns: takes the ids of the attributes that it names; columns of the condition are places in it.
     """
-    count = len(columns)
     try:
         return _condition(expression, columns)
     except (_UnknownError, Py4JError):  # the latter where another version of Spark has other classes
-        del columns[count:]
         return None
 
 
@@ -73,8 +74,10 @@ def _condition(expression: Any, columns: list[int]) -> Condition:
     if name == "In":
         column, kind = _column(expression.value(), columns)
         given = expression.list()
+        if not 0 < given.length() <= _MOST_VALUES:
+            raise _UnknownError
         values = [_constant(given.apply(place), kind) for place in range(given.length())]
-        return OneOf(column, pa.array([v.as_py() for v in values], values[0].type))
+        return OneOf(column, pa.array(values, values[0].type))
     if name in _COMPARISONS:
         op = _COMPARISONS[name]
         if _is_constant(expression.left()):
@@ -123,18 +126,16 @@ def _constant(expression: Any, kind: str) -> pa.Scalar:
     if not _is_constant(expression):
         raise _UnknownError
     own = _type(expression)
-    if own != kind:
-        if own not in _INTEGERS or kind not in _INTEGERS:
-            raise _UnknownError
-        kind = "bigint"
+    if own != kind and not (own in _INTEGERS and kind in _INTEGERS):
+        raise _UnknownError
+    compared = _TYPES[kind if own == kind else "bigint"]
     try:
         value = expression.eval(None)
     except Exception as error:  # Spark's own refusal, which comes when it evaluates it
         raise _UnknownError from error
     if value is None:
         raise _UnknownError
-    stored: Any = value.toString() if kind == "string" else value
-    if kind == "date" or kind.startswith("timestamp"):
+    if pa.types.is_temporal(compared):
         bits = pa.int32() if kind == "date" else pa.int64()
-        return pa.scalar(int(stored), bits).cast(_TYPES[kind])
-    return pa.scalar(stored, _TYPES[kind])
+        return pa.scalar(int(value), bits).cast(compared)
+    return pa.scalar(value.toString() if kind == "string" else value, compared)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from gpu_ops.spark.metrics import ALWAYS, OBSERVED, OF_AN_INPUT
+from gpu_ops.spark.metrics import ALWAYS, METRICS_FIELD, OF_AN_INPUT
 from gpu_ops.spark.tallies import TALLIES
 
 
@@ -56,7 +56,7 @@ def join_progress(progress: Any) -> list[JoinProgress]:
     joins: dict[str, Mapping[str, Any]] = dict(TALLIES.of(query_id, batch_id))
     for name, row in observed_metrics(progress).items():
         values = _fields(row)
-        if values.keys() == {OBSERVED} and (numbers := _fields(values[OBSERVED])).keys() >= ALWAYS:
+        if values.keys() == {METRICS_FIELD} and (numbers := _fields(values[METRICS_FIELD])).keys() >= ALWAYS:
             joins[name] = numbers
     return [
         JoinProgress(

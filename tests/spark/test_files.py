@@ -190,8 +190,7 @@ def test_interval_join_with_times_in_csv(spark: Any, tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "1.csv").write_text(rows)
     frames = [gpu_ops.read_files(spark, str(tmp_path / name), "csv", "k int, t timestamp") for name in "lr"]
-    sides = [frames[0].withWatermark("t", "1 second"), frames[1]]
-    sides = [stream(sides[0], event_time="t"), stream(sides[1], event_time="t", delay="1 second")]
+    sides = [stream(df, event_time="t", delay="1 second") for df in frames]
     joined = in_memory(
         gpu_ops.interval_join, *sides, [("k", "k")], lower="0 seconds", upper="5 seconds", suffixes=("", "_r")
     )

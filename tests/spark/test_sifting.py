@@ -42,11 +42,14 @@ SIFTED = {
     "at IN (TIMESTAMP'2024-01-01 05:00:00', TIMESTAMP'2024-01-02 03:00:00')": "at",
     "day IN (DATE'2024-01-30', DATE'2024-02-07')": "day",
     "s IN ('a', '')": "s",
+    "day NOT IN (DATE'2024-01-30', DATE'+12024-02-07')": "day",
+    "day < DATE'+12024-02-07' AND day > DATE'2024-02-01'": "day",
 }
 """Conditions that mean the same to Arrow, and the columns they go by."""
 
 UNSIFTED = (
     "x = 'NaN'", "x > 1", "n % 2 = 0", "n = k", "s LIKE 'a%'", "n IN (1, NULL)", "n = NULL", "n <=> 3",
+    "n IN ({})".format(", ".join(map(str, range(1001)))),
     "upper(s) = 'A'", "dec > 1", "day < current_date()", "n > rand()",
 )  # fmt: skip
 
@@ -76,6 +79,7 @@ def test_files_are_sifted_as_spark_would(
     rows = gpu_ops.read_files(spark, folder, "parquet", schema)
     sifted = rows.selectExpr("*", "k AS own").where(condition).selectExpr("own AS key", "n AS number")
     read = source_of(sifted)
+    assert source_of(rows.where(rows.n.isin([]))) is None
     if condition in UNSIFTED:
         assert read is None
         return

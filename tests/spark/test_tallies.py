@@ -14,14 +14,15 @@ from gpu_ops.keys import Key
 from gpu_ops.multi import MultiJoin
 from gpu_ops.spark.metrics import METRICS_COLUMN, METRICS_TYPE, added_up, metric_names, observed, pack
 from gpu_ops.spark.plugin import PLUGIN, metrics_reported, order_matters, shuffle_reorders
-from gpu_ops.spark.tallies import Tallies
+from gpu_ops.spark.tallies import Run, Tallies
 
+RUN = Run("query", "run", "join")
 NAMES = metric_names(("left", "right"), interval=True)
 
 
-def packed(**metrics: float | None) -> dict[str, int | None]:
+def packed(**metrics: float | None) -> list[int | None]:
     said = {name: 0 for name in NAMES if "watermark" not in name} | metrics
-    return dict(zip(NAMES, pack(NAMES, said, backend="cpu", retries=0), strict=True))
+    return pack(NAMES, said, backend="cpu", retries=0)
 
 
 PARTITIONS = [
@@ -32,42 +33,60 @@ PARTITIONS = [
 
 
 def test_they_add_up_as_in_sparks_progress(spark: Any) -> None:
-    rows = pa.table({METRICS_COLUMN: pa.array([None, *(list(p.values()) for p in PARTITIONS), None], METRICS_TYPE)})
+    rows = pa.table({METRICS_COLUMN: pa.array([None, *PARTITIONS, None], METRICS_TYPE)})
     frame = spark.createDataFrame([tuple(row.values()) for row in rows.to_pylist()], f"{METRICS_COLUMN} array<bigint>")
     (row,) = frame.agg(observed(NAMES)).collect()
-    assert added_up(PARTITIONS) == row["metrics"].asDict()
+    added = added_up(NAMES, PARTITIONS)
+    assert added == row["metrics"].asDict()
     (row,) = frame.limit(1).agg(observed(NAMES)).collect()
     assert set(row["metrics"].asDict().values()) == {0, None}
-    assert added_up(PARTITIONS) | {"left_rows_in": 7, "probe_ms": 1.5, "watermark_ms": -5} == added_up(PARTITIONS)
-    assert added_up(PARTITIONS[2:])["watermark_ms"] is None
+    assert added | {"left_rows_in": 7, "probe_ms": 1.5, "watermark_ms": -5} == added
+    assert added_up(NAMES, PARTITIONS[2:])["watermark_ms"] is None
+
+
+def summed(*partitions: int) -> dict[str, Any]:
+    return added_up(NAMES, [PARTITIONS[n] for n in partitions])
 
 
 def test_a_task_that_is_repeated_counts_once() -> None:
     tallies = Tallies()
     for partition in (0, 1, 0):
-        tallies.take("query", "join", 4, partition, json.loads(json.dumps(PARTITIONS[partition])))
-    assert tallies.of("query", 4) == {"join": added_up(PARTITIONS[:2])}
+        tallies.take(RUN, 4, partition, NAMES, json.loads(json.dumps(PARTITIONS[partition])))
+    assert tallies.of("query", 4) == {"join": summed(0, 1)}
     assert tallies.of("query", 3) == tallies.of("other", 4) == {}
 
 
 def test_a_micro_batch_that_is_over_takes_no_more() -> None:
-    tallies = Tallies()
-    tallies.take("query", "a", 0, 0, PARTITIONS[0])
-    tallies.take("query", "b", 0, 0, PARTITIONS[1])
-    tallies.take("query", "a", 1, 0, PARTITIONS[2])
-    tallies.take("query", "a", 0, 1, PARTITIONS[1])
-    assert tallies.of("query", 0) == {"a": added_up(PARTITIONS[:1]), "b": added_up(PARTITIONS[1:2])}
-    assert tallies.of("query", 1) == {"a": added_up(PARTITIONS[2:])}
+    tallies, other = Tallies(), RUN._replace(join="b")
+    tallies.take(RUN, 0, 0, NAMES, PARTITIONS[0])
+    tallies.take(other, 0, 0, NAMES, PARTITIONS[1])
+    tallies.take(RUN, 1, 0, NAMES, PARTITIONS[2])
+    tallies.take(RUN, 0, 1, NAMES, PARTITIONS[1])
+    assert tallies.of("query", 0) == {"join": summed(0), "b": summed(1)}
+    assert tallies.of("query", 1) == {"join": summed(2)}
+
+
+def test_a_new_run_counts_anew() -> None:
+    tallies, again = Tallies(), RUN._replace(run_id="again")
+    for batch_id, partition in ((0, 0), (1, 0), (1, 1)):
+        tallies.take(RUN, batch_id, partition, NAMES, PARTITIONS[partition])
+    tallies.over("other")
+    tallies.over("query")
+    assert tallies.of("query", 1) == {"join": summed(0, 1)}
+    tallies.take(again, 0, 0, NAMES, PARTITIONS[2])
+    assert tallies.of("query", 0) == {"join": summed(2)}
+    tallies.take(again, 1, 0, NAMES, PARTITIONS[2])
+    assert tallies.of("query", 1) == {"join": summed(2)}
+    assert tallies.of("query", 0) == {"join": summed(2)}
 
 
 def test_the_oldest_are_forgotten() -> None:
     tallies = Tallies(kept=2)
     for batch_id in range(5):
-        tallies.take("query", "join", batch_id, 0, PARTITIONS[0])
+        tallies.take(RUN, batch_id, 0, NAMES, PARTITIONS[0])
     assert [bool(tallies.of("query", n)) for n in range(5)] == [False, False, True, True, True]
-    for query in ("x", "y"):
-        tallies.take(query, "join", 0, 0, PARTITIONS[0])
-    assert tallies.of("query", 4) == {}
+    tallies.over("query")
+    assert [bool(tallies.of("query", n)) for n in range(5)] == [False, False, False, True, True]
 
 
 class _Conf(dict[str, str]):
@@ -83,6 +102,9 @@ class _Conf(dict[str, str]):
 
     def getConf(self) -> _Conf:  # noqa: N802
         return self
+
+    def getAll(self) -> list[tuple[str, str]]:  # noqa: N802
+        return list(self.items())
 
 
 @pytest.mark.parametrize(
