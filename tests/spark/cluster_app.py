@@ -153,11 +153,15 @@ class App:
         self.step("explained", lambda: gpu_ops.explain(self.changes))
 
     def running(self) -> list[tuple[int, int]]:
-        """Tasks of the servers' jobs that run, and how many jobs."""
-        tracker = self.context.statusTracker()
-        jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(JOB_GROUP)]
-        stages = [tracker.getStageInfo(s) for job in jobs if job.status == "RUNNING" for s in job.stageIds]
-        return [(stage.numTasks, stage.numActiveTasks) for stage in stages if stage is not None]
+        """Of each of the servers' jobs that run the tasks, and how many of them run; Spark tells it with a delay."""
+        tracker, until = self.context.statusTracker(), time.monotonic() + 10
+        while True:
+            jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(JOB_GROUP)]
+            stages = [tracker.getStageInfo(s) for job in jobs if job.status == "RUNNING" for s in job.stageIds]
+            found = [(stage.numTasks, stage.numActiveTasks) for stage in stages if stage is not None]
+            if all(active for _, active in found) or time.monotonic() > until:
+                return found
+            time.sleep(0.1)
 
     def strangers(self) -> list[str]:
         """What calls without the token get, from another address."""
