@@ -34,6 +34,7 @@ oracle: $(VENV)/.ready  ## random cases against a live Flink (GPU_JOIN_ORACLE na
 	$(BIN)/python -m pytest -q tests/oracle/test_flink.py tests/oracle/test_flink_multi.py $(ARGS)
 
 rapids-plans: $(VENV)/.ready  ## every operator planned by NVIDIA's plugin, without a card (JAR names its jar)
+	@test -f "$(JAR)" || { echo "say JAR=rapids-4-spark_2.13-26.08.1-cuda13.jar; docs/rapids.md says where it is from"; exit 2; }
 	GPU_JOIN_RAPIDS_JAR=$(abspath $(JAR)) $(BIN)/python -m pytest -q tests/spark/test_rapids_plans.py $(ARGS)
 
 gpu-verify:  ## on a host with a card: contract tests, golden cases, random traces, benchmarks, demo; no skip allowed

@@ -16,7 +16,7 @@ import pytest
 from spark.rapids_app import MARK
 from spark.test_cluster import run
 
-JAR = os.environ.get("GPU_JOIN_RAPIDS_JAR")
+JAR = os.environ.get("GPU_JOIN_RAPIDS_JAR") or None
 
 pytestmark = [
     pytest.mark.spark,
