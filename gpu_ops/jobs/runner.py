@@ -71,9 +71,10 @@ def run(job: Job, console: Console, *, once: bool = False) -> Outcome:
         from gpu_ops.jobs.sinks import start  # noqa: PLC0415 - pyspark is optional
         from gpu_ops.spark.plan import all_said_by  # noqa: PLC0415
 
+        last_join = all_said_by(changes)
         with _interrupts() as stop:
-            query = start(changes, job, once=once)
-            return _follow(query, console, stop, all_said_by(changes))
+            query = start(changes, job, once=once, last_join=last_join)
+            return _follow(query, console, stop, last_join)
 
 
 def explain(job: Job, console: Console) -> str:

@@ -13,7 +13,6 @@ from gpu_ops.jobs.job import Job, Sink
 from gpu_ops.jobs.sources import failed
 from gpu_ops.jobs.text import Text
 from gpu_ops.jobs.types import quoted
-from gpu_ops.spark.plan import all_said_by
 from gpu_ops.spark.plugin import metrics_reported
 
 if TYPE_CHECKING:
@@ -26,20 +25,21 @@ OBSERVED: Final = "gpu_join_job"
 KINDS: Final = {"insert": "+I", "update_before": "-U", "update_after": "+U", "delete": "-D"}
 
 
-def start(changes: DataFrame, job: Job, *, once: bool) -> StreamingQuery:
+def start(changes: DataFrame, job: Job, *, once: bool, last_join: str | None) -> StreamingQuery:
     """Starts a job's query. Its changes are counted, unless a join says them all, or Spark cannot.
 
     Args:
         changes: the changelog, row kinds first.
         job: the job.
         once: take what there is and end.
+        last_join: the join that says all that goes to the sink, or None.
 
     Raises:
         JobError: the sink cannot take it.
     """
     kind = f.col(ROW_KIND_COLUMN)
     counts = [f.count(f.when(kind == k, 1)).alias(name) for name, k in KINDS.items()]
-    known = all_said_by(changes) is not None or metrics_reported(changes.sparkSession)
+    known = last_join is not None or metrics_reported(changes.sparkSession)
     counted = changes if known else changes.observe(OBSERVED, *counts)
     try:
         rows = shaped(counted, job.sink, job.file)

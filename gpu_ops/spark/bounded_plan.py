@@ -8,14 +8,13 @@ from collections.abc import Sequence
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
-from pyspark.sql import types as st
 
 from gpu_ops.bounded import Aggregate, CoGroup, Description
 from gpu_ops.spark.apply import Grouped
 from gpu_ops.spark.arrivals import INPUT_BITS
 from gpu_ops.spark.bounded_task import NO_INPUT, BoundedTask
 from gpu_ops.spark.command import Wire
-from gpu_ops.spark.lanes import ORIGIN, STAMP, Lane, assign_lanes, shuffle, to_lanes, wire_schema
+from gpu_ops.spark.lanes import ORIGIN, STAMP, Lane, assign_lanes, shuffle, to_lanes, wire_schema, with_stamp
 from gpu_ops.spark.marks import marked
 from gpu_ops.spark.plan import JoinPlan, Placed, output_type, remember
 from gpu_ops.spark.workers import make_importable
@@ -43,8 +42,9 @@ def build_bounded(
     )  # fmt: skip
     make_importable(session)
     ordered = needs_order(join)
-    sides = [_stamped(df, number, lanes) if ordered else to_lanes(df, number, lanes)
-             for number, df in enumerate(inputs)]  # fmt: skip
+    sides = [to_lanes(df, number, lanes) for number, df in enumerate(inputs)]
+    if ordered:
+        sides = [with_stamp(side, f.monotonically_increasing_id()) for side in sides]
     if isinstance(join, Aggregate) and not join.by:
         sides.append(_marker(sides[0]))
     rows = shuffle(functools.reduce(DataFrame.unionAll, sides), join, lanes, placed.partitions)
@@ -72,13 +72,6 @@ def needs_order(join: Description) -> bool:
     return isinstance(join, CoGroup) or any(
         not source.insert_only or source.sequence_by is not None for source in join.inputs
     )
-
-
-def _stamped(df: DataFrame, number: int, lanes: Sequence[Lane]) -> DataFrame:
-    """One input's rows as they travel, with a number that rises in the order of the DataFrame."""
-    numbered = df.select("*", f.monotonically_increasing_id().alias(STAMP))
-    stamp = Lane((STAMP,) * len(lanes[0].columns), STAMP, st.LongType())
-    return to_lanes(numbered, number, [*lanes, stamp])
 
 
 def _order(join: Description, lanes: Sequence[Lane]) -> list[Column]:

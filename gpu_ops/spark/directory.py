@@ -193,7 +193,8 @@ class Directory:
             name: the join's.
             metrics: their names, in the order in which they come.
         """
-        self._counted[plan_id] = name, tuple(metrics)
+        with self._lock:
+            self._counted[plan_id] = name, tuple(metrics)
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Answers a call, whichever it is."""
@@ -240,11 +241,11 @@ class Directory:
         batch_id, partition = int(request["batch_id"]), int(request["partition"])
         with self._lock:
             known = self._joins.get(str(request["join_id"]))
+            counted = self._counted.get(str(request["join_id"]).partition("-")[0])
         if known is not None and known.watermarks is not None and "latest" in request:
             (left, right), (left_rows, right_rows) = request["latest"], request["rows"]
             said = Report((left, right), (bool(left_rows), bool(right_rows)))
             known.watermarks.report(batch_id, partition, said)
-        counted = self._counted.get(str(request["join_id"]).partition("-")[0])
         if known is not None and counted is not None and request.get("run_id") == known.run_id:
             run = Run(known.query_id, known.run_id, counted[0])
             TALLIES.take(run, batch_id, partition, counted[1], request["numbers"])

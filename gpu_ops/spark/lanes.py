@@ -125,7 +125,8 @@ def single_rows(
     """
     sides = [to_lanes(df, number, lanes) for number, df in enumerate(inputs)]
     if stamped:
-        sides = [_with_stamp(df, clock=number in stamped) for number, df in enumerate(sides)]
+        clock, none = f.expr("java_method('java.lang.System', 'nanoTime')"), f.lit(0)
+        sides = [with_stamp(df, clock if number in stamped else none) for number, df in enumerate(sides)]
     wire = wire_schema(lanes)
     return Travel(sides, lambda union: shuffle(union, join, lanes, partitions), Rows(wire, stamped=bool(stamped)))
 
@@ -145,9 +146,8 @@ def to_lanes(df: DataFrame, number: int, lanes: Sequence[Lane]) -> DataFrame:
     return df.select(*columns)
 
 
-def _with_stamp(rows: DataFrame, *, clock: bool) -> DataFrame:
-    """Rows with a stamp, by the clock or always the same."""
-    stamp = f.expr("java_method('java.lang.System', 'nanoTime')") if clock else f.lit(0)
+def with_stamp(rows: DataFrame, stamp: Column) -> DataFrame:
+    """Rows as they travel, with a stamp behind."""
     return rows.select("*", stamp.cast("bigint").alias(STAMP))
 
 

@@ -12,7 +12,7 @@ from pyspark.sql import types as st
 from gpu_ops.bounded import Description
 from gpu_ops.spark.arrivals import PACKED, Carried, Packed
 from gpu_ops.spark.datatypes import arrow_schema, spark_type
-from gpu_ops.spark.files import holds_files, source_of
+from gpu_ops.spark.files import Reading, holds_files
 from gpu_ops.spark.lanes import Lane, Travel, wire_schema
 from gpu_ops.spark.murmur import int_hash
 from gpu_ops.spark.packing import Packer, PackFiles, PackRows
@@ -32,41 +32,47 @@ def reads_files(df: DataFrame) -> bool:
     return holds_files(df._jdf.queryExecution().analyzed())
 
 
-def read_as(df: DataFrame) -> str | None:
-    """How a join itself reads the files whose rows a DataFrame is; None where Spark hands it rows."""
-    found = source_of(df)
-    if found is None:
+def read_as(reading: Reading | None) -> str | None:
+    """How a join itself reads the files of an input; None where Spark hands it rows."""
+    if reading is None:
         return None
-    sifted = f", sifted by {', '.join(dict.fromkeys(found.tested))}" if found.conditions else ""
-    return f"files of {found.source.location} ({found.source.format.name}){sifted}"
+    sifted = f", sifted by {', '.join(dict.fromkeys(reading.tested))}" if reading.conditions else ""
+    return f"files of {reading.source.location} ({reading.source.format.name}){sifted}"
 
 
-def packed_rows(join: Description, inputs: Sequence[DataFrame], lanes: Sequence[Lane], partitions: int) -> Travel:
+def packed_rows(
+    join: Description,
+    inputs: Sequence[DataFrame],
+    readings: Sequence[Reading | None],
+    lanes: Sequence[Lane],
+    partitions: int,
+) -> Travel:
     """Many rows in one, each made for a partition.
 
     Args:
         join: the description.
         inputs: in its order.
+        readings: `gpu_ops.spark.files.source_of` each.
         lanes: of their columns.
         partitions: of the join.
     """
     schemas = [arrow_schema(df.schema, source.name) for df, source in zip(inputs, join.inputs, strict=True)]
     roads = routes(partitions)
     sides = []
-    for number, df in enumerate(inputs):
+    for number, (df, reading) in enumerate(zip(inputs, readings, strict=True)):
         by = tuple((by.columns[number], by.type) for by in join.shuffled_by)
-        sides.append(_packed(df, Packer(join.inputs[number].name, number, schemas[number], by, roads, MESSAGE_BYTES)))
+        packer = Packer(join.inputs[number].name, number, schemas[number], by, roads, MESSAGE_BYTES)
+        sides.append(_packed(df, reading, packer))
     carried = [Carried(schema, tuple(x.columns[number] for x in lanes)) for number, schema in enumerate(schemas)]
     arrivals = Packed(wire_schema(lanes), carried)
     return Travel(sides, lambda union: union.repartition(partitions, "route"), arrivals)
 
 
-def _packed(df: DataFrame, packer: Packer) -> DataFrame:
-    found = source_of(df)
-    if found is None:
+def _packed(df: DataFrame, reading: Reading | None, packer: Packer) -> DataFrame:
+    if reading is None:
         return df.mapInArrow(PackRows(packer), _PACKED_TYPE)
-    task = PackFiles(packer, found.source.format, found.columns, found.tested, found.conditions)
-    return found.source.files.mapInArrow(task, _PACKED_TYPE)
+    task = PackFiles(packer, reading.source.format, reading.columns, reading.tested, reading.conditions)
+    return reading.source.files.mapInArrow(task, _PACKED_TYPE)
 
 
 def routes(partitions: int) -> tuple[int, ...]:

@@ -146,8 +146,8 @@ class PackFiles:
         packer: Packer,
         format: FileFormat,  # noqa: A002
         columns: Sequence[str],
-        tested: Sequence[str] = (),
-        conditions: tuple[Condition, ...] = (),
+        tested: Sequence[str],
+        conditions: tuple[Condition, ...],
     ) -> None:
         self._packer, self._format, self._conditions = packer, format, conditions
         self._read = tuple(dict.fromkeys((*columns, *tested)))

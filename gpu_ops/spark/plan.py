@@ -18,6 +18,7 @@ from gpu_ops.joins import Join
 from gpu_ops.spark.client import Task
 from gpu_ops.spark.datatypes import spark_type
 from gpu_ops.spark.directory import Directory, Timed
+from gpu_ops.spark.files import source_of
 from gpu_ops.spark.functions import JOIN, MAPS, joins_in
 from gpu_ops.spark.heartbeat import heartbeats
 from gpu_ops.spark.lanes import Lane, assign_lanes, kept, single_rows
@@ -135,6 +136,7 @@ def build(
     schemas = [df.schema for df in inputs]
     lanes = assign_lanes(join, schemas)
     packed = any(reads_files(df) for df in inputs)
+    readings = tuple(source_of(df) for df in inputs) if packed else ()
     # what is packed has an order of its own
     reordered = shuffle_reorders(session) and not packed
     stamped = tuple(n for n in range(len(inputs)) if order_matters(join, n)) if reordered else ()
@@ -147,7 +149,7 @@ def build(
         lanes=tuple(lanes),
         stamped=stamped,
         application=session.sparkContext.applicationId,
-        read=tuple(read_as(df) for df in inputs) if packed else (),
+        read=tuple(map(read_as, readings)),
         distribution=DISTRIBUTION if packed else SPARK,
         reported=metrics_reported(session),
     )
@@ -158,7 +160,7 @@ def build(
         directory.register(plan.plan_id, Timed(interval, placed.partitions, placed.state, upstream, plan.distribution))
     names = metric_names(join.sides, interval=interval is not None)
     if packed:
-        travel = packed_rows(join, inputs, lanes, placed.partitions)
+        travel = packed_rows(join, inputs, readings, lanes, placed.partitions)
     else:
         travel = single_rows(join, inputs, lanes, placed.partitions, stamped)
     task = Task(
