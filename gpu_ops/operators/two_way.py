@@ -143,15 +143,19 @@ def null_aware_as_condition(join: Join) -> Join:
     """``NOT IN`` written out: no key, but a condition that is not false where it is unknown.
 
     It compares every pair, which a lookup by key avoids; needed only for several columns or a
-    residual condition (Flink plans it so always: ``OR(IS NULL(k), IS NULL(k0), =(k, k0))``).
+    residual condition (Flink plans it so always: ``OR(IS NULL(k), IS NULL(k0), =(k, k0))``). What is compared
+    null-safely is never unknown.
     """
     left, right = join.left.name, join.right.name
 
-    def known(key: Key) -> str:
-        a, b = f"`{left}`.`{key.left}`", f"`{right}`.`{key.right}`"
-        return f"({a} IS NULL OR {b} IS NULL OR {a} = {b})"
+    def not_false(key: Key) -> str:
+        a, b = f"{name(left)}.{name(key.left)}", f"{name(right)}.{name(key.right)}"
+        return f"({a} <=> {b})" if key.null_safe else f"({a} IS NULL OR {b} IS NULL OR {a} = {b})"
 
-    terms = [known(k) for k in join.keys]
+    def name(text: str) -> str:
+        return "`" + text.replace("`", "``") + "`"
+
+    terms = [not_false(k) for k in join.keys]
     if join.where is not None:
         terms.append(f"({join.where})")
     return dataclasses.replace(join, keys=(), null_aware=False, where=" AND ".join(terms))

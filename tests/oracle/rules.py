@@ -141,7 +141,7 @@ class Rules:
             x, y = left[a], right[b]
             if x is None or y is None:
                 # NOT IN: what is not known to differ counts as equal.
-                if not self.join.null_aware and not (null_safe and x is None and y is None):
+                if not (x is None and y is None if null_safe else self.join.null_aware):
                     return False
             elif x != y:
                 return False

@@ -62,7 +62,7 @@ def join_sql(join: AnyJoin) -> str:
 
     residual = [f"({join.where})"] if join.where else []
     if join.null_aware:
-        if len(join.keys) == 1 and not residual:
+        if len(join.keys) == 1 and not residual and not join.keys[0].null_safe:
             return f"SELECT * FROM {a} WHERE {quoted(join.keys[0].left)} NOT IN (SELECT {quoted(join.keys[0].right)} FROM {b})"  # noqa: E501
         same = [f"coalesce({equal(k)}, true)" for k in join.keys]
         return f"SELECT * FROM {a} WHERE NOT EXISTS (SELECT 1 FROM {b} WHERE {' AND '.join(same + residual)})"
