@@ -6,7 +6,9 @@ NaN is looked for only where it can change the result, and one pass over a colum
 from __future__ import annotations
 
 import functools
+import itertools
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -248,6 +250,33 @@ def _case(args: list[Datum], node: Call) -> Datum:
     return result
 
 
+_LIKE = re.compile(r"\\(.)|([%_])|([^\\%_]+)", re.DOTALL)
+
+
+def _like(value: Datum, pattern: str) -> Datum:
+    """LIKE: a search for plain text where that will do, else a regular expression.
+
+    Not Arrow's ``match_like``: it takes the backslashes of a plain prefix, suffix or substring literally.
+    """
+    parts = [(wild, escaped or plain) for escaped, wild, plain in _LIKE.findall(pattern)]
+    text = "".join(part for wild, part in parts if not wild)
+    match "".join(wild or "." for wild, _ in itertools.groupby(wild for wild, _ in parts)):
+        case "" | ".":
+            return pc.equal(value, text)
+        case ".%":
+            return pc.starts_with(value, text)
+        case "%.":
+            return pc.ends_with(value, text)
+        case "%.%":
+            return pc.match_substring(value, text)
+    regex = "".join(_REGEX.get(wild) or _SPECIAL.sub(r"\\\g<0>", part).replace("\0", r"\x00") for wild, part in parts)
+    return pc.match_substring_regex(value, rf"(?s)\A{regex}\z")
+
+
+_REGEX = {"%": ".*", "_": "."}
+_SPECIAL = re.compile(r"[!-/:-@\[-^`{-~]")  # what RE2 takes after a backslash as itself
+
+
 def _length(value: Datum) -> Datum:
     return pc.utf8_length(value) if value.type == STRING else pc.binary_length(value)
 
@@ -257,7 +286,7 @@ _PLAIN: dict[Op, Callable[..., Datum]] = {
     Op.OR: pc.or_kleene,
     Op.NOT: pc.invert,
     Op.IS_NULL: _is_null,
-    Op.LIKE: lambda value, pattern: pc.match_like(value, pattern.as_py()),
+    Op.LIKE: lambda value, pattern: _like(value, pattern.as_py()),
     Op.MUL: pc.multiply,
     Op.DIV: _divide,
     Op.NEG: pc.negate,

@@ -266,10 +266,15 @@ def _convert_literal(node: Literal, type_: pa.DataType) -> Literal:
             value = Decimal(value)
         case _, "integer":
             value = int(value)
+        case "timestamp", "date":
+            assert isinstance(value, int)
+            wall = _convert_literal(node, pa.timestamp("us")).value
+            assert isinstance(wall, int)
+            value = wall // 86_400_000_000
         case "date", "timestamp":
             assert isinstance(value, int)
-            wall = Literal(value * 86_400 * (10**6 if type_.unit == "us" else 10**9), pa.timestamp(type_.unit))
-            return _convert_literal(wall, type_)
+            midnight = Literal(value * 86_400_000_000, pa.timestamp("us"))
+            return _convert_literal(midnight, type_)
         case "timestamp", "timestamp":
             assert isinstance(value, int)
             micros, nanos = (value, 0) if node.type.unit == "us" else divmod(value, 1000)

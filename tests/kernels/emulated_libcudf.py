@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import itertools
+import re
 import types
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -279,8 +280,16 @@ def inner_join(left_keys: Table, right_keys: Table, nulls_equal: NullEquality) -
 
 
 def like(input: Column, pattern: str, escape_character: str) -> Column:  # noqa: A002 - pylibcudf's name
-    assert escape_character == "\\"
-    return Column.of(pc.match_like(input.array, pattern))
+    """As ``like_fn`` of strings/like.cu: an escape is taken off wherever it stands."""
+    wild = {"%": ".*", "_": "."}
+    spelled = re.sub(
+        rf"({re.escape(escape_character)}.)|(.)",
+        lambda m: re.escape(m[1][1]) if m[1] else wild.get(m[2], re.escape(m[2])),
+        pattern,
+        flags=re.DOTALL,
+    )
+    found = [None if x is None else re.fullmatch(spelled, x, re.DOTALL) is not None for x in input.array.to_pylist()]
+    return Column.of(pa.array(found, pa.bool_()))
 
 
 def count_characters(source_strings: Column) -> Column:

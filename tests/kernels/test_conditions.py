@@ -104,7 +104,7 @@ SQL = [
     "l_i8 IN (1, 2, -7)", "l_i64 IN (1, NULL)", "l_d IN (0, 1.5D, -7.25D)", "l_s IN ('a', 'ä', '')", "l_c IN (0.5, 1.49)",
     "l_i8 NOT IN (1, 2)", "l_s NOT IN ('a', NULL)", "l_i8 IN (r_i8, 1)", "l_day IN (DATE '1970-01-01', DATE '9999-12-31')",
     "l_d IN (CAST('NaN' AS DOUBLE), 1.5D)", "l_x IN (X'FF', X'')", "isnan(l_d)", "isnan(l_i8)",
-    *(f"l_s LIKE '{p}'" for p in ("a%", "%b", "_", "__", "a\\\\_b", "a\\\\%", "%a%b%", "", "%", "ä%", "_\n_", "\\\\\\\\")),
+    *(f"l_s LIKE '{p}'" for p in ("a%", "%b", "_", "__", "a\\\\_b", "a\\\\%", "%a%b%", "", "%", "ä%", "_\n_", "\\\\\\\\", "\\\\\\\\%", "%\\\\\\\\", "%\\\\\\\\%")),
     "l_s NOT LIKE 'a%'", "l_ls LIKE '%a%'",
     *(f"l_{a} {op} r_{a} {cmp} r_{b}" for a, b in (("i8", "i8"), ("i16", "i32"), ("i64", "i64"), ("f", "f"), ("d", "d"), ("c", "w"))
       for op in ("+", "-", "*") for cmp in ("<", "=")),
