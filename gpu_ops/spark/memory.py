@@ -26,9 +26,14 @@ def server_budget(gpu: str | None, host: str | None) -> Budget:
         on_card = None if total is None else int(on_card * total)
     on_host = None if host is None else memory_size(host)
     if isinstance(on_host, float):
-        on_host = int(on_host * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        on_host = int(on_host * host_memory())
     _log.info("memory for state: %s bytes on the GPU, %s on the host", on_card or "any", on_host or "any")
     return Budget(on_card, on_host)
+
+
+def host_memory() -> int:
+    """Bytes of the machine's memory, used or not."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _card() -> int | None:

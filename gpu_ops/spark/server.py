@@ -27,9 +27,10 @@ import pyarrow as pa
 from pyarrow import flight
 
 from gpu_ops.budget import Budget
-from gpu_ops.errors import BadInputError, ConditionError, DescriptionError, GpuJoinError
+from gpu_ops.errors import BadInputError, ConditionError, DescriptionError, GpuJoinError, StateError
+from gpu_ops.received import check_array
 from gpu_ops.spark.command import ApplyCommand
-from gpu_ops.spark.memory import server_budget
+from gpu_ops.spark.memory import host_memory, server_budget
 from gpu_ops.spark.partition import AbandonedError, Applied, PartitionState
 
 _log = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ ROWS_PER_MESSAGE: Final = 1 << 16
 _LONGEST: Final = 3000  # gRPC carries an error twice, in headers of 8 KiB at most
 _POLL_S: Final = 1.0
 _IDLE_S: Final = 2.0
+_MOST_BYTES: Final = host_memory()
 
 
 class _Token(flight.ServerMiddlewareFactory):  # type: ignore[misc]
@@ -111,7 +113,7 @@ class StateServer(flight.FlightServerBase):  # type: ignore[misc]
             partition = self._partition(command)
             try:
                 table = _receive(reader, command, partition)
-            except (pa.ArrowException, flight.FlightError, OSError) as error:
+            except (pa.ArrowException, flight.FlightError, OSError, UnicodeError) as error:  # a name that is no UTF-8
                 raise AbandonedError(f"the rows of batch {command.batch_id} broke off: {error}") from error
             answer = partition.apply(
                 command.batch_id,
@@ -239,9 +241,16 @@ def _receive(reader: flight.MetadataRecordBatchReader, command: ApplyCommand, pa
     """
     schema = reader.schema
     command.wire.check(partition.join, schema)
-    batches, promised = [], None
+    batches, promised, size = [], None, 0
     for chunk in reader:
         if chunk.data is not None:
+            _check(chunk.data, partition)
+            size += chunk.data.nbytes
+            if size > _MOST_BYTES:
+                raise StateError(
+                    f"batch {command.batch_id} has more than {_MOST_BYTES >> 30} GiB of rows for one partition, all "
+                    "of this machine's memory: use more partitions, or smaller micro-batches"
+                )
             batches.append(chunk.data)
         if chunk.app_metadata is not None:
             promised = _row_count(chunk.app_metadata.to_pybytes())
@@ -252,6 +261,20 @@ def _receive(reader: flight.MetadataRecordBatchReader, command: ApplyCommand, pa
         if promised != table.num_rows:
             raise AbandonedError(f"{table.num_rows} rows of batch {command.batch_id} came, {promised} were sent")
     return table
+
+
+def _check(batch: pa.RecordBatch, partition: PartitionState) -> None:
+    """Refuses rows that would end the process that computes with them.
+
+    Raises:
+        BadInputError: names the column.
+    """
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            check_array(column)
+        except pa.ArrowException as error:
+            names = "', '".join(source.name for source in partition.join.inputs)
+            raise BadInputError(names, name, f"came damaged: {error}") from None
 
 
 def _row_count(content: bytes) -> int:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import socket
+import struct
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -172,3 +175,75 @@ class Server:
         action = flight.Action(name, b"" if body is None else json.dumps(body).encode())
         (result,) = self.client.do_action(action, call_options(token))
         return json.loads(result.body.to_pybytes())
+
+
+def flight_messages(table: pa.Table, command: bytes, stream: pa.BufferReader | None = None) -> list[bytearray]:
+    """A micro-batch as the body of a DoExchange has it: one FlightData each for the schema, the rows and their number.
+
+    Args:
+        table: the rows.
+        command: of the exchange.
+        stream: the schema and the rows as IPC messages, where they are not to be as Arrow writes them.
+    """
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table.combine_chunks())
+    source = pa.BufferReader(sink.getvalue()) if stream is None else stream
+    schema, rows = pa.ipc.read_message(source), pa.ipc.read_message(source)
+    descriptor = _field(1, b"\x08\x02" + _field(2, command))
+    count = json.dumps({"rows": table.num_rows}).encode()
+    return [
+        bytearray(descriptor + _field(2, schema.metadata.to_pybytes())),
+        bytearray(_field(2, rows.metadata.to_pybytes()) + _field(1000, rows.body.to_pybytes())),
+        bytearray(_field(3, count)),
+    ]
+
+
+def raw_exchange(port: int, messages: Sequence[bytes], token: str | None = TOKEN, *, whole: bool = True) -> None:
+    """Sends the body of a DoExchange byte for byte, over plain HTTP/2; returns when the server has ended the call.
+
+    Args:
+        port: of the server.
+        messages: of the body, together less than a window (64 KiB).
+        token: if any.
+        whole: whether the body ends; else its end never comes.
+    """
+    headers = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": "/arrow.flight.protocol.FlightService/DoExchange",
+        ":authority": "localhost",
+        "content-type": "application/grpc",
+        "te": "trailers",
+    }
+    if token is not None:
+        headers["authorization"] = f"Bearer {token}"
+    packed = b"".join(b"\0" + bytes([len(n)]) + n.encode() + bytes([len(v)]) + v.encode() for n, v in headers.items())
+    body = b"".join(b"\0" + struct.pack(">I", len(message)) + message for message in messages)
+    pieces = [body[at : at + 16_000] for at in range(0, len(body), 16_000)]
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0) + _frame(1, 4, 1, packed))
+        for number, piece in enumerate(pieces, 1):
+            connection.sendall(_frame(0, whole and number == len(pieces), 1, piece))
+        with connection.makefile("rb") as reader:
+            while head := reader.read(9):
+                reader.read(int.from_bytes(head[:3], "big"))
+                if (head[3] == 1 and head[4] & 1) or head[3] in (3, 7):  # trailers, RST_STREAM, GOAWAY
+                    return
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+def _field(number: int, content: bytes) -> bytes:
+    """A field of bytes, as protobuf has it."""
+    return _varint(number << 3 | 2) + _varint(len(content)) + content
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import flight
@@ -28,8 +30,10 @@ from state.support import (
     Server,
     call_options,
     expected,
+    flight_messages,
     make_command,
     make_join,
+    raw_exchange,
     wire_batches,
 )
 
@@ -220,6 +224,85 @@ def test_long_errors_in_any_script_arrive(server: Server) -> None:
     error = refused(flight.FlightServerError, lambda: server.action("ж" * 50_000))
     assert error["message"].startswith("no action 'ж")
     assert len(encode_error(ValueError("€" * 100_000))) < 7000
+
+
+# --- bodies that are damaged -------------------------------------------------------------------
+
+
+def damaged_columns() -> dict[str, tuple[str, pa.Array]]:
+    """Columns whose buffers do not hold what they say, as a client with the token can send them, by what is wrong."""
+    rows = BATCHES[1].num_rows
+    far, falling = (np.arange(rows + 1, dtype=np.int32) for _ in range(2))
+    far[rows // 2] = 1 << 30
+    falling[7] = -(1 << 30)
+    text, bits, numbers = (pa.py_buffer(content) for content in (b"x" * rows, b"\x55" * 8, b"\0" * 8 * rows))
+
+    def strings(offsets: Any) -> pa.Array:
+        return pa.Array.from_buffers(pa.string(), rows, [None, pa.py_buffer(offsets.tobytes()), text])
+
+    return {
+        "an offset beyond the end": ("c0", strings(far)),
+        "a negative offset": ("c3", strings(falling)),
+        "a false number of nulls": ("c1", pa.Array.from_buffers(pa.float64(), rows, [bits, numbers], 1)),
+    }
+
+
+@pytest.mark.parametrize("damage", damaged_columns())
+def test_damaged_arrays_are_refused_before_anything_computes_with_them(
+    own_server: Server, folder: str, damage: str
+) -> None:
+    name, column = damaged_columns()[damage]
+    own_server.apply(make_command(0, folder), BATCHES[0])
+    damaged = BATCHES[1].set_column(WIRE_SCHEMA.get_field_index(name), name, column)
+    error = refused(
+        flight.FlightServerError, lambda: own_server.apply(make_command(1, folder), damaged, chunk=damaged.num_rows)
+    )
+    assert error["type"] == "BadInputError"
+    assert error["fields"][:2] == ["orders', 'prices", name]
+    assert "came damaged" in error["fields"][2]
+    assert own_server.apply(make_command(1, folder), BATCHES[1])[0].equals(ANSWERS[1])
+
+
+@pytest.mark.parametrize("times", [200, pytest.param(5000, marks=pytest.mark.slow)])
+def test_mutated_bodies_do_not_kill_a_server(own_server: Server, folder: str, times: int) -> None:
+    """21 of 166 did: Arrow reads them, and what it then computed with ended the process."""
+    own_server.apply(make_command(0, folder), BATCHES[0])
+    chance = random.Random(5)
+    for number in range(times):
+        whole = flight_messages(BATCHES[0], make_command(join_id="other", counted=True).to_json().encode())
+        for _ in range(chance.randint(1, 6)):
+            part = whole[chance.choice((0, 1, 1, 1))]
+            at = chance.randrange(len(part))
+            part[at] = chance.choice((0, 1, 0x7F, 0x80, 0xFF, chance.randrange(256)))
+        raw_exchange(own_server.greeting["port"], whole)
+        assert own_server.process.poll() is None, f"body {number} ended the server: {own_server.said()[-2000:]}"
+    assert own_server.apply(make_command(1, folder), BATCHES[1])[0].equals(ANSWERS[1])
+
+
+def test_a_false_size_before_compressed_rows_takes_no_memory(own_server: Server) -> None:
+    """Compressed buffers say how long they are: a few bytes may say 2^46."""
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_stream(sink, WIRE_SCHEMA, options=options) as writer:
+        writer.write_table(BATCHES[0].combine_chunks())
+    stream = bytearray(sink.getvalue().to_pybytes())
+    length = struct.pack("<q", BATCHES[0].num_rows * 8)
+    assert stream.count(length + b"\x28\xb5\x2f\xfd") >= 2
+    source = pa.BufferReader(bytes(stream.replace(length + b"\x28", struct.pack("<q", 1 << 46) + b"\x28")))
+    messages = flight_messages(BATCHES[0], make_command().to_json().encode(), source)
+    raw_exchange(own_server.greeting["port"], messages)
+    assert "apply refused: AbandonedError" in own_server.said()
+    assert own_server.process.poll() is None
+    assert own_server.apply(make_command(), BATCHES[0])[0].equals(ANSWERS[0])
+
+
+@pytest.mark.parametrize("token", [None, "wrong"])
+def test_without_a_token_no_body_is_read(own_server: Server, token: str | None) -> None:
+    """The call ends although its body does not, and what there is of it is not even looked at."""
+    messages = [b"\xff" * 1000]
+    raw_exchange(own_server.greeting["port"], messages, token, whole=False)
+    assert "refused a call" in own_server.said()
+    assert "apply" not in own_server.said()
 
 
 # --- streams that end early --------------------------------------------------------------------
