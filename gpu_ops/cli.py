@@ -120,7 +120,7 @@ def run(  # noqa: PLR0917 (options: typer passes them by name)
 def inspect(
     state: Annotated[str, typer.Argument(help="State folder: a path, or a URI (file, hdfs, s3, gs).", metavar="STATE")],
     rows: Annotated[
-        bool, typer.Option("--rows/--no-rows", help="Count rows, which reads every file; else sizes alone.")
+        bool, typer.Option("--rows/--no-rows", help="Count live rows, which replays the log; else sizes alone.")
     ] = True,
 ) -> None:
     """Show what a state folder holds: whose it is, versions, sizes, rows per partition."""

@@ -12,7 +12,8 @@ from rich.table import Table
 from gpu_ops.bounded import Aggregate, CoGroup, Description, from_json
 from gpu_ops.errors import StateError
 from gpu_ops.multi import MultiJoin
-from gpu_ops.state.durable import PartitionLog, stored_partitions
+from gpu_ops.spark.partition import stored_state
+from gpu_ops.state.durable import PartitionLog, Stored, stored_partitions
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest
 
@@ -28,7 +29,7 @@ class Held:
         version: micro-batches that are durable; the last of them may yet be repeated.
         snapshot: version of the newest snapshot, or None.
         snapshot_bytes: its size.
-        rows: live rows in it, of each input.
+        rows: live rows at that version, of each input: the snapshot's, after what is logged since.
         records: micro-batches logged since the snapshot.
         record_bytes: their size.
         changes: changes in them, both inputs together.
@@ -50,7 +51,7 @@ def describe(location: str, console: Console, *, rows: bool = True) -> None:
     Args:
         location: a path or URI.
         console: where to print.
-        rows: count rows, which reads every file; else names and sizes are enough.
+        rows: count rows, which takes reading and replaying every partition; else names and sizes are enough.
 
     Raises:
         StateError: no state folder, or a damaged one.
@@ -58,8 +59,8 @@ def describe(location: str, console: Console, *, rows: bool = True) -> None:
     files = Files.at(location)
     manifest = Manifest.of(files)
     join = from_json(manifest.description)
-    content = manifest.content(files)
-    held = [read_partition(content, join, partition, rows=rows) for partition in stored_partitions(content)]
+    numbers = stored_partitions(manifest.content(files))
+    held = [read_partition(files, manifest, partition, rows=rows) for partition in numbers]
     console.print(_inputs(join, manifest))
     console.print(_partitions(held, join, rows=rows))
     empty = manifest.partitions - len(held)
@@ -67,47 +68,42 @@ def describe(location: str, console: Console, *, rows: bool = True) -> None:
         console.print(f"{empty} of {manifest.partitions} partitions hold nothing yet")
 
 
-def read_partition(files: Files, join: Description, partition: int, *, rows: bool) -> Held:
+def read_partition(files: Files, manifest: Manifest, partition: int, *, rows: bool) -> Held:
     """Reads one partition. Nothing is written or deleted: the query may be running.
 
     Args:
         files: the state folder.
-        join: whose state it is.
+        manifest: its manifest.
         partition: its number.
         rows: whether to count rows and changes.
 
     Raises:
         StateError: a file is missing or damaged.
     """
-    folder = f"p/{partition}"
+    log = PartitionLog(files, manifest, partition)
     for _ in range(_ATTEMPTS - 1):
-        sizes = files.sizes(folder)
+        stored = log.stored(clean=False)
         try:
-            return _read(files, join, partition, sizes, rows=rows)
+            return _read(files, manifest, log, stored, partition, rows=rows)
         except StateError:
             # A running query deletes files when it has put a snapshot in their place; then look again.
-            if files.sizes(folder).keys() >= sizes.keys():
+            left = log.stored(clean=False)
+            if left.records.keys() >= stored.records.keys() and left.snapshots.keys() >= stored.snapshots.keys():
                 raise
-    return _read(files, join, partition, files.sizes(folder), rows=rows)
+    return _read(files, manifest, log, log.stored(clean=False), partition, rows=rows)
 
 
-def _read(files: Files, join: Description, partition: int, sizes: dict[str, int], *, rows: bool) -> Held:
-    records, snapshots = (
-        {int(name.removesuffix(end)): size for name, size in sizes.items() if name.endswith(end)}
-        for end in (".arrow", ".snapshot")
-    )
+def _read(files: Files, manifest: Manifest, log: PartitionLog, stored: Stored, partition: int, *, rows: bool) -> Held:
+    records, snapshots = stored.records, stored.snapshots
     snapshot = max(snapshots, default=None)
     since = sorted(batch for batch in records if batch >= (snapshot or 0))
-    log = PartitionLog(files, partition)
-    counts: dict[str, int] = {}
-    if rows and snapshot is not None:
-        counts = {side: table.num_rows for side, table in log.read_snapshot(snapshot)[0].items()}
+    version = since[-1] + 1 if since else snapshot or 0
     return Held(
         partition=partition,
-        version=since[-1] + 1 if since else snapshot or 0,
+        version=version,
         snapshot=snapshot,
         snapshot_bytes=snapshots[snapshot] if snapshot is not None else 0,
-        rows=tuple(counts.get(side, 0) for side in join.sides) if rows else None,
+        rows=stored_state(files, manifest, partition).rows_at(version) if rows else None,
         records=len(since),
         record_bytes=sum(records[batch] for batch in since),
         changes=sum(log.read_record(batch).table.num_rows for batch in since) if rows else None,

@@ -16,6 +16,8 @@ from gpu_ops.errors import StateError
 from gpu_ops.inputs import Input
 from gpu_ops.joins import Join
 from gpu_ops.keys import Key
+from gpu_ops.spark.command import Wire
+from gpu_ops.spark.partition import stored_state
 from gpu_ops.state.durable import PartitionLog, Record
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest, ensure
@@ -28,6 +30,20 @@ JOIN = Join(
     Input("prices", PRICES),
     (Key("order_id", "order_id", using=True),),
 )
+WIRE = Wire(
+    "__side",
+    "__order",
+    (("order_id", "order_id", "c0"), ("movie_id", "set_price", "c1"), ("op", None, "c2")),
+)
+MANIFEST = Manifest(JOIN.to_json(), 3, "query-7")
+
+
+def record(first, count, kind="+I"):
+    """A micro-batch of orders and no prices."""
+    numbers = list(range(first, first + count))
+    order = pa.array(range(count), pa.int64())
+    columns = {"__side": pa.array([0] * count, pa.int8()), "__order": order, "c0": numbers, "c1": numbers}
+    return Record(pa.table({**columns, "c2": [kind] * count}), 1000, WIRE.to_json())
 
 
 def run(*arguments, monkeypatch, capsys):
@@ -79,16 +95,15 @@ def test_a_command_that_there_is_not(command):
 def state(tmp_path):
     """A state folder with three partitions cut, two in use: one with a snapshot, one without."""
     files = Files.at(str(tmp_path / "state"))
-    ensure(files, Manifest(JOIN.to_json(), 3, "query-7"), create=True)
+    ensure(files, MANIFEST, create=True)
     engine = JoinEngine(JOIN, "cpu")
     orders = pa.table({"op": ["+I"] * 3, "order_id": [1, 2, 3], "movie_id": [1, 2, 3]})
     engine.process(orders, pa.table({"order_id": [1, 9], "set_price": [40, 50]}))
-    log = PartitionLog(files, 0)
+    log = PartitionLog(files, MANIFEST, 0)
     log.write_snapshot(5, engine.snapshot(), 1000)
-    record = Record(pa.table({"x": list(range(1234))}), 1000, "{}")
-    for batch in (3, 5, 6):  # 3 is left over from before the snapshot
-        log.write_record(batch, record)
-    PartitionLog(files, 1).write_record(0, record)
+    for batch, kind in ((3, "+I"), (5, "+I"), (6, "-D")):  # 3 is left over from before the snapshot
+        log.write_record(batch, record(100, 1234 if batch == 5 else 34, kind))
+    PartitionLog(files, MANIFEST, 1).write_record(0, record(5000, 1234))
     return files
 
 
@@ -103,11 +118,22 @@ def test_inspect(state, command):
     cells = [line.split() for line in out.splitlines() if re.match(r"\s+(\d|all)\s\s", line)]
     rows = {line[0]: line for line in cells if line[0] in ("0", "1", "all")}
     assert rows["0"][1:3] == ["7", "5"]
-    assert rows["0"][5:7] == ["3", "2"]
-    assert rows["0"][-1] == "2,468"
+    assert rows["0"][5:7] == ["1,203", "2"]
+    assert rows["0"][-1] == "1,268"
     assert rows["1"][1:3] == ["1", "none"]
     assert rows["1"][-1] == "1,234"
-    assert rows["all"][-1] == "3,702"
+    assert rows["all"][-1] == "2,502"
+
+
+def test_inspect_shows_the_rows_there_are_not_those_of_the_snapshot(state):
+    """It showed none while the log held some, and one that the log deletes."""
+    found = inspection.read_partition(state, MANIFEST, 1, rows=True)
+    assert (found.snapshot, found.rows) == (None, (1234, 0))
+    log = PartitionLog(state, MANIFEST, 1)
+    log.write_snapshot(1, stored_state(state, MANIFEST, 1).held_at(1).tables, 1000)
+    log.write_record(1, record(5000, 1233, "-D"))
+    found = inspection.read_partition(state, MANIFEST, 1, rows=True)
+    assert (found.snapshot, found.version, found.rows) == (1, 2, (1, 0))
 
 
 def test_inspect_without_rows_reads_no_file(state, command):
@@ -133,13 +159,13 @@ def test_inspect_while_the_query_compacts(state, monkeypatch):
     original = PartitionLog.read_record
 
     def read(log, batch):
-        if not PartitionLog(state, 0).stored().snapshots.keys() & {7}:
+        if not log.stored().snapshots.keys() & {7}:
             log.write_snapshot(7, JoinEngine(JOIN, "cpu").snapshot(), 1000)
             log.prune(7, log.stored())
         return original(log, batch)
 
     monkeypatch.setattr(PartitionLog, "read_record", read)
-    found = inspection.read_partition(state, JOIN, 0, rows=True)
+    found = inspection.read_partition(state, MANIFEST, 0, rows=True)
     assert (found.version, found.snapshot, found.rows, found.records) == (7, 7, (0, 0), 0)
 
 

@@ -15,7 +15,6 @@ import pytest
 
 pytest.importorskip("duckdb")
 
-from gpu_ops.bounded import from_json
 from gpu_ops.demo import tpch
 from gpu_ops.demo.check import check
 from gpu_ops.engine import JoinEngine
@@ -256,6 +255,5 @@ def test_the_demo_runs_to_the_end(tmp_path):
     state = Files.at(str(keep / "tpch" / "state"))
     manifest = Manifest.read(state)
     assert manifest is not None
-    join = from_json(manifest.description)
-    held = [read_partition(state, join, partition, rows=True) for partition in stored_partitions(state)]
+    held = [read_partition(state, manifest, partition, rows=True) for partition in stored_partitions(state)]
     assert {partition.version for partition in held} == {len(commits)}

@@ -130,5 +130,5 @@ def _speaks(join: Description, files: Files, manifest: Manifest, version: int) -
         return True
     if version == 0 or timed(join) is not None:
         return version > 0
-    logs = (PartitionLog(manifest.content(files), partition) for partition in range(manifest.partitions))
+    logs = (PartitionLog(files, manifest, partition) for partition in range(manifest.partitions))
     return why_no_backlog(join) is None and any(log.in_backlog(version) for log in logs)

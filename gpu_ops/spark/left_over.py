@@ -8,8 +8,9 @@ from typing import Final
 import pyarrow as pa
 
 from gpu_ops.bounded import CoGroup
-from gpu_ops.spark.command import ApplyCommand, Wire, parse_join
-from gpu_ops.spark.partition import PartitionState
+from gpu_ops.spark.command import parse_join
+from gpu_ops.spark.partition import stored_state
+from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest
 
 ROWS_PER_BATCH: Final = 1 << 16
@@ -64,8 +65,4 @@ def left_over(state: str, manifest: Manifest, partition: int, version: int) -> I
         partition: which partition.
         version: the number of micro-batches it holds.
     """
-    command = ApplyCommand(
-        "finish", state, manifest.description, manifest.query_id, version, partition, manifest.partitions, "cpu",
-        Wire("", "", ()), {}, distribution=manifest.distribution,
-    )  # fmt: skip
-    yield from PartitionState(command).left_over(version)
+    yield from stored_state(Files.at(state), manifest, partition).left_over(version)

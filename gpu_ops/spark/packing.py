@@ -17,8 +17,9 @@ from gpu_ops.files.formats import FileFormat
 from gpu_ops.files.sieve import Condition, truth
 from gpu_ops.spark.arrivals import PACKED
 from gpu_ops.spark.client import freeze_imports
+from gpu_ops.state.manifest import ARROW
 
-DISTRIBUTION: Final = "arrow"
+DISTRIBUTION: Final = ARROW
 """How rows are distributed here, as manifests have it; elsewhere it is Spark's HashPartitioning."""
 
 

@@ -26,9 +26,9 @@ from gpu_ops.spark import recovery
 from gpu_ops.spark.command import ApplyCommand, Wire, parse_join
 from gpu_ops.spark.pending import Pending, Recorded, identity
 from gpu_ops.spark.watermarks import by_event_time
-from gpu_ops.state.durable import PartitionLog, Record, Stored, open_folder
+from gpu_ops.state.durable import PartitionLog, Record, Stored
 from gpu_ops.state.files import Files
-from gpu_ops.state.manifest import Manifest, check_open
+from gpu_ops.state.manifest import Manifest, check_open, ensure
 from gpu_ops.state.times import NO_TIMES, Pair, Times
 
 _log = logging.getLogger(__name__)
@@ -226,6 +226,16 @@ class PartitionState:
         with self._at(version) as engine:
             return Held(engine.snapshot(), self._last_clock, self._times, self._in_backlog)
 
+    def rows_at(self, version: int) -> tuple[int, ...]:
+        """How many live rows of each input the state of a version holds; the state folder stays as it is.
+
+        Raises:
+            StateError: there is no such version.
+        """
+        with self._at(version) as engine:
+            sizes = engine.state_size()
+            return tuple(sizes[f"{side}_rows"] for side in self.join.sides)
+
     @contextlib.contextmanager
     def _at(self, version: int) -> Iterator[JoinEngine]:
         """An engine with the state of a version, for as long as it is looked at; nothing is written."""
@@ -307,13 +317,13 @@ class PartitionState:
                 return None
             raise recovery.memory_refused(str(self), self._held(), batch_id)
         files = self._location = location if isinstance(location, Files) else Files.at(location)
-        folder = open_folder(files, self._manifest, create=batch_id == 0)
-        if folder is None:
+        found = ensure(files, self._manifest, create=batch_id == 0)
+        if found is None:
             raise recovery.nothing_stored(str(self), files.location, batch_id)
         if not over:
             check_open(files)
         started = time.perf_counter()
-        log = PartitionLog(folder, self.partition)
+        log = PartitionLog(files, found, self.partition)
         stored = log.stored(clean=not over)
         base = recovery.newest_snapshot(str(self), batch_id, log, stored)
         engine, since = self._engine, base
@@ -411,3 +421,18 @@ class PartitionState:
 def _require(alive: Callable[[], bool], batch_id: int) -> None:
     if not alive():
         raise AbandonedError(f"the caller of batch {batch_id} is gone")
+
+
+def stored_state(files: Files, manifest: Manifest, partition: int) -> PartitionState:
+    """One partition of a state folder, to be looked at, on the CPU.
+
+    Args:
+        files: the folder.
+        manifest: its manifest.
+        partition: which partition.
+    """
+    command = ApplyCommand(
+        "", files.location, manifest.description, manifest.query_id, 0, partition, manifest.partitions, "cpu",
+        Wire("", "", ()), {}, distribution=manifest.distribution,
+    )  # fmt: skip
+    return PartitionState(command, state=files)

@@ -99,7 +99,7 @@ def stored_version(files: Files, manifest: Manifest) -> int:
     """
     versions = []
     for partition in range(manifest.partitions):
-        stored = PartitionLog(manifest.content(files), partition).stored(clean=False)
+        stored = PartitionLog(files, manifest, partition).stored(clean=False)
         versions.append(max([0, *(batch + 1 for batch in stored.records), *stored.snapshots]))
     if len(set(versions)) > 1:
         raise StateError(

@@ -19,14 +19,14 @@ import pyarrow as pa
 
 from gpu_ops.bounded import Description
 from gpu_ops.errors import DescriptionError, StateError
-from gpu_ops.spark.command import ApplyCommand, Wire, parse_join
+from gpu_ops.spark.command import Wire, parse_join
 from gpu_ops.spark.murmur import spark_hash
 from gpu_ops.spark.packing import partition_of
-from gpu_ops.spark.partition import Held, PartitionState
+from gpu_ops.spark.partition import Held, stored_state
 from gpu_ops.spark.recovery import stored_version
 from gpu_ops.state.durable import PartitionLog, Record
 from gpu_ops.state.files import Files
-from gpu_ops.state.manifest import MANIFEST, SPARK, Manifest, check_open
+from gpu_ops.state.manifest import FORMAT, MANIFEST, SPARK, Manifest, check_open
 from gpu_ops.state.times import NO_TIMES, Times
 
 _TIME: Final = "time"
@@ -73,7 +73,7 @@ def rescale(state: str, partitions: int) -> Rescaled:
     if partitions > 1 and not join.shuffled_by:
         raise DescriptionError("this join has one partition: no equality column that rows could be distributed by")
     version = stored_version(files, manifest)
-    new = dataclasses.replace(manifest, partitions=partitions, generation=manifest.generation + 1)
+    new = dataclasses.replace(manifest, partitions=partitions, generation=manifest.generation + 1, format=FORMAT)
     new.content(files).delete_folder("p")  # of an attempt that was interrupted
     rows = _write(files, manifest, new, version) if version else (0,) * partitions
     files.write(MANIFEST, lambda file: file.write(new.to_json().encode()))
@@ -86,27 +86,18 @@ def _write(files: Files, manifest: Manifest, new: Manifest, version: int) -> tup
     join = parse_join(manifest.description)
     last, goes = version - 1, _Goes(join, new.distribution, new.partitions)
     numbers = range(manifest.partitions)
-    held = [_opened(files, manifest, partition).held_at(last) for partition in numbers]
-    content, target = manifest.content(files), new.content(files)
-    records = [PartitionLog(content, partition).read_record(last) for partition in numbers]
+    held = [stored_state(files, manifest, partition).held_at(last) for partition in numbers]
+    records = [PartitionLog(files, manifest, partition).read_record(last) for partition in numbers]
     tables, changes = _cut_state(join, held, goes), _cut_changes(join, records, goes)
     known = functools.reduce(Times.later, (part.times for part in held), NO_TIMES)
     then = functools.reduce(Times.later, (record.times for record in records), NO_TIMES)
     for partition in range(new.partitions):
-        log = PartitionLog(target, partition)
+        log = PartitionLog(files, new, partition)
         if last:
             clock_ms = max(part.clock_ms for part in held)
             log.write_snapshot(last, tables[partition], clock_ms, known, backlog=held[0].backlog)
         log.write_record(last, dataclasses.replace(records[0], table=changes[partition], times=then))
     return tuple(sum(len(part[side]) for side in join.sides) if last else 0 for part in tables)
-
-
-def _opened(files: Files, manifest: Manifest, partition: int) -> PartitionState:
-    command = ApplyCommand(
-        "rescale", files.location, manifest.description, manifest.query_id, 0, partition, manifest.partitions, "cpu",
-        Wire("", "", ()), {}, distribution=manifest.distribution,
-    )  # fmt: skip
-    return PartitionState(command, state=files)
 
 
 class _Goes(NamedTuple):

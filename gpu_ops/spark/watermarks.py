@@ -15,9 +15,9 @@ from gpu_ops.bounded import Description
 from gpu_ops.errors import StateError
 from gpu_ops.joins import Join
 from gpu_ops.spark import recovery
-from gpu_ops.state.durable import PartitionLog, open_folder
+from gpu_ops.state.durable import PartitionLog
 from gpu_ops.state.files import Files
-from gpu_ops.state.manifest import Manifest
+from gpu_ops.state.manifest import Manifest, ensure
 from gpu_ops.state.times import NO_TIMES, Times, later
 
 Upstream = Callable[[int], int | None]
@@ -151,14 +151,15 @@ class Watermarks:
         if self._state is None:
             held = f"the watermark of batch {self._batch}" if self._batch >= 0 else "nothing"
             raise recovery.memory_refused(str(self), held, batch_id)
-        folder = open_folder(Files.at(self._state), self._manifest, create=False)
-        if folder is None:
+        files = Files.at(self._state)
+        found = ensure(files, self._manifest, create=False)
+        if found is None:
             if batch_id == 0:
                 return NO_TIMES, None
             raise recovery.nothing_stored(str(self), self._state, batch_id)
         before, done = NO_TIMES, None
         for partition in range(self._manifest.partitions):
-            log = PartitionLog(folder, partition)
+            log = PartitionLog(files, found, partition)
             if batch_id > 0:
                 before = before.later(self._partition_times(log, partition, batch_id))
             done = done or log.record_times(batch_id)

@@ -10,24 +10,29 @@ Both numbers have 20 digits. A record is an Arrow IPC stream; a snapshot is one 
 after the other. Each file ends with a trailer: magic, length and CRC-32 of what is before it. (The IPC
 stream ends before that, so any Arrow reader opens these files.)
 
+The schema of each stream carries facts: the file's number, and the query, join, generation and partition that it
+belongs to. Whoever reads a file, or its facts alone, checks them, so a file from elsewhere is refused.
+
 Log records lie uncompressed on local disks, where LZ4 costs more time than it saves, and compressed
 elsewhere; snapshots are always compressed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
 import re
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import IO, Final
 
 import pyarrow as pa
 
 from gpu_ops.errors import StateError
 from gpu_ops.state.files import TEMPORARY, Files, Stamp, as_sink
-from gpu_ops.state.manifest import Manifest, ensure
+from gpu_ops.state.manifest import Manifest
 from gpu_ops.state.times import NO_TIMES, Times
 
 _TRAILER: Final = struct.Struct("<8sQI")
@@ -36,6 +41,8 @@ _RECORD: Final = re.compile(r"(\d{20})\.arrow")
 _SNAPSHOT: Final = re.compile(r"(\d{20})\.snapshot")
 _META: Final = b"gpu_join."
 _BACKLOG: Final = "backlog"
+_CHECK: Final = "check"
+"""The fact that is a checksum of the others: who reads facts alone does not see the file's."""
 _ROWS_PER_BATCH: Final = 1 << 16
 
 
@@ -66,25 +73,6 @@ class Stored:
     snapshots: dict[int, int]
 
 
-def open_folder(location: str | Files, manifest: Manifest, *, create: bool) -> Files | None:
-    """Opens a state folder.
-
-    Args:
-        location: a path or URI.
-        manifest: what the folder must belong to.
-        create: whether an empty folder is given the manifest; if not, it counts as no state.
-
-    Returns:
-        The files of its partitions, or None when there is nothing and ``create`` is false.
-
-    Raises:
-        StateError: the folder belongs to another query or join, or cannot be read.
-    """
-    files = location if isinstance(location, Files) else Files.at(location)
-    found = ensure(files, manifest, create=create)
-    return None if found is None else found.content(files)
-
-
 def stored_partitions(files: Files) -> list[int]:
     """The partitions a state folder holds anything of."""
     return sorted(int(name) for name in files.folders("p") if name.isdecimal())
@@ -95,11 +83,13 @@ class PartitionLog:
 
     Args:
         files: the folder.
+        manifest: what it belongs to.
         partition: its number.
     """
 
-    def __init__(self, files: Files, partition: int) -> None:
-        self._files = files
+    def __init__(self, files: Files, manifest: Manifest, partition: int) -> None:
+        self._files = manifest.content(files)
+        self._manifest, self._partition = manifest, partition
         self._folder = f"p/{partition}"
         self._record_compression = None if files.local else "lz4"
 
@@ -141,7 +131,7 @@ class PartitionLog:
             StateError: it cannot be written; an older record of the batch is as it was.
         """
         facts = {"batch_id": str(batch_id), "clock_ms": str(record.clock_ms), "wire": record.wire}
-        facts |= record.times.to_facts() | _backlog(record.backlog)
+        facts |= record.times.to_facts() | _backlog(record.backlog) | self._manifest.facts(self._partition)
         path = self._record_path(batch_id)
         _write(self._files, path, [(record.table, facts)], self._record_compression)
         stamp = self._files.stamp(path)
@@ -160,25 +150,69 @@ class PartitionLog:
             StateError: it is missing, cut short or damaged.
         """
         path = self._record_path(batch_id)
-        ((table, facts),) = _read(self._files, path)
-        if facts.get("batch_id") != str(batch_id):
-            raise StateError(f"{self._files.name(path)} is the record of batch {facts.get('batch_id')}")
-        return Record(table, int(facts["clock_ms"]), facts["wire"], Times.from_facts(facts), _BACKLOG in facts)
+        parts = _read(self._files, path)
+        facts = self._checked(path, [facts for _, facts in parts], "batch_id", batch_id)
+        with self._understood(path):
+            times = Times.from_facts(facts)
+            return Record(parts[0][0], int(facts["clock_ms"]), facts["wire"], times, _BACKLOG in facts)
 
     def record_times(self, batch_id: int) -> Times | None:
-        """The times in a batch's record, or None when it is missing or cut short; only its head is read."""
-        facts = _head(self._files, self._record_path(batch_id))
-        return None if facts is None else Times.from_facts(facts)
+        """The times in a batch's record, or None when it is missing or cut short; only its head is read.
+
+        Raises:
+            StateError: it is damaged, or belongs elsewhere.
+        """
+        facts = self._record_facts(batch_id)
+        with self._understood(self._record_path(batch_id)):
+            return None if facts is None else Times.from_facts(facts)
 
     def snapshot_times(self, version: int) -> Times | None:
         """The times in the snapshot of a version; as `record_times`."""
-        facts = _head(self._files, self._snapshot_path(version))
-        return None if facts is None else Times.from_facts(facts)
+        facts = self._snapshot_facts(version)
+        with self._understood(self._snapshot_path(version)):
+            return None if facts is None else Times.from_facts(facts)
 
     def in_backlog(self, version: int) -> bool:
         """Whether the micro-batches before a version, of which there are some, were all backlog."""
-        facts = _head(self._files, self._record_path(version - 1)) or _head(self._files, self._snapshot_path(version))
+        facts = self._record_facts(version - 1) or self._snapshot_facts(version)
         return facts is not None and _BACKLOG in facts
+
+    def _record_facts(self, batch_id: int) -> dict[str, str] | None:
+        path = self._record_path(batch_id)
+        facts = _head(self._files, path)
+        return None if facts is None else self._checked(path, [facts], "batch_id", batch_id)
+
+    def _snapshot_facts(self, version: int) -> dict[str, str] | None:
+        path = self._snapshot_path(version)
+        facts = _head(self._files, path)
+        return None if facts is None else self._checked(path, [facts], "version", version)
+
+    @contextlib.contextmanager
+    def _understood(self, path: str) -> Iterator[None]:
+        """Facts that are not what they should be are damage."""
+        try:
+            yield
+        except (KeyError, ValueError) as error:
+            raise StateError(f"{self._files.name(path)} is damaged ({error!r}); {_RESTORE}") from error
+
+    def _checked(self, path: str, parts: list[dict[str, str]], kind: str, number: int) -> dict[str, str]:
+        """The facts of a file, which is what it should be.
+
+        Args:
+            path: of the file.
+            parts: the facts of each of its streams.
+            kind: the fact that is its number, ``batch_id`` or ``version``.
+            number: that number.
+        """
+        name, called = self._files.name(path), {"batch_id": "record of batch", "version": "snapshot of version"}[kind]
+        for facts in parts:
+            if (_CHECK in facts or self._manifest.bound) and facts.get(_CHECK) != _checksum(facts):
+                raise StateError(f"{name} is damaged (the checksum of its head does not fit); {_RESTORE}")
+            self._manifest.check_facts(facts, self._partition, name)
+            if facts.get(kind) != str(number):
+                found = f"the {called} {facts[kind]}" if kind in facts else "something else"
+                raise StateError(f"{name} should be the {called} {number} and is {found}; {_RESTORE}")
+        return parts[0]
 
     def write_snapshot(
         self,
@@ -213,6 +247,7 @@ class PartitionLog:
                     "table": name,
                     **times.to_facts(),
                     **_backlog(backlog),
+                    **self._manifest.facts(self._partition),
                 },
             )
             for name, table in tables.items()
@@ -227,9 +262,9 @@ class PartitionLog:
         """
         path = self._snapshot_path(version)
         parts = _read(self._files, path)
-        if any(facts.get("version") != str(version) for _, facts in parts):
-            raise StateError(f"{self._files.name(path)} is not the snapshot of version {version}")
-        return {facts["table"]: table for table, facts in parts}, int(parts[0][1]["clock_ms"])
+        self._checked(path, [facts for _, facts in parts], "version", version)
+        with self._understood(path):
+            return {facts["table"]: table for table, facts in parts}, int(parts[0][1]["clock_ms"])
 
     def prune(self, version: int, stored: Stored) -> Stored:
         """Deletes what a snapshot of ``version`` makes superfluous.
@@ -285,7 +320,8 @@ def _write(files: Files, path: str, parts: list[tuple[pa.Table, dict[str, str]]]
         summed = _Summed(file)
         sink = as_sink(summed)
         for table, facts in parts:
-            meta = {_META + name.encode(): value.encode() for name, value in facts.items()}
+            told = {**facts, _CHECK: _checksum(facts)}
+            meta = {_META + name.encode(): value.encode() for name, value in told.items()}
             schema = table.schema.with_metadata(meta)
             with pa.ipc.new_stream(sink, schema, options=options) as writer:
                 writer.write_table(table.replace_schema_metadata(meta), max_chunksize=_ROWS_PER_BATCH)
@@ -297,7 +333,7 @@ def _write(files: Files, path: str, parts: list[tuple[pa.Table, dict[str, str]]]
 def _head(files: Files, path: str) -> dict[str, str] | None:
     """The facts of a file's first stream without reading the rest; None when it is not there or not whole.
 
-    Checksums are not looked at: who reads the rows does that.
+    The file's checksum is not looked at: who reads the rows does that. The facts have their own.
     """
     try:
         with files.filesystem.open_input_file(f"{files.root}/{path}") as file:
@@ -310,8 +346,13 @@ def _head(files: Files, path: str) -> dict[str, str] | None:
                 return _facts(reader.schema)
     except FileNotFoundError:
         return None
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise StateError(f"cannot read {files.name(path)}: {error}") from error
+
+
+def _checksum(facts: Mapping[str, str]) -> str:
+    told = sorted((name, value) for name, value in facts.items() if name != _CHECK)
+    return str(zlib.crc32(json.dumps(told).encode()))
 
 
 def _facts(schema: pa.Schema) -> dict[str, str]:
@@ -338,7 +379,7 @@ def _read(files: Files, path: str) -> list[tuple[pa.Table, dict[str, str]]]:
             with pa.ipc.open_stream(source) as reader:
                 table = reader.read_all()
             parts.append((table.replace_schema_metadata(None), _facts(table.schema)))
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise StateError(f"{name} is damaged ({error}); {_RESTORE}") from error
     return parts
 

@@ -5,20 +5,30 @@ from __future__ import annotations
 import base64
 import dataclasses
 import datetime as dt
+import functools
+import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import pyarrow as pa
 
+from gpu_ops.bounded import from_json
 from gpu_ops.errors import StateError
 from gpu_ops.state.files import Files
 
-FORMAT: Final = 2
-"""The highest version of what lies below a state folder that this code reads."""
+FORMAT: Final = 3
+"""The highest version of what lies below a state folder that this code reads, and the one it writes.
+
+Since format 2 a folder may be cut anew, and rows may be distributed otherwise than by Spark. Since format 3 every file
+says what it belongs to, see `Manifest.facts`; folders of earlier formats are taken over as they are.
+"""
 
 SPARK: Final = "spark"
-"""Rows go to partitions by Spark's HashPartitioning; a folder where they do not, or that was cut anew, has format 2."""
+"""Rows go to partitions by Spark's HashPartitioning."""
+
+ARROW: Final = "arrow"
+"""Rows go to partitions by a hash of Arrow columns, see `gpu_ops.spark.packing`."""
 
 MANIFEST: Final = "manifest.json"
 
@@ -36,8 +46,9 @@ class Manifest:
         description: the join as `Join.to_json` writes it.
         partitions: how many partitions the state is cut into.
         query_id: Spark's id of the query, the same over restarts from one checkpoint.
-        distribution: by what hash rows go to partitions: `SPARK`, or `gpu_ops.spark.packing.DISTRIBUTION`.
+        distribution: by what hash rows go to partitions: `SPARK` or `ARROW`.
         generation: how often the folder was cut anew (`gpu_ops.rescale`).
+        format: of what lies below the folder.
     """
 
     description: str
@@ -45,16 +56,59 @@ class Manifest:
     query_id: str
     distribution: str = SPARK
     generation: int = 0
+    format: int = FORMAT
 
     def content(self, files: Files) -> Files:
         """Where the partitions of a state folder with this manifest lie: in it, or in a folder of their generation."""
         return files.below(f"g{self.generation}") if self.generation else files
 
+    @property
+    def bound(self) -> bool:
+        """Whether every file of the folder says what it belongs to."""
+        return self.format >= _BOUND
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 of the join's description."""
+        text = json.dumps(json.loads(self.description), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def facts(self, partition: int) -> dict[str, str]:
+        """What every file of a partition says it belongs to."""
+        return {
+            "query_id": self.query_id,
+            "join": self.digest,
+            "generation": str(self.generation),
+            "partitions": str(self.partitions),
+            "partition": str(partition),
+        }
+
+    def check_facts(self, found: Mapping[str, str], partition: int, name: str) -> None:
+        """Refuses a file of this folder that belongs elsewhere.
+
+        Args:
+            found: its facts.
+            partition: in whose folder it lies.
+            name: the file, for errors.
+
+        Raises:
+            StateError: what it belongs to, or that it does not say so though all files of the folder must.
+        """
+        wanted = self.facts(partition)
+        missing = [fact for fact in wanted if fact not in found]
+        if missing and self.bound:
+            raise StateError(f"{name} does not say to which {_CALLED[missing[0]]} it belongs. {_MISPLACED}")
+        for fact, mine in wanted.items():
+            theirs = found.get(fact, mine)
+            if theirs != mine:
+                shown = "another join than this folder" if fact == "join" else f"{_CALLED[fact]} {theirs}, not {mine}"
+                raise StateError(f"{name} belongs to {shown}. {_MISPLACED}")
+
     def to_json(self) -> str:
         """The file's content; schemas are repeated in readable form."""
         description = json.loads(self.description)
         content = {
-            "format": 1 if self.distribution == SPARK and not self.generation else FORMAT,
+            "format": self.format,
             "query_id": self.query_id,
             "partitions": self.partitions,
             "distribution": self.distribution,
@@ -73,7 +127,7 @@ class Manifest:
         """A folder's manifest, or None when it has none.
 
         Raises:
-            StateError: a manifest that is damaged or of a newer format.
+            StateError: a manifest that is damaged or of a newer format; it names the field and its value.
         """
         content = files.read(MANIFEST)
         if content is None:
@@ -81,22 +135,29 @@ class Manifest:
         name = files.name(MANIFEST)
         try:
             data = json.loads(content.to_pybytes())
-            version = data["format"]
-            if isinstance(version, int) and version > FORMAT:
-                raise StateError(
-                    f"{name} has format {version}, this version of gpu-join reads up to {FORMAT}: "
-                    "upgrade gpu-join on the driver and its executors"
-                )
-            join = json.dumps(data["join"], sort_keys=True)
-            return cls(
-                join,
-                int(data["partitions"]),
-                str(data["query_id"]),
-                str(data.get("distribution", SPARK)),
-                int(data.get("generation", 0)),
+        except (ValueError, RecursionError) as error:
+            raise _damaged(name, f"it is not JSON: {error}") from error
+        if not isinstance(data, dict):
+            raise _damaged(name, "it holds no JSON object")
+        version = _field(name, data, "format", _whole(1))
+        if version > FORMAT:
+            raise StateError(
+                f"{name} has format {version}, this version of gpu-join reads up to {FORMAT}: "
+                "upgrade gpu-join on the driver and its executors"
             )
-        except (ValueError, KeyError, TypeError) as error:
-            raise StateError(f"{name} is damaged ({error!r}); restore it from a backup, or {_ADVICE}") from error
+        # What earlier formats had no word for; a key that nobody knows is left alone.
+        data = data if version >= _BOUND else {"distribution": SPARK, "generation": 0, **data}
+        found = cls(
+            json.dumps(_field(name, data, "join", _is_join), sort_keys=True),
+            _field(name, data, "partitions", _whole(1)),
+            _field(name, data, "query_id", lambda value: isinstance(value, str) and bool(value)),
+            _field(name, data, "distribution", (SPARK, ARROW).__contains__),
+            _field(name, data, "generation", _whole(0)),
+            version,
+        )
+        if version == 1 and (found.distribution, found.generation) != (SPARK, 0):
+            raise _damaged(name, f"format=1 goes with neither {found.distribution=!s} nor {found.generation=!s}")
+        return found
 
     @classmethod
     def of(cls, files: Files) -> Manifest:
@@ -126,7 +187,7 @@ class Manifest:
                 "A state folder belongs to one query: restart that query from its checkpoint, or "
                 f"{_ADVICE}"
             )
-        mine, theirs = json.loads(self.description), json.loads(found.description)
+        mine, theirs = (json.loads(from_json(x.description).to_json()) for x in (self, found))
         difference = next(_differences(theirs, mine), None)
         if difference is not None:
             raise StateError(
@@ -193,6 +254,54 @@ def check_open(files: Files) -> None:
             "input would contradict it. Start the query afresh with a new folder and a new checkpoint, or "
             "take that back with gpu_ops.reopen()"
         )
+
+
+_BOUND: Final = 3
+"""From this format on every file says what it belongs to."""
+
+_CALLED: Final = {
+    "query_id": "query",
+    "join": "join",
+    "generation": "generation",
+    "partitions": "a cut into so many partitions:",
+    "partition": "partition",
+}
+
+_MISPLACED: Final = (
+    "It was put here from elsewhere: put back what was here, restore the folder from a backup, or start the query "
+    "afresh with a new folder and a new checkpoint"
+)
+
+
+def _damaged(name: str, why: str) -> StateError:
+    return StateError(f"{name} is damaged: {why}; restore it from a backup, or {_ADVICE}")
+
+
+def _field(name: str, data: Mapping[str, Any], field: str, fits: Callable[[Any], bool]) -> Any:
+    """A field of a manifest, if it is what it can be."""
+    if field not in data:
+        raise _damaged(name, f"it has no {field!r}")
+    if not fits(data[field]):
+        raise _damaged(name, f"{field}={_short(data[field])}")
+    return data[field]
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]} ..."
+
+
+def _whole(least: int) -> Callable[[Any], bool]:
+    """Whether something is a whole number that is not less."""
+    return lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_join(value: Any) -> bool:
+    try:
+        from_json(json.dumps(value))
+    except Exception:  # whatever a damaged description leads to: KeyError, ArrowInvalid, binascii.Error ...
+        return False
+    return True
 
 
 def _schema(source: dict[str, Any]) -> pa.Schema:

@@ -13,9 +13,9 @@ from gpu_ops.intervals import Interval
 from gpu_ops.joins import Join
 from gpu_ops.keys import Key
 from gpu_ops.spark.watermarks import Moment, Report, Watermarks, keep_ms, kept_ms, operator_watermark
-from gpu_ops.state.durable import PartitionLog, Record, open_folder
+from gpu_ops.state.durable import PartitionLog, Record
 from gpu_ops.state.files import Files
-from gpu_ops.state.manifest import Manifest
+from gpu_ops.state.manifest import Manifest, ensure
 from gpu_ops.state.times import Times
 
 SCHEMA = pa.schema([("k", pa.int64()), ("t", pa.timestamp("us", "UTC"))])
@@ -140,9 +140,10 @@ def test_how_long_rows_are_kept() -> None:
 
 def store(folder: Path, batch: int, partition: int, times: Times, *, snapshot: bool = False) -> None:
     """What partition ``partition`` leaves after a micro-batch."""
-    files = open_folder(Files.at(str(folder)), Manifest(make_join().to_json(), 2, "q"), create=True)
-    assert files is not None
-    log, rows = PartitionLog(files, partition), pa.table({"x": [1]})
+    files = Files.at(str(folder))
+    manifest = ensure(files, Manifest(make_join().to_json(), 2, "q"), create=True)
+    assert manifest is not None
+    log, rows = PartitionLog(files, manifest, partition), pa.table({"x": [1]})
     if snapshot:
         log.write_snapshot(batch + 1, {"left": rows}, 5, times)
     else:

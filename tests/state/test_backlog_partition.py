@@ -101,7 +101,7 @@ def test_a_live_partition_stays_live_and_the_option_may_go(tmp_path: Path) -> No
 )
 def test_the_end_of_a_backlog(tmp_path: Path, options: dict[str, Any]) -> None:
     partition, manifest = opened(tmp_path, **options), Manifest(make_join().to_json(), 2, "query-1")
-    log = PartitionLog(Files.at(str(tmp_path)), 0)
+    log = PartitionLog(Files.at(str(tmp_path)), manifest, 0)
     for batch in range(len(BATCHES)):
         apply(partition, batch, backlog=batch < LIVE)
         assert log.in_backlog(batch + 1) == (batch < LIVE)
@@ -114,7 +114,7 @@ def test_folders_and_commands_from_before_there_were_backlogs(tmp_path: Path) ->
     text = make_command().to_json()
     data = {name: value for name, value in json.loads(text).items() if name != "backlog"}
     assert ApplyCommand.parse(json.dumps(data).encode()) == make_command()
-    log = PartitionLog(Files.at(str(tmp_path)), 0)
+    log = PartitionLog(Files.at(str(tmp_path)), Manifest(make_join().to_json(), 2, "query-1"), 0)
     for backlog in (False, True):
         record = Record(BATCHES[0], 3, WIRE.to_json(), backlog=backlog)
         log.write_record(0, record)

@@ -15,9 +15,9 @@ import pytest
 from gpu_ops.errors import StateError
 from gpu_ops.inputs import Input
 from gpu_ops.state import files as files_module
-from gpu_ops.state.durable import PartitionLog, Record, Stored, open_folder, stored_partitions
+from gpu_ops.state.durable import PartitionLog, Record, Stored, stored_partitions
 from gpu_ops.state.files import Files
-from gpu_ops.state.manifest import FORMAT, Manifest
+from gpu_ops.state.manifest import FORMAT, Manifest, ensure
 from state.support import ORDERS, PRICES, make_join, wire_batches
 
 TABLE = wire_batches(1, rows=200)[0]
@@ -54,12 +54,12 @@ def damage(path: Path, content: bytes) -> None:
 
 @pytest.mark.parametrize("table", [TABLE, TABLE.slice(0, 0), MIXED], ids=["rows", "no rows", "types"])
 def test_record_comes_back(files: Files, table: pa.Table) -> None:
-    log = PartitionLog(files, 3)
+    log = PartitionLog(files, manifest(), 3)
     log.write_record(17, Record(table, 1234, '{"é": 1}'))
-    found = PartitionLog(files, 3).read_record(17)
+    found = PartitionLog(files, manifest(), 3).read_record(17)
     assert found.table.equals(table)
     assert (found.clock_ms, found.wire) == (1234, '{"é": 1}')
-    assert PartitionLog(files, 2).stored() == Stored({}, {})
+    assert PartitionLog(files, manifest(), 2).stored() == Stored({}, {})
     stored = log.stored()
     assert list(stored.records) == [17]
     assert stored.records[17] == log.record_stamp(17)[0]
@@ -67,7 +67,7 @@ def test_record_comes_back(files: Files, table: pa.Table) -> None:
 
 
 def test_record_is_replaced(files: Files) -> None:
-    log = PartitionLog(files, 0)
+    log = PartitionLog(files, manifest(), 0)
     log.write_record(1, Record(TABLE, 1, "a"))
     log.write_record(1, Record(TABLE.slice(5), 2, "b"))
     assert log.read_record(1).table.equals(TABLE.slice(5))
@@ -75,7 +75,7 @@ def test_record_is_replaced(files: Files) -> None:
 
 
 def test_snapshot_comes_back(files: Files) -> None:
-    log = PartitionLog(files, 0)
+    log = PartitionLog(files, manifest(), 0)
     size = log.write_snapshot(9, {"left": TABLE, "right": MIXED}, 77)
     tables, clock = log.read_snapshot(9)
     assert tables.keys() == {"left", "right"}
@@ -86,13 +86,13 @@ def test_snapshot_comes_back(files: Files) -> None:
 
 
 def test_any_arrow_reader_opens_a_record(tmp_path: Path) -> None:
-    PartitionLog(Files.at(str(tmp_path)), 0).write_record(1, Record(TABLE, 1, ""))
+    PartitionLog(Files.at(str(tmp_path)), manifest(), 0).write_record(1, Record(TABLE, 1, ""))
     with pa.ipc.open_stream(str(tmp_path / "p" / "0" / f"{1:020d}.arrow")) as reader:
         assert reader.read_all().equals(TABLE)
 
 
 def test_prune_keeps_what_a_version_needs(files: Files) -> None:
-    log = PartitionLog(files, 0)
+    log = PartitionLog(files, manifest(), 0)
     for batch in range(6):
         log.write_record(batch, Record(TABLE, 1, ""))
     for version in (2, 4):
@@ -104,7 +104,7 @@ def test_prune_keeps_what_a_version_needs(files: Files) -> None:
 
 
 def test_every_damaged_byte_is_found(tmp_path: Path) -> None:
-    log = PartitionLog(Files.at(str(tmp_path)), 0)
+    log = PartitionLog(Files.at(str(tmp_path)), manifest(), 0)
     log.write_record(1, Record(TABLE.slice(0, 3), 1, ""))
     path = tmp_path / "p" / "0" / f"{1:020d}.arrow"
     content = path.read_bytes()
@@ -115,7 +115,7 @@ def test_every_damaged_byte_is_found(tmp_path: Path) -> None:
 
 
 def test_every_cut_is_found(tmp_path: Path) -> None:
-    log = PartitionLog(Files.at(str(tmp_path)), 0)
+    log = PartitionLog(Files.at(str(tmp_path)), manifest(), 0)
     log.write_snapshot(1, {"left": TABLE.slice(0, 2), "right": TABLE.slice(0, 1)}, 1)
     path = tmp_path / "p" / "0" / f"{1:020d}.snapshot"
     content = path.read_bytes()
@@ -126,18 +126,18 @@ def test_every_cut_is_found(tmp_path: Path) -> None:
 
 
 def test_missing_and_mistaken_files_are_named(tmp_path: Path) -> None:
-    log = PartitionLog(Files.at(str(tmp_path)), 0)
+    log = PartitionLog(Files.at(str(tmp_path)), manifest(), 0)
     with pytest.raises(StateError, match=rf"{tmp_path}/p/0/{5:020d}\.arrow is missing"):
         log.read_record(5)
     log.write_record(5, Record(TABLE, 1, ""))
     (tmp_path / "p" / "0" / f"{5:020d}.arrow").rename(tmp_path / "p" / "0" / f"{6:020d}.arrow")
-    with pytest.raises(StateError, match="is the record of batch 5"):
+    with pytest.raises(StateError, match=r"should be the record of batch 6 and is the record of batch 5"):
         log.read_record(6)
 
 
 @pytest.mark.parametrize("fails", ["fsync", "replace"])
 def test_failed_write_leaves_the_old_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
-    log = PartitionLog(Files.at(str(tmp_path)), 0)
+    log = PartitionLog(Files.at(str(tmp_path)), manifest(), 0)
     log.write_record(1, Record(TABLE, 1, "old"))
 
     def no_space(*_: object) -> None:
@@ -152,7 +152,7 @@ def test_failed_write_leaves_the_old_record(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_leftovers_of_a_crash_are_no_records(tmp_path: Path) -> None:
-    log = PartitionLog(Files.at(str(tmp_path)), 0)
+    log = PartitionLog(Files.at(str(tmp_path)), manifest(), 0)
     log.write_record(1, Record(TABLE, 1, ""))
     content = (tmp_path / "p" / "0" / f"{1:020d}.arrow").read_bytes()
     (tmp_path / "p" / "0" / f"{2:020d}.arrow.abc.tmp").write_bytes(content[:100])
@@ -165,14 +165,13 @@ def test_leftovers_of_a_crash_are_no_records(tmp_path: Path) -> None:
 
 
 def test_manifest_is_written_once_and_readable(files: Files) -> None:
-    assert open_folder(files, manifest(), create=False) is None
-    assert open_folder(files, manifest(), create=True) is not None
+    assert ensure(files, manifest(), create=False) is None
+    assert ensure(files, manifest(), create=True) is not None
     first = files.read("manifest.json").to_pybytes()
-    assert open_folder(files, manifest(), create=True) is not None
+    assert ensure(files, manifest(), create=True) is not None
     assert files.read("manifest.json").to_pybytes() == first
     data = json.loads(first)
-    assert data["format"] == 1
-    assert json.loads(manifest(generation=1).to_json())["format"] == FORMAT
+    assert data["format"] == FORMAT
     assert data["schemas"]["orders"] == {"id": "int64", "item": "string", "amount": "double"}
     assert (data["partitions"], data["query_id"], data["join"]["how"]) == (4, "query-1", "full")
     assert data["created"]
@@ -239,30 +238,30 @@ def _with_price(kind: pa.DataType) -> str:
     ],
 )
 def test_a_folder_of_something_else_is_refused(files: Files, changes: dict[str, object], message: str) -> None:
-    open_folder(files, manifest(), create=True)
+    ensure(files, manifest(), create=True)
     for create in (True, False):
         with pytest.raises(StateError, match=message):
-            open_folder(files, manifest(**changes), create=create)
-    assert open_folder(files, manifest(), create=False) is not None
+            ensure(files, manifest(**changes), create=create)
+    assert ensure(files, manifest(), create=False) is not None
 
 
 def test_newer_format_is_refused(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(json.dumps({"format": FORMAT + 1, "all": "else differs"}))
     with pytest.raises(StateError, match=rf"format {FORMAT + 1}.*upgrade gpu-join"):
-        open_folder(str(tmp_path), manifest(), create=True)
+        ensure(Files.at(str(tmp_path)), manifest(), create=True)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"format": 1}'])
 def test_damaged_manifest_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "manifest.json").write_text(content)
     with pytest.raises(StateError, match=r"manifest\.json is damaged"):
-        open_folder(str(tmp_path), manifest(), create=True)
+        ensure(Files.at(str(tmp_path)), manifest(), create=True)
 
 
 def test_lost_manifest_is_not_replaced(files: Files) -> None:
-    PartitionLog(files, 0).write_record(0, Record(TABLE, 1, ""))
+    PartitionLog(files, manifest(), 0).write_record(0, Record(TABLE, 1, ""))
     with pytest.raises(StateError, match=r"manifest\.json is missing beside stored state"):
-        open_folder(files, manifest(), create=True)
+        ensure(files, manifest(), create=True)
 
 
 @pytest.mark.parametrize("location", ["nope://bucket/x", "s3:///", "://"])
@@ -283,4 +282,4 @@ def test_secrets_are_not_shown(tmp_path: Path) -> None:
 def test_unwritable_folder_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "s").write_text("a file")
     with pytest.raises(StateError, match=r"cannot"):
-        open_folder(str(tmp_path / "s"), manifest(), create=True)
+        ensure(Files.at(str(tmp_path / "s")), manifest(), create=True)

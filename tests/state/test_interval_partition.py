@@ -111,7 +111,8 @@ def test_restarts_and_repetitions_answer_alike(tmp_path: Path, options: dict[str
             assert found.metrics.get("watermark_ms") == WATERMARKS[batch]
             assert [found.metrics[f"{side}_max_time_ms"] for side in ("left", "right")] == latest
             assert found.metrics["clock_ms"] == 5 + batch
-    log = PartitionLog(Files.at(str(tmp_path)), 0)
+    files = Files.at(str(tmp_path))
+    log = PartitionLog(files, Manifest.of(files), 0)
     assert log.record_times(9) == Times(185_000, (latest[0], latest[1]))
     if options:
         assert log.snapshot_times(9) is not None

@@ -20,7 +20,6 @@ from gpu_ops.multi import MultiJoin
 from gpu_ops.spark.arrivals import INPUT_BITS, PARTITION_BITS, origins
 from gpu_ops.spark.command import ApplyCommand, Wire
 from gpu_ops.spark.partition import PartitionState
-from gpu_ops.state.durable import PartitionLog
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest
 
@@ -196,10 +195,15 @@ def test_inspect_shows_every_input(tmp_path: Path) -> None:
     files = Files.at(str(tmp_path))
     manifest = Manifest.read(files)
     assert manifest is not None
-    held = inspection.read_partition(files, JOIN, 0, rows=True)
+    held = inspection.read_partition(files, manifest, 0, rows=True)
     assert held.snapshot is not None
-    tables, _ = PartitionLog(files, 0).read_snapshot(held.snapshot)
-    assert held.rows == tuple(tables[name].num_rows for name in ("users", "orders", "payments"))
+    assert held.rows is not None
+    assert held.records
+    engine = JoinEngine(JOIN, "cpu")
+    for batch in BATCHES[:4]:
+        rows = WIRE.split(JOIN, batch)
+        engine.process(*rows.tables, orders=rows.orders)
+    assert held.rows == tuple(engine.state_size()[f"{name}_rows"] for name in ("users", "orders", "payments"))
     assert all(held.rows)
     out = io.StringIO()
     inspection.describe(str(tmp_path), Console(file=out, width=160))

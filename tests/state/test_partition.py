@@ -18,6 +18,7 @@ from gpu_ops.spark.command import ApplyCommand, Wire
 from gpu_ops.spark.partition import AbandonedError, Applied, PartitionState
 from gpu_ops.state.durable import PartitionLog
 from gpu_ops.state.files import Files
+from gpu_ops.state.manifest import Manifest
 from state.support import PRICES, WIRE, WIRE_SCHEMA, expected, make_command, make_join, wire_batches
 
 BATCHES = wire_batches(12)
@@ -152,7 +153,8 @@ def test_time_of_a_repetition_is_that_of_the_first(tmp_path: Path) -> None:
     partition = start()
     assert partition.apply(1, lines(0, 2), WIRE).changelog.equals(first)
     assert partition.apply(2, lines(0, 3), WIRE).changelog["price"].to_pylist()[-1] is None
-    log = PartitionLog(Files.at(str(tmp_path)), 0)
+    files = Files.at(str(tmp_path))
+    log = PartitionLog(files, Manifest.of(files), 0)
     now[0] = 0  # a clock that was set back
     assert partition.apply(3, lines(0, 4), WIRE).changelog["price"].to_pylist() == [None]
     times = [log.read_record(batch).clock_ms for batch in range(4)]

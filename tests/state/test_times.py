@@ -8,10 +8,12 @@ import pytest
 
 from gpu_ops.state.durable import PartitionLog, Record
 from gpu_ops.state.files import Files
+from gpu_ops.state.manifest import Manifest
 from gpu_ops.state.times import NO_TIMES, Times
-from state.support import wire_batches
+from state.support import make_join, wire_batches
 
 TABLE = wire_batches(1, rows=50)[0]
+MANIFEST = Manifest(make_join().to_json(), 2, "q")
 TIMES = Times(-5, (7, None))
 
 
@@ -23,7 +25,7 @@ def test_the_later_of_each() -> None:
 
 @pytest.mark.parametrize("times", [TIMES, NO_TIMES, Times(0, (0, 0))])
 def test_times_come_back(tmp_path: Path, times: Times) -> None:
-    log = PartitionLog(Files.at(str(tmp_path)), 0)
+    log = PartitionLog(Files.at(str(tmp_path)), MANIFEST, 0)
     log.write_record(3, Record(TABLE, 11, "{}", times))
     log.write_snapshot(4, {"left": TABLE, "right": TABLE}, 11, times)
     assert log.read_record(3).times == log.record_times(3) == log.snapshot_times(4) == times
@@ -32,7 +34,7 @@ def test_times_come_back(tmp_path: Path, times: Times) -> None:
 
 
 def test_a_record_that_is_cut_short_has_none(tmp_path: Path) -> None:
-    log = PartitionLog(Files.at(str(tmp_path)), 0)
+    log = PartitionLog(Files.at(str(tmp_path)), MANIFEST, 0)
     log.write_record(0, Record(TABLE, 11, "{}", TIMES))
     (path,) = (tmp_path / "p" / "0").iterdir()
     content = path.read_bytes()
