@@ -11,13 +11,16 @@ import dataclasses
 import datetime as dt
 import re
 from collections.abc import Mapping
-from typing import Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from gpu_ops.errors import DescriptionError
+
+if TYPE_CHECKING:
+    from gpu_ops.kernels import Array
 
 Late = Literal["join", "drop", "tag"]
 """What happens to a row whose event time is below the watermark.
@@ -40,8 +43,12 @@ UNITS_MS: Final[Mapping[str, int]] = {
     "day": 86_400_000,
 }
 _BOUND: Final = re.compile(r"\s*([+-]?)\s*(\d+(?:\.\d+)?)\s*([a-z]+?)s?\s*", re.IGNORECASE)
-MAX_TIME: Final = 1 << 60
-"""Event times and bounds, in their units, are smaller than this, so that their sums are int64."""
+MAX_BOUND: Final = 1 << 60
+"""Bounds, in the unit of the event times, are smaller than this, so that their sums are int64."""
+NEVER: Final = -(1 << 63)
+"""A time before all others, in any unit."""
+END: Final = (1 << 63) - 1
+"""A time after all others."""
 
 _PER_SECOND: Final = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
 
@@ -129,7 +136,7 @@ class Interval:
         """
         per_ms = units_per_ms(kind)
         lower, upper = self.lower_ms * per_ms, self.upper_ms * per_ms
-        if max(abs(lower), abs(upper), self.min_cleanup_ms * per_ms) >= MAX_TIME:
+        if max(abs(lower), abs(upper), self.min_cleanup_ms * per_ms) >= MAX_BOUND:
             raise DescriptionError(f"the bounds of the interval are too far apart for event times of type {kind}")
         return lower + (not self.lower_inclusive), upper - (not self.upper_inclusive)
 
@@ -192,14 +199,30 @@ def as_integers(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> npt.ND
     """Event times as integers in the unit of a `time_type`; no nulls among them.
 
     Raises:
-        OverflowError: a time beyond `MAX_TIME`; its argument is the position.
+        OverflowError: a time that is not between `NEVER` and `END`; its argument is the position.
     """
     step = _per_second(kind) // _per_second(column.type)
     values: npt.NDArray[np.int64] = column.cast(pa.int64()).to_numpy()
-    far = (values >= MAX_TIME // step) | (values <= -MAX_TIME // step)
+    far = (values > (END - 1) // step) | (values < -((END - 1) // step))
     if far.any():
         raise OverflowError(int(np.flatnonzero(far)[0]))
     return values * step if step != 1 else values
+
+
+def clipped(time: int) -> int:
+    """A time that int64 holds; one that is beyond it counts as `NEVER` or `END`."""
+    return min(max(time, NEVER), END)
+
+
+def shifted(xp: Any, times: Array, by: int) -> Array:
+    """Times (int64) moved by so many units, up to `NEVER` or `END`: nanoseconds fill int64, their sums do not fit.
+
+    Args:
+        xp: numpy or cupy.
+        times: n times.
+        by: smaller than 2^62, either way.
+    """
+    return xp.minimum(times, END - by) + by if by >= 0 else xp.maximum(times, NEVER - by) + by
 
 
 def from_integers(values: npt.NDArray[np.int64], kind: pa.DataType) -> pa.Array:

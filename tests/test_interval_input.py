@@ -109,7 +109,7 @@ NOT_JOINED: dict[str, tuple[pa.Table, tuple[str, ...]]] = {
     "a deletion": (left_rows(1, op="-D"), ("orders", "op", "-D", "insertions only")),
     "unknown row kind": (left_rows(1, op="?"), ("orders", "op", "?")),
     "event time of another type": (left_rows(1, kind=pa.int64()), ("orders", "lt", "int64")),
-    "event time beyond all ages": (left_rows(1, 1 << 61), ("orders", "lt", str(1 << 61))),
+    "event time beyond all ages": (left_rows(1, (1 << 63) - 1), ("orders", "lt", str((1 << 63) - 1))),
     "no event time": (left_rows(1).drop_columns(["lt"]), ("orders", "lt", "missing")),
 }
 
@@ -136,6 +136,20 @@ def test_rows_without_a_time_may_be_left_out(bad_rows: str) -> None:
     assert result.changelog["row_kind"].to_pylist() == (["bad"] if bad_rows == "tag" else [])
     assert result.changelog["ts"].null_count == result.changelog.num_rows
     assert engine.state_size()["left_rows"] == 1
+
+
+def test_event_times_in_nanoseconds_after_2006() -> None:
+    """What pandas long made of any time; to the nanosecond."""
+    at = np.array(["2026-11-22T08:00:00.000000001", "2026-11-22T08:00:01"], "datetime64[ns]")
+    left = pa.table({"k": [1, 1], "lt": at})
+    right = pa.table({"rk": [1, 1, 1], "rt": at[:1] + np.array([-2_000_000, 2_000_000, 2_000_001])})
+    inputs = Input("l", left.schema, event_time="lt", delay_ms=0), Input("r", right.schema, event_time="rt", delay_ms=0)
+    engine = JoinEngine(Join("full", *inputs, (Key("k", "rk"),), interval=Interval(-2, 2)), "cpu")
+    said = pa.concat_tables([engine.process(left, right), engine.finish()]).drop_columns(["row_kind", "k", "rk"])
+    stamps = [tuple(row.values()) for row in said.cast(pa.schema([("lt", pa.int64()), ("rt", pa.int64())])).to_pylist()]
+    first, second = at.astype(np.int64).tolist()
+    near, edge, beyond = right["rt"].cast(pa.int64()).to_pylist()
+    assert sorted(stamps, key=str) == sorted([(first, near), (first, edge), (second, None), (None, beyond)], key=str)
 
 
 def test_a_watermark_means_nothing_in_a_regular_join() -> None:

@@ -357,3 +357,23 @@ def test_nested_payload_beside_an_upsert(name: str, backend: Backend) -> None:
             changed = engine.process(left=write(after))
             assert changed.num_rows == 2
             assert shown(changed["a"][1].as_py()) == shown(pa.scalar(after, kind).as_py())
+
+
+def test_equal_rows_take_a_place_each(backend: Backend) -> None:
+    """As docs/semantics.md says: what equal rows cost is their number; a retraction takes one of them."""
+    source = Input("A", pa.schema([("k", pa.int64())]), row_kind="op")
+    join = Join("inner", source, Input("B", pa.schema([("r", pa.int64())])), (Key("k", "r"),))
+
+    def changes(kind: str, count: int) -> pa.Table:
+        return table(k=(pa.int64(), [7] * count), op=(pa.string(), [kind] * count))
+
+    with backend.engine(join) as engine:
+        engine.process(left=changes("+I", 1))
+        one = engine.state_size()
+        engine.process(left=changes("+I", 1000))
+        many = engine.state_size()
+        assert (one["left_rows"], many["left_rows"]) == (1, 1001)
+        assert many["left_bytes"] >= 1001 * 8
+        engine.process(left=changes("-D", 3))
+        assert engine.state_size()["left_rows"] == 998
+        assert engine.process(right=table(r=(pa.int64(), [7]))).num_rows == 998

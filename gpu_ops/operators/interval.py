@@ -39,21 +39,21 @@ import pyarrow as pa
 from gpu_ops.changelog import LATE_ROW_KIND
 from gpu_ops.errors import StateError
 from gpu_ops.ingest import Ingested
-from gpu_ops.intervals import MAX_TIME, units_per_ms
+from gpu_ops.intervals import END, NEVER, clipped, shifted, units_per_ms
 from gpu_ops.joins import Join
 from gpu_ops.kernels import Array, Frame, Kernels
 from gpu_ops.operators.emission import JOINED, PAD_COMES, Rows, in_order, join_rows
-from gpu_ops.operators.meetings import NEVER, Meetings, New
+from gpu_ops.operators.meetings import Meetings, New
 from gpu_ops.operators.said import SIDES, Said
 from gpu_ops.operators.timers import first_equal, looks, sweep_times
 from gpu_ops.output import append_rows, changelog_table
 from gpu_ops.state.columns import DEAD, LIVE
 from gpu_ops.state.interval_table import GHOST, IntervalTable
 
-END = 1 << 62
-"""A watermark after all times."""
 _AT_WATERMARK = -1
 """The instant of what a watermark ends."""
+_ONCE = {-(1 << 62): NEVER, 1 << 62: END}
+"""What snapshots said for these before event times could fill int64."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +145,7 @@ class IntervalJoin:
         if watermark_ms is None:
             return None
         watermark = watermark_ms * self.per_ms
-        return END if watermark >= 2 * MAX_TIME else max(watermark, NEVER)
+        return END if watermark > END - self.per_ms else clipped(watermark)
 
     def finish_watermark(self) -> int:
         """A watermark (ms) after all times."""
@@ -190,8 +190,8 @@ class IntervalJoin:
         if watermark in (NEVER, END):
             return watermark
         if self.interval.keyed:
-            return max(watermark - max(self.keep[side], 0), NEVER)
-        return max(watermark - self.keep[side] - 1, NEVER)
+            return clipped(watermark - max(self.keep[side], 0))
+        return clipped(watermark - self.keep[side] - 1)
 
     def _expire(self, side: int, watermark: int) -> tuple[Array, bool]:
         """Rows that a watermark ends, ascending, and whether a timer went off."""
@@ -201,7 +201,7 @@ class IntervalJoin:
             slots = xp.sort(table.due.take(over))
             table.move(slots, LIVE, DEAD)
             return slots, bool(slots.size)
-        fired = xp.sort(table.due.take(over if watermark == END else over - self.cleanup))
+        fired = xp.sort(table.due.take(over if watermark == END else clipped(over - self.cleanup)))
         status = table.status.values[fired]
         ghosts, slots = fired[status == GHOST], fired[status == LIVE]
         table.move(ghosts, GHOST, DEAD)
@@ -293,12 +293,12 @@ class IntervalJoin:
             # Flink's SQL join keeps no row whose time ends at the watermark: the watermark says no match will come.
             # But where late rows are left out, one that is just at the watermark is not late.
             flink = self.lazy or self.interval.time == "processing"
-            kept = times > (watermark - self.keep[side] if flink else self._over(side, watermark))
+            kept = times > (clipped(watermark - self.keep[side]) if flink else self._over(side, watermark))
             kept = None if bool(kept.all()) else kept
         sweep = self._sweep(side, frame, hashes, times, kept) if self.lazy else None
         slots = table.add(frame, hashes, times, kept, sweep)
         if sweep is not None:
-            early = sweep + self.cleanup > times
+            early = shifted(xp, sweep, self.cleanup) > times
             rows = xp.flatnonzero(early if kept is None else early & kept)
             table.early.add(times[rows], slots[rows])
         instants = 2 * kernels.asarray(change.sequence) + 1
@@ -307,7 +307,7 @@ class IntervalJoin:
     def _sweep(self, side: int, keys: Frame, hashes: Array, times: Array, kept: Array | None) -> Array:
         table, xp = self.tables[side], self.kernels.xp
         rows = xp.arange(times.size, dtype=np.int64) if kept is None else xp.flatnonzero(kept)
-        alive = max(self._over(side, self._next.watermark) + 1 - self.cleanup, NEVER)
+        alive = clipped(self._over(side, self._next.watermark) + 1 - self.cleanup)
         swept = times.copy()
         swept[rows] = sweep_times(
             table,
@@ -322,7 +322,7 @@ class IntervalJoin:
     def _clean_up(self, side: int, own: New, over: int) -> tuple[Rows, Rows]:
         """Pairs and pads of the other side's stale rows that new rows take away."""
         other, cleaned = self.tables[1 - side], list(self._next.cleaned)
-        reach = own.times + self.keep[side]
+        reach = shifted(self.kernels.xp, own.times, self.keep[side])
         looking, cleaned[1 - side] = looks(self.kernels.xp, reach, cleaned[1 - side], over)
         self._next = dataclasses.replace(self._next, cleaned=(cleaned[0], cleaned[1]))
         found = self._meetings.clean_up(side, own, looking)
@@ -378,8 +378,11 @@ class IntervalJoin:
         if "time" not in state:
             raise StateError("the snapshot lacks the times of an interval join")
         facts = state["time"].to_pylist()[0]
-        cleaned = facts["left_cleaned"], facts["right_cleaned"]
-        self.clock = self._next = Clock(facts["watermark"], cleaned, (facts["left_seen"], facts["right_seen"]))
+        watermark, *cleaned = (
+            _ONCE.get(facts[name], facts[name]) for name in ("watermark", "left_cleaned", "right_cleaned")
+        )
+        seen = facts["left_seen"], facts["right_seen"]
+        self.clock = self._next = Clock(watermark, (cleaned[0], cleaned[1]), seen)
         for table, side, name in zip(self.tables, (0, 1), ("left", "right"), strict=True):
             over = self._over(side, self.clock.watermark)
             table.restore(state[name], over, self.cleanup, settle)

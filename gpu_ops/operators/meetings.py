@@ -7,15 +7,13 @@ import dataclasses
 import numpy as np
 
 from gpu_ops.changelog import INSERT
+from gpu_ops.intervals import NEVER, clipped, shifted
 from gpu_ops.joins import Join
 from gpu_ops.kernels import Array, Frame, Kernels
 from gpu_ops.operators.emission import Rows
 from gpu_ops.operators.timers import first_equal
 from gpu_ops.state.columns import LIVE
 from gpu_ops.state.interval_table import GHOST, IntervalTable
-
-NEVER = -(1 << 62)
-"""A time before all others."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,8 +50,8 @@ class Meetings:
     def _window(self, side: int, times: Array) -> tuple[Array, Array]:
         """The earliest and the latest time of the other side that rows of these times match."""
         if side == 0:
-            return times + self._lower, times + self._upper
-        return times - self._upper, times - self._lower
+            return shifted(self._kernels.xp, times, self._lower), shifted(self._kernels.xp, times, self._upper)
+        return shifted(self._kernels.xp, times, -self._upper), shifted(self._kernels.xp, times, -self._lower)
 
     def pairs(self, side: int, new: tuple[New, New], over: int) -> Rows:
         """New rows of one side with the rows they meet.
@@ -96,7 +94,7 @@ class Meetings:
             return xp.empty(0, np.int64), xp.empty(0, np.int64)
         earliest, latest = self._window(side, times)
         if not self._keyed:
-            earliest = xp.maximum(earliest, over + 1)
+            earliest = xp.maximum(earliest, clipped(over + 1))
         needle, slots = other.index.probe(hashes, earliest, latest, committed=among[0], staged=among[1])
         if rows is not None:
             needle = rows[needle]

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from gpu_ops.errors import StateError
 from gpu_ops.inputs import Input
+from gpu_ops.intervals import shifted
 from gpu_ops.kernels import Array, Frame, Kernels, as_slots
 from gpu_ops.state.cold import postponed
 from gpu_ops.state.columns import DEAD, LIVE, Growing, kept_slots, parts, stored_rows, too_many_dead
@@ -350,7 +351,7 @@ class IntervalTable:
         self.begin()
         slots = self.add(frame, self.hash_keys(frame), times, None, sweep)
         if sweep is not None:
-            rows = self.kernels.xp.flatnonzero((sweep + cleanup > times) & (times > over))
+            rows = self.kernels.xp.flatnonzero((shifted(self.kernels.xp, sweep, cleanup) > times) & (times > over))
             self.early.add(times[rows], slots[rows])
         self.commit()
 

@@ -17,7 +17,9 @@ from kernels.engines import CPU, Batches, alike, run
 
 
 def batches_of(shape: IntervalShape, join: Join, seed: int, *, events: int = 200) -> Batches:
-    made = ends(timed_trace(shape, TimedRecipe(events, seed)))
+    # nanoseconds near the last that int64 holds
+    start = 9_223_372_000_000 if shape.clock == "ns" else 1000
+    made = ends(timed_trace(shape, TimedRecipe(events, seed, start=start)))
     return [cut.inputs for cut in timed_cuts(join, made, (40, 1, 17, 30), shuffle=seed)]
 
 
@@ -30,6 +32,7 @@ SHAPES = [
     IntervalShape("full", late="tag", keys="mixed_width", clock="mixed", stamped=True),
     IntervalShape("right", late="drop"),
     IntervalShape("inner", late="tag", keyed=True, inclusive=(False, True), stamped=True),
+    IntervalShape("full", -20, 300, min_cleanup=50_000, clock="ns", stamped=True),
 ]
 
 

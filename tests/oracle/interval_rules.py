@@ -198,7 +198,7 @@ class IntervalRules:
     @property
     def now(self) -> int:
         """The watermark in the unit of the times."""
-        return self.clock.now if self.clock.now in (START, END) else self.clock.now * self.terms.per_ms
+        return START if self.clock.now == START else self.clock.now * self.terms.per_ms
 
     @property
     def output_watermark(self) -> int | None:

@@ -18,13 +18,15 @@ from oracle.rules import Residual, where
 
 HOWS = ("inner", "left", "right", "full")
 KeyStyle = Literal["int", "string", "composite", "mixed_width", "none"]
-ClockName = Literal["ms", "us", "mixed", "utc", "int64"]
+ClockName = Literal["ms", "us", "mixed", "utc", "int64", "ns", "ms and ns"]
 _CLOCKS: dict[ClockName, tuple[pa.DataType, pa.DataType]] = {
     "ms": (pa.timestamp("ms"), pa.timestamp("ms")),
     "us": (pa.timestamp("us"), pa.timestamp("us")),
     "mixed": (pa.timestamp("ms"), pa.timestamp("us")),
     "utc": (pa.timestamp("ms", "UTC"), pa.timestamp("ms", "UTC")),
     "int64": (pa.int64(), pa.int64()),
+    "ns": (pa.timestamp("ns"), pa.timestamp("ns")),
+    "ms and ns": (pa.timestamp("ms"), pa.timestamp("ns")),
 }
 BOUNDS = ((-20, 10), (0, 0), (-12, -3), (4, 15), (-30, 0), (0, 25), (-1, 1), (-5, -5), (6, 6))
 """Of either sign, symmetric or not, and points."""
@@ -203,8 +205,9 @@ class _Maker:
     def _value(self, side: int, column: str, time: int, number: int) -> Any:
         rng = self.rng
         if column == "t":
-            fine = pa.types.is_timestamp(kind := _CLOCKS[self.shape.clock][side]) and kind.unit == "us"
-            return time * 1000 + rng.choice((0, 0, 1, 999)) if fine else time
+            kind = _CLOCKS[self.shape.clock][side]
+            fine = {"us": 1000, "ns": 1_000_000}.get(kind.unit, 1) if pa.types.is_timestamp(kind) else 1
+            return time * fine + rng.choice((0, 0, 1, fine - 1)) if fine > 1 else time
         if column == "v":
             return f"{'ab'[side]}{number}"
         if column in ("k", "g") and rng.random() < self.recipe.null_keys:

@@ -42,6 +42,13 @@ KEYED = [
     IntervalShape("inner", -8, 2, inclusive=(True, False), late="tag", keyed=True, keys="composite", stamped=True),
 ]
 SHAPES = SQL + STRICT + KEYED
+NANOSECONDS = [
+    IntervalShape("full", -400, 300, clock="ns", stamped=True),
+    IntervalShape("full", 0, 0, clock="ns"),
+    IntervalShape("left", -5, 9, inclusive=(False, False), min_cleanup=700, clock="ms and ns"),
+    IntervalShape("full", 4, 600, late="tag", clock="ns"),
+    IntervalShape("inner", -600, 2, late="drop", keyed=True, clock="ms and ns"),
+]
 FEW = [SQL[3], SQL[8], SQL[12], STRICT[3], KEYED[0]]
 OF_THE_MACHINE = ("update_ms", "probe_ms", "emit_ms", "_bytes")
 EMITS: tuple[Emit, ...] = ("per_event", "per_batch")
@@ -110,6 +117,22 @@ def test_every_event_by_the_rules(shape: IntervalShape, backend: Backend) -> Non
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_every_micro_batch_by_the_rules(shape: IntervalShape, backend: Backend) -> None:
     check(shape, ends(trace(shape)), (13, 50, 1), backend, "per_batch")
+
+
+@pytest.mark.parametrize("shape", NANOSECONDS, ids=str)
+@pytest.mark.parametrize(
+    "start", [-9_223_372_036_700, 1_767_225_600_000, 9_223_372_036_500], ids=["1677", "2026", "2262"]
+)
+def test_nanoseconds_from_1677_to_2262(shape: IntervalShape, start: int, backend: Backend) -> None:
+    """They fill int64: what is beyond the last of them, as the end of a row's time, is no time any more."""
+    terms = shape.terms()
+    events = [
+        (side, kind, told)
+        for side, kind, told in timed_trace(shape, TimedRecipe(150, seed(shape, start), start=start, watermarks=0.1))
+        if abs((told + 1) * 10**6 if kind == WATERMARK else told[terms.times[side]] * terms.scale[side]) < (1 << 63) - 1
+    ]
+    assert len(events) > 60
+    check(shape, ends(events), (30, 7, 40), backend, "per_event")
 
 
 @pytest.mark.parametrize("split", [1, 7], ids=["split1", "split7"])
