@@ -43,7 +43,7 @@ def parse_duration(text: str | int) -> int:
     if isinstance(text, int):
         ms = text
     else:
-        found = _DURATION.fullmatch(text)
+        found = _DURATION.fullmatch(text) if isinstance(text, str) else None
         unit = found.group(2).lower() if found else ""
         if found is None or unit not in UNITS_MS:
             raise DescriptionError(f"no duration: {text!r}; write for example '7 days' or '90 seconds'")

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Final
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from gpu_ops.attributes import check_backlog
 from gpu_ops.bounded import Aggregate, CoGroup, Description
@@ -17,6 +17,7 @@ from gpu_ops.spark.directory import Directory, folder
 from gpu_ops.spark.folders import warn_of_local_folder
 from gpu_ops.spark.lanes import collated_key
 from gpu_ops.spark.plan import Placed, plans_of
+from gpu_ops.spark.settings import PREFIX, Settings
 from gpu_ops.spark.streams import Stream
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest, check_open
@@ -106,7 +107,7 @@ def check_frames(frames: Sequence[DataFrame], names: Sequence[str]) -> bool:
 
     Raises:
         NotBuiltError: some are static, some streaming.
-        DescriptionError: of two applications.
+        DescriptionError: of two applications, or a setting of ours that was set while the application runs.
     """
     static = [name for name, df in zip(names, frames, strict=True) if not df.isStreaming]
     if 0 < len(static) < len(frames):
@@ -118,7 +119,18 @@ def check_frames(frames: Sequence[DataFrame], names: Sequence[str]) -> bool:
     context = frames[0].sparkSession.sparkContext
     if any(df.sparkSession.sparkContext is not context for df in frames):
         raise DescriptionError("the inputs belong to different Spark applications")
+    for session in dict.fromkeys(df.sparkSession for df in frames):
+        _check_settings(session)
     return bool(static)
+
+
+def _check_settings(session: SparkSession) -> None:
+    """Refuses settings of this pack that the session has and the application has not."""
+    # All names in one text, and few values: a call into the JVM for each of some hundred settings takes longer.
+    names = str(session._jsparkSession.conf().getAll().keys().mkString("\n")).splitlines()
+    own = {name: str(session.conf.get(name)) for name in names if name.startswith(PREFIX)}
+    started = session.sparkContext._jsc.sc().getConf().getAllWithPrefix(PREFIX)
+    Settings.check_session(own, {PREFIX + str(pair._1()): str(pair._2()) for pair in started})
 
 
 def _check_state(description: Description, *, static: bool, state: str | None, backlog: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from gpu_ops.budget import memory_size
@@ -89,6 +89,30 @@ class Settings:
             tls=_tls(given),
             metrics=given.get(METRICS),
         )
+
+    @classmethod
+    def check_session(cls, session: Mapping[str, str], application: Mapping[str, str]) -> None:
+        """Refuses what was set in a running session, where it would do nothing.
+
+        Args:
+            session: the configuration of the session.
+            application: that of its application.
+
+        Raises:
+            DescriptionError: an unknown name under ``spark.gpu_ops.``, a value that cannot be, or another one than
+                the application's.
+        """
+        cls.of(session.items())
+        for name in NAMES:
+            now, started = session.get(name), application.get(name)
+            if now != started:
+                found = f"{name} was unset" if now is None else f"{name}={now!r} was set"
+                runs = "without it" if started is None else f"with {started!r}"
+                raise DescriptionError(
+                    f"{found} in a session whose application runs {runs}, where it would change nothing: it is a "
+                    "setting of the application, given before that starts (SparkSession.builder.config(...), "
+                    "spark-submit --conf)"
+                )
 
     def server_arguments(self) -> dict[str, list[str]]:
         """What state servers are started with: by kind, words of a command line."""

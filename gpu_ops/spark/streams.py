@@ -77,9 +77,15 @@ def stream(
     if not hasattr(df, "sparkSession"):
         raise DescriptionError(f"stream() takes a DataFrame, not {type(df).__name__}")
     _refuse_connect(df)
-    keys = None if unique_key is None else (unique_key,) if isinstance(unique_key, str) else tuple(unique_key)
+    keys: tuple[str, ...] | None = None
+    if isinstance(unique_key, str):
+        keys = (unique_key,)
+    elif unique_key is not None:
+        if not isinstance(unique_key, Sequence):
+            raise DescriptionError(f"unique_key={unique_key!r}; it is a column's name, or several")
+        keys = tuple(unique_key)
     label = name or "stream"
-    return Stream(
+    made = Stream(
         df=df,
         unique_key=None if keys is None else tuple(resolve(df, k, label, "unique_key") for k in keys),
         row_kind=None if row_kind is None else resolve(df, row_kind, label, "row_kind"),
@@ -92,6 +98,18 @@ def stream(
         delay_ms=None if delay is None else parse_bound(delay),
         idle_timeout_ms=None if idle_timeout is None else parse_bound(idle_timeout),
     )
+    _check(made, label)
+    return made
+
+
+def _check(side: Stream, label: str) -> None:
+    """Refuses at once what no join would take."""
+    for option, ms in (("delay", side.delay_ms), ("idle_timeout", side.idle_timeout_ms)):
+        if ms is not None and ms < 0:
+            raise DescriptionError(f"input '{label}': {option} is not negative, this one is {ms} ms")
+    if side.event_time is None:  # interval_join(time=) may still say it
+        side = dataclasses.replace(side, delay_ms=None, idle_timeout_ms=None)
+    as_input(side, label, derive=False)
 
 
 def as_stream(side: DataFrame | Stream, which: str) -> Stream:
@@ -171,7 +189,7 @@ def spelling(df: DataFrame, column: str) -> str | None:
         return column
     if str(df.sparkSession.conf.get("spark.sql.caseSensitive")).lower() == "true":
         return None
-    return next((c for c in df.columns if c.lower() == column.lower()), None)
+    return next((c for c in df.columns if c.lower() == str(column).lower()), None)
 
 
 def resolve_key(key: Key, sides: tuple[Stream, Stream]) -> Key:

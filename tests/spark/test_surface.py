@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,58 @@ def test_refusals(spark: Any, left: Source, right: Source) -> None:
         collated = left.df.selectExpr("k", "a collate UTF8_LCASE as a")
         with pytest.raises(gpu_ops.NotBuiltError, match="collation"):
             gpu_ops.join(collated, stream(collated, name="r"), on="a", suffixes=("", "_r"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("memory.gpuu", "1g", "no setting is called 'spark.gpu_ops.memory.gpuu'; there are spark.gpu_ops.memory.gpu,"),
+        ("server.startTimeout", "soon", "spark.gpu_ops.server.startTimeout='soon'"),
+        ("memory.host", "4g", "spark.gpu_ops.memory.host='4g' was set in a session whose application runs without it"),
+    ],
+)
+def test_settings_of_a_running_session_are_refused(
+    left: Source, right: Source, name: str, value: str, message: str
+) -> None:
+    spark = left.df.sparkSession
+    static = spark.range(3).withColumnRenamed("id", "k")
+    sql = "SELECT l.k FROM l JOIN r ON l.k = r.k"
+    builds: list[Callable[[], Any]] = [
+        lambda: gpu_ops.join(left.df, right.df.drop("op"), on="k"),
+        lambda: gpu_ops.join(static, static.selectExpr("k", "k AS b"), on="k"),
+        lambda: gpu_ops.multi_join([left.df, right.df.drop("op")], on="k"),
+        lambda: gpu_ops.sql(sql, l=left.df, r=right.df),
+    ]
+    spark.conf.set(f"spark.gpu_ops.{name}", value)
+    try:
+        for build in builds:
+            with pytest.raises(gpu_ops.DescriptionError) as caught:
+                build()
+            assert message in str(caught.value)
+    finally:
+        spark.conf.unset(f"spark.gpu_ops.{name}")
+    builds[1]()
+
+
+def test_a_stream_is_refused_where_it_is_declared(left: Source) -> None:
+    for options, message in [
+        ({"updates": "append"}, "input 'orders': updates='append'; it is one of upsert, retract"),
+        ({"bad_rows": "skip"}, "bad_rows='skip'; it is one of fail, drop, tag"),
+        ({"unique_key": []}, "unique_key names no column"),
+        ({"unique_key": 7}, "unique_key=7; it is a column's name, or several"),
+        ({"unique_key": ["k", 7]}, "unique_key names 7; there are op, k, a"),
+        ({"row_kind": "k"}, "row kinds are strings, column 'k' is bigint"),
+        ({"row_kind": "op", "unique_key": "op"}, "unique_key names 'op'; there are k, a"),
+        ({"delay": -1}, "delay is not negative"),
+        ({"idle_timeout": "-1 second"}, "idle_timeout is not negative"),
+        ({"event_time": "a"}, "event time"),
+        ({"ttl": "soon"}, "no duration: 'soon'"),
+        ({"ttl": 1.5}, "no duration: 1.5"),
+    ]:
+        with pytest.raises(gpu_ops.DescriptionError) as caught:
+            stream(left.df, name="orders", **options)  # type: ignore[arg-type]
+        assert message in str(caught.value)
+    assert stream(left.df, delay="1 second").delay_ms == 1000  # interval_join(time=) may say of which column
 
 
 def test_connect_is_refused() -> None:
