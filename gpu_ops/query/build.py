@@ -233,8 +233,9 @@ class Builder:
         """What comes out of a join."""
         known = set(node.schema.names)
         columns = {c: name for c, name in self.name.items() if name in known}
-        columns = {c: name for c, name in columns.items() if c in wanted or any(c in side.columns for side in sides)}
         key = unique_key(node.description)
+        wanted |= {c for c, name in columns.items() if name in (key or ())}  # a key computed for a join further down
+        columns = {c: name for c, name in columns.items() if c in wanted or any(c in side.columns for side in sides)}
         return Stage(node, columns, self.name, None, where=[c.expr for c in above], key=key)
 
     # --- conditions -----------------------------------------------------------------------------

@@ -39,6 +39,10 @@ QUERIES = {
     "no key": "SELECT a.k, c.w FROM a LEFT JOIN c ON a.x < c.w",
     "what only Spark evaluates": "SELECT a.k, c.w FROM a JOIN c ON a.k = c.k AND sqrt(a.x + c.w) < 2 WHERE c.w < 2",
     "computed by Spark below": "SELECT a.k, c.w FROM a LEFT JOIN c ON sqrt(a.x) = sqrt(c.w) AND a.k = c.k",
+    "a chain over a computed key": "SELECT t0.k, t1.x, c.w FROM d t0 JOIN d t1 ON t0.x + 1 = t1.k + 1 "
+        "LEFT SEMI JOIN a ON a.x = t0.k LEFT JOIN c ON c.w = t1.x",
+    "a chain over two computed keys": "SELECT t0.k, t1.x, d.x AS y, c.w FROM d t0 JOIN d t1 ON t0.x + 1 = t1.k + 1 "
+        "JOIN d ON d.k * 2 = t0.k + t1.x LEFT SEMI JOIN a ON a.x = t1.k FULL JOIN c ON c.w = d.x",
     "exists over a join": "SELECT a.k, a.x FROM a WHERE EXISTS (SELECT 1 FROM b LEFT JOIN c ON b.k = c.k "
         "WHERE b.k = a.k AND (c.w IS NULL OR c.w < a.x))",
 }  # fmt: skip
