@@ -159,6 +159,7 @@ class ApplyCommand:
         clock_ms: the micro-batch's time, the same for all partitions; None: the server's.
         backlog: whether the micro-batch is backlog.
         distribution: by what rows go to partitions, see `gpu_ops.state.manifest.Manifest`.
+        join_number: which join of the query, likewise.
     """
 
     join_id: str
@@ -176,6 +177,7 @@ class ApplyCommand:
     clock_ms: int | None = None
     backlog: bool = False
     distribution: str = SPARK
+    join_number: int | None = None
 
     def to_json(self) -> str:
         """The command as it travels."""
@@ -204,6 +206,7 @@ class ApplyCommand:
                 clock_ms=_maybe_whole(data, "clock_ms"),
                 backlog=bool(data.get("backlog", False)),
                 distribution=str(data.get("distribution", SPARK)),
+                join_number=_maybe_whole(data, "join_number"),
                 **numbers,
             )
             op = _text(data, "op")

@@ -23,6 +23,7 @@ from gpu_ops.spark.cluster import ClusterServers
 from gpu_ops.spark.embedded import EmbeddedServers
 from gpu_ops.spark.exchange import Address
 from gpu_ops.spark.executors import Executors, on_cluster
+from gpu_ops.spark.functions import join_number
 from gpu_ops.spark.listener import Listener
 from gpu_ops.spark.pools import Pool, Servers
 from gpu_ops.spark.process import START_S
@@ -47,6 +48,8 @@ class _Known:
     run_id: str
     state: str | None
     seen: float
+    number: int | None
+    """Which join of the query."""
     evaluations: dict[int, str] = dataclasses.field(default_factory=dict)
     """By task attempt, of the last micro-batch."""
     batch_id: int = -1
@@ -93,6 +96,7 @@ class Directory:
 
     def __init__(self, context: Any) -> None:
         self._joins: dict[str, _Known] = {}
+        self._plans: set[str] = set()
         self._timed: dict[str, Timed] = {}
         self._counted: dict[str, tuple[str, tuple[str, ...]]] = {}
         self._lock = threading.Lock()
@@ -175,6 +179,15 @@ class Directory:
             users = [k for k in self._joins.values() if k.state is not None and folder(k.state) == wanted]
         return next((k.query_id for k in users if k.run_id in active), None)
 
+    def expect(self, plan_id: str) -> None:
+        """Takes note of a streaming join.
+
+        Args:
+            plan_id: its join ids begin with it and a hyphen.
+        """
+        with self._lock:
+            self._plans.add(plan_id)
+
     def register(self, plan_id: str, timed: Timed) -> None:
         """Takes note of an interval join: its watermark is kept here.
 
@@ -209,7 +222,7 @@ class Directory:
                 answer, or None; backlog: whether the join may begin with one.
 
         Returns:
-            location, token and a `Tls` or None; ``moment`` as well, which goes with the command: for an interval
+            location, token and a `Tls` or None; ``moment``, which goes with the command: join_number, for an interval
             join watermark and clock_ms of the micro-batch, where there may be a backlog whether it is part of it.
 
         Raises:
@@ -219,14 +232,15 @@ class Directory:
         """
         pool = self._servers.pool(str(request["backend"]))
         index = int(request["partition"]) % len(pool)
-        self._check_open(request)
-        known = self._claim(request, pool, index)
-        answer: dict[str, Any] = {"token": self._servers.token}
+        number = self._check_open(request)
+        known = self._claim(request, number, pool, index)
+        moment: dict[str, Any] = {"join_number": known.number}
         if known.watermarks is not None:
             now = time.time_ns() // 1_000_000
-            answer["moment"] = known.watermarks.begin(int(request["batch_id"]), now)._asdict()
+            moment |= known.watermarks.begin(int(request["batch_id"]), now)._asdict()
         if request.get("backlog"):
-            answer["moment"] = {"backlog": self._in_backlog(known, str(request["run_id"]))}
+            moment["backlog"] = self._in_backlog(known, str(request["run_id"]))
+        answer: dict[str, Any] = {"token": self._servers.token, "moment": moment}
         answer["location"] = pool.location(index, failed=request.get("failed"))
         answer["tls"] = self._servers.tls
         return answer
@@ -261,14 +275,18 @@ class Directory:
         self._listener.server_close()
         self._servers.close()
 
-    def _check_open(self, request: Mapping[str, Any]) -> None:
-        """Refuses to start a query on a finished folder; a server may hold its state still."""
+    def _check_open(self, request: Mapping[str, Any]) -> int | None:
+        """Refuses to start a query on a finished folder; a server may hold its state still. Gives the join's number."""
+        join_id, run_id = str(request["join_id"]), str(request["run_id"])
         with self._lock:
-            known = self._joins.get(str(request["join_id"]))
-        if request["state"] is not None and (known is None or known.run_id != request["run_id"]):
+            known, plans = self._joins.get(join_id), set(self._plans)
+        if known is not None and known.run_id == run_id:
+            return known.number
+        if request["state"] is not None:
             check_open(Files.at(str(request["state"])))
+        return join_number(self._queries(), run_id, join_id.partition("-")[0], plans)
 
-    def _claim(self, request: Mapping[str, Any], pool: Pool, index: int) -> _Known:
+    def _claim(self, request: Mapping[str, Any], number: int | None, pool: Pool, index: int) -> _Known:
         join_id, state, run_id = str(request["join_id"]), request["state"], str(request["run_id"])
         with self._lock:
             known = self._joins.get(join_id)
@@ -278,10 +296,10 @@ class Directory:
                 wanted = folder(str(state))
                 other = next((j for j, k in self._joins.items() if k.state and folder(k.state) == wanted), None)
             if known is None and other is None:
-                known = self._joins[join_id] = _Known(str(request["query_id"]), run_id, state, 0.0)
-                known.watermarks = self._make_watermarks(join_id, known.query_id)
+                known = self._joins[join_id] = _Known(str(request["query_id"]), run_id, state, 0.0, number)
+                known.watermarks = self._make_watermarks(join_id, known)
             if known is not None:
-                known.run_id, known.seen = run_id, time.monotonic()
+                known.run_id, known.seen, known.number = run_id, time.monotonic(), number
                 known.servers.add((pool.kind, index))
                 self._check_evaluation(known, request)
                 return known
@@ -292,14 +310,16 @@ class Directory:
                 "a state folder belongs to one join: give each its own"
             )
         self._release(str(other))
-        return self._claim(request, pool, index)
+        return self._claim(request, number, pool, index)
 
-    def _make_watermarks(self, join_id: str, query_id: str) -> Watermarks | None:
+    def _make_watermarks(self, join_id: str, known: _Known) -> Watermarks | None:
         timed = self._timed.get(join_id.partition("-")[0])
         if timed is None:
             return None
-        left, right = (self._upstream(plan, query_id) for plan in timed.upstream)
-        manifest = Manifest(timed.join.to_json(), timed.partitions, query_id, timed.distribution)
+        left, right = (self._upstream(plan, known.query_id) for plan in timed.upstream)
+        manifest = Manifest(
+            timed.join.to_json(), timed.partitions, known.query_id, timed.distribution, join_number=known.number
+        )
         return Watermarks(timed.join, manifest, timed.state, (left, right))
 
     def _upstream(self, plan_id: str | None, query_id: str) -> Upstream | None:

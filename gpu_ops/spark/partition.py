@@ -81,7 +81,10 @@ class PartitionState:
         self.partition, self.partitions = command.partition, command.partitions
         self._identity = identity(command)
         self._location = command.state if state is None else state
-        self._manifest = Manifest(self.join.to_json(), command.partitions, command.query_id, command.distribution)
+        self._manifest = Manifest(
+            self.join.to_json(), command.partitions, command.query_id, command.distribution,
+            join_number=command.join_number,
+        )  # fmt: skip
         self._backend, self._options = command.backend, dict(command.options)
         self._clock = clock or (lambda: time.time_ns() // 1_000_000)
         self._lock = threading.Lock()

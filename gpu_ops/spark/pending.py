@@ -42,5 +42,6 @@ def identity(command: ApplyCommand) -> tuple[object, ...]:
     options = tuple(sorted((name, repr(value)) for name, value in command.options.items()))
     return (
         command.join_id, command.query_id, command.state, command.description,
-        command.partition, command.partitions, command.backend, command.distribution, options,
+        command.partition, command.partitions, command.backend, command.distribution, command.join_number,
+        options,
     )  # fmt: skip

@@ -155,6 +155,7 @@ def build(
     )
     directory = Directory.of(session)
     make_importable(session)
+    directory.expect(plan.plan_id)
     interval = timed(join)
     if interval is not None:
         directory.register(plan.plan_id, Timed(interval, placed.partitions, placed.state, upstream, plan.distribution))

@@ -49,6 +49,8 @@ class Manifest:
         distribution: by what hash rows go to partitions: `SPARK` or `ARROW`.
         generation: how often the folder was cut anew (`gpu_ops.rescale`).
         format: of what lies below the folder.
+        join_number: which join of the query, see `gpu_ops.spark.functions.join_number`; None where nobody knows, as
+            in folders of earlier versions.
     """
 
     description: str
@@ -57,6 +59,7 @@ class Manifest:
     distribution: str = SPARK
     generation: int = 0
     format: int = FORMAT
+    join_number: int | None = None
 
     def content(self, files: Files) -> Files:
         """Where the partitions of a state folder with this manifest lie: in it, or in a folder of their generation."""
@@ -75,9 +78,11 @@ class Manifest:
 
     def facts(self, partition: int) -> dict[str, str]:
         """What every file of a partition says it belongs to."""
+        number = {} if self.join_number is None else {"join_number": str(self.join_number)}
         return {
             "query_id": self.query_id,
             "join": self.digest,
+            **number,
             "generation": str(self.generation),
             "partitions": str(self.partitions),
             "partition": str(partition),
@@ -113,6 +118,7 @@ class Manifest:
             "partitions": self.partitions,
             "distribution": self.distribution,
             "generation": self.generation,
+            "join_number": self.join_number,
             "created": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
             "schemas": {
                 source["name"]: {field.name: str(field.type) for field in _schema(source)}
@@ -147,6 +153,7 @@ class Manifest:
             )
         # What earlier formats had no word for; a key that nobody knows is left alone.
         data = data if version >= _BOUND else {"distribution": SPARK, "generation": 0, **data}
+        data = {"join_number": None, **data}
         found = cls(
             json.dumps(_field(name, data, "join", _is_join), sort_keys=True),
             _field(name, data, "partitions", _whole(1)),
@@ -154,6 +161,7 @@ class Manifest:
             _field(name, data, "distribution", (SPARK, ARROW).__contains__),
             _field(name, data, "generation", _whole(0)),
             version,
+            _field(name, data, "join_number", lambda value: value is None or _whole(1)(value)),
         )
         if version == 1 and (found.distribution, found.generation) != (SPARK, 0):
             raise _damaged(name, f"format=1 goes with neither {found.distribution=!s} nor {found.generation=!s}")
@@ -193,6 +201,12 @@ class Manifest:
             raise StateError(
                 f"state folder {location} belongs to another join: {difference}. "
                 f"Describe the join as it was, or {_ADVICE}"
+            )
+        if None not in (found.join_number, self.join_number) and found.join_number != self.join_number:
+            raise StateError(
+                f"state folder {location} belongs to join {found.join_number} of query {found.query_id} (counted from "
+                f"its sources), this is join {self.join_number}: two joins have changed folders, or were given the "
+                f"same one. Give each join the folder it had, or {_ADVICE}"
             )
         if found.distribution != self.distribution:
             raise StateError(
@@ -262,6 +276,7 @@ _BOUND: Final = 3
 _CALLED: Final = {
     "query_id": "query",
     "join": "join",
+    "join_number": "its query's join",
     "generation": "generation",
     "partitions": "a cut into so many partitions:",
     "partition": "partition",

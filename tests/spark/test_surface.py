@@ -143,6 +143,22 @@ def test_a_state_folder_belongs_to_one_join(left: Source, right: Source, tmp_pat
         query.stop()
 
 
+def test_joins_of_one_query_that_change_folders_are_refused(left: Source, right: Source, tmp_path: Path) -> None:
+    def both(first: str, second: str) -> Any:
+        states = (str(tmp_path / first), str(tmp_path / second))
+        one, other = (gpu_ops.join(left.df, right.df, on="k", suffixes=("", "_r"), state=s) for s in states)
+        return one.unionAll(other.where("k > 1"))
+
+    checkpoint, sink = tmp_path / "checkpoint", Sink()
+    left.add({"op": "+I", "k": 1, "a": "x"}, {"op": "+I", "k": 2, "a": "y"})
+    drain(both("s1", "s2"), sink, checkpoint)
+    right.add({"op": "+I", "k": 1, "b": 0.5}, {"op": "+I", "k": 2, "b": 1.5})
+    with pytest.raises(Exception, match=r"belongs to join \d of query .* this is join \d.*have changed folders"):
+        drain(both("s2", "s1"), sink, checkpoint)
+    drain(both("s1", "s2"), sink, checkpoint)  # described anew, so the joins have other ids
+    assert [row[2] for row in sink.table] == ["x", "y", "y"]
+
+
 def test_explain(left: Source, right: Source, tmp_path: Path) -> None:
     joined = gpu_ops.join(
         stream(left.df, name="orders", row_kind="op", unique_key="k", ttl="7 days"),

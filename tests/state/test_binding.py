@@ -31,7 +31,7 @@ from state.test_partition import opened
 
 BATCHES = wire_batches(4, rows=12)
 JOIN = make_join().to_json()
-MINE = Manifest(JOIN, 2, "query-1")
+MINE = Manifest(JOIN, 2, "query-1", join_number=1)
 PLACES = {
     "mine": (MINE, 0, 3),
     "another batch": (MINE, 0, 2),
@@ -40,6 +40,7 @@ PLACES = {
     "another query": (dataclasses.replace(MINE, query_id="query-2"), 0, 3),
     "another join": (dataclasses.replace(MINE, description=make_join(how="left").to_json()), 0, 3),
     "another generation": (dataclasses.replace(MINE, generation=1), 0, 3),
+    "another join that reads alike": (dataclasses.replace(MINE, join_number=2), 0, 3),
 }
 READERS: dict[str, tuple[str, Callable[[PartitionLog, int], object]]] = {
     "record": ("arrow", PartitionLog.read_record),
@@ -204,6 +205,7 @@ CONTENT: dict[str, Any] = json.loads(MINE.to_json())
         *(("partitions", value) for value in (None, 0, -2, 2.0, "2", False, {})),
         *(("generation", value) for value in (None, -1, 0.0, "0", True)),
         *(("query_id", value) for value in (None, "", 7, ["query-1"])),
+        *(("join_number", value) for value in (0, -1, 1.0, "1", False)),
         *(("distribution", value) for value in (None, "", "Spark", 1)),
         *(("join", value) for value in (None, {}, "full", [], {**CONTENT["join"], "how": "sideways"})),
         ("join", {name: value for name, value in CONTENT["join"].items() if name != "keys"}),

@@ -235,14 +235,22 @@ def _with_price(kind: pa.DataType) -> str:
             {"description": make_join(right=Input("rates", PRICES)).to_json()},
             r"was called 'prices', now 'rates'",
         ),
+        ({"join_number": 2}, r"belongs to join 1 of query query-1 .*this is join 2.*changed folders.*the same one"),
     ],
 )
 def test_a_folder_of_something_else_is_refused(files: Files, changes: dict[str, object], message: str) -> None:
-    ensure(files, manifest(), create=True)
+    mine = manifest(join_number=1)
+    ensure(files, mine, create=True)
     for create in (True, False):
         with pytest.raises(StateError, match=message):
-            ensure(files, manifest(**changes), create=create)
-    assert ensure(files, manifest(), create=False) is not None
+            ensure(files, dataclasses.replace(mine, **changes), create=create)
+    assert ensure(files, mine, create=False) is not None
+
+
+def test_a_folder_without_the_number_of_its_join_is_taken(files: Files) -> None:
+    ensure(files, manifest(), create=True)
+    for number in (None, 1, 2):
+        assert ensure(files, manifest(join_number=number), create=False) is not None
 
 
 def test_newer_format_is_refused(tmp_path: Path) -> None:
