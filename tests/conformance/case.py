@@ -142,7 +142,7 @@ class Case:
             return Interval(
                 -told["upper_ms"],
                 -told["lower_ms"],
-                min_cleanup_ms=parse_bound(kept.replace(" s", " seconds")),
+                min_cleanup_ms=parse_bound(kept.replace(" ms", " milliseconds").replace(" s", " seconds")),
             )
         return Interval(
             told["lower_ms"],

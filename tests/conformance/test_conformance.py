@@ -60,7 +60,7 @@ def slow(case: Case, label: str, emit: Emit, backend: Backend) -> bool:
     if case.kind == "multi" and case.name not in FIRST_MULTI:
         return True
     plain = emit == "per_event" and backend.name == "cpu"
-    further = case.name.endswith(("_2", "_3", "_long"))
+    further = case.name.endswith(("_2", "_3", "_long")) or "_late" in case.name
     if label == "split1":
         return further or not plain
     return not plain and (further or (emit == "per_batch" and backend.name.endswith("-tiny")))

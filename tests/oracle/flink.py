@@ -194,6 +194,31 @@ def random_interval(seed: int, number: int, events: int) -> tuple[IntervalShape,
     return shape, recipe
 
 
+def late_interval(seed: int, number: int, events: int) -> tuple[IntervalShape, TimedRecipe]:
+    """One case of SQL's join, of whose rows many are late or come just when their time is over."""
+    rng = random.Random(f"late-{seed}-{number}")
+    lower, upper = rng.choice((*BOUNDS, (0, 0)))
+    shape = IntervalShape(
+        INTERVAL_HOWS[number % len(INTERVAL_HOWS)],
+        lower,
+        upper,
+        min_cleanup=rng.choice((0, 0, 0, 1, 7, 40)),
+        residual=rng.choice(INTERVAL_RESIDUALS),
+        clock=rng.choice(("ms", "utc")),
+    )
+    recipe = TimedRecipe(
+        events,
+        seed=rng.randrange(1 << 30),
+        keys=rng.choice((1, 2, 5)),
+        null_keys=0.02,
+        disorder=rng.choice((0, 5, 40)),
+        late=rng.choice((0.3, 0.5, 0.8)),
+        edges=rng.choice((0.0, 0.2, 0.5)),
+        watermarks=rng.choice((0.05, 0.15, 0.4)),
+    )
+    return shape, recipe
+
+
 def interval_script(shape: IntervalShape, events: Sequence[TimedEvent]) -> str:
     """The case in the oracle's language."""
     lines = _stream_head(shape) if shape.keyed else _sql_head(shape)

@@ -128,6 +128,7 @@ class TimedRecipe:
         null_keys: share of null join keys.
         disorder: ms that rows come out of order by.
         late: share of rows from before the watermark.
+        edges: share of rows whose time ends at the watermark, or just before or after it.
         watermarks: share of events that are watermarks.
         in_time: every row is above the watermark (in Flink a row at it may be too late for some).
     """
@@ -140,6 +141,7 @@ class TimedRecipe:
     null_keys: float = 0.06
     disorder: int = 15
     late: float = 0.1
+    edges: float = 0.0
     watermarks: float = 0.15
     in_time: bool = False
 
@@ -194,6 +196,8 @@ class _Maker:
         rng, watermark = self.rng, self.clock.now
         known = watermark > self.recipe.start - 1000
         time = self.now - rng.randrange(self.recipe.disorder + 1)
+        if known and self.recipe.edges and rng.random() < self.recipe.edges:
+            return watermark - (self.shape.upper, -self.shape.lower)[side] + rng.choice((-1, 0, 0, 1))
         if known and not self.recipe.in_time and rng.random() < self.recipe.late:
             return watermark - rng.choice((0, 1, rng.randrange(60)))
         if self.times[1 - side] and rng.random() < 0.3:

@@ -3,8 +3,9 @@
     GPU_JOIN_ORACLE=FOLDER pytest tests/oracle/test_flink.py
 
 ``GPU_JOIN_ORACLE_CASES`` says how many (default 21), ``GPU_JOIN_ORACLE_SEED`` which (default 0);
-``GPU_JOIN_ORACLE_INTERVALS`` how many interval joins besides (default 20), of ``GPU_JOIN_ORACLE_EVENTS``
-events each (default 500). Flink takes two or three seconds for one.
+``GPU_JOIN_ORACLE_INTERVALS`` how many interval joins besides (default 20) and ``GPU_JOIN_ORACLE_LATE`` how many
+of them with many late rows (default 20), of ``GPU_JOIN_ORACLE_EVENTS`` events each (default 500). Flink takes two
+or three seconds for one.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ CASES = [flink.random_case(SEED, n) for n in range(int(os.environ.get("GPU_JOIN_
 NAMES = [f"{SEED}-{number}-{shape}" for number, (shape, _) in enumerate(CASES)]
 
 EVENTS = int(os.environ.get("GPU_JOIN_ORACLE_EVENTS", "500"))
+LATE_ONES = int(os.environ.get("GPU_JOIN_ORACLE_LATE", "20"))
 INTERVALS = [
     flink.random_interval(SEED, n, EVENTS) for n in range(int(os.environ.get("GPU_JOIN_ORACLE_INTERVALS", "20")))
-]
+] + [flink.late_interval(SEED, n, EVENTS) for n in range(LATE_ONES)]
 INTERVAL_NAMES = [f"{SEED}-{number}-{shape}" for number, (shape, _) in enumerate(INTERVALS)]
 
 needs_flink = pytest.mark.skipif(bool(flink.missing()), reason=str(flink.missing()))

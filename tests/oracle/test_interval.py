@@ -366,3 +366,19 @@ def test_rows_at_the_watermark_are_not_late(split: int, first: int, backend: Bac
         assert [c for said_, _ in found for c in said_] == [("+I", (1, 100, 0, "a", 1, 100, 0, "b"))]
         assert [p for _, position in found for p in position] == [3]
         assert engine.finish().num_rows == 0
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("split", [1, 3])
+def test_a_pair_at_the_watermark_never_comes_where_late_rows_join(how: str, split: int, backend: Backend) -> None:
+    """The documented example, which is Flink's: a row whose time ends at the watermark is not kept, nor late."""
+    shape = IntervalShape(how, 0, 0)
+    left, right = (1, 10, 0, "a"), (1, 10, 0, "b")
+    events: list[TimedEvent] = [(0, WATERMARK, 10), (1, WATERMARK, 10), (0, "+I", left), (1, "+I", right)]
+    pads = [("+I", left + (None,) * 4)] * (how in ("left", "full"))
+    pads += [("+I", (None,) * 4 + right)] * (how in ("right", "full"))
+    with backend.engine(shape.join()) as engine:
+        found = [timed_run(engine, cut) for cut in timed_cuts(engine.join, events, split)]
+        assert [change for said_, _, _ in found for change in said_] == pads
+        assert sum(b.metrics["left_late"] + b.metrics["right_late"] for _, _, b in found) == 0
+        assert engine.state_size()["left_rows"] == engine.state_size()["right_rows"] == 0
