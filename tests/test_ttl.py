@@ -254,6 +254,30 @@ def test_an_expired_right_row_brings_nothing_back(bench: Bench) -> None:
     assert bench.metrics["right_unknown_retractions"] == 1
 
 
+@pytest.mark.parametrize("emit", ["per_event", "per_batch"])
+def test_not_in_never_takes_back_a_row_that_an_expired_null_hid(emit: Any, backend: Backend) -> None:
+    """A null on the right hid it, so it was never said; nor is it when the null has expired."""
+    join = Join(
+        "anti",
+        Input("A", LEFT, row_kind="op"),
+        Input("B", RIGHT, row_kind="op", ttl_ms=100),
+        (Key("k", "r"),),
+        emit=emit,
+        null_aware=True,
+    )
+    with backend.engine(join) as engine:
+        bench = Bench(engine)
+        nothing: Any = None
+        assert bench(0, ("r", "+I", nothing, "null")) == []
+        assert bench(10, ("l", "+I", 1, "hidden"), ("l", "+I", nothing, "hidden, too")) == []
+        assert bench(200, ("l", "+I", 2, "new")) == [("+I", (2, "new"))]
+        assert bench.expired == [0, 1]
+        assert bench(210, ("r", "+I", 1, "b"), ("r", "+I", 7, "c")) == []
+        assert bench(220, ("l", "-D", 1, "hidden"), ("l", "-D", nothing, "hidden, too")) == []
+        assert bench(230, ("r", "+I", nothing, "null")) == [("-D", (2, "new"))]
+        assert bench.metrics["left_unknown_retractions"] == 0
+
+
 @over("inner", 1000, 1000)
 def test_many_rows_expire_batch_by_batch(bench: Bench) -> None:
     """Counted once each, whatever their segment; state and metrics agree."""

@@ -35,8 +35,10 @@ class TwoWayJoin:
 
     def __init__(self, join: Join, kernels: Kernels) -> None:
         self.kernels, self._described = kernels, join
-        # NOT IN with more than one column or a residual condition has no key to look rows up by
-        rewritten = join.null_aware and (len(join.keys) > 1 or join.where is not None)
+        # NOT IN with more than one column or a residual condition has no key to look rows up by. With a TTL every match
+        # is counted, those by null too: what they hid stays hidden when they expire, and is never taken back.
+        expires = any(source.ttl_ms is not None for source in join.inputs)
+        rewritten = join.null_aware and (len(join.keys) > 1 or join.where is not None or expires)
         self._run = null_aware_as_condition(join) if rewritten else join
         self._condition = self._run.condition
         self.tables = self._make_tables()
@@ -142,9 +144,9 @@ class TwoWayJoin:
 def null_aware_as_condition(join: Join) -> Join:
     """``NOT IN`` written out: no key, but a condition that is not false where it is unknown.
 
-    It compares every pair, which a lookup by key avoids; needed only for several columns or a
-    residual condition (Flink plans it so always: ``OR(IS NULL(k), IS NULL(k0), =(k, k0))``). What is compared
-    null-safely is never unknown.
+    It compares every pair, which a lookup by key avoids; needed only for several columns, a residual condition
+    or a TTL (Flink plans it so always: ``OR(IS NULL(k), IS NULL(k0), =(k, k0))``). What is compared null-safely
+    is never unknown.
     """
     left, right = join.left.name, join.right.name
 
