@@ -100,7 +100,7 @@ class Task:
             }
             return ask(self._directory, request)
 
-        exchange = Exchange(locate, command, self._arrivals.wire)
+        exchange = Exchange(locate, command, self._arrivals.wire, patience_s=self._directory.server_patience_s)
         for rows in exchange.run(self._arrivals.to_wire(batches)):
             if not rows.num_rows:
                 continue  # nobody's readers of Arrow streams are tried with such

@@ -160,6 +160,7 @@ class ApplyCommand:
         backlog: whether the micro-batch is backlog.
         distribution: by what rows go to partitions, see `gpu_ops.state.manifest.Manifest`.
         join_number: which join of the query, likewise.
+        call: a name of this exchange, to ask after it while it lasts.
     """
 
     join_id: str
@@ -178,6 +179,7 @@ class ApplyCommand:
     backlog: bool = False
     distribution: str = SPARK
     join_number: int | None = None
+    call: str | None = None
 
     def to_json(self) -> str:
         """The command as it travels."""
@@ -207,6 +209,7 @@ class ApplyCommand:
                 backlog=bool(data.get("backlog", False)),
                 distribution=str(data.get("distribution", SPARK)),
                 join_number=_maybe_whole(data, "join_number"),
+                call=None if data.get("call") is None else _text(data, "call"),
                 **numbers,
             )
             op = _text(data, "op")

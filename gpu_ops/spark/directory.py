@@ -25,7 +25,7 @@ from gpu_ops.spark.exchange import Address
 from gpu_ops.spark.executors import Executors, on_cluster
 from gpu_ops.spark.functions import join_number
 from gpu_ops.spark.listener import Listener
-from gpu_ops.spark.pools import Pool, Servers
+from gpu_ops.spark.pools import PROBE_S, Pool, Servers
 from gpu_ops.spark.process import START_S
 from gpu_ops.spark.settings import Settings
 from gpu_ops.spark.tallies import TALLIES, Run
@@ -37,6 +37,7 @@ from gpu_ops.state.manifest import Manifest, check_open
 _log = logging.getLogger(__name__)
 
 _SWEEP_S: Final = 5.0
+_MORE_S: Final = 20.0
 _LOOPBACK: Final = "127.0.0.1"
 
 
@@ -126,9 +127,9 @@ class Directory:
         except StateError:
             self._servers.close()
             raise
-        # A task waits for a place for its server, and then for the server to start; then some more.
-        patience = self._servers.patience_s + START_S + _SWEEP_S
-        self._address = Address(host, self._listener.port, token, patience, settings.tls)
+        # A task waits for a server to be probed and ended, for a place for another, and for that one to start.
+        patience = PROBE_S + self._servers.patience_s + START_S + _MORE_S
+        self._address = Address(host, self._listener.port, token, patience, settings.tls, settings.patience_s)
         threading.Thread(target=self._sweep, name="gpu-join-sweep", daemon=True).start()
         atexit.register(self.close)
 

@@ -7,6 +7,7 @@ import functools
 import json
 import socket
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -14,6 +15,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from gpu_ops import errors
+from gpu_ops.spark.patience import DEFAULT_S, UnreachableError, Watch
 from gpu_ops.spark.tls import Tls
 
 _ATTEMPTS: Final = 6
@@ -21,13 +23,23 @@ _PAUSE_S: Final = 0.2
 
 
 class Address(NamedTuple):
-    """Where the directory listens, the application's token, how long an answer may take, and what encrypts it."""
+    """Where the directory listens, the application's token, and what encrypts connections.
+
+    Attributes:
+        host: of the directory.
+        port: of the directory.
+        token: what every call must bring.
+        patience_s: how long its answer may take.
+        tls: encrypts connections, if given.
+        server_patience_s: how long a state server may give no sign of life, see `gpu_ops.spark.patience`.
+    """
 
     host: str
     port: int
     token: str
     patience_s: float = 120.0
     tls: Tls | None = None
+    server_patience_s: float = DEFAULT_S
 
     def connect(self) -> socket.socket:
         """A connection to it.
@@ -43,10 +55,6 @@ class Address(NamedTuple):
         except BaseException:
             connection.close()
             raise
-
-
-class UnreachableError(Exception):
-    """The state server is gone or the connection broke."""
 
 
 def ask(address: Address, request: Mapping[str, object]) -> dict[str, Any]:
@@ -101,7 +109,13 @@ def translate(error: BaseException) -> errors.GpuJoinError | None:
 @functools.lru_cache(maxsize=32)
 def _client(location: str, tls: Tls | None) -> flight.FlightClient:
     # Spark uses a worker process again for many tasks; so is its connection.
-    return flight.FlightClient(location, **(tls.flight_client if tls is not None else {}))
+    return _connected(location, tls)
+
+
+def _connected(location: str, tls: Tls | None) -> flight.FlightClient:
+    """A client with a connection of its own; gRPC would share one among all of a process to the same place."""
+    own = [("grpc.use_local_subchannel_pool", 1)]
+    return flight.FlightClient(location, generic_options=own, **(tls.flight_client if tls is not None else {}))
 
 
 class Exchange:
@@ -112,6 +126,7 @@ class Exchange:
             under ``moment`` what is to be added to the command, and under ``tls`` a `Tls`.
         command: of the exchange.
         schema: of the input.
+        patience_s: how long a server may give no sign of life.
     """
 
     def __init__(
@@ -119,7 +134,10 @@ class Exchange:
         locate: Callable[[str | None], Mapping[str, Any]],
         command: Mapping[str, object],
         schema: pa.Schema,
+        *,
+        patience_s: float = DEFAULT_S,
     ) -> None:
+        self._patience_s = patience_s
         self._locate, self._schema, self._command = locate, schema, dict(command)
         self._kept: list[pa.RecordBatch] = []
         self.retries = 0
@@ -130,7 +148,7 @@ class Exchange:
 
         Raises:
             GpuJoinError: the server's refusal.
-            StateError: no server answers.
+            StateError: no server answers, or the file system of the state folder does not.
         """
         coming, given, failed = iter(batches), 0, None
         while True:
@@ -145,6 +163,7 @@ class Exchange:
                         yield rows
             except UnreachableError as error:
                 failed = where["location"]
+                _client.cache_clear()  # a connection may be dead, and its server not
                 self.retries += 1
                 if self.retries >= _ATTEMPTS:
                     raise errors.StateError(
@@ -156,52 +175,66 @@ class Exchange:
 
     def _once(self, where: Mapping[str, Any], coming: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         headers = [(b"authorization", f"Bearer {where['token']}".encode())]
-        command = {**self._command, **where.get("moment", {})}
-        with _guard():
-            options = flight.FlightCallOptions(headers=headers)
-            descriptor = flight.FlightDescriptor.for_command(json.dumps(command).encode())
-            tls = Tls(*where["tls"]) if where.get("tls") else None
-            writer, reader = _client(where["location"], tls).do_exchange(descriptor, options)
+        command = {**self._command, **where.get("moment", {}), "call": uuid.uuid4().hex}
+        location, tls = where["location"], Tls(*where["tls"]) if where.get("tls") else None
+        client = _client(location, tls)  # held for as long as the call lasts
+        with Watch(location, lambda: _connected(location, tls), headers, command["call"], self._patience_s) as watch:
+            with _guard(watch):
+                options = flight.FlightCallOptions(headers=headers)
+                descriptor = flight.FlightDescriptor.for_command(json.dumps(command).encode())
+                writer, reader = client.do_exchange(descriptor, options)
+                watch.cancel = reader.cancel
+            try:
+                yield from self._talk(writer, reader, watch, coming)
+            finally:
+                watch.begin()
+                _close(writer)
+
+    def _talk(
+        self,
+        writer: flight.FlightStreamWriter,
+        reader: flight.FlightStreamReader,
+        watch: Watch,
+        coming: Iterator[pa.RecordBatch],
+    ) -> Iterator[pa.RecordBatch]:
         # Input comes from Spark: its own errors are none of the server's.
         broken: Exception | None = None
         try:
-            with _guard():
+            with _guard(watch):
                 writer.begin(self._schema)
-                for batch in self._kept:
+            for batch in self._kept:
+                with _guard(watch):
                     writer.write_batch(batch)
         except UnreachableError as error:
             broken = error
         for batch in coming if broken is None else ():
             self._kept.append(batch)
             try:
-                with _guard():
+                with _guard(watch):
                     writer.write_batch(batch)
             except UnreachableError as error:
                 broken = error
                 break
-        try:
-            if broken is not None:
-                # A server that refuses stops reading first; its reason comes on the other way.
-                with _guard():
-                    reader.read_chunk()
-                raise broken
-            with _guard():
-                # A stream that breaks off looks like a whole one to the server; the count tells.
-                rows = sum(batch.num_rows for batch in self._kept)
-                writer.write_metadata(json.dumps({"rows": rows}).encode())
-                writer.done_writing()
-            while True:
-                with _guard():
-                    try:
-                        chunk = reader.read_chunk()
-                    except StopIteration:
-                        return self._check_complete()
-                if chunk.app_metadata is not None:
-                    self.answer = json.loads(chunk.app_metadata.to_pybytes())
-                if chunk.data is not None:
-                    yield chunk.data
-        finally:
-            _close(writer)
+        if broken is not None:
+            # A server that refuses stops reading first; its reason comes on the other way.
+            with _guard(watch):
+                reader.read_chunk()
+            raise broken
+        with _guard(watch):
+            # A stream that breaks off looks like a whole one to the server; the count tells.
+            rows = sum(batch.num_rows for batch in self._kept)
+            writer.write_metadata(json.dumps({"rows": rows}).encode())
+            writer.done_writing()
+        while True:
+            with _guard(watch):
+                try:
+                    chunk = reader.read_chunk()
+                except StopIteration:
+                    return self._check_complete()
+            if chunk.app_metadata is not None:
+                self.answer = json.loads(chunk.app_metadata.to_pybytes())
+            if chunk.data is not None:
+                yield chunk.data
 
     def _check_complete(self) -> None:
         if not self.answer:
@@ -209,12 +242,18 @@ class Exchange:
 
 
 class _guard:  # noqa: N801 - a context manager that reads like a function
-    """Turns Flight's errors into a refusal or `UnreachableError`."""
+    """Around a call that may wait for the server; turns Flight's errors into a refusal or `UnreachableError`."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
 
     def __enter__(self) -> None:
-        return None
+        self._watch.begin()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._watch.end()
+        if isinstance(error, (pa.ArrowException, OSError)) and self._watch.verdict is not None:
+            raise self._watch.verdict from None
         if error is None or isinstance(error, (StopIteration, UnreachableError, errors.GpuJoinError)):
             return
         if isinstance(error, flight.FlightUnauthenticatedError):

@@ -26,6 +26,8 @@ from gpu_ops.spark import recovery
 from gpu_ops.spark.command import ApplyCommand, Wire, parse_join
 from gpu_ops.spark.pending import Pending, Recorded, identity
 from gpu_ops.spark.watermarks import by_event_time
+from gpu_ops.state import activity
+from gpu_ops.state.activity import Activity
 from gpu_ops.state.durable import PartitionLog, Record, Stored
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest, check_open, ensure
@@ -99,6 +101,7 @@ class PartitionState:
         self._stored = Stored({}, {})
         self._no_snapshot_before = 0
         self._metrics: dict[str, int | float] = {}
+        self.activity = Activity()
 
     def serves(self, command: ApplyCommand) -> bool:
         """Whether a command is for this very join, folder, query and partition."""
@@ -154,9 +157,11 @@ class PartitionState:
             AbandonedError: the caller is gone; the state is as it was.
         """
         with self._lock:
+            looked_at = activity.CURRENT.set(self.activity)
             try:
                 now = self._clock() if clock_ms is None else clock_ms
-                return self._apply(batch_id, table, wire, alive, Recorded(now, watermark, backlog))
+                with self.activity.during("joining"):
+                    return self._apply(batch_id, table, wire, alive, Recorded(now, watermark, backlog))
             except GpuJoinError:
                 raise
             except Exception:
@@ -166,6 +171,8 @@ class PartitionState:
                 if self._location is not None:
                     self._forget()
                 raise
+            finally:
+                activity.CURRENT.reset(looked_at)
 
     def _apply(self, batch_id: int, table: pa.Table, wire: Wire, alive: Callable[[], bool], given: Recorded) -> Applied:
         rows = wire.split(self.join, table)

@@ -17,7 +17,8 @@ from gpu_ops.spark.tls import Tls
 
 _log = logging.getLogger(__name__)
 
-_PING_S: Final = 5.0
+PROBE_S: Final = 10.0
+"""How long a server may take to answer the directory."""
 
 
 class Server(abc.ABC):
@@ -52,7 +53,7 @@ class Server(abc.ABC):
         """
         headers = [(b"authorization", f"Bearer {token}".encode())]
         with flight.FlightClient(self.location, **(tls.flight_client if tls is not None else {})) as client:
-            options = flight.FlightCallOptions(timeout=_PING_S, headers=headers)
+            options = flight.FlightCallOptions(timeout=PROBE_S, headers=headers)
             results = list(client.do_action(flight.Action(name, body), options))
         return bytes(results[0].body.to_pybytes()) if results else b""
 
@@ -155,8 +156,9 @@ class Pool:
                 try:
                     server.action("ping", b"", self._servers.token, self._servers.tls)
                 except (pa.ArrowException, OSError) as error:
-                    _log.warning("state server %d does not answer: %s", server.pid, error)
+                    _log.warning("state server %d does not answer; it is replaced: %s", server.pid, error)
                     server.kill()
+                    server = None  # also where a file system keeps the process from ending
             if server is not None and not server.running:
                 _log.warning("state server %d is gone; it is started anew", server.pid)
                 server.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import importlib.util
 import json
 import logging
@@ -75,9 +76,11 @@ class Process(Server):
             self._popen.stdout.close()
 
     def kill(self) -> None:
-        """Ends a process that no longer answers."""
+        """Ends a process that no longer answers; does not wait long for one that its file system holds."""
         self._popen.kill()
-        self.stop()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(_STOP_S)
+        self.stop(wait=False)
 
 
 class Launcher:

@@ -32,6 +32,7 @@ from gpu_ops.received import check_array
 from gpu_ops.spark.command import ApplyCommand
 from gpu_ops.spark.memory import host_memory, server_budget
 from gpu_ops.spark.partition import AbandonedError, Applied, PartitionState
+from gpu_ops.state.activity import READING, Activity
 
 _log = logging.getLogger(__name__)
 
@@ -85,6 +86,7 @@ class StateServer(flight.FlightServerBase):  # type: ignore[misc]
         self._backend, self._budget = backend, budget
         self._lock = threading.Lock()
         self._partitions: dict[tuple[str, str, int], PartitionState] = {}
+        self._calls: dict[str, Activity] = {}
         self._running = 0
         self._last_call = time.monotonic()
         self._trimmed = True
@@ -111,28 +113,33 @@ class StateServer(flight.FlightServerBase):  # type: ignore[misc]
             if command.backend == "auto" and self._backend != "auto":
                 command = ApplyCommand(**{**vars(command), "backend": self._backend})
             partition = self._partition(command)
-            try:
-                table = _receive(reader, command, partition)
-            except (pa.ArrowException, flight.FlightError, OSError, UnicodeError) as error:  # a name that is no UTF-8
-                raise AbandonedError(f"the rows of batch {command.batch_id} broke off: {error}") from error
-            answer = partition.apply(
-                command.batch_id,
-                table,
-                command.wire,
-                alive=lambda: not context.is_cancelled(),
-                watermark=command.watermark,
-                clock_ms=command.clock_ms,
-                backlog=command.backlog,
-            )
+            own = Activity()
+            with self._asked_after(command.call, own):
+                try:
+                    table = _receive(reader, command, partition, own)
+                except (pa.ArrowException, flight.FlightError, OSError, UnicodeError) as error:  # names may be no UTF-8
+                    raise AbandonedError(f"the rows of batch {command.batch_id} broke off: {error}") from error
+            with self._asked_after(command.call, partition.activity):  # also while another call has the partition
+                answer = partition.apply(
+                    command.batch_id,
+                    table,
+                    command.wire,
+                    alive=lambda: not context.is_cancelled(),
+                    watermark=command.watermark,
+                    clock_ms=command.clock_ms,
+                    backlog=command.backlog,
+                )
             del table
-            _send(writer, answer)
+            with self._asked_after(command.call, own):
+                own.begin("sending the answer")
+                _send(writer, answer)
 
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> Iterator[bytes]:
         """``ping``, ``release``, ``metrics`` and ``shutdown``; answers are JSON."""
         del context
         with self._call(f"action {action.type!r}"):
             if action.type == "ping":
-                answer = self._ping()
+                answer = self._ping(action.body.to_pybytes() if action.body is not None else b"")
             elif action.type == "metrics":
                 answer = self._status()
             elif action.type == "release":
@@ -172,11 +179,19 @@ class StateServer(flight.FlightServerBase):  # type: ignore[misc]
             partition.close()
         return {"released": len(dropped)}
 
-    def _ping(self) -> dict[str, Any]:
+    def _ping(self, body: bytes) -> dict[str, Any]:
+        """That this server lives, and what the exchange ``{"call": name}`` does: None if there is none of that name."""
         with self._lock:
             held = list(self._partitions.values())
         used = {p.backend for p in held if p.backend is not None}
-        return {"pid": os.getpid(), "backend": min(used, default=self._backend), "partitions": len(held)}
+        answer = {"pid": os.getpid(), "backend": min(used, default=self._backend), "partitions": len(held)}
+        if not body:
+            return answer
+        try:
+            call = self._calls.get(json.loads(body)["call"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise DescriptionError('ping takes nothing, or {"call": ...}') from error
+        return {**answer, "call": None if call is None else call.tell()}
 
     def _status(self) -> dict[str, Any]:
         with self._lock:
@@ -187,6 +202,18 @@ class StateServer(flight.FlightServerBase):  # type: ignore[misc]
         }
 
     # --- housekeeping ------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _asked_after(self, call: str | None, activity: Activity) -> Iterator[None]:
+        """Whoever asks what a call does is told of this activity."""
+        if call is None:
+            yield
+            return
+        self._calls[call] = activity
+        try:
+            yield
+        finally:
+            self._calls.pop(call, None)
 
     @contextlib.contextmanager
     def _call(self, what: str) -> Iterator[None]:
@@ -234,15 +261,19 @@ def _cut(text: str, most: int) -> str:
     return text[: most if text.isascii() else most // 12] + " ..."
 
 
-def _receive(reader: flight.MetadataRecordBatchReader, command: ApplyCommand, partition: PartitionState) -> pa.Table:
+def _receive(
+    reader: flight.MetadataRecordBatchReader, command: ApplyCommand, partition: PartitionState, activity: Activity
+) -> pa.Table:
     """The rows of a micro-batch.
 
     A stream that a client closes half-way looks like a whole one; the number of rows at its end tells.
     """
+    activity.begin(READING)
     schema = reader.schema
     command.wire.check(partition.join, schema)
     batches, promised, size = [], None, 0
     for chunk in reader:
+        activity.move()
         if chunk.data is not None:
             _check(chunk.data, partition)
             size += chunk.data.nbytes

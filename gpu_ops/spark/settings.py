@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from gpu_ops.budget import memory_size
 from gpu_ops.errors import DescriptionError
+from gpu_ops.spark.patience import DEFAULT_S
 from gpu_ops.spark.tls import Tls
 
 PREFIX: Final = "spark.gpu_ops."
@@ -18,10 +19,21 @@ DRIVER_PORT: Final = PREFIX + "driver.port"
 SERVER_GPU: Final = PREFIX + "server.gpu"
 SERVER_EXECUTORS: Final = PREFIX + "server.executors"
 START_TIMEOUT: Final = PREFIX + "server.startTimeout"
+PATIENCE: Final = PREFIX + "server.patience"
 METRICS: Final = PREFIX + "metrics"
 TLS: Final = tuple(f"{PREFIX}tls.{name}" for name in ("certificate", "key", "authority", "name"))
 
-NAMES: Final = (MEMORY_GPU, MEMORY_HOST, DRIVER_PORT, SERVER_GPU, SERVER_EXECUTORS, START_TIMEOUT, METRICS, *TLS)
+NAMES: Final = (
+    MEMORY_GPU,
+    MEMORY_HOST,
+    DRIVER_PORT,
+    SERVER_GPU,
+    SERVER_EXECUTORS,
+    START_TIMEOUT,
+    PATIENCE,
+    METRICS,
+    *TLS,
+)
 
 _METRICS: Final = ("observed", "reported")
 
@@ -39,6 +51,7 @@ class Settings:
         server_gpu: the part of a GPU that Spark is told a task with state servers takes.
         executors: how many executors have state servers; None for those that are there.
         start_timeout_s: how long executors, and state servers that are gone, are waited for.
+        patience_s: how long a state server may give no sign of life, see `gpu_ops.spark.patience`.
         tls: of connections on a cluster; None for plain ones.
         metrics: how they come to the driver: "observed" in Spark's progress, "reported" by the tasks, or None for
             the former unless the RAPIDS plugin is on.
@@ -50,6 +63,7 @@ class Settings:
     server_gpu: float = 0.1
     executors: int | None = None
     start_timeout_s: float = 60.0
+    patience_s: float = DEFAULT_S
     tls: Tls | None = None
     metrics: str | None = None
 
@@ -85,7 +99,8 @@ class Settings:
             driver_port=int(port),
             server_gpu=share,
             executors=None if executors is None else int(executors),
-            start_timeout_s=_seconds(given.get(START_TIMEOUT, "60s")),
+            start_timeout_s=_seconds(START_TIMEOUT, given.get(START_TIMEOUT, "60s"), 1),
+            patience_s=_seconds(PATIENCE, given.get(PATIENCE, f"{DEFAULT_S:g}s"), 5),
             tls=_tls(given),
             metrics=given.get(METRICS),
         )
@@ -145,9 +160,9 @@ def _number(given: dict[str, str], name: str, default: float) -> float:
         raise DescriptionError(f"{name}={given[name]!r} is no number") from None
 
 
-def _seconds(text: str) -> float:
+def _seconds(name: str, text: str, least: int) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|)", text.lower())
     seconds = float(found[1]) * _SECONDS[found[2]] if found is not None else 0.0
-    if not 1 <= seconds <= 3600:
-        raise DescriptionError(f"{START_TIMEOUT}={text!r}; it is a time from 1s to 1h, such as '60s' or '2min'")
+    if not least <= seconds <= 3600:
+        raise DescriptionError(f"{name}={text!r}; it is a time from {least}s to 1h, such as '60s' or '2min'")
     return seconds

@@ -31,6 +31,7 @@ from typing import IO, Final
 import pyarrow as pa
 
 from gpu_ops.errors import StateError
+from gpu_ops.state import activity
 from gpu_ops.state.files import TEMPORARY, Files, Stamp, as_sink
 from gpu_ops.state.manifest import Manifest
 from gpu_ops.state.times import NO_TIMES, Times
@@ -304,6 +305,7 @@ class _Summed:
         self.crc = zlib.crc32(view, self.crc)
         self.length += view.nbytes
         self._file.write(view)
+        activity.move()
         return view.nbytes
 
     def flush(self) -> None:
@@ -336,7 +338,10 @@ def _head(files: Files, path: str) -> dict[str, str] | None:
     The file's checksum is not looked at: who reads the rows does that. The facts have their own.
     """
     try:
-        with files.filesystem.open_input_file(f"{files.root}/{path}") as file:
+        with (
+            activity.during("reading", files.name(path)),
+            files.filesystem.open_input_file(f"{files.root}/{path}") as file,
+        ):
             body = max(file.size() - _TRAILER.size, 0)
             magic, length, _ = _TRAILER.unpack(file.read_at(_TRAILER.size, body)) if body else (b"", 0, 0)
             if magic != _MAGIC or length != body:
@@ -362,7 +367,11 @@ def _facts(schema: pa.Schema) -> dict[str, str]:
 
 def _read(files: Files, path: str) -> list[tuple[pa.Table, dict[str, str]]]:
     name = files.name(path)
-    content = files.read(path)
+    with activity.during("reading", name):  # a file that is mapped into memory is read when it is looked at
+        return _parts(files.read(path), name)
+
+
+def _parts(content: pa.Buffer | None, name: str) -> list[tuple[pa.Table, dict[str, str]]]:
     if content is None:
         raise StateError(f"{name} is missing; {_RESTORE}")
     body = max(content.size - _TRAILER.size, 0)

@@ -3,22 +3,41 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import uuid
 from collections.abc import Callable, Iterable
-from typing import IO, Final
+from typing import IO, Any, Final, TypeVar, cast
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
 from gpu_ops.errors import StateError
+from gpu_ops.state import activity
 
 TEMPORARY: Final = ".tmp"
 """Ends the name of a file that is being written; such a file is never read."""
 
 Stamp = tuple[int, int]
 """Size in bytes and modification time in nanoseconds: changes when a file is written again."""
+
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _told(doing: str) -> Callable[[_Method], _Method]:
+    """Says while a method runs what the file system is asked for: one that is stuck gives no sign itself."""
+
+    def around(method: _Method) -> _Method:
+        @functools.wraps(method)
+        def told(self: Files, path: Any, *args: Any, **kwargs: Any) -> Any:
+            with activity.during(doing, self.name(path) if isinstance(path, str) else self.location):
+                return method(self, path, *args, **kwargs)
+
+        return cast("_Method", told)
+
+    return around
 
 
 class Files:
@@ -71,6 +90,7 @@ class Files:
         """A file as errors call it."""
         return f"{self.location}/{path}"
 
+    @_told("writing")
     def write(self, path: str, produce: Callable[[IO[bytes]], object]) -> int:
         """Writes a file; it is durable when this returns, and untouched when it fails.
 
@@ -135,6 +155,7 @@ class Files:
         _sync_folder(os.path.dirname(target))
         return True
 
+    @_told("reading")
     def read(self, path: str) -> pa.Buffer | None:
         """A file's content, mapped into memory where it is local; None when there is none.
 
@@ -154,6 +175,7 @@ class Files:
         except (OSError, pa.ArrowException) as error:
             raise StateError(f"cannot read {self.name(path)}: {error}") from error
 
+    @_told("listing")
     def sizes(self, path: str) -> dict[str, int]:
         """Names of the files in a folder, with their sizes in bytes; none when there is no such folder.
 
@@ -167,12 +189,14 @@ class Files:
             raise StateError(f"cannot list {self.name(path)}: {error}") from error
         return {info.base_name: info.size for info in found if info.type == pafs.FileType.File}
 
+    @_told("listing")
     def folders(self, path: str) -> list[str]:
         """Names of the folders in a folder."""
         selector = pafs.FileSelector(f"{self.root}/{path}", allow_not_found=True)
         found = self.filesystem.get_file_info(selector)
         return [info.base_name for info in found if info.type == pafs.FileType.Directory]
 
+    @_told("looking up")
     def stamp(self, path: str) -> Stamp | None:
         """Size and time of a file, or None when there is none.
 
@@ -185,12 +209,14 @@ class Files:
             raise StateError(f"cannot look up {self.name(path)}: {error}") from error
         return None if info.type == pafs.FileType.NotFound else (info.size, info.mtime_ns or 0)
 
+    @_told("deleting in")
     def delete(self, paths: Iterable[str]) -> None:
         """Deletes files; those that are gone already are no error."""
         for path in paths:
             with contextlib.suppress(FileNotFoundError):
                 self.filesystem.delete_file(f"{self.root}/{path}")
 
+    @_told("deleting")
     def delete_folder(self, path: str) -> None:
         """Deletes a folder with all that is in it; one that is gone already is no error."""
         target = f"{self.root}/{path}"

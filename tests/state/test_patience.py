@@ -1,0 +1,192 @@
+"""A state server that stops in the middle of an exchange, one that is slow, and one whose file system is stuck."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import flight
+
+from gpu_ops.errors import StateError
+from gpu_ops.spark import patience
+from gpu_ops.spark.exchange import Exchange
+from gpu_ops.spark.partition import PartitionState
+from gpu_ops.spark.server import StateServer
+from gpu_ops.state import durable, files
+from state.support import TOKEN, WIRE_SCHEMA, Server, expected, make_command, wire_batches
+
+BATCHES = wire_batches(5)
+ANSWERS = expected(BATCHES)
+
+
+def exchange(folder: str | None, batch: int, locate: Any, patience_s: float) -> Exchange:
+    command = json.loads(make_command(batch, folder, counted=True).to_json())
+    return Exchange(locate, command, WIRE_SCHEMA, patience_s=patience_s)
+
+
+def at(location: str) -> dict[str, Any]:
+    return {"location": location, "token": TOKEN}
+
+
+def table(found: Iterator[pa.RecordBatch], batch: int) -> pa.Table:
+    return pa.Table.from_batches(list(found), ANSWERS[batch].schema)
+
+
+def stopping(server: Server, rows: pa.Table) -> Iterator[pa.RecordBatch]:
+    """The rows; the server is stopped when it has had some of them."""
+    first, *others = rows.to_batches(max_chunksize=10)
+    yield first
+    time.sleep(0.3)
+    os.kill(server.process.pid, signal.SIGSTOP)
+    yield from others
+
+
+def test_a_server_that_stops_in_the_middle_is_replaced_and_fenced_when_it_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = str(tmp_path / "state")
+    rows = [batch.to_batches(max_chunksize=10) for batch in BATCHES]
+    with Server(tmp_path / "first.log") as first, Server(tmp_path / "second.log") as second:
+        asked: list[str | None] = []
+
+        def locate(failed: str | None) -> Mapping[str, Any]:
+            asked.append(failed)
+            return at(first.address if failed is None else second.address)
+
+        def to(server: Server, batch: int) -> pa.Table:
+            return table(exchange(folder, batch, lambda failed: at(server.address), 20).run(rows[batch]), batch)
+
+        for batch in (0, 1):
+            assert to(first, batch).equals(ANSWERS[batch])
+        began = time.monotonic()
+        stopped = exchange(folder, 2, locate, 2.0)
+        found = table(stopped.run(stopping(first, BATCHES[2])), 2)
+        assert 2 < time.monotonic() - began < 30
+        assert found.equals(ANSWERS[2])
+        assert (asked, stopped.retries) == ([None, first.address], 1)
+        assert "does not answer" in caplog.text
+        assert "no sign of life for 2 s" in caplog.text
+        os.kill(first.process.pid, signal.SIGCONT)
+        assert to(second, 3).equals(ANSWERS[3])
+        assert to(first, 4).equals(ANSWERS[4])  # it notices that others went on, and reads what they did
+        assert to(second, 4).equals(ANSWERS[4])
+
+
+def test_a_server_that_stops_and_soon_goes_on_is_kept(tmp_path: Path) -> None:
+    with Server(tmp_path / "log") as server:
+        threading.Timer(2.0, os.kill, (server.process.pid, signal.SIGCONT)).start()
+        waiting = exchange(str(tmp_path / "state"), 0, lambda failed: at(server.address), 10)
+        assert table(waiting.run(stopping(server, BATCHES[0])), 0).equals(ANSWERS[0])
+        assert waiting.retries == 0
+
+
+@pytest.fixture
+def within() -> Iterator[str]:
+    """The address of a state server in this process."""
+    with StateServer(TOKEN, backend="cpu") as server:
+        yield f"grpc://127.0.0.1:{server.port}"
+
+
+def test_a_slow_server_that_lives_is_not_shot(
+    within: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    apply = PartitionState.apply
+
+    def slowly(self: PartitionState, *args: Any, **kwargs: Any) -> Any:
+        with self.activity.during("joining"):
+            time.sleep(3)
+            return apply(self, *args, **kwargs)
+
+    monkeypatch.setattr(PartitionState, "apply", slowly)
+    waiting = exchange(None, 0, lambda failed: at(within), 0.5)
+    assert table(waiting.run(BATCHES[0].to_batches()), 0).equals(ANSWERS[0])
+    assert waiting.retries == 0
+    said = [message for message in caplog.messages if "which lives and is joining" in message]
+    assert 2 <= len(said) <= 4  # now and then, not all the time
+
+
+def test_a_stuck_file_system_is_named(
+    within: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    free, fsync = threading.Event(), os.fsync
+    folder = str(tmp_path / "state")
+    table(exchange(folder, 0, lambda failed: at(within), 5).run(BATCHES[0].to_batches()), 0)
+
+    def stuck(handle: int) -> None:
+        free.wait(60)
+        fsync(handle)
+
+    monkeypatch.setattr(files.os, "fsync", stuck)
+    try:
+        waiting = exchange(folder, 1, lambda failed: at(within), 0.2)
+        with pytest.raises(StateError, match=rf"writing {folder}/p/0/.*arrow for \d+ s.*state folder does not answer"):
+            table(waiting.run(BATCHES[1].to_batches()), 1)
+        assert waiting.retries == 0
+        assert [text for text in caplog.messages if f"writing {folder}/p/0" in text and "has waited" in text]
+        # Another attempt waits for the partition, and is told the same.
+        with pytest.raises(StateError, match=rf"writing {folder}/p/0/.*state folder does not answer"):
+            table(exchange(folder, 1, lambda failed: at(within), 0.2).run(BATCHES[1].to_batches()), 1)
+    finally:
+        free.set()
+    again = exchange(folder, 1, lambda failed: at(within), 20)
+    assert table(again.run(BATCHES[1].to_batches()), 1).equals(ANSWERS[1])
+
+
+def test_a_slow_file_system_that_moves_is_waited_for(
+    within: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = durable._Summed.write
+
+    def slowly(self: Any, data: bytes | memoryview) -> int:
+        time.sleep(0.1)
+        return write(self, data)
+
+    monkeypatch.setattr(durable._Summed, "write", slowly)
+    monkeypatch.setattr(patience, "FILES", 4)
+    waiting = exchange(str(tmp_path / "state"), 0, lambda failed: at(within), 0.1)
+    began = time.monotonic()
+    assert table(waiting.run(BATCHES[0].to_batches()), 0).equals(ANSWERS[0])
+    assert time.monotonic() - began > 2 * 4 * 0.1
+    assert waiting.retries == 0
+
+
+class Forgetful(flight.FlightServerBase):
+    """Lives, and has lost the call."""
+
+    def __init__(self, said: object) -> None:
+        super().__init__("grpc://127.0.0.1:0")
+        self.said, self.over = said, threading.Event()
+
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        self.over.wait(30)
+
+    def do_action(self, context: Any, action: Any) -> Any:
+        return iter([json.dumps({"pid": 1, "call": self.said}).encode()])
+
+
+@pytest.mark.parametrize("said", [None, {"doing": "reading rows", "file": None, "seconds": 100.0}])
+def test_a_call_that_got_lost_is_repeated(within: str, said: object) -> None:
+    with Forgetful(said) as server:
+        forgetful = f"grpc://127.0.0.1:{server.port}"
+        waiting = exchange(None, 0, lambda failed: at(within if failed else forgetful), 0.5)
+        try:
+            assert table(waiting.run(BATCHES[0].to_batches()), 0).equals(ANSWERS[0])
+        finally:
+            server.over.set()
+        assert waiting.retries == 1
+
+
+def test_a_task_that_was_stopped_itself_blames_no_server() -> None:
+    """Time went by, but the server was not asked meanwhile."""
+    asked = patience._Asked(time.monotonic() - 1000, "grpc://here:1", 60)
+    assert asked.take(None) is None
+    assert asked.take({"pid": 1, "call": {"doing": "joining", "file": None, "seconds": 1000.0}}) is None
+    assert asked.take(None) is None
