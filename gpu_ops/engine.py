@@ -331,10 +331,10 @@ class JoinEngine:
         """The committed state, whichever backend holds it.
 
         Returns:
-            For ``"left"`` and ``"right"``, or each of many inputs, the live rows, with the association count as
-            ``__count`` where one is kept and the last write as ``__written`` (ms) where a TTL asks for it; with
-            ``emit="at_end"`` all changes. For an interval join with what stands beside its rows, and under
-            ``"time"`` its watermark.
+            For ``"left"`` and ``"right"``, or each of many inputs, the live rows, and behind their columns the
+            association count as ``__count`` where one is kept and the last write as ``__written`` (ms) where a TTL asks
+            for it; a column of the input may have such a name as well. With ``emit="at_end"`` all changes. For an
+            interval join with what stands beside its rows, and under ``"time"`` its watermark.
         """
         if self._prepared:
             raise StateError("commit or discard the prepared micro-batch before a snapshot")

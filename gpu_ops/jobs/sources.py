@@ -16,6 +16,7 @@ from gpu_ops.jobs.job import Source
 from gpu_ops.jobs.text import JobError, Text
 from gpu_ops.jobs.types import quoted
 from gpu_ops.spark.files import read_files
+from gpu_ops.spark.metrics import free_name
 from gpu_ops.spark.streams import Stream, stream
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ def decode(df: DataFrame, source: Source) -> tuple[Source, DataFrame]:
         envelope = st.StructType().add("before", row_type).add("after", row_type).add("op", "string")
         schema = st.StructType([*envelope.fields, st.StructField("payload", envelope)])
     drop = source.bad_rows == "drop"
-    corrupt = "__corrupt"
+    corrupt = free_name("__corrupt", row_type.names)
     if drop:
         schema = st.StructType([*schema.fields, st.StructField(corrupt, st.StringType())])
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": corrupt} if drop else {"mode": "FAILFAST"}
@@ -178,7 +179,8 @@ def decode(df: DataFrame, source: Source) -> tuple[Source, DataFrame]:
         return source, rows.select(*(f.col(f"m.{quoted(name)}") for name in row_type.names))
     changes = rows.select(f.explode(_changes()).alias("c"))
     columns = [f.col(f"c.row.{quoted(name)}") for name in row_type.names]
-    return dataclasses.replace(source, row_kind=_KIND), changes.select(f.col("c.kind").alias(_KIND), *columns)
+    kind = free_name(_KIND, row_type.names)
+    return dataclasses.replace(source, row_kind=kind), changes.select(f.col("c.kind").alias(kind), *columns)
 
 
 def _changes() -> Column:

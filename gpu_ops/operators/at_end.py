@@ -31,6 +31,7 @@ from gpu_ops.multi import AnyJoin
 from gpu_ops.operators.batch import can_merge, merge_join
 from gpu_ops.operators.interval import IntervalJoin
 from gpu_ops.operators.said import Operator, Said
+from gpu_ops.state.columns import put_behind, taken_apart
 
 TooMuch: TypeAlias = Callable[[int], bool]
 
@@ -91,7 +92,7 @@ class Kept:
         """Take in a micro-batch, to be followed by `commit` or `discard`."""
         kinds = changes.kinds
         self._added = _net(kinds)
-        self.pending = changes.table.append_column(KIND_COLUMN, pa.array(kinds, pa.int8())).cast(self.schema)
+        self.pending = put_behind(changes.table, {KIND_COLUMN: pa.array(kinds, pa.int8())}).cast(self.schema)
 
     def commit(self) -> None:
         """Keep the prepared micro-batch."""
@@ -110,7 +111,8 @@ class Kept:
         bounds = np.array([0, table.num_rows], np.int64)
         if self._keys:
             kernels, names = self._kernels, [n for n, _ in self._keys]
-            hashes = kernels.hash_rows(kernels.frame(table.select(names)), names, [t for _, t in self._keys])
+            keys = table.select([self.source.schema.get_field_index(name) for name in names])
+            hashes = kernels.hash_rows(kernels.frame(keys), names, [t for _, t in self._keys])
             part = kernels.asnumpy(hashes & np.uint64(PARTS - 1)).astype(np.uint8)
             table = table.take(pa.array(np.argsort(part, kind="stable")))
             bounds = np.concatenate([[0], np.cumsum(np.bincount(part, minlength=PARTS))]).astype(np.int64)
@@ -153,11 +155,15 @@ class Kept:
         return pa.concat_tables([t for t, _ in self.segments] or [self.schema.empty_table()])
 
     def restore(self, table: pa.Table) -> None:
-        """Fill an empty one with changes of a snapshot."""
-        table = table.select(self.schema.names).cast(self.schema)
+        """Fill an empty one with changes of a snapshot.
+
+        Raises:
+            StateError: it lacks a column.
+        """
+        rows, beside = taken_apart(self.source, table, [KIND_COLUMN])
         if table.num_rows:
-            self.add(table)
-        self.live = _net(table[KIND_COLUMN].to_numpy())
+            self.add(put_behind(rows, beside).cast(self.schema))
+        self.live = _net(beside[KIND_COLUMN].to_numpy())
 
     def close(self) -> None:
         """Delete what was moved to disk."""
@@ -303,9 +309,10 @@ def in_turn(tables: Iterable[pa.Table]) -> tuple[Ingested, ...]:
     """Kept changes as one micro-batch: one input after the other."""
     changes, start = [], 0
     for table in tables:
-        kinds = table[KIND_COLUMN].to_numpy()
+        *own, kind = range(table.num_columns)
+        kinds = table.column(kind).to_numpy()
         sequence = np.arange(start, start + kinds.size, dtype=np.int64)
-        changes.append(Ingested(table.drop_columns([KIND_COLUMN]), kinds, sequence, kinds.size, 0, None))
+        changes.append(Ingested(table.select(own), kinds, sequence, kinds.size, 0, None))
         start += kinds.size
     return tuple(changes)
 

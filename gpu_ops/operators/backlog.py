@@ -115,7 +115,8 @@ class Backlog:
 
     def restore(self, state: Mapping[str, pa.Table], settle: Callable[[], None]) -> None:
         """Take over a snapshot."""
-        if all(KIND_COLUMN in state[name].column_names for name in self.join.sides):
+        places = zip(self.join.sides, self.join.inputs, strict=True)
+        if all(KIND_COLUMN in state[name].column_names[len(source.schema) :] for name, source in places):
             for name, kept in zip(self.join.sides, self._kept, strict=True):
                 kept.restore(state[name])
             return

@@ -20,7 +20,6 @@ import numpy as np
 import pyarrow as pa
 
 from gpu_ops.changelog import DELETE, INSERT
-from gpu_ops.errors import StateError
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Array, Frame, Kernels
 from gpu_ops.multi import MultiJoin
@@ -32,7 +31,7 @@ from gpu_ops.operators.multi_plan import Bind, Extend, Lookup, Operation, make_p
 from gpu_ops.operators.said import Said
 from gpu_ops.operators.tuples import NOBODY, Finder, Tuples, join_tuples
 from gpu_ops.output import multi_changelog_table
-from gpu_ops.state.multi_table import MultiTable, count_column
+from gpu_ops.state.multi_table import MultiTable
 
 _POSITION_BITS = 32
 
@@ -253,10 +252,6 @@ class MultiWayJoin:
             StateError: it lacks a column.
         """
         for name, table in zip(self.join.sides, self.tables, strict=True):
-            missing = {*table.source.schema.names, *map(count_column, table.step_counts)}
-            missing -= set(state[name].column_names)
-            if missing:
-                raise StateError(f"the snapshot of input '{name}' lacks {', '.join(sorted(missing))}")
             table.restore(state[name], settle)
 
 

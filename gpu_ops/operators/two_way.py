@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 
 from gpu_ops.changelog import DELETE, INSERT
-from gpu_ops.errors import StateError
 from gpu_ops.ingest import Ingested
 from gpu_ops.joins import Join
 from gpu_ops.kernels import Kernels
@@ -22,7 +21,7 @@ from gpu_ops.operators.lifetimes import Lifetimes
 from gpu_ops.operators.pairs import net_pairs, timed_pairs
 from gpu_ops.operators.said import SIDES, Said
 from gpu_ops.output import changelog_table
-from gpu_ops.state.table import COUNT_COLUMN, StateTable
+from gpu_ops.state.table import StateTable
 
 
 class TwoWayJoin:
@@ -134,10 +133,6 @@ class TwoWayJoin:
             StateError: it lacks a column.
         """
         for name, table in zip(SIDES, self.tables, strict=True):
-            missing = {*table.source.schema.names, *([COUNT_COLUMN] if table.count is not None else [])}
-            missing -= set(state[name].column_names)
-            if missing:
-                raise StateError(f"the snapshot of input '{name}' lacks {', '.join(sorted(missing))}")
             table.restore(state[name], settle)
 
 

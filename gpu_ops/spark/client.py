@@ -13,7 +13,7 @@ import pyarrow as pa
 from gpu_ops import errors
 from gpu_ops.spark.arrivals import Arrivals
 from gpu_ops.spark.exchange import Address, Exchange, ask
-from gpu_ops.spark.metrics import METRICS_COLUMN, METRICS_TYPE, pack
+from gpu_ops.spark.metrics import METRICS_TYPE, pack
 
 
 class Place(NamedTuple):
@@ -45,7 +45,7 @@ class Task:
         output: the changelog's schema.
         metrics: the names of what is counted, see `gpu_ops.spark.metrics.metric_names`.
         times: whether the directory is told the latest event times afterwards.
-        reported: whether the directory is told the metrics, too; otherwise they are observed.
+        hidden: the column in which metrics are observed, or None: then the directory is told them, too.
         place: tells micro-batch and partition; by default Spark's task context does.
     """
 
@@ -59,13 +59,13 @@ class Task:
         *,
         metrics: Sequence[str] = (),
         times: bool = False,
-        reported: bool = False,
+        hidden: str | None = None,
         place: Callable[[], Place] | None = None,
     ) -> None:
         self.__name__ = name
         self._command, self._directory, self._arrivals = dict(command), directory, arrivals
         self._output, self._place, self._times = output, place, times
-        self._metrics, self._reported = tuple(metrics), reported
+        self._metrics, self._hidden = tuple(metrics), hidden
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Gives the partition's changes, then, if metrics are observed, one row with them."""
@@ -104,19 +104,19 @@ class Task:
         for rows in exchange.run(self._arrivals.to_wire(batches)):
             if not rows.num_rows:
                 continue  # nobody's readers of Arrow streams are tried with such
-            yield self._with_metrics(rows, pa.nulls(rows.num_rows, METRICS_TYPE)) if not self._reported else rows
+            yield self._with_metrics(rows, pa.nulls(rows.num_rows, METRICS_TYPE))
         said = exchange.answer["metrics"]
         numbers = pack(self._metrics, said, backend=exchange.answer["backend"], retries=exchange.retries)
         report: dict[str, Any] = {}
         if self._times:
             report["latest"] = [said.get(f"{side}_max_time_ms") for side in ("left", "right")]
             report["rows"] = [bool(said[f"{side}_rows_in"]) for side in ("left", "right")]
-        if self._reported:
+        if self._hidden is None:
             report |= {"run_id": place.run_id, "numbers": numbers}
         if report:
             where = {"join_id": join_id, "batch_id": place.batch_id, "partition": partition}
             ask(self._directory, {"op": "report", **where, **report})
-        if not self._reported:
+        if self._hidden is not None:
             yield self._metrics_row(numbers)
 
     def _partition(self, place: Place, batches: Iterator[pa.RecordBatch]) -> tuple[int, Iterator[pa.RecordBatch]]:
@@ -144,7 +144,9 @@ class Task:
         return guess, iter(())
 
     def _with_metrics(self, rows: pa.RecordBatch, metrics: pa.Array) -> pa.RecordBatch:
-        schema = self._output.append(pa.field(METRICS_COLUMN, METRICS_TYPE))
+        if self._hidden is None:
+            return rows
+        schema = self._output.append(pa.field(self._hidden, METRICS_TYPE))
         return pa.RecordBatch.from_arrays([*rows.columns, metrics], schema=schema)
 
     def _metrics_row(self, numbers: list[int | None]) -> pa.RecordBatch:

@@ -214,7 +214,7 @@ def _check_process(join: Join, process: object, schema: object) -> None:
             "process= leaves no place for late rows: use late='drop', or late='tag' without process= and "
             "apply the function with mapInArrow to the rows whose row_kind is '+I'"
         )
-    taken = [c.name for c in join.output if c.name in _CONTEXT]
+    taken = [c.name for c in join.output if c.name.lower() in _CONTEXT]
     if taken:
         raise DescriptionError(f"process= is given a column {taken[0]!r} of its own: rename the join's")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
 METRICS_COLUMN: Final = "__gpu_join_metrics"
-"""The hidden column: null in every row of the changelog, one list per partition and micro-batch."""
+"""The hidden column: null in every row of the changelog, one list per partition and micro-batch.
+
+It has a longer name where the changelog has a column of this one.
+"""
 
 METRICS_FIELD: Final = "metrics"
 """The one column of what a join's name stands for in ``observedMetrics``."""
@@ -66,11 +69,23 @@ def _whole(name: str, value: float | None) -> int | None:
     return round(value * 1000) if name in _TIMES else int(value)
 
 
-def observed(names: Sequence[str]) -> Column:
+def free_name(wanted: str, taken: Iterable[str]) -> str:
+    """A name for a column of our own beside a user's: the one that is wanted, or a longer one. Spark heeds no case."""
+    names = {name.lower() for name in taken}
+    while wanted.lower() in names:
+        wanted += "_"
+    return wanted
+
+
+def observed(names: Sequence[str], column: str) -> Column:
     """What ``DataFrame.observe`` is given: one column `METRICS_FIELD`, with a field per metric.
 
     Spark updates every aggregate in every row of a changelog. One per metric took up to a fifth of a query's
     throughput, so there is one in all: the partitions' lists are collected, and added up on the driver.
+
+    Args:
+        names: of the metrics.
+        column: the hidden column.
     """
     from pyspark.sql import functions as f  # noqa: PLC0415 - a worker that only packs needs none
 
@@ -88,7 +103,7 @@ def observed(names: Sequence[str]) -> Column:
         return f.struct(*(field(partitions, place, name) for place, name in enumerate(names)))
 
     # in an array of its own, so that the aggregate is named once, and computed once
-    collected = f.array(f.collect_list(f.col(METRICS_COLUMN)))
+    collected = f.array(f.collect_list(f.col(column)))
     return f.get(f.transform(collected, added), f.lit(0)).alias(METRICS_FIELD)
 
 

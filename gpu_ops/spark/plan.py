@@ -23,7 +23,7 @@ from gpu_ops.spark.functions import JOIN, MAPS, joins_in
 from gpu_ops.spark.heartbeat import heartbeats
 from gpu_ops.spark.lanes import Lane, assign_lanes, kept, single_rows
 from gpu_ops.spark.marks import known_key, marked
-from gpu_ops.spark.metrics import METRICS_COLUMN, METRICS_TYPE, metric_names, observed
+from gpu_ops.spark.metrics import METRICS_COLUMN, METRICS_TYPE, free_name, metric_names, observed
 from gpu_ops.spark.packed_plan import packed_rows, read_as, reads_files
 from gpu_ops.spark.packing import DISTRIBUTION
 from gpu_ops.spark.plugin import metrics_reported, order_matters, shuffle_reorders
@@ -164,9 +164,10 @@ def build(
         travel = packed_rows(join, inputs, readings, lanes, placed.partitions)
     else:
         travel = single_rows(join, inputs, lanes, placed.partitions, stamped)
+    hidden = None if plan.reported else free_name(METRICS_COLUMN, join.output_schema.names)
     task = Task(
         f"{JOIN}_{plan.plan_id}", _command(plan), directory.address, travel.arrivals, join.output_schema,
-        metrics=names, times=by_event_time(join), reported=plan.reported,
+        metrics=names, times=by_event_time(join), hidden=hidden,
     )  # fmt: skip
     first, *others = union_order([open_tasks(df) for df in inputs])
     union = kept(travel.sides[first])
@@ -175,12 +176,12 @@ def build(
     if heartbeat_ms is not None:
         union = union.unionAll(heartbeats(session, heartbeat_ms, union.schema))
     output = output_type(join, schemas)
-    if plan.reported:
+    if hidden is None:
         directory.count(plan.plan_id, placed.name, names)
         changes = travel.shuffle(union).mapInArrow(task, output)
     else:
-        rows = travel.shuffle(union).mapInArrow(task, output.add(METRICS_COLUMN, spark_type(METRICS_TYPE)))
-        changes = rows.observe(placed.name, observed(names)).filter(f.isnull(METRICS_COLUMN))
+        rows = travel.shuffle(union).mapInArrow(task, output.add(hidden, spark_type(METRICS_TYPE)))
+        changes = rows.observe(placed.name, observed(names, hidden)).filter(f.isnull(hidden))
     remember(plan)
     return changes.select(*marked(join, placed.name, plan.plan_id))
 

@@ -123,7 +123,9 @@ def _cut_state(join: Description, held: Sequence[Held], goes: _Goes) -> list[dic
     made: list[dict[str, pa.Table]] = [{} for _ in range(goes.partitions)]
     for number, side in enumerate(join.sides):
         whole = pa.concat_tables([part.tables[side] for part in held])
-        target = goes.to([whole[by.columns[number]] for by in join.shuffled_by], len(whole))
+        # by place, as behind the input's columns stands what may have their names
+        place = join.inputs[number].schema.get_field_index
+        target = goes.to([whole.column(place(by.columns[number])) for by in join.shuffled_by], len(whole))
         for partition, tables in enumerate(made):
             tables[side] = whole.take(pa.array(np.flatnonzero(target == partition)))
     if _TIME not in join.sides and all(_TIME in part.tables for part in held):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from gpu_ops.errors import StateError
+from gpu_ops.inputs import Input
 from gpu_ops.kernels import Array, Kernels, Store
 
 DEAD, LIVE, DYING = 0, 1, 2
@@ -75,6 +78,36 @@ def stored_rows(kernels: Kernels, store: Store, schema: pa.Schema, slots: Array)
     step = rows_at_once(kernels) if kernels.host is not None else max(1, int(slots.size))
     taken = (store.take(slots[at : at + step], schema.names) for at in range(0, int(slots.size), step))
     return pa.concat_tables([schema.empty_table(), *(kernels.to_arrow(frame, schema) for frame in taken)])
+
+
+def put_behind(rows: pa.Table, beside: Mapping[str, pa.Array]) -> pa.Table:
+    """Rows with what stands beside them, as a snapshot has them.
+
+    What is ours is known by its place behind the user's columns: those may have any name.
+    """
+    names = [*rows.column_names, *beside]
+    return pa.Table.from_arrays([*rows.columns, *beside.values()], names=names)
+
+
+def taken_apart(source: Input, table: pa.Table, names: Sequence[str]) -> tuple[pa.Table, dict[str, pa.ChunkedArray]]:
+    """The inverse of `put_behind`.
+
+    Args:
+        source: whose rows they are.
+        table: as a snapshot has it.
+        names: what must stand beside them; anything else there is left out.
+
+    Raises:
+        StateError: a column is missing.
+    """
+    own = len(source.schema)
+    behind = {name: own + place for place, name in enumerate(table.column_names[own:])}
+    missing = {n for n, m in zip_longest(source.schema.names, table.column_names[:own]) if n != m}
+    missing |= {name for name in names if name not in behind}
+    if missing:
+        raise StateError(f"the snapshot of input '{source.name}' lacks {', '.join(sorted(missing))}")
+    rows = table.select(list(range(own))).cast(source.schema)
+    return rows, {name: table.column(behind[name]) for name in names}
 
 
 def parts(kernels: Kernels, table: pa.Table) -> Iterator[pa.Table]:

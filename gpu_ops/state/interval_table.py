@@ -19,7 +19,17 @@ from gpu_ops.inputs import Input
 from gpu_ops.intervals import shifted
 from gpu_ops.kernels import Array, Frame, Kernels, as_slots
 from gpu_ops.state.cold import postponed
-from gpu_ops.state.columns import DEAD, LIVE, Growing, kept_slots, parts, stored_rows, too_many_dead
+from gpu_ops.state.columns import (
+    DEAD,
+    LIVE,
+    Growing,
+    kept_slots,
+    parts,
+    put_behind,
+    stored_rows,
+    taken_apart,
+    too_many_dead,
+)
 from gpu_ops.state.index import MAX_SLOTS
 from gpu_ops.state.time_index import TimeIndex
 
@@ -318,10 +328,8 @@ class IntervalTable:
         """The rows there are, with time and whatever stands beside them."""
         slots = self.kernels.xp.flatnonzero(self.status.values)
         table = stored_rows(self.kernels, self.store, self.source.schema, slots)
-        for name, column in self._named().items():
-            values = self.kernels.asnumpy(column.values[slots]).astype(np.int64)
-            table = table.append_column(name, pa.array(values))
-        return table
+        asnumpy, beside = self.kernels.asnumpy, self._named()
+        return put_behind(table, {n: pa.array(asnumpy(c.values[slots]).astype(np.int64)) for n, c in beside.items()})
 
     def restore(self, table: pa.Table, over: int, cleanup: int, settle: Callable[[], None]) -> None:
         """Fill an empty table from a snapshot.
@@ -331,23 +339,24 @@ class IntervalTable:
             over: the latest time at which a row's time is over.
             cleanup: how much longer rows are kept at least.
             settle: called after each part of it: there may be more than the GPU has room for.
+
+        Raises:
+            StateError: it lacks a column.
         """
-        missing = {*self.source.schema.names, *self._named()} - set(table.column_names)
-        if missing:
-            raise StateError(f"the snapshot of input '{self.source.name}' lacks {', '.join(sorted(missing))}")
         for part in parts(self.kernels, table):
             self._restore(part, over, cleanup)
             settle()
+        _, beside = taken_apart(self.source, table, list(self._named()))
         for name, column in self._named().items():
-            column.values[:] = self.kernels.asarray(table[name].to_numpy())
+            column.values[:] = self.kernels.asarray(beside[name].to_numpy())
         self.ghosts = int((self.status.values == GHOST).sum())
         self.live = len(self.store) - self.ghosts
 
     def _restore(self, part: pa.Table, over: int, cleanup: int) -> None:
-        asarray, names = self.kernels.asarray, self.source.schema.names
-        frame = self.kernels.frame(part.select(names).cast(self.source.schema))
-        times = asarray(part[TIME_COLUMN].to_numpy())
-        sweep = None if self.sweep is None else asarray(part[SWEEP_COLUMN].to_numpy())
+        asarray, (rows, beside) = self.kernels.asarray, taken_apart(self.source, part, list(self._named()))
+        frame = self.kernels.frame(rows)
+        times = asarray(beside[TIME_COLUMN].to_numpy())
+        sweep = None if self.sweep is None else asarray(beside[SWEEP_COLUMN].to_numpy())
         self.begin()
         slots = self.add(frame, self.hash_keys(frame), times, None, sweep)
         if sweep is not None:

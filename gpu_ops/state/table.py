@@ -22,7 +22,18 @@ from gpu_ops.errors import StateError
 from gpu_ops.inputs import Input
 from gpu_ops.kernels import Array, Frame, Kernels, as_slots, distinct
 from gpu_ops.state.cold import postponed
-from gpu_ops.state.columns import DEAD, DYING, LIVE, Growing, kept_slots, parts, stored_rows, too_many_dead
+from gpu_ops.state.columns import (
+    DEAD,
+    DYING,
+    LIVE,
+    Growing,
+    kept_slots,
+    parts,
+    put_behind,
+    stored_rows,
+    taken_apart,
+    too_many_dead,
+)
 from gpu_ops.state.index import MAX_SLOTS, HashIndex, to_entries
 
 COUNT_COLUMN = "__count"
@@ -332,13 +343,11 @@ class StateTable:
         """Live rows, with association count and last write."""
         slots = self.kernels.xp.flatnonzero(self.status.values)
         table = stored_rows(self.kernels, self.store, self.source.schema, slots)
-        for name, column in self._stored_beside().items():
-            values = self.kernels.asnumpy(column.values[slots]).astype(np.int64)
-            table = table.append_column(name, pa.array(values))
-        return table
+        asnumpy, beside = self.kernels.asnumpy, self._stored_beside()
+        return put_behind(table, {n: pa.array(asnumpy(c.values[slots]).astype(np.int64)) for n, c in beside.items()})
 
     def _stored_beside(self) -> dict[str, Growing]:
-        """The columns beside the rows that a snapshot has, by name."""
+        """The columns that a snapshot has behind the rows, by name."""
         columns = {COUNT_COLUMN: self.count, WRITTEN_COLUMN: self.written}
         return {name: column for name, column in columns.items() if column is not None}
 
@@ -348,11 +357,14 @@ class StateTable:
         Args:
             table: as `snapshot` gives it.
             settle: called after each part of it: there may be more than the GPU has room for.
+
+        Raises:
+            StateError: it lacks a column.
         """
-        names = self.source.schema.names
         xp = self.kernels.xp
-        for part in parts(self.kernels, table):
-            frame = self.kernels.frame(part.select(names).cast(self.source.schema))
+        rows, beside = taken_apart(self.source, table, list(self._stored_beside()))
+        for part in parts(self.kernels, rows):
+            frame = self.kernels.frame(part)
             identity = self.hash_identity(frame) if self.identity_index is not None else None
             hashes, matchable = self.hash_keys(frame, identity)
             self.prepare(frame, hashes, matchable, identity, xp.empty(0, np.int64))
@@ -360,9 +372,9 @@ class StateTable:
             settle()
         self._queue.clear()
         for name, column in self._stored_beside().items():
-            column.values[:] = self.kernels.asarray(table[name].to_numpy().astype(column.values.dtype))
+            column.values[:] = self.kernels.asarray(beside[name].to_numpy().astype(column.values.dtype))
         if self.written is not None:
-            written = table[WRITTEN_COLUMN].to_numpy()
+            written = beside[WRITTEN_COLUMN].to_numpy()
             order = np.argsort(written, kind="stable")
             times, starts = np.unique(written[order], return_index=True)
             groups = np.split(order, starts[1:]) if times.size else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import os
@@ -276,6 +277,16 @@ def test_debezium_messages(spark: Any, wrapped: bool) -> None:
     assert rows(df) == [("+I", 1, "a"), ("-U", 1, "a"), ("+U", 1, "b"), ("+U", 1, "a"), ("-D", 1, "b")]
     with pytest.raises(Exception, match="a message of Debezium's has the op t"):
         rows(decode(topic(spark, {"op": "t"}), kafka("debezium-json"))[1])
+
+
+def test_messages_with_columns_called_like_ours(spark: Any) -> None:
+    ours = dataclasses.replace(kafka("json", bad_rows="drop"), columns=(("id", "BIGINT"), ("__Corrupt", "STRING")))
+    assert rows(decode(topic(spark, {"id": 1, "__Corrupt": "a"}, "{no"), ours)[1]) == [(1, "a")]
+    ours = dataclasses.replace(kafka("debezium-json"), columns=(("id", "BIGINT"), ("__ROW_kind", "STRING")))
+    message = {"op": "r", "before": None, "after": {"id": 1, "__ROW_kind": "a"}}
+    source, df = decode(topic(spark, message), ours)
+    assert (df.columns, rows(df)) == ([source.row_kind, "id", "__ROW_kind"], [("+I", 1, "a")])
+    assert df.select(source.row_kind).collect()
 
 
 def test_messages_out(spark: Any) -> None:

@@ -35,10 +35,10 @@ PARTITIONS = [
 def test_they_add_up_as_in_sparks_progress(spark: Any) -> None:
     rows = pa.table({METRICS_COLUMN: pa.array([None, *PARTITIONS, None], METRICS_TYPE)})
     frame = spark.createDataFrame([tuple(row.values()) for row in rows.to_pylist()], f"{METRICS_COLUMN} array<bigint>")
-    (row,) = frame.agg(observed(NAMES)).collect()
+    (row,) = frame.agg(observed(NAMES, METRICS_COLUMN)).collect()
     added = added_up(NAMES, PARTITIONS)
     assert added == row["metrics"].asDict()
-    (row,) = frame.limit(1).agg(observed(NAMES)).collect()
+    (row,) = frame.limit(1).agg(observed(NAMES, METRICS_COLUMN)).collect()
     assert set(row["metrics"].asDict().values()) == {0, None}
     assert added | {"left_rows_in": 7, "probe_ms": 1.5, "watermark_ms": -5} == added
     assert added_up(NAMES, PARTITIONS[2:])["watermark_ms"] is None

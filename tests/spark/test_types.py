@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import gpu_ops
-from spark.support import Sink, drain, in_memory
+from spark.support import Sink, Source, drain, in_memory
 
 pytestmark = pytest.mark.spark
 
@@ -73,6 +73,31 @@ def test_keys_of_every_type(source: Any, tmp_path: Path) -> None:
         drain(joined, sink, tmp_path / f"checkpoint{null_safe}")
         columns = joined.columns
         assert {(r[columns.index("a")], r[columns.index("b_id")]) for r in sink.changes} == pairs
+
+
+def test_columns_called_like_ours(spark: Any, tmp_path: Path) -> None:
+    """A changelog with a column ``__gpu_join_metrics``, in any case, was ambiguous to Spark."""
+    left, right = (
+        Source(spark, tmp_path / "l", "k int, v int"),
+        Source(spark, tmp_path / "r", "k int, w int, op string"),
+    )
+    first = ("__GPU_join_metrics", "__gpu_join_metrics_", "__origin")
+    second = ("__count", "__side", "__kind")
+    sink, found = Sink(), []
+    for number in range(2):
+        left.add({"k": number, "v": 1}, {"k": number + 1, "v": 2})
+        right.add({"k": number, "w": number, "op": "+I"})
+        inputs = left.df.selectExpr("k", "v").toDF(*first[:2]).selectExpr("*", "7 as __origin"), right.df.toDF(*second)
+        joined = gpu_ops.join(
+            inputs[0], gpu_ops.stream(inputs[1], row_kind="__kind"), on=[(first[0], "__count")], how="left",
+            state=str(tmp_path / "state"), partitions=2,
+        )  # fmt: skip
+        drain(joined, sink, tmp_path / "checkpoint")
+        found.append(joined.columns)
+    assert found[0] == ["row_kind", *first, *second[:2]]
+    folded = [(number + more, 1 + more, 7) for number in range(2) for more in (0, 1)]
+    padded = [(*row, *((row[0], row[0]) if row[0] < 2 else (None, None))) for row in folded]
+    assert sink.table == sorted(padded, key=repr)
 
 
 @pytest.mark.parametrize("type_", ["void", "array<interval month>", "struct<v:interval year>"])
