@@ -18,6 +18,7 @@ from gpu_ops.spark.folders import warn_of_local_folder
 from gpu_ops.spark.lanes import collated_key
 from gpu_ops.spark.plan import Placed, plans_of
 from gpu_ops.spark.settings import PREFIX, Settings
+from gpu_ops.spark.stateful import final_only
 from gpu_ops.spark.streams import Stream
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest, check_open
@@ -80,6 +81,8 @@ def place(
         )
     _check_output(description, df)
     static = not df.isStreaming
+    given = zip(description.inputs, sides, strict=True)
+    final = () if static else tuple(i.name for i, s in given if final_only(s.df, i.name, s.unique_key, s.row_kind))
     _check_state(description, static=static, state=state, backlog=backlog)
     chosen = name or f"join_{next(_numbers)}"
     if not static:
@@ -95,7 +98,7 @@ def place(
     if state is not None:
         warn_of_local_folder(df.sparkSession.sparkContext, state, stacklevel=stacklevel + 1)
     derived = (i.name for i, s in zip(description.inputs, sides, strict=True) if i.unique_key and not s.unique_key)
-    return Placed(chosen, state, backend, count, reason, tuple(derived), backlog)
+    return Placed(chosen, state, backend, count, reason, tuple(derived), backlog, final)
 
 
 def check_frames(frames: Sequence[DataFrame], names: Sequence[str]) -> bool:

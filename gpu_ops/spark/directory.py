@@ -29,7 +29,7 @@ from gpu_ops.spark.pools import PROBE_S, Pool, Servers
 from gpu_ops.spark.process import START_S
 from gpu_ops.spark.settings import Settings
 from gpu_ops.spark.tallies import TALLIES, Run
-from gpu_ops.spark.triggers import takes_what_is_there
+from gpu_ops.spark.triggers import output_mode, takes_what_is_there
 from gpu_ops.spark.watermarks import Report, Upstream, Watermarks
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest, check_open
@@ -59,6 +59,8 @@ class _Known:
     """Of an interval join."""
     backlog: tuple[str, bool] | None = None
     """A run, and whether its micro-batches are backlog."""
+    appends: str | None = None
+    """A run of which the output mode is known to be ``append``."""
 
 
 class Timed(NamedTuple):
@@ -100,6 +102,7 @@ class Directory:
         self._plans: set[str] = set()
         self._timed: dict[str, Timed] = {}
         self._counted: dict[str, tuple[str, tuple[str, ...]]] = {}
+        self._append_only: dict[str, tuple[str, ...]] = {}
         self._lock = threading.Lock()
         self._sessions: weakref.WeakSet[Any] = weakref.WeakSet()
         self._closing = threading.Event()
@@ -210,6 +213,16 @@ class Directory:
         with self._lock:
             self._counted[plan_id] = name, tuple(metrics)
 
+    def append_only(self, plan_id: str, inputs: Sequence[str]) -> None:
+        """Takes note of a join that is right in output mode ``append`` only.
+
+        Args:
+            plan_id: its join ids begin with it and a hyphen.
+            inputs: those whose rows come again in another mode.
+        """
+        with self._lock:
+            self._append_only[plan_id] = tuple(inputs)
+
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Answers a call, whichever it is."""
         return self.report(request) if request.get("op") == "report" else self.locate(request)
@@ -229,12 +242,13 @@ class Directory:
         Raises:
             StateError: another join uses the state folder, no server can be started, or the micro-batch
                 does not follow.
-            DescriptionError: one task runs several partitions.
+            DescriptionError: one task runs several partitions, or an input needs another output mode.
         """
         pool = self._servers.pool(str(request["backend"]))
         index = int(request["partition"]) % len(pool)
         number = self._check_open(request)
         known = self._claim(request, number, pool, index)
+        self._check_output_mode(known, str(request["join_id"]), str(request["run_id"]))
         moment: dict[str, Any] = {"join_number": known.number}
         if known.watermarks is not None:
             now = time.time_ns() // 1_000_000
@@ -346,6 +360,19 @@ class Directory:
                 "one task computes several partitions of the join: use repartition() instead of coalesce() "
                 "on a changelog"
             )
+
+    def _check_output_mode(self, known: _Known, join_id: str, run_id: str) -> None:
+        inputs = self._append_only.get(join_id.partition("-")[0])
+        if inputs is None or known.appends == run_id:
+            return
+        mode = output_mode(self._queries(), run_id)
+        if mode != "append":
+            raise DescriptionError(
+                f"input '{inputs[0]}' is a streaming aggregate, which in output mode {mode!r} gives the row of a group "
+                "again when it changes: run the query with outputMode('append'), or say what identifies its rows, "
+                "stream(..., unique_key=...)"
+            )
+        known.appends = run_id
 
     def _in_backlog(self, known: _Known, run_id: str) -> bool:
         """Whether a run takes in a backlog: it goes by its trigger.

@@ -43,6 +43,7 @@ class Placed(NamedTuple):
         partitions_reason: why as many.
         derived: the inputs whose unique key follows from the join that makes them.
         backlog: whether it may begin with one.
+        final_only: the inputs that are insert-only in output mode ``append`` and in no other.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Placed(NamedTuple):
     partitions_reason: str
     derived: tuple[str, ...] = ()
     backlog: bool = False
+    final_only: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,13 +96,13 @@ _NARROW: Final = {
 }  # fmt: skip
 """Logical nodes whose partitions are their child's."""
 
-_ROW_BY_ROW: Final = {
+ROW_BY_ROW: Final = {
     "Project", "Filter", "SubqueryAlias", "CollectMetrics", "EventTimeWatermark", "ResolvedHint", "UnresolvedHint",
     "View",
 }  # fmt: skip
 """Those that give each row at most once, in the order they come."""
 
-_ONE_FOR_ONE: Final = _ROW_BY_ROW - {"Filter"}
+_ONE_FOR_ONE: Final = ROW_BY_ROW - {"Filter"}
 """Those that give each row once."""
 
 _MISFIT: Final = -1
@@ -110,9 +112,13 @@ _plans: dict[str, JoinPlan] = {}
 
 def plans_of(df: DataFrame) -> list[JoinPlan]:
     """The joins of this pack that a DataFrame is made of, the nearest first."""
-    # Found by the function's name in the plan, so filters and projections on top do no harm.
-    found = joins_in(df._jdf.queryExecution().logical().toString())
-    return [_plans[plan_id] for plan_id in found if plan_id in _plans]
+    return plans_in(df._jdf.queryExecution().logical().toString())
+
+
+def plans_in(text: str) -> list[JoinPlan]:
+    """The joins of this pack in the text of a Spark plan, the nearest first."""
+    # Found by the function's name, so filters and projections on top do no harm.
+    return [_plans[plan_id] for plan_id in joins_in(text) if plan_id in _plans]
 
 
 def build(
@@ -159,6 +165,8 @@ def build(
     interval = timed(join)
     if interval is not None:
         directory.register(plan.plan_id, Timed(interval, placed.partitions, placed.state, upstream, plan.distribution))
+    if placed.final_only:
+        directory.append_only(plan.plan_id, placed.final_only)
     names = metric_names(join.sides, interval=interval is not None)
     if packed:
         travel = packed_rows(join, inputs, readings, lanes, placed.partitions)
@@ -214,7 +222,7 @@ def derived_key(df: DataFrame) -> tuple[str, ...] | None:
     Only for a changelog that was merely filtered or projected: an explode or a union repeats keys, and a
     repartition loses the order of a key's changes.
     """
-    plan_id = _made_by(df, _ROW_BY_ROW)
+    plan_id = _made_by(df, ROW_BY_ROW)
     return None if plan_id is None else known_key(df, plan_id)
 
 

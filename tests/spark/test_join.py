@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import functions as f
 
 import gpu_ops
 from gpu_ops import stream
+from spark.feeds import Feed, check
 from spark.support import Sink, Source, drain, in_memory, slow_join, start
 
 pytestmark = pytest.mark.spark
@@ -218,3 +220,100 @@ def test_two_queries_over_one_changelog_in_memory(left: Source, right: Source, t
     for query in queries:
         query.awaitTermination()
     assert sinks[0].table == sinks[1].table == slow_join("inner", left.table(["k", "a"]), right.table(["k", "b"]), 2)
+
+
+def counted(sales: Feed) -> Any:
+    return sales.df.groupBy("k").agg(f.count("*").alias("n"), f.sum("v").alias("total"))
+
+
+@pytest.mark.parametrize("mode", ["update", "complete"])
+def test_a_streaming_aggregate_is_joined_by_its_unique_key(spark: Any, tmp_path: Path, mode: str) -> None:
+    """The row of a group comes again and again, and replaces the one before it; above it a filter sees both."""
+    sales = Feed(spark, tmp_path, "sales", {"k": ("int", (1, 2, 3, 4)), "v": ("int", range(5))}, changing=False)
+    names = Feed(spark, tmp_path, "names", {"k": ("int", (1, 2, 3, 4, 5)), "name": ("string", ("ann", "bob"))})
+    for _ in range(3):
+        sales.more(3)
+        names.more(3)
+    totals = counted(sales).select("total", f.col("k").alias("g"), "n").where("g <> 4")
+    query = "SELECT m.name, m.k, t.n, t.total FROM names m LEFT JOIN totals t ON m.k = t.g WHERE t.n < 5 OR t.n IS NULL"
+    changes = in_memory(
+        gpu_ops.sql, query, names=stream(names.df, row_kind="op"), totals=stream(totals, unique_key="g")
+    )
+    sink = Sink()
+    writer = changes.writeStream.foreachBatch(sink).outputMode(mode).trigger(availableNow=True)
+    writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start().awaitTermination()
+    grouped = "(SELECT k AS g, count(*)::BIGINT AS n, sum(v)::BIGINT AS total FROM sales WHERE k <> 4 GROUP BY k)"
+    check(sink, query.replace("totals t", f"{grouped} t"), [names, sales])
+
+
+def test_a_streaming_aggregate_that_would_be_taken_for_insertions_is_refused(spark: Any, tmp_path: Path) -> None:
+    schema = "op string, k int, g int, v int, ts timestamp"
+    sales, other = (Source(spark, tmp_path / name, schema).df for name in ("sales", "other"))
+    totals = sales.groupBy("k", (f.col("g") + 1).alias("h")).agg(f.sum("v").alias("total"))
+    one = sales.groupBy("k").count()
+    changelog = in_memory(gpu_ops.join, stream(other, row_kind="op"), stream(sales, row_kind="op"), "k",
+                          suffixes=("", "_r"))  # fmt: skip
+    sales.createOrReplaceTempView("sales_of_groups")
+    distinct = spark.sql("SELECT DISTINCT k, g FROM sales_of_groups")
+
+    def updated(key: Any, rows: Any, state: Any) -> Any:
+        yield from rows
+
+    grouped = sales.select("k", "v").groupBy("k")
+    again, once = (
+        grouped.applyInPandasWithState(updated, "k int, v int", "x int", mode, "NoTimeout")
+        for mode in ("update", "append")
+    )
+    for side, message in [
+        (totals, r"input 'left' is a streaming aggregate, which .* stream\(..., unique_key=\['k', 'h'\]\).*'update'"),
+        (sales.groupBy().count().withColumn("k", f.lit(1)), "is a streaming aggregate"),
+        (stream(totals, unique_key="k"), r"unique_key=k is not what it groups by: \['k', 'h'\]"),
+        (stream(totals, unique_key=["k", "h", "total"]), "is not what it groups by"),
+        (stream(totals.withColumn("h", f.col("h") % 2), unique_key=["k", "h"]), "is not what it groups by"),
+        (stream(one.where("count > 3"), unique_key="k"), "filters a streaming aggregate"),
+        (stream(one.selectExpr("*", "explode(array(1, 2)) as x"), unique_key="k"), "Generate stands above"),
+        (stream(one.unionAll(one), unique_key="k"), "Union stands above"),
+        (stream(sales.rollup("k").count(), unique_key="k"), "is not what it groups by"),
+        (again, "made by a function with state in output mode 'update'"),
+        (distinct, r"unique_key=\['k', 'g'\]"),
+        (stream(distinct, unique_key="k"), "is not what it groups by"),
+        (stream(changelog.groupBy("k").count(), unique_key="k"), "aggregates the changelog of '.* without its row"),
+    ]:  # fmt: skip
+        with pytest.raises(gpu_ops.DescriptionError, match=message):
+            gpu_ops.join(side, stream(other, name="r"), "k", suffixes=("", "_r"), state=str(tmp_path / "state"))
+    for build in (
+        lambda: gpu_ops.multi_join([other, one], "k"),
+        lambda: gpu_ops.sql("SELECT o.k, x.count FROM other o JOIN x ON x.k = o.k", other=other, x=one),
+        lambda: gpu_ops.interval_join(other, one, "k", lower=0, upper=1, time="processing", suffixes=("", "_r")),
+        lambda: gpu_ops.aggregate(one, by="k", aggregates={"n": "count(*)"}, state=str(tmp_path / "state")),
+    ):
+        with pytest.raises(gpu_ops.DescriptionError, match="is a streaming aggregate"):
+            build()
+    signed = changelog.groupBy("k").agg(f.expr("sum(IF(row_kind IN ('+I', '+U'), 1, -1))").alias("n"))
+    for side in (
+        stream(totals.select("h", "k", f.col("total").alias("t")).where("k > 1").repartition(3), unique_key=["h", "k"]),
+        stream(distinct.selectExpr("k", "g as x"), unique_key=["x", "k"]),
+        stream(signed, unique_key="k"),
+        stream(again, unique_key="k"),
+        once,
+        sales.dropDuplicates(["k"]),
+    ):
+        in_memory(gpu_ops.join, side, stream(other, name="r"), "k", suffixes=("", "_r"))
+
+
+def test_a_streaming_aggregate_that_is_final_needs_output_mode_append(spark: Any, tmp_path: Path) -> None:
+    sales = Source(spark, tmp_path / "sales", "k int, ts timestamp")
+    names = Source(spark, tmp_path / "names", "k int, name string")
+    names.add({"k": 1, "name": "one"})
+    for second in (1, 2, 11, 31):
+        sales.add({"k": 1, "ts": f"2024-01-01T00:00:{second:02}Z"})
+    windows = sales.df.withWatermark("ts", "1 second").groupBy(f.window("ts", "10 seconds"), "k").count()
+    counts = windows.selectExpr("k", "unix_timestamp(window.start) % 60 AS start", "count AS n").where("n > 1")
+    changes = in_memory(gpu_ops.join, stream(counts, name="counts"), names.df, "k")
+    sink = Sink()
+    drain(changes, sink, tmp_path / "append")
+    assert sink.table == [(1, 0, 2, "one")]
+    writer = changes.writeStream.foreachBatch(Sink()).outputMode("update").trigger(availableNow=True)
+    query = writer.option("checkpointLocation", str(tmp_path / "update")).start()
+    with pytest.raises(Exception, match="input 'counts' is a streaming aggregate, which in output mode 'update'"):
+        query.awaitTermination()
