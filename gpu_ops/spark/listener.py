@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import json
 import logging
+import socket
 import socketserver
 import ssl
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, cast
 
@@ -19,6 +22,10 @@ from gpu_ops.spark.tls import Tls
 _log = logging.getLogger(__name__)
 
 _LONGEST_REQUEST: Final = 1 << 16
+_REQUEST_S: Final = 10.0
+"""From the connection to the end of the request, the handshake of an encrypted one included."""
+_STRANGERS: Final = 128
+"""Connections that have not shown the token; the oldest makes way for a new one."""
 
 Answer = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 Attach = Callable[[Channel, Mapping[str, Any]], None]
@@ -47,6 +54,8 @@ class Listener(socketserver.ThreadingTCPServer):
         self, host: str, port: int, token: str, *, answer: Answer, attach: Attach, tls: Tls | None = None
     ) -> None:
         self.token, self.answer, self.attach, self.tls = token, answer, attach, tls
+        self._strangers: dict[object, tuple[float, socket.socket]] = {}
+        self._counting = threading.Lock()
         try:
             super().__init__((host, port), _Handler)
         except OSError as error:
@@ -57,6 +66,42 @@ class Listener(socketserver.ThreadingTCPServer):
     def port(self) -> int:
         """Where it listens."""
         return cast("tuple[str, int]", self.server_address)[1]
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Begins to answer a call; until it has shown the token its time is limited."""
+        # A second handle on the connection: encryption takes the first one away.
+        with self._counting:
+            self._strangers[client_address] = time.monotonic() + _REQUEST_S, request.dup()
+            if len(self._strangers) > _STRANGERS:
+                self._end(next(iter(self._strangers)))
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answers a call; run in the call's own thread."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.known(client_address)
+
+    def service_actions(self) -> None:
+        """Ends the calls whose time is over; `serve_forever` comes by at least every half second."""
+        now = time.monotonic()
+        with self._counting:
+            for caller in [c for c, (deadline, _) in self._strangers.items() if deadline < now]:
+                self._end(caller)
+
+    def known(self, client_address: Any) -> None:
+        """A caller is no stranger any more: it has shown the token, or is gone."""
+        with self._counting:
+            _, connection = self._strangers.pop(client_address, (0.0, None))
+        if connection is not None:
+            connection.close()
+
+    def _end(self, client_address: object) -> None:
+        _, connection = self._strangers.pop(client_address)
+        _log.warning("a call of %s without this application's token is ended", client_address)
+        with connection, contextlib.suppress(OSError):  # it is gone
+            connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Says that a call broke off: by a stranger's doing, when connections are encrypted."""
@@ -70,7 +115,7 @@ class Listener(socketserver.ThreadingTCPServer):
 
 
 class _Handler(socketserver.StreamRequestHandler):
-    timeout = 10
+    timeout = _REQUEST_S
 
     def setup(self) -> None:
         tls = cast("Listener", self.server).tls
@@ -94,6 +139,7 @@ class _Handler(socketserver.StreamRequestHandler):
         if not hmac.compare_digest(token.encode(), listener.token.encode()):
             _log.warning("refused a call from %s without this application's token", self.client_address[0])
             return
+        listener.known(self.client_address)
         if request.get("op") == "offer":
             listener.attach(Channel(self.connection), request)
             return
