@@ -199,6 +199,7 @@ class StateServer(flight.FlightServerBase):  # type: ignore[misc]
         return {
             "pid": os.getpid(),
             "partitions": [{"join_id": key[0], "query_id": key[1], **partition.status()} for key, partition in held],
+            "calls": [activity.tell() for activity in list(self._calls.values())],
         }
 
     # --- housekeeping ------------------------------------------------------------------------

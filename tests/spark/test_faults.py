@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ import pytest
 from pyarrow import flight
 
 import gpu_ops
+from gpu_ops.spark import pools
 from gpu_ops.spark.exchange import Exchange, ask, translate
 from spark.support import Sink, Source, slow_join, start
 
@@ -151,6 +153,58 @@ def test_servers_are_killed_between_and_during_batches(spark: Any, tmp_path: Pat
             killer.join()
     finally:
         query.stop()
+    assert sink.table == slow_join("left", left.table(["k", "a"], None), right.table(["k", "b"], None), 2)
+
+
+@pytest.mark.spark
+def test_a_server_that_stops_within_a_micro_batch_is_replaced(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was waited for without end, and without a word."""
+    from gpu_ops.spark.directory import Directory
+
+    directory = Directory.of(spark)
+    monkeypatch.setattr(directory, "_address", directory.address._replace(server_patience_s=2.0))
+    monkeypatch.setattr(pools, "PROBE_S", 2.0)
+    left = Source(spark, tmp_path / "left", "k long, a string")
+    right = Source(spark, tmp_path / "right", "k long, b double")
+    joined = gpu_ops.join(left.df, right.df, on="k", how="left", state=str(tmp_path / "state"), name="stopped")
+    sink = Sink()
+    left.add(*({"k": k, "a": "x"} for k in range(50)))
+    right.add({"k": 1, "b": 0.5})
+    query = start(joined, sink, tmp_path / "checkpoint")
+    stopped: list[int] = []
+
+    def stop_one_at_work() -> None:
+        pool, until = directory.servers.pool("cpu"), time.monotonic() + 30
+        while time.monotonic() < until:
+            for server in pool.running:
+                if json.loads(server.action("metrics", b"", directory.servers.token))["calls"]:
+                    os.kill(server.pid, signal.SIGSTOP)
+                    stopped.append(server.pid)
+                    return
+
+    try:
+        query.processAllAvailable()
+        stopper = threading.Thread(target=stop_one_at_work)
+        stopper.start()
+        for number in range(10):
+            keys = range(1000 * number + 2, 1000 * number + 1000)
+            right.add(*({"k": k, "b": 1.5} for k in keys))
+            left.add(*({"k": k, "a": "y"} for k in keys))
+            query.processAllAvailable()
+            if stopped:
+                break
+        stopper.join()
+        left.add({"k": 7, "a": "z"})
+        query.processAllAvailable()
+    finally:
+        query.stop()
+        for pid in stopped:
+            with contextlib.suppress(ProcessLookupError):  # it was replaced
+                os.kill(pid, signal.SIGCONT)
+    assert stopped
+    assert not {server.pid for server in directory.servers.pool("cpu").running} & set(stopped)
     assert sink.table == slow_join("left", left.table(["k", "a"], None), right.table(["k", "b"], None), 2)
 
 

@@ -76,7 +76,7 @@ def test_many_strangers_take_neither_threads_nor_the_place_of_tasks(
     before = threading.active_count()
     with contextlib.ExitStack() as strangers:
         silent = [
-            strangers.enter_context(socket.create_connection((address.host, address.port), timeout=10))
+            strangers.enter_context(socket.create_connection((address.host, address.port), timeout=5))
             for _ in range(100)
         ]
         assert ask(address, {"x": 1})["x"] == 1
