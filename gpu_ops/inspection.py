@@ -13,6 +13,7 @@ from gpu_ops.bounded import Aggregate, CoGroup, Description, from_json
 from gpu_ops.errors import StateError
 from gpu_ops.multi import MultiJoin
 from gpu_ops.spark.partition import stored_state
+from gpu_ops.state.address import Location
 from gpu_ops.state.durable import PartitionLog, Stored, stored_partitions
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest
@@ -45,7 +46,7 @@ class Held:
     changes: int | None
 
 
-def describe(location: str, console: Console, *, rows: bool = True) -> None:
+def describe(location: Location, console: Console, *, rows: bool = True) -> None:
     """Prints whose state a folder holds, and how much of it.
 
     Args:

@@ -6,6 +6,7 @@ import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -14,6 +15,7 @@ from gpu_ops.inputs import parse_duration
 from gpu_ops.jobs import runner
 from gpu_ops.jobs.job import Job, load
 from gpu_ops.jobs.settings import located
+from gpu_ops.state.address import StateAddress
 
 
 def run_file(
@@ -74,10 +76,11 @@ def amended(job: Job, said: Mapping[str, str], packages: str | None, conf: Seque
     if packages is not None:
         before = spark.get("spark.jars.packages")
         spark["spark.jars.packages"] = packages if before is None else f"{before},{packages}"
-    fields: dict[str, str] = dict(said)
-    for folder in ("state", "checkpoint"):
-        if folder in fields:
-            fields[folder] = located(fields[folder], Path.cwd())
+    fields: dict[str, Any] = dict(said)
+    if "state" in fields:
+        fields["state"] = StateAddress.of(fields["state"])
+    if "checkpoint" in fields:
+        fields["checkpoint"] = located(fields["checkpoint"], Path.cwd())
     if "trigger" in fields:
         parse_duration(fields["trigger"])
-    return dataclasses.replace(job, spark=spark, **fields)  # type: ignore[arg-type]
+    return dataclasses.replace(job, spark=spark, **fields)

@@ -13,6 +13,7 @@ from gpu_ops.inputs import BadRows, Updates, parse_duration
 from gpu_ops.jobs.settings import Settings, located
 from gpu_ops.jobs.text import Said, SaidJob, SaidQuery, SaidTable, Text
 from gpu_ops.joins import Emit
+from gpu_ops.state.address import StateAddress
 
 _SQL, _YAML = (".sql",), (".yaml", ".yml")
 
@@ -112,7 +113,7 @@ class Job:
     sources: tuple[Source, ...]
     sink: Sink
     query: SaidQuery
-    state: str | None
+    state: StateAddress | None
     checkpoint: str | None
     emit: Emit
     partitions: int | None
@@ -166,7 +167,7 @@ def build(said: SaidJob) -> Job:
         sources=tuple(_source(said.file, table) for table in said.sources),
         sink=_sink(said.file, said.sink),
         query=said.query,
-        state=None if state is None else located(state.text, folder),
+        state=None if state is None else StateAddress.of(state.text, seen_from=folder),
         checkpoint=None if checkpoint is None else located(checkpoint.text, folder),
         emit=settings.one_of("emit", get_args(Emit), "per_batch"),
         partitions=settings.count("partitions"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -190,4 +191,4 @@ class Settings:
 
 def located(path: str, folder: Path) -> str:
     """A path, relative ones as seen from a folder; URIs stay as they are."""
-    return path if "://" in path else str(folder / path)
+    return path if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", path) else str(folder / path)

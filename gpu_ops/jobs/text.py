@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import NoReturn
 
@@ -46,6 +47,7 @@ class Text:
         """An error at a line and column."""
         lines = self.text.split("\n")
         shown = lines[line - 1].rstrip("\r") if line <= len(lines) else ""
+        shown = re.sub(r"(?<=://)[^\s'\"]*(?=@)", lambda found: "*" * len(found[0]), shown)  # a URI's credentials
         return JobError(message, self.path, line, column, shown)
 
     def fail(self, message: str, offset: int) -> NoReturn:

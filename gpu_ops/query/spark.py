@@ -33,6 +33,7 @@ from gpu_ops.spark.marks import delays
 from gpu_ops.spark.multi_api import multi_join
 from gpu_ops.spark.plan import plans_of
 from gpu_ops.spark.streams import Stream, as_input, as_stream
+from gpu_ops.state.address import Location, StateAddress
 
 
 def sql(
@@ -40,7 +41,7 @@ def sql(
     /,
     *,
     tables: Mapping[str, DataFrame | Stream] | None = None,
-    state: str | None = None,
+    state: Location | None = None,
     emit: Emit = "per_batch",
     backend: Backend = "auto",
     partitions: int | None = None,
@@ -178,14 +179,14 @@ class _Runner:
         planned: Plan,
         streams: Mapping[str, Stream],
         *,
-        state: str | None,
+        state: Location | None,
         backend: Backend,
         partitions: int | None,
         name: str | None,
     ) -> None:
         self.plan, self.streams = planned, streams
         self.several = len(planned.joins) > 1
-        self.state, self.name = state, name
+        self.state, self.name = None if state is None else StateAddress.of(state), name
         self.options: dict[str, Any] = {"backend": backend, "partitions": partitions}
         self.done = 0
 
@@ -245,7 +246,7 @@ class _Runner:
         number = str(self.done)
         options = self.options | {
             "emit": node.description.emit,
-            "state": f"{self.state.rstrip('/')}/{number}" if self.state is not None and self.several else self.state,
+            "state": self.state.below(number) if self.state is not None and self.several else self.state,
             "name": f"{self.name}_{number}" if self.name is not None and self.several else self.name,
         }
         description = node.description

@@ -15,6 +15,7 @@ from gpu_ops.spark.bounded_plan import build_bounded
 from gpu_ops.spark.checks import MemoryOnlyStateWarning, check_frames, place, spelled
 from gpu_ops.spark.plan import build
 from gpu_ops.spark.streams import Stream, as_input, as_stream, resolve_key, stream
+from gpu_ops.state.address import Location
 
 __all__ = ["MemoryOnlyStateWarning", "Stream", "anti_join", "join", "semi_join", "stream"]
 
@@ -27,7 +28,7 @@ def join(
     *,
     where: str | None = None,
     emit: Emit = "per_batch",
-    state: str | None = None,
+    state: Location | None = None,
     backend: Backend = "auto",
     null_safe: bool | Sequence[bool] = False,
     suffixes: tuple[str, str] | None = None,
@@ -78,7 +79,7 @@ def semi_join(
     *,
     where: str | None = None,
     emit: Emit = "per_batch",
-    state: str | None = None,
+    state: Location | None = None,
     backend: Backend = "auto",
     null_safe: bool | Sequence[bool] = False,
     partitions: int | None = None,
@@ -100,7 +101,7 @@ def anti_join(
     null_aware: bool = False,
     where: str | None = None,
     emit: Emit = "per_batch",
-    state: str | None = None,
+    state: Location | None = None,
     backend: Backend = "auto",
     null_safe: bool | Sequence[bool] = False,
     partitions: int | None = None,
@@ -137,7 +138,7 @@ def _join(
     *,
     where: str | None,
     emit: Emit,
-    state: str | None,
+    state: Location | None,
     backend: Backend,
     null_safe: bool | Sequence[bool],
     partitions: int | None,

@@ -19,6 +19,7 @@ from gpu_ops.spark.checks import check_frames, place
 from gpu_ops.spark.ending import remember_function
 from gpu_ops.spark.plan import build
 from gpu_ops.spark.streams import Stream, as_input, as_stream, resolve, resolve_key, spelling
+from gpu_ops.state.address import Location
 
 
 def aggregate(
@@ -26,7 +27,7 @@ def aggregate(
     by: str | Sequence[str] = (),
     aggregates: Mapping[str, str | tuple[str, str]] | None = None,
     *,
-    state: str | None = None,
+    state: Location | None = None,
     backend: Backend = "auto",
     partitions: int | None = None,
     name: str | None = None,
@@ -79,7 +80,7 @@ def co_group(
     apply: Callable[[pa.Table, pa.Table], pa.Table],
     schema: st.StructType | str,
     *,
-    state: str | None = None,
+    state: Location | None = None,
     backend: Backend = "auto",
     null_safe: bool | Sequence[bool] = False,
     partitions: int | None = None,
@@ -127,7 +128,8 @@ def co_group(
     frames = [side.df for side in sides]
     if static:
         return build_bounded(described, frames, placed, function=function)
-    remember_function(str(state), function)
+    assert placed.state is not None
+    remember_function(placed.state, function)
     nothing = build(described, frames, placed)
     # without a row ever, so that any column will do
     return nothing.select(*(f.lit(None).cast(x.dataType).alias(x.name) for x in function.schema.fields))

@@ -13,13 +13,14 @@ from gpu_ops.attributes import check_backlog
 from gpu_ops.bounded import Aggregate, CoGroup, Description
 from gpu_ops.errors import DescriptionError, NotBuiltError, StateError
 from gpu_ops.multi import MultiJoin
-from gpu_ops.spark.directory import Directory, folder
+from gpu_ops.spark.directory import Directory
 from gpu_ops.spark.folders import warn_of_local_folder
 from gpu_ops.spark.lanes import collated_key
 from gpu_ops.spark.plan import Placed, plans_of
 from gpu_ops.spark.settings import PREFIX, Settings
 from gpu_ops.spark.stateful import final_only
 from gpu_ops.spark.streams import Stream
+from gpu_ops.state.address import Location, StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest, check_open
 
@@ -47,7 +48,7 @@ def place(
     sides: Sequence[Stream],
     *,
     name: str | None,
-    state: str | None,
+    state: Location | None,
     backend: str,
     partitions: int | None,
     stacklevel: int,
@@ -83,22 +84,23 @@ def place(
     static = not df.isStreaming
     given = zip(description.inputs, sides, strict=True)
     final = () if static else tuple(i.name for i, s in given if final_only(s.df, i.name, s.unique_key, s.row_kind))
-    _check_state(description, static=static, state=state, backlog=backlog)
+    address = None if state is None else StateAddress.of(state)
+    _check_state(description, static=static, state=address, backlog=backlog)
     chosen = name or f"join_{next(_numbers)}"
     if not static:
-        _check_lineage(sides, chosen, state)
-    count, reason = _choose_partitions(description, partitions, state, df)
-    if state is None and not static:
+        _check_lineage(sides, chosen, address)
+    count, reason = _choose_partitions(description, partitions, address, df)
+    if address is None and not static:
         warnings.warn(
             f"join '{chosen}' has no state= folder: its state lives in memory only, and a restart on an "
             "old checkpoint will be refused",
             MemoryOnlyStateWarning,
             stacklevel=stacklevel + 1,
         )
-    if state is not None:
-        warn_of_local_folder(df.sparkSession.sparkContext, state, stacklevel=stacklevel + 1)
+    if address is not None:
+        warn_of_local_folder(df.sparkSession.sparkContext, address, stacklevel=stacklevel + 1)
     derived = (i.name for i, s in zip(description.inputs, sides, strict=True) if i.unique_key and not s.unique_key)
-    return Placed(chosen, state, backend, count, reason, tuple(derived), backlog, final)
+    return Placed(chosen, address, backend, count, reason, tuple(derived), backlog, final)
 
 
 def check_frames(frames: Sequence[DataFrame], names: Sequence[str]) -> bool:
@@ -136,7 +138,7 @@ def _check_settings(session: SparkSession) -> None:
     Settings.check_session(own, {PREFIX + str(pair._1()): str(pair._2()) for pair in started})
 
 
-def _check_state(description: Description, *, static: bool, state: str | None, backlog: bool) -> None:
+def _check_state(description: Description, *, static: bool, state: StateAddress | None, backlog: bool) -> None:
     """Refuses a state folder where none has a place, and its absence where it is needed."""
     if static and (state is not None or backlog):
         option = "state=" if state is not None else "backlog="
@@ -173,7 +175,7 @@ def _suffixes(description: Description) -> str:
     return ", or give suffixes=('_l', '_r')"
 
 
-def _check_lineage(sides: Sequence[Stream], name: str, state: str | None) -> None:
+def _check_lineage(sides: Sequence[Stream], name: str, state: StateAddress | None) -> None:
     for plan in [p for side in sides for p in plans_of(side.df)]:
         if plan.join.emit == "at_end":
             raise DescriptionError(
@@ -182,7 +184,7 @@ def _check_lineage(sides: Sequence[Stream], name: str, state: str | None) -> Non
             )
         if plan.placed.name == name:
             raise DescriptionError(f"two joins of one query are called {name!r}; give each its own name=")
-        if state is not None and plan.placed.state is not None and folder(plan.placed.state) == folder(state):
+        if state is not None and plan.placed.state is not None and plan.placed.state.identity == state.identity:
             raise StateError(f"state folder {state} is in use by join '{plan.placed.name}'; give each join its own")
     if state is not None:
         user = Directory.of(sides[0].df.sparkSession).state_in_use(state)
@@ -194,7 +196,7 @@ def _check_lineage(sides: Sequence[Stream], name: str, state: str | None) -> Non
 
 
 def _choose_partitions(
-    description: Description, asked: int | None, state: str | None, df: DataFrame
+    description: Description, asked: int | None, state: StateAddress | None, df: DataFrame
 ) -> tuple[int, str]:
     if not description.shuffled_by:
         return 1, "one partition: no equality column that rows could be distributed by"

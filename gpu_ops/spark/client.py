@@ -14,6 +14,7 @@ from gpu_ops import errors
 from gpu_ops.spark.arrivals import Arrivals
 from gpu_ops.spark.exchange import Address, Exchange, ask
 from gpu_ops.spark.metrics import METRICS_TYPE, pack
+from gpu_ops.state.address import StateAddress
 
 
 class Place(NamedTuple):
@@ -74,10 +75,12 @@ class Task:
         join_id = f"{self._command['join_id']}-{place.query_id}"
         partition, batches = self._partition(place, batches)
         evaluation = uuid.uuid4().hex
+        state: StateAddress | None = self._command["state"]
         command = {
             **self._command,
             "join_id": join_id,
             "query_id": place.query_id,
+            "state": None if state is None else state.secret_uri,
             "counted": True,
             "batch_id": place.batch_id,
             "partition": partition,

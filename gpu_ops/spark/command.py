@@ -15,6 +15,7 @@ from gpu_ops.bounded import Description, from_json
 from gpu_ops.errors import BadInputError, DescriptionError
 from gpu_ops.inputs import Input
 from gpu_ops.joins import Join
+from gpu_ops.state.address import StateAddress
 from gpu_ops.state.manifest import SPARK
 
 
@@ -164,7 +165,7 @@ class ApplyCommand:
     """
 
     join_id: str
-    state: str | None
+    state: StateAddress | None
     description: str
     query_id: str
     batch_id: int
@@ -183,7 +184,8 @@ class ApplyCommand:
 
     def to_json(self) -> str:
         """The command as it travels."""
-        return json.dumps({"op": "apply", **dataclasses.asdict(self)})
+        state = None if self.state is None else self.state.secret_uri
+        return json.dumps({"op": "apply", **dataclasses.asdict(self), "state": state})
 
     @classmethod
     def parse(cls, content: bytes) -> ApplyCommand:
@@ -197,7 +199,7 @@ class ApplyCommand:
             numbers = {name: _number(data, name) for name in ("batch_id", "partition", "partitions")}
             command = cls(
                 join_id=_text(data, "join_id"),
-                state=None if data.get("state") is None else _text(data, "state"),
+                state=None if data.get("state") is None else StateAddress.of(_text(data, "state")),
                 description=_text(data, "description"),
                 query_id=_text(data, "query_id"),
                 backend=_text(data, "backend"),

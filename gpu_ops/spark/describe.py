@@ -54,7 +54,7 @@ def explain(df: DataFrame) -> str:
 
 def _explain(plan: JoinPlan, df: DataFrame) -> str:
     join = plan.join
-    state = plan.placed.state or "in memory only: a restart on an old checkpoint is refused"
+    state = str(plan.placed.state or "in memory only: a restart on an old checkpoint is refused")
     if isinstance(join, MultiJoin):
         lines = _multi_way(join, plan.placed.name)
         if join.emit != "at_end":

@@ -13,7 +13,6 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Final, NamedTuple
 
 from gpu_ops.errors import DescriptionError, StateError
@@ -31,6 +30,7 @@ from gpu_ops.spark.settings import Settings
 from gpu_ops.spark.tallies import TALLIES, Run
 from gpu_ops.spark.triggers import output_mode, takes_what_is_there
 from gpu_ops.spark.watermarks import Report, Upstream, Watermarks
+from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest, check_open
 
@@ -47,7 +47,7 @@ class _Known:
 
     query_id: str
     run_id: str
-    state: str | None
+    state: StateAddress | None
     seen: float
     number: int | None
     """Which join of the query."""
@@ -76,7 +76,7 @@ class Timed(NamedTuple):
 
     join: Join
     partitions: int
-    state: str | None
+    state: StateAddress | None
     upstream: tuple[str | None, str | None]
     distribution: str
 
@@ -176,11 +176,11 @@ class Directory:
         """Whether the application is over."""
         return self._context._jsc is None
 
-    def state_in_use(self, state: str) -> str | None:
+    def state_in_use(self, state: StateAddress) -> str | None:
         """The id of the running query that uses a state folder, or None."""
-        wanted, active = folder(state), self._active_runs()
+        wanted, active = state.identity, self._active_runs()
         with self._lock:
-            users = [k for k in self._joins.values() if k.state is not None and folder(k.state) == wanted]
+            users = [k for k in self._joins.values() if k.state is not None and k.state.identity == wanted]
         return next((k.query_id for k in users if k.run_id in active), None)
 
     def expect(self, plan_id: str) -> None:
@@ -302,14 +302,15 @@ class Directory:
         return join_number(self._queries(), run_id, join_id.partition("-")[0], plans)
 
     def _claim(self, request: Mapping[str, Any], number: int | None, pool: Pool, index: int) -> _Known:
-        join_id, state, run_id = str(request["join_id"]), request["state"], str(request["run_id"])
+        join_id, run_id = str(request["join_id"]), str(request["run_id"])
+        state = None if request["state"] is None else StateAddress.of(str(request["state"]))
         with self._lock:
             known = self._joins.get(join_id)
             other = None
             if known is None and state is not None:
                 # Two joins over one folder would take turns in overwriting each other's records.
-                wanted = folder(str(state))
-                other = next((j for j, k in self._joins.items() if k.state and folder(k.state) == wanted), None)
+                others = {k.state.identity: j for j, k in self._joins.items() if k.state is not None}
+                other = others.get(state.identity)
             if known is None and other is None:
                 known = self._joins[join_id] = _Known(str(request["query_id"]), run_id, state, 0.0, number)
                 known.watermarks = self._make_watermarks(join_id, known)
@@ -424,12 +425,3 @@ def _refuse(channel: Channel, hello: Mapping[str, Any]) -> None:
     """In local mode nobody else runs servers."""
     del hello
     channel.close()
-
-
-def folder(location: str) -> str:
-    """A state folder in one spelling."""
-    text = location.removeprefix("file://") if location.startswith("file:///") else location
-    if "://" in text:
-        scheme, _, rest = text.partition("://")
-        return f"{scheme}://{PurePosixPath(rest)}"
-    return str(Path(text).expanduser().absolute())

@@ -16,12 +16,13 @@ from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.spark.apply import Grouped
 from gpu_ops.spark.command import parse_join
 from gpu_ops.spark.datatypes import spark_type
-from gpu_ops.spark.directory import Directory, folder
+from gpu_ops.spark.directory import Directory
 from gpu_ops.spark.left_over import LeftOver
 from gpu_ops.spark.marks import marked
 from gpu_ops.spark.recovery import stored_version
 from gpu_ops.spark.watermarks import timed
 from gpu_ops.spark.workers import make_importable
+from gpu_ops.state.address import Location, StateAddress
 from gpu_ops.state.durable import PartitionLog
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import FINISHED, Manifest
@@ -33,7 +34,7 @@ _functions: dict[str, Grouped] = {}
 def finish(
     spark: SparkSession,
     *,
-    state: str,
+    state: Location,
     apply: Callable[[pa.Table, pa.Table], pa.Table] | None = None,
     schema: st.StructType | str | None = None,
 ) -> DataFrame:
@@ -63,11 +64,11 @@ def finish(
     """
     files = Files.at(state)
     manifest = Manifest.of(files)
-    user = Directory.of(spark).state_in_use(state)
+    user = Directory.of(spark).state_in_use(files.address)
     if user is not None:
         raise StateError(f"state folder {files.location} is in use by the running query {user}; stop it first")
     join = parse_join(manifest.description)
-    function = _function(join, state, apply, schema)
+    function = _function(join, files.address, apply, schema)
     output = st.StructType([st.StructField(x.name, spark_type(x.type)) for x in join.output_schema])
     if function is not None:
         output = function.schema
@@ -79,11 +80,11 @@ def finish(
         content = {"version": version, "finished": dt.datetime.now(dt.UTC).isoformat(timespec="seconds")}
         files.create(FINISHED, json.dumps(content).encode())
         numbers = spark.range(0, manifest.partitions, 1, manifest.partitions)
-        rows = numbers.mapInArrow(LeftOver(state, manifest, version, function), output)
+        rows = numbers.mapInArrow(LeftOver(files.address, manifest, version, function), output)
     return rows if function is not None else rows.select(*marked(join, "finish", ""))
 
 
-def reopen(*, state: str) -> None:
+def reopen(*, state: Location) -> None:
     """Lets a finished state folder take more input.
 
     What `finish` handed out stays handed out: rows that come now may match rows whose pads are out, and a later
@@ -95,14 +96,14 @@ def reopen(*, state: str) -> None:
     Files.at(state).delete([FINISHED])
 
 
-def remember_function(state: str, function: Grouped) -> None:
+def remember_function(state: Location, function: Grouped) -> None:
     """Keeps a co-group's function for `finish`; no code travels to a state server, or into its folder."""
-    _functions[folder(state)] = function
+    _functions[StateAddress.of(state).identity] = function
 
 
 def _function(
     join: Description,
-    state: str,
+    state: StateAddress,
     apply: Callable[[pa.Table, pa.Table], pa.Table] | None,
     schema: st.StructType | str | None,
 ) -> Grouped | None:
@@ -115,7 +116,7 @@ def _function(
         return None
     if apply is not None and schema is not None:
         return Grouped.of(apply, schema)
-    found = _functions.get(folder(state))
+    found = _functions.get(state.identity)
     if found is None:
         raise DescriptionError(
             f"state folder {state} is a co-group's, and its function is not kept there: give it again, "

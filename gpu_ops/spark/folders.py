@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 from typing import Any
 
 from gpu_ops.spark.executors import one_machine
+from gpu_ops.state.address import StateAddress
 
 
 class LocalStateWarning(UserWarning):
     """A state folder that only one machine may have, on a cluster of several."""
 
 
-def warn_of_local_folder(context: Any, state: str, *, stacklevel: int) -> None:
+def warn_of_local_folder(context: Any, state: StateAddress, *, stacklevel: int) -> None:
     """Warns of a plain local path on a cluster; ``file:///...`` says that it is a mount all machines share.
 
     Args:
@@ -21,12 +21,12 @@ def warn_of_local_folder(context: Any, state: str, *, stacklevel: int) -> None:
         state: the state folder.
         stacklevel: of the warning, seen from here.
     """
-    if one_machine(context) or "://" in state:
+    if one_machine(context) or not state.plain:
         return
     warnings.warn(
-        f"state={state!r} is a local path, and executors are on other machines (master {context.master}): "
+        f"state='{state}' is a local path, and executors are on other machines (master {context.master}): "
         "the driver and all executors must see the same folder there. Give a URI (hdfs://, s3://, gs://), or "
-        f"'file://{Path(state).absolute()}' if it is on a mount that all of them share",
+        f"'file://{state}' if it is on a mount that all of them share",
         LocalStateWarning,
         stacklevel=stacklevel + 1,
     )

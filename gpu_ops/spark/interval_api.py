@@ -27,6 +27,7 @@ from gpu_ops.spark.lanes import quoted
 from gpu_ops.spark.marks import Delay, delays
 from gpu_ops.spark.plan import build, made_by
 from gpu_ops.spark.streams import Stream, as_input, as_stream, resolve, resolve_key
+from gpu_ops.state.address import Location
 
 EventTimes = tuple[str, str] | Literal["processing"] | None
 """The event-time columns of left and right, ``"processing"``, or None where the inputs say it."""
@@ -58,7 +59,7 @@ def interval_join(
     process: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None,
     process_schema: st.StructType | str | None = None,
     heartbeat: Duration | None = None,
-    state: str | None = None,
+    state: Location | None = None,
     backend: Backend = "auto",
     null_safe: bool | Sequence[bool] = False,
     suffixes: tuple[str, str] | None = None,

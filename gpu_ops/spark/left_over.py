@@ -10,6 +10,7 @@ import pyarrow as pa
 from gpu_ops.bounded import CoGroup
 from gpu_ops.spark.command import parse_join
 from gpu_ops.spark.partition import stored_state
+from gpu_ops.state.address import Location, StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest
 
@@ -31,7 +32,7 @@ class LeftOver:
 
     __name__ = "gpu_join_left_over"
 
-    def __init__(self, state: str, manifest: Manifest, version: int, function: Function | None = None) -> None:
+    def __init__(self, state: StateAddress, manifest: Manifest, version: int, function: Function | None = None) -> None:
         self._state, self._manifest, self._version, self._function = state, manifest, version, function
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -56,7 +57,7 @@ def grouped(described: CoGroup, function: Function, part: pa.Table) -> Iterator[
         yield from function(described, part).to_batches(max_chunksize=ROWS_PER_BATCH)
 
 
-def left_over(state: str, manifest: Manifest, partition: int, version: int) -> Iterator[pa.Table]:
+def left_over(state: Location, manifest: Manifest, partition: int, version: int) -> Iterator[pa.Table]:
     """What the end of input makes one partition of a state folder say, part by part, on the CPU.
 
     Args:

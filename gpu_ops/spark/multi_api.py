@@ -15,6 +15,7 @@ from gpu_ops.spark.bounded_plan import build_bounded
 from gpu_ops.spark.checks import check_frames, place, spelled
 from gpu_ops.spark.plan import build
 from gpu_ops.spark.streams import Stream, as_input, as_stream, spelling
+from gpu_ops.state.address import Location
 
 
 def multi_join(
@@ -24,7 +25,7 @@ def multi_join(
     *,
     where: str | Sequence[str | None] | None = None,
     emit: Emit = "per_batch",
-    state: str | None = None,
+    state: Location | None = None,
     backend: Backend = "auto",
     suffixes: Sequence[str] | None = None,
     partitions: int | None = None,

@@ -28,6 +28,7 @@ from gpu_ops.spark.pending import Pending, Recorded, identity
 from gpu_ops.spark.watermarks import by_event_time
 from gpu_ops.state import activity
 from gpu_ops.state.activity import Activity
+from gpu_ops.state.address import StateAddress
 from gpu_ops.state.durable import PartitionLog, Record, Stored
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest, check_open, ensure
@@ -74,7 +75,7 @@ class PartitionState:
         self,
         command: ApplyCommand,
         *,
-        state: str | Files | None = None,
+        state: StateAddress | Files | None = None,
         clock: Callable[[], int] | None = None,
         budget: Budget | None = None,
     ) -> None:
@@ -442,7 +443,7 @@ def stored_state(files: Files, manifest: Manifest, partition: int) -> PartitionS
         partition: which partition.
     """
     command = ApplyCommand(
-        "", files.location, manifest.description, manifest.query_id, 0, partition, manifest.partitions, "cpu",
+        "", files.address, manifest.description, manifest.query_id, 0, partition, manifest.partitions, "cpu",
         Wire("", "", ()), {}, distribution=manifest.distribution,
     )  # fmt: skip
     return PartitionState(command, state=files)

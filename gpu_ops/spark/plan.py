@@ -29,6 +29,7 @@ from gpu_ops.spark.packing import DISTRIBUTION
 from gpu_ops.spark.plugin import metrics_reported, order_matters, shuffle_reorders
 from gpu_ops.spark.watermarks import by_event_time, timed
 from gpu_ops.spark.workers import make_importable
+from gpu_ops.state.address import StateAddress
 from gpu_ops.state.manifest import SPARK
 
 
@@ -47,7 +48,7 @@ class Placed(NamedTuple):
     """
 
     name: str
-    state: str | None
+    state: StateAddress | None
     backend: str
     partitions: int
     partitions_reason: str

@@ -24,6 +24,7 @@ from gpu_ops.spark.murmur import spark_hash
 from gpu_ops.spark.packing import partition_of
 from gpu_ops.spark.partition import Held, stored_state
 from gpu_ops.spark.recovery import stored_version
+from gpu_ops.state.address import Location
 from gpu_ops.state.durable import PartitionLog, Record
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import FORMAT, MANIFEST, SPARK, Manifest, check_open
@@ -49,7 +50,7 @@ class Rescaled(NamedTuple):
     rows: tuple[int, ...]
 
 
-def rescale(state: str, partitions: int) -> Rescaled:
+def rescale(state: Location, partitions: int) -> Rescaled:
     """Cuts a state folder into another number of partitions; its query must be stopped.
 
     The query goes on from its checkpoint, and finds the new number by itself unless it says ``partitions=``. All of the

@@ -15,6 +15,7 @@ from gpu_ops.bounded import Description
 from gpu_ops.errors import StateError
 from gpu_ops.joins import Join
 from gpu_ops.spark import recovery
+from gpu_ops.state.address import StateAddress
 from gpu_ops.state.durable import PartitionLog
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest, ensure
@@ -62,7 +63,7 @@ class Watermarks:
         self,
         join: Join,
         manifest: Manifest,
-        state: str | None,
+        state: StateAddress | None,
         upstream: tuple[Upstream | None, Upstream | None] = (None, None),
     ) -> None:
         self._join, self._manifest, self._state, self._upstream = join, manifest, state, upstream
@@ -156,7 +157,7 @@ class Watermarks:
         if found is None:
             if batch_id == 0:
                 return NO_TIMES, None
-            raise recovery.nothing_stored(str(self), self._state, batch_id)
+            raise recovery.nothing_stored(str(self), str(self._state), batch_id)
         before, done = NO_TIMES, None
         for partition in range(self._manifest.partitions):
             log = PartitionLog(files, found, partition)

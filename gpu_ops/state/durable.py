@@ -352,7 +352,7 @@ def _head(files: Files, path: str) -> dict[str, str] | None:
     except FileNotFoundError:
         return None
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
-        raise StateError(f"cannot read {files.name(path)}: {error}") from error
+        raise StateError(f"cannot read {files.name(path)}: {files.address.without_secrets(str(error))}") from None
 
 
 def _checksum(facts: Mapping[str, str]) -> str:

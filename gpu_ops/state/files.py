@@ -15,6 +15,7 @@ import pyarrow.fs as pafs
 
 from gpu_ops.errors import StateError
 from gpu_ops.state import activity
+from gpu_ops.state.address import KINDS, Location, StateAddress
 
 TEMPORARY: Final = ".tmp"
 """Ends the name of a file that is being written; such a file is never read."""
@@ -50,17 +51,20 @@ class Files:
         filesystem: where.
         root: the folder, as the file system writes it.
         location: the folder as the user wrote it, for errors.
+
+    Local folders that are made on the way are open to their owner alone, and so are the files; what is there already
+    stays as it is.
     """
 
-    def __init__(self, filesystem: pafs.FileSystem, root: str, location: str | None = None) -> None:
+    def __init__(self, filesystem: pafs.FileSystem, root: str, location: Location | None = None) -> None:
         self.filesystem, self.root = filesystem, root.rstrip("/")
-        self.location = _without_secrets(location or self.root).rstrip("/")
+        self.address = StateAddress.of(location or root)
         self.local = isinstance(filesystem, pafs.LocalFileSystem)
         self._renames = filesystem.type_name == "hdfs"
         self._has_folders = filesystem.type_name not in ("s3", "gcs", "abfs")
 
     @classmethod
-    def at(cls, location: str) -> Files:
+    def at(cls, location: Location) -> Files:
         """The folder a user names.
 
         Args:
@@ -70,21 +74,24 @@ class Files:
         Raises:
             StateError: no such file system here.
         """
-        if "://" not in location:
-            return cls(pafs.LocalFileSystem(), os.path.abspath(os.path.expanduser(location)), location)
+        address = StateAddress.of(location)
+        if address.path is not None:
+            return cls(pafs.LocalFileSystem(), address.path, address)
         try:
-            filesystem, root = pafs.FileSystem.from_uri(location)
+            filesystem, root = pafs.FileSystem.from_uri(address.secret_uri)
         except (pa.ArrowException, OSError, ValueError) as error:
-            reason = str(error).replace(location, _without_secrets(location))
-            raise StateError(
-                f"state='{_without_secrets(location)}' cannot be opened: {reason}. "
-                "A state folder is a local path or a file://, hdfs://, s3:// or gs:// URI"
-            ) from None
-        return cls(filesystem, root, location)
+            reason = address.without_secrets(str(error))
+            raise StateError(f"state='{address}' cannot be opened: {reason}. {KINDS}") from None
+        return cls(filesystem, root, address)
+
+    @property
+    def location(self) -> str:
+        """The folder as errors call it."""
+        return str(self.address)
 
     def below(self, folder: str) -> Files:
         """The files under a folder of this one."""
-        return Files(self.filesystem, f"{self.root}/{folder}", f"{self.location}/{folder}")
+        return Files(self.filesystem, f"{self.root}/{folder}", self.address.below(folder))
 
     def name(self, path: str) -> str:
         """A file as errors call it."""
@@ -122,7 +129,7 @@ class Files:
                 self._move_over(target, f"{self.root}/{path}")
             return content.tell()
         except (OSError, pa.ArrowException) as error:
-            raise StateError(f"cannot write {self.name(path)}: {error}") from error
+            raise self._failed("write", path, error) from None
 
     def create(self, path: str, content: bytes) -> bool:
         """Writes a file unless it is there already.
@@ -173,7 +180,7 @@ class Files:
         except FileNotFoundError:
             return None
         except (OSError, pa.ArrowException) as error:
-            raise StateError(f"cannot read {self.name(path)}: {error}") from error
+            raise self._failed("read", path, error) from None
 
     @_told("listing")
     def sizes(self, path: str) -> dict[str, int]:
@@ -186,14 +193,21 @@ class Files:
             selector = pafs.FileSelector(f"{self.root}/{path}" if path else self.root, allow_not_found=True)
             found = self.filesystem.get_file_info(selector)
         except (OSError, pa.ArrowException) as error:
-            raise StateError(f"cannot list {self.name(path)}: {error}") from error
+            raise self._failed("list", path, error) from None
         return {info.base_name: info.size for info in found if info.type == pafs.FileType.File}
 
     @_told("listing")
     def folders(self, path: str) -> list[str]:
-        """Names of the folders in a folder."""
-        selector = pafs.FileSelector(f"{self.root}/{path}", allow_not_found=True)
-        found = self.filesystem.get_file_info(selector)
+        """Names of the folders in a folder.
+
+        Raises:
+            StateError: it cannot be listed.
+        """
+        try:
+            selector = pafs.FileSelector(f"{self.root}/{path}", allow_not_found=True)
+            found = self.filesystem.get_file_info(selector)
+        except (OSError, pa.ArrowException) as error:
+            raise self._failed("list", path, error) from None
         return [info.base_name for info in found if info.type == pafs.FileType.Directory]
 
     @_told("looking up")
@@ -206,22 +220,40 @@ class Files:
         try:
             info = self.filesystem.get_file_info(f"{self.root}/{path}")
         except (OSError, pa.ArrowException) as error:
-            raise StateError(f"cannot look up {self.name(path)}: {error}") from error
+            raise self._failed("look up", path, error) from None
         return None if info.type == pafs.FileType.NotFound else (info.size, info.mtime_ns or 0)
 
     @_told("deleting in")
     def delete(self, paths: Iterable[str]) -> None:
-        """Deletes files; those that are gone already are no error."""
+        """Deletes files; those that are gone already are no error.
+
+        Raises:
+            StateError: one cannot be deleted.
+        """
         for path in paths:
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 self.filesystem.delete_file(f"{self.root}/{path}")
+            except FileNotFoundError:
+                continue
+            except (OSError, pa.ArrowException) as error:
+                raise self._failed("delete", path, error) from None
 
     @_told("deleting")
     def delete_folder(self, path: str) -> None:
-        """Deletes a folder with all that is in it; one that is gone already is no error."""
+        """Deletes a folder with all that is in it; one that is gone already is no error.
+
+        Raises:
+            StateError: it cannot be deleted.
+        """
         target = f"{self.root}/{path}"
-        if self.filesystem.get_file_info(target).type == pafs.FileType.Directory:
-            self.filesystem.delete_dir(target)
+        try:
+            if self.filesystem.get_file_info(target).type == pafs.FileType.Directory:
+                self.filesystem.delete_dir(target)
+        except (OSError, pa.ArrowException) as error:
+            raise self._failed("delete", path, error) from None
+
+    def _failed(self, what: str, path: str, error: Exception) -> StateError:
+        return StateError(f"cannot {what} {self.name(path)}: {self.address.without_secrets(str(error))}")
 
     def _write_local(self, path: str, produce: Callable[[IO[bytes]], object]) -> int:
         target = os.path.join(self.root, path)
@@ -229,7 +261,7 @@ class Files:
         _make_folders(folder)
         temporary = f"{target}.{uuid.uuid4().hex}{TEMPORARY}"
         try:
-            with open(temporary, "xb") as file:
+            with open(temporary, "xb", opener=_private) as file:
                 produce(file)
                 file.flush()
                 os.fsync(file.fileno())
@@ -249,23 +281,18 @@ class Files:
         self.filesystem.move(source, target)
 
 
-def _without_secrets(location: str) -> str:
-    """A URI without user, password and options, as errors and logs may show it."""
-    scheme, separator, rest = location.partition("://")
-    if not separator:
-        return location
-    host, slash, path = rest.partition("?")[0].partition("/")
-    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _make_folders(folder: str) -> None:
-    """Creates a folder and its parents; each new entry is synced into its parent."""
+    """Creates a folder and its parents, for their owner alone; each new entry is synced into its parent."""
     if os.path.isdir(folder):
         return
     parent = os.path.dirname(folder)
     _make_folders(parent)
     with contextlib.suppress(FileExistsError):
-        os.mkdir(folder)
+        os.mkdir(folder, 0o700)
     _sync_folder(parent)
 
 

@@ -43,7 +43,7 @@ def test_a_whole_job():
     assert prices.unique_key == ("id",)
     assert job.sink.columns == (("op", "STRING"), ("id", "BIGINT"))
     assert (job.sink.connector, job.sink.options, job.sink.row_kind) == ("json", {"path": "/out"}, "op")
-    assert (job.state, job.checkpoint, job.emit, job.partitions) == ("/jobs/state", "/jobs/there", "per_event", 3)
+    assert (str(job.state), job.checkpoint, job.emit, job.partitions) == ("/jobs/state", "/jobs/there", "per_event", 3)
     assert job.spark == {"spark.sql.shuffle.partitions": "2", "spark.jars.packages": "a:b:1"}
     assert job.query.text == "SELECT o.id, ';' AS x -- ;\nFROM orders o"
     assert (job.name, job.backend, job.trigger, job.master) == ("job", "auto", None, None)

@@ -18,6 +18,7 @@ from gpu_ops.spark.metrics import metric_names
 from gpu_ops.spark.partition import PartitionState
 from gpu_ops.spark.progress import JoinProgress
 from gpu_ops.spark.triggers import takes_what_is_there
+from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest
 from spark.feeds import Feed, sql_join
@@ -67,8 +68,8 @@ def state_of(state: Path, version: int) -> Counter[str]:
     for number in range(manifest.partitions):
         partition = PartitionState(
             ApplyCommand(
-                "look", str(state), manifest.description, manifest.query_id, version, number, manifest.partitions,
-                "cpu", Wire("", "", ()), {},
+                "look", StateAddress.of(state), manifest.description, manifest.query_id, version, number,
+                manifest.partitions, "cpu", Wire("", "", ()), {},
             )
         )  # fmt: skip
         partition._load(version, over=True)

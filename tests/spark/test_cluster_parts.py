@@ -24,6 +24,7 @@ from gpu_ops.spark.folders import LocalStateWarning, warn_of_local_folder
 from gpu_ops.spark.memory import server_budget
 from gpu_ops.spark.remote import LostError, RemoteAgent
 from gpu_ops.spark.settings import Settings
+from gpu_ops.state.address import StateAddress
 
 BATCH = wire_batches(1)[0]
 
@@ -107,7 +108,7 @@ class Context:
 @pytest.mark.parametrize("state", ["/data/state", "state"])
 def test_a_local_state_folder_on_a_cluster_is_warned_of(state: str) -> None:
     with pytest.warns(LocalStateWarning, match="must see the same folder"):
-        warn_of_local_folder(Context("spark://host:7077"), state, stacklevel=1)
+        warn_of_local_folder(Context("spark://host:7077"), StateAddress.of(state), stacklevel=1)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +121,7 @@ def test_a_local_state_folder_on_a_cluster_is_warned_of(state: str) -> None:
     ],
 )
 def test_other_state_folders_are_not(master: str, state: str) -> None:
-    warn_of_local_folder(Context(master), state, stacklevel=1)  # a warning would be an error
+    warn_of_local_folder(Context(master), StateAddress.of(state), stacklevel=1)  # a warning would be an error
 
 
 # --- an agent and its servers ------------------------------------------------------------------

@@ -21,6 +21,7 @@ from gpu_ops.inputs import Input
 from gpu_ops.joins import Join
 from gpu_ops.keys import Key
 from gpu_ops.spark.command import ApplyCommand, Wire
+from gpu_ops.state.address import StateAddress
 
 ORDERS = pa.schema([("id", pa.int64()), ("item", pa.string()), ("amount", pa.float64())])
 PRICES = pa.schema([("item", pa.string()), ("price", pa.float64()), ("since", pa.timestamp("us"))])
@@ -61,7 +62,8 @@ def make_join(**changes: Any) -> Join:
 
 
 def make_command(batch_id: int = 0, state: str | None = None, **changes: Any) -> ApplyCommand:
-    given = ApplyCommand("j", state, make_join().to_json(), "query-1", batch_id, 0, 2, "cpu", WIRE, {})
+    address = None if state is None else StateAddress.of(state)
+    given = ApplyCommand("j", address, make_join().to_json(), "query-1", batch_id, 0, 2, "cpu", WIRE, {})
     return dataclasses.replace(given, **changes)
 
 

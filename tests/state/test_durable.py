@@ -278,15 +278,6 @@ def test_unknown_places_are_refused(location: str) -> None:
         Files.at(location)
 
 
-def test_secrets_are_not_shown(tmp_path: Path) -> None:
-    files = Files(pafs.LocalFileSystem(), str(tmp_path), "s3://me:secret@bucket/s?endpoint_override=host")
-    assert files.name("x") == "s3://bucket/s/x"
-    with pytest.raises(StateError) as caught:
-        Files.at("nope://me:secret@bucket/s")
-    assert "secret" not in str(caught.value)
-    assert "nope://bucket/s" in str(caught.value)
-
-
 def test_unwritable_folder_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "s").write_text("a file")
     with pytest.raises(StateError, match=r"cannot"):

@@ -18,6 +18,7 @@ from gpu_ops.keys import Key
 from gpu_ops.spark.command import ApplyCommand, Wire
 from gpu_ops.spark.left_over import left_over
 from gpu_ops.spark.partition import Applied, PartitionState
+from gpu_ops.state.address import StateAddress
 from gpu_ops.state.durable import PartitionLog
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import FINISHED, Manifest
@@ -74,7 +75,7 @@ ANSWERS, LEFT_OVER = expected()
 
 
 def opened(state: Path | None, **options: Any) -> PartitionState:
-    folder = None if state is None else str(state)
+    folder = None if state is None else StateAddress.of(state)
     return PartitionState(ApplyCommand("j", folder, JOIN.to_json(), "q", 0, 0, 2, "cpu", WIRE, options))
 
 

@@ -20,6 +20,7 @@ from gpu_ops.multi import MultiJoin
 from gpu_ops.spark.arrivals import INPUT_BITS, PARTITION_BITS, origins
 from gpu_ops.spark.command import ApplyCommand, Wire
 from gpu_ops.spark.partition import PartitionState
+from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest
 
@@ -92,7 +93,7 @@ ANSWERS = expected()
 
 
 def command(state: Path | None, **changes: Any) -> ApplyCommand:
-    folder = None if state is None else str(state)
+    folder = None if state is None else StateAddress.of(state)
     made = ApplyCommand("j", folder, JOIN.to_json(), "q", 0, 0, 2, "cpu", WIRE, {})
     return dataclasses.replace(made, **changes)
 

@@ -21,6 +21,7 @@ from gpu_ops.spark.murmur import spark_hash
 from gpu_ops.spark.packing import DISTRIBUTION, partition_of
 from gpu_ops.spark.partition import PartitionState
 from gpu_ops.spark.rescale import rescale
+from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import FINISHED, SPARK, Manifest
 from state import test_interval_partition as interval
@@ -69,8 +70,8 @@ class Partitions:
 
     def open(self) -> None:
         command = ApplyCommand(
-            "j", self.state, self.case.join.to_json(), "q", 0, 0, self.partitions, "cpu", self.case.wire,
-            {"snapshot_every": 3}, distribution=self.distribution,
+            "j", StateAddress.of(self.state), self.case.join.to_json(), "q", 0, 0, self.partitions, "cpu",
+            self.case.wire, {"snapshot_every": 3}, distribution=self.distribution,
         )  # fmt: skip
         numbers = range(self.partitions)
         self.servers = [PartitionState(dataclasses.replace(command, partition=number)) for number in numbers]
