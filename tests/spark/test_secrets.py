@@ -25,11 +25,11 @@ def test_credentials_of_a_state_folder_are_shown_nowhere(spark: object, tmp_path
         env=os.environ | {"PYTHONPATH": folders}, capture_output=True, text=True, timeout=400, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
-    assert done.stdout.count("refused: ") == 8
+    assert done.stdout.count("\nrefused: ") == 8
     assert "s3://states/a" in done.stdout
     assert "state server" in done.stdout  # a log
     left = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert any(path.match("events/**/*") and b"SparkListenerTaskEnd" in content for path, content in left.items())
+    assert any("events" in path.parts and b"SparkListenerTaskEnd" in content for path, content in left.items())
     assert any(path.match("checkpoint/offsets/0") for path in left)
     for part in PARTS:
         assert part not in done.stdout
