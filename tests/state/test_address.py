@@ -204,6 +204,7 @@ def test_secrets_are_in_no_text() -> None:
         f"hdfs://{KEY}:{WRITTEN}@host/s/../t",
         f"abfs://c:{WRITTEN}@account.dfs.core.windows.net/../x",
         f"s3://{KEY}:{WRITTEN}@[bucket/s",
+        f"s3://{KEY}:{WRITTEN}\u2100@bucket/s",
     ],
 )
 def test_secrets_are_in_no_refusal(location: str) -> None:
