@@ -41,6 +41,7 @@ def evaluate(
 
     Raises:
         ValueError: frames of different lengths, or no way to know the length.
+        EvaluationError: a row for which it fails, in ANSI mode.
     """
     columns: dict[tuple[str, str], pa.Array] = {}
     for name, used in condition.columns.items():
@@ -51,10 +52,20 @@ def evaluate(
                 raise ValueError(f"column {name}.{column} has {len(array)} rows where {length} are expected")
     if length is None:
         raise ValueError("a condition without columns needs a length")
-    mask = _Evaluation(columns)(condition.root)
-    if isinstance(mask, pa.Scalar):
-        return np.full(length, mask.as_py() is True)
-    return _bits(mask if mask.null_count == 0 else pc.fill_null(mask, False))
+    evaluation = _Evaluation(columns)
+    if condition.fails is not None:
+        failing = _mask(evaluation(condition.fails), length)
+        if failing.any():
+            row = int(failing.argmax())
+            raise condition.failure({".".join(name): array[row].as_py() for name, array in columns.items()})
+    return _mask(evaluation(condition.root), length)
+
+
+def _mask(datum: Datum, length: int) -> npt.NDArray[np.bool_]:
+    """Where a boolean is true."""
+    if isinstance(datum, pa.Scalar):
+        return np.full(length, datum.as_py() is True)
+    return _bits(datum if datum.null_count == 0 else pc.fill_null(datum, False))
 
 
 def _array(column: pa.Array | pa.ChunkedArray) -> pa.Array:

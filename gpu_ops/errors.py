@@ -50,6 +50,10 @@ class BadInputError(GpuJoinError, ValueError):
         return type(self), (self.input_name, self.column, self.problem, sample)
 
 
+class EvaluationError(GpuJoinError, ArithmeticError):
+    """A row for which a condition fails in ANSI mode, as it would in Spark; the state is as it was before."""
+
+
 class BackendError(GpuJoinError, RuntimeError):
     """A backend that was asked for cannot run here; says why."""
 

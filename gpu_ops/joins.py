@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
 import pyarrow as pa
 
 from gpu_ops.changelog import ROW_KIND_COLUMN
-from gpu_ops.conditions import Condition, parse
+from gpu_ops.conditions import Condition, parse, session_matters
 from gpu_ops.errors import DescriptionError
 from gpu_ops.inputs import Input, Layout, check_at_end, check_key_type, input_from_dict, input_to_dict
 from gpu_ops.intervals import Interval, time_type
@@ -36,6 +37,28 @@ Emit = Literal["per_event", "per_batch", "at_end"]
 * *per_batch*: the net change; nothing appears and disappears within a micro-batch.
 * *at_end*: nothing until the input ends.
 """
+
+
+def session_to_dict(
+    wheres: Iterable[tuple[str, Mapping[str, pa.Schema]]], *, time_zone: str | None, ansi: bool
+) -> dict[str, object]:
+    """The session of conditions as JSON takes it: nothing of it that makes no difference to any.
+
+    So a state folder fits a session in another time zone, and one written before there was this entry still fits,
+    unless that would change what is joined.
+
+    Args:
+        wheres: conditions, each with the inputs it is over.
+        time_zone: as in `Join`.
+        ansi: as in `Join`.
+    """
+    matters = [session_matters(sql, schemas, time_zone=time_zone, ansi=ansi) for sql, schemas in wheres]
+    found: dict[str, object] = {}
+    if any(zone for zone, _ in matters):
+        found["time_zone"] = next(zone for zone, _ in matters if zone)
+    if any(mode for _, mode in matters):
+        found["ansi"] = True
+    return found
 
 
 class OutputColumn(NamedTuple):
@@ -65,6 +88,9 @@ class Join:
         null_aware: for anti: ``NOT IN`` (a null on the right suppresses every row).
         suffixes: appended to clashing column names of left and right, or None.
         interval: what makes it an interval join, or None.
+        time_zone: the session's, in which the condition's times are read; by default that of the first zoned column,
+            else UTC.
+        ansi: whether the condition is one of a session with ``spark.sql.ansi.enabled``.
     """
 
     how: JoinType
@@ -76,6 +102,8 @@ class Join:
     null_aware: bool = False
     suffixes: tuple[str, str] | None = None
     interval: Interval | None = None
+    time_zone: str | None = None
+    ansi: bool = False
 
     def __post_init__(self) -> None:
         if self.how not in get_args(JoinType):
@@ -158,7 +186,11 @@ class Join:
         """The residual condition, parsed and typed."""
         if self.where is None:
             return None
-        return parse(self.where, {self.left.name: self.left.schema, self.right.name: self.right.schema})
+        return parse(self.where, self._schemas, time_zone=self.time_zone, ansi=self.ansi)
+
+    @property
+    def _schemas(self) -> dict[str, pa.Schema]:
+        return {source.name: source.schema for source in self.inputs}
 
     @property
     def outer(self) -> tuple[bool, bool]:
@@ -245,6 +277,8 @@ class Join:
         }
         if self.interval is not None:
             data["interval"] = self.interval.to_dict()
+        wheres = [] if self.where is None else [(self.where, self._schemas)]
+        data |= session_to_dict(wheres, time_zone=self.time_zone, ansi=self.ansi)
         return json.dumps(data, sort_keys=True)
 
     @classmethod
@@ -263,4 +297,6 @@ class Join:
             null_aware=data["null_aware"],
             suffixes=(suffixes[0], suffixes[1]) if suffixes else None,
             interval=Interval(**data["interval"]) if data.get("interval") else None,
+            time_zone=data.get("time_zone"),
+            ansi=data.get("ansi", False),
         )

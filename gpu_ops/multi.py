@@ -20,7 +20,7 @@ from gpu_ops.changelog import ROW_KIND_COLUMN
 from gpu_ops.conditions import Condition, parse
 from gpu_ops.errors import DescriptionError
 from gpu_ops.inputs import Input, Layout, check_at_end, check_key_type, input_from_dict, input_to_dict
-from gpu_ops.joins import Emit, Join, OutputColumn
+from gpu_ops.joins import Emit, Join, OutputColumn, session_to_dict
 from gpu_ops.keys import Shuffle, key_type
 
 MAX_INPUTS = 64
@@ -71,6 +71,8 @@ class MultiJoin:
         emit: see `gpu_ops.joins.Emit`.
         suffixes: one per input, appended to column names that another input has too; or None.
         shown: the inputs' order in the output; None for their own.
+        time_zone: as in `gpu_ops.joins.Join`.
+        ansi: as in `gpu_ops.joins.Join`.
     """
 
     inputs: tuple[Input, ...]
@@ -78,6 +80,8 @@ class MultiJoin:
     emit: Emit = "per_batch"
     suffixes: tuple[str, ...] | None = None
     shown: tuple[int, ...] | None = None
+    time_zone: str | None = None
+    ansi: bool = False
 
     @classmethod
     def of(
@@ -89,6 +93,8 @@ class MultiJoin:
         where: str | Sequence[str | None] | None = None,
         emit: Emit = "per_batch",
         suffixes: Sequence[str] | None = None,
+        time_zone: str | None = None,
+        ansi: bool = False,
     ) -> MultiJoin:
         """A description from what a user writes.
 
@@ -101,6 +107,8 @@ class MultiJoin:
             where: residual conditions, one per step; a single text is the last step's.
             emit: see `gpu_ops.joins.Emit`.
             suffixes: one per input, for clashing column names.
+            time_zone: as in `gpu_ops.joins.Join`.
+            ansi: as in `gpu_ops.joins.Join`.
 
         Raises:
             DescriptionError: not a join that this operator does.
@@ -132,6 +140,8 @@ class MultiJoin:
             emit=emit,
             suffixes=tuple(suffixes) if suffixes is not None else None,
             shown=shown,
+            time_zone=time_zone,
+            ansi=ansi,
         )
 
     def __post_init__(self) -> None:
@@ -271,11 +281,17 @@ class MultiJoin:
 
         own = self.inputs[place]
         terms = [f"({quoted(self.inputs[k.input], k.column)} <=> {quoted(own, k.own)})" for k in step.on if k.null_safe]
-        schemas = {i.name: i.schema for i in self.inputs[: place + 1]}
         if step.where is not None:
-            parse(step.where, schemas)  # so that a position in an error is one in the user's text
+            self._parse(step.where, place)  # so that a position in an error is one in the user's text
             terms.append(f"({step.where})")
-        return parse(" AND ".join(terms), schemas) if terms else None
+        return self._parse(" AND ".join(terms), place) if terms else None
+
+    def _parse(self, sql: str, place: int) -> Condition:
+        return parse(sql, self._schemas(place), time_zone=self.time_zone, ansi=self.ansi)
+
+    def _schemas(self, place: int) -> dict[str, pa.Schema]:
+        """Of what a step's condition is over."""
+        return {i.name: i.schema for i in self.inputs[: place + 1]}
 
     @functools.cached_property
     def references(self) -> tuple[frozenset[int], ...]:
@@ -336,6 +352,9 @@ class MultiJoin:
             "shown": list(self.shown) if self.shown else None,
             "inputs": [input_to_dict(i) for i in self.inputs],
         }
+        steps = enumerate(self.steps, start=1)
+        wheres = [(step.where, self._schemas(place)) for place, step in steps if step.where is not None]
+        data |= session_to_dict(wheres, time_zone=self.time_zone, ansi=self.ansi)
         return json.dumps(data, sort_keys=True)
 
     @classmethod
@@ -347,6 +366,8 @@ class MultiJoin:
             emit=data["emit"],
             suffixes=tuple(data["suffixes"]) if data["suffixes"] else None,
             shown=tuple(data["shown"]) if data["shown"] else None,
+            time_zone=data.get("time_zone"),
+            ansi=data.get("ansi", False),
         )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import importlib.util
 import json
 import math
+import re
 import shutil
 import subprocess
 import sys
@@ -15,13 +17,18 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cpu_fallback.conditions import evaluate
-from gpu_ops.conditions import Condition, parse
+from gpu_ops.conditions import Condition, literals, parse
 from gpu_ops.conditions.expressions import Call, Column, Literal, Node, Op
-from gpu_ops.errors import ConditionError, DescriptionError
+from gpu_ops.engine import JoinEngine
+from gpu_ops.errors import ConditionError, DescriptionError, EvaluationError, StateError
+from gpu_ops.inputs import Input
+from gpu_ops.joins import Join
+from gpu_ops.keys import Key
+from gpu_ops.state.manifest import Manifest
 
 ZONE = "Europe/Berlin"
 UTC = dt.UTC
@@ -150,6 +157,7 @@ try_cast(' +12 ' as int) = 12
 try_cast(1.9D as int) = 1
 try_cast(127.9D as tinyint) = 127
 try_cast(2147483647.5D as int) = 2147483647
+try_cast(9223372036854775807D as bigint) = 9223372036854775807
 try_cast(dec as int) = 5
 cast('1.5d' as double) = 1.5
 cast(' -1.5E-3 ' as double) = -0.0015
@@ -562,6 +570,9 @@ LETTERS = ["a", "b", "%", "_", "\\", "\n", ".", "*", "]", "-", "é", "\0", "\U00
 PIECES = ["%", "_", *(("\\" + x if x in "%_\\" else x) for x in LETTERS)]
 
 
+@example(["a"], ["a", "\\\\", "%"])
+@example(["a"], ["%", "\\\\"])
+@example(["a"], ["%", "\\\\", "%"])
 @given(
     st.lists(st.lists(st.sampled_from(LETTERS), max_size=5).map("".join), min_size=1, max_size=20),
     st.lists(st.sampled_from(PIECES), max_size=6),
@@ -681,9 +692,12 @@ def test_literals_do_not_cast_columns() -> None:
         "d > 1.5",
         "dt < '2021-01-01'",
         "ts > '2020-01-01'",
+        "ntz > '2020-01-01'",
         "ntz > timestamp'2020-01-01'",
     ):
-        assert casts(parse(sql, {"t": ROW.schema}).root) == ("-" in sql and sql[0] == "b"), sql
+        root = parse(sql, {"t": ROW.schema}, time_zone="+02:00").root
+        assert casts(root) == ("-" in sql and sql[0] == "b"), sql
+    assert casts(parse("ntz > timestamp'2020-01-01'", {"t": ROW.schema}, time_zone=ZONE).root) == 1, "clocks change"
 
 
 def test_units_and_zones_mix() -> None:
@@ -696,7 +710,7 @@ def test_units_and_zones_mix() -> None:
             "wall": pa.array([dt.datetime(2019, 12, 31, 19)], pa.timestamp("us")),
         }
     )
-    assert truth("ns = us and ns < far and far > ns and not ns = far and us = wall", table) is True
+    assert truth("ns = us and ns < far and far > ns and not ns = far and us = wall + interval 5 hours", table) is True
     assert truth("coalesce(us, far) = ns and greatest(ns, us) = us", table) is True
     with_zone = parse("wall = timestamp'2020-01-01 00:00:00Z'", {"t": table.schema}, time_zone="America/New_York")
     assert evaluate(with_zone, {"t": table}).tolist() == [True]
@@ -787,6 +801,199 @@ def test_shared_nodes_are_evaluated_once() -> None:
     for _ in range(12):
         deep = f"greatest({deep}, i, null)"
     assert truth(f"{deep} = 5") is True
+
+
+# --- the session: time zone and ANSI mode ---------------------------------------------------------
+
+
+def check(sql: str, row: pa.Table = ROW, **session: object) -> bool:
+    return bool(evaluate(parse(sql, {"t": row.schema}, **session), {"t": row}, length=1)[0])
+
+
+AT = pa.table({"at": pa.array([dt.datetime(2026, 3, 8, 6, 30, tzinfo=UTC)], pa.timestamp("us", "UTC"))})
+
+
+@pytest.mark.parametrize(
+    ("zone", "local"),
+    [
+        ("UTC", "2026-03-08 06:30:00"),
+        ("America/New_York", "2026-03-08 01:30:00"),
+        ("Asia/Kolkata", "2026-03-08 12:00:00"),
+        ("GMT+8", "2026-03-08 14:30:00"),
+        ("-03:30", "2026-03-08 03:00:00"),
+        ("Pacific/Apia", "2026-03-08 19:30:00"),
+    ],
+)
+def test_a_time_in_a_text_is_one_of_the_sessions_zone(zone: str, local: str) -> None:
+    """Beside columns in UTC, as they come from Spark; before it was read in their zone."""
+    for sql in (
+        f"at = '{local}' and at >= '{local}' and not at < '{local}' and at between '{local}' and '{local}'",
+        f"at = timestamp '{local}' and at in ('{local}') and case at when '{local}' then true end",
+        f"at = cast('{local}' as timestamp) and cast(at as date) = '{local[:10]}' and date(at) in ('{local[:10]}')",
+        f"at = timestamp_ntz '{local}' and cast(at as timestamp_ntz) = '{local}'",
+        f"at - date '{local[:10]}' < interval 1 day and at >= date '{local[:10]}'",
+    ):
+        for ansi in (False, True):
+            assert check(sql, AT, time_zone=zone, ansi=ansi), sql
+
+
+def test_a_zone_is_understood_or_refused_by_name() -> None:
+    for name, known in [
+        *[("UTC", "UTC"), ("Z", "UTC"), ("GMT", "UTC"), ("+00:00", "UTC"), ("GMT+8", "+08:00"), ("UTC-3:30", "-03:30")],
+        *[("+0530", "+05:30"), ("-8", "-08:00"), ("+18:00", "+18:00"), ("Asia/Kolkata", "Asia/Kolkata")],
+        ("Etc/GMT+8", "Etc/GMT+8"),
+    ]:
+        assert literals.zone_name(name) == known
+    for name in ("Mars/Base", "PST", "+19:00", "+18:01", "+01:60", "posix/UTC", "right/UTC", "America", "+01:02:03"):
+        with pytest.raises(DescriptionError, match=re.escape(f"the time zone {name!r} is not known here")):
+            parse("true", {"t": AT.schema}, time_zone=name)
+
+
+NEW_YORK = "America/New_York"
+WALLS = [dt.datetime(2026, 3, 8, 2, 30), dt.datetime(2026, 11, 1, 1, 30), dt.datetime(2026, 3, 8, 3, 0)]
+CHANGES = pa.table({"wall": pa.array(WALLS, pa.timestamp("us"))})
+
+
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ("wall = timestamp '2026-03-08 03:30:00'", [True, False, False]),
+        ("wall > timestamp '2026-03-08 03:10:00'", [True, True, False]),
+        ("wall = timestamp '2026-11-01 05:30:00Z'", [False, True, False]),
+        ("wall < timestamp '2026-11-01 06:30:00Z'", [True, True, True]),
+        ("wall in (timestamp '2026-03-08 07:00:00Z')", [False, False, True]),
+        ("wall = '2026-03-08 02:30:00'", [True, False, False]),
+    ],
+)
+def test_a_wall_clock_column_beside_an_instant_where_clocks_change(sql: str, expected: list[bool]) -> None:
+    """Spark makes an instant of the column; the hour that is skipped counts as the next, the first of two is meant."""
+    condition = parse(sql, {"t": CHANGES.schema}, time_zone=NEW_YORK)
+    assert evaluate(condition, {"t": CHANGES}).tolist() == expected
+
+
+def test_times_in_a_list_with_text() -> None:
+    """Without ANSI mode Spark compares them as text, which an hour that comes twice has twice."""
+    twice = [dt.datetime(2026, 11, 1, hour, 30, tzinfo=UTC) for hour in (5, 6, 7)]
+    table = pa.table({"at": pa.array(twice, pa.timestamp("us", "UTC"))})
+    sql = "at in ('2026-11-01 01:30:00')"
+    for ansi, expected in ((False, [True, True, False]), (True, [True, False, False])):
+        condition = parse(sql, {"t": table.schema}, time_zone=NEW_YORK, ansi=ansi)
+        assert evaluate(condition, {"t": table}).tolist() == expected
+    for text in ("2026-11-1 01:30:00", "2026-11-01 01:30", "2026-11-01 01:30:00.10", "2026-11-01T01:30:00"):
+        with pytest.raises(ConditionError, match="without ANSI mode Spark compares"):
+            parse(f"at in ('{text}')", {"t": table.schema})
+        parse(f"at in ('{text}')", {"t": table.schema}, ansi=True)
+    with pytest.raises(ConditionError, match="COALESCE of TIMESTAMP and STRING"):
+        parse("coalesce(at, '2026-11-01 01:30:00') is null", {"t": table.schema})
+
+
+@pytest.mark.parametrize(
+    ("sql", "there", "not_there"),
+    [
+        ("i + 1 > 0", (2147483647,), (2147483646,)),
+        ("i - 1 < 0", (-2147483648,), (-2147483647,)),
+        ("i * i > 0", (46341,), (46340,)),
+        ("l + 1 > 0", (None, 2**63 - 1), (None, 2**63 - 2)),
+        ("l - 1 < 0", (None, -(2**63)), (None, -(2**63) + 1)),
+        ("l * 3037000500 > 0", (None, 3037000500), (None, 3037000499)),
+        ("l * l > 0", (None, -(2**62)), (None, -(2**31))),
+        ("-i <= 0", (-2147483648,), (-2147483647,)),
+        ("abs(l) >= 0", (None, -(2**63)), (None, -(2**63) + 1)),
+        ("1 / i > 0", (0,), (1,)),
+        ("d % i >= 0", (0, None, 1.0), (0, None, None)),
+        ("null / i is null", (1, None, None, "TRAP"), (0,)),
+        ("cast(i as tinyint) > 0", (128,), (127,)),
+        ("cast(d as int) > 0", (None, None, 2147483648.0), (None, None, 2147483647.9)),
+        ("cast(d as int) >= 0", (None, None, math.nan), (None, None, 0.9)),
+        ("cast(d as bigint) > 0", (None, None, 1e19), (None, None, float(2**63))),
+        ("cast(s as int) > 0", (None, None, None, "1.9"), (None, None, None, " 1 ")),
+        ("cast(s as double) > 0", (None, None, None, "x"), (None, None, None, "1e3")),
+        ("cast(s as boolean)", (None, None, None, "on"), (None, None, None, "yes")),
+        ("cast(i as decimal(3,1)) > 0", (100,), (99,)),
+        ("cast(cast(i as decimal(12,2)) as decimal(4,2)) > 0", (100,), (99,)),
+        ("i > 3 or 1 / i > 0", (0,), (4,)),
+        ("i <> 0 and 1 / i > 0", (None, 2**63 - 1, 1.0, "TRAP"), (0,)),
+        ("case when i <> 0 then 1 / i > 0 else false end", (None, None, None, "TRAP"), (0,)),
+        ("case when i = 0 then true when 1 / i > 0 then true end", (None, None, None, "TRAP"), (0,)),
+        ("case when i = 1 then 1 / (i - 1) else 0 end >= 0", (1,), (0,)),
+        ("coalesce(i, 1 / 0) = 5", (None,), (5,)),
+        ("l / nullif(i, 0) > 0", (None, None, None, "TRAP"), (0, 5)),
+        ("if(l > 0, i + 1, 0) > 0", (2147483647, 1), (2147483647, 0)),
+        ("try_cast(s as int) > 0 or try_cast(d as int) > 0", (None, None, None, "TRAP"), (None, None, 1e30, "x")),
+        ("try_cast(i as decimal(2,1)) is null", (None, None, None, "TRAP"), (100,)),
+        ("i in (1, 2) and 10 / (i - 2) < 0", (2,), (3,)),
+    ],
+)
+def test_what_fails_in_ansi_mode(sql: str, there: tuple[object, ...], not_there: tuple[object, ...]) -> None:
+    """Spark raises an error for the first row, and none for the second; TRAP stands for a text that is never cast."""
+    kinds = {"i": pa.int32(), "l": pa.int64(), "d": pa.float64(), "s": pa.string()}
+
+    def row(values: tuple[object, ...]) -> pa.Table:
+        values += (None,) * (4 - len(values))
+        return pa.table({n: pa.array([v], k) for (n, k), v in zip(kinds.items(), values, strict=True)})
+
+    condition = parse(sql, {"t": row(there).schema}, ansi=True)
+    lenient = parse(sql, {"t": row(there).schema})
+    assert lenient.fails is None
+    evaluate(lenient, {"t": row(there)}, length=1)
+    if "TRAP" not in there:
+        with pytest.raises(EvaluationError, match="fails in ANSI mode") as caught:
+            evaluate(condition, {"t": row(there)}, length=1)
+        named = [n for n, v in zip(kinds, there, strict=False) if v is not None]
+        assert not named or any(f"t.{n} = " in str(caught.value) for n in named)
+    same = evaluate(condition, {"t": row(not_there)}, length=1).tolist()
+    assert same == evaluate(lenient, {"t": row(not_there)}, length=1).tolist()
+
+
+def test_integers_and_floats_meet_as_doubles_in_ansi_mode() -> None:
+    assert check("16777217 = cast(16777216 as float)")
+    assert not check("16777217 = cast(16777216 as float)", ansi=True)
+
+
+def test_an_error_in_ansi_mode_leaves_the_state_as_it_was() -> None:
+    schema = pa.schema([("k", pa.int64()), ("x", pa.int32())])
+    inputs = Input("left", schema), Input("right", schema)
+    keys = (Key("k", "k", using=True),)
+    join = Join("left", *inputs, keys, where="left.x + right.x > 0", suffixes=("_l", "_r"), ansi=True)
+    engine = JoinEngine(Join.from_json(join.to_json()), backend="cpu")
+    first = pa.table({"k": [1], "x": pa.array([2147483647], pa.int32())})
+    engine.process(left=first)
+    with pytest.raises(EvaluationError, match=r"left\.x = 2147483647, right\.x = 1\b"):
+        engine.process(right=pa.table({"k": [1], "x": pa.array([1], pa.int32())}))
+    said = engine.process(right=pa.table({"k": [1], "x": pa.array([0], pa.int32())})).to_pylist()
+    assert [(row["row_kind"], row["x_r"]) for row in said] == [("-D", None), ("+I", 0)]
+
+
+def test_only_what_matters_of_a_session_is_in_a_description() -> None:
+    """So that a folder fits again, in any session, unless its rows would be joined otherwise."""
+    schema = pa.schema([("k", pa.int64()), ("at", pa.timestamp("us", "UTC")), ("n", pa.int32())])
+
+    def description(where: str | None, zone: str | None = None, *, ansi: bool = False) -> str:
+        inputs = Input("left", schema), Input("right", schema)
+        join = Join(
+            "inner", *inputs, (Key("k", "k", using=True),), where, suffixes=("", "_r"), time_zone=zone, ansi=ansi
+        )
+        assert Join.from_json(join.to_json()).condition == join.condition or zone is not None
+        return join.to_json()
+
+    for where in (None, "left.n < right.n", "left.at < right.at", "left.at < '2026-01-01 00:00:00Z'"):
+        assert description(where, NEW_YORK, ansi=True) == description(where)
+    for where in (
+        "left.at < '2026-01-01'",
+        "cast(left.at as date) = '2026-01-01'",
+        "left.at - interval 1 day < right.at",
+    ):
+        text = description(where, NEW_YORK, ansi=True)
+        assert json.loads(text)["time_zone"] == NEW_YORK
+        assert Join.from_json(text).to_json() == text
+        assert description(where, "UTC", ansi=True) == description(where, "Etc/UTC") == description(where)
+        assert description(where, "GMT+8") == description(where, "+08:00")
+    assert json.loads(description("left.n + 1 < right.n", NEW_YORK, ansi=True)).get("ansi") is True
+    assert "time_zone" not in json.loads(description("left.n + 1 < right.n", NEW_YORK))
+    manifests = [Manifest(description("left.at < '2026-01-01'", zone), 1, "q") for zone in (None, NEW_YORK)]
+    manifests[0].check(dataclasses.replace(manifests[0]), "here")
+    with pytest.raises(StateError, match=f"it had time_zone='UTC', now '{NEW_YORK}'"):
+        manifests[1].check(manifests[0], "here")
 
 
 # --- errors -------------------------------------------------------------------------------------

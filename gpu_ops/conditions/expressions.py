@@ -3,15 +3,15 @@
 Its operations are few (`Op`); `gpu_ops.conditions.lowering` brings everything else down to them. Both arguments of a
 comparison have the same type when they reach a backend (timestamps may differ in their zones).
 
-Types and implicit casts are those of Spark with ``spark.sql.ansi.enabled=false`` (TypeCoercion,
-DecimalPrecision), narrowed: what Spark would guess at (a string beside a number, a number beside a boolean)
-is refused here.
+Types and implicit casts are those of Spark (TypeCoercion, AnsiTypeCoercion, DecimalPrecision), narrowed: what Spark
+would guess at (a string beside a number, a number beside a boolean) is refused here.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
@@ -19,6 +19,9 @@ from enum import StrEnum
 import pyarrow as pa
 
 from gpu_ops.conditions import literals
+
+ANSI: ContextVar[bool] = ContextVar("ANSI", default=False)
+"""Whether the text that is being read is one of a session with ``spark.sql.ansi.enabled``."""
 
 Value = bool | int | float | Decimal | str | bytes | None
 
@@ -152,7 +155,7 @@ def type_name(type_: pa.DataType) -> str:
 
 
 def column_type(type_: pa.DataType) -> pa.DataType:
-    """A column's type in a condition: dictionaries decoded, unsigned widened, seconds as microseconds."""
+    """A column's type in a condition, zone aside: dictionaries decoded, unsigned widened, seconds as microseconds."""
     if pa.types.is_dictionary(type_):
         return column_type(type_.value_type)
     if type_ in _SIGNED:
@@ -206,7 +209,8 @@ def common_type(nodes: Sequence[Node], doing: str) -> pa.DataType:
         return pa.null()
     if kinds <= NUMERIC:
         if "float" in kinds:
-            return DOUBLE if DOUBLE in types or "decimal" in kinds else FLOAT
+            wide = "decimal" in kinds or ("integer" in kinds and ANSI.get())
+            return DOUBLE if DOUBLE in types or wide else FLOAT
         if "decimal" not in kinds:
             return max(types, key=lambda type_: type_.bit_width)
         decimals = [as_decimal(node) for node in typed]

@@ -10,7 +10,7 @@ from decimal import Decimal
 
 import pyarrow as pa
 
-from gpu_ops.conditions import literals
+from gpu_ops.conditions import checks, literals
 from gpu_ops.conditions.expressions import (
     BIGINT,
     BOOL,
@@ -47,16 +47,40 @@ def cast(node: Node, type_: pa.DataType, *, safe: bool) -> Node:
     """CAST, and TRY_CAST when ``safe``.
 
     CAST does what Spark does with ANSI off: integers wrap, floats saturate, strings and decimals that do not
-    fit are null. TRY_CAST makes null of all that. Backends see these pairs only: integer to integer, float,
-    decimal, string; boolean to integer, float; float to int32, int64, float; decimal to int64, float,
-    decimal; string to boolean, integer, float; date to string, timestamp without zone; timestamp to the same
-    of another unit or zone, from and to the wall clock; timestamp without zone to date; null to any.
+    fit are null; in ANSI mode, where that happens is noted. TRY_CAST makes null of all that. Backends see these
+    pairs only: integer to integer, float, decimal, string; boolean to integer, float; float to int32, int64,
+    float; decimal to int64, float, decimal; string to boolean, integer, float; date to string, timestamp without
+    zone; timestamp to the same of another unit or zone, from and to the wall clock; timestamp without zone to
+    date; null to any.
     """
-    source, target = kind(node.type), kind(type_)
     if node.type == type_:
         return node
-    if source == "null":
+    if kind(node.type) == "null":
         return convert(node, type_)
+    result = _cast(node, type_, safe=safe)
+    return result if safe else checks.note(result, lambda: _failure(node, type_, result))
+
+
+def _failure(node: Node, type_: pa.DataType, result: Node) -> Node | None:
+    """Where a CAST fails in ANSI mode; None where it cannot."""
+    match kind(node.type), kind(type_):
+        case "integer" | "float" | "decimal", "integer":
+            inside = _in_range(node, type_)
+            return None if inside is None else checks.negation(inside)
+        case "boolean", "decimal":
+            return node if type_.precision == type_.scale else None
+        case "string", "integer":
+            result = Call(Op.TRY_CAST, (node,), type_)
+        case ("string", "boolean" | "float") | ("integer" | "decimal", "decimal"):
+            pass
+        case _:
+            return None
+    here = checks.negation(Call(Op.IS_NULL, (node,), BOOL))
+    return checks.both(here, Call(Op.IS_NULL, (result,), BOOL))
+
+
+def _cast(node: Node, type_: pa.DataType, *, safe: bool) -> Node:
+    source, target = kind(node.type), kind(type_)
     if isinstance(node, Literal) and isinstance(node.value, str) and target in ("date", "timestamp"):
         return date_literal(node.value) if target == "date" else timestamp_literal(node.value, type_.tz)
     if safe and target == "integer" and source in NUMERIC:
@@ -98,24 +122,26 @@ def _choose(test: Node, yes: Literal, no: Literal) -> Node:
 
 
 def _cast_in_range(node: Node, type_: pa.DataType) -> Node:
+    inside, result = _in_range(node, type_), _cast(node, type_, safe=False)
+    return result if inside is None else case([(inside, result)], Literal(None, type_), "CAST")
+
+
+def _in_range(node: Node, type_: pa.DataType) -> Node | None:
+    """Whether a number, its fraction cut off, is one of an integer type; None where it always is."""
     bound = 1 << (type_.bit_width - 1)
     if kind(node.type) == "integer" and node.type.bit_width <= type_.bit_width:
-        return cast(node, type_, safe=False)
+        return None
     if kind(node.type) == "float":
-        wide = convert(node, DOUBLE)
-        low = Literal(float(-bound - 1), DOUBLE) if type_ != BIGINT else Literal(float(-bound), DOUBLE)
-        inside = (
-            compare("<" if type_ != BIGINT else "<=", low, wide),
-            compare("<", wide, Literal(float(bound), DOUBLE)),
-        )
-    else:
-        # A decimal with fewer digits than the bound is inside, and comparing it might take too many digits.
-        limits = [_literal(-bound - 1), _literal(bound)]
-        digits = as_decimal(limits[1]).precision
-        if kind(node.type) == "decimal" and node.type.precision - node.type.scale < digits:
-            return cast(node, type_, safe=False)
-        inside = compare("<", limits[0], node), compare("<", node, limits[1])
-    return case([(logic(Op.AND, *inside), cast(node, type_, safe=False))], Literal(None, type_), "CAST")
+        # Of a BIGINT both ends belong to it in Spark: as a double its largest value is 2^63.
+        wide, strict = convert(node, DOUBLE), type_ != BIGINT
+        low = compare("<" if strict else "<=", Literal(float(-bound - strict), DOUBLE), wide)
+        return logic(Op.AND, low, compare("<" if strict else "<=", wide, Literal(float(bound), DOUBLE)))
+    # A decimal with fewer digits than the bound is inside, and comparing it might take too many digits.
+    limits = [_literal(-bound - 1), _literal(bound)]
+    digits = as_decimal(limits[1]).precision
+    if kind(node.type) == "decimal" and node.type.precision - node.type.scale < digits:
+        return None
+    return logic(Op.AND, compare("<", limits[0], node), compare("<", node, limits[1]))
 
 
 def _literal(value: int) -> Literal:

@@ -6,7 +6,9 @@ what is wrong.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
+import functools
 import re
 import sys
 from collections.abc import Sequence
@@ -14,6 +16,7 @@ from decimal import Decimal
 from zoneinfo import ZoneInfo
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 _EPOCH = dt.datetime(1970, 1, 1)
 _MICROSECOND = dt.timedelta(microseconds=1)
@@ -88,7 +91,7 @@ _DAY = r"\s*(\d{4})(?:-(\d{1,2})(?:-(\d{1,2})"
 _DATE = re.compile(_DAY + r"(?:[T ].*)?)?)?\s*$", re.DOTALL)
 _TIME = re.compile(
     _DAY + r"(?:[T ]\s*(\d{1,2}):(\d{1,2})(?::(\d{1,2})(?:\.(\d*))?)?)?\s*"
-    r"(Z|UTC|GMT|[+-]\d{1,2}(?::?\d{2})?|[A-Za-z]+/[A-Za-z_/-]+)?)?)?\s*$"
+    r"(Z|UTC|GMT|[+-]\d{1,2}(?::\d{1,2})?|[+-]\d{4}|[A-Za-z]+/[A-Za-z0-9_/+-]+)?)?)?\s*$"
 )  # fmt: skip
 
 
@@ -114,8 +117,32 @@ def timestamp(text: str) -> tuple[int, str | None]:
     return (moment - _EPOCH) // _MICROSECOND + int((fraction or "").ljust(6, "0")[:6]), zone
 
 
-_OFFSET = re.compile(r"([+-])(\d{1,2})(?::?(\d{2}))?$")
-_UTC = ("UTC", "Etc/UTC", "GMT", "Etc/GMT", "Z", "UCT", "Zulu")
+_OFFSET = re.compile(r"(?:UTC|GMT|UT)?([+-])(\d{1,2})(?::?(\d{1,2}))?$")
+_UTC = ("UTC", "Etc/UTC", "GMT", "Etc/GMT", "Z", "UCT", "Zulu", "UT", "Etc/UCT", "Etc/Zulu", "+00:00")
+
+
+def zone_name(name: str) -> str:
+    """A time zone as Arrow writes it: ``GMT+8`` is ``+08:00``, and UTC has one name.
+
+    Raises:
+        ValueError: none that Java, Arrow and this machine's time zone database all know.
+    """
+    if name in _UTC:
+        return "UTC"
+    offset = _OFFSET.match(name)
+    if offset:
+        sign, hours, minutes = offset[1], int(offset[2]), int(offset[3] or 0)
+        if minutes < 60 and hours * 60 + minutes <= 18 * 60:
+            return f"{sign}{hours:02}:{minutes:02}" if hours or minutes else "UTC"
+    elif not name.startswith(("posix/", "right/")):
+        with contextlib.suppress(KeyError, ValueError, OSError, pa.ArrowInvalid):
+            ZoneInfo(name)
+            pc.assume_timezone(pa.array([0], pa.timestamp("us")), name)
+            return name
+    raise ValueError(
+        f"the time zone {name!r} is not known here: write one of the time zone database, such as 'Europe/Paris', or an "
+        "offset such as '+05:30'"
+    )
 
 
 def shifts(zone: str | None) -> bool:
@@ -123,8 +150,10 @@ def shifts(zone: str | None) -> bool:
     return zone is not None and zone not in _UTC and not _OFFSET.match(zone)
 
 
+@functools.cache
 def _zone(name: str) -> dt.tzinfo:
-    if name in _UTC:
+    name = zone_name(name)
+    if name == "UTC":
         return dt.UTC
     offset = _OFFSET.match(name)
     if not offset:

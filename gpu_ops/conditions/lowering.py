@@ -7,13 +7,15 @@ Every function here raises `TypeProblemError` for operands that do not fit.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from decimal import Decimal
 
 import pyarrow as pa
 
-from gpu_ops.conditions import literals
+from gpu_ops.conditions import checks, literals
 from gpu_ops.conditions.expressions import (
+    ANSI,
     BOOL,
     DATE,
     DOUBLE,
@@ -53,13 +55,12 @@ def logic(op: Op, *args: Node) -> Node:
     return logic(op, *(logic(op, *part) if len(part) > 1 else part[0] for part in (args[:half], args[half:])))
 
 
-def read_times(nodes: Sequence[Node]) -> list[Node]:
-    """String literals beside times as times; zoned literals beside columns without zone as wall-clock times.
+def _is_text(node: Node) -> bool:
+    return isinstance(node, Literal) and isinstance(node.value, str)
 
-    Spark casts the string, a bad one to null; here that is an error. It casts a column without zone to an
-    instant for a zoned literal; casting the literal instead differs in the hours that a change of offset
-    skips or repeats.
-    """
+
+def read_times(nodes: Sequence[Node]) -> list[Node]:
+    """String literals beside times as times. Spark makes null or an error of one that is none; here it is refused."""
     kinds = {kind(node.type) for node in nodes}
     if not kinds & {"date", "timestamp"}:
         return list(nodes)
@@ -70,11 +71,52 @@ def read_times(nodes: Sequence[Node]) -> list[Node]:
         if isinstance(node, Literal) and isinstance(node.value, str):
             node = date_literal(node.value) if not stamps else timestamp_literal(node.value, zone)  # noqa: PLW2901
         read.append(node)
-    columns = [node for node in stamps if not isinstance(node, Literal)]
-    if zone and columns and not any(node.type.tz for node in columns):
-        walls = [isinstance(node, Literal) and kind(node.type) == "timestamp" for node in read]
-        read = [convert(n, pa.timestamp(n.type.unit)) if wall else n for n, wall in zip(read, walls, strict=True)]
     return read
+
+
+_AS_SPARK_WRITES = {
+    "date": re.compile(r"\d{4}-\d\d-\d\d"),
+    "timestamp": re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d{0,5}[1-9])?"),
+}
+
+
+def _times_as_text(nodes: Sequence[Node]) -> list[Node]:
+    """Times of an IN in which a string stands, too: without ANSI mode Spark compares them all as text.
+
+    So texts must look as Spark writes a time. Equal text is equal time on the wall clock, which an hour that comes
+    twice shows twice.
+    """
+    kinds = {kind(node.type) for node in nodes} & {"date", "timestamp"}
+    if not kinds or ANSI.get() or not any(map(_is_text, nodes)):
+        return list(nodes)
+    if len(kinds) > 1:
+        raise TypeProblemError("cannot compare DATE and TIMESTAMP with STRING in an IN: CAST them to one type")
+    (own,) = kinds
+    read: list[Node] = []
+    for node in nodes:
+        if isinstance(node, Literal) and isinstance(node.value, str):
+            if not _AS_SPARK_WRITES[own].fullmatch(node.value):
+                raise TypeProblemError(
+                    f"without ANSI mode Spark compares {node.value!r} in an IN with the {own.upper()} as text, which "
+                    f"never looks so: write {own.upper()} {node.value!r}"
+                )
+            node = date_literal(node.value) if own == "date" else timestamp_literal(node.value, None)  # noqa: PLW2901
+        read.append(_wall(node, node.type.unit) if kind(node.type) == "timestamp" else node)
+    return read
+
+
+def _fixed_offset(nodes: Sequence[Node]) -> list[Node]:
+    """Zoned literals beside columns without zone as wall-clock times, so that no column is cast.
+
+    Only where the offset never changes: in the hours that a change skips or repeats it is not the same.
+    """
+    stamps = [node for node in nodes if kind(node.type) == "timestamp"]
+    zone = next((node.type.tz for node in stamps if node.type.tz), None)
+    columns = [node for node in stamps if not isinstance(node, Literal)]
+    if not zone or literals.shifts(zone) or not columns or any(node.type.tz for node in columns):
+        return list(nodes)
+    walls = [isinstance(node, Literal) and kind(node.type) == "timestamp" for node in nodes]
+    return [_wall(n, n.type.unit) if wall else n for n, wall in zip(nodes, walls, strict=True)]
 
 
 def date_literal(text: str) -> Literal:
@@ -96,24 +138,21 @@ def timestamp_literal(text: str, zone: str | None) -> Literal:
 
 
 def agree(nodes: Sequence[Node], doing: str) -> list[Node]:
-    """The nodes, all in one type."""
-    nodes = read_times(nodes)
+    """The nodes, all in one type. Without ANSI mode Spark makes text of times beside text; that is refused."""
+    nodes = read_times(nodes) if ANSI.get() else nodes
     type_ = common_type(nodes, doing)
     return [convert(node, type_) for node in nodes]
 
 
 def _comparable(nodes: Sequence[Node]) -> list[Node]:
     """As `agree`, but in a column's own type where that says the same: no column is cast for a literal."""
-    nodes = read_times(nodes)
+    nodes = _fixed_offset(read_times(nodes))
     common = common_type(nodes, "compare")
     types = {node.type for node in nodes if not isinstance(node, Literal)}
     if len(types) == 1 and kind(common) in ("integer", "decimal"):
         own = types.pop()
         if all(node.value is None or _fits(node.value, own) for node in nodes if isinstance(node, Literal)):
             common = own
-    zones = {node.type.tz for node in nodes if kind(node.type) == "timestamp"}
-    if len(zones) > 1 and None not in zones:  # instants compare whatever their zones
-        return [convert(node, pa.timestamp(common.unit, getattr(node.type, "tz", common.tz))) for node in nodes]
     return [convert(node, common) for node in nodes]
 
 
@@ -143,7 +182,7 @@ def compare(operator: str, left: Node, right: Node) -> Node:
 
 def is_in(value: Node, members: Sequence[Node]) -> Node:
     """IN over a list; a null member makes unknown of what is not found."""
-    value, *members = _comparable((value, *members))
+    value, *members = _comparable(_times_as_text((value, *members)))
     if value.type == pa.null():
         return Literal(None, BOOL)
     known = tuple(dict.fromkeys(m for m in members if isinstance(m, Literal) and m.value is not None))
@@ -216,7 +255,7 @@ def number(op: Op, node: Node, name: str) -> Node:
         return Literal(None, DOUBLE)
     if kind(node.type) not in NUMERIC:
         raise TypeProblemError(f"{name} takes a number, not {type_name(node.type)}")
-    return Call(op, (node,), node.type)
+    return checks.calculated(Call(op, (node,), node.type))
 
 
 def arithmetic(operator: str, left: Node, right: Node, zone: str) -> Node:
@@ -232,7 +271,7 @@ def arithmetic(operator: str, left: Node, right: Node, zone: str) -> Node:
         return _decimals(operator, left, right)
     if operator == "/" or type_ == pa.null():
         type_ = DOUBLE
-    return Call(Op(operator), (convert(left, type_), convert(right, type_)), type_)
+    return checks.calculated(Call(Op(operator), (convert(left, type_), convert(right, type_)), type_))
 
 
 def _decimals(operator: str, left: Node, right: Node) -> Node:

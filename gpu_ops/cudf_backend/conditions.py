@@ -8,7 +8,7 @@ differently (case mapping, casts from and to text, time zones) run on the host; 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -17,12 +17,12 @@ import numpy as np
 import pyarrow as pa
 import pylibcudf as plc
 
-from gpu_ops.conditions import Condition
+from gpu_ops.conditions import Condition, nodes_of
 from gpu_ops.conditions.expressions import DATE, STRING, Call, Column, Literal, Node, Op, kind
 from gpu_ops.cudf_backend import casts, decimals
 from gpu_ops.cudf_backend.casts import Datum, is_text
 from gpu_ops.cudf_backend.decimals import Wide
-from gpu_ops.cudf_backend.frame import Frame, choose, values
+from gpu_ops.cudf_backend.frame import Frame, choose, to_arrow, values
 from gpu_ops.cudf_backend.storage import decoded, storage_type
 from gpu_ops.errors import BackendError
 from gpu_ops.kernels import Array
@@ -37,7 +37,7 @@ def check(condition: Condition) -> tuple[str, ...]:
         BackendError: an operation, a cast or a type that this backend does not know.
     """
     on_host: dict[str, None] = {}
-    for node in _nodes(condition.root):
+    for node in nodes_of(condition.root, condition.fails):
         if isinstance(node, Call):
             if node.op not in _OPERATIONS:
                 raise BackendError(f"the GPU backend cannot evaluate {str(node.op)!r} of {condition.sql!r}")
@@ -46,13 +46,6 @@ def check(condition: Condition) -> tuple[str, ...]:
         elif kind(node.type) != "other":
             storage_type(node.type)
     return tuple(on_host)
-
-
-def _nodes(node: Node) -> Iterator[Node]:
-    yield node
-    if isinstance(node, Call):
-        for arg in node.args:
-            yield from _nodes(arg)
 
 
 def evaluate(condition: Condition, frames: Mapping[str, Frame], length: int) -> Array:
@@ -68,15 +61,34 @@ def evaluate(condition: Condition, frames: Mapping[str, Frame], length: int) -> 
 
     Raises:
         ValueError: frames of different lengths.
+        EvaluationError: a row for which it fails, in ANSI mode.
     """
     for name, used in condition.columns.items():
         if used and frames[name].length != length:
             raise ValueError(f"input {name} has {frames[name].length} rows where {length} are expected")
     if length == 0:
         return cp.zeros(0, bool)
-    found = _Evaluation(frames)(condition.root)
-    mask = found.data if found.valid is None else found.data & found.valid
-    return cp.array(cp.broadcast_to(mask, (length,)))
+    evaluation = _Evaluation(frames)
+    if condition.fails is not None:
+        failing = _mask(evaluation(condition.fails), length)
+        if failing.any():
+            raise condition.failure(_sample(condition, frames, cp.flatnonzero(failing)[:1]))
+    return _mask(evaluation(condition.root), length)
+
+
+def _sample(condition: Condition, frames: Mapping[str, Frame], row: Array) -> dict[str, object]:
+    """The columns of one row, in host memory."""
+    taken = {name: frames[name].take(row, used, present=True) for name, used in condition.columns.items() if used}
+    return {
+        f"{name}.{column}": to_arrow(found, frame.types[column])[0].as_py()
+        for name, frame in taken.items()
+        for column, found in frame.columns.items()
+    }
+
+
+def _mask(found: Datum, length: int) -> Array:
+    """Where a boolean is true."""
+    return cp.array(cp.broadcast_to(_is(found, false=False), (length,)))
 
 
 class _Evaluation:

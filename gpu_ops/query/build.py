@@ -160,7 +160,8 @@ class Builder:
             on = tuple(Equality(x.input, self.name(x.key.left), self.name(x.key.right), x.key.null_safe) for x in links)
             where = self.where(residual, run.inputs[: place + 1], inputs[: place + 1])
             steps.append(Step(how, on, where))  # type: ignore[arg-type]
-        return MultiJoin(tuple(inputs), tuple(steps), emit=self.emit)
+        chooser = self.chooser
+        return MultiJoin(tuple(inputs), tuple(steps), emit=self.emit, time_zone=chooser.time_zone, ansi=chooser.ansi)
 
     def two_way(self, join: JoinOf, needed: frozenset[Column], refused: str) -> Stage:
         """A join of two inputs."""
@@ -187,6 +188,8 @@ class Builder:
                 emit=self.emit,
                 null_aware=choice.null_aware,
                 interval=choice.interval,
+                time_zone=self.chooser.time_zone,
+                ansi=self.chooser.ansi,
             )
         except DescriptionError as error:
             self.fail(str(error), join.at)
@@ -252,7 +255,7 @@ class Builder:
         for condition in conditions:
             text = condition.expr.text(call)
             try:
-                parse(text, schemas)
+                parse(text, schemas, time_zone=self.chooser.time_zone, ansi=self.chooser.ansi)
             except ConditionError as error:
                 lines = text.splitlines(keepends=True)[: error.line - 1]
                 place = condition.expr.offset(call, sum(map(len, lines)) + error.column - 1)

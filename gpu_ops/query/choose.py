@@ -69,10 +69,9 @@ class Choice:
 class Chooser:
     """Chooses for the joins of one query."""
 
-    def __init__(self, sql: str, type_of: TypeOf, time_zone: str = "UTC") -> None:
-        """Args: the query's text; how the types of computed keys are found out; the session's time zone."""
-        self.sql, self.type_of = sql, type_of
-        self.utc = time_zone.upper() in ("UTC", "ETC/UTC", "GMT", "Z", "+00:00")
+    def __init__(self, sql: str, type_of: TypeOf, time_zone: str = "UTC", *, ansi: bool = False) -> None:
+        """Args: the query's text; how the types of computed keys are found out; the session's time zone and mode."""
+        self.sql, self.type_of, self.time_zone, self.ansi = sql, type_of, time_zone, ansi
         self._chosen: dict[JoinOf, Choice] = {}
         self._computed: dict[tuple[object, ...], Column] = {}
 
@@ -139,15 +138,7 @@ class Chooser:
         residual: list[Condition] = []
         above: list[Condition] = []
         for condition in rest:
-            understood = nulls.tree(condition) is not None
-            if understood and not self.utc and nulls.depends_on_zone(condition):
-                if join.how != "inner":
-                    self.fail(
-                        "a time without a zone in the condition of an outer, semi or anti join is read in UTC, and "
-                        "this session is in another zone: write the zone, as in TIMESTAMP '2024-01-31 10:00:00 UTC'",
-                        condition.expr.at,
-                    )
-                understood = False
+            understood = nulls.tree(condition, self.time_zone, ansi=self.ansi) is not None
             (residual if understood or join.how != "inner" else above).append(condition)
         kind: Kind = "interval" if interval else join.how if join.how in ("semi", "anti") else "regular"
         why = self._why(join, kind, interval, times, null_aware=null_aware)

@@ -6,7 +6,7 @@ A LEFT JOIN whose WHERE turns its pads away is an INNER JOIN (Flink: ``FlinkFilt
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any, Final
 
 import pyarrow as pa
@@ -26,7 +26,9 @@ _ANY: Final = "anything"
 _LENIENT: Final = {Op.SAME, Op.AND, Op.OR, Op.NOT, Op.IS_NULL, Op.CASE, Op.COALESCE}
 
 
-def tree(condition: Condition) -> tuple[Any, dict[str, Column]] | None:
+def tree(
+    condition: Condition, time_zone: str | None = None, *, ansi: bool = False
+) -> tuple[Any, dict[str, Column]] | None:
     """The condition's expression tree and its columns by the names they have in it; None for others."""
     columns = list(condition.expr.columns)
     if any(c.type is None for c in columns):
@@ -34,35 +36,10 @@ def tree(condition: Condition) -> tuple[Any, dict[str, Column]] | None:
     names = {c: f"c{number}" for number, c in enumerate(columns)}
     schema = pa.schema([pa.field(name, c.type) for c, name in names.items()])
     try:
-        root = parse(condition.expr.text(names.__getitem__), {"_": schema}).root
+        root = parse(condition.expr.text(names.__getitem__), {"_": schema}, time_zone=time_zone, ansi=ansi).root
     except ConditionError:
         return None
     return root, {name: c for c, name in names.items()}
-
-
-def depends_on_zone(condition: Condition) -> bool:
-    """Whether a condition means another thing in another time zone: by a literal without one, or by a CAST."""
-    columns = list(condition.expr.columns)
-    names = {c: f"c{number}" for number, c in enumerate(columns)}
-    schema = pa.schema([pa.field(name, c.type) for c, name in names.items()])
-    text = condition.expr.text(names.__getitem__)
-    zones = ("UTC", "Pacific/Kiritimati")
-    nodes = [list(_walk(parse(text, {"_": schema}, time_zone=zone).root)) for zone in zones]
-    literals = [[node.value for node in each if isinstance(node, ex.Literal)] for each in nodes]
-    return literals[0] != literals[1] or any(_crosses_zone(node) for node in nodes[0])
-
-
-def _walk(node: Any) -> Iterator[Any]:
-    yield node
-    for arg in node.args if isinstance(node, ex.Call) else ():
-        yield from _walk(arg)
-
-
-def _crosses_zone(node: Any) -> bool:
-    """Whether a node makes an instant of something else, or the other way round."""
-    if not isinstance(node, ex.Call) or node.op is not Op.CAST:
-        return False
-    return bool(getattr(node.type, "tz", None)) != bool(getattr(node.args[0].type, "tz", None))
 
 
 def rejects(condition: Condition, columns: Collection[Column]) -> bool:

@@ -32,6 +32,7 @@ def plan(
     multi_way: MultiWay = "auto",
     type_of: TypeOf = known_type,
     time_zone: str = "UTC",
+    ansi: bool = False,
 ) -> Plan:
     """The operators of a query.
 
@@ -43,6 +44,7 @@ def plan(
         type_of: how the types of computed columns are found out; by default as far as residual conditions
             know them.
         time_zone: the session's.
+        ansi: whether the session has ``spark.sql.ansi.enabled``.
 
     Raises:
         SqlError: a query that streaming joins cannot do, with its line and column, and what to do instead.
@@ -67,7 +69,7 @@ def plan(
     if not _joins(relation):
         stop("the query joins nothing: filter and project one stream in Spark, df.where(...).select(...)", query.at)
     outputs = _checked(bound.outputs, sql)
-    chooser = Chooser(sql, type_of, time_zone)
+    chooser = Chooser(sql, type_of, time_zone, ansi=ansi)
     builder = Builder(sql, chooser, Namer(relation, outputs, chooser), emit=emit, multi_way=multi_way == "auto")
     return Plan(sql, builder.root(relation, outputs))
 

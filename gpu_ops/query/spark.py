@@ -25,7 +25,7 @@ from gpu_ops.query.nodes import Calc, JoinNode, Node, Plan, Source
 from gpu_ops.query.plan import MultiWay, Table, plan
 from gpu_ops.query.show import show
 from gpu_ops.spark.api import MemoryOnlyStateWarning, anti_join, join
-from gpu_ops.spark.checks import check_frames
+from gpu_ops.spark.checks import check_frames, condition_session
 from gpu_ops.spark.datatypes import arrow_type, spark_type
 from gpu_ops.spark.interval_api import interval_join
 from gpu_ops.spark.lanes import quoted
@@ -87,9 +87,9 @@ def sql(
     check_frames([side.df for side in streams.values()], [f"input '{label}'" for label in streams])
     session = next(iter(streams.values())).df.sparkSession
     described = {label: _table(label, side) for label, side in streams.items()}
-    zone = str(session.conf.get("spark.sql.session.timeZone"))
     types = _types(session)
-    planned = plan(query, described, emit=emit, multi_way=multi_way, type_of=types, time_zone=zone)
+    session_of = condition_session(next(iter(streams.values())).df)
+    planned = plan(query, described, emit=emit, multi_way=multi_way, type_of=types, **session_of)
     _check_inputs(planned, streams)
     runner = _Runner(planned, streams, state=state, backend=backend, partitions=partitions, name=name)
     with warnings.catch_warnings():

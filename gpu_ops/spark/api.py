@@ -12,7 +12,7 @@ from gpu_ops.errors import DescriptionError
 from gpu_ops.joins import Emit, Join, JoinType
 from gpu_ops.keys import On, normalize_on
 from gpu_ops.spark.bounded_plan import build_bounded
-from gpu_ops.spark.checks import MemoryOnlyStateWarning, check_frames, place, spelled
+from gpu_ops.spark.checks import MemoryOnlyStateWarning, check_frames, condition_session, place, spelled
 from gpu_ops.spark.plan import build
 from gpu_ops.spark.streams import Stream, as_input, as_stream, resolve_key, stream
 from gpu_ops.state.address import Location
@@ -162,6 +162,7 @@ def _join(
         emit="at_end" if static else emit,
         null_aware=null_aware,
         suffixes=suffixes,
+        **condition_session(sides[0].df, where),
     )
     placed = place(
         description, sides, name=name, state=state, backend=backend, partitions=partitions, backlog=backlog,

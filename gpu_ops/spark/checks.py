@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypedDict
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -13,6 +13,7 @@ from gpu_ops.attributes import check_backlog
 from gpu_ops.bounded import Aggregate, CoGroup, Description
 from gpu_ops.errors import DescriptionError, NotBuiltError, StateError
 from gpu_ops.multi import MultiJoin
+from gpu_ops.spark.datatypes import unlike_bytes
 from gpu_ops.spark.directory import Directory
 from gpu_ops.spark.folders import warn_of_local_folder
 from gpu_ops.spark.lanes import collated_key
@@ -43,6 +44,65 @@ def spelled(how: str) -> str:
     return _SPELLINGS.get(spelling, spelling)
 
 
+_AS_WE_READ: Final = {
+    "spark.sql.timestampType": "TIMESTAMP_LTZ",
+    "spark.sql.parser.escapedStringLiterals": "false",
+    "spark.sql.ansi.doubleQuotedIdentifiers": "false",
+    "spark.sql.legacy.typeCoercion.datetimeToString.enabled": "false",
+    "spark.sql.legacy.interval.enabled": "false",
+    "spark.sql.legacy.exponentLiteralAsDecimal.enabled": "false",
+    "spark.sql.legacy.consecutiveStringLiterals.enabled": "false",
+}
+"""Settings of a session that change what the text of a condition means, with the values that are understood."""
+
+
+class ConditionSession(TypedDict):
+    """What of a session decides what a condition means; arguments of a join's description."""
+
+    time_zone: str
+    ansi: bool
+
+
+def condition_session(df: DataFrame, *where: str | None) -> ConditionSession:
+    """The session as the conditions of a join see it, fixed when the join is built.
+
+    Args:
+        df: an input.
+        where: the join's conditions.
+
+    Raises:
+        DescriptionError: there is a condition, and a setting under which Spark reads it otherwise than the join would.
+    """
+    conf = df.sparkSession.conf
+    if any(text is not None for text in where):
+        for name, understood in _AS_WE_READ.items():
+            value = str(conf.get(name, understood))
+            if value.lower() != understood.lower():
+                raise DescriptionError(
+                    f"a join reads its condition as with {name}={understood}, and this session has {value}: set it "
+                    "back, or filter in Spark, above the join"
+                )
+    zone, ansi = conf.get("spark.sql.session.timeZone"), conf.get("spark.sql.ansi.enabled", "false")
+    return {"time_zone": str(zone), "ansi": str(ansi).lower() == "true"}
+
+
+def _check_conditions(description: Description, sides: Sequence[Stream]) -> None:
+    """Refuses text that Spark does not compare by its bytes, in conditions that ask more than whether it is null."""
+    if isinstance(description, (Aggregate, CoGroup)):
+        return
+    conditions = description.conditions if isinstance(description, MultiJoin) else (description.condition,)
+    for condition in conditions:
+        for source, side in zip(description.inputs, sides, strict=True):
+            for column in condition.compared.get(source.name, ()) if condition is not None else ():
+                unlike = unlike_bytes(side.df.schema[column])
+                if unlike is not None:
+                    raise NotBuiltError(
+                        f"input '{source.name}': column {column!r} has {unlike}, and a join's condition compares text "
+                        f"by its bytes. Compare another column, made below the join: COLLATE(LOWER({column}), "
+                        "'UTF8_BINARY') or the like"
+                    )
+
+
 def place(
     description: Description,
     sides: Sequence[Stream],
@@ -68,7 +128,7 @@ def place(
 
     Raises:
         DescriptionError: a join that cannot be.
-        NotBuiltError: a key with a collation.
+        NotBuiltError: a key, or a column that a condition compares, with a collation.
         StateError: the state folder belongs to something else.
     """
     df = sides[0].df
@@ -80,6 +140,7 @@ def place(
             f"key {collated!r} has a collation; keys are compared by their bytes. "
             f"Join on COLLATE(LOWER({collated}), 'UTF8_BINARY') or the like"
         )
+    _check_conditions(description, sides)
     _check_output(description, df)
     static = not df.isStreaming
     given = zip(description.inputs, sides, strict=True)

@@ -87,6 +87,14 @@ def is_binary_collated(kind: st.DataType) -> bool:
     return getattr(kind, "collation", "UTF8_BINARY") == "UTF8_BINARY"
 
 
+def unlike_bytes(field: st.StructField) -> str | None:
+    """What makes Spark compare a column's text otherwise than by its bytes, or None: a collation, or the type CHAR."""
+    if not is_binary_collated(field.dataType):
+        return f"the collation {getattr(field.dataType, 'collation', '')}"
+    declared = str((field.metadata or {}).get("__CHAR_VARCHAR_TYPE_STRING", field.dataType.simpleString()))
+    return f"the type {declared}, which Spark pads with spaces" if declared.startswith("char(") else None
+
+
 def _parts(kind: st.DataType) -> list[st.DataType]:
     if isinstance(kind, st.ArrayType):
         return [kind, *_parts(kind.elementType)]

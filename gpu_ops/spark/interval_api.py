@@ -22,7 +22,7 @@ from gpu_ops.keys import On, normalize_on
 from gpu_ops.output import own_column
 from gpu_ops.spark.apply import Applied, applied_schema
 from gpu_ops.spark.bounded_plan import build_bounded
-from gpu_ops.spark.checks import check_frames, place, spelled
+from gpu_ops.spark.checks import check_frames, condition_session, place, spelled
 from gpu_ops.spark.lanes import quoted
 from gpu_ops.spark.marks import Delay, delays
 from gpu_ops.spark.plan import build, made_by
@@ -149,6 +149,7 @@ def interval_join(
         emit="at_end" if static else emit,
         suffixes=suffixes,
         interval=interval,
+        **condition_session(sides[0].df, where),
     )
     _check_process(description, process, process_schema)
     placed = place(description, sides, name=name, state=state, backend=backend, partitions=partitions, stacklevel=2)

@@ -12,7 +12,7 @@ from gpu_ops.errors import DescriptionError
 from gpu_ops.joins import Emit
 from gpu_ops.multi import Equality, MultiJoin, MultiOn, StepKeys
 from gpu_ops.spark.bounded_plan import build_bounded
-from gpu_ops.spark.checks import check_frames, place, spelled
+from gpu_ops.spark.checks import check_frames, condition_session, place, spelled
 from gpu_ops.spark.plan import build
 from gpu_ops.spark.streams import Stream, as_input, as_stream, spelling
 from gpu_ops.state.address import Location
@@ -84,6 +84,7 @@ def multi_join(
         where=where,
         emit="at_end" if static else emit,
         suffixes=suffixes,
+        **condition_session(streams[0].df, *([where] if isinstance(where, str) else where or ())),
     )
     by_name = dict(zip(names, streams, strict=True))
     sides = [by_name[source.name] for source in join.inputs]  # a right join has turned them round

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import re
@@ -166,11 +165,10 @@ def _file(text: str, rest: str) -> str:
 
 def _remote(text: str, scheme: str) -> str:
     """A URI of a folder elsewhere, such that folders that are the same read the same as far as that can be."""
-    parts = None
-    with contextlib.suppress(ValueError):  # whose text has what is to be hidden
+    try:
         parts = urlsplit(text)
-    if parts is None:
-        _refuse(text, "it is no URI")
+    except ValueError as error:
+        _refuse(text, str(error).partition(":")[0])
     user, at, host = parts.netloc.rpartition("@")
     of_host = scheme in ("hdfs", "viewfs")
     if not host and not of_host:

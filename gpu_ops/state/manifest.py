@@ -323,6 +323,10 @@ def _schema(source: dict[str, Any]) -> pa.Schema:
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(source["schema"])))
 
 
+_UNSAID: Final = {"time_zone": "UTC", "ansi": False}
+"""What is meant where a description does not have it: the session of its conditions."""
+
+
 def _differences(was: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
     """What differs between two descriptions, most telling first."""
     if len(was.get("inputs", ())) != len(now.get("inputs", ())):
@@ -342,8 +346,9 @@ def _differences(was: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
             if old[option] != new[option]:
                 yield f"the step to '{source['name']}' had {option}={old[option]!r}, now {new[option]!r}"
     for option in sorted((was.keys() | now.keys()) - {"inputs"}):
-        if was.get(option) != now.get(option):
-            yield f"it had {option}={was.get(option)!r}, now {now.get(option)!r}"
+        unsaid = _UNSAID.get(option)
+        if was.get(option, unsaid) != now.get(option, unsaid):
+            yield f"it had {option}={was.get(option, unsaid)!r}, now {now.get(option, unsaid)!r}"
 
 
 def _schema_differences(name: str, was: pa.Schema, now: pa.Schema) -> Iterator[str]:

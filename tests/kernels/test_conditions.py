@@ -6,6 +6,7 @@ The CPU's answers are held against Spark's elsewhere; here they are the referenc
 from __future__ import annotations
 
 import math
+import re
 from decimal import Decimal
 
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 from cpu_fallback.conditions import evaluate
 from gpu_ops.conditions import Condition, parse
 from gpu_ops.conditions.expressions import BOOL, Call, Column, Literal, Op
-from gpu_ops.errors import BackendError, ConditionError
+from gpu_ops.errors import BackendError, ConditionError, EvaluationError
 from gpu_ops.kernels import Kernels
 from kernels.conftest import only_on
 from kernels.support import everything, frame_of
@@ -261,6 +262,33 @@ def test_every_type_of_column(kernels: Kernels) -> None:
             if "timestamp" not in name
             else True
         )
+
+
+def test_what_fails_in_ansi_mode(kernels: Kernels) -> None:
+    """The same rows on every backend, with the same words."""
+    columns = {
+        "i": pa.array([1, 2147483647, None, 0], pa.int32()),
+        "l": pa.array([2**62, None, 5, 0], pa.int64()),
+        "d": pa.array([1.0, math.nan, 1e300, None]),
+        "s": pa.array(["1", "x", None, "2"]),
+        "c": pa.array([Decimal("1.50"), None, Decimal("99.99"), Decimal(0)], pa.decimal128(10, 2)),
+    }
+    table = pa.table(columns)
+    frame = kernels.frame(table)
+    for sql, sample in (
+        ("i + 1 > 0", "left.i = 2147483647"), ("l * 2 > 0", f"left.l = {2**62}"), ("-l = abs(l)", None),
+        ("1 / i > 0", "left.i = 0"), ("i <> 0 AND 1 / i > 0", None), ("CAST(d AS INT) = 1", "left.d = nan"),
+        ("CAST(s AS INT) = i", "left.s = 'x', left.i = 2147483647"), ("TRY_CAST(s AS INT) = 1", None),
+        ("CAST(c AS DECIMAL(3,2)) > 0", "left.c = Decimal('99.99')"), ("COALESCE(i, 1 / 0) >= 0", "left.i = None"),
+        ("CASE WHEN i = 0 THEN 0 ELSE l % i END = 0", None), ("CASE WHEN i > 0 THEN 0 ELSE l % i END = 0", "left.i = 0"),
+    ):  # fmt: skip
+        condition = parse(sql, {"left": table.schema}, ansi=True)
+        if sample is None:
+            expected = evaluate(condition, {"left": table}, length=4).tolist()
+            assert kernels.asnumpy(kernels.evaluate(condition, {"left": frame}, 4)).tolist() == expected
+            continue
+        with pytest.raises(EvaluationError, match=re.escape(sample)):
+            kernels.evaluate(condition, {"left": frame}, 4)
 
 
 @only_on("gpu", "emulated")

@@ -6,6 +6,8 @@ import pickle
 
 import pytest
 
+from gpu_ops.conditions import nodes_of
+from gpu_ops.conditions.expressions import Literal
 from gpu_ops.errors import DescriptionError
 from gpu_ops.query.errors import SqlError
 from sql.tables import TABLES, planned
@@ -171,16 +173,16 @@ def test_the_table_is_long_enough():
     assert len({query for query, _ in TABLE}) >= 80
 
 
-def test_a_time_without_a_zone_in_an_outer_join():
-    sql = "SELECT o.id FROM orders o LEFT JOIN payments y ON o.uid = y.uid"
+@pytest.mark.parametrize("how", ["LEFT ", ""])
+def test_a_time_without_a_zone_is_read_in_the_sessions(how):
+    sql = f"SELECT o.id FROM orders o {how}JOIN payments y ON o.uid = y.uid"
     sql += " AND (o.id = 1 OR y.at > TIMESTAMP '2024-01-31')"
-    planned(sql)
-    with pytest.raises(SqlError, match="write the zone") as error:
-        planned(sql, time_zone="America/New_York")
-    assert error.value.column == sql.index("o.id = 1") + 1
-    planned(sql.replace("31'", "31 00:00:00 UTC'"), time_zone="America/New_York")
-    inner = planned(sql.replace("LEFT", ""), time_zone="America/New_York")
-    assert [c.text for c in inner.root.where] == ["id = 1 OR at > TIMESTAMP '2024-01-31'"]  # where Spark has the zone
+    for zone, hour in (("UTC", 0), ("America/New_York", 5), ("Asia/Kolkata", -5.5)):
+        join = planned(sql, time_zone=zone).joins[0].description
+        literals = [node.value for node in nodes_of(join.condition.root) if isinstance(node, Literal)]
+        assert 1706659200000000 + int(hour * 3_600_000_000) in literals
+    with pytest.raises(DescriptionError, match="the time zone 'Mars/Base' is not known here"):
+        planned(sql, time_zone="Mars/Base")
 
 
 def test_options():

@@ -1,0 +1,470 @@
+"""Conditions as Spark evaluates them: random ones, in five time zones, with ANSI mode on and off."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import math
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import gpu_ops
+from cpu_fallback.conditions import evaluate
+from gpu_ops import stream
+from gpu_ops.conditions import Condition, parse
+from gpu_ops.engine import JoinEngine
+from gpu_ops.errors import ConditionError
+from gpu_ops.inputs import Input
+from gpu_ops.joins import Join
+from spark.support import Sink, Source, drain, in_memory
+
+pytestmark = pytest.mark.spark
+
+UTC = dt.UTC
+ZONES = ["UTC", "America/New_York", "Australia/Lord_Howe", "Asia/Kolkata", "GMT-03:30"]
+SCHEMA = pa.schema(
+    [
+        ("i", pa.int32()), ("l", pa.int64()), ("y", pa.int8()), ("f", pa.float64()), ("g", pa.float32()),
+        ("c", pa.decimal128(10, 2)), ("s", pa.string()), ("b", pa.bool_()), ("d", pa.date32()),
+        ("t", pa.timestamp("us", "UTC")), ("n", pa.timestamp("us")),
+    ]
+)  # fmt: skip
+DDL = "i int, l long, y byte, f double, g float, c decimal(10,2), s string, b boolean, d date, t timestamp"
+DDL += ", n timestamp_ntz"
+
+# Clocks change: New York on 8 March 2026 at 2:00 (7:00Z) and on 1 November at 2:00 (6:00Z), Lord Howe by half an hour
+# on 5 April at 2:00 (4 April, 15:00Z) and on 4 October at 2:00 (3 October, 15:30Z).
+DAYS = [dt.date(2026, 3, 8), dt.date(2026, 11, 1), dt.date(2026, 4, 5), dt.date(2026, 10, 4), dt.date(1969, 12, 31)]
+CLOCKS = [
+    dt.time(0),
+    dt.time(1, 30),
+    dt.time(2),
+    dt.time(2, 15),
+    dt.time(2, 45, 0, 500),
+    dt.time(6, 30),
+    dt.time(15, 40),
+]
+TEXTS = ["", "a", "A%", "a_b", "a\\b", " 12 ", "-7", "1.9", "1e3", "true", "N", "straße", "a\nb", "2026-03-08", "日本"]
+
+
+def table(seed: int, rows: int) -> pa.Table:
+    """Rows of every type, nulls among them."""
+    rng = random.Random(seed)
+    moments = [dt.datetime.combine(day, clock) for day in DAYS for clock in CLOCKS]
+    values: Mapping[str, list[Any]] = {
+        "i": [0, 1, -1, 2, 5, 100, 2**31 - 1, -(2**31)],
+        "l": [0, 1, -3, 5, 2**40, 2**63 - 1, -(2**63)],
+        "y": [0, 1, -1, 7, 127, -128],
+        "f": [0.0, -0.0, 1.5, -2.0, 5.0, 1e20, math.inf, -math.inf, math.nan],
+        "g": [0.0, 1.5, -2.0, 16777216.0, math.nan],
+        "c": [Decimal("0.00"), Decimal("1.50"), Decimal("-2.00"), Decimal("5.00"), Decimal("99999999.99")],
+        "s": TEXTS,
+        "b": [True, False],
+        "d": DAYS,
+        "t": [moment.replace(tzinfo=UTC) for moment in moments],
+        "n": moments,
+    }
+    return pa.table(
+        {
+            field.name: pa.array([rng.choice([*values[field.name], None]) for _ in range(rows)], field.type)
+            for field in SCHEMA
+        },
+        schema=SCHEMA,
+    )
+
+
+LEFT, RIGHT = table(1, 14), table(2, 12)
+PAIRS = np.indices((LEFT.num_rows, RIGHT.num_rows)).reshape(2, -1)
+ROWS = {"l": LEFT.take(PAIRS[0]), "r": RIGHT.take(PAIRS[1])}
+SCHEMAS = {"l": SCHEMA, "r": SCHEMA}
+
+
+class Conditions:
+    """Random conditions, typed as SQL is."""
+
+    def __init__(self, seed: int, *, ansi: bool) -> None:
+        self.rng, self.ansi = random.Random(seed), ansi
+
+    def condition(self) -> str:
+        return self.boolean(self.rng.choice([1, 2, 2, 3]))
+
+    def one_of(self, *makers: Callable[[], str] | str) -> str:
+        made = self.rng.choice(makers)
+        return made if isinstance(made, str) else made()
+
+    def column(self, name: str) -> str:
+        return f"{self.rng.choice('lr')}.{name}"
+
+    def boolean(self, depth: int) -> str:
+        if depth <= 0:
+            return self.one_of(self.simple, self.simple, lambda: self.column("b"))
+        a, b = (self.boolean(depth - 1) for _ in range(2))
+        return self.one_of(
+            self.simple, self.simple, f"({a} AND {b})", f"({a} OR {b})", f"NOT ({a})", f"({a}) IS NULL",
+            f"({a}) IS NOT TRUE", f"CASE WHEN {a} THEN {b} ELSE {self.column('b')} END", f"IF({a}, {b}, NULL)",
+            f"({a}) <=> ({b})",
+        )  # fmt: skip
+
+    def simple(self) -> str:
+        rng = self.rng
+        operator = rng.choice(["=", "<>", "<", "<=", ">", ">=", "<=>"])
+        family = rng.choice(["number", "text", "time", "time", "time", "like", "null"])
+        if family == "null":
+            return f"{self.column(rng.choice(SCHEMA.names))} IS {rng.choice(['', 'NOT '])}NULL"
+        if family == "like":
+            pattern = "".join(
+                rng.choice(["%", "_", "a", "b", "A", "\\\\\\\\", "\\\\%", "\\\\_"]) for _ in range(rng.randint(0, 4))
+            )
+            escaped = rng.choice([f"'{pattern}'", "'a!_b' ESCAPE '!'", "'%!!' ESCAPE '!'", "'a\\\\_%' ESCAPE '!'"])
+            return f"{self.text(1)} {rng.choice(['', 'NOT '])}LIKE {escaped}"
+        maker = {"number": self.number, "text": self.text, "time": self.time}[family]
+        a, b, c = maker(2), maker(1), maker(1)
+        if family == "time" and rng.random() < 0.5:
+            b = self.literal()
+        shape = rng.random()
+        if shape < 0.6:
+            return f"{a} {operator} {b}" if rng.random() < 0.8 else f"{b} {operator} {a}"
+        if shape < 0.75:
+            if self.ansi:  # Spark computes what is between beforehand, though AND or OR would not look at it
+                a = maker(0)
+            return f"{a} {rng.choice(['', 'NOT '])}BETWEEN {b} AND {c}"
+        if shape < 0.9:
+            return f"{a} {rng.choice(['', 'NOT '])}IN ({b}, {c}{rng.choice(['', ', NULL'])})"
+        return f"CASE {a} WHEN {b} THEN true WHEN {c} THEN false END"
+
+    def number(self, depth: int) -> str:
+        if depth <= 0:
+            return self.one_of(
+                *[lambda name=name: self.column(name) for name in "ilyfgc"],
+                "5",
+                "-1",
+                "1.5",
+                "2D",
+                "100Y",
+                "1.5F",  # type: ignore[misc]
+            )
+        a, b = (self.number(depth - 1) for _ in range(2))
+        whole, other = (self.column(self.rng.choice("ily")) for _ in range(2))
+        small = self.rng.choice(["tinyint", "int", "bigint"])
+        cast = self.rng.choice(["CAST", "TRY_CAST"])
+        return self.one_of(
+            lambda: self.number(0), lambda: self.number(0), f"({whole} {self.rng.choice('+-*%/')} {other})",
+            f"({a} {self.rng.choice('+-')} {b})", f"(-{whole})", f"ABS({whole})", f"COALESCE({a}, {b})",
+            f"NULLIF({whole}, 0)", f"({whole} / NULLIF({other}, 0))", f"{cast}({self.column('s')} AS {small})",
+            f"{cast}({self.column('f')} AS {small})", f"{cast}({self.column('c')} AS {small})",
+            f"{cast}({whole} AS {small})", f"{cast}({self.column('s')} AS double)", f"{cast}({whole} AS decimal(5,2))",
+            f"CASE WHEN {other} <> 0 THEN {whole} % {other} END", f"LENGTH({self.column('s')})",
+        )  # fmt: skip
+
+    def text(self, depth: int) -> str:
+        a = self.column("s")
+        if depth <= 0:
+            return self.one_of(a, "'a'", "''", "'a\\\\\\\\b'", "'A%'")
+        return self.one_of(
+            a, a, f"LOWER({a})", f"UPPER({a})", f"COALESCE({a}, 'a')", f"CAST({self.column('i')} AS string)",
+            f"CAST({self.column('d')} AS string)", f"CAST({self.column('b')} AS string)", "'a'",
+        )  # fmt: skip
+
+    def moment(self) -> dt.datetime:
+        return dt.datetime.combine(self.rng.choice(DAYS), self.rng.choice(CLOCKS)) + dt.timedelta(
+            minutes=self.rng.choice([0, 0, 30, -60, 240])
+        )
+
+    def literal(self) -> str:
+        """A time as text, in one of the forms Spark reads."""
+        at, rng = self.moment(), self.rng
+        whole = at.strftime("%Y-%m-%d %H:%M:%S") + (f".{at.microsecond:06}".rstrip("0") if at.microsecond else "")
+        forms = [whole, whole, at.strftime("%Y-%m-%d"), at.strftime("%Y-%m-%d %H:%M"), at.strftime("%Y-%m-%dT%H:%M:%S")]
+        zoned = whole + rng.choice(["Z", " UTC", "+05:30", "-0800", " Europe/Paris", "+1"])
+        return f"'{rng.choice([*forms, zoned])}'"
+
+    def time(self, depth: int) -> str:
+        rng = self.rng
+        d, t, n = self.column("d"), self.column("t"), self.column("n")
+        if depth <= 0:
+            return self.one_of(d, t, n)
+        other = self.time(depth - 1)
+        amount = rng.choice(["1 DAY", "1 HOUR", "30 MINUTES", "1 MONTH", "'1 02:30' DAY TO MINUTE", "1 YEAR"])
+        return self.one_of(
+            d, t, t, n, f"DATE '{self.moment():%Y-%m-%d}'", f"TIMESTAMP {self.literal()}", f"({t} + INTERVAL {amount})",
+            f"TIMESTAMP_NTZ '{self.moment()}'", f"CAST({t} AS date)", f"CAST({n} AS date)", f"CAST({n} AS timestamp)",
+            f"CAST({d} AS timestamp)", f"CAST({t} AS timestamp_ntz)", f"CAST({self.literal()} AS timestamp)",
+            f"CAST(TIMESTAMP {self.literal()} AS date)", f"CAST({self.literal()} AS date)",
+            f"({other} {rng.choice('+-')} INTERVAL {amount})", f"COALESCE({t}, {other})",
+            f"CASE WHEN {self.column('b')} THEN {t} ELSE {other} END", f"NULLIF({t}, {other})",
+            f"({d} + {rng.randint(-3, 3)})",
+        )  # fmt: skip
+
+
+def understood(seed: int, count: int, zone: str, *, ansi: bool) -> list[Condition]:
+    """As many random conditions that a join takes, and not too many that it does not."""
+    made, found, tried = Conditions(seed, ansi=ansi), [], 0
+    while len(found) < count:
+        tried += 1
+        with contextlib.suppress(ConditionError):
+            found.append(parse(made.condition(), SCHEMAS, time_zone=zone, ansi=ansi))
+    assert tried < 2 * count, "most conditions are refused: the test says little"
+    return found
+
+
+@contextlib.contextmanager
+def settings(spark: Any, **values: str) -> Iterator[None]:
+    """A session with other settings, for as long as this lasts."""
+    named = {
+        "spark.sql.session.timeZone": values.get("zone"),
+        "spark.sql.ansi.enabled": values.get("ansi"),
+        "spark.sql.codegen.wholeStage": values.get("codegen"),
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN" if "codegen" in values else None,
+    }
+    before = {name: spark.conf.get(name, None) for name, value in named.items() if value is not None}
+    for name in before:
+        spark.conf.set(name, named[name])
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, value)
+
+
+@pytest.fixture(scope="module")
+def pairs(spark: Any) -> Any:
+    """Every pair of rows, numbered, as structs l and r."""
+    fields = ", ".join(part.replace(" ", ":", 1) for part in DDL.split(", "))
+    sides = [[tuple(row.values()) for row in ROWS[side].to_pylist()] for side in "lr"]
+    values = [(row, *both) for row, both in enumerate(zip(*sides, strict=True))]
+    made = spark.createDataFrame(values, f"row int, l struct<{fields}>, r struct<{fields}>").coalesce(1).cache()
+    assert made.count() == len(values)
+    yield made
+    made.unpersist()
+
+
+def in_spark(pairs: Any, texts: list[str]) -> list[list[bool | None] | None]:
+    """What Spark makes of texts, row by row; None for a text that it does not take."""
+    from pyspark.errors import AnalysisException
+
+    try:
+        found = pairs.selectExpr("row", *(f"({text}) AS c{n}" for n, text in enumerate(texts)))
+    except AnalysisException:
+        if len(texts) == 1:
+            return [None]
+        half = len(texts) // 2
+        return [*in_spark(pairs, texts[:half]), *in_spark(pairs, texts[half:])]
+    values = [tuple(row)[1:] for row in sorted(found.collect())]
+    return [list(column) for column in zip(*values, strict=True)]
+
+
+def answered(rows: Any, text: str) -> bool:
+    """Whether Spark has an answer for all rows, and no error."""
+    from pyspark.errors import PySparkException
+
+    try:
+        rows.selectExpr(f"({text}) AS c").collect()
+    except PySparkException as error:
+        if re.search(r"(?i)overflow|by.zero|cast|out_of_range", str(error)):
+            return False
+        raise
+    return True
+
+
+def spared(condition: Condition) -> tuple[str, str, pa.Table | None]:
+    """A condition's text for Spark, without the rows where it fails here, and the test of just these."""
+    if condition.fails is None:
+        return condition.sql, "", None
+    failing = evaluate(Condition(condition.sql, condition.fails, condition.columns), ROWS, length=len(PAIRS[0]))
+    numbers = ", ".join(map(str, np.flatnonzero(failing)))
+    if not numbers:
+        return condition.sql, "", None
+    return f"CASE WHEN row NOT IN ({numbers}) THEN ({condition.sql}) END", f"row IN ({numbers})", failing
+
+
+@pytest.mark.parametrize("ansi", [False, True], ids=["lenient", "ansi"])
+@pytest.mark.parametrize("zone", ZONES)
+@pytest.mark.parametrize("count", [40, pytest.param(1500, marks=pytest.mark.slow)])
+def test_random_conditions(spark: Any, pairs: Any, zone: str, ansi: bool, count: int) -> None:
+    seed = count * 100 + ZONES.index(zone) * 2 + ansi
+    conditions = understood(seed, count, zone, ansi=ansi)
+    asked = [spared(condition) for condition in conditions]
+    with settings(spark, zone=zone, ansi=str(ansi).lower(), codegen="false"):
+        answers = in_spark(pairs, [text for text, _, _ in asked])
+        taken = [n for n, answer in enumerate(answers) if answer is not None]
+        assert len(taken) > 0.9 * count, "Spark refuses most conditions: the test says little"
+        for n in taken:
+            condition, failing = conditions[n], asked[n][2]
+            lenient = Condition(condition.sql, condition.root, condition.columns)
+            mask = evaluate(lenient, ROWS, length=len(PAIRS[0]))
+            if failing is not None:
+                mask &= ~failing
+            wrong = np.flatnonzero(mask != [value is True for value in answers[n] or ()])
+            shown = {side: ROWS[side].slice(int(wrong[0]), 1).to_pylist() for side in "lr"} if wrong.size else {}
+            assert not wrong.size, f"{condition.sql}\n{zone} ansi={ansi}: {mask[wrong[0]]} for {shown}"
+        fail = [n for n in taken if asked[n][2] is not None][: 3 + count // 50]
+        assert bool(fail) == ansi
+        # What fails here does so in Spark, but where it folds a constant first or leaves out what meets a null.
+        fails = sum(not answered(pairs.where(f"row = {np.argmax(asked[n][2])}"), conditions[n].sql) for n in fail)
+        assert fails >= len(fail) / 2
+
+
+@pytest.mark.parametrize("how", ["inner", "left", "anti"])
+@pytest.mark.parametrize("zone", ZONES[1:3])
+def test_random_conditions_in_a_join(how: str, zone: str) -> None:
+    """What the evaluation above says is what a join goes by."""
+    for condition in understood(7, 10, zone, ansi=False):
+        described = Join(
+            how,
+            Input("l", SCHEMA),
+            Input("r", SCHEMA),
+            where=condition.sql,
+            suffixes=("", "_r"),
+            time_zone=zone,  # type: ignore[arg-type]
+        )
+        engine = JoinEngine(Join.from_json(described.to_json()), backend="cpu")
+        said = engine.process(left=LEFT, right=RIGHT)
+        mask = evaluate(condition, ROWS, length=len(PAIRS[0]))
+        met = set(PAIRS[0][mask].tolist())
+        alone = LEFT.num_rows - len(met)
+        expected = {"inner": int(mask.sum()), "left": int(mask.sum()) + alone, "anti": alone}[how]
+        assert set(said["row_kind"].to_pylist()) <= {"+I"}
+        assert said.num_rows == expected, condition.sql
+        engine.close()
+
+
+# --- whole queries, in a session in New York -------------------------------------------------------
+
+WHERE = """left.at >= '2026-03-08 03:30:00' AND right.at NOT BETWEEN '2026-11-01' AND TIMESTAMP '2026-11-01 01:30:00'
+    AND (CAST(left.at AS DATE) IN ('2026-03-08', '2026-03-09') OR right.at + INTERVAL 1 DAY > '2026-11-02 00:30')"""
+HOURS = [f"2026-03-08T{hour:02}:{minute}:00Z" for hour in (6, 7, 8) for minute in (29, 30, 31)]
+HOURS += [f"2026-03-09T0{hour}:59:59Z" for hour in (3, 4)]
+HOURS += [f"2026-11-01T0{hour}:{minute}:00Z" for hour in (3, 4, 5, 6) for minute in (29, 31)]
+HOURS += [f"2026-11-02T0{hour}:30:00Z" for hour in (4, 5, 6)]
+
+
+def feeds(spark: Any, folder: Path) -> tuple[Source, Source]:
+    left, right = (Source(spark, folder / name, "k long, at timestamp") for name in ("left", "right"))
+    for n, side in enumerate((left, right)):
+        for part in (HOURS[: 9 + n], HOURS[9 + n :]):
+            side.add(*({"k": number % 2, "at": at} for number, at in enumerate(part)))
+    return left, right
+
+
+def by_spark(spark: Any, folder: Path, query: str) -> Counter[Any]:
+    """A query over all files at once."""
+    for name in ("left", "right"):
+        df = spark.read.schema("k long, at timestamp").json(str(folder / name))
+        df.createOrReplaceTempView(f"all_{name}")
+    return Counter(tuple(row) for row in spark.sql(query).collect())
+
+
+@pytest.mark.parametrize("how", ["inner", "left", "anti"])
+def test_where_is_read_in_the_sessions_time_zone(spark: Any, tmp_path: Path, how: str) -> None:
+    assert spark.conf.get("spark.sql.session.timeZone") == "America/New_York"
+    left, right = feeds(spark, tmp_path)
+    suffixes = {} if how == "anti" else {"suffixes": ("", "_r")}
+    changes = in_memory(gpu_ops.join, left.df, right.df, on="k", how=how, where=WHERE, **suffixes)
+    sink = Sink()
+    drain(changes, sink, tmp_path / "checkpoint")
+    columns = "left.k, left.at" + ("" if how == "anti" else ", right.at")
+    condition = f"left.k = right.k AND {WHERE}"
+    query = f"SELECT {columns} FROM all_left AS `left` {how} JOIN all_right AS `right` ON {condition}"
+    expected = by_spark(spark, tmp_path, query)
+    assert Counter(sink.table) == expected
+    assert expected
+
+
+def test_sql_reads_times_in_the_sessions_time_zone(spark: Any, tmp_path: Path) -> None:
+    left, right = feeds(spark, tmp_path)
+    query = """SELECT l.k, l.at, r.at AS other FROM {0}left l LEFT JOIN {0}right r
+        ON l.k = r.k AND (l.at >= '2026-03-08 03:30' OR r.at NOT IN ('2026-11-01 01:31:00', '2026-03-08 03:31:00'))
+        WHERE NOT EXISTS (SELECT 1 FROM {0}right x WHERE x.k = l.k AND CAST(x.at AS DATE) > '2026-11-01'
+            AND CASE WHEN l.at < TIMESTAMP '2026-03-08 03:30:00' THEN x.at > l.at ELSE false END)"""
+    for ansi in ("true", "false"):
+        with settings(spark, ansi=ansi):
+            changes = in_memory(gpu_ops.sql, query.format(""), left=left.df, right=right.df)
+            sink = Sink()
+            drain(changes, sink, tmp_path / f"checkpoint_{ansi}")
+            expected = by_spark(spark, tmp_path, query.format("all_"))
+        assert Counter(sink.table) == expected
+        assert expected
+
+
+def test_a_changed_time_zone_is_a_changed_join(spark: Any, tmp_path: Path) -> None:
+    left, right = feeds(spark, tmp_path)
+
+    def run(where: str, name: str) -> None:
+        changes = gpu_ops.join(left.df, right.df, on="k", where=where, suffixes=("", "_r"), state=str(tmp_path / name))
+        drain(changes, Sink(), tmp_path / f"{name}_checkpoint")
+        left.add({"k": 0, "at": HOURS[0]})
+
+    for name, where in (("dated", "left.at > '2026-03-08 03:30'"), ("plain", "left.at > right.at")):
+        run(where, name)
+        with settings(spark, zone="UTC"):
+            if name == "plain":
+                run(where, name)
+            else:
+                with pytest.raises(Exception, match="it had time_zone='America/New_York', now 'UTC'"):
+                    run(where, name)
+
+
+def test_a_condition_over_a_collation_is_refused(spark: Any, tmp_path: Path) -> None:
+    """Its text would be compared by its bytes."""
+    source = Source(spark, tmp_path / "rows", "k long, a string, at timestamp")
+    for collation in ("UTF8_LCASE", "UNICODE_CI", "UTF8_BINARY_RTRIM"):
+        collated = source.df.selectExpr("k", f"a COLLATE {collation} AS a", "struct(a) AS other")
+        message = rf"input 'right': column 'a' has the collation {collation}"
+        for where in (
+            "left.a = right.a",
+            "right.a LIKE 'x%'",
+            "lower(right.a) IN ('x')",
+            "right.a IS NULL OR right.a < 'b'",
+        ):
+            with pytest.raises(gpu_ops.NotBuiltError, match=message):
+                gpu_ops.join(source.df, collated, on="k", where=where, suffixes=("", "_r"))
+        with pytest.raises(gpu_ops.NotBuiltError, match="input 'y': column 'y__a' has the collation"):
+            gpu_ops.sql("SELECT x.k FROM x LEFT JOIN y ON x.k = y.k AND x.a > y.a", x=source.df, y=collated)
+        with pytest.raises(gpu_ops.NotBuiltError, match="input 'input_2': column 'a' has the collation"):
+            gpu_ops.multi_join([source.df, collated], "k", where="input_2.a = 'x'", suffixes=("", "_r"))
+        in_memory(gpu_ops.join, source.df, collated, on="k", where="right.a IS NOT NULL", suffixes=("", "_r"))
+        in_memory(gpu_ops.join, source.df, collated, on="k", where="left.a = 'b'", suffixes=("", "_r"))
+
+
+def test_a_condition_over_a_padded_type_is_refused(spark: Any, tmp_path: Path) -> None:
+    """Spark pads what a CHAR is compared with."""
+    from pyspark.sql import functions as f
+
+    source = Source(spark, tmp_path / "rows", "k long, a string")
+    padded = source.df.select("k", f.col("a").alias("a", metadata={"__CHAR_VARCHAR_TYPE_STRING": "char(5)"}))
+    with pytest.raises(gpu_ops.NotBuiltError, match=r"column 'a' has the type char\(5\), which Spark pads"):
+        gpu_ops.join(source.df, padded, on="k", where="right.a = 'x'", suffixes=("", "_r"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("spark.sql.timestampType", "TIMESTAMP_NTZ"),
+        ("spark.sql.parser.escapedStringLiterals", "true"),
+        ("spark.sql.ansi.doubleQuotedIdentifiers", "true"),
+        ("spark.sql.legacy.typeCoercion.datetimeToString.enabled", "true"),
+    ],
+)
+def test_a_setting_that_changes_what_conditions_mean_is_refused(
+    spark: Any, tmp_path: Path, name: str, value: str
+) -> None:
+    source = Source(spark, tmp_path / "rows", "k long, at timestamp")
+    spark.conf.set(name, value)
+    try:
+        with pytest.raises(gpu_ops.DescriptionError, match=f"{name}=.*this session has {value}"):
+            gpu_ops.join(source.df, stream(source.df, name="r"), on="k", where="left.at < r.at", suffixes=("", "_r"))
+        in_memory(gpu_ops.join, source.df, stream(source.df, name="r"), on="k", suffixes=("", "_r"))
+    finally:
+        spark.conf.unset(name)
