@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -165,10 +166,11 @@ def _file(text: str, rest: str) -> str:
 
 def _remote(text: str, scheme: str) -> str:
     """A URI of a folder elsewhere, such that folders that are the same read the same as far as that can be."""
-    try:
+    parts = None
+    with contextlib.suppress(ValueError):  # whose text has what is to be hidden
         parts = urlsplit(text)
-    except ValueError as error:
-        _refuse(text, str(error).partition(":")[0])
+    if parts is None:
+        _refuse(text, "it is no URI")
     user, at, host = parts.netloc.rpartition("@")
     of_host = scheme in ("hdfs", "viewfs")
     if not host and not of_host:

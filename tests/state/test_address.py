@@ -6,14 +6,18 @@ import dataclasses
 import logging
 import os
 import pickle
+import re
 import stat
 import traceback
 from pathlib import Path
 from typing import IO, Any
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gpu_ops.errors import StateError
 from gpu_ops.spark.client import Task
@@ -49,19 +53,20 @@ def test_one_folder_under_many_spellings_is_one(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "far" / "way").symlink_to(tmp_path / "real" / "x")
     monkeypatch.chdir(tmp_path / "real")
     monkeypatch.setenv("HOME", str(tmp_path / "real"))
-    st = f"{tmp_path}/real/st"
+    plain = f"{tmp_path}/real/st"
     spellings = [
-        st, Path(st), st + "/", st + "//", "st", "./st", "x/../st", "st/.", "~/st", f"{tmp_path}//real/./st",
-        f"/{st}", f"{tmp_path}/link/st", f"{tmp_path}/link/x/../st", f"{tmp_path}/far/way/../st",
-        f"{tmp_path}/far/deep/../../real/st",
-        f"file:{st}", f"file://{st}", f"file:///{st}", f"file:////{st}", f"file://localhost{st}", f"FILE:{st}/",
+        plain, Path(plain), plain + "/", plain + "//", "st", "./st", "x/../st", "st/.", "~/st",
+        f"{tmp_path}//real/./st", f"/{plain}", f"{tmp_path}/link/st", f"{tmp_path}/link/x/../st",
+        f"{tmp_path}/far/way/../st", f"{tmp_path}/far/deep/../../real/st",
+        f"file:{plain}", f"file://{plain}", f"file:///{plain}", f"file:////{plain}", f"file://localhost{plain}",
+        f"FILE:{plain}/",
         f"file:{tmp_path}/link/st", f"file://{tmp_path}/re%61l/st",
     ]  # fmt: skip
     (tmp_path / "real" / "st").mkdir()
     (tmp_path / "real" / "st" / "here").touch()
     for spelling in spellings:
         address = StateAddress.of(spelling)
-        assert address.identity == f"file://{os.path.realpath(st)}", spelling
+        assert address.identity == f"file://{os.path.realpath(plain)}", spelling
         assert StateAddress.of(address.secret_uri) == address, "as a state server reads it"
         assert Files.at(spelling).sizes("") == {"here": 0}, spelling
     assert StateAddress.of("st2").identity != StateAddress.of("st").identity
@@ -199,6 +204,7 @@ def test_secrets_are_in_no_text() -> None:
         f"hdfs://{KEY}:{WRITTEN}@host/s/../t",
         f"abfs://c:{WRITTEN}@account.dfs.core.windows.net/../x",
         f"s3://{KEY}:{WRITTEN}@[bucket/s",
+        f"s3://{KEY}:{WRITTEN}\u2100@bucket/s",
     ],
 )
 def test_secrets_are_in_no_refusal(location: str) -> None:
@@ -227,6 +233,45 @@ def test_other_errors_lose_the_secrets_they_quote(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(StateError, match="s3://bucket/a/state") as caught:
             call()
         assert hidden("".join(traceback.format_exception(caught.value)))
+
+
+SCHEMES = ["s3", "s3a", "gs", "abfs", "abfss", "hdfs", "file", "nope", "S3", "dbfs", ""]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from(SCHEMES),
+    st.text("wxyz/+=@:?#%&", min_size=1, max_size=12),
+    st.booleans(),
+    st.sampled_from(
+        ["{0}:key:{1}@bucket/a", "{0}key:{1}@bucket/a?region=eu", "{0}bucket/a?secret_key={1}", "{0}:{1}@bucket",
+         "{0}c:{1}@account.host/a/../b", "{0}key:{1}/bucket/a", "{0}bucket/a?b=c&session_token={1}&region=eu"]
+    ),
+)  # fmt: skip
+def test_no_secret_shows_however_it_is_written(scheme: str, secret: str, encoded: bool, form: str) -> None:
+    location = form.format(f"{scheme}://", quote(secret, safe="") if encoded else secret)
+    try:
+        address = StateAddress.of(location)
+    except StateError as error:
+        said = ["".join(traceback.format_exception(error))]
+    else:
+        assert StateAddress.of(address.secret_uri) == address
+        assert address.below("1").identity != address.identity
+        said = [*texts(address), address.identity, address.without_secrets(f"cannot open {address.secret_uri}")]
+    for part in re.findall("[w-z]{2,}", secret):
+        assert not any(re.search(rf"(?<![a-z]){part}(?![a-z])", text) for text in said), said
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.one_of(st.text(max_size=12), st.text("s3fileh:/.?#@[]%~ab\\\0\n", max_size=16)))
+def test_any_text_is_an_address_or_refused(text: str) -> None:
+    try:
+        address = StateAddress.of(text)
+    except StateError:
+        return
+    assert StateAddress.of(address.secret_uri) == address
+    assert StateAddress.of(address.secret_uri).identity == address.identity
+    assert address.path is None or address.path.startswith("/")
 
 
 # --- permissions ---------------------------------------------------------------------------------
