@@ -149,10 +149,13 @@ def _column(cursor: Cursor) -> tuple[SaidColumn, bool]:
     is_key = False
     while True:
         if cursor.accepts("PRIMARY", "KEY"):
+            if is_key:
+                cursor.fail("a second primary key")
             is_key = True
+            cursor.accepts("NOT", "ENFORCED")
         elif cursor.accepts("COMMENT"):
             cursor.string("a comment")
-        elif not (cursor.accepts("NOT", "NULL") or cursor.accepts("NULL") or cursor.accepts("NOT", "ENFORCED")):
+        elif not (cursor.accepts("NOT", "NULL") or cursor.accepts("NULL")):
             break
     for word in ("METADATA", "GENERATED"):
         if cursor.sees(word):

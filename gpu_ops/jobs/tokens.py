@@ -47,6 +47,8 @@ def tokenize(file: Text, start: int = 0, stop: int | None = None) -> list[Token]
     tokens = []
     for match in _TOKEN.finditer(file.text, start, stop):
         kind, text = str(match.lastgroup), match[0]
+        if kind == "space" and text.startswith("/*+"):
+            file.fail("hints are not understood: an option stands in WITH (...) or in SET", match.start())
         if kind == "unclosed":
             file.fail("a quote or comment is opened here and not closed", match.start())
         if kind == "string":

@@ -281,6 +281,9 @@ def _refuse(sql: str, text: str, start: int, node: exp.Expr) -> None:
         why = refused.GENERATOR
     elif names & refused.UNSTABLE:
         why = refused.CHANGING
+    if isinstance(node, exp.Alias | exp.Aliases) and not isinstance(node.parent, exp.Struct):
+        # Spark takes a name behind an expression for its alias, and would lose it
+        fail(sql, f"expected an operator before {node.alias or 'a name'!r}", start + _behind(text, node.alias))
     if isinstance(node, exp.Star) and node.parent is not None:
         fail(sql, "'*' stands alone in a SELECT list: name the columns", start + max(text.find("*"), 0))
     if isinstance(node, exp.Placeholder | exp.Parameter):
@@ -289,6 +292,12 @@ def _refuse(sql: str, text: str, start: int, node: exp.Expr) -> None:
     if why is not None:
         place, word = _place(text, names)
         fail(sql, why.format(word.upper()), start + place)
+
+
+def _behind(text: str, name: str) -> int:
+    """Where a name that is an alias stands: the last one."""
+    found = [token.start for token in Source.of(text).tokens if token.text.strip("'\"").lower() == name.lower()]
+    return found[-1] if found else max(len(text) - 1, 0)
 
 
 def _place(text: str, names: set[str]) -> tuple[int, str]:

@@ -119,7 +119,7 @@ def _predicate(source: Source, span: Span) -> Predicate:
     if names in (["="], ["=="], ["<=>"]):
         at = words[0][0]
         sides = Span(span.first, at), Span(at + 1, span.stop)
-    elif names == ["IS", "NOT", "DISTINCT"] and source.word(words[2][0] + 1) == "FROM":
+    elif names == ["IS", "NOT", "DISTINCT"] and _adjacent(words) and source.word(words[2][0] + 1) == "FROM":
         sides = Span(span.first, words[0][0]), Span(words[2][0] + 2, span.stop)
     else:
         return Predicate(span)
@@ -127,6 +127,11 @@ def _predicate(source: Source, span: Span) -> Predicate:
         return Predicate(span)
     left, right = (_stripped(source, side) for side in sides)
     return Predicate(span, (left, right), names not in (["="], ["=="]))
+
+
+def _adjacent(words: list[tuple[int, str]]) -> bool:
+    """Whether nothing stands between some words."""
+    return words[-1][0] - words[0][0] == len(words) - 1
 
 
 def refuse_sub_query(source: Source, span: Span) -> None:
@@ -147,7 +152,7 @@ def _sub_query(source: Source, span: Span) -> SubQuery | None:
         return SubQuery(_query(source, Span(at + 1, span.stop)), negated, None, start)
     words = [(place, word) for place, word in outermost(source, Span(at, span.stop)) if word in _PREDICATES]
     names = [word for _, word in words]
-    if names not in (["IN"], ["NOT", "IN"]) or words[-1][0] + 2 >= span.stop:
+    if names not in (["IN"], ["NOT", "IN"]) or not _adjacent(words) or words[-1][0] + 2 >= span.stop:
         return None
     place = words[-1][0]
     opened = place + 1

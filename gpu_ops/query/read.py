@@ -331,7 +331,30 @@ class Reader:
                 self.unexpected("a name after AS")
             return None, None
         self.at += 1
+        if not given and token.kind == "word":
+            self.refuse_modifier(token)
         return token.text, self.column_names() if self.word == "(" else None
+
+    def refuse_modifier(self, token: Token) -> None:
+        """SqlError: a word that can be another name of the table before it, or be meant for a part of the query.
+
+        It is a name if something is named with it; no word that means something else is as short as ``o`` or ``t1``.
+        """
+        word = token.text.upper()
+        tokens = self.source.tokens
+        if any(
+            name.kind in ("word", "quoted") and name.text.upper() == word and tokens[at + 1].text == "."
+            for at, name in enumerate(tokens[:-1])
+        ):
+            return
+        joins = self.word in (*_JOINS, "NATURAL") and (self.word == "JOIN" or self.ends_expression(self.word))
+        rather = f"if it is another name of the table, write AS {token.text}"
+        if joins and word in refused.JOIN_WORDS:
+            self.fail(f"{word} JOIN is not understood; {rather}", token)
+        if joins and len(word) > 2:
+            self.fail(f"{token.text!r} before JOIN is no kind of join, and no column is named with it; {rather}", token)
+        if word in refused.TABLE_WORDS:
+            self.fail(f"{word} is not understood; {rather}", token)
 
     def column_names(self) -> tuple[str, ...]:
         """New names for columns, in parentheses."""

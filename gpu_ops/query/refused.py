@@ -35,6 +35,18 @@ CLAUSES: Final[dict[str, tuple[str, str]]] = {
 }
 """First word of a clause, the word that must follow it (or none), and why it is refused."""
 
+JOIN_WORDS: Final = {
+    "ALL", "ANY", "APPLY", "ARRAY", "ASOF", "BROADCAST", "EXCLUSION", "GLOBAL", "HASH", "INTERVAL", "LATERAL", "LOCAL",
+    "LOOKUP", "LOOP", "MERGE", "OUTER", "PASTE", "POSITIONAL", "REMOTE", "STRAIGHT", "TEMPORAL",
+}  # fmt: skip
+"""What other dialects say before JOIN, and Spark's takes for another name of the table before it."""
+
+TABLE_WORDS: Final = JOIN_WORDS | {
+    "CHANGES", "EMIT", "FETCH", "FINAL", "FORCE", "FORMAT", "IGNORE", "INTO", "MATCH_RECOGNIZE", "NOLOCK", "ONLY",
+    "OPTION", "PARTITION", "PREWHERE", "RETURNING", "ROWS", "SAMPLE", "SETTINGS", "STREAM", "UNNEST", "USE", "VERSION",
+}  # fmt: skip
+"""Those, and what other dialects say behind a table."""
+
 STATEMENTS: Final[dict[str, str]] = {
     "INSERT": "sql() gives the changelog as a DataFrame; write it with writeStream",
     "CREATE": "sql() gives the changelog as a DataFrame; write it with writeStream",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -90,6 +91,7 @@ def sql(
     types = _types(session)
     session_of = condition_session(next(iter(streams.values())).df)
     planned = plan(query, described, emit=emit, multi_way=multi_way, type_of=types, **session_of)
+    _check_parses(session, query)
     _check_inputs(planned, streams)
     runner = _Runner(planned, streams, state=state, backend=backend, partitions=partitions, name=name)
     with warnings.catch_warnings():
@@ -133,6 +135,18 @@ def _table(label: str, side: Stream) -> Table:
         ttl_ms=source.ttl_ms,
         grows=source.row_kind == ROW_KIND_COLUMN and any(x.plan_id is not None for x in found.values()),
     )
+
+
+def _check_parses(session: SparkSession, query: str) -> None:
+    """What is understood here is Spark's dialect, and nothing that its parser does not take."""
+    try:
+        session._jsparkSession.sessionState().sqlParser().parsePlan(query)
+    except PySparkException as error:
+        said = str(error)
+        found = re.search(r"\(line (\d+), pos (\d+)\)", said)
+        line, column = (int(found[1]), int(found[2])) if found else (1, 0)
+        at = sum(map(len, query.splitlines(keepends=True)[: line - 1])) + column
+        fail(query, f"Spark does not take this: {_said(error)}", min(at, len(query)))
 
 
 def _check_inputs(planned: Plan, streams: Mapping[str, Stream]) -> None:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+from pathlib import Path
+
 import pytest
 
 from gpu_ops.jobs.job import Watermark
+from gpu_ops.jobs.sql_file import read_sql
+from gpu_ops.jobs.text import JobError, Text
 from jobs.support import INSERT, ORDERS, SINK, source, sql, wrong
 
 
@@ -76,6 +82,34 @@ def test_columns_may_be_left_to_the_data():
     assert (source(only_key).columns, source(only_key).unique_key) == (None, ("id",))
 
 
+WORDS = """SELECT FROM WITH NOT NULL KEY PRIMARY ENFORCED CONSTRAINT UNIQUE AS LIKE GENERATED VIRTUAL METADATA COMMENT
+    PARTITIONED DISTRIBUTED IF EXISTS TEMPORARY TABLE INTO OVERWRITE INSERT CREATE SET INTERVAL SECOND FOR WATERMARK foo
+    `bar` 'str' 7 1.5 ( ) , . ; = - + < > : * /*+h*/ # $ PRECISION ZONE"""
+
+
+def test_each_word_of_a_statement_is_understood_or_refused():
+    """A word more in a job is an error, or the job is another one; only of these words none is needed."""
+    text = """CREATE TABLE orders (id BIGINT, `an item` VARCHAR(20), at TIMESTAMP(3), n ARRAY<INT>, PRIMARY KEY (id),
+        WATERMARK FOR at AS at - INTERVAL '5' SECOND) WITH ('connector' = 'parquet', 'path' = 'orders');
+        CREATE TABLE changes WITH ('connector' = 'console'); SET 'state' = 'state'; INSERT INTO changes """
+    query = "SELECT id FROM orders"
+
+    def shape(job):
+        return re.sub(r"(at|indent|start_mark)=\d+|file=Text\(.*?\), (?=sources)", "", repr(job))
+
+    def read(changed):
+        return shape(read_sql(Text(Path("job.sql"), changed + query)))
+
+    places = [0, *(match.end() for match in re.finditer(r"\w+|'[^']*'|`[^`]*`|[^\w\s]", text))]
+    wanted, idle = read(text), set()
+    for place in places:
+        for word in WORDS.split():
+            with contextlib.suppress(JobError):
+                if read(f"{text[:place]} {word} {text[place:]}") == wanted:
+                    idle.add(word)
+    assert idle == {"NULL", "TEMPORARY", "TABLE", ";"}
+
+
 @pytest.mark.parametrize(
     ("text", "message", "place"),
     [
@@ -109,6 +143,8 @@ def test_columns_may_be_left_to_the_data():
             "a watermark is t - INTERVAL '...' ..., nothing else is understood",
             "u -",
         ),
+        (ORDERS.replace("WITH", "/*+ OPTIONS('a'='b') */ WITH") + SINK, "hints are not understood", "/*+"),
+        ("CREATE TABLE a (x INT NOT ENFORCED) WITH ('a'='b')", "expected ) or a comma, found 'NOT'", "NOT"),
         ("SET 'a' = ", "expected the setting's value in single quotes, found the end of the text", ""),
         (ORDERS.replace(";", "") + SINK, "expected ; behind the statement, found 'CREATE'", "CREATE TABLE changes"),
     ],

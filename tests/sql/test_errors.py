@@ -71,6 +71,30 @@ RELATIONS = [
     ("SELECT * FROM §(SELECT id FROM orders) AS q(a, b) JOIN prices p ON a = p.id", "q has 1 columns and 2 names"),
 ]
 
+ON = "ON l_id = r_id"
+L, R = "(SELECT id AS l_id FROM orders)", "(SELECT id AS r_id FROM prices)"
+
+SWALLOWED = [
+    *(
+        (f"SELECT amount, price FROM orders §{word} JOIN prices USING (id)", f"{word} JOIN is not understood; if it is")
+        for word in ("ASOF", "ANY", "GLOBAL", "ALL", "POSITIONAL", "PASTE", "TEMPORAL", "ARRAY", "STRAIGHT")
+    ),
+    ("SELECT amount, price FROM orders §ASOF LEFT JOIN prices USING (id)", "ASOF JOIN is not understood"),
+    ("SELECT amount, price FROM orders §GLOBAL INNER JOIN prices USING (id)", "GLOBAL JOIN is not understood"),
+    ("SELECT amount, price FROM orders §LEFTT JOIN prices USING (id)", "'LEFTT' before JOIN is no kind of join"),
+    ("SELECT amount FROM orders o JOIN prices §any JOIN users u USING (uid)", "ANY JOIN is not understood"),
+    (f"SELECT l_id FROM {L} §asof JOIN {R} r {ON}", "ASOF JOIN is not understood; .* write AS asof"),
+    (f"SELECT l_id FROM {L} l JOIN {R} §FINAL {ON}", "FINAL is not understood; .* write AS FINAL"),
+    (f"SELECT o.id {JOINED} §ASOF JOIN users u ON o.uid = u.uid", "expected an operator before 'ASOF'"),
+    (f"SELECT o.id {JOINED} §foo", "expected an operator before 'foo'"),
+    (f"SELECT o.id {JOINED} WHERE o.uid > 1 §foo", "expected an operator before 'foo'"),
+    (f"SELECT o.id {JOINED} AND p.price > 1 §foo", "expected an operator before 'foo'"),
+    (f"SELECT o.id {JOINED} WHERE p.price > 1 AS §foo", "expected an operator before 'foo'"),
+    (f"SELECT o.id §IGNORE {JOINED}", "expected an operator before 'IGNORE'"),
+    (f"SELECT o.id + 1 §END more {JOINED}", "expected an operator before 'END'"),
+    ("SELECT id FROM orders WHERE uid NOT DESC IN §(SELECT uid FROM users)", "a sub-query can stand"),
+]
+
 NAMES = [
     (f"SELECT §o.idd {JOINED}", "'o' has no column 'idd'; it has id, uid"),
     (f"SELECT §x.id {JOINED}", "there is no table 'x' here; there are o, p"),
@@ -152,7 +176,7 @@ TIMES = [
     ),
 ]
 
-TABLE = [*CLAUSES, *STATEMENTS, *RELATIONS, *NAMES, *EXPRESSIONS, *JOINS, *TIMES]
+TABLE = [*CLAUSES, *STATEMENTS, *RELATIONS, *SWALLOWED, *NAMES, *EXPRESSIONS, *JOINS, *TIMES]
 
 
 @pytest.mark.parametrize(("query", "message"), TABLE, ids=[query[:60] for query, _ in TABLE])
@@ -167,6 +191,18 @@ def test_refused(query, message):
     *_, text, caret = str(error.value).split("\n")
     assert text == "  " + ((before + after).split("\n")[line - 1])
     assert caret.index("^") == column + 1
+
+
+def test_a_word_before_join_that_is_a_name():
+    """Any word is a name where AS says so, or where something is named with it."""
+    for query in (
+        "SELECT asof.id FROM orders asof JOIN prices p ON asof.id = p.id",
+        "SELECT price FROM orders AS asof JOIN prices USING (id)",
+        "SELECT price FROM orders `asof` JOIN prices USING (id)",
+        "SELECT price FROM orders o JOIN prices p USING (id)",
+        "SELECT price FROM orders JOIN prices final ON orders.id = final.id",
+    ):
+        assert planned(query).joins[0].description.how == "inner"
 
 
 def test_the_table_is_long_enough():
