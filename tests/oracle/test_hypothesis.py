@@ -170,12 +170,12 @@ def test_the_state_is_the_folded_input(made: tuple[Shape, list[Event], list[int]
         sizes_ = engine.state_size()
     for side, name in enumerate(("left", "right")):
         live = rules.state[side].values()
-        assert sizes_[f"{name}_rows"] == snapshot[name].num_rows == sum(e.copies for e in live)
+        assert sizes_[f"{name}_rows"] == snapshot[name].num_rows == sum(len(e.counts) for e in live)
         counted = join.outer[side] or (side == 0 and join.how in ("semi", "anti"))
         assert ("__count" in snapshot[name].column_names) == counted
         if counted and not join.null_aware:
             own = Counter(snapshot[name]["__count"].to_pylist())
-            assert own == Counter(n for e in live for n in [e.count] * e.copies)
+            assert own == Counter(n for e in live for n in e.counts)
 
 
 def test_any_part_can_be_wrong() -> None:
