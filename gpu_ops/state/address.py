@@ -62,8 +62,8 @@ class StateAddress:
         text = os.fspath(location) if isinstance(location, (str, os.PathLike)) else location
         if not isinstance(text, str):
             raise StateError(f"state={type(text).__name__} object; it is a path or a URI")
-        if not text.strip() or "\0" in text:
-            raise StateError(f"state={text!r} names no folder. {KINDS}")
+        if not text.strip() or "\0" in text or _undecodable(text):
+            raise StateError(f"state= is empty, or no Unicode text without NUL: it names no folder. {KINDS}")
         word = _WORD.match(text)
         scheme = word[1].lower() if word is not None else ""
         rest = text[word.end() :] if word is not None else text
@@ -144,9 +144,22 @@ def _host(parts: SplitResult) -> str:
     return f"{container}@{host}" if container else host
 
 
+def _undecodable(text: str) -> bool:
+    """Whether a text is a name of bytes that are no text."""
+    return re.search("[\ud800-\udfff]", text) is not None
+
+
 def _absolute(path: str) -> str:
-    """A path from the root on, without superfluous parts."""
-    parts = [part for part in os.path.join(os.getcwd(), path).split("/") if part not in ("", ".")]
+    """A path from the root on, without superfluous parts.
+
+    Raises:
+        StateError: it is relative, and there is no working folder.
+    """
+    try:
+        begin = "/" if path.startswith("/") else os.getcwd()
+    except OSError as error:
+        raise StateError(f"state='{path}' is relative, and the working folder is gone: {error}") from error
+    parts = [part for part in os.path.join(begin, path).split("/") if part not in ("", ".")]
     whole = "/" + "/".join(parts)
     return os.path.realpath(whole) if ".." in parts else whole  # what .. is depends on links before it
 

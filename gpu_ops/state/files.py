@@ -151,15 +151,19 @@ class Files:
         temporary, target = f"{path}.{uuid.uuid4().hex}{TEMPORARY}", os.path.join(self.root, path)
         self.write(temporary, lambda file: file.write(content))
         try:
-            os.link(os.path.join(self.root, temporary), target)
-        except FileExistsError:
-            return False
-        except OSError:
-            # A file system without hard links: two that race here replace like with like.
-            os.replace(os.path.join(self.root, temporary), target)
-        finally:
-            self.delete([temporary])
-        _sync_folder(os.path.dirname(target))
+            try:
+                os.link(os.path.join(self.root, temporary), target)
+            except FileExistsError:
+                return False
+            except OSError:
+                # A file system without hard links: two partitions that race here replace like with like, and of two
+                # joins one is refused at its next micro-batch, by what its records say.
+                os.replace(os.path.join(self.root, temporary), target)
+            finally:
+                self.delete([temporary])
+            _sync_folder(os.path.dirname(target))
+        except OSError as error:
+            raise self._failed("write", path, error) from None
         return True
 
     @_told("reading")

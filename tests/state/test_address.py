@@ -126,6 +126,7 @@ def test_other_folders_are_others(others: list[str]) -> None:
         ("", "names no folder"),
         (" ", "names no folder"),
         ("a\0b", "names no folder"),
+        ("a\udc80b", "names no folder"),
         (5, "int"),
         (b"/x", "bytes"),
     ],
@@ -150,6 +151,12 @@ def test_a_relative_path_stays_where_it_was_declared(tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     assert address.path == f"{tmp_path}/a/st"
     assert StateAddress.of("st", seen_from=tmp_path / "a") == address
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(StateError, match="state='st' is relative, and the working folder is gone"):
+        StateAddress.of("st")
+    monkeypatch.chdir(tmp_path)
 
 
 def test_a_folder_below_keeps_the_options() -> None:
@@ -204,6 +211,7 @@ def test_secrets_are_in_no_text() -> None:
         f"hdfs://{KEY}:{WRITTEN}@host/s/../t",
         f"abfs://c:{WRITTEN}@account.dfs.core.windows.net/../x",
         f"s3://{KEY}:{WRITTEN}@[bucket/s",
+        f"s3://{KEY}:{WRITTEN}@bucket/s\0",
         f"s3://{KEY}:{WRITTEN}\u2100@bucket/s",
     ],
 )
