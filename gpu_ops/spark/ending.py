@@ -64,6 +64,7 @@ def finish(
     """
     files = Files.at(state)
     manifest = Manifest.of(files)
+    manifest.check_unsealed(files.location)
     user = Directory.of(spark).state_in_use(files.address)
     if user is not None:
         raise StateError(f"state folder {files.location} is in use by the running query {user}; stop it first")

@@ -31,7 +31,7 @@ from gpu_ops.state.activity import Activity
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.durable import PartitionLog, Record, Stored
 from gpu_ops.state.files import Files
-from gpu_ops.state.manifest import Manifest, check_open, ensure
+from gpu_ops.state.manifest import Manifest, check_open, ensure, remove_older
 from gpu_ops.state.times import NO_TIMES, Pair, Times
 
 _log = logging.getLogger(__name__)
@@ -98,6 +98,8 @@ class PartitionState:
         self._times = NO_TIMES
         self._in_backlog = True
         self._by_event_time = by_event_time(self.join)
+        self._found = self._manifest
+        self._older = False
         self._log: PartitionLog | None = None
         self._stored = Stored({}, {})
         self._no_snapshot_before = 0
@@ -195,16 +197,21 @@ class PartitionState:
             latest = tuple(result.metrics.get(f"{side}_max_time_ms") for side in self.join.sides)
             times = self._times.later(Times(watermark, cast("Pair", latest)))
         record = Record(table, clock_ms, wire.to_json(), times, backlog)
-        stamp = None
+        stamp = why = None
         try:
             # A half-sent repetition must not take the place of the whole one before it.
             _require(alive, batch_id)
             if self._log is not None:
                 stamp = self._log.write_record(batch_id, record)
                 self._stored.records[batch_id] = stamp[0]
+                assert isinstance(self._location, Files)
+                why = self._found.why_moved(self._location)
         except BaseException:
             engine.discard()
             raise
+        if why is not None:
+            self._forget()
+            raise why
         self._pending = Pending(batch_id, clock_ms, stamp, None if self._log is not None else record, times, backlog)
         spent += time.perf_counter() - started
         self._metrics = {
@@ -285,6 +292,8 @@ class PartitionState:
             return self._load(batch_id)
         self._commit(engine, pending)
         self._compact(engine)
+        if self._older:
+            self._remove_older()
         return None
 
     def _commit(self, engine: JoinEngine, pending: Pending) -> None:
@@ -333,6 +342,7 @@ class PartitionState:
             raise recovery.nothing_stored(str(self), files.location, batch_id)
         if not over:
             check_open(files)
+            found.check_unsealed(files.location)
         started = time.perf_counter()
         log = PartitionLog(files, found, self.partition)
         stored = log.stored(clean=not over)
@@ -354,6 +364,7 @@ class PartitionState:
             self._version = base
         self._engine, self._pending = engine, None
         self._log, self._stored = log, stored
+        self._found, self._older = found, self.partition == 0 and found.generation > 0
         for batch in range(since, batch_id):
             self._replay(engine, log.read_record(batch))
         _log.info(
@@ -398,6 +409,15 @@ class PartitionState:
             _log.warning("%s: no snapshot of version %d: %s", self, self._version, error)
             self._no_snapshot_before = self._version + recovery.MIN_RECORDS
 
+    def _remove_older(self) -> None:
+        """Deletes what `gpu_ops.rescale` left: a micro-batch of what it made in its place is final."""
+        assert isinstance(self._location, Files)
+        self._older = False
+        try:
+            remove_older(self._location, self._found)
+        except (StateError, OSError, pa.ArrowException) as error:
+            _log.warning("%s: what the state folder was before it was cut anew is still there: %s", self, error)
+
     # --- memory ------------------------------------------------------------------------------
 
     def _fresh(self) -> JoinEngine:
@@ -414,7 +434,7 @@ class PartitionState:
         engine, self._engine, self._pending = self._engine, None, None
         self._version = self._last_clock = self._no_snapshot_before = 0
         self._times, self._in_backlog = NO_TIMES, True
-        self._log, self._stored = None, Stored({}, {})
+        self._log, self._stored, self._older = None, Stored({}, {}), False
         if engine is not None:
             engine.close()
 

@@ -103,7 +103,7 @@ def stored_version(files: Files, manifest: Manifest) -> int:
         versions.append(max([0, *(batch + 1 for batch in stored.records), *stored.snapshots]))
     if len(set(versions)) > 1:
         raise StateError(
-            f"state folder {files.location} stopped in the middle of batch {max(versions) - 1}: not all partitions "
-            "have done it. Start the query again, and let it come to an end first"
+            f"state folder {files.location} is in the middle of batch {max(versions) - 1}: not all partitions have "
+            "done it. If its query runs, stop it first; if it has stopped, start it again and let it come to an end"
         )
     return versions[0]

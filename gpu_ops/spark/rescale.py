@@ -2,14 +2,27 @@
 
 Each live row goes to the partition that its key's hash names now, with what stands beside it (association counts are
 of rows with the same key, so they hold), and so does each change of the last micro-batch, which Spark may repeat.
-The new partitions are written beside the old ones; the manifest that names them is replaced in one go, and only then
-are the old ones deleted. So whatever interrupts it leaves one or the other.
+The new partitions are written beside the old ones, and the manifest that names them is replaced in one go. The old ones
+stay until a micro-batch of the new ones is final; then the query deletes them.
+
+The query should be stopped. Where it runs, either it or this is refused, and no row is lost or doubled:
+
+1. What is stored is noted, and the new partitions are written, which may take long.
+2. The manifest is sealed: whoever reads it from now on applies no micro-batch.
+3. What is stored is looked at again. If it is not what it was, the seal is taken off and all is as before.
+4. The manifest of the new partitions takes its place.
+
+A state server answers a micro-batch after its record is written and the manifest found as it was before. So a
+micro-batch was either written before the seal, and is seen in step 3, or is not answered: its query fails, and goes on
+from its checkpoint. An interruption between the seal and the end leaves a sealed folder; to call this again goes on
+from there.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import uuid
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -25,8 +38,8 @@ from gpu_ops.spark.packing import partition_of
 from gpu_ops.spark.partition import Held, stored_state
 from gpu_ops.spark.recovery import stored_version
 from gpu_ops.state.address import Location
-from gpu_ops.state.durable import PartitionLog, Record
-from gpu_ops.state.files import Files
+from gpu_ops.state.durable import PartitionLog, Record, Stored
+from gpu_ops.state.files import Files, Stamp
 from gpu_ops.state.manifest import FORMAT, MANIFEST, SPARK, Manifest, check_open
 from gpu_ops.state.times import NO_TIMES, Times
 
@@ -51,17 +64,19 @@ class Rescaled(NamedTuple):
 
 
 def rescale(state: Location, partitions: int) -> Rescaled:
-    """Cuts a state folder into another number of partitions; its query must be stopped.
+    """Cuts a state folder into another number of partitions; its query should be stopped.
 
-    The query goes on from its checkpoint, and finds the new number by itself unless it says ``partitions=``. All of the
-    state goes through this process's memory.
+    Beside a running query either this or the query is refused, and the query can be started again. It goes on from its
+    checkpoint, and finds the new number by itself unless it says ``partitions=``. All of the state goes through this
+    process's memory.
 
     Args:
         state: the folder.
         partitions: how many.
 
     Raises:
-        StateError: no state folder, a finished one, or one whose partitions hold different versions.
+        StateError: no state folder, a finished one, one whose partitions hold different versions, or one whose query
+            runs.
         DescriptionError: fewer than one partition, or a join that has to have one.
         NotBuiltError: keys of a type whose hash is not built here.
     """
@@ -73,32 +88,101 @@ def rescale(state: Location, partitions: int) -> Rescaled:
         raise DescriptionError(f"partitions={partitions}; there is at least one")
     if partitions > 1 and not join.shuffled_by:
         raise DescriptionError("this join has one partition: no equality column that rows could be distributed by")
-    version = stored_version(files, manifest)
-    new = dataclasses.replace(manifest, partitions=partitions, generation=manifest.generation + 1, format=FORMAT)
+    seen = _seen(files, manifest)
+    new = dataclasses.replace(
+        manifest, partitions=partitions, generation=manifest.generation + 1, format=FORMAT, sealed=None
+    )
     new.content(files).delete_folder("p")  # of an attempt that was interrupted
-    rows = _write(files, manifest, new, version) if version else (0,) * partitions
-    files.write(MANIFEST, lambda file: file.write(new.to_json().encode()))
-    files.delete_folder(f"g{manifest.generation}" if manifest.generation else "p")
-    return Rescaled(manifest.partitions, partitions, version, rows)
+    try:
+        rows = _write(files, manifest, new, seen) if seen.version else (0,) * partitions
+    except StateError as error:
+        if _moved(files, manifest, seen):
+            raise _in_use(files) from error
+        raise
+    _replace(files, manifest, new, seen)
+    return Rescaled(manifest.partitions, partitions, seen.version, rows)
 
 
-def _write(files: Files, manifest: Manifest, new: Manifest, version: int) -> tuple[int, ...]:
-    """Writes the new partitions: the state before the last micro-batch, and its record; gives their rows."""
+class _Seen(NamedTuple):
+    """What a state folder holds: how many micro-batches, and by partition its files and its last record's stamp."""
+
+    version: int
+    stored: tuple[Stored, ...]
+    stamps: tuple[Stamp | None, ...]
+
+
+def _seen(files: Files, manifest: Manifest) -> _Seen:
+    version = stored_version(files, manifest)
+    logs = [PartitionLog(files, manifest, partition) for partition in range(manifest.partitions)]
+    stamps = tuple(log.record_stamp(version - 1) if version else None for log in logs)
+    return _Seen(version, tuple(log.stored(clean=False) for log in logs), stamps)
+
+
+def _moved(files: Files, manifest: Manifest, seen: _Seen) -> bool:
+    """Whether the folder holds something else than it did."""
+    try:
+        return _seen(files, manifest) != seen
+    except StateError:  # in the middle of a micro-batch
+        return True
+
+
+def _in_use(files: Files) -> StateError:
+    return StateError(
+        f"the query of state folder {files.location} is running: it went on while the folder was cut anew. Nothing is "
+        "changed: stop the query, and run this again"
+    )
+
+
+def _replace(files: Files, manifest: Manifest, new: Manifest, seen: _Seen) -> None:
+    """Puts the new partitions in place of the old ones, unless a micro-batch was applied to these meanwhile.
+
+    Raises:
+        StateError: one was, or the input has been ended; the folder is as it was.
+    """
+    sealed = dataclasses.replace(manifest, sealed=uuid.uuid4().hex)
+    _put(files, sealed)
+    then = dataclasses.replace(manifest, sealed=None)
+    try:
+        check_open(files)
+        if not _moved(files, manifest, seen):
+            then = new
+    finally:
+        if Manifest.of(files) != sealed:
+            raise StateError(f"state folder {files.location} is being cut anew by another gpu-join rescale")
+        _put(files, then)
+    if then is not new:
+        raise _in_use(files)
+
+
+def _put(files: Files, manifest: Manifest) -> None:
+    files.write(MANIFEST, lambda file: file.write(manifest.to_json().encode()))
+
+
+def _write(files: Files, manifest: Manifest, new: Manifest, seen: _Seen) -> tuple[int, ...]:
+    """Writes the new partitions: the state before the last micro-batch, and its record; gives their rows.
+
+    A snapshot after the last micro-batch proves that Spark does not repeat it; then that is what is written.
+    """
     join = parse_join(manifest.description)
-    last, goes = version - 1, _Goes(join, new.distribution, new.partitions)
-    numbers = range(manifest.partitions)
-    held = [stored_state(files, manifest, partition).held_at(last) for partition in numbers]
-    records = [PartitionLog(files, manifest, partition).read_record(last) for partition in numbers]
-    tables, changes = _cut_state(join, held, goes), _cut_changes(join, records, goes)
-    known = functools.reduce(Times.later, (part.times for part in held), NO_TIMES)
-    then = functools.reduce(Times.later, (record.times for record in records), NO_TIMES)
-    for partition in range(new.partitions):
-        log = PartitionLog(files, new, partition)
-        if last:
-            clock_ms = max(part.clock_ms for part in held)
-            log.write_snapshot(last, tables[partition], clock_ms, known, backlog=held[0].backlog)
-        log.write_record(last, dataclasses.replace(records[0], table=changes[partition], times=then))
-    return tuple(sum(len(part[side]) for side in join.sides) if last else 0 for part in tables)
+    version, goes = seen.version, _Goes(join, new.distribution, new.partitions)
+    final = any(version in stored.snapshots for stored in seen.stored)
+    at, numbers = version if final else version - 1, range(manifest.partitions)
+    held = [stored_state(files, manifest, partition).held_at(at) for partition in numbers]
+    tables, logs = (
+        _cut_state(join, held, goes),
+        [PartitionLog(files, new, partition) for partition in range(new.partitions)],
+    )
+    if at:
+        clock_ms = max(part.clock_ms for part in held)
+        known = functools.reduce(Times.later, (part.times for part in held), NO_TIMES)
+        for log, part in zip(logs, tables, strict=True):
+            log.write_snapshot(at, part, clock_ms, known, backlog=held[0].backlog)
+    if not final:
+        records = [PartitionLog(files, manifest, partition).read_record(at) for partition in numbers]
+        then = functools.reduce(Times.later, (record.times for record in records), NO_TIMES)
+        for log, table in zip(logs, _cut_changes(join, records, goes), strict=True):
+            log.write_record(at, dataclasses.replace(records[0], table=table, times=then))
+    return tuple(sum(len(part[side]) for side in join.sides) if at else 0 for part in tables)
 
 
 class _Goes(NamedTuple):

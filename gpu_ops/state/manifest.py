@@ -51,6 +51,9 @@ class Manifest:
         format: of what lies below the folder.
         join_number: which join of the query, see `gpu_ops.spark.functions.join_number`; None where nobody knows, as
             in folders of earlier versions.
+        sealed: names the `gpu_ops.rescale` that is about to put other partitions in place of these; until it has, or
+            has given up, no micro-batch is answered.
+        raw: the file's content.
     """
 
     description: str
@@ -60,6 +63,8 @@ class Manifest:
     generation: int = 0
     format: int = FORMAT
     join_number: int | None = None
+    sealed: str | None = None
+    raw: bytes = dataclasses.field(default=b"", repr=False, compare=False)
 
     def content(self, files: Files) -> Files:
         """Where the partitions of a state folder with this manifest lie: in it, or in a folder of their generation."""
@@ -109,6 +114,38 @@ class Manifest:
                 shown = "another join than this folder" if fact == "join" else f"{_CALLED[fact]} {theirs}, not {mine}"
                 raise StateError(f"{name} belongs to {shown}. {_MISPLACED}")
 
+    def check_unsealed(self, location: str) -> None:
+        """Refuses a folder that is being cut anew.
+
+        Raises:
+            StateError: it is.
+        """
+        if self.sealed is not None:
+            raise StateError(
+                f"state folder {location} is being cut anew by gpu-join rescale. Start the query when that is done; "
+                "where it was interrupted, run it again first"
+            )
+
+    def why_moved(self, files: Files) -> StateError | None:
+        """Why a micro-batch whose record was just written must not be answered, None where it may.
+
+        Args:
+            files: the folder of which this is the manifest as it was read.
+
+        Returns:
+            An error where the folder has been cut anew since, or is being.
+        """
+        content = files.read(MANIFEST)
+        if content is not None and content.equals(pa.py_buffer(self.raw)):
+            return None
+        now = Manifest.of(files)
+        if now == self:
+            return None
+        return StateError(
+            f"state folder {files.location} was cut anew by gpu-join rescale while its query ran. This micro-batch was "
+            "not applied, and nothing is lost: start the query again, it goes on from its checkpoint"
+        )
+
     def to_json(self) -> str:
         """The file's content; schemas are repeated in readable form."""
         description = json.loads(self.description)
@@ -119,6 +156,7 @@ class Manifest:
             "distribution": self.distribution,
             "generation": self.generation,
             "join_number": self.join_number,
+            **({} if self.sealed is None else {"sealed": self.sealed}),
             "created": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
             "schemas": {
                 source["name"]: {field.name: str(field.type) for field in _schema(source)}
@@ -153,15 +191,17 @@ class Manifest:
             )
         # What earlier formats had no word for; a key that nobody knows is left alone.
         data = data if version >= _BOUND else {"distribution": SPARK, "generation": 0, **data}
-        data = {"join_number": None, **data}
+        data = {"join_number": None, "sealed": None, **data}
         found = cls(
             json.dumps(_field(name, data, "join", _is_join), sort_keys=True),
             _field(name, data, "partitions", _whole(1)),
-            _field(name, data, "query_id", lambda value: isinstance(value, str) and bool(value)),
+            _field(name, data, "query_id", _is_text),
             _field(name, data, "distribution", (SPARK, ARROW).__contains__),
             _field(name, data, "generation", _whole(0)),
             version,
             _field(name, data, "join_number", lambda value: value is None or _whole(1)(value)),
+            _field(name, data, "sealed", lambda value: value is None or _is_text(value)),
+            content.to_pybytes(),
         )
         if version == 1 and (found.distribution, found.generation) != (SPARK, 0):
             raise _damaged(name, f"format=1 goes with neither {found.distribution=!s} nor {found.generation=!s}")
@@ -270,6 +310,13 @@ def check_open(files: Files) -> None:
         )
 
 
+def remove_older(files: Files, manifest: Manifest) -> None:
+    """Deletes the partitions that a folder had before it was cut anew; those of the manifest have been used by now."""
+    files.delete_folder("p")
+    for generation in range(1, manifest.generation):
+        files.delete_folder(f"g{generation}")
+
+
 _BOUND: Final = 3
 """From this format on every file says what it belongs to."""
 
@@ -309,6 +356,10 @@ def _short(value: object) -> str:
 def _whole(least: int) -> Callable[[Any], bool]:
     """Whether something is a whole number that is not less."""
     return lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
 
 
 def _is_join(value: Any) -> bool:

@@ -90,7 +90,7 @@ def test_what_is_refused(spark: Any, tmp_path: Path) -> None:
     half = tmp_path / "half"
     shutil.copytree(query.state, half)
     max((half / "p" / "1").iterdir()).unlink()
-    with pytest.raises(StateError, match="stopped in the middle of batch 0"):
+    with pytest.raises(StateError, match="is in the middle of batch 0"):
         rescale(str(half), 3)
     rescale(query.state, 3)
     query.run(partitions=3)

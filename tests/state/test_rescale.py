@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import re
+import threading
 from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -170,3 +175,175 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     one.apply(0)
     with pytest.raises(GpuJoinError, match="this join has one partition"):
         rescale(str(tmp_path / "one"), 2)
+
+
+# --- beside a running query ----------------------------------------------------------------------
+
+
+class Turns:
+    """Two threads that take turns at their operations on files, by lot."""
+
+    def __init__(self, seed: int, patch: pytest.MonkeyPatch) -> None:
+        self._rng, self._ready = np.random.default_rng(seed), threading.Condition()
+        self._turn, self._running, self._often = 0, [True, True], (0.4, 0.05, 0.02)[seed % 3]
+        for name in ("write", "read", "stamp", "sizes", "delete", "delete_folder", "create"):
+            patch.setattr(Files, name, self._waiting(getattr(Files, name)))
+
+    def _waiting(self, operation: Callable[..., Any]) -> Callable[..., Any]:
+        def wait_and_do(*args: Any, **options: Any) -> Any:
+            self._wait()
+            return operation(*args, **options)
+
+        return wait_and_do
+
+    def _wait(self) -> None:
+        me = int(threading.current_thread().name)
+        with self._ready:
+            if self._running[1 - me]:
+                self._turn = 1 - me if self._rng.random() < self._often else me
+                self._ready.notify_all()
+                assert self._ready.wait_for(lambda: self._turn == me or not self._running[1 - me], 60)
+
+    def run(self, *works: Callable[[], None]) -> None:
+        def begin(number: int) -> None:
+            try:
+                works[number]()
+            finally:
+                with self._ready:
+                    self._running[number], self._turn = False, 1 - number
+                    self._ready.notify_all()
+
+        with ThreadPoolExecutor(2) as pool:
+
+            def named(number: int) -> None:
+                threading.current_thread().name = str(number)
+                begin(number)
+
+            for done in [pool.submit(named, number) for number in (0, 1)]:
+                done.result(120)
+
+
+def beside(seed: int, folder: Path) -> Counter[str]:
+    """A query and cuts beside it; checks every answer, and counts what happened."""
+    case, rng = CASES["full" if seed % 2 else "interval"], np.random.default_rng(seed)
+    engine, happened = JoinEngine(case.join, "cpu"), Counter[str]()
+    expected = []
+    for batch, table in enumerate(case.batches):
+        rows, under = case.wire.split(case.join, table), case.under(batch)
+        if under.get("watermark", 0) is None:
+            under = {"watermark": (None, None)}
+        said = engine.process(*rows.tables, orders=rows.orders, clock_ms=case.clocks[batch], **under)
+        expected.append(counted([said]))
+    partitions = Partitions(case, folder, SPARK, 2)
+    partitions.apply(0)
+    found = {0: expected[0]}
+
+    def query() -> None:
+        batch = 1
+        while batch < len(case.batches):
+            try:
+                found[batch] = counted(partitions.apply(batch))
+            except StateError as error:  # Spark starts it again, and repeats the micro-batch
+                if not re.search(r"cut anew|cut into \d partitions, the query asks", str(error)):
+                    raise
+                happened["query refused"] += 1
+                partitions.partitions = Manifest.of(Files.at(partitions.state)).partitions
+                partitions.open()
+            else:
+                batch += 1
+
+    def cuts() -> None:
+        for _ in range(6):
+            try:
+                rescale(partitions.state, int(rng.integers(1, 4)))
+                happened["cut"] += 1
+            except StateError as error:
+                if not re.search(r"is running|in the middle of batch", str(error)):
+                    raise
+                happened["cut refused"] += 1
+
+    with pytest.MonkeyPatch.context() as patch:
+        Turns(seed, patch).run(query, cuts)
+    assert [found[batch] for batch in range(len(expected))] == expected, seed
+    manifest = Manifest.of(Files.at(partitions.state))
+    assert manifest.sealed is None
+    over = [left_over(partitions.state, manifest, n, len(expected)) for n in range(manifest.partitions)]
+    assert counted([table for part in over for table in part]) == counted([engine.finish()])
+    return happened
+
+
+def test_a_folder_that_is_cut_anew_beside_its_running_query_loses_nothing(tmp_path: Path) -> None:
+    """``gpu-join rescale`` destroyed what the query needed."""
+    happened = sum((beside(seed, tmp_path / str(seed)) for seed in range(2, 11)), Counter[str]())
+    assert {"query refused", "cut", "cut refused"} <= happened.keys(), happened
+
+
+@pytest.mark.slow
+def test_many_folders_that_are_cut_anew_beside_their_running_queries_lose_nothing(tmp_path: Path) -> None:
+    for seed in range(11, 200):
+        beside(seed, tmp_path / str(seed))
+
+
+def test_a_query_that_runs_is_told_that_its_folder_was_cut_anew(tmp_path: Path) -> None:
+    partitions = Partitions(CASES["full"], tmp_path, SPARK, 2)
+    for batch in range(3):
+        expected = counted(partitions.apply(batch))
+    rescale(str(tmp_path), 2)  # as many as before, so that nothing else gives it away
+    with pytest.raises(StateError, match=r"was cut anew by gpu-join rescale while its query ran.*start the query"):
+        partitions.apply(3)
+    partitions.open()
+    assert counted(partitions.apply(2)) == expected
+    partitions.apply(3)
+
+
+def test_what_was_before_a_cut_stays_until_a_micro_batch_after_it_is_final(tmp_path: Path) -> None:
+    partitions = Partitions(CASES["full"], tmp_path, SPARK, 2)
+    partitions.apply(0)
+    partitions.apply(1)
+    partitions.rescale(3)
+    before = sorted(path.name for path in (tmp_path / "p").rglob("*.arrow"))
+    assert before
+    partitions.apply(1)  # repeated
+    assert sorted(path.name for path in (tmp_path / "p").rglob("*.arrow")) == before
+    partitions.apply(2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["g1", "manifest.json"]
+    partitions.rescale(1)
+    partitions.rescale(2)
+    partitions.apply(3)
+    partitions.apply(4)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["g3", "manifest.json"]
+
+
+def test_one_that_is_killed_while_the_folder_is_sealed_is_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partitions = Partitions(CASES["full"], tmp_path, SPARK, 2)
+    partitions.apply(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_moved", lambda *_: os._exit(3))
+        pid = os.fork()
+        if not pid:
+            rescale(str(tmp_path), 3)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+    partitions.open()
+    with pytest.raises(StateError, match=r"is being cut anew by gpu-join rescale.*run it again first"):
+        partitions.apply(1)
+    partitions.rescale(3)
+    partitions.apply(1)
+
+
+def test_a_query_that_stopped_between_a_snapshot_and_its_next_record_can_be_cut_anew(tmp_path: Path) -> None:
+    """Its last micro-batch is final and its record gone: the folder was called damaged."""
+    case = CASES["full"]
+    partitions, engine = Partitions(case, tmp_path, SPARK, 2), JoinEngine(case.join, "cpu")
+    for batch in range(3):
+        partitions.apply(batch)
+    with pytest.raises(GpuJoinError, match="is gone"):
+        partitions.servers[0].apply(3, case.batches[3].slice(0, 0), case.wire, alive=iter([True, False]).__next__)
+    assert not list((tmp_path / "p/0").glob("*.arrow"))
+    partitions.rescale(3)
+    for batch, table in enumerate(case.batches):
+        rows = case.wire.split(case.join, table)
+        expected = engine.process(*rows.tables, orders=rows.orders, clock_ms=case.clocks[batch])
+        if batch >= 3:
+            assert counted(partitions.apply(batch)) == counted([expected])
