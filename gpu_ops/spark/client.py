@@ -96,6 +96,7 @@ class Task:
                 "batch_id": place.batch_id,
                 "run_id": place.run_id,
                 "partition": partition,
+                "partitions": command["partitions"],
                 "attempt": place.attempt,
                 "evaluation": evaluation,
                 "failed": failed,

@@ -26,6 +26,7 @@ from gpu_ops.spark.functions import join_number
 from gpu_ops.spark.listener import Listener
 from gpu_ops.spark.pools import PROBE_S, Pool, Servers
 from gpu_ops.spark.process import START_S
+from gpu_ops.spark.recovery import check_all_did, left_behind
 from gpu_ops.spark.settings import Settings
 from gpu_ops.spark.tallies import TALLIES, Run
 from gpu_ops.spark.triggers import output_mode, takes_what_is_there
@@ -54,6 +55,8 @@ class _Known:
     evaluations: dict[int, str] = dataclasses.field(default_factory=dict)
     """By task attempt, of the last micro-batch."""
     batch_id: int = -1
+    asked: set[int] = dataclasses.field(default_factory=set)
+    """Partitions that have computed that micro-batch, or begun to."""
     servers: set[tuple[str, int]] = dataclasses.field(default_factory=set)
     watermarks: Watermarks | None = None
     """Of an interval join."""
@@ -99,6 +102,8 @@ class Directory:
 
     def __init__(self, context: Any) -> None:
         self._joins: dict[str, _Known] = {}
+        self._opening = threading.Lock()
+        self._opened: dict[str, str] = {}
         self._plans: set[str] = set()
         self._timed: dict[str, Timed] = {}
         self._counted: dict[str, tuple[str, tuple[str, ...]]] = {}
@@ -231,7 +236,7 @@ class Directory:
         """The server of a partition.
 
         Args:
-            request: join_id, query_id, run_id, batch_id, state, backend, partition; attempt: of the
+            request: join_id, query_id, run_id, batch_id, state, backend, partition, partitions; attempt: of the
                 task; evaluation: anew each time it runs the join; failed: the location that did not
                 answer, or None; backlog: whether the join may begin with one.
 
@@ -240,8 +245,8 @@ class Directory:
             join watermark and clock_ms of the micro-batch, where there may be a backlog whether it is part of it.
 
         Raises:
-            StateError: another join uses the state folder, no server can be started, or the micro-batch
-                does not follow.
+            StateError: another join uses the state folder, no server can be started, the micro-batch
+                does not follow, or some partitions have not done the one before.
             DescriptionError: one task runs several partitions, or an input needs another output mode.
         """
         pool = self._servers.pool(str(request["backend"]))
@@ -297,8 +302,14 @@ class Directory:
             known, plans = self._joins.get(join_id), set(self._plans)
         if known is not None and known.run_id == run_id:
             return known.number
-        if request["state"] is not None:
-            check_open(Files.at(str(request["state"])))
+        with self._opening:  # one task finds out, the others wait for it
+            if request["state"] is not None and self._opened.get(join_id) != run_id:
+                files, batch_id = Files.at(str(request["state"])), int(request["batch_id"])
+                check_open(files)
+                manifest = Manifest.read(files) if batch_id else None
+                if manifest is not None:
+                    check_all_did(files, manifest, batch_id - 1)
+                self._opened[join_id] = run_id
         return join_number(self._queries(), run_id, join_id.partition("-")[0], plans)
 
     def _claim(self, request: Mapping[str, Any], number: int | None, pool: Pool, index: int) -> _Known:
@@ -315,8 +326,11 @@ class Directory:
                 known = self._joins[join_id] = _Known(str(request["query_id"]), run_id, state, 0.0, number)
                 known.watermarks = self._make_watermarks(join_id, known)
             if known is not None:
+                if known.run_id != run_id:  # another run begins with whatever micro-batch its checkpoint says
+                    known.batch_id = -1
                 known.run_id, known.seen, known.number = run_id, time.monotonic(), number
                 known.servers.add((pool.kind, index))
+                self._check_follows(known, request)
                 self._check_evaluation(known, request)
                 return known
             user = self._joins[str(other)]
@@ -351,10 +365,27 @@ class Directory:
         return ask_it
 
     @staticmethod
+    def _check_follows(known: _Known, request: Mapping[str, Any]) -> None:
+        """Notes that a partition computes a micro-batch. When Spark goes on to another, it is done with the last.
+
+        Raises:
+            StateError: not all partitions have computed that.
+        """
+        batch_id, partitions = int(request["batch_id"]), int(request["partitions"])
+        if batch_id < known.batch_id:
+            return  # a task that nobody waits for any more
+        if batch_id > known.batch_id:
+            who = f"query {known.query_id}"
+            if known.batch_id >= 0 and len(known.asked) < partitions:
+                raise left_behind(who, known.batch_id, known.asked, partitions)
+            if 0 <= known.batch_id < batch_id - 1:
+                raise left_behind(who, known.batch_id + 1, (), partitions)
+            known.batch_id, known.evaluations, known.asked = batch_id, {}, set()
+        known.asked.add(int(request["partition"]))
+
+    @staticmethod
     def _check_evaluation(known: _Known, request: Mapping[str, Any]) -> None:
         """A coalesced task cannot tell which of its partitions it is in when one has no rows."""
-        if known.batch_id != request["batch_id"]:
-            known.batch_id, known.evaluations = int(request["batch_id"]), {}
         first = known.evaluations.setdefault(int(request["attempt"]), str(request["evaluation"]))
         if first != request["evaluation"]:
             raise DescriptionError(
@@ -396,6 +427,7 @@ class Directory:
         """Lets the servers drop what they hold of a join whose query is over."""
         with self._lock:
             known = self._joins.pop(join_id, None)
+            self._opened.pop(join_id, None)
         if known is not None:
             TALLIES.over(known.query_id)
         for kind, index in sorted(known.servers) if known is not None else ():

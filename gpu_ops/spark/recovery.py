@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from gpu_ops.errors import StateError
@@ -15,7 +17,49 @@ MIN_RECORDS: Final = 16
 RECORD_COST: Final = 256 << 10
 """Bytes a record counts for at least: to open and replay a small one takes as long as to read these."""
 
+_SHOWN: Final = 8
+_AT_ONCE: Final = 16
+
 _ANEW: Final = "start the query afresh with a new folder and a new checkpoint"
+
+_WHOLE: Final = (
+    "a function given to foreachBatch() has to read each micro-batch, all of it, "
+    "not head(), limit() or nothing: what it leaves out, the state never gets"
+)
+
+
+def left_behind(who: str, batch_id: int, done: Collection[int], partitions: int) -> StateError:
+    """The error for a micro-batch that Spark calls done and some partitions have not done.
+
+    Args:
+        who: the join, for errors.
+        batch_id: the micro-batch.
+        done: the partitions that have done it.
+        partitions: how many there are.
+    """
+    missing = [str(number) for number in range(partitions) if number not in done]
+    shown = ", ".join(missing[:_SHOWN]) + (f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else "")
+    which = f"partition{'s' if len(missing) > 1 else ''} {shown} of {partitions} never"
+    return StateError(
+        f"{who}: Spark is done with micro-batch {batch_id}, but {which} computed it, so the state lacks its changes: "
+        f"{_WHOLE}. Write the whole DataFrame, or persist() and count() it before you look at a part; then {_ANEW}"
+    )
+
+
+def check_all_did(files: Files, manifest: Manifest, batch_id: int) -> None:
+    """Refuses a state folder in which some partitions have done a micro-batch and some have not.
+
+    Args:
+        files: the folder.
+        manifest: its manifest.
+        batch_id: a micro-batch that Spark is done with.
+
+    Raises:
+        StateError: which have not.
+    """
+    done = {partition for partition, version in enumerate(_versions(files, manifest)) if version > batch_id}
+    if 0 < len(done) < manifest.partitions:
+        raise left_behind(f"state folder {files.location}", batch_id, done, manifest.partitions)
 
 
 def memory_refused(who: str, held: str, batch_id: int) -> StateError:
@@ -23,7 +67,8 @@ def memory_refused(who: str, held: str, batch_id: int) -> StateError:
     return StateError(
         f"{who}: state= was not given, so the state lives in this server's memory only, which holds {held}; "
         f"batch {batch_id} does not follow. A restart is refused instead of answering wrongly: "
-        "start the query afresh with a new checkpoint, and give state= to be able to resume"
+        "start the query afresh with a new checkpoint, and give state= to be able to resume. "
+        f"Where it was not started again: {_WHOLE}"
     )
 
 
@@ -32,7 +77,7 @@ def nothing_stored(who: str, where: str, batch_id: int) -> StateError:
     return StateError(
         f"{who}: nothing is stored in {where}, and Spark asks for batch {batch_id}. The state of the batches "
         "before it is gone, or state= names another folder than it did: give that folder, or "
-        "start the query afresh with a new checkpoint"
+        f"start the query afresh with a new checkpoint. Where they never were there: {_WHOLE}"
     )
 
 
@@ -64,7 +109,7 @@ def newest_snapshot(who: str, batch_id: int, log: PartitionLog, stored: Stored) 
     if missing > last:
         raise StateError(
             f"{who}: the state folder ends with batch {last}, {asked}: it is older than the checkpoint. "
-            f"Restore the folder that belongs to it, or {_ANEW}"
+            f"Restore the folder that belongs to it, or {_ANEW}. Where it was never there: {_WHOLE}"
         )
     raise StateError(
         f"{who}: {log.record_name(missing)} is missing, {asked}. Restore the state folder from a backup, or {_ANEW}"
@@ -97,13 +142,23 @@ def stored_version(files: Files, manifest: Manifest) -> int:
     Raises:
         StateError: not the same number in all partitions.
     """
-    versions = []
-    for partition in range(manifest.partitions):
-        stored = PartitionLog(files, manifest, partition).stored(clean=False)
-        versions.append(max([0, *(batch + 1 for batch in stored.records), *stored.snapshots]))
+    versions = _versions(files, manifest)
     if len(set(versions)) > 1:
         raise StateError(
             f"state folder {files.location} is in the middle of batch {max(versions) - 1}: not all partitions have "
             "done it. If its query runs, stop it first; if it has stopped, start it again and let it come to an end"
         )
     return versions[0]
+
+
+def _versions(files: Files, manifest: Manifest) -> list[int]:
+    """How many micro-batches each partition holds; object stores answer slowly, so several are asked for at a time."""
+
+    def version(partition: int) -> int:
+        stored = PartitionLog(files, manifest, partition).stored(clean=False)
+        return max([0, *(batch + 1 for batch in stored.records), *stored.snapshots])
+
+    if files.local:
+        return [version(partition) for partition in range(manifest.partitions)]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(version, range(manifest.partitions)))

@@ -214,7 +214,7 @@ def test_the_directory_refuses_strangers_and_lets_go(spark: Any, tmp_path: Path)
 
     directory = Directory.of(spark)
     request = {"op": "locate", "join_id": "j", "query_id": "q", "run_id": "r", "batch_id": 0, "state": None,
-               "backend": "cpu", "partition": 0, "attempt": 1, "evaluation": "e"}  # fmt: skip
+               "backend": "cpu", "partition": 0, "partitions": 1, "attempt": 1, "evaluation": "e"}  # fmt: skip
     with pytest.raises(gpu_ops.StateError, match="refused the call"):
         ask(directory.address._replace(token="0" * 64), request)
     answer = ask(directory.address, request)
