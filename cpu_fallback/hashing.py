@@ -161,7 +161,7 @@ def _list_parts(column: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np
             column.buffers()[1] if length else b"\0" * 8,
             np.int64 if wide else np.int32,
             count=length + 1 if length else 1,
-            offset=column.offset * (8 if wide else 4),
+            offset=column.offset * (8 if wide else 4) if length else 0,
         ).astype(np.int64)
         starts, lengths = offsets[:-1], offsets[1:] - offsets[:-1]
         children = [column.keys, column.items] if pa.types.is_map(column.type) else [column.values]

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from gpu_ops.changelog import ROW_KIND_COLUMN
 from gpu_ops.errors import DescriptionError
+from gpu_ops.fields import check_fields, reading
 from gpu_ops.inputs import Input, Layout, check_at_end, check_key_type, input_from_dict, input_to_dict
 from gpu_ops.joins import Join, OutputColumn
 from gpu_ops.keys import Key, Shuffle, key_type
@@ -56,6 +57,7 @@ class Aggregate:
     measures: tuple[Measure, ...]
 
     @classmethod
+    @reading("aggregate")
     def of(cls, source: Input, by: tuple[str, ...], aggregates: Mapping[str, str | tuple[str, str]]) -> Aggregate:
         """A description from what a user writes.
 
@@ -68,6 +70,7 @@ class Aggregate:
         return cls(source, by, tuple(parse_measure(name, text) for name, text in aggregates.items()))
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_at_end(self.inputs)
         names = self.source.schema.names
         if not self.measures:
@@ -114,11 +117,13 @@ class Aggregate:
             if measure.function != "count":
                 raise DescriptionError(f"{measure.function}(*): only count takes *")
             return pa.int64()
-        if measure.function in ("count", "count_distinct"):
-            return pa.int64()
         kind = self.source.schema.field(measure.column).type
         t = pa.types
         text = f"input '{self.source.name}': {measure.function}({measure.column}) of type {kind}"
+        if measure.function == "count_distinct" and (t.is_nested(kind) or t.is_null(kind)):
+            raise DescriptionError(f"{text}: distinct values of this type are not counted")
+        if measure.function in ("count", "count_distinct"):
+            return pa.int64()
         if measure.function in ("min", "max"):
             if t.is_nested(kind):
                 raise DescriptionError(f"{text}: there is no order")
@@ -183,6 +188,7 @@ class CoGroup:
     keys: tuple[Key, ...]
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_at_end(self.inputs)
         if not self.keys:
             raise DescriptionError("a co-group needs the columns that rows are grouped by")
@@ -271,13 +277,18 @@ Description = Join | MultiJoin | Aggregate | CoGroup
 
 
 def from_json(text: str) -> Description:
-    """A description of any kind from its JSON."""
-    data: dict[str, Any] = json.loads(text)
-    if data["kind"] == "multi_join":
-        return MultiJoin.from_dict(data)
-    if data["kind"] == "aggregate":
-        return Aggregate.from_dict(data)
-    return CoGroup.from_dict(data) if data["kind"] == "co_group" else Join.from_json(text)
+    """A description of any kind from its JSON.
+
+    Raises:
+        DescriptionError: it is no such text, or describes what cannot be.
+    """
+    with reading("description of a join"):
+        data: dict[str, Any] = json.loads(text)
+        if data["kind"] == "multi_join":
+            return MultiJoin.from_dict(data)
+        if data["kind"] == "aggregate":
+            return Aggregate.from_dict(data)
+        return CoGroup.from_dict(data) if data["kind"] == "co_group" else Join.from_json(text)
 
 
 def parse_measure(name: str, text: str | tuple[str, str]) -> Measure:

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpu_ops.errors import BadInputError
+from gpu_ops.values import carried, sample
 
 INSERT: Final = 0
 UPDATE_BEFORE: Final = 1
@@ -71,7 +72,7 @@ def decode_row_kinds(
         return quick
     position = pc.index_in(column, _strings_of(tuple(_SPELLINGS)).cast(column.type))
     if position.null_count:
-        bad = column.filter(pc.is_null(position))[0].as_py()
+        bad = sample(column.filter(pc.is_null(position)))
         known = "+I -U +U -D, insert update_preimage update_postimage delete, or c u d r"
         raise BadInputError(input_name, column_name, f"unknown row kind; known are {known}", str(bad))
     index = position.to_numpy(zero_copy_only=False)
@@ -91,11 +92,12 @@ def known_row_kinds(column: pa.Array | pa.ChunkedArray, *, input_name: str, colu
 
 def _strings(column: pa.Array | pa.ChunkedArray, input_name: str, column_name: str) -> pa.Array:
     """A row-kind column in one piece, dictionaries decoded."""
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-        sample = column[0].as_py() if len(column) else None
-        raise BadInputError(input_name, column_name, f"row kinds are strings, this column is {column.type}", sample)
+    plain = carried(column.type)
+    if plain not in (pa.string(), pa.large_string()):
+        raise BadInputError(
+            input_name, column_name, f"row kinds are strings, this column is {column.type}", sample(column)
+        )
+    column = column if column.type == plain else column.cast(plain)
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 

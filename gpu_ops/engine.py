@@ -16,7 +16,8 @@ from gpu_ops.backends import Backend, make_kernels
 from gpu_ops.bounded import Aggregate, CoGroup, Description
 from gpu_ops.budget import Budget
 from gpu_ops.changelog import BAD_ROW_KIND, DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
-from gpu_ops.errors import DescriptionError, StateError
+from gpu_ops.errors import DescriptionError, GpuJoinError, StateError
+from gpu_ops.fields import reading, whole_number
 from gpu_ops.ingest import Ingested, ingest
 from gpu_ops.joins import Join
 from gpu_ops.memory import Memory
@@ -76,6 +77,8 @@ class JoinEngine:
         tiny: bool = False,
         backlog: bool = False,
     ) -> None:
+        if not isinstance(join, Description):
+            raise DescriptionError(f"an engine takes the description of a join, not {type(join).__name__}")
         self.join = join
         limit = memory_limit.gpu if isinstance(memory_limit, Budget) else memory_limit
         self.kernels, self.backend_reason = make_kernels(backend, tiny_segments=tiny, memory_limit=limit)
@@ -145,6 +148,7 @@ class JoinEngine:
         Raises:
             StateError: a micro-batch is prepared, or the input has ended already.
         """
+        self._check_there()
         if isinstance(self._operator, AtEnd):
             return pa.concat_tables([self.join.output_schema.empty_table(), *self.finish_parts()])
         operator = self._operator
@@ -166,8 +170,13 @@ class JoinEngine:
         yield from self._operator.finish()
 
     def _check_open(self) -> None:
+        self._check_there()
         if self._finished:
             raise StateError("the input has ended: with emit='at_end' nothing follows its result")
+
+    def _check_there(self) -> None:
+        if self._closed:
+            raise StateError("the engine is closed")
 
     def prepare(
         self,
@@ -223,11 +232,12 @@ class JoinEngine:
             raise DescriptionError("this engine does not begin with a backlog: make it with backlog=True")
         batches, places = self._arguments(inputs, (left, right), orders, (left_order, right_order))
         changes = ingest(self.join, batches, places)
-        now = int(time.time() * 1000) if clock_ms is None else int(clock_ms)
+        now = int(time.time() * 1000) if clock_ms is None else whole_number("clock_ms", clock_ms)
+        told = self._given(watermark)
         self._clock_ms = max(self._clock_ms, now)
         self._prepared = True
         try:
-            return self._prepare(changes, self._watermark(watermark), started)
+            return self._prepare(changes, self._watermark(told), started)
         except BaseException:
             self.discard()
             raise
@@ -241,6 +251,8 @@ class JoinEngine:
     ) -> tuple[Sequence[Batch], Sequence[npt.ArrayLike | None]]:
         """One batch and one order (or None) per input, however they were given."""
         count = len(self.join.inputs)
+        if orders is not None and not hasattr(orders, "__len__"):
+            raise DescriptionError(f"orders= takes one order per input, not {type(orders).__name__}")
         batches: Sequence[Batch] = inputs or [None] * count
         places: Sequence[npt.ArrayLike | None] = [None] * count if orders is None else orders
         if count == 2:
@@ -262,6 +274,16 @@ class JoinEngine:
             raise DescriptionError(f"orders= has {len(places)} entries for {count} inputs")
         return batches, places
 
+    @staticmethod
+    def _given(watermark: Watermark) -> Watermark:
+        """A watermark as the caller gave it, looked at."""
+        if isinstance(watermark, tuple):
+            if len(watermark) != 2:
+                raise DescriptionError(f"watermark={watermark!r}: it is one number, or one per input")
+            left, right = (None if w is None else whole_number("watermark", w) for w in watermark)
+            return left, right
+        return None if watermark is None else whole_number("watermark", watermark)
+
     def _watermark(self, given: Watermark) -> int | None:
         operator = self._operator
         if not isinstance(self.join, Join) or not isinstance(operator, IntervalJoin):
@@ -273,7 +295,7 @@ class JoinEngine:
         if isinstance(given, tuple):
             return None if given[0] is None or given[1] is None else min(given[0], given[1])
         if given is not None:
-            return int(given)
+            return given
         return operator.watermark_ms((self.join.left.delay_ms, self.join.right.delay_ms))
 
     def _prepare(self, changes: tuple[Ingested, ...], watermark: int | None, started: float) -> MicroBatch:
@@ -312,6 +334,7 @@ class JoinEngine:
 
     def commit(self) -> None:
         """Make the prepared micro-batch final."""
+        self._check_there()
         if not self._prepared:
             raise StateError("no micro-batch is prepared")
         self._prepared = False
@@ -336,19 +359,42 @@ class JoinEngine:
             for it; a column of the input may have such a name as well. With ``emit="at_end"`` all changes. For an
             interval join with what stands beside its rows, and under ``"time"`` its watermark.
         """
+        self._check_there()
         if self._prepared:
             raise StateError("commit or discard the prepared micro-batch before a snapshot")
         return self._operator.snapshot()
 
     def restore(self, state: Mapping[str, pa.Table]) -> None:
-        """Take over a snapshot, of whichever backend, into an engine that has seen nothing yet."""
+        """Take over a snapshot, of whichever backend, into an engine that has seen nothing yet.
+
+        Raises:
+            StateError: it is none of this join's; the engine is as fresh as it was.
+        """
+        self._check_there()
         if any(len(t) for t in self._operator.tables):
             raise StateError("restore needs a fresh engine")
-        self._operator.restore(state, lambda: self.memory.settle(self._operator.tables))
+        try:
+            with reading("snapshot of this join", StateError):
+                self._check_snapshot(state)
+                self._operator.restore(state, lambda: self.memory.settle(self._operator.tables))
+        except GpuJoinError:
+            self._operator = self._make_operator()
+            raise
         self.memory.settle(self._operator.tables)
+
+    def _check_snapshot(self, state: Mapping[str, pa.Table]) -> None:
+        """Refuses a snapshot that lacks an input, or numbers where they belong."""
+        for name, source in zip(self.join.sides, self.join.inputs, strict=True):
+            if not isinstance(state.get(name), pa.Table):
+                raise StateError(f"the snapshot lacks input '{name}'")
+            table, own = state[name], len(source.schema)
+            for field, column in zip(list(table.schema)[own:], table.columns[own:], strict=True):
+                if not pa.types.is_integer(field.type) or column.null_count:
+                    raise StateError(f"the snapshot of input '{name}': {field.name} is {field.type}, or holds nulls")
 
     def state_size(self) -> dict[str, int]:
         """Live rows and bytes of each input."""
+        self._check_there()
         sizes = {}
         for name, table in zip(self.join.sides, self._operator.tables, strict=True):
             sizes[f"{name}_rows"], sizes[f"{name}_bytes"] = table.live, table.nbytes

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+_LONG = 200
+"""Characters of a sample value; of a document that is a value, the beginning will do."""
+
 
 class GpuJoinError(Exception):
     """Base class of every error this pack raises on purpose."""
@@ -42,7 +45,8 @@ class BadInputError(GpuJoinError, ValueError):
     def __init__(self, input_name: str, column: str | None, problem: str, sample: object = None) -> None:
         self.input_name, self.column, self.problem, self.sample = input_name, column, problem, sample
         where = f"input '{input_name}'" + (f", column '{column}'" if column is not None else "")
-        shown = f" (for example {sample!r})" if sample is not None else ""
+        text = repr(sample)
+        shown = f" (for example {text if len(text) <= _LONG else text[:_LONG] + '...'})" if sample is not None else ""
         super().__init__(f"{where}: {problem}{shown}")
 
     def __reduce__(self) -> tuple[type[BadInputError], tuple[str, str | None, str, str | None]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,11 @@ import pyarrow.compute as pc
 from gpu_ops.bounded import Description
 from gpu_ops.changelog import INSERT, SHORT_STRINGS, decode_row_kinds, known_row_kinds
 from gpu_ops.errors import BadInputError
-from gpu_ops.inputs import Input
-from gpu_ops.intervals import as_integers
+from gpu_ops.inputs import Input, check_sequence
+from gpu_ops.intervals import as_integers, too_far
 from gpu_ops.joins import Join
 from gpu_ops.operators.lifetimes import NEVER
+from gpu_ops.values import Mask, readable, sample, wrong_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,8 +66,9 @@ def ingest(
     """
     sides: list[Ingested] = []
     start = 0
+    kind = join.time_type if isinstance(join, Join) and join.interval is not None else None
     for source, batch, order in zip(join.inputs, batches, orders, strict=True):
-        decoded = _decode(source, batch, order, start)
+        decoded = _decode(source, batch, order, start, kind)
         start += decoded.rows_in
         sides.append(decoded)
     total = sum(s.kinds.size for s in sides)
@@ -74,28 +76,24 @@ def ingest(
         raise BadInputError(join.inputs[0].name, None, f"a micro-batch of {total} changes; use more partitions")
     ordered = _in_total_order(join.inputs, sides)
     if isinstance(join, Join) and join.interval is not None:
-        return tuple(_with_times(join, side, changes) for side, changes in enumerate(ordered))
+        return tuple(_with_times(source, kind, changes) for source, changes in zip(join.inputs, ordered, strict=True))
     return tuple(ordered)
 
 
-def _with_times(join: Join, side: int, changes: Ingested) -> Ingested:
+def _with_times(source: Input, kind: pa.DataType | None, changes: Ingested) -> Ingested:
     """Event times beside the rows; an interval join takes insertions only."""
-    source = join.inputs[side]
     wrong = np.flatnonzero(changes.kinds != INSERT)
     if wrong.size:
-        kind = SHORT_STRINGS[changes.kinds[wrong[0]]]
-        raise BadInputError(source.name, source.row_kind, "an interval join takes insertions only", kind)
-    if source.event_time is None:
+        found = SHORT_STRINGS[changes.kinds[wrong[0]]]
+        raise BadInputError(source.name, source.row_kind, "an interval join takes insertions only", found)
+    if source.event_time is None or kind is None:
         return changes
-    column = changes.table[source.event_time]
-    try:
-        return dataclasses.replace(changes, times=as_integers(column, join.time_type))
-    except OverflowError as error:
-        sample = column.cast(pa.int64())[error.args[0]].as_py()
-        raise BadInputError(source.name, source.event_time, "is too far from 1970 to be compared", sample) from None
+    return dataclasses.replace(changes, times=as_integers(changes.table[source.event_time], kind))
 
 
-def _decode(source: Input, batch: Any, order: npt.ArrayLike | None, start: int) -> Ingested:
+def _decode(
+    source: Input, batch: Any, order: npt.ArrayLike | None, start: int, time_type: pa.DataType | None
+) -> Ingested:
     """Columns and row kinds checked; the sequence still holds the order as given."""
     if batch is None:
         batch = source.schema.empty_table()
@@ -107,31 +105,23 @@ def _decode(source: Input, batch: Any, order: npt.ArrayLike | None, start: int) 
         raise BadInputError(source.name, None, f"takes an Arrow table or record batch, not {type(batch).__name__}")
     _check_columns(source, batch)
     rows = batch.num_rows
-    if order is None:
-        sequence = np.arange(start, start + rows, dtype=np.int64)
-    else:
-        sequence = np.asarray(order)
-        if sequence.dtype.kind not in "iu" or sequence.ndim != 1:
-            raise BadInputError(source.name, None, "its order must be one integer per row")
-        sequence = sequence.astype(np.int64, copy=False)
-        if sequence.size != rows:
-            raise BadInputError(source.name, None, f"its order has {sequence.size} entries for {rows} rows")
-    table = batch.select(source.schema.names)
-    if table.schema != source.schema:
-        table = table.cast(source.schema)
-    keep = _good_rows(source, batch)
+    sequence = np.arange(start, start + rows, dtype=np.int64) if order is None else _places(source, order, rows)
+    table = _as_declared(source, batch)
+    kind_column = None if source.row_kind is None else batch[source.row_kind]
+    wrong = _bad_rows(source, table, kind_column, time_type)
     tagged, bad = None, 0
-    if keep is not None:
-        bad = rows - int(pc.sum(keep).as_py() or 0)
+    if wrong is not None:
+        bad, keep = int(wrong.sum()), pa.array(~wrong)
         if source.bad_rows == "tag":
-            tagged = table.filter(pc.invert(keep))
-        batch, table = batch.filter(keep), table.filter(keep)
-        sequence = sequence[keep.to_numpy(zero_copy_only=False)]
+            tagged = table.filter(pa.array(wrong))
+            tagged = pa.Table.from_arrays([readable(column) for column in tagged.columns], schema=source.schema)
+        table, sequence = table.filter(keep), sequence[~wrong]
+        kind_column = None if kind_column is None else pc.array_filter(kind_column, keep)
     if source.row_kind is None:
         kinds = np.full(table.num_rows, INSERT, np.int8)
     else:
         kinds = decode_row_kinds(
-            batch[source.row_kind],
+            kind_column,
             input_name=source.name,
             column_name=source.row_kind,
             has_unique_key=source.unique_key is not None,
@@ -153,23 +143,54 @@ def _check_columns(source: Input, batch: pa.Table) -> None:
     for field in source.schema:
         kind = batch.schema.field(field.name).type
         if not _fits(kind, field.type):
-            column = batch[field.name]
-            sample = column[0].as_py() if len(column) else None
-            raise BadInputError(source.name, field.name, f"has type {kind}, {field.type} is expected", sample)
+            problem = f"has type {kind}, {field.type} is expected"
+            raise BadInputError(source.name, field.name, problem, sample(batch[field.name]))
+
+
+def _as_declared(source: Input, batch: pa.Table) -> pa.Table:
+    """The input's columns in the types they are declared in."""
+    columns = []
     for field in source.schema:
         column = batch[field.name]
+        if column.type != field.type:
+            try:
+                column = column.cast(field.type)
+                column.validate()  # of nested types of nulls Arrow's cast makes arrays that end beyond their elements
+            except pa.ArrowException as error:
+                problem = f"cannot be taken as {field.type}: {error}"
+                raise BadInputError(source.name, field.name, problem, sample(column)) from None
         if not field.nullable and column.null_count:
             raise BadInputError(source.name, field.name, "is declared NOT NULL and holds nulls", "null")
+        columns.append(column)
+    return pa.Table.from_arrays(columns, schema=source.schema)
+
+
+def _places(source: Input, order: npt.ArrayLike, rows: int) -> npt.NDArray[np.int64]:
+    """An order as given by the caller."""
+    try:
+        places = np.asarray(order)
+    except (ValueError, TypeError, pa.ArrowException):
+        places = np.asarray(None)
+    integers = places.dtype.kind in "iu" and (places.dtype != np.uint64 or (places <= np.iinfo(np.int64).max).all())
+    if places.ndim != 1 or (places.size and not integers):
+        raise BadInputError(source.name, None, "its order must be one integer per row")
+    if places.size != rows:
+        raise BadInputError(source.name, None, f"its order has {places.size} entries for {rows} rows")
+    return places.astype(np.int64, copy=False)
 
 
 def _fits(given: pa.DataType, wanted: pa.DataType) -> bool:
     """Whether a type is the wanted one, or another form of it."""
     t = pa.types
-    if t.is_dictionary(given):
-        given = given.value_type
     if given == wanted:
         return True
-    forms = ((t.is_string, t.is_large_string), (t.is_binary, t.is_large_binary))
+    if t.is_dictionary(given):
+        given = given.value_type
+        if t.is_nested(given):
+            return False
+    if given == wanted:
+        return True
+    forms = ((t.is_string, t.is_large_string, t.is_string_view), (t.is_binary, t.is_large_binary, t.is_binary_view))
     for family in forms:
         if any(f(given) for f in family) and any(f(wanted) for f in family):
             return True
@@ -198,35 +219,49 @@ def _inner(kind: pa.DataType) -> list[pa.DataType] | None:
     return None
 
 
-def _good_rows(source: Input, batch: pa.Table) -> pa.ChunkedArray | None:
-    """Mask of rows that can be joined, None for all; bad ones are an error unless they may go."""
-    keep = None
+def _bad_rows(
+    source: Input, table: pa.Table, kinds: pa.ChunkedArray | None, time_type: pa.DataType | None
+) -> Mask | None:
+    """Mask of rows that cannot be joined, None for none; they are an error unless they may go."""
+    bad: Mask | None = None
+    for name, problem, shown, wrong in _faults(source, table, time_type):
+        if source.bad_rows == "fail":
+            raise BadInputError(source.name, name, problem, shown)
+        bad = wrong if bad is None else bad | wrong
+    if source.row_kind is not None and source.bad_rows != "fail":
+        known = known_row_kinds(kinds, input_name=source.name, column_name=source.row_kind)
+        unknown: Mask = ~known.to_numpy(zero_copy_only=False)
+        if unknown.any():
+            bad = unknown if bad is None else bad | unknown
+    return bad
+
+
+def _faults(source: Input, table: pa.Table, time_type: pa.DataType | None) -> Iterator[tuple[str, str, object, Mask]]:
+    """What rows cannot be joined for: the column, the problem, a sample, and which rows."""
     needed = [(name, "is part of the unique key and holds nulls") for name in source.unique_key or ()]
     if source.event_time is not None:
         needed.append((source.event_time, "is the event time and holds nulls"))
     for name, problem in needed:
-        column = batch[name]
-        if column.null_count:
-            if source.bad_rows == "fail":
-                raise BadInputError(source.name, name, problem, "null")
-            keep = _and(keep, column.is_valid())
-    if source.row_kind is not None and source.bad_rows != "fail":
-        known = known_row_kinds(batch[source.row_kind], input_name=source.name, column_name=source.row_kind)
-        if not pc.all(known).as_py():
-            keep = _and(keep, known)
-    return keep
-
-
-def _and(mask: Any, other: Any) -> Any:
-    return other if mask is None else pc.and_(mask, other)
+        if table[name].null_count:
+            yield name, problem, "null", table[name].is_null().to_numpy()
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        text = wrong_text(column)
+        if text is not None:
+            yield name, "holds text that is not valid UTF-8", text[1], text[0]
+        finer = time_type if name == source.event_time else None
+        if finer is None and pa.types.is_timestamp(column.type) and column.type.unit in ("s", "ms"):
+            finer = pa.timestamp("us", column.type.tz)
+        far = None if finer is None else too_far(column, finer)
+        if far is not None:
+            shown = column.cast(pa.int64()).filter(pa.array(far))[0].as_py()
+            yield name, f"is too far from 1970 to be compared in {finer}", shown, far
 
 
 def _in_total_order(inputs: Sequence[Input], sides: Sequence[Ingested]) -> list[Ingested]:
     """Each input by its own order, and places in the total order of all instead of the order given."""
-    by = [source.sequence_by for source in inputs]
-    if all(name is not None for name in by):
+    by, kind = [source.sequence_by for source in inputs], check_sequence(inputs)
+    if kind is not None:
         values = [side.table[name] for side, name in zip(sides, by, strict=True)]
-        kind = values[0].type
         values = [v if v.type == kind else v.cast(kind) for v in values]
         return _ranked(sides, pa.chunked_array([chunk for v in values for chunk in v.chunks], kind))
     own = [_by_own_sequence(s, name) if name is not None else s for s, name in zip(sides, by, strict=True)]

@@ -11,7 +11,10 @@ from typing import Any, Literal, get_args
 import pyarrow as pa
 
 from gpu_ops.errors import DescriptionError
+from gpu_ops.fields import MAX_MS, check_fields
 from gpu_ops.intervals import UNITS_MS, check_event_time
+from gpu_ops.keys import key_type
+from gpu_ops.values import carried
 
 BadRows = Literal["fail", "drop", "tag"]
 """What happens to a row that cannot be joined.
@@ -40,17 +43,17 @@ def parse_duration(text: str | int) -> int:
     Raises:
         DescriptionError: no such unit, or not a positive duration.
     """
-    if isinstance(text, int):
-        ms = text
+    if isinstance(text, int) and not isinstance(text, bool):
+        ms: float = text
     else:
         found = _DURATION.fullmatch(text) if isinstance(text, str) else None
         unit = found.group(2).lower() if found else ""
         if found is None or unit not in UNITS_MS:
             raise DescriptionError(f"no duration: {text!r}; write for example '7 days' or '90 seconds'")
-        ms = round(float(found.group(1)) * UNITS_MS[unit])
-    if ms <= 0:
-        raise DescriptionError(f"a duration is positive, this one is {text!r}")
-    return ms
+        ms = float(found.group(1)) * UNITS_MS[unit]
+    if not 0 < ms < MAX_MS or round(ms) == 0:
+        raise DescriptionError(f"a duration is positive and reaches for less than millions of years: {text!r}")
+    return round(ms)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +62,8 @@ class Input:
 
     Attributes:
         name: how SQL text and errors call it.
-        schema: its columns, the row-kind column left out.
+        schema: its columns, the row-kind column left out; dictionaries (pandas' categories) and views count as
+            their values.
         unique_key: columns that identify a row among the live ones, or None.
         row_kind: the column that holds the row kind, or None for insert-only input.
         sequence_by: a column that orders the changes of a micro-batch, or None.
@@ -86,6 +90,7 @@ class Input:
     idle_timeout_ms: int | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self, f"input {self.name!r}: ")
         names = self.schema.names
         twice = sorted({n for n in names if names.count(n) > 1})
         if twice:
@@ -96,6 +101,7 @@ class Input:
             raise DescriptionError(f"input '{self.name}': the row-kind column {self.row_kind!r} is not data")
         if self.unique_key == ():
             raise DescriptionError(f"input '{self.name}': unique_key names no column")
+        object.__setattr__(self, "schema", _carried_schema(self.name, self.schema))
         named = ("unique_key", self.unique_key or ()), ("sequence_by", (self.sequence_by,))
         for what, columns in (*named, ("event_time", (self.event_time,))):
             for column in columns:
@@ -105,6 +111,11 @@ class Input:
                     )
         for column in self.unique_key or ():
             check_key_type(self, column)
+        if self.sequence_by is not None and pa.types.is_nested(self.schema.field(self.sequence_by).type):
+            kind = self.schema.field(self.sequence_by).type
+            raise DescriptionError(f"input '{self.name}': sequence_by {self.sequence_by!r} of type {kind} has no order")
+        if self.ttl_ms is not None and self.ttl_ms <= 0:
+            raise DescriptionError(f"input '{self.name}': ttl is positive, this one is {self.ttl_ms} ms")
         if self.event_time is not None:
             check_event_time(self.name, self.schema.field(self.event_time))
         for option, ms in (("delay", self.delay_ms), ("idle_timeout", self.idle_timeout_ms)):
@@ -123,6 +134,34 @@ class Input:
     def insert_only(self) -> bool:
         """No row kinds and no unique key: nothing is ever retracted."""
         return self.row_kind is None and self.unique_key is None
+
+
+def _carried_schema(name: str, schema: pa.Schema) -> pa.Schema:
+    """The columns in the types in which they are carried."""
+    fields = []
+    for field in schema:
+        kind = carried(field.type)
+        if kind is None:
+            raise DescriptionError(
+                f"input '{name}', column {field.name!r}: type {field.type} is not carried; CAST it first"
+            )
+        fields.append(field if kind == field.type else field.with_type(kind))
+    return pa.schema(fields, schema.metadata)
+
+
+def check_sequence(inputs: Sequence[Input]) -> pa.DataType | None:
+    """The type in which changes of all inputs are ordered by their ``sequence_by``; None where not all have one.
+
+    Raises:
+        DescriptionError: two that do not compare without a CAST.
+    """
+    common: pa.Field | None = None
+    for source in inputs:
+        if source.sequence_by is None:
+            return None
+        field = source.schema.field(source.sequence_by)
+        common = field if common is None else common.with_type(key_type(common, field, what="sequence_by"))
+    return None if common is None else common.type
 
 
 def check_key_type(source: Input, column: str) -> None:

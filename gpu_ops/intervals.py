@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from gpu_ops.errors import DescriptionError
+from gpu_ops.fields import MAX_MS, check_fields
 
 if TYPE_CHECKING:
     from gpu_ops.kernels import Array
@@ -65,20 +67,26 @@ def parse_bound(bound: Duration) -> int:
     if isinstance(bound, bool) or not isinstance(bound, (str, int, dt.timedelta)):
         raise DescriptionError(f"no duration: {bound!r}; write for example '-5 minutes' or '4 hours'")
     if isinstance(bound, int):
-        return bound
+        return _reaching(bound)
     if isinstance(bound, dt.timedelta):
         ms, rest = divmod(bound, dt.timedelta(milliseconds=1))
         if rest:
             raise DescriptionError(f"{bound!r} is no whole number of milliseconds")
-        return ms
+        return _reaching(ms)
     found = _BOUND.fullmatch(bound)
     unit = found.group(3).lower() if found else ""
     if found is None or unit not in UNITS_MS:
         raise DescriptionError(f"no duration: {bound!r}; write for example '-5 minutes' or '4 hours'")
     exact = float(found.group(2)) * UNITS_MS[unit]
-    if exact != round(exact):
+    if exact < MAX_MS and exact != round(exact):
         raise DescriptionError(f"{bound!r} is no whole number of milliseconds")
-    return -round(exact) if found.group(1) == "-" else round(exact)
+    return _reaching(-exact if found.group(1) == "-" else exact)
+
+
+def _reaching(ms: float) -> int:
+    if abs(ms) >= MAX_MS:
+        raise DescriptionError("a bound of an interval reaches for less than millions of years")
+    return round(ms)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,6 +118,7 @@ class Interval:
     timestamp: str | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name, values in (("time", Time), ("late", Late)):
             if getattr(self, name) not in get_args(values):
                 raise DescriptionError(f"{name}={getattr(self, name)!r}; it is one of {', '.join(get_args(values))}")
@@ -201,12 +210,24 @@ def as_integers(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> npt.ND
     Raises:
         OverflowError: a time that is not between `NEVER` and `END`; its argument is the position.
     """
+    far = too_far(column, kind)
+    if far is not None:
+        raise OverflowError(int(np.flatnonzero(far)[0]))
     step = _per_second(kind) // _per_second(column.type)
     values: npt.NDArray[np.int64] = column.cast(pa.int64()).to_numpy()
-    far = (values > (END - 1) // step) | (values < -((END - 1) // step))
-    if far.any():
-        raise OverflowError(int(np.flatnonzero(far)[0]))
     return values * step if step != 1 else values
+
+
+def too_far(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> npt.NDArray[np.bool_] | None:
+    """Which times are not between `NEVER` and `END` in the unit of another type, no coarser one; None for none."""
+    limit = (END - 1) // (_per_second(kind) // _per_second(column.type))
+    values = column.cast(pa.int64())
+    ends = pc.min_max(values).as_py()
+    if ends["min"] is None or (ends["min"] >= -limit and ends["max"] <= limit):
+        return None
+    far = pc.or_(pc.less(values, -limit), pc.greater(values, limit))
+    mask: npt.NDArray[np.bool_] = far.fill_null(False).to_numpy()
+    return mask
 
 
 def clipped(time: int) -> int:

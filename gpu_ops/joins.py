@@ -17,7 +17,8 @@ import pyarrow as pa
 from gpu_ops.changelog import ROW_KIND_COLUMN
 from gpu_ops.conditions import Condition, parse, session_matters
 from gpu_ops.errors import DescriptionError
-from gpu_ops.inputs import Input, Layout, check_at_end, check_key_type, input_from_dict, input_to_dict
+from gpu_ops.fields import check_fields, reading
+from gpu_ops.inputs import Input, Layout, check_at_end, check_key_type, check_sequence, input_from_dict, input_to_dict
 from gpu_ops.intervals import Interval, time_type
 from gpu_ops.keys import Key, Shuffle, key_type
 
@@ -106,6 +107,7 @@ class Join:
     ansi: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.how not in get_args(JoinType):
             raise DescriptionError(f"how={self.how!r}; it is one of {', '.join(get_args(JoinType))}")
         if self.emit not in get_args(Emit):
@@ -134,6 +136,7 @@ class Join:
                     )
                 check_key_type(side, column)
             key_type(self.left.schema.field(key.left), self.right.schema.field(key.right))
+        check_sequence(self.inputs)
         if self.interval is not None:
             self._check_interval(self.interval)
         names = [c.name for c in self.output]
@@ -284,19 +287,20 @@ class Join:
     @classmethod
     def from_json(cls, text: str) -> Join:
         """The inverse of `to_json`."""
-        data: dict[str, Any] = json.loads(text)
-        left, right = (input_from_dict(i) for i in data["inputs"])
-        suffixes = data["suffixes"]
-        return cls(
-            how=data["how"],
-            left=left,
-            right=right,
-            keys=tuple(Key(*k) for k in data["keys"]),
-            where=data["where"],
-            emit=data["emit"],
-            null_aware=data["null_aware"],
-            suffixes=(suffixes[0], suffixes[1]) if suffixes else None,
-            interval=Interval(**data["interval"]) if data.get("interval") else None,
-            time_zone=data.get("time_zone"),
-            ansi=data.get("ansi", False),
-        )
+        with reading("description of a join"):
+            data: dict[str, Any] = json.loads(text)
+            left, right = (input_from_dict(i) for i in data["inputs"])
+            suffixes = data["suffixes"]
+            return cls(
+                how=data["how"],
+                left=left,
+                right=right,
+                keys=tuple(Key(*k) for k in data["keys"]),
+                where=data["where"],
+                emit=data["emit"],
+                null_aware=data["null_aware"],
+                suffixes=(suffixes[0], suffixes[1]) if suffixes else None,
+                interval=Interval(**data["interval"]) if data.get("interval") else None,
+                time_zone=data.get("time_zone"),
+                ansi=data.get("ansi", False),
+            )

@@ -44,7 +44,11 @@ def normalize_on(on: On, *, null_safe: bool | Sequence[bool] = False) -> tuple[K
     Raises:
         DescriptionError: something that is neither a column nor a pair of columns.
     """
-    items: Sequence[Any] = () if on is None else (on,) if isinstance(on, str) else on
+    items: Any = () if on is None else (on,) if isinstance(on, str) else on
+    if not isinstance(items, list | tuple):
+        raise DescriptionError(f"on= takes columns and pairs of columns, not {on!r}")
+    if not isinstance(null_safe, bool | list | tuple):
+        raise DescriptionError(f"null_safe= is one truth, or one per key, not {null_safe!r}")
     safe = [null_safe] * len(items) if isinstance(null_safe, bool) else list(null_safe)
     if len(safe) != len(items):
         raise DescriptionError(f"null_safe has {len(safe)} entries for {len(items)} keys")
@@ -61,8 +65,8 @@ def normalize_on(on: On, *, null_safe: bool | Sequence[bool] = False) -> tuple[K
     return tuple(keys)
 
 
-def key_type(left: pa.Field, right: pa.Field) -> pa.DataType:
-    """The type in which two key columns are compared.
+def key_type(left: pa.Field, right: pa.Field, *, what: str = "key") -> pa.DataType:
+    """The type in which two key columns, or others, are compared.
 
     Raises:
         DescriptionError: types that have none without a CAST.
@@ -87,4 +91,6 @@ def key_type(left: pa.Field, right: pa.Field) -> pa.DataType:
         whole = max(a.precision - a.scale, b.precision - b.scale)
         if whole + scale <= 38:
             return pa.decimal128(whole + scale, scale)
-    raise DescriptionError(f"cannot compare key {left.name!r} ({a}) with {right.name!r} ({b}); CAST one of them first")
+    raise DescriptionError(
+        f"cannot compare {what} {left.name!r} ({a}) with {right.name!r} ({b}); CAST one of them first"
+    )

@@ -19,7 +19,8 @@ import pyarrow as pa
 from gpu_ops.changelog import ROW_KIND_COLUMN
 from gpu_ops.conditions import Condition, parse
 from gpu_ops.errors import DescriptionError
-from gpu_ops.inputs import Input, Layout, check_at_end, check_key_type, input_from_dict, input_to_dict
+from gpu_ops.fields import check_fields, reading
+from gpu_ops.inputs import Input, Layout, check_at_end, check_key_type, check_sequence, input_from_dict, input_to_dict
 from gpu_ops.joins import Emit, Join, OutputColumn, session_to_dict
 from gpu_ops.keys import Shuffle, key_type
 
@@ -84,6 +85,7 @@ class MultiJoin:
     ansi: bool = False
 
     @classmethod
+    @reading("multi-way join")
     def of(
         cls,
         inputs: Sequence[Input],
@@ -145,6 +147,7 @@ class MultiJoin:
         )
 
     def __post_init__(self) -> None:
+        check_fields(self)
         count = len(self.inputs)
         if not 2 <= count <= MAX_INPUTS:
             raise DescriptionError(f"a multi-way join takes 2 to {MAX_INPUTS} inputs, not {count}")
@@ -166,6 +169,7 @@ class MultiJoin:
             raise DescriptionError(f"shown={self.shown!r} is no order of {count} inputs")
         for number, step in enumerate(self.steps, start=1):
             self._check_step(number, step)
+        check_sequence(self.inputs)
         if not self._common:
             chain = ", ".join(i.name for i in self.inputs)
             raise DescriptionError(

@@ -7,10 +7,11 @@ from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from gpu_ops.bounded import Aggregate, CoGroup, Description
 from gpu_ops.changelog import encode_row_kinds
-from gpu_ops.intervals import as_integers, from_integers
+from gpu_ops.intervals import as_integers, from_integers, too_far
 from gpu_ops.joins import Join, OutputColumn
 from gpu_ops.kernels import Array, Frame, Kernels, Store
 from gpu_ops.multi import MultiJoin
@@ -117,16 +118,27 @@ def append_rows(join: Description, side: int, output: pa.Table, rows: pa.Table |
     if rows is None or rows.num_rows == 0:
         return output
     columns = [pa.array([kind] * rows.num_rows, pa.string())]
-    latest = 3 if isinstance(join, Join) else -1
     for column in join.output:
         name = own_column(join, side, column)
         if name is None:
             columns.append(pa.nulls(rows.num_rows, column.type))
-        elif column.side == latest and rows[name].null_count == 0:
-            columns.append(from_integers(as_integers(rows[name], column.type), column.type))
+        elif rows[name].type == column.type:
+            columns.append(rows[name])
+        elif pa.types.is_timestamp(column.type):
+            columns.append(_times(rows[name], column.type))
         else:
             columns.append(rows[name].cast(column.type))
     return pa.concat_tables([output, pa.Table.from_arrays(columns, schema=output.schema)])
+
+
+def _times(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
+    """Event times or timestamps in a finer unit; null where that does not reach, as a bad row may be bad for that."""
+    known, far = column.is_valid().to_numpy(), too_far(column, kind)
+    if far is not None:
+        known &= ~far
+    there = pa.array(known)
+    values = pc.if_else(there, column, pa.scalar(0, pa.int64()).cast(column.type))
+    return pc.if_else(there, from_integers(as_integers(values, kind), kind), pa.scalar(None, kind))
 
 
 def own_column(join: Description, side: int, column: OutputColumn) -> str | None:

@@ -32,6 +32,7 @@ from gpu_ops.operators.batch import can_merge, merge_join
 from gpu_ops.operators.interval import IntervalJoin
 from gpu_ops.operators.said import Operator, Said
 from gpu_ops.state.columns import put_behind, taken_apart
+from gpu_ops.values import with_types
 
 TooMuch: TypeAlias = Callable[[int], bool]
 
@@ -92,7 +93,7 @@ class Kept:
         """Take in a micro-batch, to be followed by `commit` or `discard`."""
         kinds = changes.kinds
         self._added = _net(kinds)
-        self.pending = put_behind(changes.table, {KIND_COLUMN: pa.array(kinds, pa.int8())}).cast(self.schema)
+        self.pending = with_types(put_behind(changes.table, {KIND_COLUMN: pa.array(kinds, pa.int8())}), self.schema)
 
     def commit(self) -> None:
         """Keep the prepared micro-batch."""
@@ -162,7 +163,7 @@ class Kept:
         """
         rows, beside = taken_apart(self.source, table, [KIND_COLUMN])
         if table.num_rows:
-            self.add(put_behind(rows, beside).cast(self.schema))
+            self.add(with_types(put_behind(rows, beside), self.schema))
         self.live = _net(beside[KIND_COLUMN].to_numpy())
 
     def close(self) -> None:

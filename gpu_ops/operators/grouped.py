@@ -45,9 +45,12 @@ class AggregateAtEnd(AtEnd):
         calls: list[Any] = []
         for number, measure in enumerate(told.measures):
             if measure.column is None:
-                calls.append(([], "count_all"))
+                if ([], "count_all") not in calls:
+                    calls.append(([], "count_all"))
                 continue
             name, column = f"m{number}", rows[measure.column]
+            if pa.types.is_duration(column.type):  # Arrow orders none within groups
+                column = column.cast(pa.int64())
             columns[name] = _one_value(column)
             calls.append((name, _ARROW[measure.function]))
             if measure.function in ("min", "max") and pa.types.is_floating(column.type):
@@ -61,7 +64,8 @@ class AggregateAtEnd(AtEnd):
         data = [found[k].cast(c.type) for k, c in zip(by, told.output, strict=False)]
         for number, measure in enumerate(told.measures):
             kind = told.output[len(by) + number].type
-            data.append(_measured(found, f"m{number}", measure).cast(kind))
+            measured = _measured(found, f"m{number}", measure)
+            data.append(measured.cast(kind, safe=not pa.types.is_integer(kind)))  # a sum of uint64 wraps around, too
         kinds = encode_row_kinds(np.full(found.num_rows, INSERT, np.int8))
         return pa.Table.from_arrays([kinds, *data], schema=told.output_schema)
 

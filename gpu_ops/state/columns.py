@@ -13,6 +13,7 @@ import pyarrow as pa
 from gpu_ops.errors import StateError
 from gpu_ops.inputs import Input
 from gpu_ops.kernels import Array, Kernels, Store
+from gpu_ops.values import with_types
 
 DEAD, LIVE, DYING = 0, 1, 2
 
@@ -106,7 +107,7 @@ def taken_apart(source: Input, table: pa.Table, names: Sequence[str]) -> tuple[p
     missing |= {name for name in names if name not in behind}
     if missing:
         raise StateError(f"the snapshot of input '{source.name}' lacks {', '.join(sorted(missing))}")
-    rows = table.select(list(range(own))).cast(source.schema)
+    rows = with_types(table.select(list(range(own))), source.schema)
     return rows, {name: table.column(behind[name]) for name in names}
 
 

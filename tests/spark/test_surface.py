@@ -107,6 +107,32 @@ def test_bad_rows_may_be_dropped(left: Source, right: Source, tmp_path: Path) ->
     assert query.lastProgress["observedMetrics"]["dropping"]["metrics"]["left_bad_rows"] == 1
 
 
+def test_text_of_kafka_that_is_no_utf8_is_a_bad_row(left: Source, right: Source, tmp_path: Path) -> None:
+    """``cast(value AS STRING)`` leaves bytes as they are: one such key ended the query for good."""
+    left.add({"op": "+I", "k": 1, "a": "61"}, {"op": "+I", "k": 2, "a": "61FF62"}, {"op": "+I", "k": 3, "a": "C3A4"})
+    right.add({"k": 1, "b": 1.0})
+    words = left.df.selectExpr("op", "k as n", "cast(unhex(a) as string) as word")
+    others = right.df.selectExpr("'a' as word", "b")
+
+    def joined(bad_rows: Any) -> Any:
+        source = stream(words, row_kind="op", name="words", bad_rows=bad_rows)
+        return in_memory(gpu_ops.join, source, others, on="word", how="left")
+
+    query = start(joined("fail"), Sink(), tmp_path / "failing", availableNow=True)
+    with pytest.raises(Exception, match="BadInputError") as caught:
+        query.awaitTermination()
+    assert r"input 'words', column 'word': holds text that is not valid UTF-8 (for example 'a\\xffb')" in str(
+        caught.value
+    )
+    sink = Sink()
+    drain(joined("tag"), sink, tmp_path / "checkpoint")
+    assert sorted(sink.changes, key=str) == [
+        ("+I", "a", 1, 1.0),
+        ("+I", "ä", 3, None),
+        ("bad", "a\ufffdb", 2, None),
+    ]
+
+
 def test_a_restart_without_a_state_folder_is_refused(left: Source, right: Source, tmp_path: Path) -> None:
     left.add({"op": "+I", "k": 1, "a": "x"})
 

@@ -1,0 +1,179 @@
+"""Values as the pack takes them in: which types it carries, and text that is none.
+
+Arrow does not look at the bytes of its text, and Spark's ``cast(value AS STRING)`` leaves bytes as they are that are no
+UTF-8: what comes as text may be any bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Mask = npt.NDArray[np.bool_]
+
+_DEEPEST: Final = 64
+"""Types within types; beyond, walking them would end Python's stack."""
+_VIEWS: Final = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+
+# A character in UTF-8 (RFC 3629): neither overlong, nor half of a surrogate pair, nor beyond U+10FFFF.
+_CHARACTER: Final = (
+    r"(?:[\x00-\x7f]|[\xc2-\xdf][\x80-\xbf]|\xe0[\xa0-\xbf][\x80-\xbf]|[\xe1-\xec\xee\xef][\x80-\xbf]{2}"
+    r"|\xed[\x80-\x9f][\x80-\xbf]|\xf0[\x90-\xbf][\x80-\xbf]{2}|[\xf1-\xf3][\x80-\xbf]{3}|\xf4[\x80-\x8f][\x80-\xbf]{2})"
+)
+_SHOWN: Final = 60
+"""Bytes of text that an error shows."""
+
+
+def carried(kind: pa.DataType, *, depth: int = 0) -> pa.DataType | None:
+    """The type in which a column of some type is carried: its own, but without dictionaries and views.
+
+    Returns:
+        None for a type that is not carried: extension, union, run-end encoded, list view, interval, half float, a
+        decimal other than decimal128, a dictionary of nested values, and what has no bytes (``binary(0)``).
+    """
+    t = pa.types
+    if t.is_dictionary(kind):
+        inner = carried(kind.value_type, depth=depth + 1)
+        return None if inner is None or t.is_nested(inner) else inner
+    if kind in _VIEWS:
+        return _VIEWS[kind]
+    if t.is_decimal(kind) or t.is_fixed_size_binary(kind):
+        return kind if t.is_decimal128(kind) or (t.is_fixed_size_binary(kind) and kind.byte_width) else None
+    if not t.is_nested(kind):
+        plain = t.is_boolean(kind) or t.is_integer(kind) or t.is_float32(kind) or t.is_float64(kind) or t.is_null(kind)
+        temporal = t.is_temporal(kind) and kind != pa.month_day_nano_interval()
+        return kind if plain or temporal or has_text(kind) or t.is_binary(kind) or t.is_large_binary(kind) else None
+    if depth > _DEEPEST:
+        return None
+    if t.is_struct(kind):
+        fields = [_carried_field(field, depth) for field in kind]
+        twice = len({field.name for field in kind}) < len(fields)
+        return None if any(f is None for f in fields) or not fields or twice else pa.struct(fields)
+    if t.is_map(kind):
+        key, item = _carried_field(kind.key_field, depth), _carried_field(kind.item_field, depth)
+        return None if key is None or item is None else pa.map_(key, item, kind.keys_sorted)
+    if t.is_list(kind) or t.is_large_list(kind):
+        value = _carried_field(kind.value_field, depth)
+        make = pa.list_ if t.is_list(kind) else pa.large_list
+        return None if value is None else make(value)
+    if t.is_fixed_size_list(kind) and kind.list_size:
+        value = _carried_field(kind.value_field, depth)
+        return None if value is None else pa.list_(value, kind.list_size)
+    return None
+
+
+def _carried_field(field: pa.Field, depth: int) -> pa.Field | None:
+    kind = carried(field.type, depth=depth + 1)
+    return None if kind is None else field.with_type(kind)
+
+
+def with_types(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """A table's columns, by position, in the types of a schema: a column that has its type stays as it is.
+
+    Arrow's own cast of a table casts those, too, and breaks nested columns of nulls on the way.
+    """
+    pairs = zip(table.columns, schema.types, strict=True)
+    return pa.Table.from_arrays([c if c.type == kind else c.cast(kind) for c, kind in pairs], schema=schema)
+
+
+def has_text(kind: pa.DataType) -> bool:
+    """Whether there is text in a type, at any depth."""
+    if pa.types.is_nested(kind):
+        return any(has_text(kind.field(i).type) for i in range(kind.num_fields))
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def sample(column: pa.Array | pa.ChunkedArray, at: int = 0) -> object:
+    """A value for an error, also where Python has none for it; None where there is none at all."""
+    if at >= len(column):
+        return None
+    value = column[at]
+    try:
+        return value.as_py()
+    except (ValueError, OverflowError, LookupError):  # no UTF-8, nanoseconds, after the year 9999, no such time zone
+        return _shown(value.as_buffer().to_pybytes()) if has_text(value.type) and hasattr(value, "as_buffer") else None
+
+
+def _shown(text: bytes) -> str:
+    """The beginning of text of any bytes, those that are no character spelled out."""
+    return text[:_SHOWN].decode("utf-8", "backslashreplace")
+
+
+def wrong_text(column: pa.ChunkedArray) -> tuple[Mask, str] | None:
+    """Which rows hold text that is no UTF-8, at any depth, and the beginning of the first such text; None for none."""
+    if not has_text(column.type):
+        return None
+    found = [_wrong(chunk) for chunk in column.chunks]
+    first = next((f for f in found if f is not None), None)
+    if first is None:
+        return None
+    masks = [np.zeros(len(c), bool) if f is None else f[0] for c, f in zip(column.chunks, found, strict=True)]
+    return np.concatenate(masks), first[1]
+
+
+def _wrong(array: pa.Array) -> tuple[Mask, str] | None:
+    kind, t = array.type, pa.types
+    if not has_text(kind):
+        return None
+    if not t.is_nested(kind):
+        data = _as_bytes(array)
+        try:
+            data.cast(kind)  # looks at every byte: a hundredth of the time of a join
+        except pa.ArrowInvalid:
+            mask: Mask = (
+                pc.invert(pc.match_substring_regex(data, rf"\A{_CHARACTER}*\z")).fill_null(False).to_numpy(False)
+            )
+            return mask, _shown(data.filter(pa.array(mask))[0].as_py())
+        return None
+    if t.is_struct(kind):
+        found = [f for f in map(_wrong, array.flatten()) if f is not None]
+        return (np.logical_or.reduce([f[0] for f in found]), found[0][1]) if found else None
+    if t.is_map(kind):
+        array = _as_list(array)
+    within = _wrong(array.flatten())
+    if within is None:
+        return None
+    rows = np.zeros(len(array), bool)
+    rows[pc.list_parent_indices(array).to_numpy()[within[0]]] = True
+    return rows, within[1]
+
+
+def readable(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column with U+FFFD in the place of every byte that is not part of a character."""
+    if not has_text(column.type):
+        return column
+    return pa.chunked_array([_readable(chunk) for chunk in column.chunks], column.type)
+
+
+def _readable(array: pa.Array) -> pa.Array:
+    kind, t = array.type, pa.types
+    if not has_text(kind):
+        return array
+    if not t.is_nested(kind):
+        # a wrong byte more at the end, so that one follows every run of characters; its mark of three bytes goes again
+        data = _as_bytes(array)
+        ended = pc.binary_join_element_wise(data, pa.scalar(b"\xff", data.type), pa.scalar(b"", data.type))
+        marked = pc.replace_substring_regex(ended, rf"({_CHARACTER}*)[\x80-\xff]", "\\1\ufffd")
+        return pc.binary_slice(marked, 0, -3).cast(kind)
+    if t.is_struct(kind):
+        children = [_readable(array.field(i)) for i in range(kind.num_fields)]
+        return pa.StructArray.from_arrays(children, fields=list(kind), mask=array.is_null())
+    inner = _readable(_as_list(array).values if t.is_map(kind) else array.values)
+    buffers = array.buffers()[: 1 if t.is_fixed_size_list(kind) else 2]
+    return pa.Array.from_buffers(kind, len(array), buffers, -1, array.offset, [inner])
+
+
+def _as_bytes(array: pa.Array) -> pa.Array:
+    return array.view(pa.large_binary() if pa.types.is_large_string(array.type) else pa.binary())
+
+
+def _as_list(array: pa.MapArray) -> Any:
+    """A map as the list of pairs that it is."""
+    fields = [array.type.key_field, array.type.item_field]
+    pairs = pa.StructArray.from_arrays([array.keys, array.items], fields=fields)
+    kind = pa.list_(pairs.type)
+    return pa.Array.from_buffers(kind, len(array), array.buffers()[:2], -1, array.offset, [pairs])
