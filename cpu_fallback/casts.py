@@ -57,8 +57,19 @@ def cast(datum: Datum, type_: pa.DataType) -> Datum:
             return _to_float(datum, type_)
         case "timestamp", "timestamp":
             return _to_timestamp(datum, type_)
+        case "date", "string":
+            return _written(datum)
         case _:
             return pc.cast(datum, type_, safe=False)
+
+
+def _written(dates: pa.Array) -> pa.Array:
+    """Dates as text; a year of five digits has a sign, as Java writes it."""
+    text, late = pc.cast(dates, STRING), pc.greater(dates, pa.scalar(_LAST_DAY, dates.type))
+    return pc.if_else(late, pc.binary_join_element_wise("+", text, ""), text) if pc.any(late).as_py() else text
+
+
+_LAST_DAY = 2_932_896  # 9999-12-31
 
 
 def _saturated(array: pa.Array, type_: pa.DataType) -> pa.Array:

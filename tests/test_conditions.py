@@ -173,6 +173,7 @@ bo::int = 1
 i::string = '5' and -5::string = '-5'
 cast(true as string) = 'true' and cast(dt as string) = '2020-03-29'
 cast(null as int) is null
+cast(date'9999-12-31' + 1 as string) = '+10000-01-01' and cast(date'9999-12-31' as string) = '9999-12-31'
 string(5) = '5' and bigint('12') = 12 and date(ts) = dt
 'A' < 'a' and 'a' > 'B' and 'é' > 'z'
 x'01' < x'0101' and bin = x'1'
