@@ -131,7 +131,7 @@ def drawn(number: int) -> Shape:
 def test_ttl_by_the_rules(number: int, backend: Backend) -> None:
     emit: Emit = ("per_event", "per_batch")[number % 2]
     split = list(SPLITS.values())[number // 2 % 4]
-    events = 60 if split == (1,) else 250
+    events = 40 if split == (1,) else 120
     check(EVERY[number], number, emit, split, backend, events=events, restarts=number % 3 == 0)
 
 
