@@ -138,7 +138,9 @@ def _wrong(array: pa.Array) -> tuple[Mask, str] | None:
     if within is None:
         return None
     rows = np.zeros(len(array), bool)
-    rows[pc.list_parent_indices(array).to_numpy()[within[0]]] = True
+    # Arrow's own list_parent_indices counts what stands behind nulls, which flatten leaves out
+    lengths = pc.list_value_length(array).fill_null(0).to_numpy()
+    rows[np.repeat(np.arange(len(array)), lengths)[within[0]]] = True
     return rows, within[1]
 
 

@@ -429,3 +429,14 @@ def test_a_list_of_lists_of_nulls_comes_back_from_a_snapshot() -> None:
     said = other.process(None, pa.table({"w": [3, 0]}))
     assert all(row["v"] == values[row["k"]] for row in said.to_pylist())
     assert said.num_rows == 6
+
+
+def test_text_behind_a_null_list_is_nobodys() -> None:
+    """A null list may have elements: they move no fault to another row, and are none themselves."""
+    offsets, hidden = pa.array([0, 1, 2, 4], pa.int32()), text(b"a", b"\xff", b"b", b"\xfe")
+    values = pa.ListArray.from_arrays(offsets, hidden, mask=pa.array([False, True, False]))
+    source = Input("l", pa.schema([("k", pa.int64()), ("v", values.type)]), bad_rows="tag")
+    engine = JoinEngine(Join("left", source, R, (Key("k", "w"),)), "cpu")
+    said = engine.process(pa.table({"k": [0, 1, 2], "v": values}))
+    rows = [(r["row_kind"], r["k"], r["v"]) for r in said.to_pylist()]
+    assert rows == [("+I", 0, ["a"]), ("+I", 1, None), ("bad", 2, ["b", "\ufffd"])]
