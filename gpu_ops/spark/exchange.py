@@ -70,6 +70,11 @@ def ask(address: Address, request: Mapping[str, object]) -> dict[str, Any]:
             connection.sendall(line)
             with connection.makefile("rb") as reader:
                 answer = json.loads(reader.readline() or b"{}")
+    except TimeoutError as error:
+        raise errors.StateError(
+            f"the driver's directory of state servers has not answered for {address.patience_s:.0f} s: the driver is "
+            "too busy, or the file system of the state folder hangs there"
+        ) from error
     except OSError as error:
         raise errors.StateError(f"the driver's directory of state servers does not answer: {error}") from error
     if "error" in answer:

@@ -27,6 +27,7 @@ def main(data: Path, work: Path) -> None:
             "spark.sql.files.maxPartitionBytes": "1g",
             "spark.sql.files.openCostInBytes": "1g",
             "spark.ui.showConsoleProgress": "false",
+            "spark.gpu_ops.server.patience": "5s",
         },
     )
     spark.sparkContext.setLogLevel("ERROR")

@@ -179,18 +179,23 @@ class Server:
         return json.loads(result.body.to_pybytes())
 
 
-def flight_messages(table: pa.Table, command: bytes, stream: pa.BufferReader | None = None) -> list[bytearray]:
+def ipc_stream(table: pa.Table, compression: str | None = None) -> bytes:
+    """The schema and all rows, as one IPC message each."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        writer.write_table(table.combine_chunks())
+    return bytes(sink.getvalue())
+
+
+def flight_messages(table: pa.Table, command: bytes, stream: bytes | None = None) -> list[bytearray]:
     """A micro-batch as the body of a DoExchange has it: one FlightData each for the schema, the rows and their number.
 
     Args:
         table: the rows.
         command: of the exchange.
-        stream: the schema and the rows as IPC messages, where they are not to be as Arrow writes them.
+        stream: the schema and the rows as IPC messages, where they are not to be as Flight sends them.
     """
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table.combine_chunks())
-    source = pa.BufferReader(sink.getvalue()) if stream is None else stream
+    source = pa.BufferReader(ipc_stream(table) if stream is None else stream)
     schema, rows = pa.ipc.read_message(source), pa.ipc.read_message(source)
     descriptor = _field(1, b"\x08\x02" + _field(2, command))
     count = json.dumps({"rows": table.num_rows}).encode()

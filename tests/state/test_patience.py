@@ -40,12 +40,14 @@ def table(found: Iterator[pa.RecordBatch], batch: int) -> pa.Table:
     return pa.Table.from_batches(list(found), ANSWERS[batch].schema)
 
 
-def stopping(server: Server, rows: pa.Table) -> Iterator[pa.RecordBatch]:
-    """The rows; the server is stopped when it has had some of them."""
+def stopping(server: Server, rows: pa.Table, for_s: float | None = None) -> Iterator[pa.RecordBatch]:
+    """The rows; the server is stopped when it has had some of them, for a while or for good."""
     first, *others = rows.to_batches(max_chunksize=10)
     yield first
     time.sleep(0.3)
     os.kill(server.process.pid, signal.SIGSTOP)
+    if for_s is not None:
+        threading.Timer(for_s, os.kill, (server.process.pid, signal.SIGCONT)).start()
     yield from others
 
 
@@ -67,13 +69,13 @@ def test_a_server_that_stops_in_the_middle_is_replaced_and_fenced_when_it_goes_o
         for batch in (0, 1):
             assert to(first, batch).equals(ANSWERS[batch])
         began = time.monotonic()
-        stopped = exchange(folder, 2, locate, 2.0)
+        stopped = exchange(folder, 2, locate, 3.0)
         found = table(stopped.run(stopping(first, BATCHES[2])), 2)
-        assert 2 < time.monotonic() - began < 30
+        assert 3 < time.monotonic() - began < 120
         assert found.equals(ANSWERS[2])
         assert (asked, stopped.retries) == ([None, first.address], 1)
         assert "does not answer" in caplog.text
-        assert "no sign of life for 2 s" in caplog.text
+        assert "no sign of life for 3 s" in caplog.text
         os.kill(first.process.pid, signal.SIGCONT)
         assert to(second, 3).equals(ANSWERS[3])
         assert to(first, 4).equals(ANSWERS[4])  # it notices that others went on, and reads what they did
@@ -82,9 +84,8 @@ def test_a_server_that_stops_in_the_middle_is_replaced_and_fenced_when_it_goes_o
 
 def test_a_server_that_stops_and_soon_goes_on_is_kept(tmp_path: Path) -> None:
     with Server(tmp_path / "log") as server:
-        threading.Timer(2.0, os.kill, (server.process.pid, signal.SIGCONT)).start()
-        waiting = exchange(str(tmp_path / "state"), 0, lambda failed: at(server.address), 10)
-        assert table(waiting.run(stopping(server, BATCHES[0])), 0).equals(ANSWERS[0])
+        waiting = exchange(str(tmp_path / "state"), 0, lambda failed: at(server.address), 30)
+        assert table(waiting.run(stopping(server, BATCHES[0], 2.0)), 0).equals(ANSWERS[0])
         assert waiting.retries == 0
 
 
@@ -106,11 +107,11 @@ def test_a_slow_server_that_lives_is_not_shot(
             return apply(self, *args, **kwargs)
 
     monkeypatch.setattr(PartitionState, "apply", slowly)
-    waiting = exchange(None, 0, lambda failed: at(within), 0.5)
+    waiting = exchange(None, 0, lambda failed: at(within), 1.0)
     assert table(waiting.run(BATCHES[0].to_batches()), 0).equals(ANSWERS[0])
     assert waiting.retries == 0
     said = [message for message in caplog.messages if "which lives and is joining" in message]
-    assert 2 <= len(said) <= 4  # now and then, not all the time
+    assert 1 <= len(said) <= 3  # now and then, not all the time
 
 
 def test_a_stuck_file_system_is_named(
@@ -125,15 +126,16 @@ def test_a_stuck_file_system_is_named(
         fsync(handle)
 
     monkeypatch.setattr(files.os, "fsync", stuck)
+    monkeypatch.setattr(patience, "FILES", 2)
     try:
-        waiting = exchange(folder, 1, lambda failed: at(within), 0.2)
+        waiting = exchange(folder, 1, lambda failed: at(within), 1.0)
         with pytest.raises(StateError, match=rf"writing {folder}/p/0/.*arrow for \d+ s.*state folder does not answer"):
             table(waiting.run(BATCHES[1].to_batches()), 1)
         assert waiting.retries == 0
         assert [text for text in caplog.messages if f"writing {folder}/p/0" in text and "has waited" in text]
         # Another attempt waits for the partition, and is told the same.
         with pytest.raises(StateError, match=rf"writing {folder}/p/0/.*state folder does not answer"):
-            table(exchange(folder, 1, lambda failed: at(within), 0.2).run(BATCHES[1].to_batches()), 1)
+            table(exchange(folder, 1, lambda failed: at(within), 1.0).run(BATCHES[1].to_batches()), 1)
     finally:
         free.set()
     again = exchange(folder, 1, lambda failed: at(within), 20)
@@ -150,11 +152,11 @@ def test_a_slow_file_system_that_moves_is_waited_for(
         return write(self, data)
 
     monkeypatch.setattr(durable._Summed, "write", slowly)
-    monkeypatch.setattr(patience, "FILES", 4)
-    waiting = exchange(str(tmp_path / "state"), 0, lambda failed: at(within), 0.1)
+    monkeypatch.setattr(patience, "FILES", 1)
+    waiting = exchange(str(tmp_path / "state"), 0, lambda failed: at(within), 1.0)
     began = time.monotonic()
     assert table(waiting.run(BATCHES[0].to_batches()), 0).equals(ANSWERS[0])
-    assert time.monotonic() - began > 2 * 4 * 0.1
+    assert time.monotonic() - began > 1.5
     assert waiting.retries == 0
 
 
@@ -176,7 +178,7 @@ class Forgetful(flight.FlightServerBase):
 def test_a_call_that_got_lost_is_repeated(within: str, said: object) -> None:
     with Forgetful(said) as server:
         forgetful = f"grpc://127.0.0.1:{server.port}"
-        waiting = exchange(None, 0, lambda failed: at(within if failed else forgetful), 0.5)
+        waiting = exchange(None, 0, lambda failed: at(within if failed else forgetful), 1.0)
         try:
             assert table(waiting.run(BATCHES[0].to_batches()), 0).equals(ANSWERS[0])
         finally:

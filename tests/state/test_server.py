@@ -31,6 +31,7 @@ from state.support import (
     call_options,
     expected,
     flight_messages,
+    ipc_stream,
     make_command,
     make_join,
     raw_exchange,
@@ -249,18 +250,18 @@ def damaged_columns() -> dict[str, tuple[str, pa.Array]]:
 
 @pytest.mark.parametrize("damage", damaged_columns())
 def test_damaged_arrays_are_refused_before_anything_computes_with_them(
-    own_server: Server, folder: str, damage: str
+    server: Server, folder: str, damage: str
 ) -> None:
     name, column = damaged_columns()[damage]
-    own_server.apply(make_command(0, folder), BATCHES[0])
+    server.apply(make_command(0, folder), BATCHES[0])
     damaged = BATCHES[1].set_column(WIRE_SCHEMA.get_field_index(name), name, column)
     error = refused(
-        flight.FlightServerError, lambda: own_server.apply(make_command(1, folder), damaged, chunk=damaged.num_rows)
+        flight.FlightServerError, lambda: server.apply(make_command(1, folder), damaged, chunk=damaged.num_rows)
     )
     assert error["type"] == "BadInputError"
     assert error["fields"][:2] == ["orders', 'prices", name]
     assert "came damaged" in error["fields"][2]
-    assert own_server.apply(make_command(1, folder), BATCHES[1])[0].equals(ANSWERS[1])
+    assert server.apply(make_command(1, folder), BATCHES[1])[0].equals(ANSWERS[1])
 
 
 @pytest.mark.parametrize("times", [200, pytest.param(5000, marks=pytest.mark.slow)])
@@ -269,7 +270,8 @@ def test_mutated_bodies_do_not_kill_a_server(own_server: Server, folder: str, ti
     own_server.apply(make_command(0, folder), BATCHES[0])
     chance = random.Random(5)
     for number in range(times):
-        whole = flight_messages(BATCHES[0], make_command(join_id="other", counted=True).to_json().encode())
+        body = ipc_stream(BATCHES[0], chance.choice((None, None, "lz4", "zstd")))
+        whole = flight_messages(BATCHES[0], make_command(join_id="other", counted=True).to_json().encode(), body)
         for _ in range(chance.randint(1, 6)):
             part = whole[chance.choice((0, 1, 1, 1))]
             at = chance.randrange(len(part))
@@ -281,15 +283,11 @@ def test_mutated_bodies_do_not_kill_a_server(own_server: Server, folder: str, ti
 
 def test_a_false_size_before_compressed_rows_takes_no_memory(own_server: Server) -> None:
     """Compressed buffers say how long they are: a few bytes may say 2^46."""
-    sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression="zstd")
-    with pa.ipc.new_stream(sink, WIRE_SCHEMA, options=options) as writer:
-        writer.write_table(BATCHES[0].combine_chunks())
-    stream = bytearray(sink.getvalue().to_pybytes())
+    stream = ipc_stream(BATCHES[0], "zstd")
     length = struct.pack("<q", BATCHES[0].num_rows * 8)
     assert stream.count(length + b"\x28\xb5\x2f\xfd") >= 2
-    source = pa.BufferReader(bytes(stream.replace(length + b"\x28", struct.pack("<q", 1 << 46) + b"\x28")))
-    messages = flight_messages(BATCHES[0], make_command().to_json().encode(), source)
+    stream = stream.replace(length + b"\x28", struct.pack("<q", 1 << 46) + b"\x28")
+    messages = flight_messages(BATCHES[0], make_command().to_json().encode(), stream)
     raw_exchange(own_server.greeting["port"], messages)
     assert "apply refused: AbandonedError" in own_server.said()
     assert own_server.process.poll() is None
@@ -297,12 +295,12 @@ def test_a_false_size_before_compressed_rows_takes_no_memory(own_server: Server)
 
 
 @pytest.mark.parametrize("token", [None, "wrong"])
-def test_without_a_token_no_body_is_read(own_server: Server, token: str | None) -> None:
+def test_without_a_token_no_body_is_read(server: Server, token: str | None) -> None:
     """The call ends although its body does not, and what there is of it is not even looked at."""
     messages = [b"\xff" * 1000]
-    raw_exchange(own_server.greeting["port"], messages, token, whole=False)
-    assert "refused a call" in own_server.said()
-    assert "apply" not in own_server.said()
+    raw_exchange(server.greeting["port"], messages, token, whole=False)
+    assert "refused a call" in server.said()
+    assert "apply" not in server.said()
 
 
 # --- streams that end early --------------------------------------------------------------------
