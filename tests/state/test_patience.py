@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import json
 import os
+import random
 import signal
 import threading
 import time
@@ -87,6 +90,77 @@ def test_a_server_that_stops_and_soon_goes_on_is_kept(tmp_path: Path) -> None:
         waiting = exchange(str(tmp_path / "state"), 0, lambda failed: at(server.address), 30)
         assert table(waiting.run(stopping(server, BATCHES[0], 2.0)), 0).equals(ANSWERS[0])
         assert waiting.retries == 0
+
+
+class Flock:
+    """State servers over one folder, of which those that are called are stopped or killed at random moments.
+
+    One that was stopped goes on later, and may be called again: it must notice what others did meanwhile.
+    """
+
+    def __init__(self, folder: Path, chance: random.Random, ending: contextlib.ExitStack) -> None:
+        self._folder, self._chance, self._ending = folder, chance, ending
+        self._servers: dict[str, Server] = {}
+        self._asleep: set[str] = set()
+        self._called = ""
+        self.faults: collections.Counter[str] = collections.Counter()
+
+    def locate(self, failed: str | None) -> dict[str, Any]:
+        """One that is there, often another one than before; or a new one."""
+        there = [
+            address
+            for address, server in self._servers.items()
+            if server.process.poll() is None and address not in (*self._asleep, failed)
+        ]
+        if not there or (len(there) < 3 and self._chance.random() < 0.1):
+            made = self._ending.enter_context(Server(self._folder / f"{len(self._servers)}.log"))
+            self._servers[made.address] = made
+            there = [made.address]
+        self._called = self._chance.choice(there)
+        return at(self._called)
+
+    def rows(self, table: pa.Table) -> Iterator[pa.RecordBatch]:
+        """The rows of a micro-batch, with something that happens while they come, or soon after."""
+        batches = table.to_batches(max_chunksize=20)
+        moment = self._chance.randrange(2 * len(batches))
+        for number, batch in enumerate(batches):
+            if number == moment:
+                self.strike()
+            yield batch
+        if moment >= len(batches):
+            threading.Timer(self._chance.random() * 0.2, self.strike).start()
+
+    def strike(self) -> None:
+        """Something happens to the server that is called, or to one that was."""
+        address = self._called
+        pid, kind = self._servers[address].process.pid, self._chance.choice(("nothing", "killed", "stopped", "stopped"))
+        if kind == "nothing" or address in self._asleep:
+            return
+        self.faults[kind] += 1
+        os.kill(pid, signal.SIGKILL if kind == "killed" else signal.SIGSTOP)
+        if kind == "stopped":
+            self._asleep.add(address)
+            threading.Timer(self._chance.random() * 8, self._wake, (address,)).start()
+
+    def _wake(self, address: str) -> None:
+        if self._servers[address].process.poll() is None:
+            os.kill(self._servers[address].process.pid, signal.SIGCONT)
+        self._asleep.discard(address)
+
+
+@pytest.mark.parametrize("count", [8, pytest.param(400, marks=pytest.mark.slow)])
+def test_servers_that_stop_and_die_at_any_moment_change_no_row(tmp_path: Path, count: int) -> None:
+    batches = wire_batches(count, rows=100, seed=count)
+    answers = expected(batches)
+    with contextlib.ExitStack() as ending:
+        flock = Flock(tmp_path, random.Random(count), ending)
+        for number, batch in enumerate(batches):
+            command = make_command(number, str(tmp_path / "state"), counted=True, options={"snapshot_every": 7})
+            waiting = Exchange(flock.locate, json.loads(command.to_json()), WIRE_SCHEMA, patience_s=2)
+            found = list(waiting.run(flock.rows(batch)))
+            assert pa.Table.from_batches(found, answers[number].schema).equals(answers[number]), number
+        assert min(flock.faults[kind] for kind in ("killed", "stopped")), flock.faults
+        print(f"{count} micro-batches: {dict(flock.faults)}")
 
 
 @pytest.fixture
