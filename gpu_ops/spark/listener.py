@@ -25,7 +25,9 @@ _LONGEST_REQUEST: Final = 1 << 16
 _REQUEST_S: Final = 10.0
 """From the connection to the end of the request, the handshake of an encrypted one included."""
 _STRANGERS: Final = 128
-"""Connections that have not shown the token; the oldest makes way for a new one."""
+"""Connections that have not shown the token. More wait to be taken, as a stage's tasks may all come at once ..."""
+_WAY_S: Final = 2.0
+"""... and one that has not shown it for so long makes way."""
 
 Answer = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 Attach = Callable[[Channel, Mapping[str, Any]], None]
@@ -55,7 +57,7 @@ class Listener(socketserver.ThreadingTCPServer):
     ) -> None:
         self.token, self.answer, self.attach, self.tls = token, answer, attach, tls
         self._strangers: dict[object, tuple[float, socket.socket]] = {}
-        self._counting = threading.Lock()
+        self._counting = threading.Condition()
         try:
             super().__init__((host, port), _Handler)
         except OSError as error:
@@ -71,9 +73,14 @@ class Listener(socketserver.ThreadingTCPServer):
         """Begins to answer a call; until it has shown the token its time is limited."""
         # A second handle on the connection: encryption takes the first one away.
         with self._counting:
+            while len(self._strangers) >= _STRANGERS:
+                oldest, (deadline, _) = next(iter(self._strangers.items()))
+                left = deadline - _REQUEST_S + _WAY_S - time.monotonic()
+                if left > 0:
+                    self._counting.wait(left)
+                else:
+                    self._end(oldest)
             self._strangers[client_address] = time.monotonic() + _REQUEST_S, request.dup()
-            if len(self._strangers) > _STRANGERS:
-                self._end(next(iter(self._strangers)))
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -94,6 +101,7 @@ class Listener(socketserver.ThreadingTCPServer):
         """A caller is no stranger any more: it has shown the token, or is gone."""
         with self._counting:
             _, connection = self._strangers.pop(client_address, (0.0, None))
+            self._counting.notify()
         if connection is not None:
             connection.close()
 

@@ -53,10 +53,22 @@ def everything(started: set[int]) -> dict[int, str]:
 def send_one(choice: random.Random, target: str, sent: int = signal.SIGKILL) -> int | None:
     """Sends a signal to one process of this kind; its id, or None if there is none."""
     victims = [pid for pid, line in everything({os.getpid()}).items() if PATTERNS[target] in line]
+    if sent == signal.SIGSTOP:
+        victims = [pid for pid in victims if listens(pid)]
     if not victims:
         return None
     victim = choice.choice(sorted(victims))
     return victim if send(victim, sent) else None
+
+
+def listens(pid: int) -> bool:
+    """Whether a process listens: one that is stopped before is waited for as long as a start may take."""
+    try:
+        held = {os.readlink(handle) for handle in Path(f"/proc/{pid}/fd").iterdir()}
+    except OSError:
+        return False
+    rows = [line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()]
+    return any(row[3] == "0A" and f"socket:[{row[9]}]" in held for row in rows)
 
 
 def send(pid: int, sent: int) -> bool:

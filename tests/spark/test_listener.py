@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import socket
 import threading
@@ -72,6 +73,7 @@ def test_many_strangers_take_neither_threads_nor_the_place_of_tasks(
     listen: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listener, "_STRANGERS", 10)
+    monkeypatch.setattr(listener, "_WAY_S", 0.1)
     address = listen(None)
     before = threading.active_count()
     with contextlib.ExitStack() as strangers:
@@ -86,6 +88,14 @@ def test_many_strangers_take_neither_threads_nor_the_place_of_tasks(
             time.sleep(0.02)
         assert threading.active_count() <= before + 10
         assert ask(address, {"x": 2})["x"] == 2
+
+
+def test_tasks_that_come_all_at_once_are_all_answered(listen: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "_STRANGERS", 3)
+    address = listen(None)
+    with concurrent.futures.ThreadPoolExecutor(50) as tasks:
+        answers = tasks.map(lambda number: ask(address, {"x": number})["x"], range(200))
+        assert list(answers) == list(range(200))
 
 
 def test_a_call_with_the_token_may_take_its_time(listen: Make, monkeypatch: pytest.MonkeyPatch) -> None:
