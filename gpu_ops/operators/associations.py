@@ -16,7 +16,7 @@ import dataclasses
 import numpy as np
 
 from gpu_ops.kernels import Array, Kernels
-from gpu_ops.operators.groups import value_changes
+from gpu_ops.operators.core.groups import value_changes
 from gpu_ops.operators.lifetimes import ALWAYS, NEVER
 from gpu_ops.operators.multi_plan import Lookup
 from gpu_ops.operators.tuples import Finder, Tuples, fresh

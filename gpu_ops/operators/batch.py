@@ -18,6 +18,7 @@ from gpu_ops.inputs import Input
 from gpu_ops.joins import Join
 from gpu_ops.kernels import Array, Frame, Kernels, Store
 from gpu_ops.operators.changes import apply_changes
+from gpu_ops.operators.core.match import Columns, fulfilling, match
 from gpu_ops.operators.emission import Rows
 from gpu_ops.output import changelog_table
 from gpu_ops.state.table import StateTable
@@ -119,23 +120,10 @@ def _pairs(join: Join, kernels: Kernels, sides: Sequence[Present]) -> tuple[Arra
     found, at = kernels.expand(first, count)
     mask = np.uint64((1 << _ROW_BITS) - 1)
     slots_left, slots_right = (left & mask).astype(np.int64)[found], (right & mask).astype(np.int64)[at]
-    names_left, names_right = join.key_columns(0), join.key_columns(1)
-    equal = kernels.equal_rows(
-        kernels.take(keys[0], slots_left, names_left, present=True),
-        names_left,
-        kernels.take(keys[1], slots_right, names_right, present=True),
-        names_right,
-        join.key_types,
-    )
-    if not bool(equal.all()):
-        kept = xp.flatnonzero(equal)
-        slots_left, slots_right = slots_left[kept], slots_right[kept]
-    if join.condition is not None and slots_left.size:
-        frames = {
-            source.name: present.store.take(slots, join.condition.columns[source.name], present=True)
-            for source, present, slots in zip(join.inputs, sides, (slots_left, slots_right), strict=True)
-            if join.condition.columns.get(source.name)
-        }
-        kept = xp.flatnonzero(kernels.evaluate(join.condition, frames, int(slots_left.size)))
-        slots_left, slots_right = slots_left[kept], slots_right[kept]
-    return slots_left, slots_right
+
+    def residual(left: Array, right: Array) -> Array | None:
+        rows = zip(join.inputs, sides, (left, right), strict=True)
+        return fulfilling(kernels, join.condition, {s.name: (p.store, at) for s, p, at in rows}, int(left.size))
+
+    of_left, of_right = (Columns.of_frame(kernels, keys[side], join.key_columns(side)) for side in (0, 1))
+    return match(kernels, (slots_left, slots_right), join.key_types, (of_left, of_right), residual=residual)

@@ -19,7 +19,8 @@ import numpy as np
 from gpu_ops.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Array, Frame
-from gpu_ops.operators.groups import Groups, within
+from gpu_ops.operators.core.groups import Groups, within
+from gpu_ops.operators.core.match import Columns, equal, match
 from gpu_ops.operators.lifetimes import NEVER, Lifetimes, NetChange
 from gpu_ops.state.columns import LIVE
 from gpu_ops.state.table import StateTable
@@ -101,21 +102,15 @@ def _instances(batch: _Batch, wanted: Array | None) -> tuple[Array, Array]:
     assert table.identity_index is not None
     numbers = None if wanted is None else xp.flatnonzero(wanted)
     leaders = batch.groups.leader if numbers is None else batch.groups.leader[numbers]
-    needle, slots = table.identity_index.probe(batch.hashes[leaders], staged=False)
-    if table.live < len(table):
-        alive = xp.flatnonzero(table.status.values[slots] == LIVE)
-        needle, slots = needle[alive], slots[alive]
-    columns, types = table.identity, table.identity_types
-    equal = kernels.equal_rows(
-        kernels.take(frame, leaders[needle], columns, present=True),
-        columns,
-        table.store.take(slots, columns, present=True),
-        columns,
-        types,
+    names = table.identity
+    wanted = Columns(lambda rows, _: kernels.take(frame, leaders[rows], names, present=True), names)
+    needle, slots = match(
+        kernels,
+        table.identity_index.probe(batch.hashes[leaders], staged=False),
+        table.identity_types,
+        (wanted, Columns.of_store(table.store, names)),
+        alive=lambda _, slots: table.status.values[slots] == LIVE if table.live < len(table) else None,
     )
-    kept = xp.flatnonzero(equal)
-    if kept.size < slots.size:
-        needle, slots = needle[kept], slots[kept]
     return needle if numbers is None else numbers[needle], slots
 
 
@@ -221,13 +216,8 @@ def _by_unique_key_net(batch: _Batch) -> tuple[Array, Lifetimes]:
     if both.size:
         # the same row again, value for value, is no change
         names, types = table.source.schema.names, [f.type for f in table.source.schema]
-        differs = ~kernels.equal_rows(
-            kernels.take(batch.frame, last[both], names, present=True),
-            names,
-            table.store.take(stored[both], names, present=True),
-            names,
-            types,
-        )
+        now, before = Columns.of_frame(kernels, batch.frame, names), Columns.of_store(table.store, names)
+        differs = ~equal(kernels, types, (now, last[both]), (before, stored[both]))
         leaves[both] = differs
         comes[both] = differs
         if table.written is not None:

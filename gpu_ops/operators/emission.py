@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from gpu_ops.changelog import DELETE, INSERT
 from gpu_ops.kernels import Array, Frame, Kernels
-from gpu_ops.operators.groups import Groups, within
+from gpu_ops.operators.core.groups import Groups, within
 
 # Order within one instant: a pad's retraction comes before the rows that replace it, a pad after
 # the rows it replaces.

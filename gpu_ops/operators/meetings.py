@@ -10,6 +10,7 @@ from gpu_ops.changelog import INSERT
 from gpu_ops.intervals import NEVER, clipped, shifted
 from gpu_ops.joins import Join
 from gpu_ops.kernels import Array, Frame, Kernels
+from gpu_ops.operators.core.match import Columns, fulfilling, match
 from gpu_ops.operators.emission import Rows
 from gpu_ops.operators.timers import first_equal
 from gpu_ops.state.columns import LIVE
@@ -96,37 +97,20 @@ class Meetings:
         if not self._keyed:
             earliest = xp.maximum(earliest, clipped(over + 1))
         needle, slots = other.index.probe(hashes, earliest, latest, committed=among[0], staged=among[1])
-        if rows is not None:
-            needle = rows[needle]
-        alive = xp.flatnonzero(other.status.values[slots] == LIVE)
-        if alive.size < slots.size:
-            needle, slots = needle[alive], slots[alive]
-        if table.keys:
-            equal = kernels.equal_rows(
-                kernels.take(own.keys, needle, table.keys, present=True),
-                table.keys,
-                other.take_keys(slots),
-                other.keys,
-                table.key_types,
-            )
-            if not bool(equal.all()):
-                kept = xp.flatnonzero(equal)
-                needle, slots = needle[kept], slots[kept]
-        fits = self._fits(side, own.slots[needle], slots)
-        return (needle, slots) if fits is None else (needle[fits], slots[fits])
+        return match(
+            kernels,
+            (needle if rows is None else rows[needle], slots),
+            table.key_types,
+            (Columns.of_frame(kernels, own.keys, table.keys), Columns.of_store(other.store, other.keys)),
+            alive=lambda _, slots: other.status.values[slots] == LIVE,
+            residual=lambda needle, slots: self._fits(side, own.slots[needle], slots),
+        )
 
     def _fits(self, side: int, own: Array, others: Array) -> Array | None:
-        """Mask of pairs that meet the residual condition, None for all."""
-        condition = self._condition
-        if condition is None or not own.size:
-            return None
+        """Positions of pairs that meet the residual condition, None for all."""
         slots = (own, others) if side == 0 else (others, own)
-        frames = {
-            source.name: table.store.take(at, condition.columns[source.name], present=True)
-            for source, table, at in zip(self._inputs, self._tables, slots, strict=True)
-            if condition.columns.get(source.name)
-        }
-        return self._kernels.evaluate(condition, frames, int(own.size))
+        rows = zip(self._inputs, self._tables, slots, strict=True)
+        return fulfilling(self._kernels, self._condition, {s.name: (t.store, at) for s, t, at in rows}, int(own.size))
 
     def clean_up(self, side: int, own: New, looking: Array) -> tuple[Rows, Rows]:
         """The other side's stale rows, which the first new row of their key that looks takes away.

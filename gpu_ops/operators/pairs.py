@@ -16,6 +16,7 @@ import numpy as np
 
 from gpu_ops.conditions import Condition
 from gpu_ops.kernels import Array
+from gpu_ops.operators.core.match import Columns, fulfilling, match
 from gpu_ops.operators.lifetimes import ALWAYS, NEVER, Lifetimes
 from gpu_ops.state.columns import DEAD, LIVE
 from gpu_ops.state.table import StateTable
@@ -110,35 +111,23 @@ def _probe(
     """
     own, other = tables[side], tables[1 - side]
     kernels, xp = own.kernels, own.kernels.xp
-    nothing = xp.empty(0, np.int64)
     touched = own.touched()
     if touched.size == 0 or len(other) == 0:
-        return nothing, nothing
+        return xp.empty(0, np.int64), xp.empty(0, np.int64)
     everything = side == 0
-    # The other side's rows are read in the order in which they lie, the touched ones are few and near.
-    found, slots = other.key_index.meet(touched, staged=everything, by_candidate=True)
-    if other.live < sides[1 - side].first_new or sides[1 - side].killed.size:
+
+    def alive(found: Array, slots: Array) -> Array | None:
+        del found
+        if other.live == sides[1 - side].first_new and not sides[1 - side].killed.size:
+            return None
         status = other.status.values[slots]
-        alive = xp.flatnonzero(status != DEAD if everything else status == LIVE)
-        if alive.size < slots.size:
-            found, slots = found[alive], slots[alive]
-    if own.keys:
-        equal = kernels.equal_rows(
-            own.store.take(found, own.keys, present=True),
-            own.keys,
-            other.store.take(slots, other.keys, present=True),
-            other.keys,
-            own.key_types,
-        )
-        kept = xp.flatnonzero(equal)
-        if kept.size < slots.size:
-            found, slots = found[kept], slots[kept]
-    if condition is not None and slots.size:
-        frames = {
-            names[s]: tables[s].store.take(found if s == side else slots, condition.columns[names[s]], present=True)
-            for s in (0, 1)
-            if condition.columns.get(names[s])
-        }
-        kept = xp.flatnonzero(kernels.evaluate(condition, frames, int(slots.size)))
-        found, slots = found[kept], slots[kept]
-    return found, slots
+        return status != DEAD if everything else status == LIVE
+
+    def residual(found: Array, slots: Array) -> Array | None:
+        rows = {names[side]: (own.store, found), names[1 - side]: (other.store, slots)}
+        return fulfilling(kernels, condition, rows, int(slots.size))
+
+    # The other side's rows are read in the order in which they lie, the touched ones are few and near.
+    candidates = other.key_index.meet(touched, staged=everything, by_candidate=True)
+    columns = Columns.of_store(own.store, own.keys), Columns.of_store(other.store, other.keys)
+    return match(kernels, candidates, own.key_types, columns, alive=alive, residual=residual)

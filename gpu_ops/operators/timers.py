@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from gpu_ops.kernels import Array, Frame, Kernels
-from gpu_ops.operators.groups import Groups, value_changes
+from gpu_ops.operators.core.groups import Groups, value_changes
+from gpu_ops.operators.core.match import Columns, equal
 from gpu_ops.state.columns import DEAD
 from gpu_ops.state.interval_table import IntervalTable
 
@@ -59,16 +60,11 @@ def first_equal(
     at = xp.searchsorted(sorted_, wanted[1], side="left")
     end = xp.searchsorted(sorted_, wanted[1], side="right")
     found = xp.full(wanted[1].size, -1, np.int64)
+    first, second = (Columns.of_frame(kernels, frame, names) for frame, _, names in (wanted, others))
     open_ = xp.flatnonzero(at < end)
     while open_.size:
         candidate = order[at[open_]]
-        same = kernels.equal_rows(
-            kernels.take(wanted[0], open_, wanted[2], present=True),
-            wanted[2],
-            kernels.take(others[0], candidate, others[2], present=True),
-            others[2],
-            types,
-        )
+        same = equal(kernels, types, (first, open_), (second, candidate))
         found[open_[same]] = candidate[same]
         # another key of the same hash: the next one may be it
         open_ = open_[~same]
@@ -130,13 +126,8 @@ def _lower(table: IntervalTable, keys: Frame, timer: Array, found: tuple[Array, 
     kernels, xp = table.kernels, table.kernels.xp
     needle, slots = found
     assert table.sweep is not None
-    same = kernels.equal_rows(
-        kernels.take(keys, needle, table.keys, present=True),
-        table.keys,
-        table.take_keys(slots),
-        table.keys,
-        table.key_types,
-    )
+    own, stored = Columns.of_frame(kernels, keys, table.keys), Columns.of_store(table.store, table.keys)
+    same = equal(kernels, table.key_types, (own, needle), (stored, slots))
     right = same & (table.status.values[slots] != DEAD)
     place, swept = needle[right], table.sweep.values[slots[right]]
     if not once:

@@ -14,6 +14,7 @@ import numpy as np
 
 from gpu_ops.kernels import Array, Frame, Kernels
 from gpu_ops.multi import MultiJoin
+from gpu_ops.operators.core.match import Columns, fulfilling, match
 from gpu_ops.operators.lifetimes import NEVER, Lifetimes
 from gpu_ops.operators.multi_plan import Lookup
 from gpu_ops.state.columns import DEAD, DYING, LIVE
@@ -101,35 +102,24 @@ class Finder:
         valid = kernels.valid(sources, names)
         rows = None if valid is None else xp.flatnonzero(valid)
         found, slot = table.index(lookup.key_set).probe(hashes if rows is None else hashes[rows], staged=not committed)
-        if rows is not None:
-            found = rows[found]
         self.candidates += int(slot.size)
-        if slot.size:
-            kept = self._alive(table, side, slot, None if instants is None else instants[found], committed=committed)
-            if kept is not None:
-                found, slot = found[kept], slot[kept]
-        if slot.size:
-            columns = [column for column, _ in lookup.pairs]
-            equal = kernels.equal_rows(
-                kernels.take(sources, found, names, present=True),
-                names,
-                table.store.take(slot, columns, present=True),
-                columns,
-                types,
-            )
-            if not bool(equal.all()):
-                kept = xp.flatnonzero(equal)
-                found, slot = found[kept], slot[kept]
-        return found, slot
+        return match(
+            kernels,
+            (found if rows is None else rows[found], slot),
+            types,
+            (Columns.of_frame(kernels, sources, names), Columns.of_store(table.store, [c for c, _ in lookup.pairs])),
+            alive=lambda found, slots: self._alive(
+                table, side, slots, None if instants is None else instants[found], committed=committed
+            ),
+        )
 
     def _alive(
         self, table: MultiTable, side: Lifetimes, slots: Array, instants: Array | None, *, committed: bool
     ) -> Array | None:
-        """Positions of rows that are there; None for all."""
+        """Mask of rows that are there; None for all."""
         xp = self.kernels.xp
         if committed:
-            gone = table.status.values[slots] != LIVE
-            return None if not bool(gone.any()) else xp.flatnonzero(~gone)
+            return table.status.values[slots] == LIVE
         if table.live == side.first_new and not side.any_death and len(table) == side.first_new:
             return None
         status = table.status.values[slots]
@@ -144,20 +134,19 @@ class Finder:
             if side.killed.size:
                 dying = xp.flatnonzero(status == DYING)
                 gone[dying] = side.killed_at[xp.searchsorted(side.killed, slots[dying])] <= instants[dying]
-        return None if not bool(gone.any()) else xp.flatnonzero(~gone)
+        return ~gone
 
     def fulfils(self, place: int, slots: Mapping[int, Array], length: int) -> Array | None:
         """Positions of tuples for which a step's residual condition is true; None for all."""
         condition = self.join.conditions[place - 1]
-        if condition is None or not length:
+        if condition is None:
             return None
-        frames = {}
-        for number, source in enumerate(self.join.inputs[: place + 1]):
-            columns = condition.columns.get(source.name)
-            if columns:
-                frames[source.name] = self.tables[number].store.take(slots[number], list(columns))
-        true = self.kernels.evaluate(condition, frames, length)
-        return None if bool(true.all()) else self.kernels.xp.flatnonzero(true)
+        rows = {
+            source.name: (self.tables[number].store, slots[number])
+            for number, source in enumerate(self.join.inputs[: place + 1])
+            if condition.columns.get(source.name)
+        }
+        return fulfilling(self.kernels, condition, rows, length, present=False)
 
     def bind(self, tuples: Tuples, lookup: Lookup) -> Tuples:
         """The tuples with the rows of one more input; without any, a tuple is dropped."""

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from gpu_ops.kernels import Array, Frame, Kernels
+from gpu_ops.operators.core.match import Columns, equal
 
 
 class Groups:
@@ -32,7 +33,7 @@ class Groups:
         packed.sort()
         order = (packed & lower).view(np.int64)
         packed >>= bits
-        first = value_changes(xp, packed)
+        first, own = value_changes(xp, packed), Columns.of_frame(kernels, frame, columns)
         while True:
             group = xp.cumsum(first) - 1
             starts = xp.flatnonzero(first)
@@ -40,9 +41,7 @@ class Groups:
             if starts.size == order.size:
                 break
             rest = xp.flatnonzero(~first)
-            kept = kernels.take(frame, order[rest], columns, present=True)
-            lead = kernels.take(frame, leader[group[rest]], columns, present=True)
-            same = kernels.equal_rows(kept, columns, lead, columns, types)
+            same = equal(kernels, types, (own, order[rest]), (own, leader[group[rest]]))
             if bool(same.all()):
                 break
             # Hashes that look equal, unequal rows: within such a group, put those unlike its leader last.

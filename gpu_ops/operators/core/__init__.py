@@ -1,0 +1,1 @@
+"""What every operator shares: the delta law, once."""
