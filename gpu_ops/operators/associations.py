@@ -16,7 +16,7 @@ import dataclasses
 import numpy as np
 
 from gpu_ops.kernels import Array, Kernels
-from gpu_ops.operators.core.groups import value_changes
+from gpu_ops.operators.core.counts import flickers, moments
 from gpu_ops.operators.lifetimes import ALWAYS, NEVER
 from gpu_ops.operators.multi_plan import Lookup
 from gpu_ops.operators.tuples import Finder, Tuples, fresh
@@ -51,40 +51,18 @@ def crossings(
     xp = kernels.xp
     owner, instants, deltas = events
     order = kernels.argsort((owner << _INSTANT_BITS) | instants)
-    whose, when = owner[order], instants[order]
-    moved = xp.cumsum(deltas[order])
-    new_owner = value_changes(xp, whose)
-    new_moment = new_owner | value_changes(xp, when)
-    starts = xp.flatnonzero(new_moment)
-    if not starts.size:
-        nothing = xp.empty(0, np.int64)
-        return Crossings(nothing, nothing, nothing)
-    last = xp.concatenate([starts[1:], xp.full(1, whose.size, np.int64)]) - 1
-    owner_starts = xp.flatnonzero(new_owner)
-    group = xp.cumsum(new_owner)[starts] - 1
-    offset = xp.where(owner_starts > 0, moved[owner_starts - 1], 0)
-    base = before[order[owner_starts]]
-    zero = (moved[last] - offset[group] + base[group]) == 0
-    was_zero = xp.empty(zero.size, bool)
-    was_zero[1:] = zero[:-1]
-    first = new_owner[starts]
-    was_zero[first] = (base == 0)[group[first]]
-    crosses = zero != was_zero
+    found = moments(xp, owner[order], instants[order], deltas[order], lambda at: before[order[at]])
+    first = order[found.start]
+    at = found.switches(xp, found.after == 0, found.base == 0)
     if own is not None:
-        crosses &= ~own[order[starts]]
-    at = xp.flatnonzero(crosses)
-    moments, owners = when[starts[at]], whose[starts[at]]
-    twin = owners[1:] == owners[:-1]
-    if not net:
-        twin &= (moments[1:] >> 1) == (moments[:-1] >> 1)
+        at = at[xp.flatnonzero(~own[first[at]])]
+    owners = owner[first[at]]
+    twin = flickers(xp, owners, xp.zeros(at.size, np.int64) if net else instants[first[at]] >> 1)
     hidden = xp.empty(0, np.int64)
     if bool(twin.any()):
-        hidden = owners[1:][twin] if net else hidden
-        single = xp.ones(at.size, bool)
-        single[1:] &= ~twin
-        single[:-1] &= ~twin
-        at = at[single]
-    return Crossings(order[starts[at]], xp.where(zero[at], 1, -1).astype(np.int8), hidden)
+        hidden = owners[twin] if net else hidden
+        at = at[xp.flatnonzero(~twin)]
+    return Crossings(first[at], xp.where(found.after[at] == 0, 1, -1).astype(np.int8), hidden)
 
 
 def counted_changes(

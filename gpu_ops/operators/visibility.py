@@ -20,14 +20,15 @@ import dataclasses
 import numpy as np
 
 from gpu_ops.kernels import Array, as_slots, distinct
+from gpu_ops.operators.core.counts import flickers, moments
 from gpu_ops.operators.lifetimes import NEVER, Lifetimes
 from gpu_ops.operators.pairs import NetPairs, TimedPairs
 from gpu_ops.state.columns import LIVE
 from gpu_ops.state.table import StateTable
 
-# What happens to a row's count, in the order in which it happens within one instant.
-_OWN_BEGIN, _BORN, _BEGIN, _END, _BARRIER, _DIES, _OWN_END = range(7)
-_DELTA = np.array([1, 0, 1, -1, 0, 0, -1], np.int64)
+# What happens to a row at an instant; its own birth sorts first, its death last.
+_BORN, _BEGIN, _END, _BARRIER, _DIES = range(5)
+_DELTA = np.array([0, 1, -1, 0, 0], np.int64)
 _INSTANT_BITS, _CODE_BITS = 28, 3
 
 
@@ -92,13 +93,12 @@ def visible_per_event(
     """
     kernels, xp = table.kernels, table.kernels.xp
     assert table.count is not None
-    slots, births, deaths = pairs.slots[side], pairs.births[side], pairs.deaths[side]
+    slots, counts = pairs.slots[side], table.count.values
     begins, ends = pairs.comes, pairs.goes
-    come_at, go_at = pairs.begin[begins], pairs.end[ends]
     new = as_slots(kernels, change.first_new, len(table) - change.first_new)
     events = [
-        _pack(slots[begins], come_at, xp.where(births[begins] == come_at, _OWN_BEGIN, _BEGIN)),
-        _pack(slots[ends], go_at, xp.where(deaths[ends] == go_at, _OWN_END, _END)),
+        _pack(slots[begins], pairs.begin[begins], _BEGIN),
+        _pack(slots[ends], pairs.end[ends], _END),
         _pack(new, change.births, _BORN),
         _pack(change.killed, change.killed_at, _DIES),
     ]
@@ -112,32 +112,26 @@ def visible_per_event(
     code = packed & ((1 << _CODE_BITS) - 1)
     instant = (packed >> _CODE_BITS) & ((1 << _INSTANT_BITS) - 1)
     slot = packed >> (_CODE_BITS + _INSTANT_BITS)
-    first = xp.ones(slot.size, bool)
-    first[1:] = slot[1:] != slot[:-1]
-    group = xp.cumsum(first) - 1
-    starts = xp.flatnonzero(first)
-    moved = xp.cumsum(xp.asarray(_DELTA)[code])
-    base = table.count.values[slot[starts]].astype(np.int64)
-    offset = base - xp.where(starts > 0, moved[starts - 1], 0)
-    count = moved + offset[group]
-    visible = (count == 0) == when_alone
-    was_visible = (base == 0) == when_alone
+    found = moments(xp, slot, instant, xp.asarray(_DELTA)[code], lambda at: counts[slot[at]])
+    rows, when = slot[found.start], instant[found.start]
+    dies = code[found.last] == _DIES
+    visible = ((found.after == 0) == when_alone) & ~dies
+    was_visible = (found.base == 0) == when_alone
+    opening = rows[xp.flatnonzero(found.opens)]
     if barriers is not None:
-        keyless = _keyless(table, slot[starts])
-        here = xp.where(keyless[group], barriers[1].at(table, instant), barriers[0].at(table, instant))
+        keyless = _keyless(table, opening)
+        here = xp.where(keyless[found.row], barriers[1].at(table, when), barriers[0].at(table, when))
         visible &= here == 0
         was_visible &= xp.where(keyless, barriers[1].before, barriers[0].before) == 0
-    visible &= (code != _OWN_BEGIN) & (code != _DIES) & (code != _OWN_END)
-    was_visible &= slot[starts] < change.first_new
-    previous = xp.empty(slot.size, bool)
-    previous[1:] = visible[:-1]
-    previous[starts] = was_visible
-    changed = xp.flatnonzero(visible != previous)
-    found = Changes(
-        slot[changed], instant[changed], visible[changed], (code[changed] == _BORN) | (code[changed] == _DIES)
-    )
+    was_visible &= opening < change.first_new
+    at = found.switches(xp, visible, was_visible)
+    own = (code[found.start] == _BORN) | dies
+    by_others = xp.where(own[at], -1, when[at] >> 1)
+    flicker = flickers(xp, rows[at], by_others)
+    if bool(flicker.any()):
+        at = at[xp.flatnonzero(~flicker)]
     table.add_counts(slots, pairs.deltas)
-    return _without_flicker(table, found)
+    return Changes(rows[at], when[at], visible[at], own[at])
 
 
 def visible_per_batch(
@@ -224,25 +218,9 @@ def _barrier_events(table: StateTable, change: Lifetimes, barriers: tuple[Barrie
     rows = xp.flatnonzero(table.status.values)
     keyless = _keyless(table, rows)
     events = []
-    for moments, which in zip(crossings, (rows[~keyless], rows[keyless]), strict=True):
-        slots, instants = xp.repeat(which, moments.size), xp.tile(moments, which.size)
+    for instants_at, which in zip(crossings, (rows[~keyless], rows[keyless]), strict=True):
+        slots, instants = xp.repeat(which, instants_at.size), xp.tile(instants_at, which.size)
         born, died = change.born(xp, slots), change.died(xp, slots)
         live = xp.flatnonzero((born < instants) & (instants < died))
         events.append(_pack(slots[live], instants[live], _BARRIER))
     return events
-
-
-def _without_flicker(table: StateTable, found: Changes) -> Changes:
-    """Without rows that one change of the other side takes and gives back (an upsert does both)."""
-    xp = table.kernels.xp
-    if found.slots.size < 2:
-        return found
-    change = found.instants >> 1
-    twin = (found.slots[1:] == found.slots[:-1]) & (change[1:] == change[:-1]) & ~found.own[1:] & ~found.own[:-1]
-    if not bool(twin.any()):
-        return found
-    keep = xp.ones(found.slots.size, bool)
-    keep[1:] &= ~twin
-    keep[:-1] &= ~twin
-    kept = xp.flatnonzero(keep)
-    return Changes(found.slots[kept], found.instants[kept], found.appears[kept], found.own[kept])

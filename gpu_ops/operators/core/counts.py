@@ -1,0 +1,92 @@
+"""Association counts over a micro-batch, and where they cross zero.
+
+A row's count over the micro-batch is its count before it plus the running sum of the pairs that come and go, sorted by
+row and instant: a segmented cumulative sum. What happens at one instant is one *moment*: for a row with count 1 whose
+only match goes at instant 4 and whose next one comes at instant 7,
+
+    moments   (row, 4)  (row, 7)
+    before       1         0
+    after        0         1
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gpu_ops.kernels import Array
+from gpu_ops.operators.core.groups import value_changes
+
+
+@dataclasses.dataclass(frozen=True)
+class Moments:
+    """n instants at which something happens to a row, by row and instant: parallel arrays but for the last two."""
+
+    start: Array
+    """Position of the moment's first event."""
+    last: Array
+    """Position of its last event."""
+    opens: Array
+    """Whether it is its row's first moment."""
+    after: Array
+    """The row's count after it."""
+    row: Array
+    """Number of its row among those that anything happens to."""
+    base: Array
+    """The count before the micro-batch, of each of these rows."""
+
+    def switches(self, xp: Any, state: Array, initial: Array) -> Array:
+        """Moments at which something about the row switches.
+
+        Args:
+            xp: numpy or cupy.
+            state: n flags, how it is after each moment.
+            initial: how it was before, of each row.
+        """
+        before = xp.empty(state.size, bool)
+        before[1:] = state[:-1]
+        opening = xp.flatnonzero(self.opens)
+        before[opening] = initial
+        return xp.flatnonzero(state != before)
+
+
+def moments(xp: Any, rows: Array, instants: Array, deltas: Array, base: Callable[[Array], Array]) -> Moments:
+    """Counts after each moment.
+
+    Args:
+        xp: numpy or cupy.
+        rows: n events, whose counts each moves, ascending.
+        instants: n, ascending within a row.
+        deltas: n numbers by which.
+        base: gives the counts before the micro-batch, of the rows of some events.
+    """
+    new_row = value_changes(xp, rows)
+    start = xp.flatnonzero(new_row | value_changes(xp, instants))
+    last = xp.empty(start.size, np.int64)
+    last[:-1] = start[1:] - 1
+    last[-1:] = rows.size - 1
+    moved = xp.cumsum(deltas)
+    row_starts = xp.flatnonzero(new_row)
+    before = base(row_starts).astype(np.int64)
+    offset = before - xp.where(row_starts > 0, moved[row_starts - 1], 0)
+    opens = new_row[start]
+    row = xp.cumsum(opens) - 1
+    return Moments(start, last, opens, moved[last] + offset[row], row, before)
+
+
+def flickers(xp: Any, rows: Array, changes: Array) -> Array:
+    """Mask of switches, by row and time, that undo each other within one change (an upsert takes and gives back).
+
+    Args:
+        xp: numpy or cupy.
+        rows: n, whose switch it is.
+        changes: n, the change that did it; negative where it does not count, whatever the other one is.
+    """
+    twin = (rows[1:] == rows[:-1]) & (changes[1:] == changes[:-1]) & (changes[1:] >= 0)
+    mask = xp.zeros(rows.size, bool)
+    mask[1:] |= twin
+    mask[:-1] |= twin
+    return mask
