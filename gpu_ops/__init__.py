@@ -8,7 +8,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Final
 
+__version__ = "0.1.0"
+
 if TYPE_CHECKING:
+    from gpu_ops.bounded import Aggregate, CoGroup
     from gpu_ops.engine import JoinEngine, MicroBatch
     from gpu_ops.errors import (
         BackendError,
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from gpu_ops.intervals import Interval
     from gpu_ops.joins import Join
     from gpu_ops.keys import Key
+    from gpu_ops.multi import MultiJoin
     from gpu_ops.query.errors import SqlError
     from gpu_ops.query.spark import sql
     from gpu_ops.spark.api import MemoryOnlyStateWarning, Stream, anti_join, join, semi_join, stream
@@ -38,9 +42,11 @@ if TYPE_CHECKING:
     from gpu_ops.spark.progress import ProgressListener
 
 _WHERE: Final = {
+    "Aggregate": "bounded",
     "BackendError": "errors",
     "BacklogProgress": "spark.backlog_progress",
     "BadInputError": "errors",
+    "CoGroup": "bounded",
     "ConditionError": "errors",
     "DescriptionError": "errors",
     "EvaluationError": "errors",
@@ -52,6 +58,7 @@ _WHERE: Final = {
     "Key": "keys",
     "MemoryOnlyStateWarning": "spark.api",
     "MicroBatch": "engine",
+    "MultiJoin": "multi",
     "NoWatermarkWarning": "spark.interval_api",
     "NotBuiltError": "errors",
     "ProgressListener": "spark.progress",
@@ -75,9 +82,11 @@ _WHERE: Final = {
 }
 
 __all__ = [
+    "Aggregate",
     "BackendError",
     "BacklogProgress",
     "BadInputError",
+    "CoGroup",
     "ConditionError",
     "DescriptionError",
     "EvaluationError",
@@ -89,6 +98,7 @@ __all__ = [
     "Key",
     "MemoryOnlyStateWarning",
     "MicroBatch",
+    "MultiJoin",
     "NoWatermarkWarning",
     "NotBuiltError",
     "ProgressListener",

@@ -17,7 +17,7 @@ from gpu_ops.errors import BadInputError
 from gpu_ops.inputs import Input, check_sequence
 from gpu_ops.intervals import as_integers, too_far
 from gpu_ops.joins import Join
-from gpu_ops.operators.lifetimes import NEVER
+from gpu_ops.operators.core.lifetimes import NEVER
 from gpu_ops.values import Mask, readable, sample, wrong_text
 
 

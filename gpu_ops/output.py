@@ -15,7 +15,7 @@ from gpu_ops.intervals import as_integers, from_integers, too_far
 from gpu_ops.joins import Join, OutputColumn
 from gpu_ops.kernels import Array, Frame, Kernels, Store
 from gpu_ops.multi import MultiJoin
-from gpu_ops.operators.emission import Rows
+from gpu_ops.operators.core.emission import Rows
 
 
 class HasStore(Protocol):

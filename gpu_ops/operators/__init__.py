@@ -1,1 +1,1 @@
-"""The operators, one file each; what they share stands in `changes`, `pairs` and `visibility`."""
+"""The operators; what they share stands in `core`."""

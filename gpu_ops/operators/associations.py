@@ -17,7 +17,7 @@ import numpy as np
 
 from gpu_ops.kernels import Array, Kernels
 from gpu_ops.operators.core.counts import flickers, moments
-from gpu_ops.operators.lifetimes import ALWAYS, NEVER
+from gpu_ops.operators.core.lifetimes import ALWAYS, NEVER
 from gpu_ops.operators.multi_plan import Lookup
 from gpu_ops.operators.tuples import Finder, Tuples, fresh
 

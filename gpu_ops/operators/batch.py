@@ -17,9 +17,9 @@ from gpu_ops.ingest import Ingested
 from gpu_ops.inputs import Input
 from gpu_ops.joins import Join
 from gpu_ops.kernels import Array, Frame, Kernels, Store
-from gpu_ops.operators.changes import apply_changes
+from gpu_ops.operators.core.changes import apply_changes
+from gpu_ops.operators.core.emission import Rows
 from gpu_ops.operators.core.match import Columns, fulfilling, match
-from gpu_ops.operators.emission import Rows
 from gpu_ops.output import changelog_table
 from gpu_ops.state.table import StateTable
 

@@ -42,7 +42,7 @@ from gpu_ops.ingest import Ingested
 from gpu_ops.intervals import END, NEVER, clipped, shifted, units_per_ms
 from gpu_ops.joins import Join
 from gpu_ops.kernels import Array, Frame, Kernels
-from gpu_ops.operators.emission import JOINED, PAD_COMES, Rows, in_order, join_rows
+from gpu_ops.operators.core.emission import JOINED, PAD_COMES, Rows, in_order, join_rows
 from gpu_ops.operators.meetings import Meetings, New
 from gpu_ops.operators.said import SIDES, Said
 from gpu_ops.operators.timers import first_equal, looks, sweep_times

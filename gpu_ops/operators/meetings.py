@@ -10,8 +10,8 @@ from gpu_ops.changelog import INSERT
 from gpu_ops.intervals import NEVER, clipped, shifted
 from gpu_ops.joins import Join
 from gpu_ops.kernels import Array, Frame, Kernels
+from gpu_ops.operators.core.emission import Rows
 from gpu_ops.operators.core.match import Columns, fulfilling, match
-from gpu_ops.operators.emission import Rows
 from gpu_ops.operators.timers import first_equal
 from gpu_ops.state.columns import LIVE
 from gpu_ops.state.interval_table import GHOST, IntervalTable

@@ -24,9 +24,9 @@ from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Array, Frame, Kernels
 from gpu_ops.multi import MultiJoin
 from gpu_ops.operators.associations import counted_changes, mark_afresh
-from gpu_ops.operators.changes import apply_changes
-from gpu_ops.operators.emission import JOINED, PAD_COMES, PAD_GOES, fold
-from gpu_ops.operators.lifetimes import Lifetimes
+from gpu_ops.operators.core.changes import apply_changes
+from gpu_ops.operators.core.emission import JOINED, PAD_COMES, PAD_GOES, fold
+from gpu_ops.operators.core.lifetimes import Lifetimes
 from gpu_ops.operators.multi_plan import Bind, Extend, Lookup, Operation, make_plan
 from gpu_ops.operators.said import Said
 from gpu_ops.operators.tuples import NOBODY, Finder, Tuples, join_tuples

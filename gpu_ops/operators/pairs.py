@@ -1,8 +1,8 @@
 """The delta law of a join: which pairs a micro-batch makes and unmakes.
 
 With ΔL, ΔR the micro-batch's changes, ``Δ(L ⋈ R) = ΔL ⋈ R + L ⋈ ΔR + ΔL ⋈ ΔR``. Rows have
-lifetimes (`changes`), so the law becomes: every pair of matching rows, one of which the micro-batch
-touches, lives while both rows live: from the later birth to the earlier death. Two probes find them:
+lifetimes (`gpu_ops.operators.core.changes`), so the law becomes: every pair of matching rows, one of which the
+micro-batch touches, lives while both rows live: from the later birth to the earlier death. Two probes find them:
 touched left rows against all right rows (``ΔL ⋈ R`` and ``ΔL ⋈ ΔR``), touched right rows against
 untouched left rows (``L ⋈ ΔR``).
 """
@@ -16,8 +16,8 @@ import numpy as np
 
 from gpu_ops.conditions import Condition
 from gpu_ops.kernels import Array
+from gpu_ops.operators.core.lifetimes import ALWAYS, NEVER, Lifetimes
 from gpu_ops.operators.core.match import Columns, fulfilling, match
-from gpu_ops.operators.lifetimes import ALWAYS, NEVER, Lifetimes
 from gpu_ops.state.columns import DEAD, LIVE
 from gpu_ops.state.table import StateTable
 

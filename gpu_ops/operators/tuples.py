@@ -14,8 +14,8 @@ import numpy as np
 
 from gpu_ops.kernels import Array, Frame, Kernels
 from gpu_ops.multi import MultiJoin
+from gpu_ops.operators.core.lifetimes import NEVER, Lifetimes
 from gpu_ops.operators.core.match import Columns, fulfilling, match
-from gpu_ops.operators.lifetimes import NEVER, Lifetimes
 from gpu_ops.operators.multi_plan import Lookup
 from gpu_ops.state.columns import DEAD, DYING, LIVE
 from gpu_ops.state.multi_table import MultiTable
@@ -31,7 +31,7 @@ class Tuples:
         slots: per input found so far n slots, -1 where a left step found none.
         instants: when the change happens.
         signs: 1 for what comes, -1 for what goes.
-        ranks: order within an instant, see `gpu_ops.operators.emission`.
+        ranks: order within an instant, see `gpu_ops.operators.core.emission`.
         pads: what the change does to the pad beside it: 1 it comes, -1 it goes, 0 neither.
     """
 

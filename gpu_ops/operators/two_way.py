@@ -15,9 +15,9 @@ from gpu_ops.joins import Join
 from gpu_ops.kernels import Kernels
 from gpu_ops.keys import Key
 from gpu_ops.operators import regular, semi_anti
-from gpu_ops.operators.changes import apply_changes
-from gpu_ops.operators.emission import fold
-from gpu_ops.operators.lifetimes import Lifetimes
+from gpu_ops.operators.core.changes import apply_changes
+from gpu_ops.operators.core.emission import fold
+from gpu_ops.operators.core.lifetimes import Lifetimes
 from gpu_ops.operators.pairs import net_pairs, timed_pairs
 from gpu_ops.operators.said import SIDES, Said
 from gpu_ops.output import changelog_table

@@ -20,8 +20,8 @@ from gpu_ops.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Array, Frame
 from gpu_ops.operators.core.groups import Groups, within
+from gpu_ops.operators.core.lifetimes import NEVER, Lifetimes, NetChange
 from gpu_ops.operators.core.match import Columns, equal, match
-from gpu_ops.operators.lifetimes import NEVER, Lifetimes, NetChange
 from gpu_ops.state.columns import LIVE
 from gpu_ops.state.table import StateTable
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from gpu_ops.kernels import Array, as_slots, distinct
 from gpu_ops.operators.core.counts import flickers, moments
-from gpu_ops.operators.lifetimes import NEVER, Lifetimes
+from gpu_ops.operators.core.lifetimes import NEVER, Lifetimes
 from gpu_ops.operators.pairs import NetPairs, TimedPairs
 from gpu_ops.state.columns import LIVE
 from gpu_ops.state.table import StateTable
