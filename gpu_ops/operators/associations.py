@@ -20,8 +20,14 @@ from gpu_ops.operators.core.counts import flickers, moments
 from gpu_ops.operators.core.lifetimes import ALWAYS, NEVER
 from gpu_ops.operators.multi_plan import Lookup
 from gpu_ops.operators.tuples import Finder, Tuples, fresh
+from gpu_ops.state.keyed_table import COUNT_COLUMN
 
 _INSTANT_BITS = 29
+
+
+def step_count(step: int) -> str:
+    """The column beside rows that counts their matches in one step."""
+    return f"{COUNT_COLUMN}_{step}"
 
 
 @dataclasses.dataclass
@@ -91,7 +97,7 @@ def counted_changes(
         rows, slots = finder.matches({owner: new}, own_lookup, committed=True)
         kept = finder.fulfils(place, {owner: new[rows], place: slots}, int(slots.size))
         rows = rows if kept is None else rows[kept]
-        table.move_counts(place, new[rows], xp.ones(rows.size, np.int32))
+        table.add(step_count(place), new[rows], xp.ones(rows.size, np.int32))
     touched = xp.concatenate([side.killed, xp.arange(side.first_new, len(finder.tables[place]), dtype=np.int64)])
     rows, slots = finder.matches({place: touched}, back)
     pairs = {place: touched[rows], owner: slots}
@@ -109,8 +115,8 @@ def counted_changes(
     signs[comes.size :] = -1
     own = xp.concatenate([births[1][comes] == begin[comes], deaths[1][goes] == end[goes]])
     owners = pairs[owner][both]
-    found = crossings(kernels, (owners, instants, signs), table.step_counts[place].values[owners], own, net=net)
-    table.move_counts(place, owners, signs)
+    found = crossings(kernels, (owners, instants, signs), table.beside[step_count(place)].values[owners], own, net=net)
+    table.add(step_count(place), owners, signs)
     changes = fresh(kernels, {p: s[both] for p, s in pairs.items()}, instants, signs)
     changes.pads[found.first] = found.appears
     return changes.pick(xp.flatnonzero(~own)), found.hidden

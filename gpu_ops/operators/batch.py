@@ -21,7 +21,7 @@ from gpu_ops.operators.core.changes import apply_changes
 from gpu_ops.operators.core.emission import Rows
 from gpu_ops.operators.core.match import Columns, fulfilling, match
 from gpu_ops.output import changelog_table
-from gpu_ops.state.table import StateTable
+from gpu_ops.state.keyed_table import KeyedTable, KeySet
 
 _ROW_BITS = 32
 
@@ -63,7 +63,7 @@ def present_rows(kernels: Kernels, source: Input, changes: Ingested) -> Present:
     frame = kernels.frame(changes.table)
     if source.insert_only:
         return Present(kernels, source, FrameStore(kernels, frame), changes.kinds.size)
-    table = StateTable(kernels, source, (), (), (), counted=False, findable=True)
+    table = KeyedTable(kernels, source, [KeySet((), (), ())], findable=True)
     apply_changes(table, frame, changes, None, net=True)
     return Present(kernels, source, table.store, len(table))
 

@@ -130,7 +130,7 @@ class IntervalJoin:
         parts = [*((rows, PAD_COMES) for rows in pads), *self.apply((admitted[0], admitted[1]), clock_ms)]
         rows = self._in_order(parts)
         joined = time.perf_counter()
-        times = self.tables[0].time.values, self.tables[1].time.values
+        times = self.tables[0].time, self.tables[1].time
         output, _ = changelog_table(self.join, self.kernels, self.tables, rows, times)
         sequences = [self.kernels.asnumpy(rows.instants) >> 1]
         for side, table, sequence in late:
@@ -266,7 +266,7 @@ class IntervalJoin:
         del clock_ms
         self.clock = self._next
         for table in self.tables:
-            table.commit()
+            table.commit(0)
 
     def discard(self) -> None:
         """Forget the prepared micro-batch."""
@@ -296,7 +296,7 @@ class IntervalJoin:
             kept = times > (clipped(watermark - self.keep[side]) if flink else self._over(side, watermark))
             kept = None if bool(kept.all()) else kept
         sweep = self._sweep(side, frame, hashes, times, kept) if self.lazy else None
-        slots = table.add(frame, hashes, times, kept, sweep)
+        slots = table.stage(frame, hashes, times, kept, sweep)
         if sweep is not None:
             early = shifted(xp, sweep, self.cleanup) > times
             rows = xp.flatnonzero(early if kept is None else early & kept)
@@ -387,4 +387,4 @@ class IntervalJoin:
             over = self._over(side, self.clock.watermark)
             table.restore(state[name], over, self.cleanup, settle)
             if self.lazy:
-                table.stale = self.kernels.xp.flatnonzero(table.time.values <= over)
+                table.stale = self.kernels.xp.flatnonzero(table.time <= over)

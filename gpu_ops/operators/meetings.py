@@ -140,7 +140,7 @@ class Meetings:
             table.key_types,
         )
         stale, by = stale[found >= 0], rows[found[found >= 0]]
-        times = other.time.values[stale]
+        times = other.time[stale]
         meets = (earliest[by] <= times) & (times <= latest[by])
         if own.matchable is not None:
             meets &= own.matchable[by]
@@ -165,7 +165,7 @@ class Meetings:
             slots = slots[:0]
             instants = instants if isinstance(instants, int) else instants[:0]
         else:
-            alone = matched.values[slots] == 0
+            alone = matched[slots] == 0
             slots = slots[alone]
             instants = instants if isinstance(instants, int) else instants[alone]
         when = xp.full(slots.size, instants, np.int64) if isinstance(instants, int) else instants

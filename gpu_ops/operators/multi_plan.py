@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Callable
 
 from gpu_ops.multi import MultiJoin
-from gpu_ops.state.multi_table import KeySet
+from gpu_ops.state.keyed_table import KeySet
 
 Pair = tuple[str, tuple[int, str]]
 """A column of the input that is looked up, and the (input, column) it equals."""
@@ -84,8 +84,8 @@ def make_plan(join: MultiJoin) -> Plan:
 
     def lookup(place: int, pairs: list[Pair]) -> Lookup:
         names = join.inputs[place].schema.names
-        columns = sorted({column for column, _ in pairs}, key=names.index)
-        keys: KeySet = tuple((c, join.key_types[place, c]) for c in columns)
+        columns = tuple(sorted({column for column, _ in pairs}, key=names.index))
+        keys = KeySet(columns, tuple(join.key_types[place, c] for c in columns), columns)
         if keys not in key_sets[place]:
             key_sets[place].append(keys)
         ordered = sorted(pairs, key=lambda p: names.index(p[0]))

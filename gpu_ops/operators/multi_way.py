@@ -23,7 +23,7 @@ from gpu_ops.changelog import DELETE, INSERT
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Array, Frame, Kernels
 from gpu_ops.multi import MultiJoin
-from gpu_ops.operators.associations import counted_changes, mark_afresh
+from gpu_ops.operators.associations import counted_changes, mark_afresh, step_count
 from gpu_ops.operators.core.changes import apply_changes
 from gpu_ops.operators.core.emission import JOINED, PAD_COMES, PAD_GOES, fold
 from gpu_ops.operators.core.lifetimes import Lifetimes
@@ -31,7 +31,7 @@ from gpu_ops.operators.multi_plan import Bind, Extend, Lookup, Operation, make_p
 from gpu_ops.operators.said import Said
 from gpu_ops.operators.tuples import NOBODY, Finder, Tuples, join_tuples
 from gpu_ops.output import multi_changelog_table
-from gpu_ops.state.multi_table import MultiTable
+from gpu_ops.state.keyed_table import KeyedTable
 
 _POSITION_BITS = 32
 
@@ -49,11 +49,12 @@ class MultiWayJoin:
         self._plan = make_plan(join)
         counted = self._plan.counted
         self.tables = tuple(
-            MultiTable(
+            KeyedTable(
                 kernels,
                 source,
                 self._plan.key_sets[place],
-                tuple(step for step, owner in enumerate(counted) if owner == place),
+                counts=[step_count(step) for step, owner in enumerate(counted) if owner == place],
+                findable=not source.insert_only or source.ttl_ms is not None,
             )
             for place, source in enumerate(join.inputs)
         )
@@ -121,15 +122,15 @@ class MultiWayJoin:
     def _uncount_expired(self) -> None:
         """Rows that have expired match nothing any more; nothing is said of it (Flink counts only what is there)."""
         for place, owner in enumerate(self._plan.counted):
-            gone = self.tables[place].expired_slots
-            if owner is None or gone is None or not gone.size:
+            gone = self.tables[place].expired
+            if owner is None or not gone.size:
                 continue
             nothing = [_untouched(self.kernels, t) for t in self.tables]
             finder = Finder(self.join, self.kernels, self.tables, nothing)
             rows, slots = finder.matches({place: gone}, _back(self._plan.paths[place]))
             kept = finder.fulfils(place, {place: gone[rows], owner: slots}, int(slots.size))
             slots = slots if kept is None else slots[kept]
-            self.tables[owner].move_counts(place, slots, self.kernels.xp.full(slots.size, -1, np.int32))
+            self.tables[owner].add(step_count(place), slots, self.kernels.xp.full(slots.size, -1, np.int32))
 
     def _complete(self, finder: Finder, *, net: bool) -> Tuples:
         """All tuples that the micro-batch's changes make or unmake."""
@@ -262,7 +263,7 @@ def _back(path: tuple[Operation, ...]) -> Lookup:
     return first.lookup
 
 
-def _untouched(kernels: Kernels, table: MultiTable) -> Lifetimes:
+def _untouched(kernels: Kernels, table: KeyedTable) -> Lifetimes:
     """No change of any row."""
     nothing = kernels.xp.empty(0, np.int64)
     return Lifetimes(len(table), nothing, None, nothing, nothing, 0)

@@ -19,9 +19,9 @@ from gpu_ops.kernels import Array
 from gpu_ops.operators.core.lifetimes import ALWAYS, NEVER, Lifetimes
 from gpu_ops.operators.core.match import Columns, fulfilling, match
 from gpu_ops.state.columns import DEAD, LIVE
-from gpu_ops.state.table import StateTable
+from gpu_ops.state.keyed_table import KeyedTable
 
-Tables = tuple[StateTable, StateTable]
+Tables = tuple[KeyedTable, KeyedTable]
 Sides = tuple[Lifetimes, Lifetimes]
 
 
@@ -118,7 +118,7 @@ def _probe(
 
     def alive(found: Array, slots: Array) -> Array | None:
         del found
-        if other.live == sides[1 - side].first_new and not sides[1 - side].killed.size:
+        if other.all_alive and not sides[1 - side].killed.size:
             return None
         status = other.status.values[slots]
         return status != DEAD if everything else status == LIVE

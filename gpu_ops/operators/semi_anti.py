@@ -24,7 +24,7 @@ from gpu_ops.operators.core.emission import JOINED, Rows, in_order, net_rows
 from gpu_ops.operators.core.lifetimes import NEVER, Lifetimes
 from gpu_ops.operators.core.visibility import Barrier, Changes, visible_per_batch, visible_per_event
 from gpu_ops.operators.pairs import NetPairs, Pairs, Sides, Tables, TimedPairs
-from gpu_ops.state.table import StateTable
+from gpu_ops.state.keyed_table import KeyedTable
 
 
 def emit(join: Join, tables: Tables, sides: Sides, pairs: Pairs, event_kinds: Array | None) -> Rows:
@@ -49,7 +49,7 @@ def _rows(xp: Any, found: Changes, kinds: Array) -> Rows:
     return Rows(kinds, found.slots, xp.full(found.slots.size, -1, np.int64), found.instants)
 
 
-def _barriers(right: StateTable, change: Lifetimes) -> tuple[Barrier, Barrier]:
+def _barriers(right: KeyedTable, change: Lifetimes) -> tuple[Barrier, Barrier]:
     """How many right rows without a key, and how many at all, there are over the micro-batch."""
     kernels, xp = right.kernels, right.kernels.xp
     new = as_slots(kernels, change.first_new, len(right) - change.first_new)
@@ -68,7 +68,7 @@ def _barriers(right: StateTable, change: Lifetimes) -> tuple[Barrier, Barrier]:
     at = xp.flatnonzero(keyless)
     return (
         _steps(xp, right.null_keys, when[at], step[at]),
-        _steps(xp, right.live, when, step),
+        _steps(xp, right.live_before, when, step),
     )
 
 

@@ -125,11 +125,10 @@ def _lower(table: IntervalTable, keys: Frame, timer: Array, found: tuple[Array, 
     """
     kernels, xp = table.kernels, table.kernels.xp
     needle, slots = found
-    assert table.sweep is not None
     own, stored = Columns.of_frame(kernels, keys, table.keys), Columns.of_store(table.store, table.keys)
     same = equal(kernels, table.key_types, (own, needle), (stored, slots))
     right = same & (table.status.values[slots] != DEAD)
-    place, swept = needle[right], table.sweep.values[slots[right]]
+    place, swept = needle[right], table.sweep[slots[right]]
     if not once:
         by_time = kernels.argsort(swept)
         order = by_time[kernels.argsort(place[by_time])]

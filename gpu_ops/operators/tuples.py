@@ -18,7 +18,7 @@ from gpu_ops.operators.core.lifetimes import NEVER, Lifetimes
 from gpu_ops.operators.core.match import Columns, fulfilling, match
 from gpu_ops.operators.multi_plan import Lookup
 from gpu_ops.state.columns import DEAD, DYING, LIVE
-from gpu_ops.state.multi_table import MultiTable
+from gpu_ops.state.keyed_table import KeyedTable
 
 NOBODY = -1
 
@@ -71,7 +71,7 @@ class Finder:
     """
 
     def __init__(
-        self, join: MultiJoin, kernels: Kernels, tables: Sequence[MultiTable], sides: Sequence[Lifetimes]
+        self, join: MultiJoin, kernels: Kernels, tables: Sequence[KeyedTable], sides: Sequence[Lifetimes]
     ) -> None:
         self.join, self.kernels, self.tables, self.sides = join, kernels, tables, sides
         self.candidates = 0
@@ -114,13 +114,13 @@ class Finder:
         )
 
     def _alive(
-        self, table: MultiTable, side: Lifetimes, slots: Array, instants: Array | None, *, committed: bool
+        self, table: KeyedTable, side: Lifetimes, slots: Array, instants: Array | None, *, committed: bool
     ) -> Array | None:
         """Mask of rows that are there; None for all."""
         xp = self.kernels.xp
         if committed:
             return table.status.values[slots] == LIVE
-        if table.live == side.first_new and not side.any_death and len(table) == side.first_new:
+        if table.all_alive and not side.any_death and len(table) == side.first_new:
             return None
         status = table.status.values[slots]
         gone = status == DEAD

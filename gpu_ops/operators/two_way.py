@@ -21,7 +21,7 @@ from gpu_ops.operators.core.lifetimes import Lifetimes
 from gpu_ops.operators.pairs import net_pairs, timed_pairs
 from gpu_ops.operators.said import SIDES, Said
 from gpu_ops.output import changelog_table
-from gpu_ops.state.table import StateTable
+from gpu_ops.state.keyed_table import COUNT_COLUMN, KeyedTable, KeySet
 
 
 class TwoWayJoin:
@@ -42,18 +42,16 @@ class TwoWayJoin:
         self._condition = self._run.condition
         self.tables = self._make_tables()
 
-    def _make_tables(self) -> tuple[StateTable, StateTable]:
+    def _make_tables(self) -> tuple[KeyedTable, KeyedTable]:
         join, kernels = self._run, self.kernels
         counted = (True, False) if join.how in ("semi", "anti") else join.outer
 
-        def table(side: int) -> StateTable:
-            return StateTable(
+        def table(side: int) -> KeyedTable:
+            return KeyedTable(
                 kernels,
                 join.inputs[side],
-                join.key_columns(side),
-                join.key_types,
-                join.key_columns(side, strict=True),
-                counted=counted[side],
+                [KeySet(join.key_columns(side), join.key_types, join.key_columns(side, strict=True))],
+                counts=[COUNT_COLUMN] if counted[side] else [],
                 findable=not join.inputs[side].insert_only or join.inputs[side].ttl_ms is not None,
                 track_null_keys=join.null_aware and side == 1,
             )

@@ -116,11 +116,7 @@ class HashIndex(Runs[Run]):
         return Run(entries, copy(run.directory), run.shift, entries, home)
 
     def renumbered(self, new_slots: Array) -> HashIndex:
-        """Another index that follows a compaction.
-
-        Args:
-            new_slots: int64, the new slot of each old one, ascending, -1 for slots that went.
-        """
+        """Another index that follows a compaction."""
         index, everywhere = HashIndex(self._kernels), Both(self._kernels, new_slots)
         for run in self.runs:
             slots = everywhere.at(run.home)[(run.entries & _LOW).view(np.int64)]

@@ -59,6 +59,14 @@ class Runs(abc.ABC, Generic[R]):
     def _moved(run: R, copy: Callable[[Array], Array], home: Kernels) -> R:
         """The run in another memory; ``copy`` takes an array there."""
 
+    @abc.abstractmethod
+    def renumbered(self, new_slots: Array) -> Runs[R]:
+        """Another index that follows a compaction.
+
+        Args:
+            new_slots: int64, the new slot of each old one, ascending, -1 for slots that went.
+        """
+
     @property
     def nbytes(self) -> int:
         """Bytes of all runs."""

@@ -126,11 +126,7 @@ class TimeIndex(Runs[TimeRun]):
         return TimeRun(copy(run.entries), copy(run.times), copy(run.directory), run.shift, home)
 
     def renumbered(self, new_slots: Array) -> TimeIndex:
-        """Another index that follows a compaction.
-
-        Args:
-            new_slots: int64, the new slot of each old one, ascending, -1 for slots that went.
-        """
+        """Another index that follows a compaction."""
         index, everywhere = TimeIndex(self._kernels), Both(self._kernels, new_slots)
         for run in self.runs:
             slots = everywhere.at(run.home)[(run.entries & _SLOT).view(np.int64)]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cpu_fallback import CpuKernels
-from gpu_ops.state.interval_table import TimeQueue
+from gpu_ops.state.queue import TimeQueue
 from gpu_ops.state.time_index import TimeIndex
 
 SPANS = (50, 1 << 20, 1 << 45)

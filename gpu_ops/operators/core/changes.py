@@ -23,11 +23,11 @@ from gpu_ops.operators.core.groups import Groups, within
 from gpu_ops.operators.core.lifetimes import NEVER, Lifetimes, NetChange
 from gpu_ops.operators.core.match import Columns, equal, match
 from gpu_ops.state.columns import LIVE
-from gpu_ops.state.table import StateTable
+from gpu_ops.state.keyed_table import KeyedTable
 
 
 def apply_changes(
-    table: StateTable, frame: Frame, change: Ingested, event_kinds: Array | None, *, net: bool
+    table: KeyedTable, frame: Frame, change: Ingested, event_kinds: Array | None, *, net: bool
 ) -> Lifetimes:
     """Resolve one input's changes and prepare its table for them.
 
@@ -74,11 +74,9 @@ def apply_changes(
     if rows is not None:
         frame = kernels.take(frame, rows, table.source.schema.names, present=True)
         identity = identity[rows] if identity is not None else None
-    hashes, matchable = table.hash_keys(frame, identity)
-    prepared = table.prepare(frame, hashes, matchable, identity, found.killed)
-    prepared.refreshed = found.refreshed
+    table.prepare(frame, identity, found.killed, found.refreshed)
     if found.deaths is not None:
-        prepared.stillborn = found.first_new + xp.flatnonzero(found.deaths < NEVER)
+        table.end_stillborn(found.first_new + xp.flatnonzero(found.deaths < NEVER))
     return found
 
 
@@ -86,7 +84,7 @@ def apply_changes(
 class _Batch:
     """The changes of one input, on their way to lifetimes; arrays by row of the frame."""
 
-    table: StateTable
+    table: KeyedTable
     frame: Frame
     groups: Groups
     hashes: Array
@@ -109,7 +107,7 @@ def _instances(batch: _Batch, wanted: Array | None) -> tuple[Array, Array]:
         table.identity_index.probe(batch.hashes[leaders], staged=False),
         table.identity_types,
         (wanted, Columns.of_store(table.store, names)),
-        alive=lambda _, slots: table.status.values[slots] == LIVE if table.live < len(table) else None,
+        alive=lambda _, slots: None if table.all_alive else table.status.values[slots] == LIVE,
     )
     return needle if numbers is None else numbers[needle], slots
 

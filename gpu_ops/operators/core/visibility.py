@@ -24,7 +24,7 @@ from gpu_ops.operators.core.counts import flickers, moments
 from gpu_ops.operators.core.lifetimes import NEVER, Lifetimes
 from gpu_ops.operators.pairs import NetPairs, TimedPairs
 from gpu_ops.state.columns import LIVE
-from gpu_ops.state.table import StateTable
+from gpu_ops.state.keyed_table import KeyedTable
 
 # What happens to a row at an instant; its own birth sorts first, its death last.
 _BORN, _BEGIN, _END, _BARRIER, _DIES = range(5)
@@ -58,13 +58,13 @@ class Barrier:
     instants: Array
     after: Array
 
-    def at(self, table: StateTable, instants: Array) -> Array:
+    def at(self, table: KeyedTable, instants: Array) -> Array:
         """The number at (the end of) each instant."""
         xp = table.kernels.xp
         steps = xp.concatenate([xp.full(1, self.before, np.int64), self.after])
         return steps[xp.searchsorted(self.instants, instants, side="right")]
 
-    def crossings(self, table: StateTable) -> Array:
+    def crossings(self, table: KeyedTable) -> Array:
         """Instants at which it becomes zero or stops being zero."""
         xp = table.kernels.xp
         zero = xp.concatenate([xp.full(1, self.before, np.int64), self.after]) == 0
@@ -72,7 +72,7 @@ class Barrier:
 
 
 def visible_per_event(
-    table: StateTable,
+    table: KeyedTable,
     change: Lifetimes,
     pairs: TimedPairs,
     side: int,
@@ -92,8 +92,7 @@ def visible_per_event(
             right, which hide rows without one.
     """
     kernels, xp = table.kernels, table.kernels.xp
-    assert table.count is not None
-    slots, counts = pairs.slots[side], table.count.values
+    slots, counts = pairs.slots[side], table.count
     begins, ends = pairs.comes, pairs.goes
     new = as_slots(kernels, change.first_new, len(table) - change.first_new)
     events = [
@@ -135,7 +134,7 @@ def visible_per_event(
 
 
 def visible_per_batch(
-    table: StateTable,
+    table: KeyedTable,
     change: Lifetimes,
     pairs: NetPairs,
     side: int,
@@ -149,8 +148,7 @@ def visible_per_batch(
         Slots of the rows that stop being visible, and of those that become it.
     """
     xp = table.kernels.xp
-    assert table.count is not None
-    slots, count = pairs.slots[side], table.count.values
+    slots, count = pairs.slots[side], table.count
     crossed = barriers is not None and any(b.crossings(table).size for b in barriers)
     if crossed:
         # every row may appear or disappear: nothing less than a pass tells which
@@ -202,14 +200,14 @@ def _pack(slots: Array, instants: Array, codes: Array | int) -> Array:
     return (((slots << _INSTANT_BITS) | instants) << _CODE_BITS) | codes
 
 
-def _keyless(table: StateTable, slots: Array) -> Array:
+def _keyless(table: KeyedTable, slots: Array) -> Array:
     """Mask of rows whose key has a null."""
     xp = table.kernels.xp
     valid = table.kernels.valid(table.store.take(slots, table.strict, present=True), table.strict)
     return xp.zeros(slots.size, bool) if valid is None else ~valid
 
 
-def _barrier_events(table: StateTable, change: Lifetimes, barriers: tuple[Barrier, Barrier]) -> list[Array]:
+def _barrier_events(table: KeyedTable, change: Lifetimes, barriers: tuple[Barrier, Barrier]) -> list[Array]:
     """A marker for every row at every instant at which its barrier rises or falls while it lives."""
     xp = table.kernels.xp
     crossings = [b.crossings(table) for b in barriers]

@@ -1,0 +1,262 @@
+"""The state table of a regular, semi, anti or multi-way join's input: rows by key, with association counts.
+
+State TTL follows Flink (``StateTtlConfig``: OnCreateAndWrite, NeverReturnExpired): a row is gone once
+``last write + ttl <= now``; a change of its association count is a write. What expires is found in a
+queue of earlier micro-batches' writes, so nothing is scanned when nothing expires.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from gpu_ops.inputs import Input
+from gpu_ops.kernels import Array, Frame, Kernels, distinct
+from gpu_ops.state.columns import DEAD, DYING, LIVE
+from gpu_ops.state.index import HashIndex, to_entries
+from gpu_ops.state.queue import TimeQueue
+from gpu_ops.state.table import Journal, StateTable
+
+COUNT_COLUMN = "__count"
+WRITTEN_COLUMN = "__written"
+_IDENTITY, _EXPIRY = "identity", "expiry"
+
+
+class KeySet(NamedTuple):
+    """Columns by which rows are looked up.
+
+    Attributes:
+        names: the columns.
+        types: the types they are compared in.
+        strict: those of them in which null matches nothing.
+    """
+
+    names: tuple[str, ...]
+    types: tuple[pa.DataType, ...]
+    strict: tuple[str, ...]
+
+
+class KeyedTable(StateTable):
+    """All live rows of one input in one partition.
+
+    Args:
+        kernels: the backend.
+        source: the input's description.
+        key_sets: by what its rows are looked up; at least one.
+        counts: columns of association counts, by name.
+        findable: rows can be retracted, so they must be found by value or by unique key.
+        track_null_keys: keep `null_keys`, which only ``NOT IN`` asks for.
+
+    Attributes:
+        null_keys: live rows with a null where it matches nothing.
+        killed: committed slots that die in the prepared micro-batch, ascending.
+        expired: slots of rows that expired before it.
+    """
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        source: Input,
+        key_sets: Sequence[KeySet],
+        *,
+        counts: Sequence[str] = (),
+        findable: bool,
+        track_null_keys: bool = False,
+    ) -> None:
+        columns: dict[str, npt.DTypeLike] = dict.fromkeys(counts, np.int32)
+        if source.ttl_ms is not None:
+            columns[WRITTEN_COLUMN] = np.int64
+        super().__init__(kernels, source, columns)
+        self.key_sets = tuple(key_sets)
+        self.keys, self.key_types, self.strict = key_sets[0]
+        self.indexes = {str(number): HashIndex(kernels) for number in range(len(key_sets))}
+        # A unique key that is the join key needs no index of its own: nothing in it is ever null.
+        self._one_index = findable and set(source.unique_key or ()) == set(self.keys) != set()
+        if self._one_index:
+            self.identity, self.identity_types = self.keys, self.key_types
+        else:
+            self.identity = source.unique_key or tuple(source.schema.names)
+            self.identity_types = tuple(source.schema.field(c).type for c in self.identity)
+            if findable:
+                self.indexes[_IDENTITY] = HashIndex(kernels)
+        if source.ttl_ms is not None:
+            self.queues[_EXPIRY] = TimeQueue(kernels)
+        self.null_keys = 0
+        self._track_null_keys = track_null_keys
+        self._null_keys_after = 0
+        self._written: list[Array] = []
+        self._nobody: Array = kernels.xp.empty(0, np.int64)
+        self.killed = self.expired = self._nobody
+
+    @property
+    def live_before(self) -> int:
+        """Live rows before the prepared micro-batch's changes: what expired is gone."""
+        return self.live - int(self.expired.size)
+
+    @property
+    def all_alive(self) -> bool:
+        """Whether that is all committed slots."""
+        return self.live_before == self.first_new
+
+    @property
+    def key_index(self) -> HashIndex:
+        """The index of the first key set."""
+        return self.index(0)
+
+    def index(self, key_set: int) -> HashIndex:
+        """The index of a key set, by its number."""
+        return cast("HashIndex", self.indexes[str(key_set)])
+
+    @property
+    def identity_index(self) -> HashIndex | None:
+        """Where a row to be retracted is found; None where none ever is."""
+        found = self.key_index if self._one_index else self.indexes.get(_IDENTITY)
+        return cast("HashIndex | None", found)
+
+    @property
+    def written(self) -> Array | None:
+        """When each row was last written, ms since the epoch; None without a TTL."""
+        column = self.beside.get(WRITTEN_COLUMN)
+        return None if column is None else column.values
+
+    @property
+    def count(self) -> Array:
+        """The association counts of a two-way join."""
+        return self.beside[COUNT_COLUMN].values
+
+    def hash_keys(self, frame: Frame, identity: Array | None = None) -> tuple[Array, Array | None]:
+        """Key hashes of a frame's rows, and the mask of those that can match at all (None: all).
+
+        Args:
+            frame: n rows.
+            identity: their n identity hashes, if known: they may be the same.
+        """
+        same = (self.keys, self.key_types) == (self.identity, self.identity_types)
+        known = identity if same else None
+        hashes = self.kernels.hash_rows(frame, self.keys, self.key_types) if known is None else known
+        return hashes, self.kernels.valid(frame, self.strict) if self.strict else None
+
+    def hash_identity(self, frame: Frame) -> Array:
+        """Hashes by which a row to be retracted is found."""
+        return self.kernels.hash_rows(frame, self.identity, self.identity_types)
+
+    # --- a micro-batch -----------------------------------------------------------------------
+
+    def prepare(self, frame: Frame, identity: Array | None, killed: Array, refreshed: Array | None = None) -> None:
+        """Stage new rows and mark rows that die.
+
+        Args:
+            frame: the n new rows.
+            identity: their n identity hashes, if rows are findable.
+            killed: committed slots that die, ascending.
+            refreshed: committed slots that are written without a change.
+        """
+        slots = self.append(frame)
+        if slots.size:
+            hashes, matchable = self.hash_keys(frame, identity)
+            _stage(self.key_index, hashes, slots, matchable)
+            if matchable is not None and self._track_null_keys:
+                self._null_keys_after += int(slots.size) - int(matchable.sum())
+            for number, keys in enumerate(self.key_sets[1:], start=1):
+                own = self.kernels.hash_rows(frame, keys.names, keys.types)
+                _stage(self.index(number), own, slots, self.kernels.valid(frame, keys.strict))
+            if self.identity_index is not None and identity is not None and not self._one_index:
+                self.identity_index.stage(identity, slots)
+            self._written.append(slots)
+        if killed.size:
+            self.status.values[killed] = DYING
+            self.journal.undo.append(lambda: self.status.values.__setitem__(killed, LIVE))
+            self.end(killed)
+            self._null_keys_after -= self._without_key(killed)
+        self.killed = killed
+        if refreshed is not None:
+            self._written.append(refreshed)
+
+    def touched(self) -> Array:
+        """Index entries, ascending, of the rows that the prepared micro-batch brings or takes and that can match."""
+        staged, killed = self.key_index.staged, self.killed
+        new = staged.entries if staged is not None else self.kernels.xp.empty(0, np.uint64)
+        if not killed.size:
+            return new
+        hashes, matchable = self.hash_keys(self.store.take(killed, self.keys))
+        if matchable is not None:
+            hashes, killed = hashes[matchable], killed[matchable]
+        entries = self.kernels.xp.concatenate([to_entries(hashes, killed), new])
+        entries.sort()
+        return entries
+
+    def add_counts(self, slots: Array, deltas: Array, name: str = COUNT_COLUMN) -> None:
+        """Move association counts, undoably; a write, for the TTL."""
+        self.add(name, slots, deltas)
+        self._written.append(slots)
+
+    def end_stillborn(self, slots: Array) -> None:
+        """New rows that die within the micro-batch."""
+        self.end(slots)
+        self._null_keys_after -= self._without_key(slots)
+
+    def _finalize(self, done: Journal, clock_ms: int) -> None:
+        written = self.written
+        if written is not None and self._written:
+            slots = distinct(self.kernels.xp, self.kernels.xp.concatenate(self._written))
+            written[slots] = clock_ms
+            self.queues[_EXPIRY].add(self.kernels.xp.full(slots.size, clock_ms, np.int64), slots)
+
+    def _settle(self) -> None:
+        self.null_keys += self._null_keys_after
+        self._forget()
+
+    def discard(self) -> None:
+        """Undo the prepared micro-batch, and what expired before it."""
+        super().discard()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._null_keys_after, self._written = 0, []
+        self.killed = self.expired = self._nobody
+
+    def expire(self, clock_ms: int) -> int:
+        """Forget rows last written a TTL or more ago, and say how many. Costs what was written then.
+
+        Part of a micro-batch: `commit` makes it final, `discard` brings the rows back.
+        """
+        written, ttl = self.written, self.source.ttl_ms
+        if ttl is None or written is None:
+            return 0
+        # a row written more than once stands in the queue more than once
+        _ = self.journal
+        slots = distinct(self.kernels.xp, self.queues[_EXPIRY].take(clock_ms - ttl))
+        old = (self.status.values[slots] == LIVE) & (written[slots] + ttl <= clock_ms)
+        self.expired = slots[old]
+        self.move(self.expired, LIVE, DEAD)
+        return int(self.expired.size)
+
+    def _without_key(self, slots: Array) -> int:
+        """How many of these rows have a null where null matches nothing."""
+        if not self._track_null_keys or not slots.size:
+            return 0
+        valid = self.kernels.valid(self.store.take(slots, self.strict), self.strict)
+        return 0 if valid is None else int(slots.size - valid.sum())
+
+    # --- the stored form ---------------------------------------------------------------------
+
+    def restore(self, table: pa.Table, settle: Callable[[], None]) -> None:
+        """Fill an empty table from a snapshot; arguments and errors as `StateTable._restore`."""
+        super()._restore(table, settle)
+        written = self.written
+        if written is not None:
+            queue = self.queues[_EXPIRY] = TimeQueue(self.kernels)
+            queue.add(written.copy(), self.kernels.xp.arange(len(self), dtype=np.int64))
+            queue.commit()
+
+    def _take_in(self, frame: Frame, beside: Mapping[str, npt.NDArray[Any]]) -> None:
+        identity = self.hash_identity(frame) if self.identity_index is not None else None
+        self.prepare(frame, identity, self.kernels.xp.empty(0, np.int64))
+
+
+def _stage(index: HashIndex, hashes: Array, slots: Array, matchable: Array | None) -> None:
+    index.stage(*((hashes, slots) if matchable is None else (hashes[matchable], slots[matchable])))
