@@ -34,11 +34,12 @@ import pyarrow.parquet as pq
 
 from benchmarks.common import interleave, ratio, summarise, write_results
 from benchmarks.engine import LEFT, RIGHT, random_rows
-from gpu_ops.bounded import CoGroup, Description
+from gpu_ops.descriptions.co_group import CoGroup
+from gpu_ops.descriptions.description import Description
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.join import Join, JoinType
+from gpu_ops.descriptions.keys import normalize_on
 from gpu_ops.engine import JoinEngine
-from gpu_ops.inputs import Input
-from gpu_ops.joins import Join, JoinType
-from gpu_ops.keys import normalize_on
 
 CHANGES = 100_000
 """Changes in a micro-batch, both inputs together."""

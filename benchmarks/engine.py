@@ -27,10 +27,11 @@ import polars as pl
 import pyarrow as pa
 
 from benchmarks.common import interleave, ratio, summarise, write_results
+from gpu_ops.descriptions.description import Emit
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.join import Join, JoinType
+from gpu_ops.descriptions.keys import normalize_on
 from gpu_ops.engine import JoinEngine
-from gpu_ops.inputs import Input
-from gpu_ops.joins import Emit, Join, JoinType
-from gpu_ops.keys import normalize_on
 
 LEFT = pa.schema([("k", pa.int64()), ("a", pa.int64())])
 RIGHT = pa.schema([("k", pa.int64()), ("b", pa.float64())])

@@ -23,11 +23,12 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.common import interleave, ratio, summarise, write_results
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.interval_join import IntervalJoin
+from gpu_ops.descriptions.intervals import Interval, Late
+from gpu_ops.descriptions.join import JoinType
+from gpu_ops.descriptions.keys import normalize_on
 from gpu_ops.engine import JoinEngine
-from gpu_ops.inputs import Input
-from gpu_ops.intervals import Interval, Late
-from gpu_ops.joins import Join, JoinType
-from gpu_ops.keys import normalize_on
 
 LEFT = pa.schema([("k", pa.int64()), ("lt", pa.timestamp("us")), ("a", pa.int64())])
 RIGHT = pa.schema([("k", pa.int64()), ("rt", pa.timestamp("us")), ("b", pa.float64())])
@@ -42,7 +43,7 @@ def make_engine(
     left = Input("left", LEFT, event_time="lt", delay_ms=delay_ms)
     right = Input("right", RIGHT, event_time="rt", delay_ms=delay_ms)
     interval = Interval(lower_ms, upper_ms, late=late)
-    return JoinEngine(Join(how, left, right, normalize_on("k"), interval=interval), "cpu")
+    return JoinEngine(IntervalJoin(how, left, right, normalize_on("k"), interval=interval), "cpu")
 
 
 def table(schema: pa.Schema, keys: np.ndarray, times: np.ndarray, rng: np.random.Generator) -> pa.Table:

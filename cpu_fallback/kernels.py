@@ -15,8 +15,8 @@ from cpu_fallback.frame import Frame
 from cpu_fallback.hashing import UInt64s, equal_arrays, hash_columns, valid_mask
 from cpu_fallback.store import CpuStore, slot_array
 from gpu_ops.conditions import Condition
+from gpu_ops.descriptions.keys import key_type
 from gpu_ops.kernels import Kernels
-from gpu_ops.keys import key_type
 from gpu_ops.wide_text import fitted, one_array
 
 Ints = npt.NDArray[np.int64]

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Final
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from gpu_ops.bounded import Aggregate, CoGroup
+    from gpu_ops.descriptions.aggregate import Aggregate
+    from gpu_ops.descriptions.co_group import CoGroup
+    from gpu_ops.descriptions.inputs import Input
+    from gpu_ops.descriptions.intervals import Interval
+    from gpu_ops.descriptions.join import Join
+    from gpu_ops.descriptions.keys import Key
+    from gpu_ops.descriptions.multi_join import MultiJoin
     from gpu_ops.engine import JoinEngine, MicroBatch
     from gpu_ops.errors import (
         BackendError,
@@ -23,11 +29,6 @@ if TYPE_CHECKING:
         NotBuiltError,
         StateError,
     )
-    from gpu_ops.inputs import Input
-    from gpu_ops.intervals import Interval
-    from gpu_ops.joins import Join
-    from gpu_ops.keys import Key
-    from gpu_ops.multi import MultiJoin
     from gpu_ops.query.errors import SqlError
     from gpu_ops.query.spark import sql
     from gpu_ops.spark.api import MemoryOnlyStateWarning, Stream, anti_join, join, semi_join, stream

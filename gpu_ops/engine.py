@@ -11,24 +11,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gpu_ops.attributes import check_backlog
+from gpu_ops import operators
 from gpu_ops.backends import Backend, make_kernels
-from gpu_ops.bounded import Aggregate, CoGroup, Description
 from gpu_ops.budget import Budget
-from gpu_ops.changelog import BAD_ROW_KIND, DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
+from gpu_ops.descriptions.changelog import BAD_ROW_KIND, DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
+from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import DescriptionError, GpuJoinError, StateError
 from gpu_ops.fields import reading, whole_number
 from gpu_ops.ingest import Ingested, ingest
-from gpu_ops.joins import Join
 from gpu_ops.memory import Memory
-from gpu_ops.multi import AnyJoin, MultiJoin
-from gpu_ops.operators.at_end import AtEnd, JoinAtEnd
-from gpu_ops.operators.backlog import Backlog, Switching
-from gpu_ops.operators.grouped import AggregateAtEnd, CoGroupAtEnd
-from gpu_ops.operators.interval import IntervalJoin
-from gpu_ops.operators.multi_way import MultiWayJoin
-from gpu_ops.operators.said import Operator
-from gpu_ops.operators.two_way import TwoWayJoin
+from gpu_ops.operators.backlog import Backlog
+from gpu_ops.operators.operator import Operator
 from gpu_ops.output import append_rows
 
 Batch: TypeAlias = "pa.Table | pa.RecordBatch | None"
@@ -84,37 +77,21 @@ class JoinEngine:
         self.kernels, self.backend_reason = make_kernels(backend, tiny_segments=tiny, memory_limit=limit)
         self.backend = self.kernels.name
         self.memory = Memory(self.kernels, memory_limit)
-        self._begins_with_backlog = backlog
         if backlog:
-            check_backlog(join)
+            join.check_backlog()
         self._clock_ms = 0
         self._prepared = False
         self._finished = False
         self._closed = False
-        self._operator = self._make_operator()
+        self._begins_with_backlog = backlog
+        self._backlog: Backlog | None = None
+        self._operator = self._fresh_operator()
 
-    def _make_operator(self) -> Operator:
-        if isinstance(self.join, Aggregate):
-            return AggregateAtEnd(self.join, self.kernels, self.memory.too_much)
-        if isinstance(self.join, CoGroup):
-            return CoGroupAtEnd(self.join, self.kernels, self.memory.too_much)
-        if self.join.emit == "at_end":
-            return JoinAtEnd(self.join, self.kernels, self.memory.too_much, self._streaming_operator)
+    def _fresh_operator(self) -> Operator:
         if self._begins_with_backlog:
-            return Backlog(self.join, self.kernels, self.memory.too_much, self._switching_operator)
-        return self._streaming_operator(self.join)
-
-    def _switching_operator(self) -> Switching:
-        operator = self._streaming_operator(self.join)  # type: ignore[arg-type]  # check_backlog has seen it
-        assert isinstance(operator, (TwoWayJoin, MultiWayJoin))
-        return operator
-
-    def _streaming_operator(self, join: AnyJoin) -> Operator:
-        if isinstance(join, MultiJoin):
-            return MultiWayJoin(join, self.kernels)
-        if join.interval is not None:
-            return IntervalJoin(join, self.kernels)
-        return TwoWayJoin(join, self.kernels)
+            self._backlog = Backlog(self.join, self.kernels, self.memory.too_much)
+            return self._backlog
+        return operators.make(self.join, self.kernels, self.memory.too_much)
 
     # --- micro-batches -----------------------------------------------------------------------
 
@@ -149,24 +126,17 @@ class JoinEngine:
             StateError: a micro-batch is prepared, or the input has ended already.
         """
         self._check_there()
-        if isinstance(self._operator, AtEnd):
-            return pa.concat_tables([self.join.output_schema.empty_table(), *self.finish_parts()])
-        operator = self._operator
-        if isinstance(operator, Backlog):
-            return operator.result()
-        if isinstance(operator, IntervalJoin):
-            return self.process(clock_ms=operator.finish_watermark(), watermark=operator.finish_watermark())
-        return self.join.output_schema.empty_table()
+        return pa.concat_tables([self.join.output_schema.empty_table(), *self.finish_parts()])
 
     def finish_parts(self) -> Iterator[pa.Table]:
         """As `finish`, in tables that together are the result: with ``emit="at_end"`` it need not fit in memory."""
         if self._prepared:
             raise StateError("commit or discard the prepared micro-batch before the input ends")
-        if not isinstance(self._operator, AtEnd):
-            yield self.finish()
-            return
         self._check_open()
-        self._finished = True
+        self._finished = self.join.emit == "at_end"
+        last = self._operator.last_watermark_ms
+        if last is not None:
+            yield self.process(clock_ms=last, watermark=last)
         yield from self._operator.finish()
 
     def _check_open(self) -> None:
@@ -220,14 +190,11 @@ class JoinEngine:
         self._check_open()
         if self._prepared:
             raise StateError("the last micro-batch was neither committed nor discarded")
-        interval = self.join.interval if isinstance(self.join, Join) else None
-        if watermark is not None and (interval is None or interval.time != "event"):
-            if interval is None:
-                raise DescriptionError("a watermark has a meaning in an interval join only")
-            watermark = None
+        if watermark is not None and self.join.interval is None:
+            raise DescriptionError("a watermark has a meaning in an interval join only")
         started = time.perf_counter()
-        if isinstance(self._operator, Backlog):
-            self._operator.backlog = backlog
+        if self._backlog is not None:
+            self._backlog.backlog = backlog
         elif backlog:
             raise DescriptionError("this engine does not begin with a backlog: make it with backlog=True")
         batches, places = self._arguments(inputs, (left, right), orders, (left_order, right_order))
@@ -285,18 +252,12 @@ class JoinEngine:
         return None if watermark is None else whole_number("watermark", watermark)
 
     def _watermark(self, given: Watermark) -> int | None:
-        operator = self._operator
-        if not isinstance(self.join, Join) or not isinstance(operator, IntervalJoin):
-            return None
-        interval = self.join.interval
-        assert interval is not None
-        if interval.time == "processing":
-            return self._clock_ms
+        by_event_time = self.join.interval is not None and self.join.interval.time == "event"
+        if given is None or not by_event_time:
+            return self._operator.watermark_ms(self._clock_ms)
         if isinstance(given, tuple):
             return None if given[0] is None or given[1] is None else min(given[0], given[1])
-        if given is not None:
-            return given
-        return operator.watermark_ms((self.join.left.delay_ms, self.join.right.delay_ms))
+        return given
 
     def _prepare(self, changes: tuple[Ingested, ...], watermark: int | None, started: float) -> MicroBatch:
         ingested = time.perf_counter()
@@ -307,7 +268,7 @@ class JoinEngine:
             lambda: operator.prepare(changes, self._clock_ms, watermark),
             undo=operator.discard,
         )
-        output = said.output
+        output = said.table
         for side, change in enumerate(changes):
             output = append_rows(self.join, side, output, change.tagged, BAD_ROW_KIND)
         self.memory.check(self._operator.tables)
@@ -378,7 +339,7 @@ class JoinEngine:
                 self._check_snapshot(state)
                 self._operator.restore(state, lambda: self.memory.settle(self._operator.tables))
         except GpuJoinError:
-            self._operator = self._make_operator()
+            self._operator = self._fresh_operator()
             raise
         self.memory.settle(self._operator.tables)
 
@@ -405,8 +366,7 @@ class JoinEngine:
         if self._closed:
             return
         self._closed = True
-        if isinstance(self._operator, (AtEnd, Backlog)):
-            self._operator.close()
+        self._operator.close()
         del self._operator
         self.memory.release()
         self.kernels.close()

@@ -28,8 +28,9 @@ def check_fields(described: Any, prefix: str = "") -> None:
     Raises:
         DescriptionError: names the field and shows the value.
     """
-    for name, hint in _hints(type(described)).items():
-        value = getattr(described, name)
+    hints = _hints(type(described))
+    for name in (field.name for field in dataclasses.fields(described)):
+        value, hint = getattr(described, name), hints[name]
         if isinstance(value, list):
             value = tuple(value)
             object.__setattr__(described, name, value)

@@ -12,11 +12,11 @@ from typing import cast, get_args
 import pyarrow as pa
 
 from gpu_ops.backends import Backend
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.keys import normalize_on
 from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import GpuJoinError
-from gpu_ops.inputs import Input
-from gpu_ops.joins import Join
-from gpu_ops.keys import normalize_on
 
 
 def check(backend: Backend) -> str:

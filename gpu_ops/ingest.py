@@ -11,12 +11,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpu_ops.bounded import Description
-from gpu_ops.changelog import INSERT, SHORT_STRINGS, decode_row_kinds, known_row_kinds
+from gpu_ops.descriptions.changelog import INSERT, SHORT_STRINGS, decode_row_kinds, known_row_kinds
+from gpu_ops.descriptions.description import Description
+from gpu_ops.descriptions.inputs import Input, check_sequence
+from gpu_ops.descriptions.intervals import as_integers, too_far
 from gpu_ops.errors import BadInputError
-from gpu_ops.inputs import Input, check_sequence
-from gpu_ops.intervals import as_integers, too_far
-from gpu_ops.joins import Join
 from gpu_ops.operators.core.lifetimes import NEVER
 from gpu_ops.values import Mask, readable, sample, wrong_text
 
@@ -66,7 +65,7 @@ def ingest(
     """
     sides: list[Ingested] = []
     start = 0
-    kind = join.time_type if isinstance(join, Join) and join.interval is not None else None
+    kind = join.time_type
     for source, batch, order in zip(join.inputs, batches, orders, strict=True):
         decoded = _decode(source, batch, order, start, kind)
         start += decoded.rows_in
@@ -75,7 +74,7 @@ def ingest(
     if 2 * total + 2 >= NEVER:
         raise BadInputError(join.inputs[0].name, None, f"a micro-batch of {total} changes; use more partitions")
     ordered = _in_total_order(join.inputs, sides)
-    if isinstance(join, Join) and join.interval is not None:
+    if join.time_type is not None:
         return tuple(_with_times(source, kind, changes) for source, changes in zip(join.inputs, ordered, strict=True))
     return tuple(ordered)
 

@@ -9,9 +9,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from gpu_ops.bounded import Aggregate, CoGroup, Description, from_json
+from gpu_ops.descriptions.description import Description
+from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.errors import StateError
-from gpu_ops.multi import MultiJoin
 from gpu_ops.spark.partition import stored_state
 from gpu_ops.state.address import Location
 from gpu_ops.state.durable import PartitionLog, Stored, stored_partitions
@@ -113,7 +113,7 @@ def _read(files: Files, manifest: Manifest, log: PartitionLog, stored: Stored, p
 
 def _inputs(join: Description, manifest: Manifest) -> Table:
     shown = Table(
-        title=f"{_title(join)}, emit {join.emit}\nquery {manifest.query_id}",
+        title=f"{join.title}, emit {join.emit}\nquery {manifest.query_id}",
         title_justify="left",
         box=box.SIMPLE_HEAD,
     )
@@ -128,28 +128,6 @@ def _inputs(join: Description, manifest: Manifest) -> Table:
             ", ".join(f"{field.name} {field.type}" for field in source.schema),
         )
     return shown
-
-
-def _title(join: Description) -> str:
-    if isinstance(join, MultiJoin):
-        steps = []
-        for source, step in zip(join.inputs[1:], join.steps, strict=True):
-            equal = [
-                (f"{join.inputs[k.input].name}.{k.column}", k.null_safe, f"{source.name}.{k.own}") for k in step.on
-            ]
-            steps.append(f"{step.how} join {source.name} on {_condition(equal, step.where)}")
-        return f"multi-way join of {join.inputs[0].name}, {', '.join(steps)}"
-    if isinstance(join, Aggregate):
-        return f"aggregate of {join.source.name} by {', '.join(join.by) or 'nothing'}"
-    keys = [(k.left, k.null_safe, k.right) for k in join.keys]
-    if isinstance(join, CoGroup):
-        return f"co-group on {_condition(keys, None)}"
-    return f"{join.how} join on {_condition(keys, join.where)}"
-
-
-def _condition(keys: list[tuple[str, bool, str]], where: str | None) -> str:
-    equal = ", ".join(f"{a} {'<=>' if null_safe else '='} {b}" for a, null_safe, b in keys)
-    return (equal or "no equality column") + (f" where {where}" if where is not None else "")
 
 
 def _partitions(held: list[Held], join: Description, *, rows: bool) -> Table:

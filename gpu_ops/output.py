@@ -9,12 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpu_ops.bounded import Aggregate, CoGroup, Description
-from gpu_ops.changelog import encode_row_kinds
-from gpu_ops.intervals import as_integers, from_integers, too_far
-from gpu_ops.joins import Join, OutputColumn
+from gpu_ops.descriptions.changelog import encode_row_kinds
+from gpu_ops.descriptions.description import Description
+from gpu_ops.descriptions.intervals import as_integers, from_integers, too_far
+from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.kernels import Array, Frame, Kernels, Store
-from gpu_ops.multi import MultiJoin
 from gpu_ops.operators.core.emission import Rows
 
 
@@ -119,7 +119,7 @@ def append_rows(join: Description, side: int, output: pa.Table, rows: pa.Table |
         return output
     columns = [pa.array([kind] * rows.num_rows, pa.string())]
     for column in join.output:
-        name = own_column(join, side, column)
+        name = join.own_column(side, column)
         if name is None:
             columns.append(pa.nulls(rows.num_rows, column.type))
         elif rows[name].type == column.type:
@@ -139,22 +139,3 @@ def _times(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
     there = pa.array(known)
     values = pc.if_else(there, column, pa.scalar(0, pa.int64()).cast(column.type))
     return pc.if_else(there, from_integers(as_integers(values, kind), kind), pa.scalar(None, kind))
-
-
-def own_column(join: Description, side: int, column: OutputColumn) -> str | None:
-    """Which column of one input an output column shows in a row that is of this input alone; None for none."""
-    if isinstance(join, Aggregate):
-        return column.column if column.name in join.by else None
-    if isinstance(join, CoGroup):
-        return column.column if column.side == side and column.column else None
-    if isinstance(join, MultiJoin):
-        if column.side == side:
-            return column.column
-        step = join.steps[side - 1].on if side else ()
-        return next((k.own for k in step if k.using and (k.input, k.column) == (column.side, column.column)), None)
-    if column.side >= 2:
-        return column.other if side == 1 else column.column
-    if column.side == side:
-        return column.column
-    shared = (k for k in join.keys if k.using and k.left == column.name)
-    return next((k.column(side) for k in shared), None)

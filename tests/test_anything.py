@@ -23,14 +23,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernels.support import plain_rows
 
-from gpu_ops.bounded import Aggregate, CoGroup, Description, from_json
+from gpu_ops.descriptions.aggregate import Aggregate
+from gpu_ops.descriptions.co_group import CoGroup
+from gpu_ops.descriptions.description import Description
+from gpu_ops.descriptions.inputs import Input, parse_duration
+from gpu_ops.descriptions.intervals import Interval, parse_bound
+from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.keys import Key, normalize_on
+from gpu_ops.descriptions.kinds import from_json
+from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import GpuJoinError
-from gpu_ops.inputs import Input, parse_duration
-from gpu_ops.intervals import Interval, parse_bound
-from gpu_ops.joins import Join
-from gpu_ops.keys import Key, normalize_on
-from gpu_ops.multi import MultiJoin
 from gpu_ops.received import check_array
 from gpu_ops.values import carried, wrong_text
 

@@ -11,6 +11,9 @@ import pyarrow as pa
 import pytest
 from oracle.drive import Backend
 
+from gpu_ops.descriptions.inputs import Input, parse_duration
+from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.keys import Key, normalize_on
 from gpu_ops.errors import (
     BackendError,
     BadInputError,
@@ -18,9 +21,6 @@ from gpu_ops.errors import (
     DescriptionError,
     StateError,
 )
-from gpu_ops.inputs import Input, parse_duration
-from gpu_ops.joins import Join
-from gpu_ops.keys import Key, normalize_on
 
 ORDERS = pa.schema(
     [

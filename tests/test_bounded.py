@@ -14,14 +14,15 @@ import pyarrow.compute as pc
 import pytest
 from oracle.drive import Backend, changes
 
-from gpu_ops.attributes import attributes
-from gpu_ops.bounded import Aggregate, CoGroup, from_json
+from gpu_ops.descriptions.aggregate import Aggregate
+from gpu_ops.descriptions.co_group import CoGroup
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.keys import Key
+from gpu_ops.descriptions.kinds import from_json
+from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import DescriptionError
-from gpu_ops.inputs import Input
-from gpu_ops.joins import Join
-from gpu_ops.keys import Key
-from gpu_ops.multi import MultiJoin
 
 SCHEMA = pa.schema(
     [
@@ -194,9 +195,9 @@ def test_operator_attributes() -> None:
     """Flink's two, and whether a backlog can come first."""
     left, right = Input("l", pa.schema([("k", pa.int64())])), Input("r", pa.schema([("k2", pa.int64())]))
     key = (Key("k", "k2"),)
-    assert attributes(Join("left", left, right, key)) == (False, False, True)
-    assert attributes(Join("left", left, right, key, emit="at_end")) == (True, True, False)
-    assert attributes(MultiJoin.of([left, right], [("k", "k2")], emit="at_end")) == (True, False, False)
-    assert attributes(MultiJoin.of([left, right], [("k", "k2")])) == (False, False, True)
-    assert attributes(CoGroup(left, right, key)) == (True, True, False)
-    assert attributes(Aggregate.of(left, ("k",), {"n": "count(*)"})) == (True, False, False)
+    assert Join("left", left, right, key).attributes == (False, False, True)
+    assert Join("left", left, right, key, emit="at_end").attributes == (True, True, False)
+    assert MultiJoin.of([left, right], [("k", "k2")], emit="at_end").attributes == (True, False, False)
+    assert MultiJoin.of([left, right], [("k", "k2")]).attributes == (False, False, True)
+    assert CoGroup(left, right, key).attributes == (True, True, False)
+    assert Aggregate.of(left, ("k",), {"n": "count(*)"}).attributes == (True, False, False)

@@ -11,11 +11,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from gpu_ops import cli, inspection
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.keys import Key
 from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import StateError
-from gpu_ops.inputs import Input
-from gpu_ops.joins import Join
-from gpu_ops.keys import Key
 from gpu_ops.spark.command import Wire
 from gpu_ops.spark.partition import stored_state
 from gpu_ops.state.durable import PartitionLog, Record

@@ -23,11 +23,11 @@ from hypothesis import strategies as st
 from cpu_fallback.conditions import evaluate
 from gpu_ops.conditions import Condition, literals, parse
 from gpu_ops.conditions.expressions import Call, Column, Literal, Node, Op
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.keys import Key
 from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import ConditionError, DescriptionError, EvaluationError, StateError
-from gpu_ops.inputs import Input
-from gpu_ops.joins import Join
-from gpu_ops.keys import Key
 from gpu_ops.state.manifest import Manifest
 
 ZONE = "Europe/Berlin"

@@ -17,11 +17,11 @@ pytest.importorskip("duckdb")
 
 from gpu_ops.demo import tpch
 from gpu_ops.demo.check import check
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.keys import Key
 from gpu_ops.engine import JoinEngine
-from gpu_ops.inputs import Input
 from gpu_ops.inspection import read_partition
-from gpu_ops.joins import Join
-from gpu_ops.keys import Key
 from gpu_ops.state.durable import stored_partitions
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest

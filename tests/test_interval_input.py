@@ -11,12 +11,13 @@ import pyarrow as pa
 import pytest
 from kernels.support import TYPES, everything, plain_rows
 
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.interval_join import IntervalJoin
+from gpu_ops.descriptions.intervals import Interval, parse_bound, show_ms
+from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.keys import Key
 from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import BadInputError, DescriptionError
-from gpu_ops.inputs import Input
-from gpu_ops.intervals import Interval, parse_bound, show_ms
-from gpu_ops.joins import Join
-from gpu_ops.keys import Key
 
 US, NS = pa.timestamp("us", "UTC"), pa.timestamp("ns", "UTC")
 LEFT = pa.schema([("k", pa.int64()), ("lt", US), ("a", pa.string())])
@@ -26,7 +27,7 @@ RIGHT = pa.schema([("rk", pa.int64()), ("rt", US)])
 def described(interval: dict[str, Any] | None = None, left: dict[str, Any] | None = None, **options: Any) -> Join:
     told = {"schema": LEFT, "event_time": "lt", "row_kind": "op"} | (left or {})
     how = options.pop("how", "full")
-    return Join(
+    return IntervalJoin(
         how,
         Input("orders", **told),
         Input("ships", RIGHT, event_time="rt"),
@@ -144,7 +145,7 @@ def test_event_times_in_nanoseconds_after_2006() -> None:
     left = pa.table({"k": [1, 1], "lt": at})
     right = pa.table({"rk": [1, 1, 1], "rt": at[:1] + np.array([-2_000_000, 2_000_000, 2_000_001])})
     inputs = Input("l", left.schema, event_time="lt", delay_ms=0), Input("r", right.schema, event_time="rt", delay_ms=0)
-    engine = JoinEngine(Join("full", *inputs, (Key("k", "rk"),), interval=Interval(-2, 2)), "cpu")
+    engine = JoinEngine(IntervalJoin("full", *inputs, (Key("k", "rk"),), interval=Interval(-2, 2)), "cpu")
     said = pa.concat_tables([engine.process(left, right), engine.finish()]).drop_columns(["row_kind", "k", "rk"])
     stamps = [tuple(row.values()) for row in said.cast(pa.schema([("lt", pa.int64()), ("rt", pa.int64())])).to_pylist()]
     first, second = at.astype(np.int64).tolist()
@@ -171,7 +172,7 @@ def test_every_type_as_key_and_payload(key: str) -> None:
         t.append_column(f"{s}_at", pa.array(np.full(25, 1000), pa.int64())) for s, t in zip("lr", sides, strict=True)
     ]
     inputs = [Input(s, t.schema, event_time=f"{s}_at") for s, t in zip("lr", made, strict=True)]
-    join = Join("full", *inputs, (Key(f"l_{key}", f"r_{key}"),), interval=Interval(-1, 1))
+    join = IntervalJoin("full", *inputs, (Key(f"l_{key}", f"r_{key}"),), interval=Interval(-1, 1))
     engine = JoinEngine(join, "cpu", tiny=True)
     said = [engine.process(left=made[0], watermark=0), engine.process(right=made[1]), engine.finish()]
     rows = pa.concat_tables(said).drop_columns(["row_kind"])

@@ -9,12 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from gpu_ops.bounded import from_json
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.keys import Equality, Key
+from gpu_ops.descriptions.kinds import from_json
+from gpu_ops.descriptions.multi_join import MAX_INPUTS, MultiJoin, Step
 from gpu_ops.errors import ConditionError, DescriptionError
-from gpu_ops.inputs import Input
-from gpu_ops.joins import Join
-from gpu_ops.keys import Key
-from gpu_ops.multi import MAX_INPUTS, Equality, MultiJoin, Step
 
 USERS = Input("users", pa.schema([("id", pa.int64()), ("name", pa.string()), ("tags", pa.list_(pa.int8()))]), ("id",))
 ORDERS = Input("orders", pa.schema([("oid", pa.int64()), ("user_id", pa.int32()), ("amount", pa.float64())]), ("oid",))

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from oracle.drive import Backend
 
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.errors import BadInputError, DescriptionError, StateError
-from gpu_ops.inputs import Input
-from gpu_ops.multi import MultiJoin
 
 USERS = Input("users", pa.schema([("id", pa.int64()), ("name", pa.string())]), ("id",), "op")
 ORDERS = Input("orders", pa.schema([("oid", pa.int64()), ("user", pa.int64()), ("paid", pa.float64())]), ("oid",), "op")

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 from oracle.drive import Backend, Change, changes
 
-from gpu_ops.inputs import Input, parse_duration
-from gpu_ops.joins import Join
-from gpu_ops.keys import Key
+from gpu_ops.descriptions.inputs import Input, parse_duration
+from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.keys import Key
 
 LEFT = pa.schema([("k", pa.int64()), ("a", pa.string())])
 RIGHT = pa.schema([("r", pa.int64()), ("b", pa.string())])

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 from oracle.drive import Backend
 
-from gpu_ops.inputs import Input
-from gpu_ops.joins import Join
-from gpu_ops.keys import Key
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.keys import Key
 
 BIG = Decimal("12345678901234567890123456789012345678")
 UTC = dt.UTC

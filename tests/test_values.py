@@ -15,14 +15,16 @@ import pytest
 from kernels.support import TYPES
 from oracle.drive import Backend
 
-from gpu_ops.bounded import Aggregate, CoGroup, Function, from_json
+from gpu_ops.descriptions.aggregate import Aggregate, Function
+from gpu_ops.descriptions.co_group import CoGroup
+from gpu_ops.descriptions.inputs import Input, parse_duration
+from gpu_ops.descriptions.intervals import Interval, parse_bound
+from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.keys import Key
+from gpu_ops.descriptions.kinds import from_json
+from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import BadInputError, DescriptionError, StateError
-from gpu_ops.inputs import Input, parse_duration
-from gpu_ops.intervals import Interval, parse_bound
-from gpu_ops.joins import Join
-from gpu_ops.keys import Key
-from gpu_ops.multi import MultiJoin
 
 TEXT = pa.string()
 WRONG = [b"\xff", b"a\xc3", b"\xa9x", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xc0\x80"]

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.keys import Key
 from gpu_ops.engine import JoinEngine
-from gpu_ops.inputs import Input
-from gpu_ops.joins import Join
-from gpu_ops.keys import Key
 from gpu_ops.wide_text import beyond_offsets, fitted, narrow, one_array
 
 WORDS = ["", "a", None, "bcd", "äöü", None, "efghij", "k", ""]

@@ -36,7 +36,7 @@ from benchmarks.gpu.card import Clock, Plan, copy_bandwidth, device, free_bytes,
 from benchmarks.gpu.steady import Case, one_core, steady
 from benchmarks.gpu.targets import targets
 from gpu_ops.backends import gpu_available, make_kernels
-from gpu_ops.joins import Emit
+from gpu_ops.descriptions.description import Emit
 from gpu_ops.kernels import Kernels
 
 ROOT = Path(__file__).resolve().parents[2]

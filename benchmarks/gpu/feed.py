@@ -12,9 +12,10 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from gpu_ops.inputs import Input
-from gpu_ops.joins import Emit, Join
-from gpu_ops.keys import normalize_on
+from gpu_ops.descriptions.description import Emit
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.keys import normalize_on
 
 KIND = "op"
 SCHEMAS = tuple(pa.schema([("k", pa.int64()), (name, pa.int64())]) for name in "ab")
@@ -27,7 +28,7 @@ def description(emit: Emit, *, unique: bool, insert_only: bool = False) -> Join:
     """A left join on an int64 key.
 
     Args:
-        emit: as of `gpu_ops.joins.Join`.
+        emit: as of `gpu_ops.descriptions.join.Join`.
         unique: the key is each input's unique key; else the inputs are multisets.
         insert_only: without a row-kind column.
     """

@@ -17,12 +17,13 @@ from benchmarks.gpu.card import INPUTS, SECTOR, Plan, device_frame, free_bytes, 
 from benchmarks.gpu.probe import equal_pairs, mixed_join, sorted_pairs
 from benchmarks.gpu.turns import take_turns
 from gpu_ops.backends import Backend
+from gpu_ops.descriptions.description import Emit
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.interval_join import IntervalJoin
+from gpu_ops.descriptions.intervals import Interval
+from gpu_ops.descriptions.keys import normalize_on
 from gpu_ops.engine import JoinEngine
-from gpu_ops.inputs import Input
-from gpu_ops.intervals import Interval
-from gpu_ops.joins import Emit, Join
 from gpu_ops.kernels import Array, Kernels, as_slots
-from gpu_ops.keys import normalize_on
 from gpu_ops.state.time_index import TimeIndex
 
 SECOND = 1_000_000
@@ -97,13 +98,13 @@ def engine(backend: Backend, changes: int, batches: int, emit: Emit, plan: Plan)
         backend: where.
         changes: of a micro-batch.
         batches: how many, four of them to warm up.
-        emit: as of `gpu_ops.joins.Join`.
+        emit: as of `gpu_ops.descriptions.join.Join`.
         plan: how to measure.
     """
     rng = np.random.default_rng(3)
     schemas = [pa.schema([("k", pa.int64()), (f"{s}t", pa.timestamp("us")), (f"{s}v", pa.int64())]) for s in "lr"]
     sides = [Input(s, schema, event_time=f"{s}t", delay_ms=10_000) for s, schema in zip("lr", schemas, strict=True)]
-    join = Join("full", *sides, normalize_on("k"), interval=Interval(-10_000, 10_000, late="drop"), emit=emit)
+    join = IntervalJoin("full", *sides, normalize_on("k"), interval=Interval(-10_000, 10_000, late="drop"), emit=emit)
     made, half, given = JoinEngine(join, backend), changes // 2, []
     for number in range(batches):
         batch = []

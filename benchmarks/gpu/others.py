@@ -11,11 +11,12 @@ import pyarrow as pa
 from benchmarks.gpu.card import Plan
 from benchmarks.gpu.turns import take_turns
 from gpu_ops.backends import Backend
+from gpu_ops.descriptions.description import Emit
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.keys import normalize_on
+from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.engine import JoinEngine
-from gpu_ops.inputs import Input
-from gpu_ops.joins import Emit, Join
-from gpu_ops.keys import normalize_on
-from gpu_ops.multi import MultiJoin
 
 SCHEMAS = [pa.schema([("k", pa.int64()), (name, pa.int64())]) for name in "abc"]
 WARMUP = 2
@@ -34,7 +35,7 @@ def multi_way(backend: Backend, rows: int, changes: int, emit: Emit, plan: Plan)
         backend: where.
         rows: of each input in the end.
         changes: of a micro-batch, all inputs together.
-        emit: as of `gpu_ops.multi.MultiJoin`.
+        emit: as of `gpu_ops.descriptions.multi_join.MultiJoin`.
         plan: how to measure.
     """
     join = MultiJoin.of([Input(n, s) for n, s in zip("abc", SCHEMAS, strict=True)], "k", "left", emit=emit)

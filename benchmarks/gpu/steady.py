@@ -28,8 +28,8 @@ from benchmarks.gpu.card import Clock, Plan
 from benchmarks.gpu.feed import MIXES, Feed, description
 from benchmarks.gpu.turns import take_turns, wait_for
 from gpu_ops.backends import Backend
+from gpu_ops.descriptions.description import Emit
 from gpu_ops.engine import JoinEngine
-from gpu_ops.joins import Emit
 
 ROOT = Path(__file__).resolve().parents[2]
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "ARROW_IO_THREADS")
@@ -44,7 +44,7 @@ class Case:
         changes: of a micro-batch.
         batches: timed micro-batches of either sort.
         warmup: micro-batches before them.
-        emit: as of `gpu_ops.joins.Join`.
+        emit: as of `gpu_ops.descriptions.join.Join`.
         mix: of `benchmarks.gpu.feed.MIXES`.
         unique: the key is a unique key; else the inputs are multisets.
     """

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from benchmarks.common import Summary, summarise
 from benchmarks.gpu.card import INPUTS, figure, synchronize
-from gpu_ops.changelog import encode_row_kinds
+from gpu_ops.descriptions.changelog import encode_row_kinds
 from gpu_ops.kernels import Kernels
 
 NUMBERS = pa.schema([("k", pa.int64()), ("a", pa.int64())])

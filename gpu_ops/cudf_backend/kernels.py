@@ -22,8 +22,8 @@ from gpu_ops.cudf_backend.frame import values as numbers
 from gpu_ops.cudf_backend.hashing import convert, equal_columns, hash_columns
 from gpu_ops.cudf_backend.storage import decoded
 from gpu_ops.cudf_backend.store import CudfStore
+from gpu_ops.descriptions.keys import key_type
 from gpu_ops.kernels import Array, Kernels
-from gpu_ops.keys import key_type
 from gpu_ops.wide_text import one_array
 
 JOIN_FROM = math.inf

@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 import duckdb
 import pyarrow as pa
 
-from gpu_ops.changelog import ROW_KIND_COLUMN
+from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 
 ROW_KIND: Final = "op"
 """The row-kind column of the inputs."""

@@ -10,8 +10,8 @@ from typing import Any
 
 from rich.console import Console
 
+from gpu_ops.descriptions.inputs import parse_duration
 from gpu_ops.errors import DescriptionError
-from gpu_ops.inputs import parse_duration
 from gpu_ops.jobs import runner
 from gpu_ops.jobs.job import Job, load
 from gpu_ops.jobs.settings import located

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Final, Literal, get_args
 
 from gpu_ops.backends import Backend
+from gpu_ops.descriptions.description import Emit
+from gpu_ops.descriptions.inputs import BadRows, Updates, parse_duration
 from gpu_ops.errors import DescriptionError
-from gpu_ops.inputs import BadRows, Updates, parse_duration
 from gpu_ops.jobs.settings import Settings, located
 from gpu_ops.jobs.text import Said, SaidJob, SaidQuery, SaidTable, Text
-from gpu_ops.joins import Emit
 from gpu_ops.state.address import StateAddress
 
 _SQL, _YAML = (".sql",), (".yaml", ".yml")

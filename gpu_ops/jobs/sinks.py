@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as f
 
-from gpu_ops.changelog import ROW_KIND_COLUMN
+from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.jobs.connectors import FORMATS
 from gpu_ops.jobs.job import Job, Sink
 from gpu_ops.jobs.sources import failed

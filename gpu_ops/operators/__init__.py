@@ -1,1 +1,17 @@
-"""The operators; what they share stands in `core`."""
+"""The operators, a file each; what they share stands in `core`. A description names the module that runs it."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gpu_ops.descriptions.description import Description
+    from gpu_ops.kernels import Kernels
+    from gpu_ops.operators.operator import Make, Operator, TooMuch
+
+
+def make(described: Description, kernels: Kernels, too_much: TooMuch) -> Operator:
+    """The operator that runs a description; arguments as `gpu_ops.operators.operator.Make`."""
+    own: Make = importlib.import_module(f"gpu_ops.operators.{described.operator}").make
+    return own(described, kernels, too_much)

@@ -9,32 +9,29 @@ The law is the other operators' own: a part is one micro-batch of ``per_batch``,
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from gpu_ops.bounded import Description
-from gpu_ops.changelog import INSERT, UPDATE_AFTER
+from gpu_ops import operators
+from gpu_ops.descriptions.changelog import INSERT, UPDATE_AFTER
+from gpu_ops.descriptions.description import Description
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.intervals import as_integers
 from gpu_ops.ingest import Ingested
-from gpu_ops.inputs import Input
-from gpu_ops.intervals import as_integers
-from gpu_ops.joins import Join
 from gpu_ops.kernels import Kernels
-from gpu_ops.multi import AnyJoin
-from gpu_ops.operators.batch import can_merge, merge_join
-from gpu_ops.operators.interval import IntervalJoin
-from gpu_ops.operators.said import Operator, Said
+from gpu_ops.operators.batch import merge_join
+from gpu_ops.operators.operator import Operator, Output, TooMuch
 from gpu_ops.state.columns import put_behind, taken_apart
 from gpu_ops.values import with_types
-
-TooMuch: TypeAlias = Callable[[int], bool]
 
 PARTS = 64
 KIND_COLUMN = "__kind"
@@ -95,8 +92,9 @@ class Kept:
         self._added = _net(kinds)
         self.pending = with_types(put_behind(changes.table, {KIND_COLUMN: pa.array(kinds, pa.int8())}), self.schema)
 
-    def commit(self) -> None:
+    def commit(self, clock_ms: int) -> None:
         """Keep the prepared micro-batch."""
+        del clock_ms
         table, self.pending = self.pending, None
         if table is not None and table.num_rows:
             self.add(table)
@@ -151,7 +149,7 @@ class Kept:
         pieces = [p for p in pieces if p.num_rows] or [self.schema.empty_table()]
         return pa.concat_tables(pieces)
 
-    def all(self) -> pa.Table:
+    def snapshot(self) -> pa.Table:
         """All changes, in order within each key."""
         return pa.concat_tables([t for t, _ in self.segments] or [self.schema.empty_table()])
 
@@ -174,8 +172,8 @@ class Kept:
             self._folder = None
 
 
-class AtEnd:
-    """What keeps its input and speaks at its end; see `gpu_ops.operators.said.Operator`.
+class AtEnd(Operator):
+    """What keeps its input and speaks at its end; see `gpu_ops.operators.operator.Operator`.
 
     Args:
         join: its description.
@@ -183,21 +181,26 @@ class AtEnd:
         too_much: whether so many bytes of kept input are more than memory has room for; then they go to disk.
     """
 
-    def __init__(self, join: Description, kernels: Kernels, too_much: TooMuch) -> None:
+    def __init__(self, join: Any, kernels: Kernels, too_much: TooMuch) -> None:
         self.join, self.kernels = join, kernels
         self._too_much = too_much
         self._clock_ms = 0
-        self.tables = tuple(Kept(kernels, s, part_keys(join, i)) for i, s in enumerate(join.inputs))
+        self._tables = tuple(Kept(kernels, s, part_keys(join, i)) for i, s in enumerate(join.inputs))
 
+    @property
+    def tables(self) -> tuple[Kept, ...]:
+        """What is kept of each input."""
+        return self._tables
+
+    @abc.abstractmethod
     def result(self, changes: tuple[Ingested, ...]) -> pa.Table:
         """What a part of the input amounts to: rows of the ``output_schema``.
 
         Args:
             changes: of each input, all that have the part's keys.
         """
-        raise NotImplementedError
 
-    def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Said:
+    def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Output:
         """Keep the changes; nothing is said."""
         del clock_ms, watermark_ms
         return keep(self.join, self.tables, changes, self._too_much)
@@ -205,13 +208,7 @@ class AtEnd:
     def commit(self, clock_ms: int) -> None:
         """Make the prepared micro-batch final."""
         self._clock_ms = max(self._clock_ms, clock_ms)
-        for table in self.tables:
-            table.commit()
-
-    def discard(self) -> None:
-        """Forget the prepared micro-batch."""
-        for table in self.tables:
-            table.discard()
+        super().commit(clock_ms)
 
     def finish(self) -> Iterator[pa.Table]:
         """The result, part by part, as insertions."""
@@ -237,13 +234,9 @@ class AtEnd:
         )
 
     def _times(self, source: Input, rows: pa.Table) -> np.ndarray[tuple[int], np.dtype[np.int64]] | None:
-        if not isinstance(self.join, Join) or self.join.interval is None or source.event_time is None:
+        if self.join.time_type is None or source.event_time is None:
             return None
         return as_integers(rows[source.event_time], self.join.time_type)
-
-    def snapshot(self) -> dict[str, pa.Table]:
-        """The changes of each input."""
-        return {name: table.all() for name, table in zip(self.join.sides, self.tables, strict=True)}
 
     def restore(self, state: Mapping[str, pa.Table], settle: Callable[[], None]) -> None:
         """Take over a snapshot."""
@@ -258,34 +251,25 @@ class AtEnd:
 
 
 class JoinAtEnd(AtEnd):
-    """A join that emits only at the end of its input.
-
-    Args:
-        join: its description.
-        kernels: the backend.
-        too_much: see `AtEnd`.
-        make: makes the operator that joins a part which a sorted merge cannot.
-    """
-
-    def __init__(self, join: AnyJoin, kernels: Kernels, too_much: TooMuch, make: Callable[[AnyJoin], Operator]) -> None:
-        super().__init__(join, kernels, too_much)
-        self._described, self._make = join, make
+    """A join that emits only at the end of its input; arguments as `AtEnd`."""
 
     def result(self, changes: tuple[Ingested, ...]) -> pa.Table:
-        """The join of a part, as insertions."""
-        join = self._described
-        if isinstance(join, Join) and can_merge(join):
-            return merge_join(join, self.kernels, changes)
-        operator = self._make(dataclasses.replace(join, emit="per_batch"))
-        parts = [operator.prepare(changes, self._clock_ms, None).output]
-        if isinstance(operator, IntervalJoin):
+        """The join of a part, as insertions: by a sorted merge, or by the operator that joins live."""
+        if self.join.merges:
+            return merge_join(self.join, self.kernels, changes)
+        operator = operators.make(dataclasses.replace(self.join, emit="per_batch"), self.kernels, self._too_much)
+        parts = [operator.prepare(changes, self._clock_ms, None).table]
+        if operator.last_watermark_ms is not None:
             operator.commit(self._clock_ms)
             nothing = tuple(c.pick(np.zeros(c.kinds.size, np.bool_)) for c in changes)
-            parts.append(operator.prepare(nothing, self._clock_ms, operator.finish_watermark()).output)
+            parts.append(operator.prepare(nothing, self._clock_ms, operator.last_watermark_ms).table)
         return pa.concat_tables(parts)
 
 
-def keep(join: Description, tables: Sequence[Kept], changes: Sequence[Ingested], too_much: TooMuch) -> Said:
+make = JoinAtEnd
+
+
+def keep(join: Description, tables: Sequence[Kept], changes: Sequence[Ingested], too_much: TooMuch) -> Output:
     """Take in a micro-batch and say nothing.
 
     Args:
@@ -303,7 +287,7 @@ def keep(join: Description, tables: Sequence[Kept], changes: Sequence[Ingested],
     metrics: dict[str, int | float] = {"update_ms": (time.perf_counter() - started) * 1e3}
     for name in join.sides:
         metrics[f"{name}_unknown_retractions"] = metrics[f"{name}_expired"] = 0
-    return Said(join.output_schema.empty_table(), np.empty(0, np.int64), np.empty(0, np.int8), metrics)
+    return Output(join.output_schema.empty_table(), np.empty(0, np.int64), np.empty(0, np.int8), metrics)
 
 
 def in_turn(tables: Iterable[pa.Table]) -> tuple[Ingested, ...]:
@@ -326,7 +310,7 @@ def _net(kinds: np.ndarray[tuple[int], np.dtype[np.int8]]) -> int:
 def moves_between_parts(join: Description, place: int) -> bool:
     """Whether an update may take an input's row to another part: then its changes are in order within one part only.
 
-    So it is where old rows always come (`gpu_ops.inputs.Updates`), and may have had another key.
+    So it is where old rows always come (`gpu_ops.descriptions.inputs.Updates`), and may have had another key.
     """
     unique = join.inputs[place].unique_key
     return unique is not None and not {column for column, _ in part_keys(join, place)} <= set(unique)

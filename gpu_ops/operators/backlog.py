@@ -7,51 +7,46 @@ micro-batch of net changes to the streaming operator, whose state is then what i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
 
+from gpu_ops import operators
+from gpu_ops.descriptions.description import Description
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Kernels
-from gpu_ops.multi import AnyJoin
-from gpu_ops.operators.at_end import KIND_COLUMN, Kept, TooMuch, in_turn, keep
-from gpu_ops.operators.said import Operator, Rows, Said
+from gpu_ops.operators.at_end import KIND_COLUMN, Kept, in_turn, keep
+from gpu_ops.operators.operator import Operator, Output, Table, TooMuch
 
 
-class Switching(Operator, Protocol):
-    """An operator that can take in a backlog at once."""
-
-    def prepare_net(self, changes: tuple[Ingested, ...], clock_ms: int) -> Said:
-        """As `prepare`, but only the net change is said."""
-
-
-class Backlog:
-    """A join with a backlog before it; see `gpu_ops.operators.said.Operator`.
+class Backlog(Operator):
+    """A join with a backlog before it; see `gpu_ops.operators.operator.Operator`.
 
     Args:
         join: its description.
         kernels: the backend.
         too_much: whether so many bytes of the backlog are more than memory has room for; they go to disk meanwhile.
-        make: makes the streaming operator.
     """
 
-    def __init__(self, join: AnyJoin, kernels: Kernels, too_much: TooMuch, make: Callable[[], Switching]) -> None:
+    def __init__(self, join: Description, kernels: Kernels, too_much: TooMuch) -> None:
         self.join, self.kernels = join, kernels
-        self._make, self._too_much = make, too_much
+        self._too_much = too_much
         self._kept = self._empty()
-        self._live: Switching | None = None
+        self._live: Operator | None = None
         self._switching = False
         self.backlog = False
         """Whether the next micro-batch is said to be backlog; without effect once a live one has come."""
+
+    def _make(self) -> Operator:
+        return operators.make(self.join, self.kernels, self._too_much)
 
     def _empty(self) -> tuple[Kept, ...]:
         # in one part: a row's changes may have several keys, and are taken in together, in their order
         return tuple(Kept(self.kernels, s, ()) for s in self.join.inputs)
 
     @property
-    def tables(self) -> Sequence[Rows]:
+    def tables(self) -> Sequence[Table]:
         """The backlog, or the state of each input."""
         return self._kept if self._live is None else self._live.tables
 
@@ -60,7 +55,7 @@ class Backlog:
         """Whether a live micro-batch has come."""
         return self._live is not None
 
-    def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Said:
+    def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Output:
         """Keep a micro-batch of the backlog, or join a live one; the first live one says the backlog's result."""
         if self._live is not None:
             return self._live.prepare(changes, clock_ms, watermark_ms)
@@ -76,21 +71,21 @@ class Backlog:
         metrics = dict(then.metrics)
         for name, value in first.metrics.items():
             metrics[name] = metrics.get(name, 0) + value
-        return Said(
-            pa.concat_tables([first.output, then.output]),
+        return Output(
+            pa.concat_tables([first.table, then.table]),
             np.concatenate([np.full(first.sequence.size, -1, np.int64), then.sequence]),
             np.concatenate([first.kinds, then.kinds]),
             metrics,
         )
 
     def _all(self) -> tuple[Ingested, ...]:
-        return in_turn(kept.all() for kept in self._kept)
+        return in_turn(kept.snapshot() for kept in self._kept)
 
     def commit(self, clock_ms: int) -> None:
         """Make the prepared micro-batch final."""
         if self._live is None:
             for kept in self._kept:
-                kept.commit()
+                kept.commit(clock_ms)
             return
         self._live.commit(clock_ms)
         if self._switching:
@@ -111,7 +106,7 @@ class Backlog:
         """The backlog's changes, or the state."""
         if self._live is not None:
             return self._live.snapshot()
-        return {name: kept.all() for name, kept in zip(self.join.sides, self._kept, strict=True)}
+        return {name: kept.snapshot() for name, kept in zip(self.join.sides, self._kept, strict=True)}
 
     def restore(self, state: Mapping[str, pa.Table], settle: Callable[[], None]) -> None:
         """Take over a snapshot."""
@@ -123,12 +118,10 @@ class Backlog:
         self._live = self._make()
         self._live.restore(state, settle)
 
-    def result(self) -> pa.Table:
+    def finish(self) -> Iterator[pa.Table]:
         """The backlog's net result, if no live micro-batch has come; nothing is changed."""
-        if self._live is not None:
-            return self.join.output_schema.empty_table()
-        at_end = self._make()
-        return at_end.prepare_net(self._all(), 0).output
+        if self._live is None:
+            yield self._make().prepare_net(self._all(), 0).table
 
     def close(self) -> None:
         """Delete what was moved to disk."""

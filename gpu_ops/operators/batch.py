@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gpu_ops.changelog import INSERT
+from gpu_ops.descriptions.changelog import INSERT
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.join import Join
 from gpu_ops.ingest import Ingested
-from gpu_ops.inputs import Input
-from gpu_ops.joins import Join
 from gpu_ops.kernels import Array, Frame, Kernels, Store
 from gpu_ops.operators.core.changes import apply_changes
 from gpu_ops.operators.core.emission import Rows
@@ -51,11 +51,6 @@ class FrameStore:
     def take(self, slots: Array, columns: Sequence[str], *, present: bool = False) -> Frame:
         """As `gpu_ops.kernels.Store.take`."""
         return self._kernels.take(self._frame, slots, columns, present=present)
-
-
-def can_merge(join: Join) -> bool:
-    """Whether rows are found by keys, and by nothing else."""
-    return join.interval is None and bool(join.keys) and not join.null_aware
 
 
 def present_rows(kernels: Kernels, source: Input, changes: Ingested) -> Present:

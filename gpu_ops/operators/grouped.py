@@ -12,33 +12,31 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpu_ops.bounded import Aggregate, CoGroup, Measure
-from gpu_ops.changelog import INSERT, encode_row_kinds
+from gpu_ops.descriptions.aggregate import Measure
+from gpu_ops.descriptions.changelog import INSERT, encode_row_kinds
+from gpu_ops.descriptions.description import Description
+from gpu_ops.descriptions.inputs import Input
 from gpu_ops.ingest import Ingested
-from gpu_ops.inputs import Input
 from gpu_ops.kernels import Kernels
-from gpu_ops.operators.at_end import AtEnd, TooMuch
+from gpu_ops.operators.at_end import AtEnd
 from gpu_ops.operators.batch import present_rows
+from gpu_ops.operators.operator import TooMuch
 
 _ARROW = {"sum": "sum", "count": "count", "min": "min", "max": "max", "avg": "mean", "count_distinct": "count_distinct"}
 
 
+def make(described: Description, kernels: Kernels, too_much: TooMuch) -> AtEnd:
+    """See `gpu_ops.operators.operator.Make`."""
+    kind = CoGroupAtEnd if described.takes_function else AggregateAtEnd
+    return kind(described, kernels, too_much)
+
+
 class AggregateAtEnd(AtEnd):
-    """One row per group at the end of the input.
-
-    Args:
-        described: the description.
-        kernels: the backend.
-        too_much: see `AtEnd`.
-    """
-
-    def __init__(self, described: Aggregate, kernels: Kernels, too_much: TooMuch) -> None:
-        super().__init__(described, kernels, too_much)
-        self._described = described
+    """One row per group at the end of the input. Arguments as `AtEnd`."""
 
     def result(self, changes: tuple[Ingested, ...]) -> pa.Table:
         """The groups of a part."""
-        told = self._described
+        told = self.join
         rows = _folded(self.kernels, told.source, changes[0])
         by = [f"k{n}" for n in range(len(told.by))]
         columns: dict[str, Any] = {k: _one_value(rows[c]) for k, c in zip(by, told.by, strict=True)}
@@ -82,21 +80,11 @@ def _measured(found: pa.Table, name: str, measure: Measure) -> Any:
 
 
 class CoGroupAtEnd(AtEnd):
-    """Both inputs' rows, sorted by key, at their end.
-
-    Args:
-        described: the description.
-        kernels: the backend.
-        too_much: see `AtEnd`.
-    """
-
-    def __init__(self, described: CoGroup, kernels: Kernels, too_much: TooMuch) -> None:
-        super().__init__(described, kernels, too_much)
-        self._described = described
+    """Both inputs' rows, sorted by key, at their end. Arguments as `AtEnd`."""
 
     def result(self, changes: tuple[Ingested, ...]) -> pa.Table:
         """The rows of a part: the left's, then the right's, each sorted by key."""
-        told = self._described
+        told = self.join
         parts = []
         for side, (source, change) in enumerate(zip(told.inputs, changes, strict=True)):
             rows = _folded(self.kernels, source, change)

@@ -36,15 +36,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gpu_ops.changelog import LATE_ROW_KIND
+from gpu_ops.descriptions.changelog import LATE_ROW_KIND
+from gpu_ops.descriptions.description import Description
+from gpu_ops.descriptions.interval_join import IntervalJoin
+from gpu_ops.descriptions.intervals import END, NEVER, clipped, shifted, units_per_ms
 from gpu_ops.errors import StateError
 from gpu_ops.ingest import Ingested
-from gpu_ops.intervals import END, NEVER, clipped, shifted, units_per_ms
-from gpu_ops.joins import Join
 from gpu_ops.kernels import Array, Frame, Kernels
 from gpu_ops.operators.core.emission import JOINED, PAD_COMES, Rows, in_order, join_rows
 from gpu_ops.operators.meetings import Meetings, New
-from gpu_ops.operators.said import SIDES, Said
+from gpu_ops.operators.operator import SIDES, Operator, Output, TooMuch
 from gpu_ops.operators.timers import first_equal, looks, sweep_times
 from gpu_ops.output import append_rows, changelog_table
 from gpu_ops.state.columns import DEAD, LIVE
@@ -71,7 +72,14 @@ class Clock:
     seen: tuple[int | None, int | None] = (None, None)
 
 
-class IntervalJoin:
+def make(described: Description, kernels: Kernels, too_much: TooMuch) -> IntervalOperator:
+    """See `gpu_ops.operators.operator.Make`."""
+    del too_much
+    assert isinstance(described, IntervalJoin)
+    return IntervalOperator(described, kernels)
+
+
+class IntervalOperator(Operator):
     """An interval join over one partition.
 
     Args:
@@ -79,8 +87,7 @@ class IntervalJoin:
         kernels: the backend.
     """
 
-    def __init__(self, join: Join, kernels: Kernels) -> None:
-        assert join.interval is not None
+    def __init__(self, join: IntervalJoin, kernels: Kernels) -> None:
         self.join, self.interval, self.kernels = join, join.interval, kernels
         self.per_ms = units_per_ms(join.time_type)
         lower, upper = join.interval.units(join.time_type)
@@ -88,9 +95,14 @@ class IntervalJoin:
         """How long after its time a left and a right row may meet a match that is not late."""
         self.cleanup = join.interval.min_cleanup_ms * self.per_ms
         self.lazy = join.interval.late == "join" and join.interval.time == "event"
-        self.tables = self._make_tables()
+        self._tables = self._make_tables()
         self._meetings = Meetings(join, kernels, self.tables)
         self.clock = self._next = Clock()
+
+    @property
+    def tables(self) -> tuple[IntervalTable, IntervalTable]:
+        """The state of each input."""
+        return self._tables
 
     def _make_tables(self) -> tuple[IntervalTable, IntervalTable]:
         join = self.join
@@ -110,8 +122,8 @@ class IntervalJoin:
 
     # --- a micro-batch -----------------------------------------------------------------------
 
-    def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Said:
-        """Compute one micro-batch; see `gpu_ops.operators.said.Operator`."""
+    def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Output:
+        """Compute one micro-batch; see `gpu_ops.operators.operator.Operator`."""
         started = time.perf_counter()
         pads, gone = self.advance(self._units(watermark_ms))
         metrics: dict[str, int | float] = {}
@@ -138,7 +150,7 @@ class IntervalJoin:
             sequences.append(sequence)
         metrics |= self._times()
         metrics |= {"probe_ms": (joined - started) * 1e3, "emit_ms": (time.perf_counter() - joined) * 1e3}
-        return Said(output, np.concatenate(sequences), self.kernels.asnumpy(rows.kinds), metrics)
+        return Output(output, np.concatenate(sequences), self.kernels.asnumpy(rows.kinds), metrics)
 
     def _units(self, watermark_ms: int | None) -> int | None:
         """A watermark in the unit of times; one after all times is `END`, one before them `NEVER`."""
@@ -147,8 +159,9 @@ class IntervalJoin:
         watermark = watermark_ms * self.per_ms
         return END if watermark > END - self.per_ms else clipped(watermark)
 
-    def finish_watermark(self) -> int:
-        """A watermark (ms) after all times."""
+    @property
+    def last_watermark_ms(self) -> int:
+        """A watermark after all times."""
         return END // self.per_ms
 
     def _times(self) -> dict[str, int]:
@@ -263,16 +276,13 @@ class IntervalJoin:
 
     def commit(self, clock_ms: int) -> None:
         """Make the prepared micro-batch final."""
-        del clock_ms
         self.clock = self._next
-        for table in self.tables:
-            table.commit(0)
+        super().commit(clock_ms)
 
     def discard(self) -> None:
         """Forget the prepared micro-batch."""
         self._next = self.clock
-        for table in self.tables:
-            table.discard()
+        super().discard()
 
     # --- its parts ---------------------------------------------------------------------------
 
@@ -347,13 +357,18 @@ class IntervalJoin:
         mask: npt.NDArray[np.bool_] = change.times < self._next.watermark
         return mask if mask.any() else None
 
-    def watermark_ms(self, delays: tuple[int | None, int | None]) -> int | None:
-        """The watermark that follows from what was seen in committed micro-batches, ms; None if none does."""
+    def watermark_ms(self, clock_ms: int) -> int | None:
+        """The watermark that follows from what was seen in committed micro-batches, ms; None if none does.
+
+        By processing time, the clock.
+        """
+        if self.interval.time == "processing":
+            return clock_ms
         found = []
-        for seen, delay in zip(self.clock.seen, delays, strict=True):
-            if seen is None or delay is None:
+        for source, seen in zip(self.join.inputs, self.clock.seen, strict=True):
+            if seen is None or source.delay_ms is None:
                 return None
-            found.append(seen // self.per_ms - delay)
+            found.append(int(seen) // self.per_ms - int(source.delay_ms))
         return min(found)
 
     def snapshot(self) -> dict[str, pa.Table]:
@@ -367,7 +382,7 @@ class IntervalJoin:
             "right_seen": clock.seen[1],
         }
         told = pa.table({name: pa.array([value], pa.int64()) for name, value in facts.items()})
-        return {"left": self.tables[0].snapshot(), "right": self.tables[1].snapshot(), "time": told}
+        return {**super().snapshot(), "time": told}
 
     def restore(self, state: Mapping[str, pa.Table], settle: Callable[[], None]) -> None:
         """Take over a snapshot.

@@ -6,9 +6,9 @@ import dataclasses
 
 import numpy as np
 
-from gpu_ops.changelog import INSERT
-from gpu_ops.intervals import NEVER, clipped, shifted
-from gpu_ops.joins import Join
+from gpu_ops.descriptions.changelog import INSERT
+from gpu_ops.descriptions.interval_join import IntervalJoin
+from gpu_ops.descriptions.intervals import NEVER, clipped, shifted
 from gpu_ops.kernels import Array, Frame, Kernels
 from gpu_ops.operators.core.emission import Rows
 from gpu_ops.operators.core.match import Columns, fulfilling, match
@@ -42,8 +42,7 @@ class Meetings:
         tables: left and right state.
     """
 
-    def __init__(self, join: Join, kernels: Kernels, tables: tuple[IntervalTable, IntervalTable]) -> None:
-        assert join.interval is not None
+    def __init__(self, join: IntervalJoin, kernels: Kernels, tables: tuple[IntervalTable, IntervalTable]) -> None:
         self._kernels, self._tables, self._inputs = kernels, tables, join.inputs
         self._lower, self._upper = join.interval.units(join.time_type)
         self._keyed, self._condition = join.interval.keyed, join.condition

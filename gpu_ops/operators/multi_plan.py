@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from gpu_ops.multi import MultiJoin
+from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.state.keyed_table import KeySet
 
 Pair = tuple[str, tuple[int, str]]

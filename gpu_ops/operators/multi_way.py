@@ -19,16 +19,17 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
-from gpu_ops.changelog import DELETE, INSERT
+from gpu_ops.descriptions.changelog import DELETE, INSERT
+from gpu_ops.descriptions.description import Description
+from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Array, Frame, Kernels
-from gpu_ops.multi import MultiJoin
 from gpu_ops.operators.associations import counted_changes, mark_afresh, step_count
 from gpu_ops.operators.core.changes import apply_changes
 from gpu_ops.operators.core.emission import JOINED, PAD_COMES, PAD_GOES, fold
 from gpu_ops.operators.core.lifetimes import Lifetimes
 from gpu_ops.operators.multi_plan import Bind, Extend, Lookup, Operation, make_plan
-from gpu_ops.operators.said import Said
+from gpu_ops.operators.operator import Operator, Output, TooMuch
 from gpu_ops.operators.tuples import NOBODY, Finder, Tuples, join_tuples
 from gpu_ops.output import multi_changelog_table
 from gpu_ops.state.keyed_table import KeyedTable
@@ -36,8 +37,15 @@ from gpu_ops.state.keyed_table import KeyedTable
 _POSITION_BITS = 32
 
 
-class MultiWayJoin:
-    """A multi-way join; see `gpu_ops.operators.said.Operator`.
+def make(described: Description, kernels: Kernels, too_much: TooMuch) -> MultiWayJoin:
+    """See `gpu_ops.operators.operator.Make`."""
+    del too_much
+    assert isinstance(described, MultiJoin)
+    return MultiWayJoin(described, kernels)
+
+
+class MultiWayJoin(Operator):
+    """A multi-way join; see `gpu_ops.operators.operator.Operator`.
 
     Args:
         join: its description.
@@ -48,7 +56,7 @@ class MultiWayJoin:
         self.kernels, self.join = kernels, join
         self._plan = make_plan(join)
         counted = self._plan.counted
-        self.tables = tuple(
+        self._tables = tuple(
             KeyedTable(
                 kernels,
                 source,
@@ -59,16 +67,21 @@ class MultiWayJoin:
             for place, source in enumerate(join.inputs)
         )
 
-    def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Said:
+    @property
+    def tables(self) -> tuple[KeyedTable, ...]:
+        """The state of each input."""
+        return self._tables
+
+    def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Output:
         """Compute one micro-batch; no watermark matters."""
         del watermark_ms
         return self._prepare(changes, clock_ms, net=self.join.emit == "per_batch")
 
-    def prepare_net(self, changes: tuple[Ingested, ...], clock_ms: int) -> Said:
+    def prepare_net(self, changes: tuple[Ingested, ...], clock_ms: int) -> Output:
         """As `prepare`, but only the net change is said, whatever the join's ``emit``."""
         return self._prepare(changes, clock_ms, net=True)
 
-    def _prepare(self, changes: tuple[Ingested, ...], clock_ms: int, *, net: bool) -> Said:
+    def _prepare(self, changes: tuple[Ingested, ...], clock_ms: int, *, net: bool) -> Output:
         started = time.perf_counter()
         kernels, xp = self.kernels, self.kernels.xp
         inputs = len(self.tables)
@@ -117,7 +130,7 @@ class MultiWayJoin:
         }
         instants = kernels.asnumpy(found.instants)
         sequence_out = np.zeros(instants.size, np.int64) if net else instants >> 1
-        return Said(output, sequence_out, kernels.asnumpy(kinds), metrics)
+        return Output(output, sequence_out, kernels.asnumpy(kinds), metrics)
 
     def _uncount_expired(self) -> None:
         """Rows that have expired match nothing any more; nothing is said of it (Flink counts only what is there)."""
@@ -231,20 +244,6 @@ class MultiWayJoin:
                 return False
             mask &= ~valid
         return mask
-
-    def commit(self, clock_ms: int) -> None:
-        """Make the prepared micro-batch final."""
-        for table in self.tables:
-            table.commit(clock_ms)
-
-    def discard(self) -> None:
-        """Forget the prepared micro-batch."""
-        for table in self.tables:
-            table.discard()
-
-    def snapshot(self) -> dict[str, pa.Table]:
-        """The live rows of each input."""
-        return {name: table.snapshot() for name, table in zip(self.join.sides, self.tables, strict=True)}
 
     def restore(self, state: Mapping[str, pa.Table], settle: Callable[[], None]) -> None:
         """Take over a snapshot.

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpu_ops.changelog import DELETE, INSERT
-from gpu_ops.joins import Join
+from gpu_ops.descriptions.changelog import DELETE, INSERT
+from gpu_ops.descriptions.join import Join
 from gpu_ops.kernels import Array
 from gpu_ops.operators.core.emission import JOINED, PAD_COMES, PAD_GOES, Rows, in_order, join_rows, net_rows
 from gpu_ops.operators.core.visibility import visible_per_batch, visible_per_event

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from gpu_ops.changelog import DELETE, INSERT
-from gpu_ops.joins import Join
+from gpu_ops.descriptions.changelog import DELETE, INSERT
+from gpu_ops.descriptions.join import Join
 from gpu_ops.kernels import Array, as_slots
 from gpu_ops.operators.core.emission import JOINED, Rows, in_order, net_rows
 from gpu_ops.operators.core.lifetimes import NEVER, Lifetimes

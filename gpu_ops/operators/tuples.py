@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.kernels import Array, Frame, Kernels
-from gpu_ops.multi import MultiJoin
 from gpu_ops.operators.core.lifetimes import NEVER, Lifetimes
 from gpu_ops.operators.core.match import Columns, fulfilling, match
 from gpu_ops.operators.multi_plan import Lookup

@@ -9,23 +9,31 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pyarrow as pa
 
-from gpu_ops.changelog import DELETE, INSERT
+from gpu_ops.descriptions.changelog import DELETE, INSERT
+from gpu_ops.descriptions.description import Description
+from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.keys import Key
 from gpu_ops.ingest import Ingested
-from gpu_ops.joins import Join
 from gpu_ops.kernels import Kernels
-from gpu_ops.keys import Key
 from gpu_ops.operators import regular, semi_anti
 from gpu_ops.operators.core.changes import apply_changes
 from gpu_ops.operators.core.emission import fold
 from gpu_ops.operators.core.lifetimes import Lifetimes
+from gpu_ops.operators.operator import SIDES, Operator, Output, TooMuch
 from gpu_ops.operators.pairs import net_pairs, timed_pairs
-from gpu_ops.operators.said import SIDES, Said
 from gpu_ops.output import changelog_table
 from gpu_ops.state.keyed_table import COUNT_COLUMN, KeyedTable, KeySet
 
 
-class TwoWayJoin:
-    """A regular, semi or anti join; see `gpu_ops.operators.said.Operator`.
+def make(described: Description, kernels: Kernels, too_much: TooMuch) -> TwoWayJoin:
+    """See `gpu_ops.operators.operator.Make`."""
+    del too_much
+    assert isinstance(described, Join)
+    return TwoWayJoin(described, kernels)
+
+
+class TwoWayJoin(Operator):
+    """A regular, semi or anti join; see `gpu_ops.operators.operator.Operator`.
 
     Args:
         join: its description.
@@ -33,14 +41,19 @@ class TwoWayJoin:
     """
 
     def __init__(self, join: Join, kernels: Kernels) -> None:
-        self.kernels, self._described = kernels, join
+        self.kernels, self.join = kernels, join
         # NOT IN with more than one column or a residual condition has no key to look rows up by. With a TTL every match
         # is counted, those by null too: what they hid stays hidden when they expire, and is never taken back.
         expires = any(source.ttl_ms is not None for source in join.inputs)
         rewritten = join.null_aware and (len(join.keys) > 1 or join.where is not None or expires)
         self._run = null_aware_as_condition(join) if rewritten else join
         self._condition = self._run.condition
-        self.tables = self._make_tables()
+        self._tables = self._make_tables()
+
+    @property
+    def tables(self) -> tuple[KeyedTable, KeyedTable]:
+        """The state of each input."""
+        return self._tables
 
     def _make_tables(self) -> tuple[KeyedTable, KeyedTable]:
         join, kernels = self._run, self.kernels
@@ -58,16 +71,16 @@ class TwoWayJoin:
 
         return table(0), table(1)
 
-    def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Said:
+    def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Output:
         """Compute one micro-batch; no watermark matters."""
         del watermark_ms
         return self._prepare(self._run, changes, clock_ms)
 
-    def prepare_net(self, changes: tuple[Ingested, ...], clock_ms: int) -> Said:
+    def prepare_net(self, changes: tuple[Ingested, ...], clock_ms: int) -> Output:
         """As `prepare`, but only the net change is said, whatever the join's ``emit``."""
         return self._prepare(dataclasses.replace(self._run, emit="per_batch"), changes, clock_ms)
 
-    def _prepare(self, join: Join, changes: tuple[Ingested, ...], clock_ms: int) -> Said:
+    def _prepare(self, join: Join, changes: tuple[Ingested, ...], clock_ms: int) -> Output:
         started = time.perf_counter()
         kernels, xp = self.kernels, self.kernels.xp
         net = join.emit == "per_batch"
@@ -85,14 +98,14 @@ class TwoWayJoin:
         probed = time.perf_counter()
         operator = semi_anti if join.how in ("semi", "anti") else regular
         rows = operator.emit(join, self.tables, both, pairs, event_kinds)
-        output, frames = changelog_table(self._described, kernels, self.tables, rows)
+        output, frames = changelog_table(self.join, kernels, self.tables, rows)
         if net and operator is regular and regular.may_cancel(join, self.tables, both, rows):
-            columns = tuple(c.name for c in self._described.output)
-            types = tuple(c.type for c in self._described.output)
+            columns = tuple(c.name for c in self.join.output)
+            types = tuple(c.type for c in self.join.output)
             left_over = fold(kernels, frames, rows.kinds == DELETE, columns, types)
             if left_over.size < rows.size:
                 rows = rows.pick(left_over)
-                output, _ = changelog_table(self._described, kernels, self.tables, rows)
+                output, _ = changelog_table(self.join, kernels, self.tables, rows)
         metrics: dict[str, int | float] = {}
         for side, name in enumerate(SIDES):
             metrics[f"{name}_unknown_retractions"] = int(sides[side].unknown)
@@ -108,21 +121,7 @@ class TwoWayJoin:
             kinds = np.full(rows.size, INSERT, np.int8)
             kinds[: rows.removed] = DELETE
         sequence = np.zeros(kinds.size, np.int64) if net else kernels.asnumpy(rows.instants) >> 1
-        return Said(output, sequence, kinds, metrics)
-
-    def commit(self, clock_ms: int) -> None:
-        """Make the prepared micro-batch final."""
-        for table in self.tables:
-            table.commit(clock_ms)
-
-    def discard(self) -> None:
-        """Forget the prepared micro-batch."""
-        for table in self.tables:
-            table.discard()
-
-    def snapshot(self) -> dict[str, pa.Table]:
-        """The live rows of both sides."""
-        return {name: table.snapshot() for name, table in zip(SIDES, self.tables, strict=True)}
+        return Output(output, sequence, kinds, metrics)
 
     def restore(self, state: Mapping[str, pa.Table], settle: Callable[[], None]) -> None:
         """Take over a snapshot.

@@ -5,17 +5,19 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pyarrow as pa
 
-from gpu_ops.changelog import ROW_KIND_COLUMN
 from gpu_ops.conditions import parse
+from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
+from gpu_ops.descriptions.description import Emit
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.interval_join import IntervalJoin
+from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.keys import Equality, Key
+from gpu_ops.descriptions.multi_join import MultiJoin, Step
 from gpu_ops.errors import ConditionError, DescriptionError
-from gpu_ops.inputs import Input
-from gpu_ops.joins import Emit, Join
-from gpu_ops.keys import Key
-from gpu_ops.multi import Equality, MultiJoin, Step
 from gpu_ops.query.bind import Output
 from gpu_ops.query.choose import Chooser
 from gpu_ops.query.errors import SqlError, fail
@@ -25,7 +27,6 @@ from gpu_ops.query.nodes import Calc, JoinNode, Node, Source, quoted
 from gpu_ops.query.relations import Compute, Condition, Filter, JoinOf, Relation, Scan
 from gpu_ops.query.runs import Run, run_of, segments, spine
 from gpu_ops.query.stages import Stage
-from gpu_ops.spark.keys import unique_key
 
 
 class Builder:
@@ -179,7 +180,9 @@ class Builder:
             inputs.append(source)
         where = self.where(choice.residual, sides, inputs)
         try:
-            description = Join(
+            more: dict[str, Any] = {} if choice.interval is None else {"interval": choice.interval}
+            kind = IntervalJoin if more else Join
+            description = kind(
                 how=join.how,
                 left=inputs[0],
                 right=inputs[1],
@@ -187,9 +190,9 @@ class Builder:
                 where=where,
                 emit=self.emit,
                 null_aware=choice.null_aware,
-                interval=choice.interval,
                 time_zone=self.chooser.time_zone,
                 ansi=self.chooser.ansi,
+                **more,
             )
         except DescriptionError as error:
             self.fail(str(error), join.at)
@@ -236,7 +239,7 @@ class Builder:
         """What comes out of a join."""
         known = set(node.schema.names)
         columns = {c: name for c, name in self.name.items() if name in known}
-        key = unique_key(node.description)
+        key = node.description.unique_key
         wanted |= {c for c, name in columns.items() if name in (key or ())}  # a key computed for a join further down
         columns = {c: name for c, name in columns.items() if c in wanted or any(c in side.columns for side in sides)}
         return Stage(node, columns, self.name, None, where=[c.expr for c in above], key=key)

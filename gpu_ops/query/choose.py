@@ -13,9 +13,9 @@ from typing import Final, Literal, NoReturn
 import pyarrow as pa
 
 from gpu_ops.conditions import expressions as ex
+from gpu_ops.descriptions.intervals import Interval, time_type
+from gpu_ops.descriptions.keys import key_type
 from gpu_ops.errors import DescriptionError
-from gpu_ops.intervals import Interval, time_type
-from gpu_ops.keys import key_type
 from gpu_ops.query import nulls
 from gpu_ops.query.bounds import Bound, FinerThanMillisecondsError, bounds
 from gpu_ops.query.errors import fail

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from gpu_ops.changelog import ROW_KIND_COLUMN
+from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.query.bind import Output
 from gpu_ops.query.choose import Chooser
 from gpu_ops.query.names import Column

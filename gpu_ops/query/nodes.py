@@ -9,8 +9,8 @@ from typing import Final, Literal, NamedTuple
 
 import pyarrow as pa
 
-from gpu_ops.joins import Join
-from gpu_ops.multi import MultiJoin
+from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.multi_join import MultiJoin
 
 _PLAIN: Final = re.compile(r"[A-Za-z_]\w*")
 _WORDS: Final = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NoReturn, get_args
 
-from gpu_ops.changelog import ROW_KIND_COLUMN
+from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
+from gpu_ops.descriptions.description import Emit
 from gpu_ops.errors import DescriptionError, NotBuiltError
-from gpu_ops.joins import Emit
 from gpu_ops.query.bind import Binder, Output
 from gpu_ops.query.build import Builder
 from gpu_ops.query.choose import Chooser

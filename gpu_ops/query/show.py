@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpu_ops.inputs import Layout
-from gpu_ops.intervals import show_ms
-from gpu_ops.joins import Join
-from gpu_ops.multi import MultiJoin
+from gpu_ops.descriptions.inputs import Layout
+from gpu_ops.descriptions.intervals import show_ms
+from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.query.nodes import Calc, JoinNode, Named, Node, Plan, Source, quoted
 
 _TYPES: Final = {

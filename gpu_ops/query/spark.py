@@ -15,11 +15,12 @@ from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
 from gpu_ops.backends import Backend
-from gpu_ops.changelog import ROW_KIND_COLUMN
+from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
+from gpu_ops.descriptions.description import Emit
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.errors import DescriptionError
-from gpu_ops.inputs import Input
-from gpu_ops.joins import Emit, Join
-from gpu_ops.multi import MultiJoin
 from gpu_ops.query import shown
 from gpu_ops.query.errors import fail
 from gpu_ops.query.nodes import Calc, JoinNode, Node, Plan, Source

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from gpu_ops.changelog import ROW_KIND_COLUMN
+from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.query.names import Column, Expr
 from gpu_ops.query.nodes import Calc, Named, Node, Where, quoted
 from gpu_ops.query.relations import Scan

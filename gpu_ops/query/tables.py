@@ -6,7 +6,7 @@ import dataclasses
 
 import pyarrow as pa
 
-from gpu_ops.inputs import Updates
+from gpu_ops.descriptions.inputs import Updates
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,9 +8,10 @@ from typing import cast
 from pyspark.sql import DataFrame
 
 from gpu_ops.backends import Backend
+from gpu_ops.descriptions.description import Emit
+from gpu_ops.descriptions.join import Join, JoinType
+from gpu_ops.descriptions.keys import On, normalize_on
 from gpu_ops.errors import DescriptionError
-from gpu_ops.joins import Emit, Join, JoinType
-from gpu_ops.keys import On, normalize_on
 from gpu_ops.spark.bounded_plan import build_bounded
 from gpu_ops.spark.checks import MemoryOnlyStateWarning, check_frames, condition_session, place, spelled
 from gpu_ops.spark.plan import build

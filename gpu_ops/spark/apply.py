@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pyarrow as pa
 from pyspark.sql import types as st
 
-from gpu_ops.bounded import CoGroup
+from gpu_ops.descriptions.co_group import CoGroup
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.datatypes import arrow_type
 

@@ -10,9 +10,10 @@ from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
 from gpu_ops.backends import Backend
-from gpu_ops.bounded import Aggregate, CoGroup, Measure, parse_measure
+from gpu_ops.descriptions.aggregate import Aggregate, Measure, parse_measure
+from gpu_ops.descriptions.co_group import CoGroup
+from gpu_ops.descriptions.keys import On, normalize_on
 from gpu_ops.errors import DescriptionError
-from gpu_ops.keys import On, normalize_on
 from gpu_ops.spark.apply import Grouped
 from gpu_ops.spark.bounded_plan import build_bounded
 from gpu_ops.spark.checks import check_frames, place

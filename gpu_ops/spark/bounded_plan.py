@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
-from gpu_ops.bounded import Aggregate, CoGroup, Description
+from gpu_ops.descriptions.description import Description
 from gpu_ops.spark.apply import Grouped
 from gpu_ops.spark.arrivals import INPUT_BITS
 from gpu_ops.spark.bounded_task import NO_INPUT, BoundedTask
@@ -41,11 +41,11 @@ def build_bounded(
         lanes=tuple(lanes), stamped=(), application=session.sparkContext.applicationId, bounded=True,
     )  # fmt: skip
     make_importable(session)
-    ordered = needs_order(join)
+    ordered = join.order_matters_at_end
     sides = [to_lanes(df, number, lanes) for number, df in enumerate(inputs)]
     if ordered:
         sides = [with_stamp(side, f.monotonically_increasing_id()) for side in sides]
-    if isinstance(join, Aggregate) and not join.by:
+    if join.result_without_rows:
         sides.append(_marker(sides[0]))
     rows = shuffle(functools.reduce(DataFrame.unionAll, sides), join, lanes, placed.partitions)
     if ordered:
@@ -65,13 +65,6 @@ def _marker(like: DataFrame) -> DataFrame:
     """A row of no input: where there is no row at all Spark runs no task, and an aggregate of nothing has a row."""
     values = [f.lit(NO_INPUT if x.name == ORIGIN else None).cast(x.dataType).alias(x.name) for x in like.schema.fields]
     return like.sparkSession.range(1).select(*values)
-
-
-def needs_order(join: Description) -> bool:
-    """Whether it matters in which order an input's rows come: they change each other, or a function sees them."""
-    return isinstance(join, CoGroup) or any(
-        not source.insert_only or source.sequence_by is not None for source in join.inputs
-    )
 
 
 def _order(join: Description, lanes: Sequence[Lane]) -> list[Column]:

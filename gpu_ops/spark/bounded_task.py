@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 
 from gpu_ops.backends import Backend
-from gpu_ops.bounded import CoGroup
 from gpu_ops.budget import Budget
 from gpu_ops.engine import JoinEngine
 from gpu_ops.spark.arrivals import INPUT_BITS, origins
@@ -61,7 +60,7 @@ class BoundedTask:
                 rows = self._wire.split(join, table)
                 yield from engine.process(*rows.tables, orders=rows.orders).to_batches()
             for part in engine.finish_parts():
-                if isinstance(join, CoGroup) and self._function is not None:
+                if self._function is not None:
                     yield from grouped(join, self._function, part)
                 else:
                     yield from part.to_batches(max_chunksize=ROWS_PER_BATCH)

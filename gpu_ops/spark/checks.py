@@ -9,10 +9,8 @@ from typing import Final, TypedDict
 
 from pyspark.sql import DataFrame, SparkSession
 
-from gpu_ops.attributes import check_backlog
-from gpu_ops.bounded import Aggregate, CoGroup, Description
+from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import DescriptionError, NotBuiltError, StateError
-from gpu_ops.multi import MultiJoin
 from gpu_ops.spark.datatypes import unlike_bytes
 from gpu_ops.spark.directory import Directory
 from gpu_ops.spark.folders import warn_of_local_folder
@@ -88,10 +86,7 @@ def condition_session(df: DataFrame, *where: str | None) -> ConditionSession:
 
 def _check_conditions(description: Description, sides: Sequence[Stream]) -> None:
     """Refuses text that Spark does not compare by its bytes, in conditions that ask more than whether it is null."""
-    if isinstance(description, (Aggregate, CoGroup)):
-        return
-    conditions = description.conditions if isinstance(description, MultiJoin) else (description.condition,)
-    for condition in conditions:
+    for condition in description.conditions:
         for source, side in zip(description.inputs, sides, strict=True):
             for column in condition.compared.get(source.name, ()) if condition is not None else ():
                 unlike = unlike_bytes(side.df.schema[column])
@@ -205,12 +200,11 @@ def _check_state(description: Description, *, static: bool, state: StateAddress 
         option = "state=" if state is not None else "backlog="
         raise DescriptionError(f"{option} has no place here: bounded input is joined at once and needs no state folder")
     if backlog:
-        check_backlog(description)
+        description.check_backlog()
     if not static and state is None and description.emit == "at_end":
-        what = {Aggregate: "an aggregate", CoGroup: "a co-group"}.get(type(description), "emit='at_end'")
         raise DescriptionError(
-            f"{what} of a stream keeps it until it ends, and gpu_ops.finish(spark, state=...) gives the result: "
-            "give it a state= folder"
+            f"{description.kept_at_end} of a stream keeps it until it ends, and gpu_ops.finish(spark, state=...) gives "
+            "the result: give it a state= folder"
         )
 
 
@@ -218,22 +212,14 @@ def _check_output(description: Description, df: DataFrame) -> None:
     if str(df.sparkSession.conf.get("spark.sql.caseSensitive")).lower() == "true":
         return
     names = [c.name.lower() for c in description.output]
-    if isinstance(description, CoGroup):
+    if description.takes_function:
         return  # the function's own columns come out
     for column in description.output:
         if names.count(column.name.lower()) > 1:
             raise DescriptionError(
                 f"the changelog would have {column.name!r} twice (Spark does not tell case apart): "
-                f"rename one{_suffixes(description)}"
+                f"rename one{description.rename_hint}"
             )
-
-
-def _suffixes(description: Description) -> str:
-    if isinstance(description, Aggregate):
-        return ""
-    if isinstance(description, MultiJoin):
-        return f", or give suffixes={tuple(f'_{source.name}' for source in description.inputs)!r}"
-    return ", or give suffixes=('_l', '_r')"
 
 
 def _check_lineage(sides: Sequence[Stream], name: str, state: StateAddress | None) -> None:

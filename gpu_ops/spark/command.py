@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gpu_ops.bounded import Description, from_json
+from gpu_ops.descriptions.description import Description
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.errors import BadInputError, DescriptionError
-from gpu_ops.inputs import Input
-from gpu_ops.joins import Join
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.manifest import SPARK
 
@@ -115,7 +115,7 @@ class Wire:
         side, order = (_numpy(table[name]) for name in (self.side, self.order))
         known = (side >= 0) & (side < len(join.inputs))
         if not bool(known.all()):
-            there = "0 (left) or 1 (right)" if isinstance(join, Join) else f"a number below {len(join.inputs)}"
+            there = "0 (left) or 1 (right)" if join.sides == ("left", "right") else f"a number below {len(join.inputs)}"
             raise BadInputError(_all(join), self.side, f"is {there}", int(side[~known][0]))
         tables: list[pa.Table] = []
         orders: list[npt.NDArray[np.int64]] = []

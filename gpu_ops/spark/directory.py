@@ -15,8 +15,8 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final, NamedTuple
 
+from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import DescriptionError, StateError
-from gpu_ops.joins import Join
 from gpu_ops.spark.channel import Channel
 from gpu_ops.spark.cluster import ClusterServers
 from gpu_ops.spark.embedded import EmbeddedServers
@@ -77,7 +77,7 @@ class Timed(NamedTuple):
         distribution: by what rows go to partitions.
     """
 
-    join: Join
+    join: Description
     partitions: int
     state: StateAddress | None
     upstream: tuple[str | None, str | None]

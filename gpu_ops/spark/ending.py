@@ -10,8 +10,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as st
 
-from gpu_ops.attributes import why_no_backlog
-from gpu_ops.bounded import CoGroup, Description
+from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.spark.apply import Grouped
 from gpu_ops.spark.command import parse_join
@@ -20,7 +19,6 @@ from gpu_ops.spark.directory import Directory
 from gpu_ops.spark.left_over import LeftOver
 from gpu_ops.spark.marks import marked
 from gpu_ops.spark.recovery import stored_version
-from gpu_ops.spark.watermarks import timed
 from gpu_ops.spark.workers import make_importable
 from gpu_ops.state.address import Location, StateAddress
 from gpu_ops.state.durable import PartitionLog
@@ -111,7 +109,7 @@ def _function(
     """The function of a co-group, None of anything else."""
     if (apply is None) != (schema is None):
         raise DescriptionError("apply= and schema= go together")
-    if not isinstance(join, CoGroup):
+    if not join.takes_function:
         if apply is not None:
             raise DescriptionError(f"apply= is for a co-group; the state folder {state} is none's")
         return None
@@ -130,7 +128,7 @@ def _speaks(join: Description, files: Files, manifest: Manifest, version: int) -
     """Whether the end of input makes it say anything."""
     if join.emit == "at_end":
         return True
-    if version == 0 or timed(join) is not None:
+    if version == 0 or join.interval is not None:
         return version > 0
     logs = (PartitionLog(files, manifest, partition) for partition in range(manifest.partitions))
-    return why_no_backlog(join) is None and any(log.in_backlog(version) for log in logs)
+    return join.why_no_backlog() is None and any(log.in_backlog(version) for log in logs)

@@ -13,13 +13,14 @@ from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
 from gpu_ops.backends import Backend
-from gpu_ops.changelog import ROW_KIND_COLUMN
+from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
+from gpu_ops.descriptions.description import Emit
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.interval_join import IntervalJoin
+from gpu_ops.descriptions.intervals import Duration, Interval, Late, parse_bound
+from gpu_ops.descriptions.join import JoinType
+from gpu_ops.descriptions.keys import On, normalize_on
 from gpu_ops.errors import DescriptionError
-from gpu_ops.inputs import Input
-from gpu_ops.intervals import Duration, Interval, Late, parse_bound
-from gpu_ops.joins import Emit, Join, JoinType
-from gpu_ops.keys import On, normalize_on
-from gpu_ops.output import own_column
 from gpu_ops.spark.apply import Applied, applied_schema
 from gpu_ops.spark.bounded_plan import build_bounded
 from gpu_ops.spark.checks import check_frames, condition_session, place, spelled
@@ -140,7 +141,7 @@ def interval_join(
     if interval.time == "event":
         timed = [_timed(side, number, time) for number, side in enumerate(sides)]
         sides, upstream = (timed[0][0], timed[1][0]), (timed[0][1], timed[1][1])
-    description = Join(
+    description = IntervalJoin(
         how=cast("JoinType", spelled(how)),
         left=as_input(sides[0], "left", derive=False),
         right=as_input(sides[1], "right", derive=False),
@@ -201,14 +202,13 @@ def _timed(side: Stream, number: int, time: EventTimes) -> tuple[Stream, str | N
     return side, says.plan_id if made else None
 
 
-def _check_process(join: Join, process: object, schema: object) -> None:
+def _check_process(join: IntervalJoin, process: object, schema: object) -> None:
     if (process is None) != (schema is None):
         raise DescriptionError("process= and process_schema= go together")
     if process is None:
         return
     if not callable(process):
         raise DescriptionError(f"process= is a function of record batches, not {type(process).__name__}")
-    assert join.interval is not None
     if join.how != "inner" or join.interval.time == "processing":
         raise DescriptionError("process= takes the pairs of an inner join by event time")
     if join.interval.late == "tag":
@@ -223,14 +223,14 @@ def _check_process(join: Join, process: object, schema: object) -> None:
 
 def _processed(
     changes: DataFrame,
-    join: Join,
+    join: IntervalJoin,
     process: Callable[[pa.RecordBatch], pa.RecordBatch],
     schema: st.StructType | str,
 ) -> DataFrame:
     """What a function makes of the joined rows."""
     times = []
     for side, source in enumerate(join.inputs):
-        shown = (c.name for c in join.output if c.side != 3 and own_column(join, side, c) == source.event_time)
+        shown = (c.name for c in join.output if c.side != 3 and join.own_column(side, c) == source.event_time)
         times.append(_as_timestamp(quoted(next(shown)), join, source))
     context = (*times, f.greatest(*times))
     rows = changes.drop(ROW_KIND_COLUMN).select("*", *(c.alias(n) for c, n in zip(context, _CONTEXT, strict=True)))
@@ -238,7 +238,7 @@ def _processed(
     return rows.mapInArrow(Applied(process, wanted), wanted)
 
 
-def _as_timestamp(time: Column, join: Join, source: Input) -> Column:
+def _as_timestamp(time: Column, join: IntervalJoin, source: Input) -> Column:
     """An event time in the type that both inputs' are compared in."""
     if pa.types.is_timestamp(join.time_type) and source.schema.field(source.event_time).type == pa.int64():
         if join.time_type.tz is not None:

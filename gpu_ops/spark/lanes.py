@@ -14,9 +14,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
-from gpu_ops.bounded import Aggregate, CoGroup, Description
-from gpu_ops.joins import Join
-from gpu_ops.keys import Shuffle
+from gpu_ops.descriptions.description import Description
+from gpu_ops.descriptions.keys import Shuffle
 from gpu_ops.spark.arrivals import INPUT_BITS, PARTITION_BITS, Arrivals, Rows
 from gpu_ops.spark.datatypes import arrow_type, is_binary_collated, nullable, spark_type
 
@@ -77,7 +76,7 @@ def assign_lanes(join: Description, schemas: Sequence[st.StructType]) -> list[La
                 for n, column in alike.items():
                     placed[n].add(column)
 
-    for columns in _keys(join):
+    for columns in join.equal_columns:
         share(columns)
     share([source.row_kind for source in join.inputs])
     for number, own in enumerate(types):
@@ -94,15 +93,6 @@ def assign_lanes(join: Description, schemas: Sequence[st.StructType]) -> list[La
         Lane(tuple(lane.get(n) for n in range(len(types))), f"c{place}", kind)
         for place, (lane, kind) in enumerate(made)
     ]
-
-
-def _keys(join: Description) -> list[tuple[str, ...]]:
-    """Columns that are compared with each other, one per input: what rows are distributed by is among them."""
-    if isinstance(join, Aggregate):
-        return [(column,) for column in join.by]
-    if isinstance(join, (Join, CoGroup)):
-        return [(key.left, key.right) for key in join.keys]
-    return list(join.common_key)
 
 
 def wire_schema(lanes: Sequence[Lane]) -> pa.Schema:
@@ -207,11 +197,4 @@ def _distributed(by: Shuffle, lanes: Sequence[Lane]) -> Column:
 
 def collated_key(join: Description, schemas: Sequence[st.StructType]) -> str | None:
     """A key column, or one that is compared, whose collation makes different bytes equal, or None."""
-    if isinstance(join, Aggregate):
-        compared = [m.column for m in join.measures if m.function in ("min", "max", "count_distinct")]
-        keys = [(0, column) for column in (*join.by, *compared) if column is not None]
-    elif isinstance(join, (Join, CoGroup)):
-        keys = [(n, key.column(n)) for key in join.keys for n in (0, 1)]
-    else:
-        keys = [c for n, step in enumerate(join.steps, 1) for k in step.on for c in ((k.input, k.column), (n, k.own))]
-    return next((name for n, name in keys if not is_binary_collated(schemas[n][name].dataType)), None)
+    return next((name for n, name in join.compared_columns if not is_binary_collated(schemas[n][name].dataType)), None)

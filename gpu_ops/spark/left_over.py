@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
-from gpu_ops.bounded import CoGroup
+from gpu_ops.descriptions.description import Description
 from gpu_ops.spark.command import parse_join
 from gpu_ops.spark.partition import stored_state
 from gpu_ops.state.address import Location, StateAddress
@@ -16,7 +16,7 @@ from gpu_ops.state.manifest import Manifest
 
 ROWS_PER_BATCH: Final = 1 << 16
 
-Function = Callable[[CoGroup, pa.Table], pa.Table]
+Function = Callable[[Any, pa.Table], pa.Table]
 """What makes a co-group's result of a part, see `gpu_ops.spark.apply.Grouped`."""
 
 
@@ -45,13 +45,13 @@ class LeftOver:
         for batch in batches:
             for partition in batch.column(0).to_pylist():
                 for part in left_over(self._state, self._manifest, partition, self._version):
-                    if isinstance(described, CoGroup) and self._function is not None:
+                    if self._function is not None:
                         yield from grouped(described, self._function, part)
                     else:
                         yield from part.to_batches(max_chunksize=ROWS_PER_BATCH)
 
 
-def grouped(described: CoGroup, function: Function, part: pa.Table) -> Iterator[pa.RecordBatch]:
+def grouped(described: Description, function: Function, part: pa.Table) -> Iterator[pa.RecordBatch]:
     """What a co-group's function makes of a part; of one without rows nothing."""
     if part.num_rows:
         yield from function(described, part).to_batches(max_chunksize=ROWS_PER_BATCH)

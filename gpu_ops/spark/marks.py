@@ -13,16 +13,12 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
-from gpu_ops.bounded import Description
-from gpu_ops.changelog import LATE_ROW_KIND, ROW_KIND_COLUMN
+from gpu_ops.descriptions.changelog import LATE_ROW_KIND, ROW_KIND_COLUMN
+from gpu_ops.descriptions.description import Description, OutputColumn
 from gpu_ops.errors import DescriptionError
-from gpu_ops.joins import Join, OutputColumn
-from gpu_ops.output import own_column
-from gpu_ops.spark.keys import unique_key
 from gpu_ops.spark.lanes import quoted
-from gpu_ops.spark.watermarks import keep_ms, timed
 
-MARK: Final = "gpu_ops.changelog"
+MARK: Final = "gpu_ops.descriptions.changelog"
 """Of the row-kind column; its value is the join's name."""
 
 DELAY: Final = "gpu_ops.watermarkDelayMs"
@@ -36,7 +32,7 @@ KEY_COLUMN: Final = "gpu_ops.uniqueKeyColumn"
 
 _SPARK_DELAY: Final = "spark.watermarkDelayMs"
 _SOURCE: Final = "gpu_ops.watermarkOf"
-_INPUTS: Final = "gpu_ops.inputs"
+_INPUTS: Final = "gpu_ops.descriptions.inputs"
 _COLUMN: Final = ("gpu_ops.left", "gpu_ops.right")
 _TIME: Final = ("gpu_ops.leftTime", "gpu_ops.rightTime")
 
@@ -94,24 +90,25 @@ def marked(join: Description, name: str, plan_id: str) -> list[Column]:
     """
     inputs = [source.name for source in join.inputs]
     mark: dict[str, Any] = {MARK: name, _INPUTS: inputs}
-    key, interval = unique_key(join), timed(join)
+    key = join.unique_key
     if key is not None:
         mark[KEY] = list(key)
     columns = [f.col(ROW_KIND_COLUMN).alias(ROW_KIND_COLUMN, metadata=mark)]
     for column in join.output:
-        says: dict[str, Any] = _metadata(interval, column, plan_id) if interval is not None else {}
+        says: dict[str, Any] = _metadata(join, column, plan_id) if join.interval is not None else {}
         if key is not None and column.name in key:
             says[KEY_COLUMN] = f"{plan_id} {column.name}"
         columns.append(quoted(column.name).alias(column.name, metadata=says) if says else quoted(column.name))
     return columns
 
 
-def _metadata(join: Join, column: OutputColumn, plan_id: str) -> dict[str, Any]:
+def _metadata(join: Description, column: OutputColumn, plan_id: str) -> dict[str, Any]:
     """Of one column of an interval join's changelog."""
+    assert join.interval is not None
     metadata: dict[str, Any] = {}
     times: list[int] = []  # the inputs whose event time it is
     for side, source in enumerate(join.inputs):
-        own = own_column(join, side, column)
+        own = join.own_column(side, column)
         if own is not None and column.side != 3:
             metadata[_COLUMN[side]] = own
         if own is not None and own == source.event_time:
@@ -120,7 +117,7 @@ def _metadata(join: Join, column: OutputColumn, plan_id: str) -> dict[str, Any]:
     behind = [join.inputs[side].delay_ms for side in times]
     known = [ms for ms in behind if ms is not None]
     if known and len(known) == len(behind):
-        metadata |= {DELAY: max(known) + keep_ms(join), _SOURCE: plan_id}
+        metadata |= {DELAY: max(known) + join.interval.keep_ms, _SOURCE: plan_id}
     return metadata
 
 

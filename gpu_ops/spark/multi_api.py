@@ -8,9 +8,10 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from gpu_ops.backends import Backend
+from gpu_ops.descriptions.description import Emit
+from gpu_ops.descriptions.keys import Equality
+from gpu_ops.descriptions.multi_join import MultiJoin, MultiOn, StepKeys
 from gpu_ops.errors import DescriptionError
-from gpu_ops.joins import Emit
-from gpu_ops.multi import Equality, MultiJoin, MultiOn, StepKeys
 from gpu_ops.spark.bounded_plan import build_bounded
 from gpu_ops.spark.checks import check_frames, condition_session, place, spelled
 from gpu_ops.spark.plan import build

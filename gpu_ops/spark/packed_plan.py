@@ -9,7 +9,7 @@ import numpy as np
 from pyspark.sql import DataFrame
 from pyspark.sql import types as st
 
-from gpu_ops.bounded import Description
+from gpu_ops.descriptions.description import Description
 from gpu_ops.spark.arrivals import PACKED, Carried, Packed
 from gpu_ops.spark.datatypes import arrow_schema, spark_type
 from gpu_ops.spark.files import Reading, holds_files

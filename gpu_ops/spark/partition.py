@@ -18,14 +18,12 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from gpu_ops.attributes import why_no_backlog
 from gpu_ops.budget import Budget
 from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import GpuJoinError, StateError
 from gpu_ops.spark import recovery
 from gpu_ops.spark.command import ApplyCommand, Wire, parse_join
 from gpu_ops.spark.pending import Pending, Recorded, identity
-from gpu_ops.spark.watermarks import by_event_time
 from gpu_ops.state import activity
 from gpu_ops.state.activity import Activity
 from gpu_ops.state.address import StateAddress
@@ -97,7 +95,7 @@ class PartitionState:
         self._last_clock = 0
         self._times = NO_TIMES
         self._in_backlog = True
-        self._by_event_time = by_event_time(self.join)
+        self._by_event_time = self.join.by_event_time
         self._found = self._manifest
         self._older = False
         self._log: PartitionLog | None = None
@@ -427,7 +425,7 @@ class PartitionState:
             memory_limit=self._options.get("memory_limit", self._budget),
             tiny=bool(self._options.get("tiny", False)),
             # also where the user does not say so any more: a backlog that is stored goes live
-            backlog=bool(self._options.get("backlog", False)) or why_no_backlog(self.join) is None,
+            backlog=bool(self._options.get("backlog", False)) or self.join.why_no_backlog() is None,
         )
 
     def _forget(self) -> None:

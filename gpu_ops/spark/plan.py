@@ -11,10 +11,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
-from gpu_ops.bounded import Description
-from gpu_ops.changelog import ROW_KIND_COLUMN
+from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
+from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import DescriptionError
-from gpu_ops.joins import Join
 from gpu_ops.spark.client import Task
 from gpu_ops.spark.datatypes import spark_type
 from gpu_ops.spark.directory import Directory, Timed
@@ -26,8 +25,7 @@ from gpu_ops.spark.marks import known_key, marked
 from gpu_ops.spark.metrics import METRICS_COLUMN, METRICS_TYPE, free_name, metric_names, observed
 from gpu_ops.spark.packed_plan import packed_rows, read_as, reads_files
 from gpu_ops.spark.packing import DISTRIBUTION
-from gpu_ops.spark.plugin import metrics_reported, order_matters, shuffle_reorders
-from gpu_ops.spark.watermarks import by_event_time, timed
+from gpu_ops.spark.plugin import metrics_reported, shuffle_reorders
 from gpu_ops.spark.workers import make_importable
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.manifest import SPARK
@@ -146,7 +144,7 @@ def build(
     readings = tuple(source_of(df) for df in inputs) if packed else ()
     # what is packed has an order of its own
     reordered = shuffle_reorders(session) and not packed
-    stamped = tuple(n for n in range(len(inputs)) if order_matters(join, n)) if reordered else ()
+    stamped = tuple(n for n in range(len(inputs)) if join.order_matters(n)) if reordered else ()
     plan = JoinPlan(
         plan_id=uuid.uuid4().hex[:12],
         join=join,
@@ -163,12 +161,11 @@ def build(
     directory = Directory.of(session)
     make_importable(session)
     directory.expect(plan.plan_id)
-    interval = timed(join)
-    if interval is not None:
-        directory.register(plan.plan_id, Timed(interval, placed.partitions, placed.state, upstream, plan.distribution))
+    if join.interval is not None:
+        directory.register(plan.plan_id, Timed(join, placed.partitions, placed.state, upstream, plan.distribution))
     if placed.final_only:
         directory.append_only(plan.plan_id, placed.final_only)
-    names = metric_names(join.sides, interval=interval is not None)
+    names = metric_names(join.sides, interval=join.interval is not None)
     if packed:
         travel = packed_rows(join, inputs, readings, lanes, placed.partitions)
     else:
@@ -176,7 +173,7 @@ def build(
     hidden = None if plan.reported else free_name(METRICS_COLUMN, join.output_schema.names)
     task = Task(
         f"{JOIN}_{plan.plan_id}", _command(plan), directory.address, travel.arrivals, join.output_schema,
-        metrics=names, times=by_event_time(join), hidden=hidden,
+        metrics=names, times=join.by_event_time, hidden=hidden,
     )  # fmt: skip
     first, *others = union_order([open_tasks(df) for df in inputs])
     union = kept(travel.sides[first])
@@ -337,8 +334,7 @@ def output_type(join: Description, schemas: Sequence[st.StructType]) -> st.Struc
     for column in join.output:
         # A column that two inputs show together: either's type will do if it is the common one.
         candidates = [s[n].dataType for s in schemas for n in (column.column, column.other) if n in s.names]
-        of_one = not isinstance(join, Join) or column.side < 2
-        of_one = of_one and column.column in schemas[column.side].names
+        of_one = column.other is None and column.column in schemas[column.side].names
         own = [schemas[column.side][column.column].dataType] if of_one else []
         fields.append(st.StructField(column.name, spark_type(column.type, *own, *candidates)))
     return st.StructType(fields)

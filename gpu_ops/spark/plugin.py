@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from gpu_ops.bounded import Description
-from gpu_ops.joins import Join
-from gpu_ops.multi import MultiJoin
 from gpu_ops.spark.settings import Settings
 
 PLUGIN: Final = "com.nvidia.spark.SQLPlugin"
@@ -34,21 +31,3 @@ def metrics_reported(session: Any) -> bool:
     """
     asked = Settings.of(session.sparkContext.getConf().getAll()).metrics
     return plugin_on(session) if asked is None else asked == "reported"
-
-
-def order_matters(join: Description, number: int) -> bool:
-    """Whether what a join says depends on the order of an input's rows within a micro-batch.
-
-    The net change of rows that are only ever added does not. Where it does, rows are stamped, by an expression
-    that the plugin leaves on the CPU, the scan's rows with it.
-
-    Args:
-        join: the description.
-        number: of the input.
-    """
-    if not isinstance(join, (Join, MultiJoin)) or join.emit == "per_event":
-        return True
-    if isinstance(join, Join) and join.interval is not None:
-        return True
-    source = join.inputs[number]
-    return not source.insert_only

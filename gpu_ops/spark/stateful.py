@@ -12,9 +12,8 @@ from typing import Any, Final, NamedTuple
 
 from pyspark.sql import DataFrame
 
-from gpu_ops.changelog import ROW_KIND_COLUMN
+from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.errors import DescriptionError
-from gpu_ops.joins import Join
 from gpu_ops.spark.functions import MAPS, joins_in
 from gpu_ops.spark.plan import ROW_BY_ROW, plans_in
 
@@ -161,7 +160,7 @@ def _check_changelog(aggregate: Any, name: str) -> None:
     if ROW_KIND_COLUMN in {str(x.name()) for x in _all(aggregate.references().toSeq())}:
         return
     for plan in plans_in(str(aggregate.toString()))[:1]:
-        if not (isinstance(plan.join, Join) and plan.join.interval is not None):
+        if plan.join.interval is None:
             raise DescriptionError(
                 f"input '{name}' aggregates the changelog of '{plan.placed.name}' without its {ROW_KIND_COLUMN}, so "
                 "that a row that was taken back counts twice. Count with a sign, as in "

@@ -9,11 +9,11 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import types as st
 
-from gpu_ops.changelog import ROW_KIND_COLUMN
+from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
+from gpu_ops.descriptions.inputs import BadRows, Input, Updates, parse_duration
+from gpu_ops.descriptions.intervals import Duration, parse_bound
+from gpu_ops.descriptions.keys import Key
 from gpu_ops.errors import DescriptionError, NotBuiltError
-from gpu_ops.inputs import BadRows, Input, Updates, parse_duration
-from gpu_ops.intervals import Duration, parse_bound
-from gpu_ops.keys import Key
 from gpu_ops.spark.datatypes import arrow_schema
 from gpu_ops.spark.marks import is_changelog
 from gpu_ops.spark.plan import derived_key

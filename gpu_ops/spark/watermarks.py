@@ -11,9 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
-from gpu_ops.bounded import Description
+from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import StateError
-from gpu_ops.joins import Join
 from gpu_ops.spark import recovery
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.durable import PartitionLog
@@ -61,13 +60,13 @@ class Watermarks:
 
     def __init__(
         self,
-        join: Join,
+        join: Description,
         manifest: Manifest,
         state: StateAddress | None,
         upstream: tuple[Upstream | None, Upstream | None] = (None, None),
     ) -> None:
         self._join, self._manifest, self._state, self._upstream = join, manifest, state, upstream
-        self._by_event_time = by_event_time(join)
+        self._by_event_time = join.by_event_time
         self._lock = threading.Lock()
         self._batch = -1
         self._moment, self._last = Moment(None, 0), Moment(None, 0)
@@ -115,7 +114,8 @@ class Watermarks:
         """
         with self._lock:
             watermark = self._before.watermark if batch_id == self._batch else None
-        return None if watermark is None else watermark - keep_ms(self._join)
+        assert self._join.interval is not None
+        return None if watermark is None else watermark - self._join.interval.keep_ms
 
     # --- inside ------------------------------------------------------------------------------
 
@@ -177,21 +177,11 @@ class Watermarks:
         return times
 
     def __str__(self) -> str:
-        return f"interval join of {self._join.left.name}, {self._join.right.name}"
-
-
-def timed(join: Description) -> Join | None:
-    """The join if it is an interval join, else None."""
-    return join if isinstance(join, Join) and join.interval is not None else None
-
-
-def by_event_time(join: Description) -> bool:
-    """Whether it is an interval join that a watermark moves."""
-    return isinstance(join, Join) and join.interval is not None and join.interval.time == "event"
+        return f"interval join of {self._join.inputs[0].name}, {self._join.inputs[1].name}"
 
 
 def operator_watermark(
-    join: Join, own: tuple[int | None, int | None], silent_ms: tuple[int, int], before: int | None
+    join: Description, own: tuple[int | None, int | None], silent_ms: tuple[int, int], before: int | None
 ) -> int | None:
     """The watermark of a micro-batch: that of the input which is behind, and never less than before.
 
@@ -211,15 +201,3 @@ def operator_watermark(
     if not counting or len(known) < len(counting):
         return before
     return later(before, min(known))
-
-
-def kept_ms(join: Join) -> tuple[int, int]:
-    """How long after its own time a row of each input is kept, milliseconds; 0 where it never waits."""
-    interval = join.interval
-    assert interval is not None
-    return max(interval.upper_ms, 0) + interval.min_cleanup_ms, max(-interval.lower_ms, 0) + interval.min_cleanup_ms
-
-
-def keep_ms(join: Join) -> int:
-    """How far an interval join's output may be behind its watermark, milliseconds."""
-    return max(kept_ms(join))

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from gpu_ops.descriptions.inputs import Input
 from gpu_ops.errors import StateError
-from gpu_ops.inputs import Input
 from gpu_ops.kernels import Array, Kernels, Store
 from gpu_ops.values import with_types
 

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gpu_ops.inputs import Input
-from gpu_ops.intervals import shifted
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.intervals import shifted
 from gpu_ops.kernels import Array, Frame, Kernels
 from gpu_ops.state.columns import LIVE, Growing
 from gpu_ops.state.queue import TimeQueue

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gpu_ops.inputs import Input
+from gpu_ops.descriptions.inputs import Input
 from gpu_ops.kernels import Array, Frame, Kernels, distinct
 from gpu_ops.state.columns import DEAD, DYING, LIVE
 from gpu_ops.state.index import HashIndex, to_entries

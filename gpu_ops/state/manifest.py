@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from gpu_ops.bounded import from_json
+from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.errors import StateError
 from gpu_ops.state.files import Files
 

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from gpu_ops.descriptions.inputs import Input
 from gpu_ops.errors import StateError
-from gpu_ops.inputs import Input
 from gpu_ops.kernels import Array, Frame, Kernels, as_slots
 from gpu_ops.state.cold import postponed
 from gpu_ops.state.columns import (

@@ -12,11 +12,13 @@ import pyarrow as pa
 from oracle.drive import Change, Event, Row, canonical
 from oracle.interval_rules import LATE, WATERMARK, TimedEvent
 
-from gpu_ops.inputs import Input
-from gpu_ops.intervals import Interval, parse_bound
-from gpu_ops.joins import Emit, Join
-from gpu_ops.keys import Key
-from gpu_ops.multi import AnyJoin, MultiJoin
+from gpu_ops.descriptions.description import Description, Emit
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.interval_join import IntervalJoin
+from gpu_ops.descriptions.intervals import Interval, parse_bound
+from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.keys import Key
+from gpu_ops.descriptions.multi_join import MultiJoin
 
 BUILT = ("regular", "semi", "anti", "interval_sql", "interval_datastream", "multi")
 """Kinds of join that there is an operator for."""
@@ -98,7 +100,7 @@ class Case:
         time = row[names[side].index(self.data["join"]["time_columns"][side])]
         return LATE, (*(row + pad if side == 0 else pad + row), time)
 
-    def join(self, emit: Emit) -> AnyJoin:
+    def join(self, emit: Emit) -> Description:
         """The description; `NotImplementedError` for a kind that is not built."""
         if self.kind not in BUILT:
             raise NotImplementedError(f"not built: {self.kind} join")
@@ -111,7 +113,8 @@ class Case:
         clash = set(left.schema.names) & set(right.schema.names)
         residual = [f"{left.name}.{a} {op} {right.name}.{b}" for a, op, b in told.get("residual", ())]
         both = self.kind not in ("semi", "anti")
-        return Join(
+        more: dict[str, Any] = {"interval": self._interval()} if self.timed else {}
+        return (IntervalJoin if self.timed else Join)(
             how=told["how"] if both else self.kind,
             left=left,
             right=right,
@@ -120,7 +123,7 @@ class Case:
             emit=emit,
             null_aware=bool(told.get("null_aware")),
             suffixes=("_left", "_right") if clash and both else None,
-            interval=self._interval() if self.timed else None,
+            **more,
         )
 
     def _multi(self, emit: Emit) -> MultiJoin:

@@ -21,7 +21,7 @@ from oracle.interval_drive import timed_cuts, timed_run, timed_run_all
 from oracle.sql import reference
 
 from conformance.case import BUILT, Case, read_cases
-from gpu_ops.joins import Emit
+from gpu_ops.descriptions.description import Emit
 
 ALL = 1_000_000_000
 SPLITS = {"split1": 1, "split7": 7, "all": ALL}

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from oracle.drive import Backend
 
-from gpu_ops.multi import AnyJoin
+from gpu_ops.descriptions.description import Description
 from kernels.support import same
 
 CPU = Backend("cpu")
@@ -20,7 +20,7 @@ Result = tuple[list[pa.Table], list[np.ndarray], dict[str, pa.Table]]
 
 def run(
     backend: Backend,
-    join: AnyJoin,
+    join: Description,
     batches: Batches,
     start: dict[str, pa.Table] | None = None,
     before: Callable[[Any, int], object] = lambda _engine, _number: None,

@@ -14,11 +14,11 @@ from oracle.multi_traces import MultiShape
 from oracle.traces import HOWS, LAYOUTS, Shape
 
 from gpu_ops.budget import STATE_SHARE, Budget, memory_size
+from gpu_ops.descriptions.description import Description, Emit
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.keys import Key
 from gpu_ops.errors import DescriptionError, StateError
-from gpu_ops.inputs import Input
-from gpu_ops.joins import Emit, Join
-from gpu_ops.keys import Key
-from gpu_ops.multi import AnyJoin
 from kernels import test_engine, test_interval, test_multi
 from kernels.conftest import EMULATED, only_on
 from kernels.engines import CPU, Batches, alike, run
@@ -54,7 +54,7 @@ class Squeeze:
         self.cold.append(host)
 
 
-def same_squeezed(engines: Backend, join: AnyJoin, batches: Batches) -> None:
+def same_squeezed(engines: Backend, join: Description, batches: Batches) -> None:
     squeeze = Squeeze()
     alike(run(engines, join, batches, before=squeeze), run(CPU, join, batches))
     assert max(squeeze.cold) > 0 == min(squeeze.cold)

@@ -13,9 +13,10 @@ from conformance.case import BUILT, Case, read_cases
 from oracle.drive import Backend, by_event, cuts, difference, run_all
 from oracle.traces import HOWS, LAYOUTS, Shape, recipe, trace
 
-from gpu_ops.inputs import Input
-from gpu_ops.joins import Emit, Join, JoinType
-from gpu_ops.keys import Key
+from gpu_ops.descriptions.description import Emit
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.join import Join, JoinType
+from gpu_ops.descriptions.keys import Key
 from kernels.conftest import EMULATED, only_on
 from kernels.engines import CPU, Batches, alike, run
 from kernels.support import TYPES, everything, plain_rows

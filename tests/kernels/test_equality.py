@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from gpu_ops.descriptions.keys import key_type
 from gpu_ops.kernels import Kernels
-from gpu_ops.keys import key_type
 from kernels.support import TYPES, every, everything, frame_of, plain_rows, plain_values, rows_of
 
 

@@ -151,7 +151,7 @@ def test_coalesce(kernels: Kernels, name: str) -> None:
     ids=lambda value: str(getattr(value, "type", value)),
 )
 def test_coalesce_of_two_types(kernels: Kernels, left: pa.Array, right: pa.Array, kind: pa.DataType) -> None:
-    """The pairs of types that `gpu_ops.keys.key_type` lets two key columns have, either way round."""
+    """The pairs of types that `gpu_ops.descriptions.keys.key_type` lets two key columns have, either way round."""
     for a, b in ((left, right), (right, left)):
         found = kernels.coalesce(frame_of(kernels, x=a), "x", frame_of(kernels, y=b), "y")
         wide = [side.cast(kind).to_pylist() for side in (a, b)]

@@ -11,7 +11,8 @@ from oracle.drive import Backend, by_event, difference
 from oracle.interval_drive import ends, timed_cuts, timed_run_all
 from oracle.interval_traces import BOUNDS, IntervalShape, TimedRecipe, timed_trace
 
-from gpu_ops.joins import Emit, Join
+from gpu_ops.descriptions.description import Emit
+from gpu_ops.descriptions.join import Join
 from kernels.conftest import EMULATED, only_on
 from kernels.engines import CPU, Batches, alike, run
 

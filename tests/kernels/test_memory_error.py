@@ -15,8 +15,8 @@ from oracle.interval_traces import IntervalShape
 from oracle.multi_traces import SHAPES as MULTI
 from oracle.traces import Shape
 
+from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import StateError
-from gpu_ops.multi import AnyJoin
 from kernels import test_engine, test_interval, test_multi
 from kernels.conftest import EMULATED, only_on
 from kernels.engines import CPU, Batches, Result, alike, run
@@ -117,19 +117,19 @@ def short_of_memory(monkeypatch: pytest.MonkeyPatch, failing: Failing) -> Iterat
 
 
 def trial(
-    engines: Backend, join: AnyJoin, batches: Batches, failing: Failing, monkeypatch: pytest.MonkeyPatch
+    engines: Backend, join: Description, batches: Batches, failing: Failing, monkeypatch: pytest.MonkeyPatch
 ) -> Result:
     with short_of_memory(monkeypatch, failing):
         return run(engines, join, batches)
 
 
-CASES: dict[str, tuple[AnyJoin, Batches]] = {}
+CASES: dict[str, tuple[Description, Batches]] = {}
 
 
-def case(name: str) -> tuple[AnyJoin, Batches]:
+def case(name: str) -> tuple[Description, Batches]:
     """A join with a few micro-batches."""
     if name not in CASES:
-        join: AnyJoin
+        join: Description
         if name == "two":
             shape = Shape("full", "multiset", "unique_key", residual=(("a_x", ">", "b_x"),))
             join = shape.join("per_event")
@@ -222,7 +222,7 @@ def test_nothing_is_left_after_close(engines: Backend, name: str) -> None:
         holder.close()
 
 
-def use_and_close(engines: Backend, join: AnyJoin, batches: Batches) -> Any:
+def use_and_close(engines: Backend, join: Description, batches: Batches) -> Any:
     with engines.engine(join) as engine:
         for number, given in enumerate(batches[:-1]):  # the last ends the input
             inputs, named = given if isinstance(given, tuple) else ((), given)

@@ -10,8 +10,8 @@ from conformance.case import Case, read_cases
 from oracle.drive import Backend, by_event, cuts, difference, run_all
 from oracle.multi_traces import SHAPES, MultiShape, multi_recipe, multi_trace
 
-from gpu_ops.joins import Emit
-from gpu_ops.multi import MultiJoin
+from gpu_ops.descriptions.description import Emit
+from gpu_ops.descriptions.multi_join import MultiJoin
 from kernels.conftest import EMULATED, only_on
 from kernels.engines import CPU, Batches, alike, run
 

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gpu_ops.multi import AnyJoin, MultiJoin
+from gpu_ops.descriptions.description import Description
+from gpu_ops.descriptions.multi_join import MultiJoin
 
 BACKENDS = ("cpu", "cpu-tiny", "gpu", "gpu-tiny")
 ROW_KIND = "row_kind"
@@ -43,14 +44,14 @@ class Backend:
     def gpu(self) -> bool:
         return self.name.startswith("gpu")
 
-    def engine(self, join: AnyJoin, **options: Any) -> Any:
+    def engine(self, join: Description, **options: Any) -> Any:
         """A fresh engine as a context manager that closes it."""
         from gpu_ops.engine import JoinEngine
 
         kind = "gpu" if self.gpu else "cpu"
         return contextlib.closing(JoinEngine(join, backend=kind, tiny=self.name.endswith("-tiny"), **options))
 
-    def engine_within(self, join: AnyJoin, host_bytes: int) -> Any:
+    def engine_within(self, join: Description, host_bytes: int) -> Any:
         """A fresh engine whose state has so many bytes of host memory, and none on a GPU."""
         from gpu_ops.budget import Budget
 
@@ -72,7 +73,7 @@ class Cut:
     """Its arguments by position: a multi-way join's inputs."""
 
 
-def tables(join: AnyJoin, events: Sequence[Event]) -> list[tuple[pa.Table, np.ndarray]]:
+def tables(join: Description, events: Sequence[Event]) -> list[tuple[pa.Table, np.ndarray]]:
     """Per side: the events as an Arrow table, and the position of each in the sequence."""
     found = []
     for side, source in enumerate(join.inputs):
@@ -125,7 +126,7 @@ def parts_between(
 
 
 def cuts(
-    join: AnyJoin, events: Sequence[Event], split: int | Sequence[int], *, shuffle: int | None = None
+    join: Description, events: Sequence[Event], split: int | Sequence[int], *, shuffle: int | None = None
 ) -> Iterator[Cut]:
     """The events as micro-batches.
 
@@ -207,7 +208,7 @@ def run(engine: Any, cut: Cut, **options: Any) -> tuple[list[Change], np.ndarray
 
 
 def run_all(
-    backend: Backend, join: AnyJoin, events: Sequence[Event], split: int | Sequence[int], **options: Any
+    backend: Backend, join: Description, events: Sequence[Event], split: int | Sequence[int], **options: Any
 ) -> tuple[list[Change], list[int]]:
     """A whole trace through a fresh engine: all changes in order, and the event of each."""
     found: list[Change] = []

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from gpu_ops.joins import Join
+from gpu_ops.descriptions.join import Join
 from oracle.drive import Change, Event, Row, canonical
 from oracle.interval_rules import LATE, WATERMARK, TimedEvent
 from oracle.interval_traces import BOUNDS, IntervalShape, TimedRecipe

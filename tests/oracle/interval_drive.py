@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gpu_ops.joins import Join
+from gpu_ops.descriptions.join import Join
 from oracle.drive import Backend, Change, Event, changes, rows_between, tables
 from oracle.interval_rules import END, WATERMARK, Clock, IntervalRules, TimedEvent
 

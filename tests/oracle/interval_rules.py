@@ -18,7 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from gpu_ops.joins import Join
+from gpu_ops.descriptions.join import Join
 from oracle.drive import Change, Row, canonical
 from oracle.rules import OPERATORS, Residual, ordered
 

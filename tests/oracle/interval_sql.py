@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import duckdb
 import pyarrow as pa
 
-from gpu_ops.joins import Join
+from gpu_ops.descriptions.join import Join
 from oracle.drive import Event, Row, rows, tables
 from oracle.interval_rules import WATERMARK, TimedEvent
 from oracle.sql import quoted

@@ -9,10 +9,12 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from gpu_ops.inputs import Input
-from gpu_ops.intervals import Interval
-from gpu_ops.joins import Emit, Join
-from gpu_ops.keys import Key
+from gpu_ops.descriptions.description import Emit
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.interval_join import IntervalJoin
+from gpu_ops.descriptions.intervals import Interval
+from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.keys import Key
 from oracle.interval_rules import WATERMARK, Clock, Terms, TimedEvent
 from oracle.rules import Residual, where
 
@@ -82,7 +84,7 @@ class IntervalShape:
 
     def join(self, emit: Emit = "per_event", **options: Any) -> Join:
         """The description."""
-        return Join(
+        return IntervalJoin(
             how=self.how,  # type: ignore[arg-type]
             left=self._input(0),
             right=self._input(1),

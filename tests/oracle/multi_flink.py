@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from gpu_ops.multi import MultiJoin
+from gpu_ops.descriptions.multi_join import MultiJoin
 from oracle.drive import Event
 from oracle.flink import TYPES
 from oracle.multi_traces import MultiShape, multi_recipe, random_shape

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gpu_ops.multi import MultiJoin
+from gpu_ops.descriptions.multi_join import MultiJoin
 from oracle.drive import ADDS, Change, Event, Row, canonical
 from oracle.rules import OPERATORS, ordered
 

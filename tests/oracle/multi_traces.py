@@ -10,9 +10,10 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from gpu_ops.inputs import Input
-from gpu_ops.joins import Emit
-from gpu_ops.multi import Equality, MultiJoin, Step, StepType
+from gpu_ops.descriptions.description import Emit
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.keys import Equality
+from gpu_ops.descriptions.multi_join import MultiJoin, Step, StepType
 from oracle.drive import Event, Row, canonical
 from oracle.multi_rules import Atom, MultiRules, Residual, clauses
 from oracle.traces import SPECIAL, Recipe

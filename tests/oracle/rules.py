@@ -14,7 +14,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from gpu_ops.joins import Join
+from gpu_ops.descriptions.join import Join
 from oracle.drive import ADDS, Change, Event, Row, canonical
 
 Residual = tuple[str, str, str]

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 import duckdb
 import pyarrow as pa
 
-from gpu_ops.keys import Key
-from gpu_ops.multi import AnyJoin, MultiJoin
+from gpu_ops.descriptions.description import Description
+from gpu_ops.descriptions.keys import Key
+from gpu_ops.descriptions.multi_join import MultiJoin
 from oracle.drive import ADDS, ROW_KIND, Change, Event, Row, canonical, changes, difference, fold
 
 
@@ -51,7 +52,7 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def join_sql(join: AnyJoin) -> str:
+def join_sql(join: Description) -> str:
     """The join as a SELECT over tables called as the inputs are."""
     if isinstance(join, MultiJoin):
         return multi_join_sql(join)
@@ -105,7 +106,7 @@ def _connection() -> duckdb.DuckDBPyConnection:
 class _Reference:
     """The folded inputs as tables, and what both ways of comparing share."""
 
-    def __init__(self, join: AnyJoin) -> None:
+    def __init__(self, join: Description) -> None:
         self.join = join
         self.inputs = [FoldedInput(s.schema.names, s.unique_key) for s in join.inputs]
         self.connection = _connection().cursor()
@@ -134,7 +135,7 @@ class _Reference:
 class SmallReference(_Reference):
     """Folds a changelog row by row in Python, and compares it with the join of the folded inputs."""
 
-    def __init__(self, join: AnyJoin) -> None:
+    def __init__(self, join: Description) -> None:
         super().__init__(join)
         self._folded: Counter[Row] = Counter()
         self._last: list[Change] = []
@@ -167,7 +168,7 @@ class SmallReference(_Reference):
 class LargeReference(_Reference):
     """The same within DuckDB, for many rows."""
 
-    def __init__(self, join: AnyJoin) -> None:
+    def __init__(self, join: Description) -> None:
         super().__init__(join)
         fields = list(join.output_schema)[1:]
         # x + 0.0 makes 0.0 of -0.0, which GROUP BY might keep apart.
@@ -226,6 +227,6 @@ class LargeReference(_Reference):
         return found
 
 
-def reference(join: AnyJoin, *, large: bool = False) -> SmallReference | LargeReference:
+def reference(join: Description, *, large: bool = False) -> SmallReference | LargeReference:
     """Whichever is faster."""
     return LargeReference(join) if large else SmallReference(join)

@@ -14,13 +14,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from gpu_ops.descriptions.description import Emit
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.interval_join import IntervalJoin
+from gpu_ops.descriptions.intervals import Interval
+from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.keys import Key
+from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import DescriptionError, StateError
-from gpu_ops.inputs import Input
-from gpu_ops.intervals import Interval
-from gpu_ops.joins import Emit, Join
-from gpu_ops.keys import Key
-from gpu_ops.multi import MultiJoin
 from oracle.drive import Backend, Change, changes, cuts, difference, fold, run
 from oracle.sql import reference
 from oracle.traces import HOWS, LAYOUTS, Recipe, Shape, recipe, trace
@@ -101,7 +103,7 @@ def batches_of_three(number: int, count: int) -> list[list[Any]]:
 def test_an_interval_join_at_its_end_knows_no_late_row(how: Any, backend: Backend) -> None:
     schema = [pa.schema([(f"{n}_k", pa.int64()), (f"{n}_t", pa.int64())]) for n in "lr"]
     inputs = [Input(n, s, event_time=f"{n}_t", delay_ms=0) for n, s in zip("lr", schema, strict=True)]
-    join = Join(how, *inputs, (Key("l_k", "r_k"),), emit="at_end", interval=Interval(-5, 10))
+    join = IntervalJoin(how, *inputs, (Key("l_k", "r_k"),), emit="at_end", interval=Interval(-5, 10))
     rng = np.random.default_rng(4)
     tables = [
         [pa.table({s.names[0]: rng.integers(0, 5, 40), s.names[1]: rng.integers(0, 200, 40)}, schema=s) for s in schema]
@@ -217,7 +219,7 @@ def test_a_backlog_that_only_ends_says_its_result() -> None:
 def test_where_no_backlog_can_be() -> None:
     schema = pa.schema([("k", pa.int64()), ("t", pa.int64())])
     right = pa.schema([("k2", pa.int64()), ("t2", pa.int64())])
-    timed = Join(
+    timed = IntervalJoin(
         "inner", Input("l", schema, event_time="t"), Input("r", right, event_time="t2"), (Key("k", "k2"),),
         interval=Interval(0, 1),
     )  # fmt: skip

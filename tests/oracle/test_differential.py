@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from gpu_ops.joins import Emit, Join
+from gpu_ops.descriptions.description import Emit
+from gpu_ops.descriptions.join import Join
 from oracle.drive import (
     Backend,
     Change,

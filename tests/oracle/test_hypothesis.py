@@ -13,9 +13,9 @@ import pytest
 from hypothesis import event, given, note
 from hypothesis import strategies as st
 
-from gpu_ops.inputs import Input
-from gpu_ops.joins import Join
-from gpu_ops.keys import Key
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.keys import Key
 from oracle.drive import Backend, Event, Row, by_event, cuts, difference, fold, run, run_all
 from oracle.rules import Rules
 from oracle.sql import reference

@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from gpu_ops.joins import Join
+from gpu_ops.descriptions.join import Join
 from gpu_ops.spark.command import ApplyCommand, Wire
 from gpu_ops.spark.partition import PartitionState
 from gpu_ops.spark.watermarks import Report, Watermarks

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from gpu_ops.joins import Emit
+from gpu_ops.descriptions.description import Emit
 from oracle.drive import Backend, Change, by_event, changes, difference
 from oracle.interval_drive import TimedCut, ends, said, timed_cuts, timed_run
 from oracle.interval_rules import END, LATE, START, WATERMARK, TimedEvent

@@ -11,11 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from gpu_ops.descriptions.description import Emit
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.interval_join import IntervalJoin
+from gpu_ops.descriptions.intervals import Interval
+from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.keys import Key
 from gpu_ops.errors import DescriptionError
-from gpu_ops.inputs import Input
-from gpu_ops.intervals import Interval
-from gpu_ops.joins import Emit, Join
-from gpu_ops.keys import Key
 from oracle.drive import Backend, Change, Event, Row, changes, difference, tables
 from oracle.interval_rules import Terms
 from oracle.interval_traces import HOWS
@@ -29,7 +31,7 @@ def description(how: str, bounds: tuple[int, int], emit: Emit) -> Join:
     for name, p in (("A", "a"), ("B", "b")):
         columns = [(f"{p}_k", pa.int64()), (f"{p}_x", pa.int64()), (f"{p}_v", pa.string())]
         sides.append(Input(name, pa.schema(columns)))
-    return Join(
+    return IntervalJoin(
         how=how,  # type: ignore[arg-type]
         left=sides[0],
         right=sides[1],

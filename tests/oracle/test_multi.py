@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpu_ops.joins import Emit
+from gpu_ops.descriptions.description import Emit
 from oracle.drive import ADDS, Backend, Change, Event, Row, by_event, changes, cuts, difference, fold, run, run_all
 from oracle.multi_traces import SHAPES, MultiShape, multi_recipe, multi_trace, random_shape, shape
 from oracle.sql import reference

@@ -12,9 +12,10 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from gpu_ops.inputs import Input
-from gpu_ops.joins import Emit
-from gpu_ops.multi import Equality, MultiJoin
+from gpu_ops.descriptions.description import Emit
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.keys import Equality
+from gpu_ops.descriptions.multi_join import MultiJoin
 from oracle.drive import Backend, Event, Row, changes, cuts, difference, fold, rows
 from oracle.sql import FoldedInput
 

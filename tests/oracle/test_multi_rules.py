@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conformance.case import Case, read_cases
 
-from gpu_ops.multi import MultiJoin
+from gpu_ops.descriptions.multi_join import MultiJoin
 from oracle.drive import Change, Row, difference, fold
 from oracle.multi_rules import MultiRules, clauses
 from oracle.multi_traces import SHAPES, MultiShape, multi_recipe, multi_trace, random_shape

@@ -12,11 +12,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from gpu_ops.descriptions.description import Emit
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.keys import Equality
+from gpu_ops.descriptions.multi_join import MultiJoin, Step
 from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import StateError
-from gpu_ops.inputs import Input
-from gpu_ops.joins import Emit
-from gpu_ops.multi import Equality, MultiJoin, Step
 from oracle.drive import Backend, Change, Cut, Event, Row, by_event, cuts, difference, fold, run
 from oracle.multi_rules import MultiRules
 from oracle.multi_traces import SHAPES, MultiShape, multi_recipe, multi_trace, random_shape, shape

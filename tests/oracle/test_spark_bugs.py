@@ -7,11 +7,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from gpu_ops.descriptions.description import Emit
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.interval_join import IntervalJoin
+from gpu_ops.descriptions.intervals import Interval
+from gpu_ops.descriptions.join import JoinType
+from gpu_ops.descriptions.keys import Key
 from gpu_ops.engine import JoinEngine
-from gpu_ops.inputs import Input
-from gpu_ops.intervals import Interval
-from gpu_ops.joins import Emit, Join, JoinType
-from gpu_ops.keys import Key
 
 Rows = list[tuple[str, int]]
 """Key and time, ms."""
@@ -28,7 +30,7 @@ def engine(request: pytest.FixtureRequest) -> Any:
                   delay_ms=delay)
             for name in "lr"
         ]  # fmt: skip
-        join = Join(how, *inputs, (Key("lk", "rk"),), emit=emit, interval=Interval(lower, upper, late=late))
+        join = IntervalJoin(how, *inputs, (Key("lk", "rk"),), emit=emit, interval=Interval(lower, upper, late=late))
         return JoinEngine(join, "cpu", tiny=tiny)
 
     return make

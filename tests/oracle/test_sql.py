@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpu_ops.joins import Emit
+from gpu_ops.descriptions.description import Emit
 from oracle.drive import Backend, cuts
 from oracle.sql import reference
 from oracle.traces import HOWS, LAYOUTS, Recipe, Shape, recipe, trace

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from gpu_ops.joins import Emit, Join
+from gpu_ops.descriptions.description import Emit
+from gpu_ops.descriptions.join import Join
 from oracle.drive import ADDS, Backend, Event, Row, by_event, canonical, cuts, difference, fold, run
 from oracle.rules import Residual, Rules
 from oracle.test_differential import as_multiset

@@ -13,11 +13,11 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from gpu_ops.inputs import Input, Updates
-from gpu_ops.joins import Emit, Join
-from gpu_ops.keys import Key
-from gpu_ops.multi import AnyJoin, MultiJoin
-from gpu_ops.spark.keys import unique_key
+from gpu_ops.descriptions.description import Description, Emit
+from gpu_ops.descriptions.inputs import Input, Updates
+from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.keys import Key
+from gpu_ops.descriptions.multi_join import MultiJoin
 from oracle.drive import ADDS, Backend, Event, canonical, changes, cuts
 from oracle.multi_traces import SHAPES, MultiShape, multi_recipe, multi_trace, random_shape
 from oracle.traces import LAYOUTS, Shape, recipe, trace
@@ -25,7 +25,7 @@ from oracle.traces import LAYOUTS, Shape, recipe, trace
 CPU = Backend("cpu")
 
 
-def with_updates(join: AnyJoin, updates: Updates) -> AnyJoin:
+def with_updates(join: Description, updates: Updates) -> Description:
     inputs = tuple(dataclasses.replace(source, updates=updates) for source in join.inputs)
     if isinstance(join, MultiJoin):
         return dataclasses.replace(join, inputs=inputs)
@@ -38,9 +38,9 @@ def _spread(values: Sequence[object]) -> int:
     return zlib.crc32(repr(numbers).encode())
 
 
-def check(join: AnyJoin, events: Sequence[Event], partitions: int) -> int:
+def check(join: Description, events: Sequence[Event], partitions: int) -> int:
     """Runs a join in partitions that speak last to first; how many rows of its changelog were looked at."""
-    key = unique_key(join)
+    key = join.unique_key
     assert key is not None
     names = [c.name for c in join.output]
     places = [names.index(name) for name in key]
@@ -76,7 +76,7 @@ def two_way_shapes() -> list[Shape]:
         for right in LAYOUTS
         for keys in ("int", "composite", "double", "mixed_width")
     ]
-    return [shape for shape in made if unique_key(shape.join()) is not None]
+    return [shape for shape in made if shape.join().unique_key is not None]
 
 
 def test_enough_shapes_have_a_key() -> None:
@@ -91,7 +91,7 @@ def test_two_inputs(emit: Emit, updates: Updates) -> None:
     seen = 0
     for number, shape in enumerate(two_way_shapes()):
         join = with_updates(shape.join(emit), updates)
-        if unique_key(join) is not None:
+        if join.unique_key is not None:
             events = trace(shape, recipe(shape, 150, number, live=12, malformed=False))
             seen += check(join, events, 1 + number % 3)
     assert seen > 2000
@@ -104,7 +104,7 @@ def test_many_inputs(emit: Emit, updates: Updates) -> None:
     shapes: list[MultiShape] = [*SHAPES, *(random_shape(rng) for _ in range(60))]
     for number, shape in enumerate(shapes):
         join = with_updates(shape.join(emit), updates)
-        if unique_key(join) is not None:
+        if join.unique_key is not None:
             with_key += 1
             events = multi_trace(shape, multi_recipe(shape, 120, number))
             seen += check(join, events, 1 + number % 3)
@@ -148,8 +148,8 @@ def star(
 def test_which_key(
     how: str, orders: tuple[str, ...] | None, customers: tuple[str, ...] | None, expected: tuple[str, ...] | None
 ) -> None:
-    assert unique_key(star(how, orders=orders, customers=customers)) == expected
-    assert unique_key(star(how, orders=orders, customers=customers, ttl=1000)) is None
+    assert star(how, orders=orders, customers=customers).unique_key == expected
+    assert star(how, orders=orders, customers=customers, ttl=1000).unique_key is None
 
 
 def test_which_key_of_many() -> None:
@@ -159,7 +159,7 @@ def test_which_key_of_many() -> None:
     retract = [dataclasses.replace(source, updates="retract") for source in (users, orders, prefs)]
 
     def key(order: tuple[int, ...], how: list[str]) -> tuple[str, ...] | None:
-        return unique_key(MultiJoin.of([retract[n] for n in order], "user_id", how))
+        return MultiJoin.of([retract[n] for n in order], "user_id", how).unique_key
 
     assert key((0, 2), ["left"]) == ("user_id",)
     assert key((0, 1, 2), ["inner", "left"]) == ("order_id", "user_id")

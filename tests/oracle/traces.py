@@ -10,9 +10,10 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from gpu_ops.inputs import Input
-from gpu_ops.joins import Emit, Join, JoinType
-from gpu_ops.keys import Key
+from gpu_ops.descriptions.description import Emit
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.join import Join, JoinType
+from gpu_ops.descriptions.keys import Key
 from oracle.drive import Event, Row, canonical
 from oracle.rules import Residual, where
 

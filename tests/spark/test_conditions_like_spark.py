@@ -21,10 +21,10 @@ import gpu_ops
 from cpu_fallback.conditions import evaluate
 from gpu_ops import stream
 from gpu_ops.conditions import Condition, parse
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.join import Join
 from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import ConditionError
-from gpu_ops.inputs import Input
-from gpu_ops.joins import Join
 from spark.support import Sink, Source, drain, in_memory
 
 pytestmark = pytest.mark.spark

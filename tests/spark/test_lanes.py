@@ -8,10 +8,11 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql import types as st
 
-from gpu_ops.inputs import Input
-from gpu_ops.joins import Join
-from gpu_ops.keys import Key
-from gpu_ops.multi import AnyJoin, MultiJoin
+from gpu_ops.descriptions.description import Description
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.keys import Key
+from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.spark.datatypes import arrow_schema
 from gpu_ops.spark.lanes import assign_lanes
 
@@ -33,7 +34,7 @@ def inputs(frames: list[st.StructType], kinds: str) -> list[Input]:
     ]  # fmt: skip
 
 
-def lanes(join: AnyJoin, frames: list[st.StructType]) -> list[tuple[str | None, ...]]:
+def lanes(join: Description, frames: list[st.StructType]) -> list[tuple[str | None, ...]]:
     made = assign_lanes(join, frames)
     assert [lane.name for lane in made] == [f"c{n}" for n in range(len(made))]
     for number, frame in enumerate(frames):

@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as hs
 
 from cpu_fallback.hashing import hash_columns
-from gpu_ops.keys import key_type
+from gpu_ops.descriptions.keys import key_type
 from gpu_ops.spark.arrivals import PACKED, Carried, Packed
 from gpu_ops.spark.packing import Packer, files_in_order
 

@@ -8,12 +8,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from gpu_ops.inputs import Input
-from gpu_ops.joins import Join
-from gpu_ops.keys import Key
-from gpu_ops.multi import MultiJoin
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.keys import Key
+from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.spark.metrics import METRICS_COLUMN, METRICS_TYPE, added_up, metric_names, observed, pack
-from gpu_ops.spark.plugin import PLUGIN, metrics_reported, order_matters, shuffle_reorders
+from gpu_ops.spark.plugin import PLUGIN, metrics_reported, shuffle_reorders
 from gpu_ops.spark.tallies import Run, Tallies
 
 RUN = Run("query", "run", "join")
@@ -130,11 +130,11 @@ def test_whose_order_matters() -> None:
 
     def stamped(*inputs: Input, **options: Any) -> list[bool]:
         join = Join("left", *inputs, keys=(Key("k", "k"),), suffixes=("", "_b"), **options)
-        return [order_matters(join, n) for n in (0, 1)]
+        return [join.order_matters(n) for n in (0, 1)]
 
     other = Input("b", schema)
     assert stamped(plain, other) == [False, False]
     assert stamped(plain, changes) == stamped(plain, upserts) == [False, True]
     assert stamped(plain, other, emit="per_event") == [True, True]
     multi = MultiJoin.of([plain, changes, Input("c", schema)], ["k"], "left", suffixes=("", "_b", "_c"))
-    assert [order_matters(multi, n) for n in range(3)] == [False, True, False]
+    assert [multi.order_matters(n) for n in range(3)] == [False, True, False]

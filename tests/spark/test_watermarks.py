@@ -7,11 +7,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.interval_join import IntervalJoin
+from gpu_ops.descriptions.intervals import Interval
+from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.keys import Key
 from gpu_ops.errors import StateError
-from gpu_ops.inputs import Input
-from gpu_ops.intervals import Interval
-from gpu_ops.joins import Join
-from gpu_ops.keys import Key
 from gpu_ops.spark.watermarks import Moment, Report, Watermarks, keep_ms, kept_ms, operator_watermark
 from gpu_ops.state.durable import PartitionLog, Record
 from gpu_ops.state.files import Files
@@ -28,7 +29,9 @@ def make_join(*, idle: tuple[int | None, int | None] = (None, None), **interval:
         for name, delay, timeout in (("l", 10, idle[0]), ("r", 20, idle[1]))
     )
     bounds = {"lower_ms": -5, "upper_ms": 30, **interval}
-    return Join("full", left, right, (Key("k", "k", using=True),), suffixes=("", "_r"), interval=Interval(**bounds))
+    return IntervalJoin(
+        "full", left, right, (Key("k", "k", using=True),), suffixes=("", "_r"), interval=Interval(**bounds)
+    )
 
 
 def make(join: Join | None = None, state: Path | None = None, **options: object) -> Watermarks:
@@ -81,7 +84,9 @@ def test_not_all_partitions_reported_is_refused_without_a_folder() -> None:
 
 def test_by_processing_time_there_is_only_a_clock() -> None:
     sides = (Input(name, SCHEMA) for name in "lr")
-    join = Join("inner", *sides, (Key("k", "k"),), suffixes=("", "_r"), interval=Interval(-1, 1, time="processing"))
+    join = IntervalJoin(
+        "inner", *sides, (Key("k", "k"),), suffixes=("", "_r"), interval=Interval(-1, 1, time="processing")
+    )
     marks = make(join)
     assert [marks.begin(batch, 1000 - batch) for batch in range(3)] == [Moment(None, 1000)] * 3
 

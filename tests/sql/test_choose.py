@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from gpu_ops.keys import Key
+from gpu_ops.descriptions.keys import Key
 from gpu_ops.query.plan import Table, plan
 from gpu_ops.query.show import show
 from sql.tables import DOUBLE, LONG, STRING, TABLES, planned

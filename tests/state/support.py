@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import flight
 
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.keys import Key
 from gpu_ops.engine import JoinEngine
-from gpu_ops.inputs import Input
-from gpu_ops.joins import Join
-from gpu_ops.keys import Key
 from gpu_ops.spark.command import ApplyCommand, Wire
 from gpu_ops.state.address import StateAddress
 

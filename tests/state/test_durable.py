@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pytest
 
+from gpu_ops.descriptions.inputs import Input
 from gpu_ops.errors import StateError
-from gpu_ops.inputs import Input
 from gpu_ops.state import files as files_module
 from gpu_ops.state.durable import PartitionLog, Record, Stored, stored_partitions
 from gpu_ops.state.files import Files

@@ -9,12 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.interval_join import IntervalJoin
+from gpu_ops.descriptions.intervals import Interval
+from gpu_ops.descriptions.keys import Key
 from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import StateError
-from gpu_ops.inputs import Input
-from gpu_ops.intervals import Interval
-from gpu_ops.joins import Join
-from gpu_ops.keys import Key
 from gpu_ops.spark.command import ApplyCommand, Wire
 from gpu_ops.spark.left_over import left_over
 from gpu_ops.spark.partition import Applied, PartitionState
@@ -27,7 +27,7 @@ from gpu_ops.state.times import Times
 TIME = pa.timestamp("us", "UTC")
 LEFT = pa.schema([("k", pa.int64()), ("t", TIME), ("a", pa.int64())])
 RIGHT = pa.schema([("k", pa.int64()), ("u", TIME)])
-JOIN = Join(
+JOIN = IntervalJoin(
     "full",
     Input("orders", LEFT, event_time="t", delay_ms=3000),
     Input("shipments", RIGHT, event_time="u", delay_ms=3000),

@@ -13,10 +13,10 @@ import pytest
 from rich.console import Console
 
 from gpu_ops import inspection
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import BadInputError, DescriptionError, StateError
-from gpu_ops.inputs import Input
-from gpu_ops.multi import MultiJoin
 from gpu_ops.spark.arrivals import INPUT_BITS, PARTITION_BITS, origins
 from gpu_ops.spark.command import ApplyCommand, Wire
 from gpu_ops.spark.partition import PartitionState

@@ -14,12 +14,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpu_ops.bounded import Aggregate, CoGroup, Description
-from gpu_ops.inputs import Input
-from gpu_ops.intervals import Interval
-from gpu_ops.joins import Join
-from gpu_ops.keys import Key
-from gpu_ops.multi import MultiJoin
+from gpu_ops.descriptions.aggregate import Aggregate
+from gpu_ops.descriptions.co_group import CoGroup
+from gpu_ops.descriptions.description import Description
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.interval_join import IntervalJoin
+from gpu_ops.descriptions.intervals import Interval
+from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.keys import Key
+from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.spark.command import ApplyCommand, Wire
 from gpu_ops.spark.murmur import spark_hash
 from gpu_ops.spark.partition import PartitionState, stored_state
@@ -53,7 +56,7 @@ def interval(names: Names) -> Join:
     left, right = inputs(names, row_kind=None)
     left = dataclasses.replace(left, event_time=names[2], delay_ms=1)
     right = dataclasses.replace(right, event_time=names[6], delay_ms=1)
-    return Join("full", left, right, (Key(names[0], names[4]),), interval=Interval(-2000, 4000))
+    return IntervalJoin("full", left, right, (Key(names[0], names[4]),), interval=Interval(-2000, 4000))
 
 
 def multi(names: Names) -> MultiJoin:

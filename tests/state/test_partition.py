@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from oracle.drive import Backend
 
+from gpu_ops.descriptions.inputs import Input
 from gpu_ops.errors import BadInputError, DescriptionError, StateError
-from gpu_ops.inputs import Input
 from gpu_ops.spark import recovery
 from gpu_ops.spark.command import ApplyCommand, Wire
 from gpu_ops.spark.partition import AbandonedError, Applied, PartitionState

@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from gpu_ops.descriptions.description import Description
 from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import GpuJoinError, StateError
-from gpu_ops.multi import AnyJoin
 from gpu_ops.spark import rescale as module
 from gpu_ops.spark.command import ApplyCommand, Wire
 from gpu_ops.spark.left_over import left_over
@@ -38,7 +38,7 @@ from state.support import WIRE, make_join, wire_batches
 class Case:
     """A join, its micro-batches, and the lane of its key."""
 
-    join: AnyJoin
+    join: Description
     wire: Wire
     batches: list[pa.Table]
     key: str

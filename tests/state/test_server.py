@@ -20,7 +20,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 
-from gpu_ops.inputs import Input
+from gpu_ops.descriptions.inputs import Input
 from gpu_ops.spark.command import ApplyCommand
 from gpu_ops.spark.server import ROWS_PER_MESSAGE, encode_error
 from state.support import (

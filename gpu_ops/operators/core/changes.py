@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from gpu_ops.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
+from gpu_ops.descriptions.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Array, Frame
 from gpu_ops.operators.core.groups import Groups, within

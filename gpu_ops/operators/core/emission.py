@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gpu_ops.changelog import DELETE, INSERT
+from gpu_ops.descriptions.changelog import DELETE, INSERT
 from gpu_ops.kernels import Array, Frame, Kernels
 from gpu_ops.operators.core.groups import Groups, within
 

@@ -10,19 +10,27 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, Self, cast, get_args
 
 import pyarrow as pa
 
-from gpu_ops.changelog import ROW_KIND_COLUMN
 from gpu_ops.conditions import Condition, parse
+from gpu_ops.descriptions.description import Description, Emit, OutputColumn, condition_text, equality, line
+from gpu_ops.descriptions.inputs import (
+    Input,
+    Layout,
+    check_at_end,
+    check_key_type,
+    check_sequence,
+    input_from_dict,
+    input_to_dict,
+)
+from gpu_ops.descriptions.join import session_to_dict
+from gpu_ops.descriptions.keys import Equality, Shuffle, key_type
+from gpu_ops.descriptions.unique_keys import Chain, of_chain
 from gpu_ops.errors import DescriptionError
 from gpu_ops.fields import check_fields, reading
-from gpu_ops.inputs import Input, Layout, check_at_end, check_key_type, check_sequence, input_from_dict, input_to_dict
-from gpu_ops.joins import Emit, Join, OutputColumn, session_to_dict
-from gpu_ops.keys import Shuffle, key_type
 
 MAX_INPUTS = 64
 
@@ -33,18 +41,6 @@ StepKeys = str | tuple[str, str] | Sequence[str | tuple[str, str]]
 
 MultiOn = str | Sequence[str] | Sequence[StepKeys]
 """Columns that all inputs share (``"k"``, ``["k", "g"]``), or one `StepKeys` per step."""
-
-
-class Equality(NamedTuple):
-    """``inputs[input].column = own``, where own is a column of the step's own input."""
-
-    input: int
-    column: str
-    own: str
-    null_safe: bool = False
-    """``IS NOT DISTINCT FROM`` instead of ``=``; never part of the common key."""
-    using: bool = False
-    """The step's own column is not shown."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,17 +59,17 @@ class Step:
 
 
 @dataclasses.dataclass(frozen=True)
-class MultiJoin:
+class MultiJoin(Description):
     """A join of 2 to 64 inputs that share a key.
 
     Attributes:
         inputs: in the order in which they are joined.
         steps: one per input but the first.
-        emit: see `gpu_ops.joins.Emit`.
+        emit: see `gpu_ops.descriptions.join.Emit`.
         suffixes: one per input, appended to column names that another input has too; or None.
         shown: the inputs' order in the output; None for their own.
-        time_zone: as in `gpu_ops.joins.Join`.
-        ansi: as in `gpu_ops.joins.Join`.
+        time_zone: as in `gpu_ops.descriptions.join.Join`.
+        ansi: as in `gpu_ops.descriptions.join.Join`.
     """
 
     inputs: tuple[Input, ...]
@@ -107,10 +103,10 @@ class MultiJoin:
             how: ``inner`` or ``left``, for all steps or one by one. The first step may be ``right``, which is
                 the left join the other way round.
             where: residual conditions, one per step; a single text is the last step's.
-            emit: see `gpu_ops.joins.Emit`.
+            emit: see `gpu_ops.descriptions.join.Emit`.
             suffixes: one per input, for clashing column names.
-            time_zone: as in `gpu_ops.joins.Join`.
-            ansi: as in `gpu_ops.joins.Join`.
+            time_zone: as in `gpu_ops.descriptions.join.Join`.
+            ansi: as in `gpu_ops.descriptions.join.Join`.
 
         Raises:
             DescriptionError: not a join that this operator does.
@@ -176,11 +172,13 @@ class MultiJoin:
                 f"the joins of {chain} share no key: a multi-way join needs a column that = leads to in every "
                 f"step. Join them two at a time: {_chain(self.inputs, [s.how for s in self.steps])}"
             )
-        shown = [c.name for c in self.output]
-        for name in shown:
-            if shown.count(name) > 1 or name == ROW_KIND_COLUMN:
-                raise DescriptionError(f"the changelog would have two columns {name!r}: rename one, or give suffixes=")
+        self._check_names("rename one, or give suffixes=")
         _ = self.conditions
+
+    @property
+    def operator(self) -> str:
+        """The module of `gpu_ops.operators` that runs it."""
+        return "at_end" if self.emit == "at_end" else "multi_way"
 
     def _check_step(self, number: int, step: Step) -> None:
         own = self.inputs[number]
@@ -327,16 +325,76 @@ class MultiJoin:
             made.append(OutputColumn(name + suffix, place, name, None, kind))
         return tuple(made)
 
-    @functools.cached_property
-    def output_schema(self) -> pa.Schema:
-        """The changelog's schema: ``row_kind``, then the columns."""
-        fields = [pa.field(c.name, c.type) for c in self.output]
-        return pa.schema([pa.field(ROW_KIND_COLUMN, pa.string(), nullable=False), *fields])
+    def own_column(self, number: int, column: OutputColumn) -> str | None:
+        """Which column of one input an output column shows in a row that is of this input alone; None for none."""
+        if column.side == number:
+            return column.column
+        step = self.steps[number - 1].on if number else ()
+        return next((k.own for k in step if k.using and (k.input, k.column) == (column.side, column.column)), None)
 
     @property
-    def sides(self) -> tuple[str, ...]:
-        """What the inputs are called in metrics and snapshots."""
-        return tuple(i.name for i in self.inputs)
+    def rename_hint(self) -> str:
+        """What else than a new name helps where two output columns have one."""
+        return f", or give suffixes={tuple(f'_{source.name}' for source in self.inputs)!r}"
+
+    @property
+    def equal_columns(self) -> list[tuple[str, ...]]:
+        """The common join keys."""
+        return list(self.common_key)
+
+    @property
+    def compared_columns(self) -> list[tuple[int, str]]:
+        """The key columns of all steps, each with its input."""
+        return [c for n, step in enumerate(self.steps, 1) for k in step.on for c in ((k.input, k.column), (n, k.own))]
+
+    def _unique_key(self) -> tuple[str, ...] | None:
+        return of_chain(
+            Chain(
+                keys=tuple(source.unique_key for source in self.inputs),
+                lefts=tuple(step.how == "left" for step in self.steps),
+                on=tuple(step.on for step in self.steps),
+                single=tuple(self.layout(n) == "join_key_contains_unique_key" for n in range(len(self.inputs))),
+                shuffled=tuple(by.columns for by in self.shuffled_by),
+                shown={(c.side, c.column): c.name for c in self.output},
+            )
+        )
+
+    @property
+    def title(self) -> str:
+        """It in one line, for people."""
+        steps = []
+        for source, step in zip(self.inputs[1:], self.steps, strict=True):
+            equal = [
+                (f"{self.inputs[k.input].name}.{k.column}", k.null_safe, f"{source.name}.{k.own}") for k in step.on
+            ]
+            steps.append(f"{step.how} join {source.name} on {condition_text(equal, step.where)}")
+        return f"multi-way join of {self.inputs[0].name}, {', '.join(steps)}"
+
+    def lines(self) -> list[str]:
+        """The plan as Flink prints it, then what it means."""
+        inputs = self.inputs
+        unique = [f"({', '.join(i.unique_key)})" if i.unique_key is not None else "noUniqueKey" for i in inputs]
+        conditions, steps = [], []
+        for number, step in enumerate(self.steps, start=1):
+            own = inputs[number]
+            equal = [equality(inputs[k.input], k.column, own, k.own, null_safe=k.null_safe) for k in step.on]
+            conditions.append(" AND ".join([*equal, *([f"({step.where})"] if step.where is not None else [])]))
+            where = "" if step.where is None else f"  where {step.where}"
+            steps.append(line(f"step {number}", f"{step.how} join {own.name} on {' AND '.join(equal)}{where}"))
+        parts = {
+            "commonJoinKey": [f"{inputs[0].name}.{columns[0]}" for columns in self.common_key],
+            "joinTypes": [step.how.upper() for step in self.steps],
+            "inputUniqueKeys": unique,
+            "joinConditions": conditions,
+        }
+        common = [" = ".join(f"{i.name}.{c}" for i, c in zip(inputs, key, strict=True)) for key in self.common_key]
+        shown = ", ".join(what + "=[" + ", ".join(values) + "]" for what, values in parts.items())
+        return [
+            f"multi-way join: {', '.join(i.name for i in inputs)}",
+            line("plan", f"MultiJoin({shown})"),
+            line("common key", " AND ".join(common)),
+            *steps,
+        ]
 
     def layout(self, place: int) -> Layout:
         """The state layout of one input (Flink: ``MultiJoinStateViews``)."""
@@ -346,8 +404,8 @@ class MultiJoin:
         own = {k.own for k in self.steps[place - 1].on} if place else set()
         return "join_key_contains_unique_key" if place and set(unique) <= own else "unique_key"
 
-    def to_json(self) -> str:
-        """The description as JSON; equal descriptions give equal text."""
+    def to_dict(self) -> dict[str, Any]:
+        """What JSON has of it."""
         data: dict[str, object] = {
             "kind": "multi_join",
             "steps": [{"how": s.how, "on": [list(k) for k in s.on], "where": s.where} for s in self.steps],
@@ -358,12 +416,11 @@ class MultiJoin:
         }
         steps = enumerate(self.steps, start=1)
         wheres = [(step.where, self._schemas(place)) for place, step in steps if step.where is not None]
-        data |= session_to_dict(wheres, time_zone=self.time_zone, ansi=self.ansi)
-        return json.dumps(data, sort_keys=True)
+        return data | session_to_dict(wheres, time_zone=self.time_zone, ansi=self.ansi)
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> MultiJoin:
-        """From what `to_json` wrote."""
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """From what `to_dict` gave."""
         return cls(
             inputs=tuple(input_from_dict(i) for i in data["inputs"]),
             steps=tuple(Step(s["how"], tuple(Equality(*k) for k in s["on"]), s["where"]) for s in data["steps"]),
@@ -373,9 +430,6 @@ class MultiJoin:
             time_zone=data.get("time_zone"),
             ansi=data.get("ansi", False),
         )
-
-
-AnyJoin = Join | MultiJoin
 
 
 def _step_keys(inputs: Sequence[Input], on: MultiOn) -> list[list[Equality]]:

@@ -10,10 +10,10 @@ from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
+from gpu_ops.descriptions.intervals import UNITS_MS, check_event_time
+from gpu_ops.descriptions.keys import key_type
 from gpu_ops.errors import DescriptionError
 from gpu_ops.fields import MAX_MS, check_fields
-from gpu_ops.intervals import UNITS_MS, check_event_time
-from gpu_ops.keys import key_type
 from gpu_ops.values import carried
 
 BadRows = Literal["fail", "drop", "tag"]

@@ -1,28 +1,24 @@
-"""What a user writes down for operators that only make sense once their input has ended: aggregates and co-groups.
+"""Aggregates as a user writes them down: one row per group, when the input has ended.
 
-Both are Flink's over a global window with the end-of-stream trigger (FLIP-331): a co-group gives a function both
-inputs' rows key by key; an aggregate gives one row per group. Retractions count: it is the folded input that is
-grouped.
+Flink's over a global window with the end-of-stream trigger (FLIP-331). Retractions count: it is the folded input that
+is grouped.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import re
 from collections.abc import Mapping
-from typing import Any, Final, Literal, NamedTuple, cast, get_args
+from typing import Any, ClassVar, Final, Literal, NamedTuple, Self, cast, get_args
 
 import pyarrow as pa
 
-from gpu_ops.changelog import ROW_KIND_COLUMN
+from gpu_ops.descriptions.description import Description, OutputColumn, line
+from gpu_ops.descriptions.inputs import Input, Layout, check_at_end, check_key_type, input_from_dict, input_to_dict
+from gpu_ops.descriptions.keys import Shuffle
 from gpu_ops.errors import DescriptionError
 from gpu_ops.fields import check_fields, reading
-from gpu_ops.inputs import Input, Layout, check_at_end, check_key_type, input_from_dict, input_to_dict
-from gpu_ops.joins import Join, OutputColumn
-from gpu_ops.keys import Key, Shuffle, key_type
-from gpu_ops.multi import MultiJoin
 
 Function = Literal["sum", "count", "min", "max", "avg", "count_distinct"]
 
@@ -41,9 +37,14 @@ class Measure(NamedTuple):
     column: str | None
     """None for ``count(*)``."""
 
+    def __str__(self) -> str:
+        distinct = self.function == "count_distinct"
+        function = "count" if distinct else self.function
+        return f"{self.name} = {function}({'DISTINCT ' if distinct else ''}{self.column or '*'})"
+
 
 @dataclasses.dataclass(frozen=True)
-class Aggregate:
+class Aggregate(Description):
     """One row per group of an input's rows, when the input has ended.
 
     Attributes:
@@ -83,10 +84,14 @@ class Aggregate:
                 )
         for column in self.by:
             check_key_type(self.source, column)
-        shown = [c.name for c in self.output]
-        for name in shown:
-            if shown.count(name) > 1 or name == ROW_KIND_COLUMN:
-                raise DescriptionError(f"the result would have two columns {name!r}: name an aggregate otherwise")
+        self._check_names("name an aggregate otherwise")
+
+    _noun: ClassVar[str] = "result"
+
+    @property
+    def operator(self) -> str:
+        """The module of `gpu_ops.operators` that runs it."""
+        return "grouped"
 
     @property
     def emit(self) -> Literal["at_end"]:
@@ -97,11 +102,6 @@ class Aggregate:
     def inputs(self) -> tuple[Input]:
         """Its one input."""
         return (self.source,)
-
-    @property
-    def sides(self) -> tuple[str, ...]:
-        """What the input is called in metrics and snapshots."""
-        return (self.source.name,)
 
     @functools.cached_property
     def output(self) -> tuple[OutputColumn, ...]:
@@ -138,10 +138,53 @@ class Aggregate:
             return pa.int64()
         raise DescriptionError(f"{text} cannot be added up")
 
-    @functools.cached_property
-    def output_schema(self) -> pa.Schema:
-        """The result's schema: ``row_kind``, then the columns."""
-        return _with_row_kind(self.output)
+    def own_column(self, number: int, column: OutputColumn) -> str | None:
+        """Which column of its input an output column shows in a row of the input; None for an aggregate."""
+        del number
+        return column.column if column.name in self.by else None
+
+    @property
+    def rename_hint(self) -> str:
+        """Nothing else than a new name helps where two output columns have one."""
+        return ""
+
+    @property
+    def equal_columns(self) -> list[tuple[str, ...]]:
+        """The group's columns."""
+        return [(column,) for column in self.by]
+
+    @property
+    def compared_columns(self) -> list[tuple[int, str]]:
+        """The group's columns, and what is compared by an aggregate."""
+        compared = [m.column for m in self.measures if m.function in ("min", "max", "count_distinct")]
+        return [(0, column) for column in (*self.by, *compared) if column is not None]
+
+    def _unique_key(self) -> tuple[str, ...] | None:
+        # Null is a group, and no part of a key: the input's own key alone is sure to have none.
+        return self.by if self.by and set(self.by) <= set(self.source.unique_key or ()) else None
+
+    @property
+    def result_without_rows(self) -> bool:
+        """Whether it has a result though no row has come."""
+        return not self.by
+
+    @property
+    def title(self) -> str:
+        """It in one line, for people."""
+        return f"aggregate of {self.source.name} by {', '.join(self.by) or 'nothing'}"
+
+    def lines(self) -> list[str]:
+        """What is grouped, by what."""
+        return [
+            f"aggregate: {self.source.name}",
+            line("group by", ", ".join(self.by) or "nothing: one row in all"),
+            line("aggregates", ", ".join(map(str, self.measures))),
+        ]
+
+    @property
+    def kept_at_end(self) -> str:
+        """What of it keeps a stream until it ends."""
+        return "an aggregate"
 
     @property
     def shuffled_by(self) -> tuple[Shuffle, ...]:
@@ -155,140 +198,19 @@ class Aggregate:
         del place
         return "multiset" if self.source.unique_key is None else "unique_key"
 
-    def to_json(self) -> str:
-        """The description as JSON; equal descriptions give equal text."""
-        data = {
+    def to_dict(self) -> dict[str, Any]:
+        """What JSON has of it."""
+        return {
             "kind": "aggregate",
             "by": list(self.by),
             "measures": [list(m) for m in self.measures],
             "inputs": [input_to_dict(self.source)],
         }
-        return json.dumps(data, sort_keys=True)
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Aggregate:
-        """From what `to_json` wrote."""
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """From what `to_dict` gave."""
         return cls(input_from_dict(data["inputs"][0]), tuple(data["by"]), tuple(Measure(*m) for m in data["measures"]))
-
-
-@dataclasses.dataclass(frozen=True)
-class CoGroup:
-    """Both inputs' rows key by key, when they have ended.
-
-    The function that takes them is not part of the description: no code travels to a state server.
-
-    Attributes:
-        left: the left input.
-        right: the right input.
-        keys: the equality columns; at least one. Rows with a null in a key compared by ``=`` are left out.
-    """
-
-    left: Input
-    right: Input
-    keys: tuple[Key, ...]
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        check_at_end(self.inputs)
-        if not self.keys:
-            raise DescriptionError("a co-group needs the columns that rows are grouped by")
-        _ = self.as_join
-
-    @functools.cached_property
-    def as_join(self) -> Join:
-        """The full join of the same inputs; it has the same keys, partitions and refusals."""
-        return Join("full", self.left, self.right, self.keys, emit="at_end", suffixes=("_left", "_right"))
-
-    @property
-    def emit(self) -> Literal["at_end"]:
-        """When it speaks."""
-        return "at_end"
-
-    @property
-    def inputs(self) -> tuple[Input, Input]:
-        """Left and right."""
-        return self.left, self.right
-
-    @property
-    def sides(self) -> tuple[str, ...]:
-        """What the inputs are called in metrics and snapshots."""
-        return "left", "right"
-
-    @functools.cached_property
-    def output(self) -> tuple[OutputColumn, ...]:
-        """Columns of both sides' rows in one table: the side (0 or 1), then the left's columns, then the right's.
-
-        `split` takes it apart again.
-        """
-        columns = [OutputColumn("side", 0, "", None, pa.int8())]
-        for side, source in enumerate(self.inputs):
-            columns += [
-                OutputColumn(f"{'lr'[side]}{n}", side, f.name, None, f.type) for n, f in enumerate(source.schema)
-            ]
-        return tuple(columns)
-
-    @functools.cached_property
-    def output_schema(self) -> pa.Schema:
-        """``row_kind``, then `output`."""
-        return _with_row_kind(self.output)
-
-    def split(self, table: pa.Table) -> tuple[pa.Table, pa.Table]:
-        """Left and right rows out of rows of `output_schema`, in order, under their own names."""
-        side = table["side"].to_numpy()
-        parts = []
-        for number, source in enumerate(self.inputs):
-            rows = table.filter(pa.array(side == number))
-            names = [f"{'lr'[number]}{n}" for n in range(len(source.schema))]
-            parts.append(rows.select(names).rename_columns(source.schema.names))
-        return parts[0], parts[1]
-
-    @property
-    def shuffled_by(self) -> tuple[Shuffle, ...]:
-        """What rows are partitioned by."""
-        return self.as_join.shuffled_by
-
-    @property
-    def key_types(self) -> tuple[pa.DataType, ...]:
-        """The types the keys are compared in."""
-        left, right = self.left.schema, self.right.schema
-        return tuple(key_type(left.field(k.left), right.field(k.right)) for k in self.keys)
-
-    def layout(self, side: int) -> Layout:
-        """The state layout of one input."""
-        return self.as_join.layout(side)
-
-    def to_json(self) -> str:
-        """The description as JSON; equal descriptions give equal text."""
-        data = {
-            "kind": "co_group",
-            "keys": [list(k) for k in self.keys],
-            "inputs": [input_to_dict(i) for i in self.inputs],
-        }
-        return json.dumps(data, sort_keys=True)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> CoGroup:
-        """From what `to_json` wrote."""
-        left, right = (input_from_dict(i) for i in data["inputs"])
-        return cls(left, right, tuple(Key(*k) for k in data["keys"]))
-
-
-Description = Join | MultiJoin | Aggregate | CoGroup
-
-
-def from_json(text: str) -> Description:
-    """A description of any kind from its JSON.
-
-    Raises:
-        DescriptionError: it is no such text, or describes what cannot be.
-    """
-    with reading("description of a join"):
-        data: dict[str, Any] = json.loads(text)
-        if data["kind"] == "multi_join":
-            return MultiJoin.from_dict(data)
-        if data["kind"] == "aggregate":
-            return Aggregate.from_dict(data)
-        return CoGroup.from_dict(data) if data["kind"] == "co_group" else Join.from_json(text)
 
 
 def parse_measure(name: str, text: str | tuple[str, str]) -> Measure:
@@ -307,8 +229,3 @@ def parse_measure(name: str, text: str | tuple[str, str]) -> Measure:
             raise DescriptionError(f"{name}={text!r}: DISTINCT goes with count only")
         function = "count_distinct"
     return Measure(name, cast("Function", function), None if column == "*" else column)
-
-
-def _with_row_kind(columns: tuple[OutputColumn, ...]) -> pa.Schema:
-    fields = [pa.field(c.name, c.type) for c in columns]
-    return pa.schema([pa.field(ROW_KIND_COLUMN, pa.string(), nullable=False), *fields])

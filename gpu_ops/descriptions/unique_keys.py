@@ -14,15 +14,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gpu_ops.bounded import Aggregate, CoGroup, Description
-from gpu_ops.joins import Join
-from gpu_ops.multi import Equality, MultiJoin
+from gpu_ops.descriptions.keys import Equality
 
 _Column = tuple[int, str]
 """An input's number and one of its columns."""
 
 
-class _Chain(NamedTuple):
+class Chain(NamedTuple):
     """A join as a chain of steps, each of which joins one more input."""
 
     keys: tuple[tuple[str, ...] | None, ...]
@@ -39,66 +37,8 @@ class _Chain(NamedTuple):
     """Columns of the changelog by what they show."""
 
 
-def unique_key(join: Description) -> tuple[str, ...] | None:
-    """Columns of a join's changelog that identify a row of it and are never null; None where none is known.
-
-    None as well where a TTL makes the join forget rows that it does not retract.
-    """
-    if any(source.ttl_ms is not None for source in join.inputs):
-        return None
-    if isinstance(join, CoGroup):
-        return None
-    if isinstance(join, Aggregate):
-        # Null is a group, and no part of a key: the input's own key alone is sure to have none.
-        return join.by if join.by and set(join.by) <= set(join.source.unique_key or ()) else None
-    if isinstance(join, MultiJoin):
-        return _of_chain(_multi_way(join))
-    if join.interval is not None or join.how == "full":
-        return None
-    return _of_left_rows(join) if join.how in ("semi", "anti") else _of_chain(_two_way(join))
-
-
-def _of_left_rows(join: Join) -> tuple[str, ...] | None:
-    """Of a semi or anti join, whose rows are the left input's."""
-    key = join.left.unique_key
-    if key is None:
-        return None
-    more: list[str] = []
-    for position in join.distribution:
-        by = join.keys[position]
-        if by.left in (*key, *more):
-            continue
-        if join.how == "anti" or by.null_safe:
-            return None  # may be null
-        more.append(by.left)
-    return (*key, *more)
-
-
-def _two_way(join: Join) -> _Chain:
-    order = (1, 0) if join.how == "right" else (0, 1)
-    on = tuple(Equality(0, k.column(order[0]), k.column(order[1]), k.null_safe) for k in join.keys)
-    return _Chain(
-        keys=tuple(join.inputs[n].unique_key for n in order),
-        lefts=(join.how != "inner",),
-        on=(on,),
-        single=tuple(join.layout(n) == "join_key_contains_unique_key" for n in order),
-        shuffled=tuple(tuple(by.columns[n] for n in order) for by in join.shuffled_by),
-        shown={(order.index(c.side), c.column): c.name for c in join.output},
-    )
-
-
-def _multi_way(join: MultiJoin) -> _Chain:
-    return _Chain(
-        keys=tuple(source.unique_key for source in join.inputs),
-        lefts=tuple(step.how == "left" for step in join.steps),
-        on=tuple(step.on for step in join.steps),
-        single=tuple(join.layout(n) == "join_key_contains_unique_key" for n in range(len(join.inputs))),
-        shuffled=tuple(by.columns for by in join.shuffled_by),
-        shown={(c.side, c.column): c.name for c in join.output},
-    )
-
-
-def _of_chain(chain: _Chain) -> tuple[str, ...] | None:
+def of_chain(chain: Chain) -> tuple[str, ...] | None:
+    """The unique key of a chain's changelog, by the names of its columns; None where none is known."""
     key = _identity(chain)
     if key is None:
         return None
@@ -127,7 +67,7 @@ def _of_chain(chain: _Chain) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(names))
 
 
-def _identity(chain: _Chain) -> list[_Column] | None:
+def _identity(chain: Chain) -> list[_Column] | None:
     """Columns that identify a row of a chain, none of an input that may be padded."""
     key = None if chain.keys[0] is None else [(0, c) for c in chain.keys[0]]
     for number, (left, on) in enumerate(zip(chain.lefts, chain.on, strict=True), start=1):
@@ -149,7 +89,7 @@ def _strict(on: Sequence[Equality], columns: tuple[str, ...], number: int) -> bo
     return any(not k.null_safe and k.own == columns[number] and k.column == columns[k.input] for k in on)
 
 
-def _equal_columns(chain: _Chain) -> dict[_Column, frozenset[_Column]]:
+def _equal_columns(chain: Chain) -> dict[_Column, frozenset[_Column]]:
     """For each column that an inner step compares by ``=`` those that are equal to it in every row.
 
     What a left step compares is equal only where it has found a match.

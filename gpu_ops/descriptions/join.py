@@ -1,26 +1,29 @@
-"""What a user writes down: frozen, validated descriptions of joins (`gpu_ops.inputs`, `gpu_ops.keys`). No engine code.
-
-A description is complete: with the inputs' schemas it says everything an engine or a state server
-needs, and it travels as JSON (no code ever does).
-"""
+"""Regular, semi and anti joins as a user writes them down."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, Self, get_args
 
 import pyarrow as pa
 
-from gpu_ops.changelog import ROW_KIND_COLUMN
 from gpu_ops.conditions import Condition, parse, session_matters
+from gpu_ops.descriptions.description import Description, Emit, OutputColumn, condition_text, equality, line
+from gpu_ops.descriptions.inputs import (
+    Input,
+    Layout,
+    check_at_end,
+    check_key_type,
+    check_sequence,
+    input_from_dict,
+    input_to_dict,
+)
+from gpu_ops.descriptions.keys import Equality, Key, Shuffle, key_type
+from gpu_ops.descriptions.unique_keys import Chain, of_chain
 from gpu_ops.errors import DescriptionError
-from gpu_ops.fields import check_fields, reading
-from gpu_ops.inputs import Input, Layout, check_at_end, check_key_type, check_sequence, input_from_dict, input_to_dict
-from gpu_ops.intervals import Interval, time_type
-from gpu_ops.keys import Key, Shuffle, key_type
+from gpu_ops.fields import check_fields
 
 JoinType = Literal["inner", "left", "right", "full", "semi", "anti"]
 """Which rows come out.
@@ -29,14 +32,6 @@ JoinType = Literal["inner", "left", "right", "full", "semi", "anti"]
 * *left*, *right*, *full*: pairs, and null pads for rows of that side (or both) without a match.
 * *semi*: rows of the left input with at least one match.
 * *anti*: rows of the left input with none.
-"""
-
-Emit = Literal["per_event", "per_batch", "at_end"]
-"""What a micro-batch says.
-
-* *per_event*: the changelog Flink emits record by record.
-* *per_batch*: the net change; nothing appears and disappears within a micro-batch.
-* *at_end*: nothing until the input ends.
 """
 
 
@@ -62,22 +57,9 @@ def session_to_dict(
     return found
 
 
-class OutputColumn(NamedTuple):
-    """Where a column of the changelog comes from: ``side`` is 0 left, 1 right, 2 whichever is there.
-
-    Side 3 is the later of both event times.
-    """
-
-    name: str
-    side: int
-    column: str
-    other: str | None
-    type: pa.DataType
-
-
 @dataclasses.dataclass(frozen=True)
-class Join:
-    """A regular, semi, anti or interval join of two inputs.
+class Join(Description):
+    """A regular, semi or anti join of two inputs.
 
     Attributes:
         how: see `JoinType`.
@@ -88,7 +70,6 @@ class Join:
         emit: see `Emit`.
         null_aware: for anti: ``NOT IN`` (a null on the right suppresses every row).
         suffixes: appended to clashing column names of left and right, or None.
-        interval: what makes it an interval join, or None.
         time_zone: the session's, in which the condition's times are read; by default that of the first zoned column,
             else UTC.
         ansi: whether the condition is one of a session with ``spark.sql.ansi.enabled``.
@@ -102,7 +83,6 @@ class Join:
     emit: Emit = "per_batch"
     null_aware: bool = False
     suffixes: tuple[str, str] | None = None
-    interval: Interval | None = None
     time_zone: str | None = None
     ansi: bool = False
 
@@ -114,8 +94,6 @@ class Join:
             raise DescriptionError(f"emit={self.emit!r}; it is one of {', '.join(get_args(Emit))}")
         if self.emit == "at_end":
             check_at_end(self.inputs)
-            if self.interval is not None and self.interval.time == "processing":
-                raise DescriptionError("emit='at_end' has no arrival times to go by: use event time")
         if self.left.name.lower() == self.right.name.lower():
             raise DescriptionError(f"both inputs are called {self.left.name!r}; give one another name")
         if self.how in ("semi", "anti") and self.right.bad_rows == "tag":
@@ -137,31 +115,13 @@ class Join:
                 check_key_type(side, column)
             key_type(self.left.schema.field(key.left), self.right.schema.field(key.right))
         check_sequence(self.inputs)
-        if self.interval is not None:
-            self._check_interval(self.interval)
-        names = [c.name for c in self.output]
-        for name in names:
-            if names.count(name) > 1 or name == ROW_KIND_COLUMN:
-                raise DescriptionError(f"the changelog would have two columns {name!r}: rename one, or give suffixes=")
+        self._check_names("rename one, or give suffixes=")
         _ = self.condition
 
-    def _check_interval(self, interval: Interval) -> None:
-        hows = ("inner",) if interval.keyed else ("inner", "left", "right", "full")
-        if self.how not in hows:
-            kind = "a keyed interval join" if interval.keyed else "an interval join"
-            raise DescriptionError(f"how={self.how!r}; {kind} is one of {', '.join(hows)}")
-        for source in self.inputs:
-            if source.unique_key is not None:
-                raise DescriptionError(
-                    f"input '{source.name}': an interval join takes insert-only input, unique_key= has no place here"
-                )
-            if source.ttl_ms is not None:
-                raise DescriptionError(f"input '{source.name}': an interval join keeps rows by their time, not by ttl=")
-            if interval.time == "event" and source.event_time is None:
-                raise DescriptionError(f"input '{source.name}': an interval join needs its event time")
-            if interval.time == "processing" and source.event_time is not None:
-                raise DescriptionError(f"input '{source.name}': by processing time, event time has no place")
-        interval.units(self.time_type)
+    @property
+    def operator(self) -> str:
+        """The module of `gpu_ops.operators` that runs it."""
+        return "at_end" if self.emit == "at_end" else "two_way"
 
     @functools.cached_property
     def key_types(self) -> tuple[pa.DataType, ...]:
@@ -172,12 +132,6 @@ class Join:
     def key_columns(self, side: int, *, strict: bool = False) -> tuple[str, ...]:
         """One input's key columns; ``strict``: those in which null matches nothing."""
         return tuple(k.column(side) for k in self.keys if not (strict and k.null_safe))
-
-    @functools.cached_property
-    def time_type(self) -> pa.DataType:
-        """The type an interval join compares times in."""
-        kinds = [s.schema.field(s.event_time).type for s in self.inputs if s.event_time is not None]
-        return time_type(kinds[0], kinds[1]) if len(kinds) == 2 else pa.timestamp("ms", "UTC")
 
     @property
     def inputs(self) -> tuple[Input, Input]:
@@ -190,6 +144,11 @@ class Join:
         if self.where is None:
             return None
         return parse(self.where, self._schemas, time_zone=self.time_zone, ansi=self.ansi)
+
+    @property
+    def conditions(self) -> tuple[Condition | None, ...]:
+        """`condition`, alone."""
+        return (self.condition,)
 
     @property
     def _schemas(self) -> dict[str, pa.Schema]:
@@ -220,16 +179,26 @@ class Join:
             for field in fields:
                 suffix = self.suffixes[side] if self.suffixes and field.name in taken[1 - side] else ""
                 columns.append(OutputColumn(field.name + suffix, side, field.name, None, field.type))
-        if self.interval is not None and self.interval.timestamp is not None:
-            times = str(self.left.event_time), str(self.right.event_time)
-            columns.append(OutputColumn(self.interval.timestamp, 3, *times, self.time_type))
         return tuple(columns)
 
-    @functools.cached_property
-    def output_schema(self) -> pa.Schema:
-        """The changelog's schema: ``row_kind``, then the columns."""
-        fields = [pa.field(c.name, c.type) for c in self.output]
-        return pa.schema([pa.field(ROW_KIND_COLUMN, pa.string(), nullable=False), *fields])
+    def own_column(self, number: int, column: OutputColumn) -> str | None:
+        """Which column of one input an output column shows in a row that is of this input alone; None for none."""
+        if column.side >= 2:
+            return column.other if number == 1 else column.column
+        if column.side == number:
+            return column.column
+        shared = (k for k in self.keys if k.using and k.left == column.name)
+        return next((k.column(number) for k in shared), None)
+
+    @property
+    def equal_columns(self) -> list[tuple[str, ...]]:
+        """The key columns of both inputs."""
+        return [(key.left, key.right) for key in self.keys]
+
+    @property
+    def compared_columns(self) -> list[tuple[int, str]]:
+        """The key columns, each with its input."""
+        return [(number, key.column(number)) for key in self.keys for number in (0, 1)]
 
     def layout(self, side: int) -> Layout:
         """The state layout of one input (Flink: ``JoinInputSideSpec``)."""
@@ -266,8 +235,72 @@ class Join:
         """What the inputs are called in metrics and snapshots."""
         return "left", "right"
 
-    def to_json(self) -> str:
-        """The description as JSON; equal descriptions give equal text."""
+    def _unique_key(self) -> tuple[str, ...] | None:
+        if self.how == "full":
+            return None
+        return self._of_left_rows() if self.how in ("semi", "anti") else of_chain(self._chain())
+
+    def _of_left_rows(self) -> tuple[str, ...] | None:
+        """Of a semi or anti join, whose rows are the left input's."""
+        key = self.left.unique_key
+        if key is None:
+            return None
+        more: list[str] = []
+        for position in self.distribution:
+            by = self.keys[position]
+            if by.left in (*key, *more):
+                continue
+            if self.how == "anti" or by.null_safe:
+                return None  # may be null
+            more.append(by.left)
+        return (*key, *more)
+
+    def _chain(self) -> Chain:
+        order = (1, 0) if self.how == "right" else (0, 1)
+        on = tuple(Equality(0, k.column(order[0]), k.column(order[1]), k.null_safe) for k in self.keys)
+        return Chain(
+            keys=tuple(self.inputs[n].unique_key for n in order),
+            lefts=(self.how != "inner",),
+            on=(on,),
+            single=tuple(self.layout(n) == "join_key_contains_unique_key" for n in order),
+            shuffled=tuple(tuple(by.columns[n] for n in order) for by in self.shuffled_by),
+            shown={(order.index(c.side), c.column): c.name for c in self.output},
+        )
+
+    @property
+    def sorts_itself(self) -> bool:
+        """Whether it sorts a part of its input itself, at the end."""
+        return True
+
+    @property
+    def merges(self) -> bool:
+        """Whether rows are found by keys, and by nothing else."""
+        return bool(self.keys) and not self.null_aware
+
+    @property
+    def title(self) -> str:
+        """It in one line, for people."""
+        return f"{self.how} join on {condition_text([(k.left, k.null_safe, k.right) for k in self.keys], self.where)}"
+
+    def lines(self) -> list[str]:
+        """It in some lines."""
+        equal = [equality(self.left, k.left, self.right, k.right, null_safe=k.null_safe) for k in self.keys]
+        return [
+            f"{self._kind}, {'NOT IN' if self.null_aware else self.how}: {self.left.name}, {self.right.name}",
+            line("key", " AND ".join(equal) or "none: every pair of rows is a candidate"),
+            *self._more_lines(),
+            *([line("where", self.where)] if self.where is not None else []),
+        ]
+
+    @property
+    def _kind(self) -> str:
+        return "semi/anti join" if self.how in ("semi", "anti") else "regular join"
+
+    def _more_lines(self) -> list[str]:
+        return []
+
+    def to_dict(self) -> dict[str, Any]:
+        """What JSON has of it."""
         data: dict[str, object] = {
             "kind": "join",
             "how": self.how,
@@ -278,29 +311,24 @@ class Join:
             "suffixes": list(self.suffixes) if self.suffixes else None,
             "inputs": [input_to_dict(i) for i in self.inputs],
         }
-        if self.interval is not None:
-            data["interval"] = self.interval.to_dict()
         wheres = [] if self.where is None else [(self.where, self._schemas)]
-        data |= session_to_dict(wheres, time_zone=self.time_zone, ansi=self.ansi)
-        return json.dumps(data, sort_keys=True)
+        return data | session_to_dict(wheres, time_zone=self.time_zone, ansi=self.ansi)
 
     @classmethod
-    def from_json(cls, text: str) -> Join:
-        """The inverse of `to_json`."""
-        with reading("description of a join"):
-            data: dict[str, Any] = json.loads(text)
-            left, right = (input_from_dict(i) for i in data["inputs"])
-            suffixes = data["suffixes"]
-            return cls(
-                how=data["how"],
-                left=left,
-                right=right,
-                keys=tuple(Key(*k) for k in data["keys"]),
-                where=data["where"],
-                emit=data["emit"],
-                null_aware=data["null_aware"],
-                suffixes=(suffixes[0], suffixes[1]) if suffixes else None,
-                interval=Interval(**data["interval"]) if data.get("interval") else None,
-                time_zone=data.get("time_zone"),
-                ansi=data.get("ansi", False),
-            )
+    def from_dict(cls, data: Mapping[str, Any], **more: Any) -> Self:
+        """From what `to_dict` gave."""
+        left, right = (input_from_dict(i) for i in data["inputs"])
+        suffixes = data["suffixes"]
+        return cls(
+            how=data["how"],
+            left=left,
+            right=right,
+            keys=tuple(Key(*k) for k in data["keys"]),
+            where=data["where"],
+            emit=data["emit"],
+            null_aware=data["null_aware"],
+            suffixes=(suffixes[0], suffixes[1]) if suffixes else None,
+            time_zone=data.get("time_zone"),
+            ansi=data.get("ansi", False),
+            **more,
+        )

@@ -137,6 +137,16 @@ class Interval:
         if self.time == "processing" and (self.keyed or self.late == "tag" or self.timestamp is not None):
             raise DescriptionError("by processing time no row is late or has a timestamp: it takes SQL's rules only")
 
+    @property
+    def kept_ms(self) -> tuple[int, int]:
+        """How long after its own time a left and a right row is kept, milliseconds; 0 where it never waits."""
+        return max(self.upper_ms, 0) + self.min_cleanup_ms, max(-self.lower_ms, 0) + self.min_cleanup_ms
+
+    @property
+    def keep_ms(self) -> int:
+        """How far the join's output may be behind its watermark, milliseconds."""
+        return max(self.kept_ms)
+
     def units(self, kind: pa.DataType) -> tuple[int, int]:
         """Lower and upper bound, inclusive, in the unit of a `time_type`.
 

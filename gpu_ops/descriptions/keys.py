@@ -34,6 +34,18 @@ class Shuffle(NamedTuple):
     """The type it is compared in."""
 
 
+class Equality(NamedTuple):
+    """``inputs[input].column = own``, where own is a column of the step's own input."""
+
+    input: int
+    column: str
+    own: str
+    null_safe: bool = False
+    """``IS NOT DISTINCT FROM`` instead of ``=``; never part of the common key."""
+    using: bool = False
+    """The step's own column is not shown."""
+
+
 On = str | Sequence[str | tuple[str, str] | Key] | None
 """``"k"``, ``["k", ("a", "b")]``, or `Key` objects; None for no equality columns."""
 

@@ -1,0 +1,162 @@
+"""Co-groups as a user writes them down: both inputs' rows key by key, for a function, when they have ended.
+
+Flink's over a global window with the end-of-stream trigger (FLIP-331).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self
+
+import pyarrow as pa
+
+from gpu_ops.descriptions.description import Description, OutputColumn, condition_text, equality, line
+from gpu_ops.descriptions.inputs import Input, Layout, check_at_end, input_from_dict, input_to_dict
+from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.keys import Key, Shuffle, key_type
+from gpu_ops.errors import DescriptionError
+from gpu_ops.fields import check_fields
+
+
+@dataclasses.dataclass(frozen=True)
+class CoGroup(Description):
+    """Both inputs' rows key by key, when they have ended.
+
+    The function that takes them is not part of the description: no code travels to a state server.
+
+    Attributes:
+        left: the left input.
+        right: the right input.
+        keys: the equality columns; at least one. Rows with a null in a key compared by ``=`` are left out.
+    """
+
+    left: Input
+    right: Input
+    keys: tuple[Key, ...]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_at_end(self.inputs)
+        if not self.keys:
+            raise DescriptionError("a co-group needs the columns that rows are grouped by")
+        _ = self.as_join
+
+    takes_function: ClassVar[bool] = True
+
+    @property
+    def operator(self) -> str:
+        """The module of `gpu_ops.operators` that runs it."""
+        return "grouped"
+
+    @functools.cached_property
+    def as_join(self) -> Join:
+        """The full join of the same inputs; it has the same keys, partitions and refusals."""
+        return Join("full", self.left, self.right, self.keys, emit="at_end", suffixes=("_left", "_right"))
+
+    @property
+    def emit(self) -> Literal["at_end"]:
+        """When it speaks."""
+        return "at_end"
+
+    @property
+    def inputs(self) -> tuple[Input, Input]:
+        """Left and right."""
+        return self.left, self.right
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """What the inputs are called in metrics and snapshots."""
+        return "left", "right"
+
+    @functools.cached_property
+    def output(self) -> tuple[OutputColumn, ...]:
+        """Columns of both sides' rows in one table: the side (0 or 1), then the left's columns, then the right's.
+
+        `split` takes it apart again.
+        """
+        columns = [OutputColumn("side", 0, "", None, pa.int8())]
+        for side, source in enumerate(self.inputs):
+            columns += [
+                OutputColumn(f"{'lr'[side]}{n}", side, f.name, None, f.type) for n, f in enumerate(source.schema)
+            ]
+        return tuple(columns)
+
+    def own_column(self, number: int, column: OutputColumn) -> str | None:
+        """Which column of one input an output column shows in a row that is of this input alone; None for none."""
+        return column.column if column.side == number and column.column else None
+
+    @property
+    def equal_columns(self) -> list[tuple[str, ...]]:
+        """The key columns of both inputs."""
+        return self.as_join.equal_columns
+
+    @property
+    def compared_columns(self) -> list[tuple[int, str]]:
+        """The key columns, each with its input."""
+        return self.as_join.compared_columns
+
+    @property
+    def order_matters_at_end(self) -> bool:
+        """Whether the result depends on the order in which rows came: its function sees it."""
+        return True
+
+    @property
+    def sorts_itself(self) -> bool:
+        """Whether it sorts a part of its input itself, at the end."""
+        return True
+
+    @property
+    def title(self) -> str:
+        """It in one line, for people."""
+        return f"co-group on {condition_text([(k.left, k.null_safe, k.right) for k in self.keys], None)}"
+
+    def lines(self) -> list[str]:
+        """What is grouped, by what."""
+        equal = [equality(self.left, k.left, self.right, k.right, null_safe=k.null_safe) for k in self.keys]
+        return [f"co-group: {self.left.name}, {self.right.name}", line("key", " AND ".join(equal))]
+
+    @property
+    def kept_at_end(self) -> str:
+        """What of it keeps a stream until it ends."""
+        return "a co-group"
+
+    def split(self, table: pa.Table) -> tuple[pa.Table, pa.Table]:
+        """Left and right rows out of rows of `output_schema`, in order, under their own names."""
+        side = table["side"].to_numpy()
+        parts = []
+        for number, source in enumerate(self.inputs):
+            rows = table.filter(pa.array(side == number))
+            names = [f"{'lr'[number]}{n}" for n in range(len(source.schema))]
+            parts.append(rows.select(names).rename_columns(source.schema.names))
+        return parts[0], parts[1]
+
+    @property
+    def shuffled_by(self) -> tuple[Shuffle, ...]:
+        """What rows are partitioned by."""
+        return self.as_join.shuffled_by
+
+    @property
+    def key_types(self) -> tuple[pa.DataType, ...]:
+        """The types the keys are compared in."""
+        left, right = self.left.schema, self.right.schema
+        return tuple(key_type(left.field(k.left), right.field(k.right)) for k in self.keys)
+
+    def layout(self, side: int) -> Layout:
+        """The state layout of one input."""
+        return self.as_join.layout(side)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What JSON has of it."""
+        return {
+            "kind": "co_group",
+            "keys": [list(k) for k in self.keys],
+            "inputs": [input_to_dict(i) for i in self.inputs],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """From what `to_dict` gave."""
+        left, right = (input_from_dict(i) for i in data["inputs"])
+        return cls(left, right, tuple(Key(*k) for k in data["keys"]))

@@ -1,0 +1,291 @@
+"""What every description of an operator answers: the engine, state and Spark ask it and know no operator by name.
+
+A description is complete: with the inputs' schemas it says everything an engine or a state server
+needs, and it travels as JSON (no code ever does).
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
+
+import pyarrow as pa
+
+from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
+from gpu_ops.errors import DescriptionError
+
+if TYPE_CHECKING:
+    from gpu_ops.conditions import Condition
+    from gpu_ops.descriptions.inputs import Input, Layout
+    from gpu_ops.descriptions.intervals import Interval
+    from gpu_ops.descriptions.keys import Shuffle
+
+Emit = Literal["per_event", "per_batch", "at_end"]
+"""What a micro-batch says.
+
+* *per_event*: the changelog Flink emits record by record.
+* *per_batch*: the net change; nothing appears and disappears within a micro-batch.
+* *at_end*: nothing until the input ends.
+"""
+
+
+class OutputColumn(NamedTuple):
+    """Where a column of the changelog comes from: ``side`` is the number of an input.
+
+    Of a column that two inputs show together, ``other`` is the second's: then ``side`` is 2 where it is
+    whichever is there, 3 where it is the later of both event times.
+    """
+
+    name: str
+    side: int
+    column: str
+    other: str | None
+    type: pa.DataType
+
+
+class Attributes(NamedTuple):
+    """What an operator does with the end of its input and with a backlog, after Flink's ``OperatorAttributes``.
+
+    Flink 2.3 knows the first two (``outputOnlyAfterEndOfStream``, ``internalSorterSupported``; FLIP-331); the third is
+    what FLIP-327 asks of an operator.
+    """
+
+    output_only_after_end_of_input: bool
+    """It keeps its input as it comes, without output and counts, and runs as a batch operator at the end."""
+    sorts_itself: bool
+    """It needs no sorted input."""
+    switches_from_backlog: bool
+    """It can take a backlog in silently, say its net result, and go on live."""
+
+
+class Description(abc.ABC):
+    """One operator over some inputs."""
+
+    takes_function: ClassVar[bool] = False
+    """Whether a user's function makes the result of what comes out."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def inputs(self) -> tuple[Input, ...]:
+            """Its inputs, in order."""
+
+        @property
+        def emit(self) -> Emit:
+            """When it speaks."""
+
+        @property
+        def interval(self) -> Interval | None:
+            """The bounds in time within which rows match; None where time plays no part."""
+
+        @property
+        def time_type(self) -> pa.DataType | None:
+            """The type event times are compared in; None where time plays no part."""
+
+    else:
+        interval = time_type = None  # no properties: a dataclass has its own
+
+    # --- what runs it ------------------------------------------------------------------------
+
+    @property
+    @abc.abstractmethod
+    def operator(self) -> str:
+        """The module of `gpu_ops.operators` that runs it."""
+
+    # --- inputs and output -------------------------------------------------------------------
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """What the inputs are called in metrics and snapshots."""
+        return tuple(source.name for source in self.inputs)
+
+    @functools.cached_property
+    @abc.abstractmethod
+    def output(self) -> tuple[OutputColumn, ...]:
+        """The changelog's columns after ``row_kind``."""
+
+    @functools.cached_property
+    def output_schema(self) -> pa.Schema:
+        """The changelog's schema: ``row_kind``, then the columns."""
+        fields = [pa.field(c.name, c.type) for c in self.output]
+        return pa.schema([pa.field(ROW_KIND_COLUMN, pa.string(), nullable=False), *fields])
+
+    @abc.abstractmethod
+    def own_column(self, number: int, column: OutputColumn) -> str | None:
+        """Which column of one input an output column shows in a row that is of this input alone; None for none."""
+
+    @property
+    def rename_hint(self) -> str:
+        """What else than a new name helps where two output columns have one: the end of a sentence."""
+        return ", or give suffixes=('_l', '_r')"
+
+    def _check_names(self, hint: str) -> None:
+        """Refuses two output columns of one name.
+
+        Raises:
+            DescriptionError: says which.
+        """
+        names = [column.name for column in self.output]
+        for name in names:
+            if names.count(name) > 1 or name == ROW_KIND_COLUMN:
+                raise DescriptionError(f"the {self._noun} would have two columns {name!r}: {hint}")
+
+    _noun: ClassVar[str] = "changelog"
+
+    # --- keys --------------------------------------------------------------------------------
+
+    @property
+    @abc.abstractmethod
+    def equal_columns(self) -> list[tuple[str, ...]]:
+        """Columns that are compared with each other, one per input: what rows are distributed by is among them."""
+
+    @property
+    @abc.abstractmethod
+    def compared_columns(self) -> list[tuple[int, str]]:
+        """All (input, column) whose values are compared with others'."""
+
+    @property
+    @abc.abstractmethod
+    def shuffled_by(self) -> tuple[Shuffle, ...]:
+        """What rows are partitioned by; empty means a single partition."""
+
+    @abc.abstractmethod
+    def layout(self, number: int) -> Layout:
+        """The state layout of one input (Flink: ``JoinInputSideSpec``)."""
+
+    @property
+    def conditions(self) -> tuple[Condition | None, ...]:
+        """The residual conditions, parsed and typed."""
+        return ()
+
+    @property
+    def unique_key(self) -> tuple[str, ...] | None:
+        """Columns of the changelog that identify a row of it and are never null; None where none is known.
+
+        None as well where a TTL makes the join forget rows that it does not retract.
+        """
+        if any(source.ttl_ms is not None for source in self.inputs):
+            return None
+        return self._unique_key()
+
+    def _unique_key(self) -> tuple[str, ...] | None:
+        return None
+
+    # --- time --------------------------------------------------------------------------------
+
+    @property
+    def by_event_time(self) -> bool:
+        """Whether it is moved by a watermark."""
+        return self.interval is not None and self.interval.time == "event"
+
+    # --- order, end and backlog --------------------------------------------------------------
+
+    def order_matters(self, number: int) -> bool:
+        """Whether what it says of a micro-batch depends on the order of an input's rows.
+
+        The net change of rows that are only ever added does not.
+        """
+        return self.emit == "per_event" or not self.inputs[number].insert_only
+
+    @property
+    def order_matters_at_end(self) -> bool:
+        """Whether the result at the end of input depends on the order in which rows came."""
+        return any(not source.insert_only or source.sequence_by is not None for source in self.inputs)
+
+    @property
+    def sorts_itself(self) -> bool:
+        """Whether it sorts a part of its input itself, at the end."""
+        return False
+
+    @property
+    def merges(self) -> bool:
+        """Whether rows are found by keys, and by nothing else, so that at the end sorted keys can be merged."""
+        return False
+
+    @property
+    def result_without_rows(self) -> bool:
+        """Whether it has a result though no row has come."""
+        return False
+
+    @property
+    def attributes(self) -> Attributes:
+        """What it does with the end of its input and with a backlog."""
+        at_end = self.emit == "at_end"
+        return Attributes(at_end, at_end and self.sorts_itself, self.why_no_backlog() is None)
+
+    def why_no_backlog(self) -> str | None:
+        """What keeps it from beginning with a backlog; None if it can."""
+        if self.emit == "at_end":
+            return "with emit='at_end' all input is taken in silently"
+        if self.interval is not None:
+            return "an interval join goes by its watermark from the first row on"
+        for source in self.inputs:
+            if source.ttl_ms is not None:
+                return f"the rows of input '{source.name}' expire a ttl= after they came, which a backlog does not say"
+        return None
+
+    def check_backlog(self) -> None:
+        """Refuses a backlog where it cannot begin with one.
+
+        Raises:
+            DescriptionError: says why.
+        """
+        why = self.why_no_backlog()
+        if why is not None:
+            raise DescriptionError(f"no backlog here: {why}")
+
+    # --- in words ----------------------------------------------------------------------------
+
+    @property
+    @abc.abstractmethod
+    def title(self) -> str:
+        """It in one line, for people."""
+
+    @abc.abstractmethod
+    def lines(self) -> list[str]:
+        """It in some lines, as `gpu_ops.explain` begins; the first ends where the join's name follows."""
+
+    @property
+    def kept_at_end(self) -> str:
+        """What of it keeps a stream until it ends."""
+        return "emit='at_end'"
+
+    # --- as JSON -----------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """What JSON has of it."""
+
+    @classmethod
+    @abc.abstractmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """From what `to_dict` gave."""
+
+    def to_json(self) -> str:
+        """The description as JSON; equal descriptions give equal text."""
+        return json.dumps(self.to_dict(), sort_keys=True)
+
+
+def line(label: str, text: str) -> str:
+    """A line of `gpu_ops.explain`."""
+    return f"  {label:<11} {text}"
+
+
+def equality(one: Input, column: str, other: Input, its: str, *, null_safe: bool) -> str:
+    """Two columns that are equal, in words."""
+    operator = "IS NOT DISTINCT FROM" if null_safe else "="
+    return f"{one.name}.{column} {operator} {other.name}.{its}"
+
+
+def condition_text(keys: list[tuple[str, bool, str]], where: str | None) -> str:
+    """Equal columns and a residual condition, in a line.
+
+    Args:
+        keys: left column, whether it is null-safe, right column.
+        where: the residual condition.
+    """
+    equal = ", ".join(f"{a} {'<=>' if null_safe else '='} {b}" for a, null_safe, b in keys)
+    return (equal or "no equality column") + (f" where {where}" if where is not None else "")

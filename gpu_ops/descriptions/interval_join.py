@@ -1,0 +1,119 @@
+"""Interval joins as a user writes them down: a join with bounds on the difference of two times."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any, Self
+
+import pyarrow as pa
+
+from gpu_ops.descriptions.description import OutputColumn, line
+from gpu_ops.descriptions.intervals import Interval, time_type
+from gpu_ops.descriptions.join import Join
+from gpu_ops.errors import DescriptionError
+from gpu_ops.fields import check_fields
+
+_LATES = {
+    "join": "late rows join what is still there",
+    "drop": "late rows are dropped and counted",
+    "tag": "late rows come out with the row kind 'late'",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class IntervalJoin(Join):
+    """A join of two insert-only inputs whose rows match within a span of time.
+
+    Attributes:
+        interval: the bounds, whose time counts, and what happens to late rows.
+    """
+
+    interval: Interval = dataclasses.field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        interval = self.interval
+        if self.emit == "at_end" and interval.time == "processing":
+            raise DescriptionError("emit='at_end' has no arrival times to go by: use event time")
+        hows = ("inner",) if interval.keyed else ("inner", "left", "right", "full")
+        if self.how not in hows:
+            kind = "a keyed interval join" if interval.keyed else "an interval join"
+            raise DescriptionError(f"how={self.how!r}; {kind} is one of {', '.join(hows)}")
+        for source in self.inputs:
+            if source.unique_key is not None:
+                raise DescriptionError(
+                    f"input '{source.name}': an interval join takes insert-only input, unique_key= has no place here"
+                )
+            if source.ttl_ms is not None:
+                raise DescriptionError(f"input '{source.name}': an interval join keeps rows by their time, not by ttl=")
+            if interval.time == "event" and source.event_time is None:
+                raise DescriptionError(f"input '{source.name}': an interval join needs its event time")
+            if interval.time == "processing" and source.event_time is not None:
+                raise DescriptionError(f"input '{source.name}': by processing time, event time has no place")
+        interval.units(self.time_type)
+        super().__post_init__()
+
+    @property
+    def operator(self) -> str:
+        """The module of `gpu_ops.operators` that runs it."""
+        return "at_end" if self.emit == "at_end" else "interval"
+
+    @functools.cached_property
+    def time_type(self) -> pa.DataType:
+        """The type times are compared in."""
+        kinds = [s.schema.field(s.event_time).type for s in self.inputs if s.event_time is not None]
+        return time_type(kinds[0], kinds[1]) if len(kinds) == 2 else pa.timestamp("ms", "UTC")
+
+    @functools.cached_property
+    def output(self) -> tuple[OutputColumn, ...]:
+        """The changelog's columns after ``row_kind``."""
+        columns = super().output
+        if self.interval.timestamp is None:
+            return columns
+        times = str(self.left.event_time), str(self.right.event_time)
+        return (*columns, OutputColumn(self.interval.timestamp, 3, *times, self.time_type))
+
+    def _unique_key(self) -> tuple[str, ...] | None:
+        return None
+
+    def order_matters(self, number: int) -> bool:
+        """Whether what it says depends on the order of rows: which of two comes first may be late."""
+        del number
+        return True
+
+    @property
+    def sorts_itself(self) -> bool:
+        """Whether it sorts a part of its input itself, at the end."""
+        return False
+
+    @property
+    def merges(self) -> bool:
+        """Whether rows are found by keys, and by nothing else: no, by their times too."""
+        return False
+
+    @property
+    def _kind(self) -> str:
+        return "keyed interval join" if self.interval.keyed else "interval join"
+
+    def _more_lines(self) -> list[str]:
+        interval = self.interval
+        if interval.time == "processing":
+            times = [f"{source.name}'s arrival" for source in self.inputs]
+            lines = [line("time", "by the clock of the micro-batch; no row is late")]
+        else:
+            times = [f"{source.name}.{source.event_time}" for source in self.inputs]
+            behind = "the one of the input that is behind, over all partitions; it moves between micro-batches"
+            lines = [line("time", f"event time; {_LATES[interval.late]}"), line("watermark", behind)]
+        bounds = str(interval).replace("right - left", f"{times[1]} - {times[0]}")
+        return [line("interval", bounds), *lines]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What JSON has of it: a join with an interval, as state folders have had it from the first."""
+        return {**super().to_dict(), "interval": self.interval.to_dict()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], **more: Any) -> Self:
+        """From what `to_dict` gave."""
+        return super().from_dict(data, interval=Interval(**data["interval"]), **more)
