@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gpu_ops.descriptions.aggregate import Aggregate
     from gpu_ops.descriptions.co_group import CoGroup
     from gpu_ops.descriptions.inputs import Input
+    from gpu_ops.descriptions.interval_join import IntervalJoin
     from gpu_ops.descriptions.intervals import Interval
     from gpu_ops.descriptions.join import Join
     from gpu_ops.descriptions.keys import Key
@@ -43,23 +44,24 @@ if TYPE_CHECKING:
     from gpu_ops.spark.progress import ProgressListener
 
 _WHERE: Final = {
-    "Aggregate": "bounded",
+    "Aggregate": "descriptions.aggregate",
     "BackendError": "errors",
     "BacklogProgress": "spark.backlog_progress",
     "BadInputError": "errors",
-    "CoGroup": "bounded",
+    "CoGroup": "descriptions.co_group",
     "ConditionError": "errors",
     "DescriptionError": "errors",
     "EvaluationError": "errors",
     "GpuJoinError": "errors",
-    "Input": "inputs",
-    "Interval": "intervals",
-    "Join": "joins",
+    "Input": "descriptions.inputs",
+    "Interval": "descriptions.intervals",
+    "IntervalJoin": "descriptions.interval_join",
+    "Join": "descriptions.join",
     "JoinEngine": "engine",
-    "Key": "keys",
+    "Key": "descriptions.keys",
     "MemoryOnlyStateWarning": "spark.api",
     "MicroBatch": "engine",
-    "MultiJoin": "multi",
+    "MultiJoin": "descriptions.multi_join",
     "NoWatermarkWarning": "spark.interval_api",
     "NotBuiltError": "errors",
     "ProgressListener": "spark.progress",
@@ -94,6 +96,7 @@ __all__ = [
     "GpuJoinError",
     "Input",
     "Interval",
+    "IntervalJoin",
     "Join",
     "JoinEngine",
     "Key",
