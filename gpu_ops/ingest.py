@@ -16,7 +16,7 @@ from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.inputs import Input, check_sequence
 from gpu_ops.descriptions.intervals import as_integers, too_far
 from gpu_ops.errors import BadInputError
-from gpu_ops.operators.core.lifetimes import NEVER
+from gpu_ops.layouts import MAX_CHANGES
 from gpu_ops.values import Mask, readable, sample, wrong_text
 
 
@@ -71,7 +71,7 @@ def ingest(
         start += decoded.rows_in
         sides.append(decoded)
     total = sum(s.kinds.size for s in sides)
-    if 2 * total + 2 >= NEVER:
+    if total > MAX_CHANGES:
         raise BadInputError(join.inputs[0].name, None, f"a micro-batch of {total} changes; use more partitions")
     ordered = _in_total_order(join.inputs, sides)
     if join.time_type is not None:

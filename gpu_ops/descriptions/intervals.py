@@ -47,9 +47,9 @@ UNITS_MS: Final[Mapping[str, int]] = {
 _BOUND: Final = re.compile(r"\s*([+-]?)\s*(\d+(?:\.\d+)?)\s*([a-z]+?)s?\s*", re.IGNORECASE)
 MAX_BOUND: Final = 1 << 60
 """Bounds, in the unit of the event times, are smaller than this, so that their sums are int64."""
-NEVER: Final = -(1 << 63)
+BEFORE_ALL: Final = -(1 << 63)
 """A time before all others, in any unit."""
-END: Final = (1 << 63) - 1
+AFTER_ALL: Final = (1 << 63) - 1
 """A time after all others."""
 
 _PER_SECOND: Final = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
@@ -218,7 +218,7 @@ def as_integers(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> npt.ND
     """Event times as integers in the unit of a `time_type`; no nulls among them.
 
     Raises:
-        OverflowError: a time that is not between `NEVER` and `END`; its argument is the position.
+        OverflowError: a time that is not between `BEFORE_ALL` and `AFTER_ALL`; its argument is the position.
     """
     far = too_far(column, kind)
     if far is not None:
@@ -229,8 +229,8 @@ def as_integers(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> npt.ND
 
 
 def too_far(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> npt.NDArray[np.bool_] | None:
-    """Which times are not between `NEVER` and `END` in the unit of another type, no coarser one; None for none."""
-    limit = (END - 1) // (_per_second(kind) // _per_second(column.type))
+    """Which times are not between `BEFORE_ALL` and `AFTER_ALL` in a unit that is no coarser; None for none."""
+    limit = (AFTER_ALL - 1) // (_per_second(kind) // _per_second(column.type))
     values = column.cast(pa.int64())
     ends = pc.min_max(values).as_py()
     if ends["min"] is None or (ends["min"] >= -limit and ends["max"] <= limit):
@@ -241,19 +241,19 @@ def too_far(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> npt.NDArra
 
 
 def clipped(time: int) -> int:
-    """A time that int64 holds; one that is beyond it counts as `NEVER` or `END`."""
-    return min(max(time, NEVER), END)
+    """A time that int64 holds; one that is beyond it counts as `BEFORE_ALL` or `AFTER_ALL`."""
+    return min(max(time, BEFORE_ALL), AFTER_ALL)
 
 
 def shifted(xp: Any, times: Array, by: int) -> Array:
-    """Times (int64) moved by so many units, up to `NEVER` or `END`: nanoseconds fill int64, their sums do not fit.
+    """Times (int64) moved by so many units, up to `BEFORE_ALL` or `AFTER_ALL`: sums of nanoseconds do not fit.
 
     Args:
         xp: numpy or cupy.
         times: n times.
         by: smaller than 2^62, either way.
     """
-    return xp.minimum(times, END - by) + by if by >= 0 else xp.maximum(times, NEVER - by) + by
+    return xp.minimum(times, AFTER_ALL - by) + by if by >= 0 else xp.maximum(times, BEFORE_ALL - by) + by
 
 
 def from_integers(values: npt.NDArray[np.int64], kind: pa.DataType) -> pa.Array:

@@ -15,14 +15,13 @@ import dataclasses
 
 import numpy as np
 
+from gpu_ops import layouts
 from gpu_ops.kernels import Array, Kernels
 from gpu_ops.operators.core.counts import flickers, moments
 from gpu_ops.operators.core.lifetimes import ALWAYS, NEVER
 from gpu_ops.operators.multi_plan import Lookup
 from gpu_ops.operators.tuples import Finder, Tuples, fresh
 from gpu_ops.state.keyed_table import COUNT_COLUMN
-
-_INSTANT_BITS = 29
 
 
 def step_count(step: int) -> str:
@@ -56,7 +55,7 @@ def crossings(
     """
     xp = kernels.xp
     owner, instants, deltas = events
-    order = kernels.argsort((owner << _INSTANT_BITS) | instants)
+    order = kernels.argsort(layouts.owned(owner, instants))
     found = moments(xp, owner[order], instants[order], deltas[order], lambda at: before[order[at]])
     first = order[found.start]
     at = found.switches(xp, found.after == 0, found.base == 0)
@@ -160,9 +159,9 @@ def mark_afresh(finder: Finder, place: int, lookup: Lookup, tuples: Tuples, seen
         return
     # one change speaks for all of its instant
     speaker = both[found.first]
-    wanted = xp.sort((owners[found.first] << _INSTANT_BITS) | instants[found.first])
-    order = kernels.argsort((owners[found.first] << _INSTANT_BITS) | instants[found.first])
-    keys = (number << _INSTANT_BITS) | tuples.instants
+    wanted = xp.sort(layouts.owned(owners[found.first], instants[found.first]))
+    order = kernels.argsort(layouts.owned(owners[found.first], instants[found.first]))
+    keys = layouts.owned(number, tuples.instants)
     at = xp.minimum(xp.searchsorted(wanted, keys), wanted.size - 1)
     chosen = (wanted[at] == keys) & (slots[speaker[order[at]]] == tuples.slots[place])
     tuples.pads[:] = xp.where(chosen, found.appears[order[at]], 0)

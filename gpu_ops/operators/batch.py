@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from gpu_ops import layouts
 from gpu_ops.descriptions.changelog import INSERT
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
@@ -22,8 +23,6 @@ from gpu_ops.operators.core.emission import Rows
 from gpu_ops.operators.core.match import Columns, fulfilling, match
 from gpu_ops.output import changelog_table
 from gpu_ops.state.keyed_table import KeyedTable, KeySet
-
-_ROW_BITS = 32
 
 
 class Present:
@@ -101,20 +100,19 @@ def _pairs(join: Join, kernels: Kernels, sides: Sequence[Present]) -> tuple[Arra
         names = join.key_columns(side)
         frame = present.store.take(xp.arange(present.length, dtype=np.int64), names, present=True)
         hashes = kernels.hash_rows(frame, names, join.key_types)
-        slots = xp.arange(present.length, dtype=np.uint64)
+        slots = xp.arange(present.length, dtype=np.int64)
         strict = join.key_columns(side, strict=True)
         valid = kernels.valid(frame, strict) if strict else None
         if valid is not None:
             hashes, slots = hashes[valid], slots[valid]
         keys.append(frame)
-        sorted_hashes.append(xp.sort((hashes & np.uint64(0xFFFFFFFF00000000)) | slots))
+        sorted_hashes.append(xp.sort(layouts.entries(hashes, slots)))
     left, right = sorted_hashes
-    needles, haystack = left >> np.uint64(_ROW_BITS), right >> np.uint64(_ROW_BITS)
+    needles, haystack = layouts.entry_hashes(left), layouts.entry_hashes(right)
     first = xp.searchsorted(haystack, needles, side="left")
     count = xp.searchsorted(haystack, needles, side="right") - first
     found, at = kernels.expand(first, count)
-    mask = np.uint64((1 << _ROW_BITS) - 1)
-    slots_left, slots_right = (left & mask).astype(np.int64)[found], (right & mask).astype(np.int64)[at]
+    slots_left, slots_right = layouts.entry_slots(left)[found], layouts.entry_slots(right)[at]
 
     def residual(left: Array, right: Array) -> Array | None:
         rows = zip(join.inputs, sides, (left, right), strict=True)

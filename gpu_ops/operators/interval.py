@@ -39,7 +39,7 @@ import pyarrow as pa
 from gpu_ops.descriptions.changelog import LATE_ROW_KIND
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.interval_join import IntervalJoin
-from gpu_ops.descriptions.intervals import END, NEVER, clipped, shifted, units_per_ms
+from gpu_ops.descriptions.intervals import AFTER_ALL, BEFORE_ALL, clipped, shifted, units_per_ms
 from gpu_ops.errors import StateError
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Array, Frame, Kernels
@@ -53,7 +53,7 @@ from gpu_ops.state.interval_table import GHOST, IntervalTable
 
 _AT_WATERMARK = -1
 """The instant of what a watermark ends."""
-_ONCE = {-(1 << 62): NEVER, 1 << 62: END}
+_ONCE = {-(1 << 62): BEFORE_ALL, 1 << 62: AFTER_ALL}
 """What snapshots said for these before event times could fill int64."""
 
 
@@ -67,8 +67,8 @@ class Clock:
         seen: per side, the latest event time, or None.
     """
 
-    watermark: int = NEVER
-    cleaned: tuple[int, int] = (NEVER, NEVER)
+    watermark: int = BEFORE_ALL
+    cleaned: tuple[int, int] = (BEFORE_ALL, BEFORE_ALL)
     seen: tuple[int | None, int | None] = (None, None)
 
 
@@ -153,22 +153,22 @@ class IntervalOperator(Operator):
         return Output(output, np.concatenate(sequences), self.kernels.asnumpy(rows.kinds), metrics)
 
     def _units(self, watermark_ms: int | None) -> int | None:
-        """A watermark in the unit of times; one after all times is `END`, one before them `NEVER`."""
+        """A watermark in the unit of times; one after all times is `AFTER_ALL`, one before them `BEFORE_ALL`."""
         if watermark_ms is None:
             return None
         watermark = watermark_ms * self.per_ms
-        return END if watermark > END - self.per_ms else clipped(watermark)
+        return AFTER_ALL if watermark > AFTER_ALL - self.per_ms else clipped(watermark)
 
     @property
     def last_watermark_ms(self) -> int:
         """A watermark after all times."""
-        return END // self.per_ms
+        return AFTER_ALL // self.per_ms
 
     def _times(self) -> dict[str, int]:
         """The times worth knowing, ms since the epoch, as far as there are any."""
         now = self._next
         found = {f"{n}_max_time_ms": t // self.per_ms for n, t in zip(SIDES, now.seen, strict=True) if t is not None}
-        if NEVER < now.watermark < END:
+        if BEFORE_ALL < now.watermark < AFTER_ALL:
             found["watermark_ms"] = now.watermark // self.per_ms
             held = 0 if self.interval.keyed else max(*self.keep, 0)
             found["output_watermark_ms"] = (now.watermark - held) // self.per_ms
@@ -200,7 +200,7 @@ class IntervalOperator(Operator):
 
     def _over(self, side: int, watermark: int) -> int:
         """The latest time at which a row's time is over."""
-        if watermark in (NEVER, END):
+        if watermark in (BEFORE_ALL, AFTER_ALL):
             return watermark
         if self.interval.keyed:
             return clipped(watermark - max(self.keep[side], 0))
@@ -214,7 +214,7 @@ class IntervalOperator(Operator):
             slots = xp.sort(table.due.take(over))
             table.move(slots, LIVE, DEAD)
             return slots, bool(slots.size)
-        fired = xp.sort(table.due.take(over if watermark == END else clipped(over - self.cleanup)))
+        fired = xp.sort(table.due.take(over if watermark == AFTER_ALL else clipped(over - self.cleanup)))
         status = table.status.values[fired]
         ghosts, slots = fired[status == GHOST], fired[status == LIVE]
         table.move(ghosts, GHOST, DEAD)
@@ -299,7 +299,7 @@ class IntervalOperator(Operator):
         frame, times = kernels.frame(change.table), kernels.asarray(host)
         hashes = table.hash_keys(frame)
         kept = None
-        if not self.interval.keyed and watermark > NEVER:
+        if not self.interval.keyed and watermark > BEFORE_ALL:
             # Flink's SQL join keeps no row whose time ends at the watermark: the watermark says no match will come.
             # But where late rows are left out, one that is just at the watermark is not late.
             flink = self.lazy or self.interval.time == "processing"
@@ -352,7 +352,7 @@ class IntervalOperator(Operator):
 
     def _late(self, change: Ingested) -> npt.NDArray[np.bool_] | None:
         """Mask of changes that are below the watermark in force, None for none."""
-        if change.times is None or self._next.watermark == NEVER:
+        if change.times is None or self._next.watermark == BEFORE_ALL:
             return None
         mask: npt.NDArray[np.bool_] = change.times < self._next.watermark
         return mask if mask.any() else None

@@ -8,7 +8,7 @@ import numpy as np
 
 from gpu_ops.descriptions.changelog import INSERT
 from gpu_ops.descriptions.interval_join import IntervalJoin
-from gpu_ops.descriptions.intervals import NEVER, clipped, shifted
+from gpu_ops.descriptions.intervals import BEFORE_ALL, clipped, shifted
 from gpu_ops.kernels import Array, Frame, Kernels
 from gpu_ops.operators.core.emission import Rows
 from gpu_ops.operators.core.match import Columns, fulfilling, match
@@ -72,7 +72,7 @@ class Meetings:
             needle, slots = xp.concatenate([needle, more[0]]), xp.concatenate([slots, more[1]])
         first = self._tables[1 - side].first_new
         came = others.instants[xp.maximum(slots - first, 0)] if others.instants.size else xp.zeros(slots.size, np.int64)
-        came = xp.where(slots >= first, came, NEVER)
+        came = xp.where(slots >= first, came, BEFORE_ALL)
         instants = own.instants[needle]
         if own.kept is not None:
             right = own.kept[needle] | (came < instants)

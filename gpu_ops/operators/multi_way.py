@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
+from gpu_ops import layouts
 from gpu_ops.descriptions.changelog import DELETE, INSERT
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.multi_join import MultiJoin
@@ -33,8 +34,6 @@ from gpu_ops.operators.operator import Operator, Output, TooMuch
 from gpu_ops.operators.tuples import NOBODY, Finder, Tuples, join_tuples
 from gpu_ops.output import multi_changelog_table
 from gpu_ops.state.keyed_table import KeyedTable
-
-_POSITION_BITS = 32
 
 
 def make(described: Description, kernels: Kernels, too_much: TooMuch) -> MultiWayJoin:
@@ -204,9 +203,8 @@ class MultiWayJoin(Operator):
     def _order(self, found: Tuples, *, net: bool) -> Array:
         """By the change that caused it, and within it what a pad's going and coming has to be before and after."""
         xp = self.kernels.xp
-        key = (found.signs > 0).astype(np.int64) if net else (found.instants << 2) | found.ranks
-        packed = xp.sort((key << _POSITION_BITS) | xp.arange(found.size, dtype=np.int64))
-        return packed & ((1 << _POSITION_BITS) - 1)
+        key = (found.signs > 0).astype(np.int64) if net else (found.instants << layouts.RANK_BITS) | found.ranks
+        return layouts.sorted_positions(xp, key)
 
     def _may_cancel(self, found: Tuples, sides: list[Lifetimes], frame: Frame) -> Array:
         """Positions of rows among which one that goes may equal one that comes.

@@ -17,8 +17,8 @@ from gpu_ops.descriptions.changelog import DELETE, INSERT
 from gpu_ops.descriptions.join import Join
 from gpu_ops.kernels import Array
 from gpu_ops.operators.core.emission import JOINED, PAD_COMES, PAD_GOES, Rows, in_order, join_rows, net_rows
+from gpu_ops.operators.core.pairs import NetPairs, Pairs, Sides, Tables, TimedPairs
 from gpu_ops.operators.core.visibility import visible_per_batch, visible_per_event
-from gpu_ops.operators.pairs import NetPairs, Pairs, Sides, Tables, TimedPairs
 
 
 def emit(join: Join, tables: Tables, sides: Sides, pairs: Pairs, event_kinds: Array | None) -> Rows:

@@ -22,8 +22,8 @@ from gpu_ops.descriptions.join import Join
 from gpu_ops.kernels import Array, as_slots
 from gpu_ops.operators.core.emission import JOINED, Rows, in_order, net_rows
 from gpu_ops.operators.core.lifetimes import NEVER, Lifetimes
+from gpu_ops.operators.core.pairs import NetPairs, Pairs, Sides, Tables, TimedPairs
 from gpu_ops.operators.core.visibility import Barrier, Changes, visible_per_batch, visible_per_event
-from gpu_ops.operators.pairs import NetPairs, Pairs, Sides, Tables, TimedPairs
 from gpu_ops.state.keyed_table import KeyedTable
 
 

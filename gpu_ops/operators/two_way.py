@@ -19,8 +19,8 @@ from gpu_ops.operators import regular, semi_anti
 from gpu_ops.operators.core.changes import apply_changes
 from gpu_ops.operators.core.emission import fold
 from gpu_ops.operators.core.lifetimes import Lifetimes
+from gpu_ops.operators.core.pairs import net_pairs, timed_pairs
 from gpu_ops.operators.operator import SIDES, Operator, Output, TooMuch
-from gpu_ops.operators.pairs import net_pairs, timed_pairs
 from gpu_ops.output import changelog_table
 from gpu_ops.state.keyed_table import COUNT_COLUMN, KeyedTable, KeySet
 

@@ -14,14 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from gpu_ops import layouts
 from gpu_ops.kernels import Array, Kernels, as_slots
 from gpu_ops.state.cold import Both
 from gpu_ops.state.runs import Runs
-
-SLOT_BITS = 32
-MAX_SLOTS = (1 << SLOT_BITS) - 2
-_LOW = np.uint64((1 << SLOT_BITS) - 1)
-_HIGH = ~_LOW
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,7 +53,7 @@ class HashIndex(Runs[Run]):
             slots: n int64, ascending.
         """
         if slots.size:
-            entries = to_entries(hashes, slots)
+            entries = layouts.entries(hashes, slots)
             entries.sort()
             self.staged = _run(self._kernels, entries)
 
@@ -72,7 +68,7 @@ class HashIndex(Runs[Run]):
             Positions of needles and candidate slots (int64), ordered by needle, then by slot.
         """
         positions = as_slots(self._kernels, 0, hashes.size)
-        needles = to_entries(hashes, positions)
+        needles = layouts.entries(hashes, positions)
         needles.sort()
         return self.meet(needles, staged=staged)
 
@@ -88,7 +84,7 @@ class HashIndex(Runs[Run]):
             Slots of needles and candidate slots (int64), ordered by needle's slot, then by candidate's.
         """
         xp = self._xp
-        upper, own = needles >> np.uint64(SLOT_BITS), (needles & _LOW).view(np.int64)
+        upper, own = layouts.entry_hashes(needles), layouts.entry_slots(needles)
         runs = [*self.runs, self.staged] if staged and self.staged is not None else self.runs
         keys, uppers, asarray = [], Both(self._kernels, upper), self._kernels.asarray
         for run in runs:
@@ -97,13 +93,13 @@ class HashIndex(Runs[Run]):
                 if run.home is not self._kernels:
                     at, slots = asarray(at), asarray(slots)
                 first, second = (slots, own[at]) if by_candidate else (own[at], slots)
-                keys.append((first << SLOT_BITS) | second)
+                keys.append(layouts.pairs(first, second))
         if not keys:
             return xp.empty(0, np.int64), xp.empty(0, np.int64)
         # One key per pair, sorted as a value: cheaper than an argsort and two gathers.
         pairs = keys[0] if len(keys) == 1 else xp.concatenate(keys)
         pairs.sort()
-        first, second = pairs >> SLOT_BITS, pairs & ((1 << SLOT_BITS) - 1)
+        first, second = layouts.unpaired(pairs)
         return (second, first) if by_candidate else (first, second)
 
     @staticmethod
@@ -119,9 +115,9 @@ class HashIndex(Runs[Run]):
         """Another index that follows a compaction."""
         index, everywhere = HashIndex(self._kernels), Both(self._kernels, new_slots)
         for run in self.runs:
-            slots = everywhere.at(run.home)[(run.entries & _LOW).view(np.int64)]
+            slots = everywhere.at(run.home)[layouts.entry_slots(run.entries)]
             alive = slots >= 0
-            entries = to_entries(run.entries[alive], slots[alive])
+            entries = layouts.entries(run.entries[alive], slots[alive])
             if entries.size:
                 index.runs.append(_run(run.home, entries))
         return index
@@ -156,13 +152,6 @@ def _merge_two(run: Run, added: Run) -> Run:
     directory, _ = make_directory(home.xp, added.entries, shift)
     directory += run.directory
     return Run(entries, directory, shift, buffer, home)
-
-
-def to_entries(hashes: Array, slots: Array) -> Array:
-    """Entries of hashes (uint64) and slots (int64)."""
-    entries = hashes & _HIGH
-    entries |= slots.view(np.uint64)
-    return entries
 
 
 def prefix_shift(size: int, bucket: int) -> int:

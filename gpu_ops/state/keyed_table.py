@@ -14,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from gpu_ops import layouts
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.kernels import Array, Frame, Kernels, distinct
 from gpu_ops.state.columns import DEAD, DYING, LIVE
-from gpu_ops.state.index import HashIndex, to_entries
+from gpu_ops.state.index import HashIndex
 from gpu_ops.state.queue import TimeQueue
 from gpu_ops.state.table import Journal, StateTable
 
@@ -185,7 +186,7 @@ class KeyedTable(StateTable):
         hashes, matchable = self.hash_keys(self.store.take(killed, self.keys))
         if matchable is not None:
             hashes, killed = hashes[matchable], killed[matchable]
-        entries = self.kernels.xp.concatenate([to_entries(hashes, killed), new])
+        entries = self.kernels.xp.concatenate([layouts.entries(hashes, killed), new])
         entries.sort()
         return entries
 

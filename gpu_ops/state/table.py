@@ -19,6 +19,7 @@ import pyarrow as pa
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.errors import StateError
 from gpu_ops.kernels import Array, Frame, Kernels, as_slots
+from gpu_ops.layouts import MAX_SLOTS
 from gpu_ops.state.cold import postponed
 from gpu_ops.state.columns import (
     DEAD,
@@ -31,7 +32,6 @@ from gpu_ops.state.columns import (
     taken_apart,
     too_many_dead,
 )
-from gpu_ops.state.index import MAX_SLOTS
 from gpu_ops.state.queue import TimeQueue
 from gpu_ops.state.runs import Runs
 

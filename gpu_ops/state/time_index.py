@@ -13,15 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from gpu_ops import layouts
 from gpu_ops.kernels import Array, Kernels
 from gpu_ops.state.cold import Both
 from gpu_ops.state.index import make_directory
 from gpu_ops.state.runs import Runs
 
-_HASH = np.uint64(0xFFFFFFFF00000000)
-_SLOT = np.uint64(0xFFFFFFFF)
-_HIGH = np.uint64(32)
 _SPAN = 1 << 32
+"""Times that lie within this many units are sorted together with a hash, as one number."""
 
 # Buckets of up to this many entries are read in full: cheaper than bisecting them.
 _SCAN = 12
@@ -60,7 +59,7 @@ class TimeIndex(Runs[TimeRun]):
             times: n int64.
         """
         if slots.size:
-            self.staged = _run(self._kernels, (hashes & _HASH) | slots.view(np.uint64), times, merge=False)
+            self.staged = _run(self._kernels, layouts.entries(hashes, slots), times, merge=False)
 
     def probe(
         self, hashes: Array, earliest: Array, latest: Array, *, committed: bool = True, staged: bool = True
@@ -79,14 +78,13 @@ class TimeIndex(Runs[TimeRun]):
             collide: callers verify candidates by real equality.
         """
         xp = self._xp
-        upper = hashes >> _HIGH
+        upper = layouts.entry_hashes(hashes)
         runs = [*(self.runs if committed else []), *([self.staged] if staged and self.staged is not None else [])]
         wanted = [Both(self._kernels, array) for array in (upper, earliest, latest)]
         found = [self._here(run, _search(run, *(w.at(run.home) for w in wanted))) for run in runs]
         needles = xp.concatenate([xp.empty(0, np.int64), *(f[0] for f in found)])
         slots = xp.concatenate([xp.empty(0, np.int64), *(f[1] for f in found)])
-        keys = xp.sort((needles << 32) | slots)
-        return keys >> 32, keys & (_SPAN - 1)
+        return layouts.unpaired(xp.sort(layouts.pairs(needles, slots)))
 
     def first(self, hashes: Array, earliest: Array) -> list[tuple[Array, Array]]:
         """Of each run the first committed entry of a needle's hash that is not too early, if there is one.
@@ -98,15 +96,15 @@ class TimeIndex(Runs[TimeRun]):
         Returns:
             For each run positions of needles, no more than once each, and slots (int64).
         """
-        wanted = [Both(self._kernels, array) for array in (hashes >> _HIGH, earliest)]
+        wanted = [Both(self._kernels, array) for array in (layouts.entry_hashes(hashes), earliest)]
         found = []
         for run in self.runs:
             xp, (upper, since) = run.home.xp, (w.at(run.home) for w in wanted)
             first, last = _bucket(run, upper)
             at = _bisect(xp, run, (upper, since), (first, last), after=False)
             there = xp.flatnonzero(at < last)
-            there = there[(run.entries[at[there]] >> _HIGH) == upper[there]]
-            found.append(self._here(run, (there, (run.entries[at[there]] & _SLOT).view(np.int64))))
+            there = there[layouts.entry_hashes(run.entries[at[there]]) == upper[there]]
+            found.append(self._here(run, (there, layouts.entry_slots(run.entries[at[there]]))))
         return found
 
     def _here(self, run: TimeRun, found: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -129,9 +127,9 @@ class TimeIndex(Runs[TimeRun]):
         """Another index that follows a compaction."""
         index, everywhere = TimeIndex(self._kernels), Both(self._kernels, new_slots)
         for run in self.runs:
-            slots = everywhere.at(run.home)[(run.entries & _SLOT).view(np.int64)]
+            slots = everywhere.at(run.home)[layouts.entry_slots(run.entries)]
             alive = slots >= 0
-            entries = (run.entries[alive] & _HASH) | slots[alive].view(np.uint64)
+            entries = layouts.entries(run.entries[alive], slots[alive])
             if entries.size:
                 made = make_directory(run.home.xp, entries)
                 index.runs.append(TimeRun(entries, run.times[alive], *made, run.home))
@@ -144,10 +142,10 @@ def _run(home: Kernels, entries: Array, times: Array, *, merge: bool) -> TimeRun
     low = times.min()
     if int(times.max()) - int(low) < _SPAN:
         # hash and time in one number; a stable sort of two runs is a merge (timsort)
-        order = argsort((entries & _HASH) | (times - low).view(np.uint64))
+        order = argsort(layouts.by_hash_and(entries, times - low))
     else:
         by_time = home.argsort(times)
-        order = by_time[home.argsort(entries[by_time] >> _HIGH)]
+        order = by_time[home.argsort(layouts.entry_hashes(entries[by_time]))]
     entries = entries[order]
     return TimeRun(entries, times[order], *make_directory(home.xp, entries), home)
 
@@ -167,9 +165,9 @@ def _search(run: TimeRun, upper: Array, earliest: Array, latest: Array) -> tuple
     needle, place = run.home.expand(first, count)
     time = run.times[place]
     entry = run.entries[place]
-    fits = ((entry >> _HIGH) == upper[needle]) & (time >= earliest[needle]) & (time <= latest[needle])
+    fits = (layouts.entry_hashes(entry) == upper[needle]) & (time >= earliest[needle]) & (time <= latest[needle])
     found = xp.flatnonzero(fits)
-    return needle[found], (entry[found] & _SLOT).view(np.int64)
+    return needle[found], layouts.entry_slots(entry[found])
 
 
 def _bucket(run: TimeRun, upper: Array) -> tuple[Array, Array]:
@@ -185,7 +183,7 @@ def _bisect(xp: Any, run: TimeRun, needles: tuple[Array, Array], ends: tuple[Arr
     open_ = xp.flatnonzero(low < high)
     while open_.size:
         middle = (low[open_] + high[open_]) >> 1
-        hashes, time = run.entries[middle] >> _HIGH, run.times[middle]
+        hashes, time = layouts.entry_hashes(run.entries[middle]), run.times[middle]
         wanted, limit = upper[open_], times[open_]
         before = (hashes < wanted) | ((hashes == wanted) & ((time <= limit) if after else (time < limit)))
         low[open_] = xp.where(before, middle + 1, low[open_])

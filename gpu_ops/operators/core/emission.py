@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from gpu_ops import layouts
 from gpu_ops.descriptions.changelog import DELETE, INSERT
 from gpu_ops.kernels import Array, Frame, Kernels
 from gpu_ops.operators.core.groups import Groups, within
@@ -16,7 +17,6 @@ from gpu_ops.operators.core.groups import Groups, within
 # Order within one instant: a pad's retraction comes before the rows that replace it, a pad after
 # the rows it replaces.
 PAD_GOES, JOINED, PAD_COMES = 0, 1, 2
-_POSITION_BITS = 32
 
 
 @dataclasses.dataclass
@@ -55,10 +55,7 @@ def net_rows(xp: Any, left: Array, right: Array, removed: int) -> Rows:
 
 def in_order(kernels: Kernels, rows: Rows, rank: Array) -> Rows:
     """Rows by the event that caused them, then by rank within it, else as they stand."""
-    xp = kernels.xp
-    key = (rows.instants << 2) | rank
-    packed = xp.sort((key << _POSITION_BITS) | xp.arange(rows.size, dtype=np.int64))
-    return rows.pick(packed & ((1 << _POSITION_BITS) - 1))
+    return rows.pick(layouts.sorted_positions(kernels.xp, (rows.instants << layouts.RANK_BITS) | rank))
 
 
 def fold(

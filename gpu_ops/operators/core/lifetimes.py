@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from gpu_ops.kernels import Array
+from gpu_ops.layouts import INSTANT_BITS
 from gpu_ops.state.columns import DYING, Growing
 
 ALWAYS = -1
-NEVER = 1 << 28
-"""Later than any instant; a micro-batch holds fewer than 2^27 changes."""
+NEVER = 1 << INSTANT_BITS
+"""Later than any instant: a micro-batch holds at most `gpu_ops.layouts.MAX_CHANGES`."""
 
 
 @dataclasses.dataclass

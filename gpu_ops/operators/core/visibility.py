@@ -19,17 +19,17 @@ import dataclasses
 
 import numpy as np
 
+from gpu_ops import layouts
 from gpu_ops.kernels import Array, as_slots, distinct
 from gpu_ops.operators.core.counts import flickers, moments
 from gpu_ops.operators.core.lifetimes import NEVER, Lifetimes
-from gpu_ops.operators.pairs import NetPairs, TimedPairs
+from gpu_ops.operators.core.pairs import NetPairs, TimedPairs
 from gpu_ops.state.columns import LIVE
 from gpu_ops.state.keyed_table import KeyedTable
 
 # What happens to a row at an instant; its own birth sorts first, its death last.
 _BORN, _BEGIN, _END, _BARRIER, _DIES = range(5)
 _DELTA = np.array([0, 1, -1, 0, 0], np.int64)
-_INSTANT_BITS, _CODE_BITS = 28, 3
 
 
 @dataclasses.dataclass
@@ -96,21 +96,19 @@ def visible_per_event(
     begins, ends = pairs.comes, pairs.goes
     new = as_slots(kernels, change.first_new, len(table) - change.first_new)
     events = [
-        _pack(slots[begins], pairs.begin[begins], _BEGIN),
-        _pack(slots[ends], pairs.end[ends], _END),
-        _pack(new, change.births, _BORN),
-        _pack(change.killed, change.killed_at, _DIES),
+        layouts.moments(slots[begins], pairs.begin[begins], _BEGIN),
+        layouts.moments(slots[ends], pairs.end[ends], _END),
+        layouts.moments(new, change.births, _BORN),
+        layouts.moments(change.killed, change.killed_at, _DIES),
     ]
     if change.deaths is not None:
         stillborn = xp.flatnonzero(change.deaths != NEVER)
-        events.append(_pack(new[stillborn], change.deaths[stillborn], _DIES))
+        events.append(layouts.moments(new[stillborn], change.deaths[stillborn], _DIES))
     if barriers is not None:
         events.extend(_barrier_events(table, change, barriers))
     # One packed number per event: sorting the numbers sorts by row, instant and order within it.
     packed = xp.sort(xp.concatenate(events))
-    code = packed & ((1 << _CODE_BITS) - 1)
-    instant = (packed >> _CODE_BITS) & ((1 << _INSTANT_BITS) - 1)
-    slot = packed >> (_CODE_BITS + _INSTANT_BITS)
+    slot, instant, code = layouts.unpacked_moments(packed)
     found = moments(xp, slot, instant, xp.asarray(_DELTA)[code], lambda at: counts[slot[at]])
     rows, when = slot[found.start], instant[found.start]
     dies = code[found.last] == _DIES
@@ -196,10 +194,6 @@ def visible_per_batch(
     return xp.concatenate([died, hides]), xp.concatenate([shows, born])
 
 
-def _pack(slots: Array, instants: Array, codes: Array | int) -> Array:
-    return (((slots << _INSTANT_BITS) | instants) << _CODE_BITS) | codes
-
-
 def _keyless(table: KeyedTable, slots: Array) -> Array:
     """Mask of rows whose key has a null."""
     xp = table.kernels.xp
@@ -220,5 +214,5 @@ def _barrier_events(table: KeyedTable, change: Lifetimes, barriers: tuple[Barrie
         slots, instants = xp.repeat(which, instants_at.size), xp.tile(instants_at, which.size)
         born, died = change.born(xp, slots), change.died(xp, slots)
         live = xp.flatnonzero((born < instants) & (instants < died))
-        events.append(_pack(slots[live], instants[live], _BARRIER))
+        events.append(layouts.moments(slots[live], instants[live], _BARRIER))
     return events

@@ -1,0 +1,89 @@
+"""Several numbers in one integer, so that sorting the integers sorts by all of them; and the limits that follow.
+
+| what | bits, from the top | type |
+|---|---|---|
+| entry | upper half of a hash: 32, slot: 32 | uint64 |
+| pair | one slot or position: 31, another: 32 | int64 |
+| moment | slot: 31, instant: 28, code: 3 | int64 |
+| place in the output | instant: 28, rank: 2, position: 32 | int64 |
+
+For example the entries of slots 7 and 9, both with hash ``0xAB00000012345678``, are ``0xAB00000000000007`` and
+``0xAB00000000000009``: sorted by hash, and within it by slot.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+SLOT_BITS: Final = 32
+MAX_SLOTS: Final = (1 << 31) - 2
+"""Rows of an input in one partition. A pair of slots is a signed number; libcudf counts rows in 31 bits, too."""
+
+INSTANT_BITS: Final = 28
+MAX_CHANGES: Final = (1 << (INSTANT_BITS - 1)) - 2
+"""Changes of a micro-batch in one partition: each has two instants."""
+
+CODE_BITS: Final = 3
+RANK_BITS: Final = 2
+
+_LOW: Final = np.uint64((1 << SLOT_BITS) - 1)
+_HIGH: Final = ~_LOW
+_SHIFT: Final = np.uint64(SLOT_BITS)
+
+Array = Any
+
+
+def entries(hashes: Array, slots: Array) -> Array:
+    """Entries of n hashes (uint64) and n slots (int64)."""
+    made = hashes & _HIGH
+    made |= slots.view(np.uint64)
+    return made
+
+
+def entry_hashes(made: Array) -> Array:
+    """The upper halves of the hashes of n entries, as small numbers (uint64)."""
+    return made >> _SHIFT
+
+
+def entry_slots(made: Array) -> Array:
+    """The slots of n entries (int64)."""
+    return (made & _LOW).view(np.int64)
+
+
+def by_hash_and(made: Array, less: Array) -> Array:
+    """Numbers that sort n entries by hash, then by something else of 32 bits (int64, not negative)."""
+    return (made & _HIGH) | less.view(np.uint64)
+
+
+def pairs(first: Array, second: Array) -> Array:
+    """N pairs of slots or positions (int64), sorted by the first."""
+    return (first << SLOT_BITS) | second
+
+
+def unpaired(made: Array) -> tuple[Array, Array]:
+    """Both parts of n pairs."""
+    return made >> SLOT_BITS, made & ((1 << SLOT_BITS) - 1)
+
+
+def moments(slots: Array, instants: Array, codes: Array | int) -> Array:
+    """N slots, instants and codes, sorted in this order."""
+    return (((slots << INSTANT_BITS) | instants) << CODE_BITS) | codes
+
+
+def unpacked_moments(made: Array) -> tuple[Array, Array, Array]:
+    """Slots, instants and codes of n moments."""
+    rest = made >> CODE_BITS
+    return rest >> INSTANT_BITS, rest & ((1 << INSTANT_BITS) - 1), made & ((1 << CODE_BITS) - 1)
+
+
+def owned(owners: Array, instants: Array) -> Array:
+    """N numbers of whatever is counted and n instants, sorted in this order."""
+    return (owners << INSTANT_BITS) | instants
+
+
+def sorted_positions(xp: Any, keys: Array) -> Array:
+    """The order of n keys of at most 30 bits, of equal ones as they stand: one sort of values, no argsort."""
+    made = xp.sort(pairs(keys, xp.arange(keys.size, dtype=np.int64)))
+    return unpaired(made)[1]

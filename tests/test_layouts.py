@@ -1,0 +1,44 @@
+"""Several numbers in one integer: they sort as they should, and come out as they went in, up to the limits."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_ops import layouts
+from gpu_ops.layouts import CODE_BITS, INSTANT_BITS, MAX_CHANGES, MAX_SLOTS, RANK_BITS
+
+SLOTS = st.integers(0, MAX_SLOTS)
+INSTANTS = st.integers(0, 2 * MAX_CHANGES + 1)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**64 - 1), SLOTS), min_size=1))
+def test_entries(rows: list[tuple[int, int]]) -> None:
+    hashes, slots = np.array([h for h, _ in rows], np.uint64), np.array([s for _, s in rows], np.int64)
+    made = np.sort(layouts.entries(hashes, slots))
+    found = zip(layouts.entry_hashes(made).tolist(), layouts.entry_slots(made).tolist(), strict=True)
+    assert list(found) == sorted((h >> 32, s) for h, s in rows)
+
+
+@given(st.lists(st.tuples(SLOTS, SLOTS), min_size=1))
+def test_pairs(rows: list[tuple[int, int]]) -> None:
+    first, second = np.array(rows, np.int64).T
+    made = layouts.unpaired(np.sort(layouts.pairs(first, second)))
+    assert list(zip(*(m.tolist() for m in made), strict=True)) == sorted(rows)
+
+
+@given(st.lists(st.tuples(SLOTS, INSTANTS, st.integers(0, 2**CODE_BITS - 1)), min_size=1))
+def test_moments(rows: list[tuple[int, int, int]]) -> None:
+    made = layouts.unpacked_moments(np.sort(layouts.moments(*np.array(rows, np.int64).T)))
+    assert list(zip(*(m.tolist() for m in made), strict=True)) == sorted(rows)
+
+
+@given(st.lists(st.tuples(st.integers(-1, 2 * MAX_CHANGES + 1), st.integers(0, 2**RANK_BITS - 1)), min_size=1))
+def test_places_in_the_output(rows: list[tuple[int, int]]) -> None:
+    keys = np.array([(instant << RANK_BITS) | rank for instant, rank in rows], np.int64)
+    assert layouts.sorted_positions(np, keys).tolist() == sorted(range(len(rows)), key=lambda n: (rows[n], n))
+
+
+def test_instants_end_before_what_is_after_them_all() -> None:
+    assert 2 * MAX_CHANGES + 1 < 1 << INSTANT_BITS
