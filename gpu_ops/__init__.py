@@ -32,21 +32,21 @@ if TYPE_CHECKING:
     )
     from gpu_ops.query.errors import SqlError
     from gpu_ops.query.spark import sql
-    from gpu_ops.spark.api import MemoryOnlyStateWarning, Stream, anti_join, join, semi_join, stream
-    from gpu_ops.spark.backlog_progress import BacklogProgress
-    from gpu_ops.spark.bounded_api import aggregate, co_group
-    from gpu_ops.spark.describe import explain
-    from gpu_ops.spark.ending import finish, reopen
-    from gpu_ops.spark.files import read_files
-    from gpu_ops.spark.interval_api import NoWatermarkWarning, interval_join
-    from gpu_ops.spark.marks import late
-    from gpu_ops.spark.multi_api import multi_join
-    from gpu_ops.spark.progress import ProgressListener
+    from gpu_ops.spark.api.bounded import aggregate, co_group
+    from gpu_ops.spark.api.explain import explain
+    from gpu_ops.spark.api.finish import finish, reopen
+    from gpu_ops.spark.api.interval import NoWatermarkWarning, interval_join
+    from gpu_ops.spark.api.joins import MemoryOnlyStateWarning, Stream, anti_join, join, semi_join, stream
+    from gpu_ops.spark.api.multi import multi_join
+    from gpu_ops.spark.metrics.backlog_progress import BacklogProgress
+    from gpu_ops.spark.metrics.progress import ProgressListener
+    from gpu_ops.spark.plan.column_metadata import late
+    from gpu_ops.spark.sources.files import read_files
 
 _WHERE: Final = {
     "Aggregate": "descriptions.aggregate",
     "BackendError": "errors",
-    "BacklogProgress": "spark.backlog_progress",
+    "BacklogProgress": "spark.metrics.backlog_progress",
     "BadInputError": "errors",
     "CoGroup": "descriptions.co_group",
     "ConditionError": "errors",
@@ -59,29 +59,29 @@ _WHERE: Final = {
     "Join": "descriptions.join",
     "JoinEngine": "engine",
     "Key": "descriptions.keys",
-    "MemoryOnlyStateWarning": "spark.api",
+    "MemoryOnlyStateWarning": "spark.api.joins",
     "MicroBatch": "engine",
     "MultiJoin": "descriptions.multi_join",
-    "NoWatermarkWarning": "spark.interval_api",
+    "NoWatermarkWarning": "spark.api.interval",
     "NotBuiltError": "errors",
-    "ProgressListener": "spark.progress",
+    "ProgressListener": "spark.metrics.progress",
     "SqlError": "query.errors",
     "StateError": "errors",
-    "Stream": "spark.api",
-    "anti_join": "spark.api",
-    "aggregate": "spark.bounded_api",
-    "co_group": "spark.bounded_api",
-    "explain": "spark.describe",
-    "finish": "spark.ending",
-    "interval_join": "spark.interval_api",
-    "join": "spark.api",
-    "late": "spark.marks",
-    "multi_join": "spark.multi_api",
-    "read_files": "spark.files",
-    "reopen": "spark.ending",
-    "semi_join": "spark.api",
+    "Stream": "spark.api.joins",
+    "anti_join": "spark.api.joins",
+    "aggregate": "spark.api.bounded",
+    "co_group": "spark.api.bounded",
+    "explain": "spark.api.explain",
+    "finish": "spark.api.finish",
+    "interval_join": "spark.api.interval",
+    "join": "spark.api.joins",
+    "late": "spark.plan.column_metadata",
+    "multi_join": "spark.api.multi",
+    "read_files": "spark.sources.files",
+    "reopen": "spark.api.finish",
+    "semi_join": "spark.api.joins",
     "sql": "query.spark",
-    "stream": "spark.api",
+    "stream": "spark.api.joins",
 }
 
 __all__ = [

@@ -135,7 +135,7 @@ def rescale(
     partitions: Annotated[int, typer.Option(min=1, help="How many there are to be.")],
 ) -> None:
     """Cut a state folder into another number of partitions. Its query must be stopped; then it goes on from here."""
-    from gpu_ops.spark.rescale import rescale as cut  # noqa: PLC0415
+    from gpu_ops.spark.servers.rescale import rescale as cut  # noqa: PLC0415
 
     done = cut(state, partitions)
     rows = f"{sum(done.rows):,} rows, {min(done.rows):,} to {max(done.rows):,} in a partition"

@@ -12,7 +12,7 @@ from rich.table import Table
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.errors import StateError
-from gpu_ops.spark.partition import stored_state
+from gpu_ops.spark.servers.partition import stored_state
 from gpu_ops.state.address import Location
 from gpu_ops.state.durable import PartitionLog, Stored, stored_partitions
 from gpu_ops.state.files import Files

@@ -16,8 +16,8 @@ from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import StateError
-from gpu_ops.spark.command import Wire
-from gpu_ops.spark.partition import stored_state
+from gpu_ops.spark.exchange.command import Wire
+from gpu_ops.spark.servers.partition import stored_state
 from gpu_ops.state.durable import PartitionLog, Record
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest, ensure

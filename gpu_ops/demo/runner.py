@@ -25,7 +25,7 @@ from gpu_ops.spark import session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from gpu_ops.spark.progress import JoinProgress
+    from gpu_ops.spark.metrics.progress import JoinProgress
 
 DEFAULT_SCALE: Final = 0.1
 MICRO_BATCHES: Final = 12

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
     from gpu_ops.demo.tpch import Changes
-    from gpu_ops.spark.progress import JoinProgress
+    from gpu_ops.spark.metrics.progress import JoinProgress
 
 JOIN: Final = "orders_lineitem"
 """The join's name in ``query.lastProgress["observedMetrics"]``."""

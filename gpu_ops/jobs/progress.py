@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpu_ops.jobs.sinks import KINDS, OBSERVED
-from gpu_ops.spark.progress import JoinProgress, join_progress, observed_metrics
+from gpu_ops.spark.metrics.progress import JoinProgress, join_progress, observed_metrics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Batch:
         rows_in: of all sources. Of files that Arrow reads Spark counts the files: then what joins took in counts, less
             what they took from each other, as far as that can be told from the changes.
         changes: that went to the sink, by row kind; kinds without any are left out. None where Spark cannot count
-            them, see `gpu_ops.spark.plugin`.
+            them, see `gpu_ops.spark.plan.plugin`.
         seconds: from its trigger to its commit.
         state_rows: of all joins and inputs.
         state_bytes: likewise.
@@ -48,7 +48,7 @@ class Batch:
 
         Args:
             progress: of the query.
-            last: the join that says all that goes to the sink, see `gpu_ops.spark.plan.all_said_by`.
+            last: the join that says all that goes to the sink, see `gpu_ops.spark.plan.build.all_said_by`.
         """
         joins = join_progress(progress)
         counts = _counted(progress, joins, last)

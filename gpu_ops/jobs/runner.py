@@ -69,7 +69,7 @@ def run(job: Job, console: Console, *, once: bool = False) -> Outcome:
     with _session(job, console) as spark:
         changes = changelog(spark, job, console)
         from gpu_ops.jobs.sinks import start  # noqa: PLC0415 - pyspark is optional
-        from gpu_ops.spark.plan import all_said_by  # noqa: PLC0415
+        from gpu_ops.spark.plan.build import all_said_by  # noqa: PLC0415
 
         last_join = all_said_by(changes)
         with _interrupts() as stop:

@@ -13,7 +13,7 @@ from gpu_ops.jobs.job import Job, Sink
 from gpu_ops.jobs.sources import failed
 from gpu_ops.jobs.text import Text
 from gpu_ops.jobs.types import quoted
-from gpu_ops.spark.plugin import metrics_reported
+from gpu_ops.spark.plan.plugin import metrics_reported
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

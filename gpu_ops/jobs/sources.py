@@ -15,9 +15,9 @@ from gpu_ops.jobs.connectors import package
 from gpu_ops.jobs.job import Source
 from gpu_ops.jobs.text import JobError, Text
 from gpu_ops.jobs.types import quoted
-from gpu_ops.spark.files import read_files
-from gpu_ops.spark.metrics import free_name
-from gpu_ops.spark.streams import Stream, stream
+from gpu_ops.spark.api.streams import Stream, stream
+from gpu_ops.spark.metrics.metrics import free_name
+from gpu_ops.spark.sources.files import read_files
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -26,15 +26,15 @@ from gpu_ops.query.errors import fail
 from gpu_ops.query.nodes import Calc, JoinNode, Node, Plan, Source
 from gpu_ops.query.plan import MultiWay, Table, plan
 from gpu_ops.query.show import show
-from gpu_ops.spark.api import MemoryOnlyStateWarning, anti_join, join
-from gpu_ops.spark.checks import check_frames, condition_session
+from gpu_ops.spark.api.checks import check_frames, condition_session
+from gpu_ops.spark.api.interval import interval_join
+from gpu_ops.spark.api.joins import MemoryOnlyStateWarning, anti_join, join
+from gpu_ops.spark.api.multi import multi_join
+from gpu_ops.spark.api.streams import Stream, as_input, as_stream
 from gpu_ops.spark.datatypes import arrow_type, spark_type
-from gpu_ops.spark.interval_api import interval_join
-from gpu_ops.spark.lanes import quoted
-from gpu_ops.spark.marks import delays
-from gpu_ops.spark.multi_api import multi_join
-from gpu_ops.spark.plan import plans_of
-from gpu_ops.spark.streams import Stream, as_input, as_stream
+from gpu_ops.spark.plan.build import plans_of
+from gpu_ops.spark.plan.column_metadata import delays
+from gpu_ops.spark.plan.union_layout import quoted
 from gpu_ops.state.address import Location, StateAddress
 
 

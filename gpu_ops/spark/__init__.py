@@ -6,49 +6,49 @@ import importlib
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from gpu_ops.spark.api import MemoryOnlyStateWarning, Stream, anti_join, join, semi_join, stream
-    from gpu_ops.spark.backlog_progress import BacklogProgress
-    from gpu_ops.spark.bounded_api import aggregate, co_group
-    from gpu_ops.spark.describe import explain
-    from gpu_ops.spark.ending import finish, reopen
-    from gpu_ops.spark.files import read_files
-    from gpu_ops.spark.folders import LocalStateWarning
-    from gpu_ops.spark.interval_api import NoWatermarkWarning, interval_join
-    from gpu_ops.spark.launch import prepare_environment, recommended_conf, session
-    from gpu_ops.spark.marks import late
-    from gpu_ops.spark.multi_api import multi_join
-    from gpu_ops.spark.progress import JoinProgress, ProgressListener, join_progress
-    from gpu_ops.spark.rapids import RAPIDS_COORDINATES, RAPIDS_SPARK_VERSIONS, rapids_conf
+    from gpu_ops.spark.api.bounded import aggregate, co_group
+    from gpu_ops.spark.api.explain import explain
+    from gpu_ops.spark.api.finish import finish, reopen
+    from gpu_ops.spark.api.interval import NoWatermarkWarning, interval_join
+    from gpu_ops.spark.api.joins import MemoryOnlyStateWarning, Stream, anti_join, join, semi_join, stream
+    from gpu_ops.spark.api.multi import multi_join
+    from gpu_ops.spark.api.rapids import RAPIDS_COORDINATES, RAPIDS_SPARK_VERSIONS, rapids_conf
+    from gpu_ops.spark.api.session import prepare_environment, recommended_conf, session
+    from gpu_ops.spark.metrics.backlog_progress import BacklogProgress
+    from gpu_ops.spark.metrics.progress import JoinProgress, ProgressListener, join_progress
+    from gpu_ops.spark.plan.column_metadata import late
+    from gpu_ops.spark.servers.folders import LocalStateWarning
+    from gpu_ops.spark.sources.files import read_files
 
 # State servers and Python workers import modules of this package; they need no more than those.
 _WHERE: Final = {
-    "BacklogProgress": "backlog_progress",
-    "MemoryOnlyStateWarning": "api",
-    "Stream": "api",
-    "anti_join": "api",
-    "join": "api",
-    "semi_join": "api",
-    "stream": "api",
-    "aggregate": "bounded_api",
-    "co_group": "bounded_api",
-    "LocalStateWarning": "folders",
-    "explain": "describe",
-    "JoinProgress": "progress",
-    "ProgressListener": "progress",
-    "join_progress": "progress",
-    "prepare_environment": "launch",
-    "recommended_conf": "launch",
-    "session": "launch",
-    "NoWatermarkWarning": "interval_api",
-    "interval_join": "interval_api",
-    "late": "marks",
-    "multi_join": "multi_api",
-    "finish": "ending",
-    "read_files": "files",
-    "reopen": "ending",
-    "RAPIDS_COORDINATES": "rapids",
-    "RAPIDS_SPARK_VERSIONS": "rapids",
-    "rapids_conf": "rapids",
+    "BacklogProgress": "metrics.backlog_progress",
+    "MemoryOnlyStateWarning": "api.joins",
+    "Stream": "api.joins",
+    "anti_join": "api.joins",
+    "join": "api.joins",
+    "semi_join": "api.joins",
+    "stream": "api.joins",
+    "aggregate": "api.bounded",
+    "co_group": "api.bounded",
+    "LocalStateWarning": "servers.folders",
+    "explain": "api.explain",
+    "JoinProgress": "metrics.progress",
+    "ProgressListener": "metrics.progress",
+    "join_progress": "metrics.progress",
+    "prepare_environment": "api.session",
+    "recommended_conf": "api.session",
+    "session": "api.session",
+    "NoWatermarkWarning": "api.interval",
+    "interval_join": "api.interval",
+    "late": "plan.column_metadata",
+    "multi_join": "api.multi",
+    "finish": "api.finish",
+    "read_files": "sources.files",
+    "reopen": "api.finish",
+    "RAPIDS_COORDINATES": "api.rapids",
+    "RAPIDS_SPARK_VERSIONS": "api.rapids",
+    "rapids_conf": "api.rapids",
 }
 
 __all__ = [

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from gpu_ops.budget import memory_size
 from gpu_ops.errors import DescriptionError
-from gpu_ops.spark.patience import DEFAULT_S
-from gpu_ops.spark.tls import Tls
+from gpu_ops.spark.cluster.tls import Tls
+from gpu_ops.spark.exchange.patience import DEFAULT_S
 
 PREFIX: Final = "spark.gpu_ops."
 MEMORY_GPU: Final = PREFIX + "memory.gpu"
@@ -51,7 +51,7 @@ class Settings:
         server_gpu: the part of a GPU that Spark is told a task with state servers takes.
         executors: how many executors have state servers; None for those that are there.
         start_timeout_s: how long executors, and state servers that are gone, are waited for.
-        patience_s: how long a state server may give no sign of life, see `gpu_ops.spark.patience`.
+        patience_s: how long a state server may give no sign of life, see `gpu_ops.spark.exchange.patience`.
         tls: of connections on a cluster; None for plain ones.
         metrics: how they come to the driver: "observed" in Spark's progress, "reported" by the tasks, or None for
             the former unless the RAPIDS plugin is on.

@@ -7,8 +7,8 @@ import sys
 
 from pyspark.sql import SparkSession
 
-from gpu_ops.spark.executors import one_machine
-from gpu_ops.spark.process import PACKAGE_ROOT
+from gpu_ops.spark.cluster.executors import one_machine
+from gpu_ops.spark.servers.process import PACKAGE_ROOT
 
 
 def make_importable(session: SparkSession) -> None:

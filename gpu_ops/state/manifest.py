@@ -28,7 +28,7 @@ SPARK: Final = "spark"
 """Rows go to partitions by Spark's HashPartitioning."""
 
 ARROW: Final = "arrow"
-"""Rows go to partitions by a hash of Arrow columns, see `gpu_ops.spark.packing`."""
+"""Rows go to partitions by a hash of Arrow columns, see `gpu_ops.spark.sources.packing`."""
 
 MANIFEST: Final = "manifest.json"
 
@@ -49,7 +49,7 @@ class Manifest:
         distribution: by what hash rows go to partitions: `SPARK` or `ARROW`.
         generation: how often the folder was cut anew (`gpu_ops.rescale`).
         format: of what lies below the folder.
-        join_number: which join of the query, see `gpu_ops.spark.functions.join_number`; None where nobody knows, as
+        join_number: which join of the query, see `gpu_ops.spark.plan.names.join_number`; None where nobody knows, as
             in folders of earlier versions.
         sealed: names the `gpu_ops.rescale` that is about to put other partitions in place of these; until it has, or
             has given up, no micro-batch is answered.

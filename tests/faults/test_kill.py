@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 ROOT = Path(__file__).resolve().parents[2]
 PATTERNS = {
-    "server": "gpu_ops.spark.server",
+    "server": "gpu_ops.spark.servers.server",
     "worker": "pyspark.daemon",
     "driver": "tests.faults.job",
     "jvm": "org.apache.spark.deploy.SparkSubmit",

@@ -25,7 +25,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
     if missing is not None:
         pytest.skip(missing)
     from gpu_ops.spark import session
-    from gpu_ops.spark.directory import Directory
+    from gpu_ops.spark.servers.directory import Directory
 
     folder = tmp_path_factory.mktemp("spark")
     made = session(

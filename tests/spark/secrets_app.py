@@ -22,8 +22,8 @@ from rich.console import Console
 import gpu_ops
 from gpu_ops import inspection, stream
 from gpu_ops.spark import join_progress, session
-from gpu_ops.spark.directory import Directory
-from gpu_ops.spark.rescale import rescale
+from gpu_ops.spark.servers.directory import Directory
+from gpu_ops.spark.servers.rescale import rescale
 from gpu_ops.state.files import Files
 from spark.support import Sink, Source, drain
 

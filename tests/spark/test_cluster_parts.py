@@ -16,13 +16,13 @@ import pytest
 from state.support import TOKEN, Server, make_command, wire_batches
 
 from gpu_ops.errors import DescriptionError, StateError
-from gpu_ops.spark.agent import Keeper
-from gpu_ops.spark.channel import Channel
-from gpu_ops.spark.cluster import ClusterServers
-from gpu_ops.spark.exchange import Address
-from gpu_ops.spark.folders import LocalStateWarning, warn_of_local_folder
-from gpu_ops.spark.memory import server_budget
-from gpu_ops.spark.remote import LostError, RemoteAgent
+from gpu_ops.spark.cluster.agent import Keeper
+from gpu_ops.spark.cluster.remote import LostError, RemoteAgent
+from gpu_ops.spark.cluster.servers import ClusterServers
+from gpu_ops.spark.exchange.exchange import Address
+from gpu_ops.spark.servers.channel import Channel
+from gpu_ops.spark.servers.folders import LocalStateWarning, warn_of_local_folder
+from gpu_ops.spark.servers.memory import server_budget
 from gpu_ops.spark.settings import Settings
 from gpu_ops.state.address import StateAddress
 

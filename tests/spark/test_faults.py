@@ -17,8 +17,8 @@ import pytest
 from pyarrow import flight
 
 import gpu_ops
-from gpu_ops.spark import pools
-from gpu_ops.spark.exchange import Exchange, ask, translate
+from gpu_ops.spark.exchange.exchange import Exchange, ask, translate
+from gpu_ops.spark.servers import pools
 from spark.support import Sink, Source, slow_join, start
 
 SCHEMA = pa.schema([("x", pa.int64())])
@@ -96,7 +96,7 @@ def test_a_refusal_is_not_repeated() -> None:
 
 
 def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpu_ops.spark.exchange._PAUSE_S", 0.0)
+    monkeypatch.setattr("gpu_ops.spark.exchange.exchange._PAUSE_S", 0.0)
     with pytest.raises(gpu_ops.StateError, match="never answered"):
         run([("in", 0)] * 6)
 
@@ -116,7 +116,7 @@ def test_refusals_come_back_as_their_class() -> None:
 
 @pytest.mark.spark
 def test_servers_are_killed_between_and_during_batches(spark: Any, tmp_path: Path) -> None:
-    from gpu_ops.spark.directory import Directory
+    from gpu_ops.spark.servers.directory import Directory
 
     left = Source(spark, tmp_path / "left", "k long, a string")
     right = Source(spark, tmp_path / "right", "k long, b double")
@@ -161,7 +161,7 @@ def test_a_server_that_stops_within_a_micro_batch_is_replaced(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was waited for without end, and without a word."""
-    from gpu_ops.spark.directory import Directory
+    from gpu_ops.spark.servers.directory import Directory
 
     directory = Directory.of(spark)
     monkeypatch.setattr(directory, "_address", directory.address._replace(server_patience_s=2.0))
@@ -210,7 +210,7 @@ def test_a_server_that_stops_within_a_micro_batch_is_replaced(
 
 @pytest.mark.spark
 def test_the_directory_refuses_strangers_and_lets_go(spark: Any, tmp_path: Path) -> None:
-    from gpu_ops.spark.directory import Directory
+    from gpu_ops.spark.servers.directory import Directory
 
     directory = Directory.of(spark)
     request = {"op": "locate", "join_id": "j", "query_id": "q", "run_id": "r", "batch_id": 0, "state": None,

@@ -109,7 +109,7 @@ def test_once_and_once_more(spark: Any, tmp_path: Path, form: str, reader: str) 
 def test_changes_are_counted_where_they_can_be(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, *, reported: bool
 ) -> None:
-    for module in ("gpu_ops.spark.plan", "gpu_ops.jobs.sinks"):
+    for module in ("gpu_ops.spark.plan.build", "gpu_ops.jobs.sinks"):
         monkeypatch.setattr(f"{module}.metrics_reported", lambda session: reported)
     (tmp_path / "shop.sql").write_text(JOB.format(format="json").replace("p.id;", f"p.id{where};"))
     write(tmp_path / "orders", "json", ORDERS, (1, "book", 2), (2, "pen", 1))

@@ -198,7 +198,7 @@ def test_order_within_a_source_partition_is_kept(
     spark: Any, tmp_path: Path, stamped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A unique key whose row changes often within one micro-batch: only the last value may stay.
-    monkeypatch.setattr("gpu_ops.spark.plan.shuffle_reorders", lambda session: stamped)
+    monkeypatch.setattr("gpu_ops.spark.plan.build.shuffle_reorders", lambda session: stamped)
     left = Source(spark, tmp_path / "left", "k long, v long")
     right = Source(spark, tmp_path / "right", "k long, w long")
     left.add(*({"k": n % 7, "v": n} for n in range(3000)))

@@ -14,7 +14,7 @@ from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.spark.datatypes import arrow_schema
-from gpu_ops.spark.lanes import assign_lanes
+from gpu_ops.spark.plan.union_layout import assign_lanes
 
 TYPES = {"int": st.IntegerType(), "long": st.LongType(), "double": st.DoubleType(), "string": st.StringType()}
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from state.support import TOKEN
 
-from gpu_ops.spark import listener
-from gpu_ops.spark.exchange import Address, ask
-from gpu_ops.spark.listener import Listener
-from gpu_ops.spark.tls import Tls
+from gpu_ops.spark.cluster.tls import Tls
+from gpu_ops.spark.exchange.exchange import Address, ask
+from gpu_ops.spark.servers import listener
+from gpu_ops.spark.servers.listener import Listener
 from spark.support import certificate
 
 Make = Callable[[Tls | None], Address]

@@ -10,8 +10,8 @@ import pytest
 import gpu_ops
 import gpu_ops.spark
 from gpu_ops import stream
-from gpu_ops.spark.metrics import metric_names
-from gpu_ops.spark.progress import JoinProgress, ProgressListener
+from gpu_ops.spark.metrics.metrics import metric_names
+from gpu_ops.spark.metrics.progress import JoinProgress, ProgressListener
 from spark.feeds import Feed, check
 from spark.support import Sink, drain, in_memory
 
@@ -114,7 +114,7 @@ def test_four_inputs_in_a_chain(spark: Any, tmp_path: Path) -> None:
 
 
 def test_a_right_join_first_and_a_stamped_shuffle(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpu_ops.spark.plan.shuffle_reorders", lambda session: True)
+    monkeypatch.setattr("gpu_ops.spark.plan.build.shuffle_reorders", lambda session: True)
     feeds = [
         Feed(spark, tmp_path, "a", {"K": ("int", KEYS), "av": ("int", (1, 2, 3))}),
         Feed(spark, tmp_path, "b", {"k": ("long", KEYS), "bv": ("int", (1, 2, 3))}, changing=False),

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 import gpu_ops
-from gpu_ops.spark.files import source_of
-from gpu_ops.spark.packing import Packer, PackFiles
+from gpu_ops.spark.sources.files import source_of
+from gpu_ops.spark.sources.packing import Packer, PackFiles
 
 pytestmark = pytest.mark.spark
 

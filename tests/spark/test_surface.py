@@ -13,9 +13,9 @@ import pytest
 import gpu_ops
 import gpu_ops.spark
 from gpu_ops import stream
-from gpu_ops.spark.metrics import metric_names
-from gpu_ops.spark.plan import open_tasks, union_order
-from gpu_ops.spark.progress import observed_metrics
+from gpu_ops.spark.metrics.metrics import metric_names
+from gpu_ops.spark.metrics.progress import observed_metrics
+from gpu_ops.spark.plan.build import open_tasks, union_order
 from spark.support import Sink, Source, drain, in_memory, start
 
 pytestmark = pytest.mark.spark
@@ -35,7 +35,7 @@ def right(spark: Any, tmp_path: Path) -> Source:
 def test_metrics_in_sparks_progress_and_in_the_listener(
     spark: Any, left: Source, right: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, reported: bool
 ) -> None:
-    monkeypatch.setattr("gpu_ops.spark.plan.metrics_reported", lambda session: reported)
+    monkeypatch.setattr("gpu_ops.spark.plan.build.metrics_reported", lambda session: reported)
     prometheus = pytest.importorskip("prometheus_client")
     registry, seen = prometheus.CollectorRegistry(), []
     listener = gpu_ops.ProgressListener(seen.append, prometheus=True, registry=registry)
@@ -47,7 +47,7 @@ def test_metrics_in_sparks_progress_and_in_the_listener(
             gpu_ops.join, stream(left.df, row_kind="op"), stream(right.df, row_kind="op"), on="k", how="left",
             name="watched",
         )  # fmt: skip
-        assert gpu_ops.spark.metrics.METRICS_COLUMN not in joined.columns
+        assert gpu_ops.spark.metrics.metrics.METRICS_COLUMN not in joined.columns
         query = start(joined, Sink(), tmp_path / "checkpoint")
         query.processAllAvailable()
         query.stop()

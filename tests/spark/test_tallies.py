@@ -12,9 +12,9 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.descriptions.multi_join import MultiJoin
-from gpu_ops.spark.metrics import METRICS_COLUMN, METRICS_TYPE, added_up, metric_names, observed, pack
-from gpu_ops.spark.plugin import PLUGIN, metrics_reported, shuffle_reorders
-from gpu_ops.spark.tallies import Run, Tallies
+from gpu_ops.spark.metrics.metrics import METRICS_COLUMN, METRICS_TYPE, added_up, metric_names, observed, pack
+from gpu_ops.spark.metrics.task_metrics import Run, Tallies
+from gpu_ops.spark.plan.plugin import PLUGIN, metrics_reported, shuffle_reorders
 
 RUN = Run("query", "run", "join")
 NAMES = metric_names(("left", "right"), interval=True)

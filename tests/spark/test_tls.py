@@ -15,12 +15,12 @@ from pyarrow import flight
 from state.support import TOKEN, expected, make_command, wire_batches
 
 from gpu_ops.errors import DescriptionError, StateError
-from gpu_ops.spark.channel import Channel
-from gpu_ops.spark.exchange import Address, Exchange, ask
-from gpu_ops.spark.listener import Listener
-from gpu_ops.spark.process import Launcher
+from gpu_ops.spark.cluster.tls import Tls
+from gpu_ops.spark.exchange.exchange import Address, Exchange, ask
+from gpu_ops.spark.servers.channel import Channel
+from gpu_ops.spark.servers.listener import Listener
+from gpu_ops.spark.servers.process import Launcher
 from gpu_ops.spark.settings import Settings
-from gpu_ops.spark.tls import Tls
 from spark.support import certificate
 
 

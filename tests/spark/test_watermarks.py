@@ -13,7 +13,7 @@ from gpu_ops.descriptions.intervals import Interval
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.errors import StateError
-from gpu_ops.spark.watermarks import Moment, Report, Watermarks, keep_ms, kept_ms, operator_watermark
+from gpu_ops.spark.servers.watermarks import Moment, Report, Watermarks, keep_ms, kept_ms, operator_watermark
 from gpu_ops.state.durable import PartitionLog, Record
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest, ensure

@@ -20,12 +20,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_ops.errors import StateError
-from gpu_ops.spark.client import Task
-from gpu_ops.spark.command import ApplyCommand
-from gpu_ops.spark.directory import _Known
-from gpu_ops.spark.exchange import Address
-from gpu_ops.spark.plan import Placed
-from gpu_ops.spark.rescale import rescale
+from gpu_ops.spark.exchange.command import ApplyCommand
+from gpu_ops.spark.exchange.exchange import Address
+from gpu_ops.spark.exchange.task import Task
+from gpu_ops.spark.plan.build import Placed
+from gpu_ops.spark.servers.directory import _Known
+from gpu_ops.spark.servers.rescale import rescale
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import FINISHED

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 from gpu_ops.engine import JoinEngine
-from gpu_ops.spark.command import ApplyCommand
-from gpu_ops.spark.left_over import left_over
-from gpu_ops.spark.partition import PartitionState
+from gpu_ops.spark.exchange.command import ApplyCommand
+from gpu_ops.spark.exchange.left_over import left_over
+from gpu_ops.spark.servers.partition import PartitionState
 from gpu_ops.state.durable import PartitionLog, Record
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest

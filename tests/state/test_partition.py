@@ -13,9 +13,9 @@ from oracle.drive import Backend
 
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.errors import BadInputError, DescriptionError, StateError
-from gpu_ops.spark import recovery
-from gpu_ops.spark.command import ApplyCommand, Wire
-from gpu_ops.spark.partition import AbandonedError, Applied, PartitionState
+from gpu_ops.spark.exchange.command import ApplyCommand, Wire
+from gpu_ops.spark.servers import recovery
+from gpu_ops.spark.servers.partition import AbandonedError, Applied, PartitionState
 from gpu_ops.state.durable import PartitionLog
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest

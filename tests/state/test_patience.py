@@ -19,10 +19,9 @@ import pytest
 from pyarrow import flight
 
 from gpu_ops.errors import StateError
-from gpu_ops.spark import patience
-from gpu_ops.spark.exchange import Exchange
-from gpu_ops.spark.partition import PartitionState
-from gpu_ops.spark.server import StateServer
+from gpu_ops.spark.exchange.exchange import Exchange, patience
+from gpu_ops.spark.servers.partition import PartitionState
+from gpu_ops.spark.servers.server import StateServer
 from gpu_ops.state import durable, files
 from state.support import TOKEN, WIRE_SCHEMA, Server, expected, make_command, wire_batches
 

@@ -1,0 +1,148 @@
+"""What only has a result once its input has ended, as functions over DataFrames: aggregates and co-groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
+from pyspark.sql import types as st
+
+from gpu_ops.backends import Backend
+from gpu_ops.descriptions.aggregate import Aggregate, Measure, parse_measure
+from gpu_ops.descriptions.co_group import CoGroup
+from gpu_ops.descriptions.keys import On, normalize_on
+from gpu_ops.errors import DescriptionError
+from gpu_ops.spark.api.checks import check_frames, place
+from gpu_ops.spark.api.finish import remember_function
+from gpu_ops.spark.api.functions import Grouped
+from gpu_ops.spark.api.streams import Stream, as_input, as_stream, resolve, resolve_key, spelling
+from gpu_ops.spark.plan.bounded import build_bounded
+from gpu_ops.spark.plan.build import build
+from gpu_ops.state.address import Location
+
+
+def aggregate(
+    input: DataFrame | Stream,  # noqa: A002 - what it is called everywhere else in this pack
+    by: str | Sequence[str] = (),
+    aggregates: Mapping[str, str | tuple[str, str]] | None = None,
+    *,
+    state: Location | None = None,
+    backend: Backend = "auto",
+    partitions: int | None = None,
+    name: str | None = None,
+) -> DataFrame:
+    """One row per group, once the input has ended; retractions are honoured.
+
+    Types and nulls are Spark's. Of a stream it says nothing: run the query to its end, and `finish` gives the result.
+    Example::
+
+        gpu_ops.aggregate(orders, by="user_id", aggregates={"total": "sum(amount)", "n": "count(*)"}, state=...)
+
+    Args:
+        input: a DataFrame or a `stream`.
+        by: the columns that make a group, null being a value of its own; none for one row in all.
+        aggregates: result column to ``"sum(amount)"``, ``"count(*)"``, ``"count(distinct user)"``, or to a pair like
+            ``("sum", "amount")``; there are sum, count, min, max and avg.
+        state: as in `join`; a stream needs it.
+        backend: as in `join`.
+        partitions: as in `join`.
+        name: as in `join`.
+
+    Returns:
+        ``row_kind``, the group columns and the aggregates: a static DataFrame for a static input; for a stream a
+        streaming one that never has a row, to be written to the sink ``noop``.
+
+    Raises:
+        DescriptionError: no such column or aggregate, or a stream without ``state=``.
+        NotBuiltError: Spark Connect.
+        StateError: the state folder belongs to something else.
+    """
+    source = as_stream(input, "the input")
+    static = check_frames([source.df], ["the input"])
+    label = source.name or "input"
+    _refuse_event_time(source, label)
+    groups = (by,) if isinstance(by, str) else tuple(by)
+    measures = [parse_measure(shown, text) for shown, text in (aggregates or {}).items()]
+    described = Aggregate(
+        as_input(source, "input"),
+        tuple(resolve(source.df, column, label, "by") for column in groups),
+        tuple(_respelled(source.df, measure) for measure in measures),
+    )
+    placed = place(described, [source], name=name, state=state, backend=backend, partitions=partitions, stacklevel=2)
+    return (build_bounded if static else build)(described, [source.df], placed)
+
+
+def co_group(
+    left: DataFrame | Stream,
+    right: DataFrame | Stream,
+    on: On,
+    apply: Callable[[pa.Table, pa.Table], pa.Table],
+    schema: st.StructType | str,
+    *,
+    state: Location | None = None,
+    backend: Backend = "auto",
+    null_safe: bool | Sequence[bool] = False,
+    partitions: int | None = None,
+    name: str | None = None,
+) -> DataFrame:
+    """Gives a function both inputs' rows of the same keys, once they have ended; retractions are honoured.
+
+    The function runs in Spark's tasks, once for many keys: it is given all rows of these keys, sorted by key, equal
+    keys in the order they came. Of streams it says nothing: run the query to its end, and `finish` gives the result.
+
+    Args:
+        left: the left input.
+        right: the right input.
+        on: as in `join`; at least one column.
+        apply: takes the left's and the right's rows as Arrow tables (either may have none), gives a table.
+        schema: of what it gives; a schema or its DDL text.
+        state: as in `join`; streams need it.
+        backend: as in `join`.
+        null_safe: as in `join`; else rows with a null key are in no group.
+        partitions: as in `join`.
+        name: as in `join`.
+
+    Returns:
+        What the function gives: a static DataFrame for static inputs; for streams a streaming one that never has a
+        row, to be written to the sink ``noop``.
+
+    Raises:
+        DescriptionError: no such columns, no function, or streams without ``state=``.
+        NotBuiltError: a streaming and a static DataFrame, Spark Connect.
+        StateError: the state folder belongs to something else.
+    """
+    function = Grouped.of(apply, schema)
+    sides = as_stream(left, "the left input"), as_stream(right, "the right input")
+    static = check_frames([side.df for side in sides], ["the left input", "the right input"])
+    for side, which in zip(sides, ("left", "right"), strict=True):
+        _refuse_event_time(side, side.name or which)
+        if side.bad_rows == "tag":
+            raise DescriptionError(f"input '{side.name or which}': bad_rows='tag' has no place in a function's result")
+    described = CoGroup(
+        as_input(sides[0], "left"),
+        as_input(sides[1], "right"),
+        tuple(resolve_key(key, sides) for key in normalize_on(on, null_safe=null_safe)),
+    )
+    placed = place(described, sides, name=name, state=state, backend=backend, partitions=partitions, stacklevel=2)
+    frames = [side.df for side in sides]
+    if static:
+        return build_bounded(described, frames, placed, function=function)
+    assert placed.state is not None
+    remember_function(placed.state, function)
+    nothing = build(described, frames, placed)
+    # without a row ever, so that any column will do
+    return nothing.select(*(f.lit(None).cast(x.dataType).alias(x.name) for x in function.schema.fields))
+
+
+def _respelled(df: DataFrame, measure: Measure) -> Measure:
+    """A measure in the column's own spelling."""
+    if measure.column is None:
+        return measure
+    return measure._replace(column=spelling(df, measure.column) or measure.column)
+
+
+def _refuse_event_time(source: Stream, label: str) -> None:
+    if source.event_time is not None:
+        raise DescriptionError(f"input '{label}': event_time= is for gpu_ops.interval_join()")

@@ -1,0 +1,264 @@
+"""What every join's function checks and chooses before its plan is built."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Sequence
+from typing import Final, TypedDict
+
+from pyspark.sql import DataFrame, SparkSession
+
+from gpu_ops.descriptions.description import Description
+from gpu_ops.errors import DescriptionError, NotBuiltError, StateError
+from gpu_ops.spark.api.stateful import final_only
+from gpu_ops.spark.api.streams import Stream
+from gpu_ops.spark.datatypes import unlike_bytes
+from gpu_ops.spark.plan.build import Placed, plans_of
+from gpu_ops.spark.plan.union_layout import collated_key
+from gpu_ops.spark.servers.directory import Directory
+from gpu_ops.spark.servers.folders import warn_of_local_folder
+from gpu_ops.spark.settings import PREFIX, Settings
+from gpu_ops.state.address import Location, StateAddress
+from gpu_ops.state.files import Files
+from gpu_ops.state.manifest import Manifest, check_open
+
+_SPELLINGS: Final = {
+    "outer": "full", "fullouter": "full", "leftouter": "left", "rightouter": "right",
+    "leftsemi": "semi", "leftanti": "anti",
+}  # fmt: skip
+"""What Spark also calls them, underscores left out."""
+
+_numbers = itertools.count(1)
+
+
+class MemoryOnlyStateWarning(UserWarning):
+    """A join without ``state=``: it cannot resume from a checkpoint."""
+
+
+def spelled(how: str) -> str:
+    """A join type as this pack writes it."""
+    spelling = how.lower().replace("_", "")
+    return _SPELLINGS.get(spelling, spelling)
+
+
+_AS_WE_READ: Final = {
+    "spark.sql.timestampType": "TIMESTAMP_LTZ",
+    "spark.sql.parser.escapedStringLiterals": "false",
+    "spark.sql.ansi.doubleQuotedIdentifiers": "false",
+    "spark.sql.legacy.typeCoercion.datetimeToString.enabled": "false",
+    "spark.sql.legacy.interval.enabled": "false",
+    "spark.sql.legacy.exponentLiteralAsDecimal.enabled": "false",
+    "spark.sql.legacy.consecutiveStringLiterals.enabled": "false",
+}
+"""Settings of a session that change what the text of a condition means, with the values that are understood."""
+
+
+class ConditionSession(TypedDict):
+    """What of a session decides what a condition means; arguments of a join's description."""
+
+    time_zone: str
+    ansi: bool
+
+
+def condition_session(df: DataFrame, *where: str | None) -> ConditionSession:
+    """The session as the conditions of a join see it, fixed when the join is built.
+
+    Args:
+        df: an input.
+        where: the join's conditions.
+
+    Raises:
+        DescriptionError: there is a condition, and a setting under which Spark reads it otherwise than the join would.
+    """
+    conf = df.sparkSession.conf
+    if any(text is not None for text in where):
+        for name, understood in _AS_WE_READ.items():
+            value = str(conf.get(name, understood))
+            if value.lower() != understood.lower():
+                raise DescriptionError(
+                    f"a join reads its condition as with {name}={understood}, and this session has {value}: set it "
+                    "back, or filter in Spark, above the join"
+                )
+    zone, ansi = conf.get("spark.sql.session.timeZone"), conf.get("spark.sql.ansi.enabled", "false")
+    return {"time_zone": str(zone), "ansi": str(ansi).lower() == "true"}
+
+
+def _check_conditions(description: Description, sides: Sequence[Stream]) -> None:
+    """Refuses text that Spark does not compare by its bytes, in conditions that ask more than whether it is null."""
+    for condition in description.conditions:
+        for source, side in zip(description.inputs, sides, strict=True):
+            for column in condition.compared.get(source.name, ()) if condition is not None else ():
+                unlike = unlike_bytes(side.df.schema[column])
+                if unlike is not None:
+                    raise NotBuiltError(
+                        f"input '{source.name}': column {column!r} has {unlike}, and a join's condition compares text "
+                        f"by its bytes. Compare another column, made below the join: COLLATE(LOWER({column}), "
+                        "'UTF8_BINARY') or the like"
+                    )
+
+
+def place(
+    description: Description,
+    sides: Sequence[Stream],
+    *,
+    name: str | None,
+    state: Location | None,
+    backend: str,
+    partitions: int | None,
+    stacklevel: int,
+    backlog: bool = False,
+) -> Placed:
+    """Where a join runs and keeps its state.
+
+    Args:
+        description: the join.
+        sides: its inputs, in its order.
+        name: as the user gave it; by default ``join_1`` and so on.
+        state: the state folder, or None, which is warned about.
+        backend: as the user gave it.
+        partitions: likewise.
+        stacklevel: of the warning, seen from here.
+        backlog: whether it may begin with one.
+
+    Raises:
+        DescriptionError: a join that cannot be.
+        NotBuiltError: a key, or a column that a condition compares, with a collation.
+        StateError: the state folder belongs to something else.
+    """
+    df = sides[0].df
+    if backend not in ("auto", "cpu", "gpu"):
+        raise DescriptionError(f"backend={backend!r}; it is one of auto, cpu, gpu")
+    collated = collated_key(description, [side.df.schema for side in sides])
+    if collated is not None:
+        raise NotBuiltError(
+            f"key {collated!r} has a collation; keys are compared by their bytes. "
+            f"Join on COLLATE(LOWER({collated}), 'UTF8_BINARY') or the like"
+        )
+    _check_conditions(description, sides)
+    _check_output(description, df)
+    static = not df.isStreaming
+    given = zip(description.inputs, sides, strict=True)
+    final = () if static else tuple(i.name for i, s in given if final_only(s.df, i.name, s.unique_key, s.row_kind))
+    address = None if state is None else StateAddress.of(state)
+    _check_state(description, static=static, state=address, backlog=backlog)
+    chosen = name or f"join_{next(_numbers)}"
+    if not static:
+        _check_lineage(sides, chosen, address)
+    count, reason = _choose_partitions(description, partitions, address, df)
+    if address is None and not static:
+        warnings.warn(
+            f"join '{chosen}' has no state= folder: its state lives in memory only, and a restart on an "
+            "old checkpoint will be refused",
+            MemoryOnlyStateWarning,
+            stacklevel=stacklevel + 1,
+        )
+    if address is not None:
+        warn_of_local_folder(df.sparkSession.sparkContext, address, stacklevel=stacklevel + 1)
+    derived = (i.name for i, s in zip(description.inputs, sides, strict=True) if i.unique_key and not s.unique_key)
+    return Placed(chosen, address, backend, count, reason, tuple(derived), backlog, final)
+
+
+def check_frames(frames: Sequence[DataFrame], names: Sequence[str]) -> bool:
+    """Whether the inputs are all static DataFrames; else they are all streaming, and of one application.
+
+    Args:
+        frames: the inputs.
+        names: what they are called in an error, such as "the left input".
+
+    Raises:
+        NotBuiltError: some are static, some streaming.
+        DescriptionError: of two applications, or a setting of ours that was set while the application runs.
+    """
+    static = [name for name, df in zip(names, frames, strict=True) if not df.isStreaming]
+    if 0 < len(static) < len(frames):
+        other = "the other one is" if len(frames) == 2 else "others are"
+        raise NotBuiltError(
+            f"{static[0]} is a static DataFrame and {other} streaming; "
+            "that mixture is not built: read them all with readStream, or none"
+        )
+    context = frames[0].sparkSession.sparkContext
+    if any(df.sparkSession.sparkContext is not context for df in frames):
+        raise DescriptionError("the inputs belong to different Spark applications")
+    for session in dict.fromkeys(df.sparkSession for df in frames):
+        _check_settings(session)
+    return bool(static)
+
+
+def _check_settings(session: SparkSession) -> None:
+    """Refuses settings of this pack that the session has and the application has not."""
+    # All names in one text, and few values: a call into the JVM for each of some hundred settings takes longer.
+    names = str(session._jsparkSession.conf().getAll().keys().mkString("\n")).splitlines()
+    own = {name: str(session.conf.get(name)) for name in names if name.startswith(PREFIX)}
+    started = session.sparkContext._jsc.sc().getConf().getAllWithPrefix(PREFIX)
+    Settings.check_session(own, {PREFIX + str(pair._1()): str(pair._2()) for pair in started})
+
+
+def _check_state(description: Description, *, static: bool, state: StateAddress | None, backlog: bool) -> None:
+    """Refuses a state folder where none has a place, and its absence where it is needed."""
+    if static and (state is not None or backlog):
+        option = "state=" if state is not None else "backlog="
+        raise DescriptionError(f"{option} has no place here: bounded input is joined at once and needs no state folder")
+    if backlog:
+        description.check_backlog()
+    if not static and state is None and description.emit == "at_end":
+        raise DescriptionError(
+            f"{description.kept_at_end} of a stream keeps it until it ends, and gpu_ops.finish(spark, state=...) gives "
+            "the result: give it a state= folder"
+        )
+
+
+def _check_output(description: Description, df: DataFrame) -> None:
+    if str(df.sparkSession.conf.get("spark.sql.caseSensitive")).lower() == "true":
+        return
+    names = [c.name.lower() for c in description.output]
+    if description.takes_function:
+        return  # the function's own columns come out
+    for column in description.output:
+        if names.count(column.name.lower()) > 1:
+            raise DescriptionError(
+                f"the changelog would have {column.name!r} twice (Spark does not tell case apart): "
+                f"rename one{description.rename_hint}"
+            )
+
+
+def _check_lineage(sides: Sequence[Stream], name: str, state: StateAddress | None) -> None:
+    for plan in [p for side in sides for p in plans_of(side.df)]:
+        if plan.join.emit == "at_end":
+            raise DescriptionError(
+                f"'{plan.placed.name}' says nothing before its input ends: join what gpu_ops.finish() gives, "
+                "a static DataFrame"
+            )
+        if plan.placed.name == name:
+            raise DescriptionError(f"two joins of one query are called {name!r}; give each its own name=")
+        if state is not None and plan.placed.state is not None and plan.placed.state.identity == state.identity:
+            raise StateError(f"state folder {state} is in use by join '{plan.placed.name}'; give each join its own")
+    if state is not None:
+        user = Directory.of(sides[0].df.sparkSession).state_in_use(state)
+        if user is not None:
+            raise StateError(
+                f"state folder {state} is in use by the running query {user}; stop it first, or give another folder"
+            )
+        check_open(Files.at(state))
+
+
+def _choose_partitions(
+    description: Description, asked: int | None, state: StateAddress | None, df: DataFrame
+) -> tuple[int, str]:
+    if not description.shuffled_by:
+        return 1, "one partition: no equality column that rows could be distributed by"
+    if asked is not None:
+        if asked < 1:
+            raise DescriptionError(f"partitions={asked}; there is at least one")
+        return asked, "asked for"
+    manifest = None if state is None else Manifest.read(Files.at(state))
+    if manifest is not None:
+        return manifest.partitions, "as the state folder is cut"
+    session = df.sparkSession
+    shuffle = int(str(session.conf.get("spark.sql.shuffle.partitions")))
+    taken = Directory.of(session).servers.tasks if df.isStreaming else 0
+    cores = max(1, session.sparkContext.defaultParallelism - taken)
+    if shuffle <= cores:
+        return shuffle, "spark.sql.shuffle.partitions"
+    beside = " beside state servers" if taken else ""
+    return cores, f"one per core{beside}; spark.sql.shuffle.partitions is {shuffle}"

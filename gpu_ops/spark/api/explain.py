@@ -1,0 +1,167 @@
+"""What a join is, in words."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+
+from gpu_ops.descriptions.description import Description, line
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.intervals import show_ms
+from gpu_ops.errors import DescriptionError
+from gpu_ops.query.shown import recall
+from gpu_ops.spark.plan.build import JoinPlan, plan_name, plans_of
+from gpu_ops.spark.servers.directory import Directory
+
+_LAYOUTS = {
+    "join_key_contains_unique_key": "at most one row per join key",
+    "unique_key": "rows by unique key, under each join key",
+    "multiset": "a multiset of rows, under each join key",
+}
+_EMITS = {
+    "per_batch": "the net changes of each micro-batch",
+    "per_event": "the changelog Flink emits, change by change",
+    "at_end": "nothing before the end of the input, then the result",
+}
+
+
+def explain(df: DataFrame) -> str:
+    """Which operator, backend, key and state the joins in a DataFrame have, and what is kept how long.
+
+    Args:
+        df: a changelog of this pack, or something made from one.
+
+    Returns:
+        A text of some lines per join, the nearest first; before them the plan of a query of `gpu_ops.sql`.
+
+    Raises:
+        DescriptionError: no join of this pack is in it.
+    """
+    plans = plans_of(df)
+    if not plans:
+        raise DescriptionError("explain() takes what gpu_ops.join() returned; this plan has no join of ours")
+    queries = recall(plan.plan_id for plan in plans)
+    return "\n\n".join([*queries, *(_explain(plan, df) for plan in plans)])
+
+
+def _explain(plan: JoinPlan, df: DataFrame) -> str:
+    join = plan.join
+    state = str(plan.placed.state or "in memory only: a restart on an old checkpoint is refused")
+    if join.emit != "at_end" and len(join.inputs) > 2:
+        state = f"{state}; no intermediate state: a change is joined with the rows of the inputs, step by step"
+    head, *lines = join.lines()
+    lines.insert(0, f"{head}  (metrics '{plan.placed.name}')")
+    if plan.heartbeat_ms is not None:
+        lines.append(line("heartbeat", f"a micro-batch every {show_ms(plan.heartbeat_ms)}, rows or not"))
+    if plan.bounded:
+        state = "none: the inputs are static, and joined at once in Spark's tasks"
+    lines += [
+        f"  emit        {join.emit}: {_EMITS[join.emit]}",
+        f"  attributes  {_attributes(plan)}",
+        f"  partitions  {plan.placed.partitions} ({plan.placed.partitions_reason}){_distribution(plan)}",
+        f"  backend     {_backend(plan, df)}",
+        f"  state       {state}",
+    ]
+    for side, source in enumerate(join.inputs):
+        if join.emit == "at_end":
+            kept = "kept as it comes until the input ends" if not plan.bounded else "read once"
+        elif join.interval is None:
+            kept = _kept(source, _LAYOUTS[join.layout(side)])
+        else:
+            kept = _kept_by_time(join, plan, side)
+        lines += _input(source, kept, derived=source.name in plan.placed.derived)
+        if plan.read and plan.read[side] is not None:
+            lines.append(f"              read by Arrow: {plan.read[side]}")
+    if plan.read:
+        lines.append("  shuffle     Arrow batches, many rows in one of Spark's")
+    if plan.stamped:
+        whose = ", ".join(join.inputs[n].name for n in plan.stamped)
+        lines.append(f"  order       rows carry a stamp ({whose}): the GPU shuffle of this session may reorder them")
+    if plan.reported:
+        lines.append("  metrics     told to the driver by the tasks: join_progress() and listeners have them")
+    return "\n".join(lines)
+
+
+def _attributes(plan: JoinPlan) -> str:
+    """What the operator does with the end of its input and with a backlog."""
+    has = plan.join.attributes
+    words = ["speaks only when its input has ended" if has.output_only_after_end_of_input else "speaks as input comes"]
+    words.append("sorts it itself" if has.sorts_itself else "sorts nothing")
+    if has.switches_from_backlog:
+        does = "begins with a backlog" if plan.placed.backlog else "can begin with a backlog"
+        words.append(does + (": runs with availableNow are taken in silently" if plan.placed.backlog else ""))
+    else:
+        words.append(f"no backlog: {plan.join.why_no_backlog()}")
+    return "; ".join(words)
+
+
+def _distribution(plan: JoinPlan) -> str:
+    by = plan.join.shuffled_by
+    if not by or len(by) == len(plan.join.equal_columns):
+        return ""
+    names = ", ".join(value.columns[0] for value in by)
+    return f", by {names} only: an upsert's old and new row must meet"
+
+
+def _backend(plan: JoinPlan, df: DataFrame) -> str:
+    if plan.bounded:
+        return "gpu (asked for)" if plan.placed.backend == "gpu" else "cpu (in Spark's tasks, which would share a card)"
+    servers = Directory.of(df.sparkSession).servers
+    pool = servers.pool(plan.placed.backend)
+    if plan.placed.backend == "cpu":
+        why = "asked for"
+    elif pool.kind == "gpu":
+        why = f"{len(pool)} GPU{'s' if len(pool) > 1 else ''} in sight; each state server asks its own"
+    else:
+        why = servers.no_gpu
+    chosen = pool.kind if plan.placed.backend == "auto" else plan.placed.backend
+    servers_text = (
+        f"{len(pool)} state server{'s' if len(pool) > 1 else ''} {servers.where()}, {len(pool.running)} running"
+    )
+    return f"{chosen} ({why}); {servers_text}"
+
+
+def _input(source: Input, kept: str, *, derived: bool) -> list[str]:
+    changes = "insert-only" if source.insert_only else f"row kinds in {source.row_kind!r}"
+    if source.row_kind is None and source.unique_key is not None:
+        changes = "upserts"
+    if source.unique_key is not None:
+        found = "unique key derived:" if derived else "unique key"
+        changes += f", {found} {', '.join(source.unique_key)} ({source.updates})"
+    if source.sequence_by is not None:
+        changes += f", ordered by {source.sequence_by}"
+    if source.bad_rows == "drop":
+        changes += ", bad rows dropped"
+    return [
+        f"  input       {source.name}: {changes}; {len(source.schema.names)} columns",
+        f"              {kept}",
+    ]
+
+
+def _kept(source: Input, layout: str) -> str:
+    kept = "for ever" if source.ttl_ms is None else f"{show_ms(source.ttl_ms)} after the last write"
+    return f"kept as {layout}, {kept}"
+
+
+def _kept_by_time(join: Description, plan: JoinPlan, side: int) -> str:
+    """How an interval join's input brings time on, and how long its rows stay."""
+    source = join.inputs[side]
+    assert join.interval is not None
+    ms = join.interval.kept_ms[side]
+    kept = show_ms(ms)
+    if join.interval.time == "processing":
+        return f"kept for {kept}" if ms else "not kept beyond its micro-batch"
+    if plan.upstream[side] is not None:
+        comes = f"watermark from the join '{plan_name(str(plan.upstream[side]))}'"
+    else:
+        comes = "no watermark" if source.delay_ms is None else f"rows come up to {show_ms(source.delay_ms)} late"
+    if source.idle_timeout_ms is not None:
+        comes += f", idle after {show_ms(source.idle_timeout_ms)}"
+    stuck = _without_watermark(join)
+    if stuck is not None:
+        return f"{comes}; kept for ever, as {stuck} has no watermark"
+    return f"{comes}; kept until the watermark is {kept} past its time" if ms else f"{comes}; kept until it is late"
+
+
+def _without_watermark(join: Description) -> str | None:
+    """An input that keeps an interval join from forgetting anything."""
+    return next((s.name for s in join.inputs if s.delay_ms is None and s.idle_timeout_ms is None), None)

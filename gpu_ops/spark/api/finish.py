@@ -1,0 +1,134 @@
+"""The end of input: what a state folder still has to say when nothing more will come."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Callable
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as st
+
+from gpu_ops.descriptions.description import Description
+from gpu_ops.errors import DescriptionError, StateError
+from gpu_ops.spark.api.functions import Grouped
+from gpu_ops.spark.datatypes import spark_type
+from gpu_ops.spark.exchange.command import parse_join
+from gpu_ops.spark.exchange.left_over import LeftOver
+from gpu_ops.spark.plan.column_metadata import marked
+from gpu_ops.spark.servers.directory import Directory
+from gpu_ops.spark.servers.recovery import stored_version
+from gpu_ops.spark.workers import make_importable
+from gpu_ops.state.address import Location, StateAddress
+from gpu_ops.state.durable import PartitionLog
+from gpu_ops.state.files import Files
+from gpu_ops.state.manifest import FINISHED, Manifest
+
+_functions: dict[str, Grouped] = {}
+"""Of this session's co-groups, by state folder."""
+
+
+def finish(
+    spark: SparkSession,
+    *,
+    state: Location,
+    apply: Callable[[pa.Table, pa.Table], pa.Table] | None = None,
+    schema: st.StructType | str | None = None,
+) -> DataFrame:
+    """What is left to be said once the input has ended.
+
+    With ``emit="at_end"``, of an aggregate and of a co-group that is the result; of a join that has seen nothing but
+    backlog its net result; of an interval join the pads of rows that still waited.
+
+    Call it when the query has stopped of its own accord, as after ``trigger(availableNow=True)``. Afterwards the
+    folder is finished: to call it again gives the same rows, and to start the query again is refused, unless
+    `reopen` takes that back. Spark's tasks compute the result partition by partition.
+
+    Args:
+        spark: a Spark session.
+        state: the state folder.
+        apply: the function of a co-group that was not described in this session.
+        schema: of what it gives.
+
+    Returns:
+        A static DataFrame with the changelog's columns, or those of a co-group's function; without rows for a join
+        that never waits.
+
+    Raises:
+        StateError: no state folder, one that a running query uses, or one whose last micro-batch was
+            not done by all partitions.
+        DescriptionError: a co-group's function is not known, or one is given for something else.
+    """
+    files = Files.at(state)
+    manifest = Manifest.of(files)
+    manifest.check_unsealed(files.location)
+    user = Directory.of(spark).state_in_use(files.address)
+    if user is not None:
+        raise StateError(f"state folder {files.location} is in use by the running query {user}; stop it first")
+    join = parse_join(manifest.description)
+    function = _function(join, files.address, apply, schema)
+    output = st.StructType([st.StructField(x.name, spark_type(x.type)) for x in join.output_schema])
+    if function is not None:
+        output = function.schema
+    version = stored_version(files, manifest)
+    if not _speaks(join, files, manifest, version):
+        rows = spark.createDataFrame([], output)
+    else:
+        make_importable(spark)
+        content = {"version": version, "finished": dt.datetime.now(dt.UTC).isoformat(timespec="seconds")}
+        files.create(FINISHED, json.dumps(content).encode())
+        numbers = spark.range(0, manifest.partitions, 1, manifest.partitions)
+        rows = numbers.mapInArrow(LeftOver(files.address, manifest, version, function), output)
+    return rows if function is not None else rows.select(*marked(join, "finish", ""))
+
+
+def reopen(*, state: Location) -> None:
+    """Lets a finished state folder take more input.
+
+    What `finish` handed out stays handed out: rows that come now may match rows whose pads are out, and a later
+    `finish` gives the result of all input anew, as does a backlog that goes live.
+
+    Args:
+        state: the state folder; one that is not finished stays as it is.
+    """
+    Files.at(state).delete([FINISHED])
+
+
+def remember_function(state: Location, function: Grouped) -> None:
+    """Keeps a co-group's function for `finish`; no code travels to a state server, or into its folder."""
+    _functions[StateAddress.of(state).identity] = function
+
+
+def _function(
+    join: Description,
+    state: StateAddress,
+    apply: Callable[[pa.Table, pa.Table], pa.Table] | None,
+    schema: st.StructType | str | None,
+) -> Grouped | None:
+    """The function of a co-group, None of anything else."""
+    if (apply is None) != (schema is None):
+        raise DescriptionError("apply= and schema= go together")
+    if not join.takes_function:
+        if apply is not None:
+            raise DescriptionError(f"apply= is for a co-group; the state folder {state} is none's")
+        return None
+    if apply is not None and schema is not None:
+        return Grouped.of(apply, schema)
+    found = _functions.get(state.identity)
+    if found is None:
+        raise DescriptionError(
+            f"state folder {state} is a co-group's, and its function is not kept there: give it again, "
+            "finish(spark, state=..., apply=, schema=), or call co_group() in this session first"
+        )
+    return found
+
+
+def _speaks(join: Description, files: Files, manifest: Manifest, version: int) -> bool:
+    """Whether the end of input makes it say anything."""
+    if join.emit == "at_end":
+        return True
+    if version == 0 or join.interval is not None:
+        return version > 0
+    logs = (PartitionLog(files, manifest, partition) for partition in range(manifest.partitions))
+    return join.why_no_backlog() is None and any(log.in_backlog(version) for log in logs)

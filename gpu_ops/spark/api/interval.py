@@ -1,0 +1,248 @@
+"""The interval join as a function from streaming DataFrames to their changelog."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Literal, cast
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+from pyspark.sql import types as st
+
+from gpu_ops.backends import Backend
+from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
+from gpu_ops.descriptions.description import Emit
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.interval_join import IntervalJoin
+from gpu_ops.descriptions.intervals import Duration, Interval, Late, parse_bound
+from gpu_ops.descriptions.join import JoinType
+from gpu_ops.descriptions.keys import On, normalize_on
+from gpu_ops.errors import DescriptionError
+from gpu_ops.spark.api.checks import check_frames, condition_session, place, spelled
+from gpu_ops.spark.api.functions import Applied, applied_schema
+from gpu_ops.spark.api.streams import Stream, as_input, as_stream, resolve, resolve_key
+from gpu_ops.spark.plan.bounded import build_bounded
+from gpu_ops.spark.plan.build import build, made_by
+from gpu_ops.spark.plan.column_metadata import Delay, delays
+from gpu_ops.spark.plan.union_layout import quoted
+from gpu_ops.state.address import Location
+
+EventTimes = tuple[str, str] | Literal["processing"] | None
+"""The event-time columns of left and right, ``"processing"``, or None where the inputs say it."""
+
+_CONTEXT = ("left_timestamp", "right_timestamp", "timestamp")
+
+
+class NoWatermarkWarning(UserWarning):
+    """An interval join that never forgets a row, because an input has no watermark."""
+
+
+def interval_join(
+    left: DataFrame | Stream,
+    right: DataFrame | Stream,
+    on: On = None,
+    how: str = "inner",
+    *,
+    lower: Duration,
+    upper: Duration,
+    time: EventTimes = None,
+    lower_inclusive: bool = True,
+    upper_inclusive: bool = True,
+    keyed: bool = False,
+    late: Late | None = None,
+    min_cleanup: Duration = 0,
+    timestamp: str | None = None,
+    where: str | None = None,
+    emit: Emit = "per_batch",
+    process: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None,
+    process_schema: st.StructType | str | None = None,
+    heartbeat: Duration | None = None,
+    state: Location | None = None,
+    backend: Backend = "auto",
+    null_safe: bool | Sequence[bool] = False,
+    suffixes: tuple[str, str] | None = None,
+    partitions: int | None = None,
+    name: str | None = None,
+) -> DataFrame:
+    """Joins rows of two streaming DataFrames whose times are no further apart than the bounds say.
+
+    A pair matches when ``lower <= right time - left time <= upper``, besides its keys and condition. Rules:
+    Flink's SQL interval join, or with ``keyed`` its DataStream one. Durations are ``"-5 minutes"``,
+    milliseconds, or timedeltas. Two static DataFrames are joined at once, into a static DataFrame of insertions.
+
+    Args:
+        left: the left input; its event time is a column of it, and ``withWatermark`` or
+            `stream` say how late rows may come.
+        right: the right input, likewise.
+        on: as in `join`.
+        how: ``inner``, ``left``, ``right`` or ``full``. A pad comes when the watermark passes the time until
+            which its row could have matched.
+        lower: from the left row's time plus this.
+        upper: to the left row's time plus this.
+        time: the event-time columns of left and right, or ``"processing"`` to go by the clock; may be left
+            out where the inputs say it.
+        lower_inclusive: whether the lower bound itself matches.
+        upper_inclusive: likewise the upper one.
+        keyed: Flink's DataStream rules.
+        late: ``"join"`` (SQL's default: a late row joins what is still there), ``"drop"`` (default with
+            ``keyed``), or ``"tag"``: late rows come out with the row kind ``late``; see `late`.
+        min_cleanup: how long expired rows are kept at least, to be joined by late ones.
+        timestamp: name of a further output column with the later of both times.
+        where: as in `join`.
+        emit: as in `join`.
+        process: takes record batches of joined rows and gives others, of any number of rows, in the Spark task.
+            They have the join's columns, ``left_timestamp``, ``right_timestamp`` and ``timestamp``,
+            the later of both: Flink's ProcessJoinFunction and its context, by the batch.
+        process_schema: of what it gives; a schema or its DDL text.
+        heartbeat: begin a micro-batch at least so often, so that pads come when no rows do.
+        state: as in `join`.
+        backend: as in `join`.
+        null_safe: as in `join`.
+        suffixes: as in `join`.
+        partitions: as in `join`.
+        name: as in `join`.
+
+    Returns:
+        A streaming DataFrame, or a static one: ``row_kind`` and the columns of the join; with ``process`` what that
+        gives.
+
+    Raises:
+        DescriptionError: a join that cannot be.
+        NotBuiltError: a streaming and a static DataFrame, Spark Connect.
+        StateError: the state folder belongs to something else.
+    """
+    sides = as_stream(left, "the left input"), as_stream(right, "the right input")
+    static = check_frames([side.df for side in sides], ["the left input", "the right input"])
+    interval = Interval(
+        parse_bound(lower),
+        parse_bound(upper),
+        lower_inclusive,
+        upper_inclusive,
+        time="processing" if time == "processing" else "event",
+        late=late or ("drop" if keyed else "join"),
+        keyed=keyed,
+        min_cleanup_ms=parse_bound(min_cleanup),
+        timestamp=timestamp,
+    )
+    period = None if heartbeat is None else parse_bound(heartbeat)
+    if period is not None and period < 1:
+        raise DescriptionError(f"heartbeat={heartbeat!r}; it is at least a millisecond")
+    if period is not None and (static or emit == "at_end"):
+        raise DescriptionError("heartbeat= is for pads that come with time; at the end of input all come at once")
+    if process is not None and emit == "at_end" and not static:
+        raise DescriptionError(
+            "process= is given what the query says, and with emit='at_end' that is nothing: apply the function "
+            "with mapInArrow to what gpu_ops.finish() gives"
+        )
+    upstream: tuple[str | None, str | None] = (None, None)
+    if interval.time == "event":
+        timed = [_timed(side, number, time) for number, side in enumerate(sides)]
+        sides, upstream = (timed[0][0], timed[1][0]), (timed[0][1], timed[1][1])
+    description = IntervalJoin(
+        how=cast("JoinType", spelled(how)),
+        left=as_input(sides[0], "left", derive=False),
+        right=as_input(sides[1], "right", derive=False),
+        keys=tuple(resolve_key(key, sides) for key in normalize_on(on, null_safe=null_safe)),
+        where=where,
+        emit="at_end" if static else emit,
+        suffixes=suffixes,
+        interval=interval,
+        **condition_session(sides[0].df, where),
+    )
+    _check_process(description, process, process_schema)
+    placed = place(description, sides, name=name, state=state, backend=backend, partitions=partitions, stacklevel=2)
+    for source in description.inputs:
+        if interval.time == "event" and source.delay_ms is None and description.emit != "at_end":
+            warnings.warn(
+                f"input '{source.name}' has no watermark, so the join has none and forgets no row: give it "
+                "withWatermark(), or stream(..., delay=)",
+                NoWatermarkWarning,
+                stacklevel=2,
+            )
+    frames = [side.df for side in sides]
+    if static:
+        changes = build_bounded(description, frames, placed)
+    else:
+        changes = build(description, frames, placed, upstream=upstream, heartbeat_ms=period)
+    if process is None or process_schema is None:
+        return changes
+    return _processed(changes, description, process, process_schema)
+
+
+def _timed(side: Stream, number: int, time: EventTimes) -> tuple[Stream, str | None]:
+    """An input with its event time and delay, and the interval join that its watermark comes from."""
+    label = side.name or ("left", "right")[number]
+    found = delays(side.df)
+    column = side.event_time
+    if isinstance(time, tuple):
+        if len(time) != 2:
+            raise DescriptionError(f"time={time!r}; it is the event-time columns of left and right, or 'processing'")
+        named = resolve(side.df, time[number], label, "time")
+        if column not in (None, named):
+            raise DescriptionError(f"input '{label}': time= names {named!r} and stream() event time {column!r}")
+        column = named
+    elif time is not None:
+        raise DescriptionError(f"time={time!r}; it is the event-time columns of left and right, or 'processing'")
+    if column is None:
+        if len(found) != 1:
+            which = f"{len(found)} columns with a watermark ({', '.join(found)})" if found else "no watermark"
+            raise DescriptionError(
+                f"input '{label}' has {which}: say which column is its event time, with time=, "
+                "withWatermark() or stream(..., event_time=)"
+            )
+        (column,) = found
+    says = found.get(column, Delay(0, None)) if side.delay_ms is None else Delay(side.delay_ms, None)
+    given = side.delay_ms is not None or column in found
+    side = dataclasses.replace(side, event_time=column, delay_ms=says.ms if given else None)
+    # The join that made a row knows how old its next ones may be; a column on its own only guesses.
+    made = says.plan_id is not None and made_by(side.df) == says.plan_id
+    return side, says.plan_id if made else None
+
+
+def _check_process(join: IntervalJoin, process: object, schema: object) -> None:
+    if (process is None) != (schema is None):
+        raise DescriptionError("process= and process_schema= go together")
+    if process is None:
+        return
+    if not callable(process):
+        raise DescriptionError(f"process= is a function of record batches, not {type(process).__name__}")
+    if join.how != "inner" or join.interval.time == "processing":
+        raise DescriptionError("process= takes the pairs of an inner join by event time")
+    if join.interval.late == "tag":
+        raise DescriptionError(
+            "process= leaves no place for late rows: use late='drop', or late='tag' without process= and "
+            "apply the function with mapInArrow to the rows whose row_kind is '+I'"
+        )
+    taken = [c.name for c in join.output if c.name.lower() in _CONTEXT]
+    if taken:
+        raise DescriptionError(f"process= is given a column {taken[0]!r} of its own: rename the join's")
+
+
+def _processed(
+    changes: DataFrame,
+    join: IntervalJoin,
+    process: Callable[[pa.RecordBatch], pa.RecordBatch],
+    schema: st.StructType | str,
+) -> DataFrame:
+    """What a function makes of the joined rows."""
+    times = []
+    for side, source in enumerate(join.inputs):
+        shown = (c.name for c in join.output if c.side != 3 and join.own_column(side, c) == source.event_time)
+        times.append(_as_timestamp(quoted(next(shown)), join, source))
+    context = (*times, f.greatest(*times))
+    rows = changes.drop(ROW_KIND_COLUMN).select("*", *(c.alias(n) for c, n in zip(context, _CONTEXT, strict=True)))
+    wanted = applied_schema(schema)
+    return rows.mapInArrow(Applied(process, wanted), wanted)
+
+
+def _as_timestamp(time: Column, join: IntervalJoin, source: Input) -> Column:
+    """An event time in the type that both inputs' are compared in."""
+    if pa.types.is_timestamp(join.time_type) and source.schema.field(source.event_time).type == pa.int64():
+        if join.time_type.tz is not None:
+            return f.timestamp_millis(time)
+        seconds = time.cast("decimal(22,3)") / 1000
+        return f.lit("1970-01-01").cast("timestamp_ntz") + f.make_dt_interval(secs=seconds.cast("decimal(18,6)"))
+    return time

@@ -1,0 +1,164 @@
+"""The multi-way join as a function from streaming DataFrames to their changelog."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+from gpu_ops.backends import Backend
+from gpu_ops.descriptions.description import Emit
+from gpu_ops.descriptions.keys import Equality
+from gpu_ops.descriptions.multi_join import MultiJoin, MultiOn, StepKeys
+from gpu_ops.errors import DescriptionError
+from gpu_ops.spark.api.checks import check_frames, condition_session, place, spelled
+from gpu_ops.spark.api.streams import Stream, as_input, as_stream, spelling
+from gpu_ops.spark.plan.bounded import build_bounded
+from gpu_ops.spark.plan.build import build
+from gpu_ops.state.address import Location
+
+
+def multi_join(
+    inputs: Sequence[DataFrame | Stream],
+    on: MultiOn,
+    how: str | Sequence[str] = "inner",
+    *,
+    where: str | Sequence[str | None] | None = None,
+    emit: Emit = "per_batch",
+    state: Location | None = None,
+    backend: Backend = "auto",
+    suffixes: Sequence[str] | None = None,
+    partitions: int | None = None,
+    name: str | None = None,
+    backlog: bool = False,
+) -> DataFrame:
+    """Joins streaming DataFrames that share a key, all in one operator; the result is their changelog.
+
+    Static ones are joined at once, into a static DataFrame of insertions.
+
+    Input by input from left to right, as the chain of two-way joins would, but without state for what is
+    joined in between. Example::
+
+        gpu_ops.multi_join([users, orders, payments], on="user_id", how=["left", "inner"], state=...)
+
+    Args:
+        inputs: two or more. What `stream` gave no ``name=`` is called ``input_1``, ``input_2`` and so on.
+        on: columns that all inputs share, each then shown once: ``"k"``, ``["k", "g"]``; or one entry per input
+            but the first, of pairs ``("input.column", "column of this input")`` or of columns that it shares with
+            one to its left.
+        how: ``inner`` or ``left``, for all inputs but the first, or one by one. The first may be ``right``,
+            which is the left join the other way round.
+        where: residual conditions, one per input but the first, SQL text over it and all to its left; a
+            single text is the last one's.
+        emit: as in `join`.
+        state: as in `join`.
+        backend: as in `join`.
+        suffixes: one per input, for column names that another input has too.
+        partitions: as in `join`.
+        name: as in `join`.
+        backlog: as in `join`.
+
+    Returns:
+        A streaming DataFrame, or a static one; first column ``row_kind``, then the columns of the join.
+
+    Raises:
+        DescriptionError: a join that cannot be, or that needs a chain of two-way joins.
+        NotBuiltError: streaming and static DataFrames, Spark Connect.
+        StateError: the state folder belongs to something else.
+    """
+    if isinstance(inputs, str) or not isinstance(inputs, Sequence):
+        raise DescriptionError(f"multi_join() takes a list of inputs, not {type(inputs).__name__}")
+    if len(inputs) < 2:
+        raise DescriptionError(f"a multi-way join takes two or more inputs, not {len(inputs)}")
+    labels = [f"input {number}" for number in range(1, len(inputs) + 1)]
+    streams = [as_stream(each, label) for each, label in zip(inputs, labels, strict=True)]
+    static = check_frames([side.df for side in streams], labels)
+    described = [as_input(side, label.replace(" ", "_")) for side, label in zip(streams, labels, strict=True)]
+    names = [source.name for source in described]
+    hows = spelled(how) if isinstance(how, str) else [spelled(each) for each in how]
+    first = hows if isinstance(hows, str) else next(iter(hows), "")
+    join = MultiJoin.of(
+        described,
+        _resolved(on, streams, names, turned=first == "right"),
+        hows,
+        where=where,
+        emit="at_end" if static else emit,
+        suffixes=suffixes,
+        **condition_session(streams[0].df, *([where] if isinstance(where, str) else where or ())),
+    )
+    by_name = dict(zip(names, streams, strict=True))
+    sides = [by_name[source.name] for source in join.inputs]  # a right join has turned them round
+    placed = place(
+        join, sides, name=name, state=state, backend=backend, partitions=partitions, backlog=backlog, stacklevel=2
+    )
+    return (build_bounded if static else build)(join, [side.df for side in sides], placed)
+
+
+def _resolved(on: MultiOn, streams: Sequence[Stream], names: Sequence[str], *, turned: bool) -> Any:
+    """``on=`` in the columns' own spelling, one entry per step; what fits no step is left for `MultiJoin.of`.
+
+    Args:
+        on: as the user gave it.
+        streams: the inputs.
+        names: what they are called.
+        turned: whether the first two inputs will change places: a column that all share is then shown by the
+            second.
+    """
+    items: list[Any] = [on] if isinstance(on, str) else list(on)
+    if items and all(isinstance(item, str) for item in items):
+        return [
+            [_shared(streams, names, number, column, 1 if turned and number > 1 else 0) for column in items]
+            for number in range(1, len(streams))
+        ]
+    if len(items) != len(streams) - 1:
+        return on
+    return [_of_step(streams, names, number, item) for number, item in enumerate(items, start=1)]
+
+
+def _of_step(streams: Sequence[Stream], names: Sequence[str], number: int, entry: StepKeys) -> list[Any]:
+    items: list[Any] = [entry] if isinstance(entry, str) or _is_pair(entry) else list(entry)
+    found: list[Any] = []
+    for item in items:
+        if isinstance(item, str):
+            owners = [n for n in range(number) if spelling(streams[n].df, item) is not None]
+            found.append(_shared(streams, names, number, item, owners[0] if owners else 0))
+        elif _is_pair(item):
+            at, column = _column(streams[:number], names[:number], item[0])
+            _, own = _column(streams[number : number + 1], names[number : number + 1], item[1])
+            found.append(Equality(at, column, own))
+        else:
+            found.append(item)
+    return found
+
+
+def _shared(streams: Sequence[Stream], names: Sequence[str], number: int, column: str, owner: int) -> Equality:
+    """A column that a step's input shares with one to its left, shown once."""
+    own = [spelling(streams[n].df, column) for n in (owner, number)]
+    for at, found in zip((owner, number), own, strict=True):
+        if found is None:
+            there = ", ".join(streams[at].df.columns)
+            raise DescriptionError(f"input '{names[at]}' has no column {column!r} to join on; there are {there}")
+    return Equality(owner, str(own[0]), str(own[1]), using=True)
+
+
+def _column(streams: Sequence[Stream], names: Sequence[str], text: str) -> tuple[int, str]:
+    """The input, by its place, and the column that ``"input.column"`` or ``"column"`` names."""
+    head, dot, rest = text.partition(".")
+    for at, (side, name) in enumerate(zip(streams, names, strict=True)):
+        column = spelling(side.df, rest) if dot and head.lower() == name.lower() else None
+        if column is not None:
+            return at, column
+    columns = [spelling(side.df, text) for side in streams]
+    found = [(at, column) for at, column in enumerate(columns) if column is not None]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        can_be = " and ".join(f"{names[at]}.{column}" for at, column in found)
+        raise DescriptionError(f"on= names {text!r}, which can be {can_be}")
+    there = ", ".join(f"{name}.{c}" for name, side in zip(names, streams, strict=True) for c in side.df.columns)
+    raise DescriptionError(f"on= names {text!r}; there are {there}")
+
+
+def _is_pair(item: object) -> bool:
+    return isinstance(item, tuple) and len(item) == 2 and all(isinstance(part, str) for part in item)

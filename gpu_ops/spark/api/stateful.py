@@ -1,0 +1,216 @@
+"""Spark's own stateful operators in a join's input, which may give a row of a group again without taking back the old.
+
+In output mode ``update`` a streaming aggregate gives each group that has changed, in ``complete`` all of them, and in
+``append`` each once, when the watermark has closed it. The mode is known only when the query runs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence, Set
+from typing import Any, Final, NamedTuple
+
+from pyspark.sql import DataFrame
+
+from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
+from gpu_ops.errors import DescriptionError
+from gpu_ops.spark.plan.build import ROW_BY_ROW, plans_in
+from gpu_ops.spark.plan.names import MAPS, joins_in
+
+_AGGREGATES: Final = {"Aggregate", "Distinct"}
+_WITH_STATE: Final = "WithState"
+"""In the names of ``flatMapGroupsWithState``, ``applyInPandasWithState``, ``transformWithState`` and its kin."""
+
+_SHUFFLES: Final = {"Repartition", "RepartitionByExpression", "RebalancePartitions"}
+_WATERMARK: Final = re.compile(r"#\d+-T\d+ms")
+"""How Spark shows a column with a watermark."""
+
+
+class _Found(NamedTuple):
+    """A stateful operator below an input.
+
+    Attributes:
+        node: of Spark's logical plan.
+        above: the nodes between it and the input, the nearest to the input first.
+    """
+
+    node: Any
+    above: tuple[Any, ...]
+
+
+def final_only(df: DataFrame, name: str, unique_key: Sequence[str] | None, row_kind: str | None) -> bool:
+    """Whether an input's rows are insertions only if its query runs in output mode ``append``.
+
+    Args:
+        df: the input, a streaming DataFrame.
+        name: what it is called in an error.
+        unique_key: as the user declared it.
+        row_kind: likewise.
+
+    Raises:
+        DescriptionError: its rows come again, and no unique key says which one each replaces.
+    """
+    plan = df._jdf.queryExecution().analyzed()
+    text = str(plan.toString())
+    if not any(word in text for word in (*_AGGREGATES, _WITH_STATE)):
+        return False
+    needs_append = False
+    for found in _stateful(plan, ()):
+        if _WITH_STATE in str(found.node.nodeName()):
+            _check_with_state(found, name, unique_key, row_kind)
+        elif unique_key is not None:
+            _check_key(found, plan, name, unique_key)
+        elif _WATERMARK.search(_grouping(found.node)) and row_kind is None:
+            needs_append = True
+        else:
+            raise DescriptionError(
+                f"input '{name}' is a streaming aggregate, which gives the row of a group again when it changes: say "
+                f"what identifies its rows, stream(..., unique_key={_shown_group(found)}), and run the query with "
+                "outputMode('update')"
+            )
+        _check_changelog(found.node, name)
+    return needs_append
+
+
+def _stateful(node: Any, above: tuple[Any, ...]) -> Iterator[_Found]:
+    """The stateful operators nearest to an input; those of a join of this pack were looked at when it was built."""
+    name = str(node.nodeName())
+    if not node.isStreaming() or (name in MAPS and joins_in(str(node.simpleString(100)))):
+        return
+    if name in _AGGREGATES or _WITH_STATE in name:
+        yield _Found(node, above)
+        return
+    children = node.children()
+    for place in range(children.length()):
+        yield from _stateful(children.apply(place), (*above, node))
+
+
+def _check_with_state(found: _Found, name: str, unique_key: Sequence[str] | None, row_kind: str | None) -> None:
+    """What a function gives is its own affair; that it gives rows again is known of its output mode."""
+    if unique_key is None and row_kind is None and str(found.node.outputMode().toString()).lower() != "append":
+        raise DescriptionError(
+            f"input '{name}' is made by a function with state in output mode 'update', which may give a row again: say "
+            "what identifies its rows, stream(..., unique_key=...), or let it give row kinds, stream(..., row_kind=...)"
+        )
+    if unique_key is not None:
+        for node in found.above:
+            if str(node.nodeName()) not in (ROW_BY_ROW | _SHUFFLES) - {"Filter"}:
+                _refuse_between(node, name)
+
+
+def _check_key(found: _Found, plan: Any, name: str, unique_key: Sequence[str]) -> None:
+    """The unique key of an aggregate is what it groups by, and no filter may drop a row that replaces one."""
+    attributes = _all(plan.output())
+    wanted = {_id(a) for a in attributes if str(a.name()) in unique_key}
+    for place, node in enumerate(found.above):
+        kind = str(node.nodeName())
+        if kind not in ROW_BY_ROW | _SHUFFLES:
+            _refuse_between(node, name)
+        if kind == "Filter" and _groups(found.above[place:], _ids(node.references()), found.node) is None:
+            raise DescriptionError(
+                f"input '{name}' filters a streaming aggregate: a row that it drops would leave the one it replaces. "
+                "Filter what the join gives (WHERE of sql()), or by the columns of the group"
+            )
+    key = _groups(found.above, wanted, found.node)
+    if key is None or key != set(range(_count(found.node))):
+        raise DescriptionError(
+            f"input '{name}' is a streaming aggregate, and unique_key={', '.join(unique_key)} is not what it groups "
+            f"by: {_shown_group(found)}. Its unique key is all columns of the group, as they come out of it"
+        )
+
+
+def _groups(path: Sequence[Any], wanted: Set[int], aggregate: Any) -> set[int] | None:
+    """Which of the columns that an aggregate groups by, by their places, some columns are; None for any other.
+
+    Args:
+        path: the nodes down to the aggregate.
+        wanted: the ids of the columns, above these nodes.
+        aggregate: the node.
+    """
+    ids = set(wanted)
+    for node in path:
+        if str(node.nodeName()) != "Project":
+            continue
+        listed = _all(node.projectList())
+        renamed = {_id(x): _id(x.child()) for x in listed if _is_alias(x) and _is_column(x.child())}
+        kept = {_id(x) for x in listed if _is_column(x)}
+        if not ids <= renamed.keys() | kept:
+            return None
+        ids = {renamed.get(x, x) for x in ids}
+    if str(aggregate.nodeName()) == "Distinct":
+        places = {_id(x): n for n, x in enumerate(_all(aggregate.output()))}
+        return {places[x] for x in ids}
+    groups = _all(aggregate.groupingExpressions())
+    found = set()
+    for shown in _all(aggregate.aggregateExpressions()):
+        if _id(shown) in ids:
+            value = shown.child() if _is_alias(shown) else shown
+            place = next((n for n, group in enumerate(groups) if value.semanticEquals(group)), None)
+            if place is None:
+                return None
+            found.add(place)
+            ids.discard(_id(shown))
+    return found if not ids else None
+
+
+def _check_changelog(aggregate: Any, name: str) -> None:
+    """An aggregate over a changelog has to look at its row kinds."""
+    if str(aggregate.nodeName()) != "Aggregate":
+        return
+    if ROW_KIND_COLUMN in {str(x.name()) for x in _all(aggregate.references().toSeq())}:
+        return
+    for plan in plans_in(str(aggregate.toString()))[:1]:
+        if plan.join.interval is None:
+            raise DescriptionError(
+                f"input '{name}' aggregates the changelog of '{plan.placed.name}' without its {ROW_KIND_COLUMN}, so "
+                "that a row that was taken back counts twice. Count with a sign, as in "
+                f"sum(IF({ROW_KIND_COLUMN} IN ('+I', '+U'), 1, -1))"
+            )
+
+
+def _refuse_between(node: Any, name: str) -> None:
+    raise DescriptionError(
+        f"input '{name}': {node.nodeName()} stands above a streaming aggregate, so that it cannot be told which row "
+        "one that comes again replaces. Join the aggregate itself, projected at most"
+    )
+
+
+def _grouping(node: Any) -> str:
+    return str(node.groupingExpressions().toString() if str(node.nodeName()) == "Aggregate" else node.output())
+
+
+def _count(node: Any) -> int:
+    return int((node.groupingExpressions() if str(node.nodeName()) == "Aggregate" else node.output()).length())
+
+
+def _shown_group(found: _Found) -> str:
+    """The columns that an aggregate groups by, as a list of names."""
+    node = found.node
+    if str(node.nodeName()) == "Distinct":
+        return str([str(x.name()) for x in _all(node.output())])
+    shown = _all(node.aggregateExpressions())
+    names = []
+    for group in _all(node.groupingExpressions()):
+        values = ((x, x.child() if _is_alias(x) else x) for x in shown)
+        names.append(next((str(x.name()) for x, value in values if value.semanticEquals(group)), str(group.sql())))
+    return str(names)
+
+
+def _all(scala: Any) -> list[Any]:
+    return [scala.apply(place) for place in range(scala.length())]
+
+
+def _ids(attributes: Any) -> set[int]:
+    return {_id(x) for x in _all(attributes.toSeq())}
+
+
+def _id(attribute: Any) -> int:
+    return int(attribute.exprId().id())
+
+
+def _is_alias(expression: Any) -> bool:
+    return str(expression.nodeName()) == "Alias"
+
+
+def _is_column(expression: Any) -> bool:
+    return str(expression.nodeName()) == "AttributeReference"

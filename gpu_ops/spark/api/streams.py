@@ -1,0 +1,199 @@
+"""What a user says about a streaming DataFrame, and the input of a join it becomes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import types as st
+
+from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
+from gpu_ops.descriptions.inputs import BadRows, Input, Updates, parse_duration
+from gpu_ops.descriptions.intervals import Duration, parse_bound
+from gpu_ops.descriptions.keys import Key
+from gpu_ops.errors import DescriptionError, NotBuiltError
+from gpu_ops.spark.datatypes import arrow_schema
+from gpu_ops.spark.plan.build import derived_key
+from gpu_ops.spark.plan.column_metadata import is_changelog
+
+
+@dataclasses.dataclass(frozen=True)
+class Stream:
+    """A streaming DataFrame as one input of a join; `stream` makes it."""
+
+    df: DataFrame
+    unique_key: tuple[str, ...] | None = None
+    row_kind: str | None = None
+    sequence_by: str | None = None
+    ttl_ms: int | None = None
+    name: str | None = None
+    updates: Updates = "upsert"
+    bad_rows: BadRows = "fail"
+    event_time: str | None = None
+    delay_ms: int | None = None
+    idle_timeout_ms: int | None = None
+
+
+def stream(
+    df: DataFrame,
+    *,
+    unique_key: str | Sequence[str] | None = None,
+    row_kind: str | None = None,
+    sequence_by: str | None = None,
+    ttl: str | int | None = None,
+    name: str | None = None,
+    updates: Updates = "upsert",
+    bad_rows: BadRows = "fail",
+    event_time: str | None = None,
+    delay: Duration | None = None,
+    idle_timeout: Duration | None = None,
+) -> Stream:
+    """Says about a streaming DataFrame what its schema does not.
+
+    Args:
+        df: a streaming DataFrame.
+        unique_key: columns that identify a row among the live ones. The changelog of a join has the one that
+            follows from the join, where one does.
+        row_kind: a string column with row kinds (Flink's ``+I -U +U -D``, Debezium's ``op``, Delta's
+            ``_change_type``); without one the input is insert-only, a changelog of this pack excepted.
+        sequence_by: a column that orders the changes of a micro-batch; by default the order within each
+            source partition is kept.
+        ttl: how long after its last write a row is kept: ``"7 days"``, or milliseconds.
+        name: how SQL text and errors call it; by default ``left`` or ``right``, in a multi-way join ``input_1``
+            and so on.
+        updates: ``"upsert"`` or ``"retract"``: whether an update's old row may be missing.
+        bad_rows: ``"fail"``, ``"drop"`` or ``"tag"``.
+        event_time: for an interval join, the column that says when a row happened: a timestamp, or a
+            bigint with milliseconds since the epoch. ``withWatermark`` says it, too.
+        delay: how late rows may come: ``"10 seconds"``, milliseconds or a timedelta. The watermark is the
+            latest event time less this. It overrides the one of ``withWatermark``.
+        idle_timeout: after this long without rows the input no longer holds the watermark back.
+
+    Raises:
+        DescriptionError: no such column, or no such option.
+    """
+    if not hasattr(df, "sparkSession"):
+        raise DescriptionError(f"stream() takes a DataFrame, not {type(df).__name__}")
+    _refuse_connect(df)
+    keys: tuple[str, ...] | None = None
+    if isinstance(unique_key, str):
+        keys = (unique_key,)
+    elif unique_key is not None:
+        if not isinstance(unique_key, Sequence):
+            raise DescriptionError(f"unique_key={unique_key!r}; it is a column's name, or several")
+        keys = tuple(unique_key)
+    label = name or "stream"
+    made = Stream(
+        df=df,
+        unique_key=None if keys is None else tuple(resolve(df, k, label, "unique_key") for k in keys),
+        row_kind=None if row_kind is None else resolve(df, row_kind, label, "row_kind"),
+        sequence_by=None if sequence_by is None else resolve(df, sequence_by, label, "sequence_by"),
+        ttl_ms=None if ttl is None else parse_duration(ttl),
+        name=name,
+        updates=updates,
+        bad_rows=bad_rows,
+        event_time=None if event_time is None else resolve(df, event_time, label, "event_time"),
+        delay_ms=None if delay is None else parse_bound(delay),
+        idle_timeout_ms=None if idle_timeout is None else parse_bound(idle_timeout),
+    )
+    _check(made, label)
+    return made
+
+
+def _check(side: Stream, label: str) -> None:
+    """Refuses at once what no join would take."""
+    for option, ms in (("delay", side.delay_ms), ("idle_timeout", side.idle_timeout_ms)):
+        if ms is not None and ms < 0:
+            raise DescriptionError(f"input '{label}': {option} is not negative, this one is {ms} ms")
+    if side.event_time is None:  # interval_join(time=) may still say it
+        side = dataclasses.replace(side, delay_ms=None, idle_timeout_ms=None)
+    as_input(side, label, derive=False)
+
+
+def as_stream(side: DataFrame | Stream, which: str) -> Stream:
+    """A join's argument as a `Stream`.
+
+    Args:
+        side: the argument.
+        which: what it is called in an error, such as "the left input".
+
+    Raises:
+        DescriptionError: it is no DataFrame.
+        NotBuiltError: it is one of Spark Connect.
+    """
+    if isinstance(side, Stream):
+        return side
+    if not hasattr(side, "sparkSession"):
+        found = type(side).__name__
+        raise DescriptionError(f"{which} is a DataFrame or a stream(...), not {found}")
+    _refuse_connect(side)
+    return Stream(side)
+
+
+def as_input(side: Stream, default: str, *, derive: bool = True) -> Input:
+    """The description of an input.
+
+    Args:
+        side: the stream.
+        default: its name if it was given none.
+        derive: give the changelog of a join the unique key that follows from it, if the user gave none.
+
+    Raises:
+        DescriptionError: a column or option that cannot be.
+    """
+    name, row_kind, schema = side.name or default, side.row_kind, side.df.schema
+    if row_kind is None and is_changelog(side.df):
+        row_kind = ROW_KIND_COLUMN
+    unique_key, updates = side.unique_key, side.updates
+    if derive and unique_key is None and row_kind == ROW_KIND_COLUMN and is_changelog(side.df):
+        unique_key, updates = derived_key(side.df), "retract"
+    if row_kind is not None and not isinstance(schema[row_kind].dataType, st.StringType):
+        found = schema[row_kind].dataType.simpleString()
+        raise DescriptionError(f"input '{name}': row kinds are strings, column {row_kind!r} is {found}")
+    return Input(
+        name=name,
+        schema=arrow_schema(schema, name, without=row_kind),
+        unique_key=unique_key,
+        row_kind=row_kind,
+        sequence_by=side.sequence_by,
+        ttl_ms=side.ttl_ms,
+        updates=updates if unique_key is not None else side.updates,
+        bad_rows=side.bad_rows,
+        event_time=side.event_time,
+        delay_ms=side.delay_ms,
+        idle_timeout_ms=side.idle_timeout_ms,
+    )
+
+
+def _refuse_connect(df: Any) -> None:
+    if any(cls.__module__.startswith("pyspark.sql.connect") for cls in type(df).__mro__):
+        raise NotBuiltError(
+            "Spark Connect sessions are not built yet: a join needs the driver's own process. "
+            "Use a classic session (SparkSession.builder.master(...))"
+        )
+
+
+def resolve(df: DataFrame, column: str, name: str, what: str) -> str:
+    """A column's own spelling; Spark does not tell case apart unless told to."""
+    found = spelling(df, column)
+    if found is None:
+        raise DescriptionError(f"input '{name}': {what} names {column!r}; there are {', '.join(df.columns)}")
+    return found
+
+
+def spelling(df: DataFrame, column: str) -> str | None:
+    """A column's own spelling, None where there is no such column."""
+    if column in df.columns:
+        return column
+    if str(df.sparkSession.conf.get("spark.sql.caseSensitive")).lower() == "true":
+        return None
+    return next((c for c in df.columns if c.lower() == str(column).lower()), None)
+
+
+def resolve_key(key: Key, sides: tuple[Stream, Stream]) -> Key:
+    """A key in the columns' own spelling."""
+    left = spelling(sides[0].df, key.left) or key.left
+    right = spelling(sides[1].df, key.right) or key.right
+    return Key(left, right, key.null_safe, key.using)

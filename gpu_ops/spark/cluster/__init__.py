@@ -1,0 +1,1 @@
+"""State servers on the executors of a cluster."""

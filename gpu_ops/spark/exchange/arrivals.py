@@ -1,0 +1,156 @@
+"""How a micro-batch's rows arrive in the task of a join, and become what a state server takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+#: order = number of the input, then partition of the source, then arrival: 6 + 24 + 33 bits.
+_SIDE_SHIFT: Final = 57
+_PART_SHIFT: Final = 33
+
+#: A row's origin, from the lowest bits: the number of its input, ...
+INPUT_BITS: Final = 6
+
+#: ... the partition the shuffle sends it to, and above that the partition of its source.
+PARTITION_BITS: Final = 24
+
+
+class Arrivals(Protocol):
+    """What the batches of a task are."""
+
+    @property
+    def wire(self) -> pa.Schema:
+        """The schema of side, order and lanes."""
+
+    def partition(self, batch: pa.RecordBatch) -> int:
+        """The partition that a batch with rows was sent to."""
+
+    def to_wire(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Side, order and lanes of all rows; the order is total, whatever order they come in."""
+
+
+class Rows:
+    """Row by row: origin, lanes, and a stamp where the shuffle may mix rows up; see `gpu_ops.spark.plan.union_layout`.
+
+    Args:
+        wire: the schema of side, order and lanes.
+        stamped: whether there is a `gpu_ops.spark.plan.union_layout.STAMP` to be ordered by.
+    """
+
+    def __init__(self, wire: pa.Schema, *, stamped: bool = False) -> None:
+        self.wire, self._stamped = wire, stamped
+
+    def partition(self, batch: pa.RecordBatch) -> int:
+        """The partition that a batch with rows was sent to."""
+        return (int(batch.column(0)[0].as_py()) >> INPUT_BITS) & ((1 << PARTITION_BITS) - 1)
+
+    def to_wire(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Side, order and lanes of all rows."""
+        if self._stamped:
+            yield from self._sorted(list(batches))
+            return
+        arrived = 0
+        for batch in batches:
+            side, part = origins(batch.column(0))
+            arrival = np.arange(arrived, arrived + batch.num_rows)
+            arrived += batch.num_rows
+            order = (side.astype(np.int64) << _SIDE_SHIFT) + (part << _PART_SHIFT) + arrival
+            yield self._wire_batch(side, order, batch)
+
+    def _sorted(self, batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        if not batches:
+            return
+        sides, parts = zip(*(origins(batch.column(0)) for batch in batches), strict=True)
+        stamps = np.concatenate([batch.column(batch.num_columns - 1).to_numpy() for batch in batches])
+        sequence = np.lexsort((stamps, np.concatenate(parts), np.concatenate(sides)))
+        rank = np.empty(sequence.size, np.int64)
+        rank[sequence] = np.arange(sequence.size)
+        start = 0
+        for side, batch in zip(sides, batches, strict=True):
+            order = rank[start : start + batch.num_rows]
+            start += batch.num_rows
+            yield self._wire_batch(side, order, batch)
+
+    def _wire_batch(
+        self, side: npt.NDArray[np.int8], order: npt.NDArray[np.int64], batch: pa.RecordBatch
+    ) -> pa.RecordBatch:
+        lanes = []
+        for place, field in enumerate(list(self.wire)[2:], start=1):
+            column = batch.column(place)
+            lanes.append(column if column.type == field.type else column.cast(field.type))
+        return pa.RecordBatch.from_arrays([pa.array(side), pa.array(order), *lanes], schema=self.wire)
+
+
+def origins(column: pa.Array) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int64]]:
+    """Number of the input and source partition of n rows, from their origin."""
+    origin = column.to_numpy()
+    return (origin & ((1 << INPUT_BITS) - 1)).astype(np.int8), origin >> (INPUT_BITS + PARTITION_BITS)
+
+
+PACKED: Final = pa.schema(
+    [
+        ("route", pa.int32()),
+        ("partition", pa.int32()),
+        ("input", pa.int32()),
+        ("time", pa.int64()),
+        ("source", pa.string()),
+        ("number", pa.int64()),
+        ("rows", pa.binary()),
+    ]
+)
+"""Many rows of one input and one partition, in one row of Spark's.
+
+``route`` is what the shuffle goes by, ``rows`` an Arrow IPC message; ``input``, ``time``, ``source`` and
+``number`` order it among the others: a file's modification time (us), its path, and a count within it, or
+a source partition and a count.
+"""
+
+
+class Carried(NamedTuple):
+    """What the packed rows of an input look like, and which lanes they go into."""
+
+    schema: pa.Schema
+    lanes: tuple[str | None, ...]
+    """For each lane the input's column that it carries, or None."""
+
+
+class Packed:
+    """Many rows at once: `PACKED`, from `gpu_ops.spark.sources.packing`.
+
+    Args:
+        wire: the schema of side, order and lanes.
+        inputs: what each input's rows look like.
+    """
+
+    def __init__(self, wire: pa.Schema, inputs: Sequence[Carried]) -> None:
+        self.wire, self._inputs = wire, tuple(inputs)
+
+    def partition(self, batch: pa.RecordBatch) -> int:
+        """The partition that a batch with rows was sent to."""
+        return int(batch.column(1)[0].as_py())
+
+    def to_wire(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Side, order and lanes of all rows, in their order."""
+        blobs: list[pa.Scalar] = []
+        keys: list[tuple[int, int, str, int]] = []
+        for batch in batches:
+            keys += zip(*(batch.column(place).to_pylist() for place in (2, 3, 4, 5)), strict=True)
+            blobs += batch.column(6)
+        arrived = 0
+        for place in sorted(range(len(keys)), key=keys.__getitem__):
+            number = keys[place][0]
+            carried = self._inputs[number]
+            rows = pa.ipc.read_record_batch(blobs[place].as_buffer(), carried.schema)
+            order = pa.array(np.arange(arrived, arrived + rows.num_rows))
+            side = pa.array(np.full(rows.num_rows, number, np.int8))
+            arrived += rows.num_rows
+            lanes = [
+                pa.nulls(rows.num_rows, field.type) if name is None else rows[name]
+                for name, field in zip(carried.lanes, list(self.wire)[2:], strict=True)
+            ]
+            yield pa.RecordBatch.from_arrays([side, order, *lanes], schema=self.wire)

@@ -1,0 +1,96 @@
+"""What runs in a Spark task over bounded input: the engine itself, fed batch by batch, then its result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from gpu_ops.backends import Backend
+from gpu_ops.budget import Budget
+from gpu_ops.engine import JoinEngine
+from gpu_ops.spark.exchange.arrivals import INPUT_BITS, origins
+from gpu_ops.spark.exchange.command import Wire, parse_join
+from gpu_ops.spark.exchange.left_over import ROWS_PER_BATCH, Function, grouped
+
+NO_INPUT: Final = (1 << INPUT_BITS) - 1
+"""A number beyond an aggregate's one input: of a row that is only there so that a task runs."""
+
+ROWS_AT_ONCE: Final = 1 << 17
+"""Rows given to the engine in one go; Spark's batches may be much smaller."""
+
+IN_MEMORY: Final = 1 << 30
+"""Bytes of input that a task keeps in host memory; what is more goes to disk until the end."""
+
+
+class BoundedTask:
+    """The function of ``mapInArrow``: all rows of a partition in, the result as insertions out.
+
+    Args:
+        name: how Spark shows it in plans.
+        description: as its `to_json` writes it; it emits at the end.
+        wire: the mapping of the lanes.
+        schema: of side, order and lanes.
+        backend: ``"cpu"`` or ``"gpu"``.
+        function: of a co-group, else None.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        description: str,
+        wire: Wire,
+        schema: pa.Schema,
+        *,
+        backend: Backend,
+        function: Function | None = None,
+    ) -> None:
+        self.__name__ = name
+        self._description, self._wire, self._schema = description, wire, schema
+        self._backend, self._function = backend, function
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Gives bad rows that are to be tagged, then the result."""
+        join = parse_join(self._description)
+        engine = JoinEngine(join, self._backend, memory_limit=Budget(host=IN_MEMORY))
+        try:
+            for table in self._tables(batches, len(join.inputs)):
+                rows = self._wire.split(join, table)
+                yield from engine.process(*rows.tables, orders=rows.orders).to_batches()
+            for part in engine.finish_parts():
+                if self._function is not None:
+                    yield from grouped(join, self._function, part)
+                else:
+                    yield from part.to_batches(max_chunksize=ROWS_PER_BATCH)
+        finally:
+            engine.close()
+
+    def _tables(self, batches: Iterator[pa.RecordBatch], inputs: int) -> Iterator[pa.Table]:
+        """Rows of so many inputs as they travel, a good many at a time, in the order they come."""
+        gathered: list[pa.RecordBatch] = []
+        rows = 0
+        for batch in batches:
+            gathered.append(self._to_wire(batch, inputs))
+            rows += gathered[-1].num_rows
+            if rows >= ROWS_AT_ONCE:
+                yield self._ordered(gathered)
+                gathered, rows = [], 0
+        if rows:
+            yield self._ordered(gathered)
+
+    def _to_wire(self, batch: pa.RecordBatch, inputs: int) -> pa.RecordBatch:
+        side, _ = origins(batch.column(0))
+        lanes = []
+        for place, field in enumerate(list(self._schema)[2:], start=1):
+            column = batch.column(place)
+            lanes.append(column if column.type == field.type else column.cast(field.type))
+        order = np.zeros(batch.num_rows, np.int64)  # numbered when the batches are put together
+        made = pa.RecordBatch.from_arrays([pa.array(side), pa.array(order), *lanes], schema=self._schema)
+        there = side < inputs
+        return made if there.all() else made.filter(pa.array(there))
+
+    def _ordered(self, batches: list[pa.RecordBatch]) -> pa.Table:
+        table = pa.Table.from_batches(batches, self._schema)
+        return table.set_column(1, self._schema.field(1), pa.array(np.arange(table.num_rows)))

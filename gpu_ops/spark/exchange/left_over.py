@@ -1,0 +1,69 @@
+"""What the end of input makes the partitions of a state folder say; runs in Spark tasks, on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import pyarrow as pa
+
+from gpu_ops.descriptions.description import Description
+from gpu_ops.spark.exchange.command import parse_join
+from gpu_ops.spark.servers.partition import stored_state
+from gpu_ops.state.address import Location, StateAddress
+from gpu_ops.state.files import Files
+from gpu_ops.state.manifest import Manifest
+
+ROWS_PER_BATCH: Final = 1 << 16
+
+Function = Callable[[Any, pa.Table], pa.Table]
+"""What makes a co-group's result of a part, see `gpu_ops.spark.api.functions.Grouped`."""
+
+
+class LeftOver:
+    """The function of ``mapInArrow``: numbers of partitions in, what they have to say out.
+
+    Args:
+        state: the state folder.
+        manifest: its manifest.
+        version: the number of micro-batches it holds.
+        function: of a co-group, else None.
+    """
+
+    __name__ = "gpu_join_left_over"
+
+    def __init__(self, state: StateAddress, manifest: Manifest, version: int, function: Function | None = None) -> None:
+        self._state, self._manifest, self._version, self._function = state, manifest, version, function
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Gives the changelog of each partition named, or what a co-group's function makes of it.
+
+        Raises:
+            StateError: the folder does not hold the version.
+        """
+        described = parse_join(self._manifest.description)
+        for batch in batches:
+            for partition in batch.column(0).to_pylist():
+                for part in left_over(self._state, self._manifest, partition, self._version):
+                    if self._function is not None:
+                        yield from grouped(described, self._function, part)
+                    else:
+                        yield from part.to_batches(max_chunksize=ROWS_PER_BATCH)
+
+
+def grouped(described: Description, function: Function, part: pa.Table) -> Iterator[pa.RecordBatch]:
+    """What a co-group's function makes of a part; of one without rows nothing."""
+    if part.num_rows:
+        yield from function(described, part).to_batches(max_chunksize=ROWS_PER_BATCH)
+
+
+def left_over(state: Location, manifest: Manifest, partition: int, version: int) -> Iterator[pa.Table]:
+    """What the end of input makes one partition of a state folder say, part by part, on the CPU.
+
+    Args:
+        state: the folder.
+        manifest: its manifest.
+        partition: which partition.
+        version: the number of micro-batches it holds.
+    """
+    yield from stored_state(Files.at(state), manifest, partition).left_over(version)

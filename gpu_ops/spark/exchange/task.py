@@ -1,0 +1,183 @@
+"""What runs in a Spark task: one exchange with the state server that owns the task's partition."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from gpu_ops import errors
+from gpu_ops.spark.exchange.arrivals import Arrivals
+from gpu_ops.spark.exchange.exchange import Address, Exchange, ask
+from gpu_ops.spark.metrics.metrics import METRICS_TYPE, pack
+from gpu_ops.state.address import StateAddress
+
+
+class Place(NamedTuple):
+    """Which micro-batch of which query, and which task of its stage.
+
+    Attributes:
+        query_id: Spark's id of the query.
+        run_id: of the query's run.
+        batch_id: the micro-batch.
+        task: the task's number within its stage.
+        attempt: Spark's id of the task attempt.
+    """
+
+    query_id: str
+    run_id: str
+    batch_id: int
+    task: int
+    attempt: int
+
+
+class Task:
+    """The function of ``mapInArrow``: wire batches in, the changelog out, with hidden metrics if they are observed.
+
+    Args:
+        name: how Spark shows it in plans.
+        command: the exchange's command without query, batch and partition.
+        directory: whom to ask for the server.
+        arrivals: how rows come, and what the server takes becomes of them.
+        output: the changelog's schema.
+        metrics: the names of what is counted, see `gpu_ops.spark.metrics.metrics.metric_names`.
+        times: whether the directory is told the latest event times afterwards.
+        hidden: the column in which metrics are observed, or None: then the directory is told them, too.
+        place: tells micro-batch and partition; by default Spark's task context does.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Mapping[str, Any],
+        directory: Address,
+        arrivals: Arrivals,
+        output: pa.Schema,
+        *,
+        metrics: Sequence[str] = (),
+        times: bool = False,
+        hidden: str | None = None,
+        place: Callable[[], Place] | None = None,
+    ) -> None:
+        self.__name__ = name
+        self._command, self._directory, self._arrivals = dict(command), directory, arrivals
+        self._output, self._place, self._times = output, place, times
+        self._metrics, self._hidden = tuple(metrics), hidden
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Gives the partition's changes, then, if metrics are observed, one row with them."""
+        freeze_imports()
+        place = self._place() if self._place is not None else task_place()
+        join_id = f"{self._command['join_id']}-{place.query_id}"
+        partition, batches = self._partition(place, batches)
+        evaluation = uuid.uuid4().hex
+        state: StateAddress | None = self._command["state"]
+        command = {
+            **self._command,
+            "join_id": join_id,
+            "query_id": place.query_id,
+            "state": None if state is None else state.secret_uri,
+            "counted": True,
+            "batch_id": place.batch_id,
+            "partition": partition,
+        }
+
+        def locate(failed: str | None) -> Mapping[str, Any]:
+            request = {
+                "op": "locate",
+                "join_id": join_id,
+                "state": command["state"],
+                "backend": command["backend"],
+                "query_id": place.query_id,
+                "batch_id": place.batch_id,
+                "run_id": place.run_id,
+                "partition": partition,
+                "partitions": command["partitions"],
+                "attempt": place.attempt,
+                "evaluation": evaluation,
+                "failed": failed,
+                "backlog": bool(command["options"].get("backlog", False)),
+            }
+            return ask(self._directory, request)
+
+        exchange = Exchange(locate, command, self._arrivals.wire, patience_s=self._directory.server_patience_s)
+        for rows in exchange.run(self._arrivals.to_wire(batches)):
+            if not rows.num_rows:
+                continue  # nobody's readers of Arrow streams are tried with such
+            yield self._with_metrics(rows, pa.nulls(rows.num_rows, METRICS_TYPE))
+        said = exchange.answer["metrics"]
+        numbers = pack(self._metrics, said, backend=exchange.answer["backend"], retries=exchange.retries)
+        report: dict[str, Any] = {}
+        if self._times:
+            report["latest"] = [said.get(f"{side}_max_time_ms") for side in ("left", "right")]
+            report["rows"] = [bool(said[f"{side}_rows_in"]) for side in ("left", "right")]
+        if self._hidden is None:
+            report |= {"run_id": place.run_id, "numbers": numbers}
+        if report:
+            where = {"join_id": join_id, "batch_id": place.batch_id, "partition": partition}
+            ask(self._directory, {"op": "report", **where, **report})
+        if self._hidden is not None:
+            yield self._metrics_row(numbers)
+
+    def _partition(self, place: Place, batches: Iterator[pa.RecordBatch]) -> tuple[int, Iterator[pa.RecordBatch]]:
+        """The partition this task has, and its batches.
+
+        Rows say it. Without rows it is the task's number modulo the partitions: a join's tasks are
+        numbered in one go, so where no partition has rows each is taken once; where one has, its task
+        checks that the numbers fit.
+
+        Raises:
+            DescriptionError: they do not.
+        """
+        partitions = int(self._command["partitions"])
+        guess = place.task % partitions
+        for batch in batches:
+            if batch.num_rows:
+                found = self._arrivals.partition(batch)
+                if found != guess:
+                    raise errors.DescriptionError(
+                        f"task {place.task} of its stage has partition {found} of {partitions}: the "
+                        "changelog is coalesced, or unioned behind other partitions. Put it first in the "
+                        "union, and use repartition() instead of coalesce()"
+                    )
+                return guess, itertools.chain([batch], batches)
+        return guess, iter(())
+
+    def _with_metrics(self, rows: pa.RecordBatch, metrics: pa.Array) -> pa.RecordBatch:
+        if self._hidden is None:
+            return rows
+        schema = self._output.append(pa.field(self._hidden, METRICS_TYPE))
+        return pa.RecordBatch.from_arrays([*rows.columns, metrics], schema=schema)
+
+    def _metrics_row(self, numbers: list[int | None]) -> pa.RecordBatch:
+        # The row kind is the one column that is never null; no row kind is empty.
+        columns = [pa.array([""]), *(pa.nulls(1, field.type) for field in list(self._output)[1:])]
+        row = pa.RecordBatch.from_arrays(columns, schema=self._output)
+        return self._with_metrics(row, pa.array([numbers], METRICS_TYPE))
+
+
+def freeze_imports() -> None:
+    """Spark's worker collects garbage after each task; what is imported stays anyway. 45 ms become 15."""
+    if not gc.get_freeze_count():
+        gc.freeze()
+
+
+def task_place() -> Place:
+    """Where this Spark task stands, from the local properties that Structured Streaming sets.
+
+    Raises:
+        NotBuiltError: it is no task of a streaming query.
+    """
+    from pyspark import TaskContext  # noqa: PLC0415 - so that tests of the rest need no pyspark
+
+    context = TaskContext.get()
+    batch = context.getLocalProperty("streaming.sql.batchId") if context is not None else None
+    query = context.getLocalProperty("sql.streaming.queryId") if context is not None else None
+    if context is None or batch is None or query is None:
+        raise errors.NotBuiltError("a join runs in a streaming query; this task belongs to none")
+    run = context.getLocalProperty("spark.jobGroup.id") or ""
+    return Place(query, run, int(batch), context.partitionId(), context.taskAttemptId())

@@ -1,0 +1,174 @@
+"""What the joins of a query did in each micro-batch: for whoever asks, listens, or scrapes."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from gpu_ops.spark.metrics.metrics import ALWAYS, METRICS_FIELD, OF_AN_INPUT
+from gpu_ops.spark.metrics.task_metrics import TALLIES
+
+
+@dataclasses.dataclass(frozen=True)
+class JoinProgress:
+    """What one join did in one micro-batch.
+
+    Attributes:
+        name: the join's name.
+        query_id: Spark's id of the query.
+        query_name: its name, or None.
+        batch_id: the micro-batch.
+        timestamp: when the trigger began, ISO 8601.
+        metrics: see `metric_names`; a watermark that there is none of is left out.
+    """
+
+    name: str
+    query_id: str
+    query_name: str | None
+    batch_id: int
+    timestamp: str
+    metrics: dict[str, int | float]
+
+    @property
+    def backend(self) -> Literal["cpu", "gpu", "mixed"]:
+        """Where the partitions ran."""
+        on_gpu = self.metrics["gpu_partitions"]
+        return "cpu" if on_gpu == 0 else "gpu" if on_gpu == self.metrics["partitions"] else "mixed"
+
+
+def join_progress(progress: Any) -> list[JoinProgress]:
+    """The joins of a micro-batch.
+
+    Args:
+        progress: ``query.lastProgress``, or the progress a listener is given.
+
+    Returns:
+        One entry per join of this pack; other observed metrics are left alone. What tasks told the driver themselves,
+        because the RAPIDS plugin is on, is among them.
+    """
+
+    def fact(name: str) -> Any:
+        return progress[name] if isinstance(progress, Mapping) else getattr(progress, name)
+
+    query_id, batch_id = str(fact("id")), int(fact("batchId"))
+    joins: dict[str, Mapping[str, Any]] = dict(TALLIES.of(query_id, batch_id))
+    for name, row in observed_metrics(progress).items():
+        values = _fields(row)
+        if values.keys() == {METRICS_FIELD} and (numbers := _fields(values[METRICS_FIELD])).keys() >= ALWAYS:
+            joins[name] = numbers
+    return [
+        JoinProgress(
+            name=name,
+            query_id=query_id,
+            query_name=fact("name"),
+            batch_id=batch_id,
+            timestamp=str(fact("timestamp")),
+            metrics={n: value for n, value in numbers.items() if value is not None},
+        )
+        for name, numbers in joins.items()
+    ]
+
+
+def observed_metrics(progress: Any) -> Mapping[str, Any]:
+    """By name, what was observed in a micro-batch; Spark 3.5 leaves it out where it is nothing."""
+    if not isinstance(progress, Mapping):
+        return dict(progress.observedMetrics or {})
+    return dict(progress["observedMetrics"] or {}) if "observedMetrics" in progress else {}
+
+
+def _fields(row: Any) -> dict[str, Any]:
+    """Of a row, or of the JSON of one; nothing of anything else."""
+    if hasattr(row, "asDict"):
+        return dict(row.asDict())
+    return dict(row) if isinstance(row, Mapping) else {}
+
+
+def _listener_base() -> type:
+    try:
+        from pyspark.sql.streaming.listener import StreamingQueryListener  # noqa: PLC0415 - pyspark is optional
+    except ImportError:
+        return object
+    return StreamingQueryListener  # type: ignore[no-any-return]
+
+
+class ProgressListener(_listener_base()):  # type: ignore[misc]
+    """Collects the progress of every join of a Spark session.
+
+    Register it with ``spark.streams.addListener(ProgressListener())``.
+
+    Args:
+        on_progress: called with each `JoinProgress` as it comes, on Spark's listener thread.
+        prometheus: keep Prometheus gauges ``gpu_join_<metric>`` with the labels ``join`` and
+            ``query``, for an input of a multi-way join ``gpu_join_input_<metric>`` with the label ``input`` as
+            well (needs the package prometheus-client, extra ``[metrics]``).
+        registry: the Prometheus registry, by default the global one.
+        keep: how many entries to hold on to.
+
+    Raises:
+        ImportError: ``prometheus=True`` without prometheus-client.
+    """
+
+    def __init__(
+        self,
+        on_progress: Callable[[JoinProgress], object] | None = None,
+        *,
+        prometheus: bool = False,
+        registry: Any = None,
+        keep: int = 1000,
+    ) -> None:
+        super().__init__()
+        self._on_progress, self._keep = on_progress, keep
+        self._lock, self._entries = threading.Lock(), list[JoinProgress]()
+        self._gauges: dict[str, Any] = {}
+        self._make_gauge: Callable[[str, list[str]], Any] | None = None
+        if prometheus:
+            from prometheus_client import REGISTRY, Gauge  # noqa: PLC0415 - optional
+
+            def make_gauge(name: str, labels: list[str]) -> Any:
+                text = f"{name.replace('_', ' ')} of the last micro-batch"
+                return Gauge(f"gpu_join_{name}", text, labels, registry=registry or REGISTRY)
+
+            self._make_gauge = make_gauge
+
+    @property
+    def entries(self) -> list[JoinProgress]:
+        """What came so far, oldest first."""
+        with self._lock:
+            return list(self._entries)
+
+    def add(self, entry: JoinProgress) -> None:
+        """Takes an entry in."""
+        with self._lock:
+            self._entries.append(entry)
+            del self._entries[: -self._keep]
+        if self._make_gauge is not None:
+            for name, value in (*entry.metrics.items(), ("batch_id", entry.batch_id)):
+                self._gauge(name, entry, self._make_gauge).set(value)
+        if self._on_progress is not None:
+            self._on_progress(entry)
+
+    def _gauge(self, metric: str, entry: JoinProgress, make: Callable[[str, list[str]], Any]) -> Any:
+        labels = {"join": entry.name, "query": entry.query_name or entry.query_id}
+        found = OF_AN_INPUT.fullmatch(metric)
+        if found is not None and found[1] not in ("left", "right"):
+            # an input may be called what is no name in Prometheus
+            metric, labels["input"] = f"input_{found[2]}", found[1]
+        if metric not in self._gauges:
+            self._gauges[metric] = make(metric, list(labels))
+        return self._gauges[metric].labels(**labels)
+
+    def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's interface
+        """Nothing to do."""
+
+    def onQueryProgress(self, event: Any) -> None:  # noqa: N802
+        """Takes in the joins of a micro-batch."""
+        for entry in join_progress(event.progress):
+            self.add(entry)
+
+    def onQueryIdle(self, event: Any) -> None:  # noqa: N802
+        """Nothing to do."""
+
+    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
+        """Nothing to do."""

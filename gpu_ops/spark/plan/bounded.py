@@ -1,0 +1,87 @@
+"""The plan of a join over bounded input: lanes, union, repartition, mapInArrow. No servers, no state folder."""
+
+from __future__ import annotations
+
+import functools
+import uuid
+from collections.abc import Sequence
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+
+from gpu_ops.descriptions.description import Description
+from gpu_ops.spark.api.functions import Grouped
+from gpu_ops.spark.exchange.arrivals import INPUT_BITS
+from gpu_ops.spark.exchange.bounded_task import NO_INPUT, BoundedTask
+from gpu_ops.spark.exchange.command import Wire
+from gpu_ops.spark.plan.build import JoinPlan, Placed, output_type, remember
+from gpu_ops.spark.plan.column_metadata import marked
+from gpu_ops.spark.plan.union_layout import (
+    ORIGIN,
+    STAMP,
+    Lane,
+    assign_lanes,
+    shuffle,
+    to_lanes,
+    wire_schema,
+    with_stamp,
+)
+from gpu_ops.spark.workers import make_importable
+
+
+def build_bounded(
+    join: Description, inputs: Sequence[DataFrame], placed: Placed, *, function: Grouped | None = None
+) -> DataFrame:
+    """The result over static DataFrames, as insertions, in a static DataFrame.
+
+    It runs in Spark's tasks, on the CPU unless ``backend="gpu"``: tasks that run side by side would share a card.
+
+    Args:
+        join: the description; it emits at the end.
+        inputs: in its order; their columns are those of its inputs, and the row kinds.
+        placed: how many partitions, on which backend.
+        function: of a co-group, else None.
+    """
+    session = inputs[0].sparkSession
+    schemas = [df.schema for df in inputs]
+    lanes = assign_lanes(join, schemas)
+    plan = JoinPlan(
+        plan_id=uuid.uuid4().hex[:12], join=join, placed=placed, upstream=(None, None), heartbeat_ms=None,
+        lanes=tuple(lanes), stamped=(), application=session.sparkContext.applicationId, bounded=True,
+    )  # fmt: skip
+    make_importable(session)
+    ordered = join.order_matters_at_end
+    sides = [to_lanes(df, number, lanes) for number, df in enumerate(inputs)]
+    if ordered:
+        sides = [with_stamp(side, f.monotonically_increasing_id()) for side in sides]
+    if join.result_without_rows:
+        sides.append(_marker(sides[0]))
+    rows = shuffle(functools.reduce(DataFrame.unionAll, sides), join, lanes, placed.partitions)
+    if ordered:
+        rows = rows.sortWithinPartitions(*_order(join, lanes))
+    wire = Wire("__side", "__order", tuple((*x.columns, x.name) for x in lanes))
+    task = BoundedTask(
+        remember(plan), join.to_json(), wire, wire_schema(lanes),
+        backend="gpu" if placed.backend == "gpu" else "cpu", function=function,
+    )  # fmt: skip
+    if function is not None:
+        return rows.mapInArrow(task, function.schema)
+    found = rows.mapInArrow(task, output_type(join, schemas))
+    return found.select(*marked(join, placed.name, plan.plan_id))
+
+
+def _marker(like: DataFrame) -> DataFrame:
+    """A row of no input: where there is no row at all Spark runs no task, and an aggregate of nothing has a row."""
+    values = [f.lit(NO_INPUT if x.name == ORIGIN else None).cast(x.dataType).alias(x.name) for x in like.schema.fields]
+    return like.sparkSession.range(1).select(*values)
+
+
+def _order(join: Description, lanes: Sequence[Lane]) -> list[Column]:
+    """What puts each input's rows in order: its ``sequence_by``, nulls first, then its own order."""
+    by = []
+    for number, source in enumerate(join.inputs):
+        if source.sequence_by is not None:
+            lane = next(x for x in lanes if x.columns[number] == source.sequence_by)
+            own = f.col(ORIGIN).bitwiseAND((1 << INPUT_BITS) - 1) == number
+            by.append(f.when(own, f.col(lane.name)).asc_nulls_first())
+    return [*by, f.col(STAMP).asc()]

@@ -1,0 +1,154 @@
+"""What the columns of a changelog say about themselves, in Spark's column metadata.
+
+It survives filters, projections and ``foreachBatch``, and is how `gpu_ops.late` and the next join know
+what they are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+from pyspark.sql import types as st
+
+from gpu_ops.descriptions.changelog import LATE_ROW_KIND, ROW_KIND_COLUMN
+from gpu_ops.descriptions.description import Description, OutputColumn
+from gpu_ops.errors import DescriptionError
+from gpu_ops.spark.plan.union_layout import quoted
+
+MARK: Final = "gpu_ops.descriptions.changelog"
+"""Of the row-kind column; its value is the join's name."""
+
+DELAY: Final = "gpu_ops.watermarkDelayMs"
+"""Of an event time: how many milliseconds behind the latest of it a row may still come."""
+
+KEY: Final = "gpu_ops.uniqueKey"
+"""Of the row-kind column: the columns that identify a row of the changelog, where that is known."""
+
+KEY_COLUMN: Final = "gpu_ops.uniqueKeyColumn"
+"""Of such a column: the join's plan id and the column's name, so that another of that name is not taken for it."""
+
+_SPARK_DELAY: Final = "spark.watermarkDelayMs"
+_SOURCE: Final = "gpu_ops.watermarkOf"
+_INPUTS: Final = "gpu_ops.descriptions.inputs"
+_COLUMN: Final = ("gpu_ops.left", "gpu_ops.right")
+_TIME: Final = ("gpu_ops.leftTime", "gpu_ops.rightTime")
+
+
+class Delay(NamedTuple):
+    """What an event-time column says of its watermark.
+
+    Attributes:
+        ms: its delay.
+        plan_id: of the interval join that made it, which knows better; or None.
+    """
+
+    ms: int
+    plan_id: str | None
+
+
+def delays(df: DataFrame) -> dict[str, Delay]:
+    """The event-time columns of a DataFrame: from ``withWatermark``, or from an interval join."""
+    found = {}
+    for field in df.schema.fields:
+        metadata = field.metadata or {}
+        if _SPARK_DELAY in metadata:
+            found[field.name] = Delay(int(metadata[_SPARK_DELAY]), None)
+        elif DELAY in metadata:
+            found[field.name] = Delay(int(metadata[DELAY]), metadata.get(_SOURCE))
+    return found
+
+
+def is_changelog(df: DataFrame) -> bool:
+    """Whether a DataFrame still has the row kinds that a join of this pack gave it."""
+    return any(x.name == ROW_KIND_COLUMN and MARK in (x.metadata or {}) for x in df.schema.fields)
+
+
+def known_key(df: DataFrame, plan_id: str) -> tuple[str, ...] | None:
+    """The unique key of a changelog, if all of its columns are there still under their own names.
+
+    Args:
+        df: the changelog of a join, filtered or projected.
+        plan_id: of that join.
+    """
+    there = {x.name: x.metadata or {} for x in df.schema.fields}
+    key = there.get(ROW_KIND_COLUMN, {}).get(KEY)
+    if key is None or any(there.get(name, {}).get(KEY_COLUMN) != f"{plan_id} {name}" for name in key):
+        return None
+    return tuple(str(name) for name in key)
+
+
+def marked(join: Description, name: str, plan_id: str) -> list[Column]:
+    """The changelog's columns, row kind first, with what they say about themselves.
+
+    Args:
+        join: the description.
+        name: of its metrics.
+        plan_id: of the join.
+    """
+    inputs = [source.name for source in join.inputs]
+    mark: dict[str, Any] = {MARK: name, _INPUTS: inputs}
+    key = join.unique_key
+    if key is not None:
+        mark[KEY] = list(key)
+    columns = [f.col(ROW_KIND_COLUMN).alias(ROW_KIND_COLUMN, metadata=mark)]
+    for column in join.output:
+        says: dict[str, Any] = _metadata(join, column, plan_id) if join.interval is not None else {}
+        if key is not None and column.name in key:
+            says[KEY_COLUMN] = f"{plan_id} {column.name}"
+        columns.append(quoted(column.name).alias(column.name, metadata=says) if says else quoted(column.name))
+    return columns
+
+
+def _metadata(join: Description, column: OutputColumn, plan_id: str) -> dict[str, Any]:
+    """Of one column of an interval join's changelog."""
+    assert join.interval is not None
+    metadata: dict[str, Any] = {}
+    times: list[int] = []  # the inputs whose event time it is
+    for side, source in enumerate(join.inputs):
+        own = join.own_column(side, column)
+        if own is not None and column.side != 3:
+            metadata[_COLUMN[side]] = own
+        if own is not None and own == source.event_time:
+            metadata[_TIME[side]] = column.side != 3
+            times.append(side)
+    behind = [join.inputs[side].delay_ms for side in times]
+    known = [ms for ms in behind if ms is not None]
+    if known and len(known) == len(behind):
+        metadata |= {DELAY: max(known) + join.interval.keep_ms, _SOURCE: plan_id}
+    return metadata
+
+
+def late(df: DataFrame, side: str) -> DataFrame:
+    """The late rows of one input of an interval join with ``late="tag"``, with the columns they came with.
+
+    Args:
+        df: the join's changelog, whole or a micro-batch of it in ``foreachBatch``.
+        side: ``"left"``, ``"right"``, or the input's name.
+
+    Raises:
+        DescriptionError: no changelog of an interval join, or no such input.
+    """
+    kind = next((x for x in df.schema.fields if x.name == ROW_KIND_COLUMN), None)
+    metadata: Mapping[str, Any] = (kind.metadata or {}) if kind is not None else {}
+    inputs: Sequence[str] = metadata.get(_INPUTS, ())
+    fields = list(df.schema.fields)
+    if len(inputs) != 2 or not any(_COLUMN[0] in x.metadata for x in fields):
+        raise DescriptionError("late() takes the changelog of gpu_ops.interval_join(), row kinds and all")
+    names = ["left", "right"] if side in ("left", "right") else [name.lower() for name in inputs]
+    if side.lower() not in names:
+        raise DescriptionError(f"late(): there is no input {side!r}; there are left ({inputs[0]}), right ({inputs[1]})")
+    number = names.index(side.lower())
+    time = _time_column(fields, number)
+    own = [(x.name, str(x.metadata[_COLUMN[number]])) for x in fields if _COLUMN[number] in x.metadata]
+    tagged = df.where((f.col(ROW_KIND_COLUMN) == LATE_ROW_KIND) & quoted(time).isNotNull())
+    return tagged.select(*(quoted(shown).alias(name) for shown, name in own))
+
+
+def _time_column(fields: list[st.StructField], side: int) -> str:
+    found = [x.name for x in fields if x.metadata.get(_TIME[side])]
+    if not found:
+        raise DescriptionError("late() needs the input's event time, which is not among the columns any more")
+    return str(found[0])

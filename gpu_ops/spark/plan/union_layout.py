@@ -1,0 +1,200 @@
+"""Lanes: how the columns of all inputs travel in one stream of rows.
+
+A lane is one physical column that carries a column of one input in that input's rows and of another in
+the other's, so a union of them needs no padding. Keys share a lane first: then the shuffle hashes a plain column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+from pyspark.sql import types as st
+
+from gpu_ops.descriptions.description import Description
+from gpu_ops.descriptions.keys import Shuffle
+from gpu_ops.spark.datatypes import arrow_type, is_binary_collated, nullable, spark_type
+from gpu_ops.spark.exchange.arrivals import INPUT_BITS, PARTITION_BITS, Arrivals, Rows
+
+ORIGIN = "__origin"
+"""Where a row came from, the partition of its source and its input, and where it goes; see `shuffle`."""
+
+STAMP = "__stamp"
+"""Where the shuffle does not keep rows in order: a number that rises within a source partition."""
+
+
+class Lane(NamedTuple):
+    """One physical column: the column of each input that it carries, or None."""
+
+    columns: tuple[str | None, ...]
+    name: str
+    type: st.DataType
+
+
+class Travel(NamedTuple):
+    """How the rows of all inputs come into the tasks of a join.
+
+    Attributes:
+        sides: each input, in columns that a union of them has.
+        shuffle: distributes the union.
+        arrivals: what a task makes of what comes.
+    """
+
+    sides: list[DataFrame]
+    shuffle: Callable[[DataFrame], DataFrame]
+    arrivals: Arrivals
+
+
+def quoted(name: str) -> Column:
+    """A column by its exact name, dots and all."""
+    return f.col("`" + name.replace("`", "``") + "`")
+
+
+def assign_lanes(join: Description, schemas: Sequence[st.StructType]) -> list[Lane]:
+    """A lane for every column of all inputs, row kinds included; those that carry several come first.
+
+    Args:
+        join: its keys share a lane where their types are equal.
+        schemas: of the DataFrames.
+    """
+    types = [{x.name: nullable(x.dataType) for x in schema.fields} for schema in schemas]
+    made: list[tuple[dict[int, str], st.DataType]] = []  # of each lane its column by input, and its type
+    placed: list[set[str]] = [set() for _ in types]
+
+    def share(columns: Sequence[str | None]) -> None:
+        """Columns of equal types in one lane, as far as they have none yet."""
+        free = {n: c for n, c in enumerate(columns) if c is not None and c not in placed[n]}
+        while free:
+            kind = next(types[n][c] for n, c in free.items())
+            alike = {n: c for n, c in free.items() if types[n][c] == kind}
+            free = {n: c for n, c in free.items() if n not in alike}
+            if len(alike) > 1:
+                made.append((alike, kind))
+                for n, column in alike.items():
+                    placed[n].add(column)
+
+    for columns in join.equal_columns:
+        share(columns)
+    share([source.row_kind for source in join.inputs])
+    for number, own in enumerate(types):
+        for column, kind in own.items():
+            if column in placed[number]:
+                continue
+            lane = next((x for x, its in made if its == kind and number not in x), None)
+            if lane is None:
+                made.append(({number: column}, kind))
+            else:
+                lane[number] = column
+    made.sort(key=lambda lane: len(lane[0]) == 1)
+    return [
+        Lane(tuple(lane.get(n) for n in range(len(types))), f"c{place}", kind)
+        for place, (lane, kind) in enumerate(made)
+    ]
+
+
+def wire_schema(lanes: Sequence[Lane]) -> pa.Schema:
+    """The schema in which rows travel: side, order and lanes."""
+    fixed = [pa.field("__side", pa.int8()), pa.field("__order", pa.int64())]
+    return pa.schema([*fixed, *(pa.field(x.name, arrow_type(x.type)) for x in lanes)])
+
+
+def single_rows(
+    join: Description, inputs: Sequence[DataFrame], lanes: Sequence[Lane], partitions: int, stamped: Sequence[int]
+) -> Travel:
+    """Row by row, as any DataFrame has them.
+
+    Args:
+        join: the description.
+        inputs: in its order.
+        lanes: of their columns.
+        partitions: of the join.
+        stamped: the inputs whose rows carry a stamp, because the shuffle may reorder them and that matters.
+    """
+    sides = [to_lanes(df, number, lanes) for number, df in enumerate(inputs)]
+    if stamped:
+        clock, none = f.expr("java_method('java.lang.System', 'nanoTime')"), f.lit(0)
+        sides = [with_stamp(df, clock if number in stamped else none) for number, df in enumerate(sides)]
+    wire = wire_schema(lanes)
+    return Travel(sides, lambda union: shuffle(union, join, lanes, partitions), Rows(wire, stamped=bool(stamped)))
+
+
+def to_lanes(df: DataFrame, number: int, lanes: Sequence[Lane]) -> DataFrame:
+    """One input's rows as they travel: origin and lanes.
+
+    Spark refuses ``monotonically_increasing_id`` in a stream. Its shuffle keeps the rows of one source
+    partition in order, so the partition's number is enough; the receiving task counts the rest.
+    """
+    part = f.spark_partition_id().cast("bigint")
+    columns = [(part * (1 << (INPUT_BITS + PARTITION_BITS)) + number).alias(ORIGIN)]
+    for lane in lanes:
+        own = lane.columns[number]
+        value = f.lit(None).cast(lane.type) if own is None else quoted(own)
+        columns.append(value.alias(lane.name))
+    return df.select(*columns)
+
+
+def with_stamp(rows: DataFrame, stamp: Column) -> DataFrame:
+    """Rows as they travel, with a stamp behind."""
+    return rows.select("*", stamp.cast("bigint").alias(STAMP))
+
+
+def kept(df: DataFrame) -> DataFrame:
+    """The same rows, in a plan that Spark does not take for empty when its sources have nothing new.
+
+    PropagateEmptyRelation would take the shuffle away, the join with it, and its partitions would miss
+    a micro-batch. The rule knows most nodes that cost nothing; a generator other than explode it leaves.
+    """
+    names = df.columns
+    return df.select("*", f.expr("stack(1, true)").alias("__kept")).select(*names)
+
+
+def shuffle(rows: DataFrame, join: Description, lanes: Sequence[Lane], partitions: int) -> DataFrame:
+    """Rows by partition; their origin is joined by the number of the partition they are sent to.
+
+    A task needs that number, and its own is no help: where a stage computes a union, Spark counts its
+    tasks through. To add it after the shuffle would be simpler, but then the optimizer takes the join
+    away where the shuffle turns out empty (AQEPropagateEmptyRelation). This is Spark's HashPartitioning.
+    """
+    by = distribution(join, lanes)
+    goes_to = f.pmod(f.hash(*by), f.lit(partitions)) if by else f.lit(0)
+    whole = f.col(ORIGIN) + goes_to * (1 << INPUT_BITS)
+    numbered = rows.select(whole.alias(ORIGIN), *(f.col(c) for c in rows.columns if c != ORIGIN))
+    return numbered.repartition(partitions, *by)
+
+
+def distribution(join: Description, lanes: Sequence[Lane]) -> list[Column]:
+    """The expressions by which rows are partitioned; none for a single partition.
+
+    Rows that are equal in the join are equal here: all inputs' in the type they are compared in, one
+    zero, one NaN.
+    """
+    return [_distributed(by, lanes) for by in join.shuffled_by]
+
+
+def _distributed(by: Shuffle, lanes: Sequence[Lane]) -> Column:
+    own = [next(x for x in lanes if x.columns[n] == column) for n, column in enumerate(by.columns)]
+    kind = spark_type(by.type, *(x.type for x in own))
+    different = list(dict.fromkeys(x.name for x in own))
+    value: Column | None = None
+    for name in reversed(different):
+        numbers = [n for n, x in enumerate(own) if x.name == name]
+        lane = own[numbers[0]]
+        column = f.col(name) if arrow_type(lane.type) == by.type else f.col(name).cast(kind)
+        if value is None:
+            value = column
+        else:
+            of_input = f.col(ORIGIN).bitwiseAND((1 << INPUT_BITS) - 1)
+            value = f.when(of_input.isin(*numbers), column).otherwise(value)
+    assert value is not None
+    if isinstance(kind, (st.FloatType, st.DoubleType)):
+        nan = f.lit(float("nan")).cast(kind)
+        value = f.when(f.isnan(value), nan).when(value == 0, f.lit(0.0).cast(kind)).otherwise(value)
+    return value
+
+
+def collated_key(join: Description, schemas: Sequence[st.StructType]) -> str | None:
+    """A key column, or one that is compared, whose collation makes different bytes equal, or None."""
+    return next((name for n, name in join.compared_columns if not is_binary_collated(schemas[n][name].dataType)), None)

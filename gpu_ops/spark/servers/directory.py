@@ -1,0 +1,459 @@
+"""The directory in the driver: which state server owns which partition; it starts and restarts them.
+
+One per Spark application. In local mode a server is a child process on this machine, on a cluster one of a
+task on an executor: one per GPU where GPUs are, one per core otherwise. It is gone with the application.
+"""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final, NamedTuple
+
+from gpu_ops.descriptions.description import Description
+from gpu_ops.errors import DescriptionError, StateError
+from gpu_ops.spark.cluster.executors import Executors, on_cluster
+from gpu_ops.spark.cluster.servers import ClusterServers
+from gpu_ops.spark.exchange.exchange import Address
+from gpu_ops.spark.metrics.task_metrics import TALLIES, Run
+from gpu_ops.spark.plan.names import join_number
+from gpu_ops.spark.plan.triggers import output_mode, takes_what_is_there
+from gpu_ops.spark.servers.channel import Channel
+from gpu_ops.spark.servers.embedded import EmbeddedServers
+from gpu_ops.spark.servers.listener import Listener
+from gpu_ops.spark.servers.pools import PROBE_S, Pool, Servers
+from gpu_ops.spark.servers.process import START_S
+from gpu_ops.spark.servers.recovery import check_all_did, left_behind
+from gpu_ops.spark.servers.watermarks import Report, Upstream, Watermarks
+from gpu_ops.spark.settings import Settings
+from gpu_ops.state.address import StateAddress
+from gpu_ops.state.files import Files
+from gpu_ops.state.manifest import Manifest, check_open
+
+_log = logging.getLogger(__name__)
+
+_SWEEP_S: Final = 5.0
+_MORE_S: Final = 20.0
+_LOOPBACK: Final = "127.0.0.1"
+
+
+@dataclasses.dataclass
+class _Known:
+    """A join that some query runs."""
+
+    query_id: str
+    run_id: str
+    state: StateAddress | None
+    seen: float
+    number: int | None
+    """Which join of the query."""
+    evaluations: dict[int, str] = dataclasses.field(default_factory=dict)
+    """By task attempt, of the last micro-batch."""
+    batch_id: int = -1
+    asked: set[int] = dataclasses.field(default_factory=set)
+    """Partitions that have computed that micro-batch, or begun to."""
+    servers: set[tuple[str, int]] = dataclasses.field(default_factory=set)
+    watermarks: Watermarks | None = None
+    """Of an interval join."""
+    backlog: tuple[str, bool] | None = None
+    """A run, and whether its micro-batches are backlog."""
+    appends: str | None = None
+    """A run of which the output mode is known to be ``append``."""
+
+
+class Timed(NamedTuple):
+    """What the directory has to know of an interval join before it runs.
+
+    Attributes:
+        join: the description.
+        partitions: how many.
+        state: the state folder, or None.
+        upstream: for each input the plan id of the interval join that makes it, or None.
+        distribution: by what rows go to partitions.
+    """
+
+    join: Description
+    partitions: int
+    state: StateAddress | None
+    upstream: tuple[str | None, str | None]
+    distribution: str
+
+
+class Directory:
+    """Answers "who owns partition p of join j?" to callers with the token.
+
+    It listens on loopback, on a cluster on the driver's address.
+
+    Args:
+        context: the SparkContext.
+
+    Raises:
+        DescriptionError: a setting that cannot be.
+        StateError: there is nothing to listen on.
+    """
+
+    _of_application: ClassVar[dict[str, Directory]] = {}
+    _guard: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, context: Any) -> None:
+        self._joins: dict[str, _Known] = {}
+        self._opening = threading.Lock()
+        self._opened: dict[str, str] = {}
+        self._plans: set[str] = set()
+        self._timed: dict[str, Timed] = {}
+        self._counted: dict[str, tuple[str, tuple[str, ...]]] = {}
+        self._append_only: dict[str, tuple[str, ...]] = {}
+        self._lock = threading.Lock()
+        self._sessions: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._closing = threading.Event()
+        self._context = context
+        conf = context.getConf()
+        settings = Settings.of(conf.getAll())
+        host = bind = _LOOPBACK
+        self._servers: Servers
+        if on_cluster(context):
+            if settings.tls is not None:
+                settings.tls.check()
+            host = str(conf.get("spark.driver.host"))
+            bind = str(conf.get("spark.driver.bindAddress", host))
+            self._servers = ClusterServers(Executors(context, settings), settings, lambda: self._address)
+            attach = self._servers.attach
+        else:
+            settings = dataclasses.replace(settings, tls=None)  # nothing leaves this machine
+            self._servers = EmbeddedServers.for_cores(int(context.defaultParallelism), settings.server_arguments())
+            attach = _refuse
+        try:
+            token = self._servers.token
+            self._listener = Listener(
+                bind, settings.driver_port, token, answer=self.answer, attach=attach, tls=settings.tls
+            )
+        except StateError:
+            self._servers.close()
+            raise
+        # A task waits for a server to be probed and ended, for a place for another, and for that one to start.
+        patience = PROBE_S + self._servers.patience_s + START_S + _MORE_S
+        self._address = Address(host, self._listener.port, token, patience, settings.tls, settings.patience_s)
+        threading.Thread(target=self._sweep, name="gpu-join-sweep", daemon=True).start()
+        atexit.register(self.close)
+
+    @classmethod
+    def of(cls, session: Any) -> Directory:
+        """The directory of a session's application; made when first asked for.
+
+        Raises:
+            DescriptionError: a setting that cannot be.
+            StateError: there is nothing to listen on.
+        """
+        context = session.sparkContext
+        with cls._guard:
+            for application, old in list(cls._of_application.items()):
+                if application != context.applicationId and old.stopped:
+                    del cls._of_application[application]
+                    old.close()
+            found = cls._of_application.get(context.applicationId)
+            if found is None:
+                found = cls._of_application[context.applicationId] = cls(context)
+            found._sessions.add(session)
+            return found
+
+    @property
+    def address(self) -> Address:
+        """What a task needs to ask; it travels with the plan. On a cluster servers have found a place by then.
+
+        Raises:
+            StateError: there is no place for servers.
+        """
+        self._servers.prepare()
+        return self._address
+
+    @property
+    def servers(self) -> Servers:
+        """The state servers."""
+        return self._servers
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the application is over."""
+        return self._context._jsc is None
+
+    def state_in_use(self, state: StateAddress) -> str | None:
+        """The id of the running query that uses a state folder, or None."""
+        wanted, active = state.identity, self._active_runs()
+        with self._lock:
+            users = [k for k in self._joins.values() if k.state is not None and k.state.identity == wanted]
+        return next((k.query_id for k in users if k.run_id in active), None)
+
+    def expect(self, plan_id: str) -> None:
+        """Takes note of a streaming join.
+
+        Args:
+            plan_id: its join ids begin with it and a hyphen.
+        """
+        with self._lock:
+            self._plans.add(plan_id)
+
+    def register(self, plan_id: str, timed: Timed) -> None:
+        """Takes note of an interval join: its watermark is kept here.
+
+        Args:
+            plan_id: its join ids begin with it and a hyphen.
+            timed: the join.
+        """
+        with self._lock:
+            self._timed[plan_id] = timed
+
+    def count(self, plan_id: str, name: str, metrics: Sequence[str]) -> None:
+        """Takes note of a join whose tasks report their metrics.
+
+        Args:
+            plan_id: its join ids begin with it and a hyphen.
+            name: the join's.
+            metrics: their names, in the order in which they come.
+        """
+        with self._lock:
+            self._counted[plan_id] = name, tuple(metrics)
+
+    def append_only(self, plan_id: str, inputs: Sequence[str]) -> None:
+        """Takes note of a join that is right in output mode ``append`` only.
+
+        Args:
+            plan_id: its join ids begin with it and a hyphen.
+            inputs: those whose rows come again in another mode.
+        """
+        with self._lock:
+            self._append_only[plan_id] = tuple(inputs)
+
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Answers a call, whichever it is."""
+        return self.report(request) if request.get("op") == "report" else self.locate(request)
+
+    def locate(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The server of a partition.
+
+        Args:
+            request: join_id, query_id, run_id, batch_id, state, backend, partition, partitions; attempt: of the
+                task; evaluation: anew each time it runs the join; failed: the location that did not
+                answer, or None; backlog: whether the join may begin with one.
+
+        Returns:
+            location, token and a `Tls` or None; ``moment``, which goes with the command: join_number, for an interval
+            join watermark and clock_ms of the micro-batch, where there may be a backlog whether it is part of it.
+
+        Raises:
+            StateError: another join uses the state folder, no server can be started, the micro-batch
+                does not follow, or some partitions have not done the one before.
+            DescriptionError: one task runs several partitions, or an input needs another output mode.
+        """
+        pool = self._servers.pool(str(request["backend"]))
+        index = int(request["partition"]) % len(pool)
+        number = self._check_open(request)
+        known = self._claim(request, number, pool, index)
+        self._check_output_mode(known, str(request["join_id"]), str(request["run_id"]))
+        moment: dict[str, Any] = {"join_number": known.number}
+        if known.watermarks is not None:
+            now = time.time_ns() // 1_000_000
+            moment |= known.watermarks.begin(int(request["batch_id"]), now)._asdict()
+        if request.get("backlog"):
+            moment["backlog"] = self._in_backlog(known, str(request["run_id"]))
+        answer: dict[str, Any] = {"token": self._servers.token, "moment": moment}
+        answer["location"] = pool.location(index, failed=request.get("failed"))
+        answer["tls"] = self._servers.tls
+        return answer
+
+    def report(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Takes in what one partition says after a micro-batch.
+
+        Args:
+            request: join_id, batch_id, partition; of an interval join ``latest`` and ``rows`` as `Report` has them;
+                where metrics are reported, run_id and ``numbers``, the metrics as packed.
+        """
+        batch_id, partition = int(request["batch_id"]), int(request["partition"])
+        with self._lock:
+            known = self._joins.get(str(request["join_id"]))
+            counted = self._counted.get(str(request["join_id"]).partition("-")[0])
+        if known is not None and known.watermarks is not None and "latest" in request:
+            (left, right), (left_rows, right_rows) = request["latest"], request["rows"]
+            said = Report((left, right), (bool(left_rows), bool(right_rows)))
+            known.watermarks.report(batch_id, partition, said)
+        if known is not None and counted is not None and request.get("run_id") == known.run_id:
+            run = Run(known.query_id, known.run_id, counted[0])
+            TALLIES.take(run, batch_id, partition, counted[1], request["numbers"])
+        return {"taken": True}
+
+    def close(self) -> None:
+        """Ends the servers and stops answering."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        atexit.unregister(self.close)
+        self._listener.shutdown()
+        self._listener.server_close()
+        self._servers.close()
+
+    def _check_open(self, request: Mapping[str, Any]) -> int | None:
+        """Refuses to start a query on a finished folder; a server may hold its state still. Gives the join's number."""
+        join_id, run_id = str(request["join_id"]), str(request["run_id"])
+        with self._lock:
+            known, plans = self._joins.get(join_id), set(self._plans)
+        if known is not None and known.run_id == run_id:
+            return known.number
+        with self._opening:  # one task finds out, the others wait for it
+            if request["state"] is not None and self._opened.get(join_id) != run_id:
+                files, batch_id = Files.at(str(request["state"])), int(request["batch_id"])
+                check_open(files)
+                manifest = Manifest.read(files) if batch_id else None
+                if manifest is not None:
+                    check_all_did(files, manifest, batch_id - 1)
+                self._opened[join_id] = run_id
+        return join_number(self._queries(), run_id, join_id.partition("-")[0], plans)
+
+    def _claim(self, request: Mapping[str, Any], number: int | None, pool: Pool, index: int) -> _Known:
+        join_id, run_id = str(request["join_id"]), str(request["run_id"])
+        state = None if request["state"] is None else StateAddress.of(str(request["state"]))
+        with self._lock:
+            known = self._joins.get(join_id)
+            other = None
+            if known is None and state is not None:
+                # Two joins over one folder would take turns in overwriting each other's records.
+                others = {k.state.identity: j for j, k in self._joins.items() if k.state is not None}
+                other = others.get(state.identity)
+            if known is None and other is None:
+                known = self._joins[join_id] = _Known(str(request["query_id"]), run_id, state, 0.0, number)
+                known.watermarks = self._make_watermarks(join_id, known)
+            if known is not None:
+                if known.run_id != run_id:  # another run begins with whatever micro-batch its checkpoint says
+                    known.batch_id = -1
+                known.run_id, known.seen, known.number = run_id, time.monotonic(), number
+                known.servers.add((pool.kind, index))
+                self._check_follows(known, request)
+                self._check_evaluation(known, request)
+                return known
+            user = self._joins[str(other)]
+        if user.run_id in (run_id, *self._active_runs()):
+            raise StateError(
+                f"state folder {state} is in use by another join of query {user.query_id}; "
+                "a state folder belongs to one join: give each its own"
+            )
+        self._release(str(other))
+        return self._claim(request, number, pool, index)
+
+    def _make_watermarks(self, join_id: str, known: _Known) -> Watermarks | None:
+        timed = self._timed.get(join_id.partition("-")[0])
+        if timed is None:
+            return None
+        left, right = (self._upstream(plan, known.query_id) for plan in timed.upstream)
+        manifest = Manifest(
+            timed.join.to_json(), timed.partitions, known.query_id, timed.distribution, join_number=known.number
+        )
+        return Watermarks(timed.join, manifest, timed.state, (left, right))
+
+    def _upstream(self, plan_id: str | None, query_id: str) -> Upstream | None:
+        """How to ask a join in the same query for its output watermark."""
+        if plan_id is None:
+            return None
+
+        def ask_it(batch_id: int) -> int | None:
+            with self._lock:
+                known = self._joins.get(f"{plan_id}-{query_id}")
+            return None if known is None or known.watermarks is None else known.watermarks.output_before(batch_id)
+
+        return ask_it
+
+    @staticmethod
+    def _check_follows(known: _Known, request: Mapping[str, Any]) -> None:
+        """Notes that a partition computes a micro-batch. When Spark goes on to another, it is done with the last.
+
+        Raises:
+            StateError: not all partitions have computed that.
+        """
+        batch_id, partitions = int(request["batch_id"]), int(request["partitions"])
+        if batch_id < known.batch_id:
+            return  # a task that nobody waits for any more
+        if batch_id > known.batch_id:
+            who = f"query {known.query_id}"
+            if known.batch_id >= 0 and len(known.asked) < partitions:
+                raise left_behind(who, known.batch_id, known.asked, partitions)
+            if 0 <= known.batch_id < batch_id - 1:
+                raise left_behind(who, known.batch_id + 1, (), partitions)
+            known.batch_id, known.evaluations, known.asked = batch_id, {}, set()
+        known.asked.add(int(request["partition"]))
+
+    @staticmethod
+    def _check_evaluation(known: _Known, request: Mapping[str, Any]) -> None:
+        """A coalesced task cannot tell which of its partitions it is in when one has no rows."""
+        first = known.evaluations.setdefault(int(request["attempt"]), str(request["evaluation"]))
+        if first != request["evaluation"]:
+            raise DescriptionError(
+                "one task computes several partitions of the join: use repartition() instead of coalesce() "
+                "on a changelog"
+            )
+
+    def _check_output_mode(self, known: _Known, join_id: str, run_id: str) -> None:
+        inputs = self._append_only.get(join_id.partition("-")[0])
+        if inputs is None or known.appends == run_id:
+            return
+        mode = output_mode(self._queries(), run_id)
+        if mode != "append":
+            raise DescriptionError(
+                f"input '{inputs[0]}' is a streaming aggregate, which in output mode {mode!r} gives the row of a group "
+                "again when it changes: run the query with outputMode('append'), or say what identifies its rows, "
+                "stream(..., unique_key=...)"
+            )
+        known.appends = run_id
+
+    def _in_backlog(self, known: _Known, run_id: str) -> bool:
+        """Whether a run takes in a backlog: it goes by its trigger.
+
+        Raises:
+            StateError: the query is gone, or this version of Spark does not tell.
+        """
+        if known.backlog is None or known.backlog[0] != run_id:
+            known.backlog = run_id, takes_what_is_there(self._queries(), run_id)
+        return known.backlog[1]
+
+    def _active_runs(self) -> set[str]:
+        return {str(query.runId) for query in self._queries()}
+
+    def _queries(self) -> list[Any]:
+        """The running streaming queries of all sessions."""
+        return [query for session in list(self._sessions) for query in session.streams.active]
+
+    def _release(self, join_id: str) -> None:
+        """Lets the servers drop what they hold of a join whose query is over."""
+        with self._lock:
+            known = self._joins.pop(join_id, None)
+            self._opened.pop(join_id, None)
+        if known is not None:
+            TALLIES.over(known.query_id)
+        for kind, index in sorted(known.servers) if known is not None else ():
+            self._servers.pool(kind).release(index, join_id)
+
+    def _sweep(self) -> None:
+        """Ends with the application; meanwhile forgets the joins of queries that are over."""
+        while not self._closing.wait(_SWEEP_S):
+            if self.stopped:
+                self.close()
+                return
+            now = time.monotonic()
+            with self._lock:
+                idle = {j: k.run_id for j, k in self._joins.items() if now - k.seen > _SWEEP_S}
+            if not idle:
+                continue
+            try:
+                active = self._active_runs()
+                for join_id, run_id in idle.items():
+                    if run_id not in active:
+                        self._release(join_id)
+            except Exception as error:  # the JVM may be going away at any moment
+                _log.debug("sweep: %s", error)
+
+
+def _refuse(channel: Channel, hello: Mapping[str, Any]) -> None:
+    """In local mode nobody else runs servers."""
+    del hello
+    channel.close()

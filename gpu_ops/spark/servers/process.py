@@ -1,0 +1,187 @@
+"""State servers as child processes: of the driver in local mode, of a Spark task on an executor."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import importlib.util
+import json
+import logging
+import os
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Final
+
+from gpu_ops.errors import StateError
+from gpu_ops.spark.servers.pools import Server
+
+_log = logging.getLogger(__name__)
+
+START_S: Final = 90.0
+"""How long a state server may take to listen."""
+
+_STOP_S: Final = 5.0
+
+ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""With a server per core each does with one thread; Arrow, OpenBLAS and MKL listen to these."""
+
+PACKAGE_ROOT: Final = str(Path(__file__).resolve().parents[3])
+"""The folder to import the pack from; on a source tree nothing else says so to a child."""
+
+
+class Process(Server):
+    """One running state server, a child of this process.
+
+    Args:
+        popen: the child; its standard input stays open as long as it should live.
+        location: where it listens.
+    """
+
+    def __init__(self, popen: subprocess.Popen[bytes], location: str) -> None:
+        super().__init__(popen.pid, location)
+        self._popen = popen
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is there."""
+        return self._popen.poll() is None
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code, when it is gone; of a signal the negative number."""
+        return self._popen.poll()
+
+    def stop(self, *, wait: bool = True) -> None:
+        """Ends the process: the end of its standard input first, signals if that does not help."""
+        if self._popen.stdin is not None:
+            try:
+                self._popen.stdin.close()
+            except OSError as error:
+                _log.debug("state server %d: %s", self.pid, error)
+        for signal in (None, self._popen.terminate, self._popen.kill) if wait else ():
+            if signal is not None:
+                signal()
+            try:
+                self._popen.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                continue
+            break
+        if self._popen.stdout is not None:
+            self._popen.stdout.close()
+
+    def kill(self) -> None:
+        """Ends a process that no longer answers; does not wait long for one that its file system holds."""
+        self._popen.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(_STOP_S)
+        self.stop(wait=False)
+
+
+class Launcher:
+    """Starts state servers as children of this process.
+
+    Args:
+        token: what every call must bring.
+        host: the address they listen on.
+        module: what a child runs.
+    """
+
+    def __init__(self, token: str, *, host: str = "127.0.0.1", module: str = "gpu_ops.spark.servers.server") -> None:
+        self._token, self._host, self._module = token, host, module
+        self.logs = Path(tempfile.mkdtemp(prefix="gpu-join-"))
+        self._closed = False
+        # The kernel may tie a child's life to the thread that started it; handlers' threads end.
+        self._starter = concurrent.futures.ThreadPoolExecutor(1, "gpu-join-starter")
+
+    def start(self, name: str, environment: Mapping[str, str], arguments: Sequence[str] = ()) -> Process:
+        """Starts a server and waits until it listens.
+
+        Args:
+            name: of its log.
+            environment: what it finds in its environment beside what this process has there.
+            arguments: more words for its command line.
+
+        Raises:
+            StateError: it does not; with the end of its log.
+        """
+        if self._closed:
+            raise StateError("the Spark application has ended, and its state servers with it")
+        began = time.monotonic()
+        popen = self._starter.submit(self._spawn, name, environment, arguments).result()
+        try:
+            port = _handshake(popen, began + START_S)
+        except (ValueError, KeyError, TypeError, EOFError, OSError) as error:
+            popen.kill()
+            why = f"{error}; exit code {popen.wait()}"
+            raise StateError(f"state server {name} did not start ({why}):\n{self.tail(name)}") from error
+        _log.info("state server %s: process %d, %.1f s", name, popen.pid, time.monotonic() - began)
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        scheme = "grpc+tls" if "--tls-certificate" in arguments else "grpc"
+        return Process(popen, f"{scheme}://{host}:{port}")
+
+    def tail(self, name: str) -> str:
+        """The end of a server's log."""
+        log = self.logs / f"{name}.log"
+        return log.read_text(errors="replace")[-2000:] if log.exists() else ""
+
+    def close(self) -> None:
+        """Starts no more of them, and forgets their logs."""
+        self._closed = True
+        self._starter.shutdown()
+        shutil.rmtree(self.logs, ignore_errors=True)
+
+    def _spawn(self, name: str, environment: Mapping[str, str], arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+        paths = [PACKAGE_ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_"))}
+        with (self.logs / f"{name}.log").open("ab") as stderr:
+            popen = subprocess.Popen(  # noqa: S603 - our own module, by our own interpreter
+                [sys.executable, "-m", self._module, "--backend", "auto", "--host", self._host, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env={**inherited, "PYTHONPATH": os.pathsep.join(paths), **environment},
+                close_fds=True,  # Spark's sockets and other servers' pipes stay with this process
+                start_new_session=True,  # an interrupt in a notebook is not meant for a server
+            )
+        _write_token(popen.stdin, self._token)
+        return popen
+
+
+def find_gpus() -> tuple[list[str], str]:
+    """The GPUs that a server could use, as CUDA_VISIBLE_DEVICES names them, and why there are none."""
+    for module in ("cupy", "pylibcudf", "rmm"):
+        if importlib.util.find_spec(module) is None:
+            return [], f"{module} is not installed"
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is not None:
+        gpus = [g.strip() for g in listed.split(",") if g.strip() and g.strip() != "-1"]
+        return gpus, f"CUDA_VISIBLE_DEVICES is {listed!r}"
+    devices = [p.name.removeprefix("nvidia") for p in Path("/dev").glob("nvidia[0-9]*")]
+    return sorted((d for d in devices if d.isdigit()), key=int), "there is no /dev/nvidia0"
+
+
+def _write_token(stdin: IO[bytes] | None, token: str) -> None:
+    assert stdin is not None
+    try:
+        stdin.write(json.dumps({"token": token}).encode() + b"\n")
+        stdin.flush()
+    except BrokenPipeError as error:
+        _log.debug("a state server ended at once: %s", error)  # its handshake fails and says why
+
+
+def _handshake(popen: subprocess.Popen[bytes], deadline: float) -> int:
+    assert popen.stdout is not None
+    poll = select.poll()  # select() takes no descriptor above 1023
+    poll.register(popen.stdout, select.POLLIN)
+    if not poll.poll(max(0.0, deadline - time.monotonic()) * 1e3):
+        raise TimeoutError(f"silent for {START_S:.0f} s")
+    line = popen.stdout.readline()
+    if not line:
+        raise EOFError("it ended before it listened")
+    return int(json.loads(line)["port"])

@@ -1,0 +1,1 @@
+"""Streams of files that Arrow reads, and how their rows travel."""

@@ -1,0 +1,198 @@
+"""A stream of files that Arrow reads: Spark finds the files and remembers which are done, tasks read them.
+
+To Spark the source is a stream of paths: its own file source lists, limits and cleans up, and its checkpoint holds
+what it holds for any file source. A join takes the files' rows as they are (`gpu_ops.spark.sources.packing`); anything
+else gets them as Spark's rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from typing import Any, Final, NamedTuple
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql import types as st
+
+from gpu_ops.errors import DescriptionError
+from gpu_ops.files.formats import OPTIONS, FileFormat, FormatName
+from gpu_ops.files.sieve import Condition
+from gpu_ops.spark.api.functions import applied_schema
+from gpu_ops.spark.datatypes import arrow_schema
+from gpu_ops.spark.plan.names import FILES, MAPS, files_in, joins_in
+from gpu_ops.spark.sources.packing import ReadFiles
+from gpu_ops.spark.sources.predicates import conditions_of
+from gpu_ops.spark.workers import make_importable
+
+SOURCE_OPTIONS: Final = (
+    "maxFilesPerTrigger", "maxBytesPerTrigger", "latestFirst", "maxFileAge", "fileNameOnly", "maxCachedFiles",
+    "discardCachedInputRatio", "cleanSource", "sourceArchiveDir", "pathGlobFilter", "recursiveFileLookup",
+)  # fmt: skip
+"""What Spark's own file source is told."""
+
+_CONTENT: Final = "path STRING, modificationTime TIMESTAMP, length BIGINT, content BINARY"
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A stream of files.
+
+    Attributes:
+        files: the stream of their paths and modification times (us).
+        format: how they are read.
+        location: the folder, as the user wrote it.
+    """
+
+    files: DataFrame
+    format: FileFormat
+    location: str
+
+
+_sources: dict[str, Source] = {}
+
+
+def read_files(
+    spark: SparkSession,
+    path: str,
+    format: FormatName,  # noqa: A002 - Spark's word
+    schema: st.StructType | str,
+    **options: object,
+) -> DataFrame:
+    """A stream of files that Arrow reads, in place of ``spark.readStream``.
+
+    Given to a join as it is, or after a mere ``select`` of columns or a plain ``where``, its rows never become Spark's:
+    the files' rows are distributed as Arrow batches. Within a micro-batch the changes of a join's input are in the
+    order of the files' modification times, then paths, then rows, however many tasks read them.
+
+    Args:
+        spark: the session.
+        path: a folder, or a pattern.
+        format: ``"csv"``, ``"json"`` (one object a line), ``"parquet"``, ``"orc"`` or ``"arrow"``.
+        schema: of the rows: a schema or its DDL text.
+        options: of Spark's file source (`SOURCE_OPTIONS`) and of the format (`gpu_ops.files.formats.FileFormat`), by
+            the names that Spark has for them.
+
+    A partition of a join takes at most 2 GiB of a micro-batch: ``maxFilesPerTrigger`` keeps it below.
+
+    Returns:
+        A streaming DataFrame. Spark's ``numInputRows`` counts files here; a join's metrics count rows.
+
+    Raises:
+        DescriptionError: no such format or option, or a column of a type that it cannot hold.
+    """
+    declared = applied_schema(schema, "schema")
+    given = {name: _text(value) for name, value in options.items()}
+    of_format = OPTIONS.get(format, ())
+    unknown = next((name for name in given if name not in SOURCE_OPTIONS and name not in of_format), None)
+    if unknown is not None and format in OPTIONS:
+        raise DescriptionError(
+            f"read_files() has no option {unknown!r} for {format}; there are {', '.join((*of_format, *SOURCE_OPTIONS))}"
+        )
+    if "timeZone" in of_format:
+        given.setdefault("timeZone", _zone(spark, format))
+    read = FileFormat(
+        format,
+        arrow_schema(declared, path),
+        tuple((name, value) for name, value in given.items() if name not in SOURCE_OPTIONS),
+    )
+    stream = spark.readStream.format("binaryFile").schema(_CONTENT)
+    for name, value in given.items():
+        if name in SOURCE_OPTIONS:
+            stream = stream.option(name, value)
+    # Without its content a file is not opened.
+    files = stream.load(path).select("path", f.unix_micros("modificationTime").alias("time"))
+    make_importable(spark)
+    number = uuid.uuid4().hex[:12]
+    _sources[number] = Source(files, read, path)
+    return files.mapInArrow(ReadFiles(f"{FILES}_{number}", read, path), declared)
+
+
+class Reading(NamedTuple):
+    """What is read of files.
+
+    Attributes:
+        source: the files.
+        columns: for each column of the DataFrame the one of the files.
+        tested: those that `conditions` go by; theirs are places in it.
+        conditions: all true for each row that is taken.
+    """
+
+    source: Source
+    columns: tuple[str, ...]
+    tested: tuple[str, ...]
+    conditions: tuple[Condition, ...]
+
+
+def source_of(df: DataFrame) -> Reading | None:
+    """The files whose rows a DataFrame is, sifted, columns left out, moved or renamed; None for anything else."""
+    node = df._jdf.queryExecution().analyzed()
+    wanted = _identities(node.output())
+    tested: list[int] = []
+    conditions: list[Condition] = []
+    while node.children().length() == 1:
+        name = str(node.nodeName())
+        if name == "Project":
+            made = _projected(node.projectList())
+            if any(column not in made for column in (*wanted, *tested)):
+                return None
+            wanted = [made[column] for column in wanted]
+            tested = [made[column] for column in tested]
+        elif name == "Filter":
+            condition = conditions_of(node.condition(), tested)
+            if condition is None:
+                return None
+            conditions.append(condition)
+        elif name in MAPS:
+            found = files_in(str(node.simpleString(100)))
+            source = _sources.get(found[0]) if found else None
+            if source is None:
+                return None
+            there = dict(zip(_identities(node.output()), source.format.schema.names, strict=True))
+            names = [tuple(there[column] for column in columns) for columns in (wanted, tested)]
+            return Reading(source, names[0], names[1], tuple(reversed(conditions)))
+        elif name != "SubqueryAlias":  # not even a watermark: Spark's operators behind the join may go by it
+            return None
+        node = node.children().head()
+    return None
+
+
+def holds_files(node: Any) -> bool:
+    """Whether a plan's rows come from files that Arrow reads, and from no join of this pack."""
+    name = str(node.nodeName())
+    if name in MAPS:
+        function = str(node.simpleString(100))
+        if files_in(function) or joins_in(function):
+            return bool(files_in(function))
+    children = node.children()
+    return any(holds_files(children.apply(place)) for place in range(children.length()))
+
+
+def _zone(spark: SparkSession, format: str) -> str:  # noqa: A002
+    """The zone of times that name none: the session's; in ORC, as Spark writes it, its JVM's."""
+    if format == "orc":
+        assert spark._jvm is not None
+        return str(spark._jvm.java.util.TimeZone.getDefault().getID())
+    return str(spark.conf.get("spark.sql.session.timeZone"))
+
+
+def _identities(attributes: Any) -> list[int]:
+    return [int(attributes.apply(place).exprId().id()) for place in range(attributes.length())]
+
+
+def _projected(expressions: Any) -> dict[int, int]:
+    """By which column of its child a projection has each of its columns; computed ones are left out."""
+    made = {}
+    for place in range(expressions.length()):
+        expression = expressions.apply(place)
+        own, name = int(expression.exprId().id()), str(expression.nodeName())
+        if name == "Alias":
+            expression = expression.child()
+            name = str(expression.nodeName())
+        if name == "AttributeReference":
+            made[own] = int(expression.exprId().id())
+    return made
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

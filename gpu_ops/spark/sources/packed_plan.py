@@ -1,0 +1,89 @@
+"""The plan of a join whose inputs are packed: files -> mapInArrow(pack) -> repartition by route."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from pyspark.sql import DataFrame
+from pyspark.sql import types as st
+
+from gpu_ops.descriptions.description import Description
+from gpu_ops.spark.datatypes import arrow_schema, spark_type
+from gpu_ops.spark.exchange.arrivals import PACKED, Carried, Packed
+from gpu_ops.spark.plan.union_layout import Lane, Travel, wire_schema
+from gpu_ops.spark.sources.files import Reading, holds_files
+from gpu_ops.spark.sources.murmur import int_hash
+from gpu_ops.spark.sources.packing import Packer, PackFiles, PackRows
+
+_PACKED_TYPE: Final = st.StructType([st.StructField(x.name, spark_type(x.type), False) for x in PACKED])
+
+MESSAGE_BYTES: Final = 1 << 18
+"""About as much goes into one of Spark's rows."""
+
+
+def reads_files(df: DataFrame) -> bool:
+    """Whether rows of `gpu_ops.read_files` are among those of a DataFrame, and no join of this pack between.
+
+    Then the join that takes it distributes packed rows, whatever else happens to them before: so a filter added
+    to a query does not change where its state lies.
+    """
+    return holds_files(df._jdf.queryExecution().analyzed())
+
+
+def read_as(reading: Reading | None) -> str | None:
+    """How a join itself reads the files of an input; None where Spark hands it rows."""
+    if reading is None:
+        return None
+    sifted = f", sifted by {', '.join(dict.fromkeys(reading.tested))}" if reading.conditions else ""
+    return f"files of {reading.source.location} ({reading.source.format.name}){sifted}"
+
+
+def packed_rows(
+    join: Description,
+    inputs: Sequence[DataFrame],
+    readings: Sequence[Reading | None],
+    lanes: Sequence[Lane],
+    partitions: int,
+) -> Travel:
+    """Many rows in one, each made for a partition.
+
+    Args:
+        join: the description.
+        inputs: in its order.
+        readings: `gpu_ops.spark.sources.files.source_of` each.
+        lanes: of their columns.
+        partitions: of the join.
+    """
+    schemas = [arrow_schema(df.schema, source.name) for df, source in zip(inputs, join.inputs, strict=True)]
+    roads = routes(partitions)
+    sides = []
+    for number, (df, reading) in enumerate(zip(inputs, readings, strict=True)):
+        by = tuple((by.columns[number], by.type) for by in join.shuffled_by)
+        packer = Packer(join.inputs[number].name, number, schemas[number], by, roads, MESSAGE_BYTES)
+        sides.append(_packed(df, reading, packer))
+    carried = [Carried(schema, tuple(x.columns[number] for x in lanes)) for number, schema in enumerate(schemas)]
+    arrivals = Packed(wire_schema(lanes), carried)
+    return Travel(sides, lambda union: union.repartition(partitions, "route"), arrivals)
+
+
+def _packed(df: DataFrame, reading: Reading | None, packer: Packer) -> DataFrame:
+    if reading is None:
+        return df.mapInArrow(PackRows(packer), _PACKED_TYPE)
+    task = PackFiles(packer, reading.source.format, reading.columns, reading.tested, reading.conditions)
+    return reading.source.files.mapInArrow(task, _PACKED_TYPE)
+
+
+def routes(partitions: int) -> tuple[int, ...]:
+    """For each partition the least number that Spark's HashPartitioning sends there.
+
+    That is its hash modulo the partitions.
+    """
+    size = 16 * partitions
+    while True:
+        places = int_hash(np.arange(size, dtype=np.int32)) % partitions
+        found, least = np.unique(places, return_index=True)
+        if found.size == partitions:
+            return tuple(least.tolist())
+        size *= 2

@@ -1,0 +1,202 @@
+"""Many rows in one of Spark's: what a join's inputs become where Spark's rows would only be in the way.
+
+Tasks of the map stage make Arrow messages, one for each partition of the join and so many rows; Spark shuffles
+those. So rows that are Arrow's from the start, as those of `gpu_ops.read_files`, never turn into Spark's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from gpu_ops.files.formats import FileFormat
+from gpu_ops.files.sieve import Condition, truth
+from gpu_ops.spark.exchange.arrivals import PACKED
+from gpu_ops.spark.exchange.task import freeze_imports
+from gpu_ops.state.manifest import ARROW
+
+DISTRIBUTION: Final = ARROW
+"""How rows are distributed here, as manifests have it; elsewhere it is Spark's HashPartitioning."""
+
+
+class Packer(NamedTuple):
+    """How the rows of one input are cut into partitions.
+
+    Attributes:
+        input_name: for errors.
+        number: of the input.
+        schema: of its rows, row kinds included.
+        by: the columns that they are distributed by, and in which type; none: to partition 0.
+        routes: for each partition the number that Spark's shuffle sends there.
+        most_bytes: of one message, about.
+    """
+
+    input_name: str
+    number: int
+    schema: pa.Schema
+    by: tuple[tuple[str, pa.DataType], ...]
+    routes: tuple[int, ...]
+    most_bytes: int
+
+    def pack(self, batches: Iterator[pa.RecordBatch], time: int, source: str) -> Iterator[pa.RecordBatch]:
+        """Rows of `PACKED`, of batches of `schema` that come in the order of their rows.
+
+        Args:
+            batches: the rows.
+            time: what orders them first.
+            source: what orders them second.
+        """
+        count = 0
+        for batch in batches:
+            for partition, rows in self._cut(batch):
+                step = max(1, int(rows.num_rows * self.most_bytes / max(rows.nbytes, 1)))
+                slices = [rows.slice(start, step) for start in range(0, rows.num_rows, step)]
+                size = len(slices)
+                yield pa.RecordBatch.from_arrays(
+                    [
+                        pa.array([self.routes[partition]] * size, pa.int32()),
+                        pa.array([partition] * size, pa.int32()),
+                        pa.array([self.number] * size, pa.int32()),
+                        pa.array([time] * size, pa.int64()),
+                        pa.array([source] * size, pa.string()),
+                        pa.array(range(count, count + size), pa.int64()),
+                        pa.array([part.serialize().to_pybytes() for part in slices], pa.binary()),
+                    ],
+                    schema=PACKED,
+                )
+                count += size
+
+    def _cut(self, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """The rows of each partition that has any, in their order."""
+        if not batch.num_rows:
+            return
+        if not self.by or len(self.routes) == 1:
+            yield 0, batch
+            return
+        keys = [batch[name] if batch[name].type == kind else batch[name].cast(kind) for name, kind in self.by]
+        goes_to = partition_of(keys, batch.num_rows, len(self.routes))
+        order = np.argsort(goes_to, kind="stable")
+        sizes = np.bincount(goes_to, minlength=len(self.routes))
+        sorted_rows, start = batch.take(pa.array(order)), 0
+        for partition in np.flatnonzero(sizes):
+            size = int(sizes[partition])
+            yield int(partition), sorted_rows.slice(start, size)
+            start += size
+
+
+def partition_of(keys: list[pa.Array], rows: int, partitions: int) -> npt.NDArray[np.int32]:
+    """The partition of each row, by its key.
+
+    Args:
+        keys: the columns of the key, each in the type it is compared in.
+        rows: how many.
+        partitions: how many.
+    """
+    # here, as an executor's import of pandas takes a while
+    from cpu_fallback.hashing import hash_columns  # noqa: PLC0415
+
+    return (hash_columns(keys, rows) % np.uint64(partitions)).astype(np.int32)
+
+
+class PackRows:
+    """The function of ``mapInArrow``: rows of any DataFrame in, `PACKED` out.
+
+    Args:
+        packer: of the input.
+    """
+
+    __name__ = "gpu_join_pack"
+
+    def __init__(self, packer: Packer) -> None:
+        self._packer = packer
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Gives the partition's rows, packed."""
+        from pyspark import TaskContext  # noqa: PLC0415 - so that tests of the rest need no pyspark
+
+        freeze_imports()
+        context = TaskContext.get()
+        part = context.partitionId() if context is not None else 0
+        yield from self._packer.pack(map(self._typed, batches), part, "")
+
+    def _typed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        schema = self._packer.schema
+        columns = [c if c.type == x.type else c.cast(x.type) for c, x in zip(batch.columns, schema, strict=True)]
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+class PackFiles:
+    """The function of ``mapInArrow``: files in, as `files_in_order` takes them, their rows out as `PACKED`.
+
+    Args:
+        packer: of the input.
+        format: how the files are read.
+        columns: the file's columns, in the order of the packer's schema.
+        tested: those that the conditions go by.
+        conditions: true for the rows that are taken; their columns are places in ``tested``.
+    """
+
+    __name__ = "gpu_join_pack_files"
+
+    def __init__(
+        self,
+        packer: Packer,
+        format: FileFormat,  # noqa: A002
+        columns: Sequence[str],
+        tested: Sequence[str],
+        conditions: tuple[Condition, ...],
+    ) -> None:
+        self._packer, self._format, self._conditions = packer, format, conditions
+        self._read = tuple(dict.fromkeys((*columns, *tested)))
+        self._columns = [self._read.index(name) for name in columns]
+        self._tested = [self._read.index(name) for name in tested]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Gives the rows of the partition's files, packed.
+
+        Raises:
+            BadInputError: a file that cannot be read.
+        """
+        freeze_imports()
+        for uri, time in files_in_order(batches):
+            rows = self._format.read(uri, self._read, self._packer.input_name)
+            yield from self._packer.pack(map(self._taken, rows), time, uri)
+
+    def _taken(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if self._conditions:
+            batch = batch.filter(truth(self._conditions, batch.select(self._tested)), null_selection_behavior="drop")
+        return pa.RecordBatch.from_arrays([batch.column(n) for n in self._columns], schema=self._packer.schema)
+
+
+class ReadFiles:
+    """The function of ``mapInArrow``: files in, their rows out.
+
+    Args:
+        name: how Spark shows it in plans.
+        format: how the files are read.
+        location: what errors call the input.
+    """
+
+    def __init__(self, name: str, format: FileFormat, location: str) -> None:  # noqa: A002
+        self.__name__ = name
+        self._format, self._location = format, location
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Gives the rows of the partition's files.
+
+        Raises:
+            BadInputError: a file that cannot be read.
+        """
+        freeze_imports()
+        for uri, _ in files_in_order(batches):
+            yield from self._format.read(uri, self._format.schema.names, self._location)
+
+
+def files_in_order(batches: Iterator[pa.RecordBatch]) -> list[tuple[str, int]]:
+    """Files as Spark lists them, by modification time (us), then path."""
+    found = [file for batch in batches for file in zip(*(c.to_pylist() for c in batch.columns), strict=True)]
+    return sorted(found, key=lambda file: (file[1], file[0]))
