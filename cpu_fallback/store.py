@@ -94,7 +94,8 @@ class Column:
         elif t.is_string(kind) or t.is_large_string(kind) or t.is_binary(kind) or t.is_large_binary(kind):
             if wide:
                 self.stored = pa.large_string() if "string" in str(kind) else pa.large_binary()
-            self.offsets = Growable(np.int64 if t.is_large_unicode(self.stored) or wide else np.int32)
+            large = t.is_large_string(self.stored) or t.is_large_binary(self.stored)
+            self.offsets = Growable(np.int64 if large else np.int32)
             self.values = Growable(np.uint8)
         elif t.is_list(kind) or t.is_large_list(kind) or t.is_map(kind):
             self.offsets = Growable(np.int64 if t.is_large_list(kind) else np.int32)

@@ -137,6 +137,8 @@ class JoinEngine:
         last = self._operator.last_watermark_ms
         if last is not None:
             yield self.process(clock_ms=last, watermark=last)
+        elif not self._finished:
+            yield self.join.output_schema.empty_table()
         yield from self._operator.finish()
 
     def _check_open(self) -> None:

@@ -27,6 +27,7 @@ from gpu_ops.descriptions.aggregate import Aggregate
 from gpu_ops.descriptions.co_group import CoGroup
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.inputs import Input, parse_duration
+from gpu_ops.descriptions.interval_join import IntervalJoin
 from gpu_ops.descriptions.intervals import Interval, parse_bound
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key, normalize_on
@@ -293,7 +294,7 @@ class Anything:
             timestamp=rng.choice((None, "ts")),
         )
         keys = (Key("l1", "r1", null_safe=rng.random() < 0.3),) if rng.random() < 0.8 else ()
-        return Join(
+        return IntervalJoin(
             rng.choice(("inner", "left", "full")), left, right, keys, where=self.condition(left, right),
             emit=rng.choice(("per_event", "per_batch", "at_end")), interval=interval,
         )  # fmt: skip

@@ -26,6 +26,7 @@ from gpu_ops.conditions.expressions import Call, Column, Literal, Node, Op
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
+from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import ConditionError, DescriptionError, EvaluationError, StateError
 from gpu_ops.state.manifest import Manifest
@@ -956,7 +957,7 @@ def test_an_error_in_ansi_mode_leaves_the_state_as_it_was() -> None:
     inputs = Input("left", schema), Input("right", schema)
     keys = (Key("k", "k", using=True),)
     join = Join("left", *inputs, keys, where="left.x + right.x > 0", suffixes=("_l", "_r"), ansi=True)
-    engine = JoinEngine(Join.from_json(join.to_json()), backend="cpu")
+    engine = JoinEngine(from_json(join.to_json()), backend="cpu")
     first = pa.table({"k": [1], "x": pa.array([2147483647], pa.int32())})
     engine.process(left=first)
     with pytest.raises(EvaluationError, match=r"left\.x = 2147483647, right\.x = 1\b"):
@@ -974,7 +975,7 @@ def test_only_what_matters_of_a_session_is_in_a_description() -> None:
         join = Join(
             "inner", *inputs, (Key("k", "k", using=True),), where, suffixes=("", "_r"), time_zone=zone, ansi=ansi
         )
-        assert Join.from_json(join.to_json()).condition == join.condition or zone is not None
+        assert from_json(join.to_json()).condition == join.condition or zone is not None
         return join.to_json()
 
     for where in (None, "left.n < right.n", "left.at < right.at", "left.at < '2026-01-01 00:00:00Z'"):
@@ -986,7 +987,7 @@ def test_only_what_matters_of_a_session_is_in_a_description() -> None:
     ):
         text = description(where, NEW_YORK, ansi=True)
         assert json.loads(text)["time_zone"] == NEW_YORK
-        assert Join.from_json(text).to_json() == text
+        assert from_json(text).to_json() == text
         assert description(where, "UTC", ansi=True) == description(where, "Etc/UTC") == description(where)
         assert description(where, "GMT+8") == description(where, "+08:00")
     assert json.loads(description("left.n + 1 < right.n", NEW_YORK, ansi=True)).get("ansi") is True

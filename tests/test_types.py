@@ -15,6 +15,7 @@ from oracle.drive import Backend
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
+from gpu_ops.engine import JoinEngine
 
 BIG = Decimal("12345678901234567890123456789012345678")
 UTC = dt.UTC
@@ -377,3 +378,19 @@ def test_equal_rows_take_a_place_each(backend: Backend) -> None:
         engine.process(left=changes("-D", 3))
         assert engine.state_size()["left_rows"] == 998
         assert engine.process(right=table(r=(pa.int64(), [7]))).num_rows == 998
+
+
+@pytest.mark.parametrize("kind", [pa.large_binary(), pa.large_string(), pa.binary()])
+def test_large_text_within_lists_and_structs(kind: pa.DataType) -> None:
+    """Offsets of 64 bits at any depth: they were kept as 32 within a list, and read as something else."""
+    value = b"abc" if "binary" in str(kind) else "abc"
+    nested = pa.list_(pa.struct([("t", kind)]))
+    left = Input("l", pa.schema([("k", pa.int64()), ("v", nested)]))
+    join = Join("left", left, Input("r", pa.schema([("q", pa.int64())])), (Key("k", "q"),))
+    engine = JoinEngine(join, "cpu")
+    rows = [[{"t": value}, {"t": None}], None, [], [{"t": value[:1]}]]
+    found = [engine.process(left=pa.table({"k": [n], "v": pa.array([row], nested)})) for n, row in enumerate(rows)]
+    again = JoinEngine(join, "cpu")
+    again.restore(engine.snapshot())
+    found.append(again.process(right=pa.table({"q": [3]})))
+    assert [row for table in found for row in table["v"].to_pylist()] == [*rows, rows[3], rows[3]]

@@ -18,6 +18,7 @@ from oracle.drive import Backend
 from gpu_ops.descriptions.aggregate import Aggregate, Function
 from gpu_ops.descriptions.co_group import CoGroup
 from gpu_ops.descriptions.inputs import Input, parse_duration
+from gpu_ops.descriptions.interval_join import IntervalJoin
 from gpu_ops.descriptions.intervals import Interval, parse_bound
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
@@ -322,7 +323,7 @@ def test_a_bad_row_shows_the_event_time_it_has() -> None:
     """An int64 of milliseconds beside another input's timestamps."""
     left = Input("l", pa.schema([("t", pa.int64()), ("n", pa.string())]), event_time="t", bad_rows="tag")
     right = Input("r", pa.schema([("u", pa.timestamp("us"))]), event_time="u")
-    engine = JoinEngine(Join("inner", left, right, (), interval=Interval(0, 0, timestamp="ts")), "cpu")
+    engine = JoinEngine(IntervalJoin("inner", left, right, (), interval=Interval(0, 0, timestamp="ts")), "cpu")
     said = engine.process(pa.table({"t": [None, 1000, 2**62], "n": text(b"a", b"\xff", b"b")}))
     assert said["row_kind"].to_pylist() == ["bad"] * 3
     assert said["t"].to_pylist() == [None, 1000, 2**62]

@@ -142,7 +142,7 @@ def test_rows_leave_before_indexes(engines: Backend) -> None:
         engine.kernels.piece_bytes = 600
         for batch in test_engine.batches_of(shape, join, seed=1):
             engine.process(**batch)
-        indexes = [i for t in engine._operator.tables for i in t._indexes()]
+        indexes = [i for t in engine._operator.tables for i in t.indexes.values()]
         rows = sum(t.store.nbytes for t in engine._operator.tables)
         gpu, _ = taken(engine)
         engine.memory.budget.gpu = int((gpu - rows // 2) / STATE_SHARE)

@@ -23,6 +23,7 @@ from gpu_ops import stream
 from gpu_ops.conditions import Condition, parse
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import ConditionError
 from spark.support import Sink, Source, drain, in_memory
@@ -329,7 +330,7 @@ def test_random_conditions_in_a_join(how: str, zone: str) -> None:
             suffixes=("", "_r"),
             time_zone=zone,  # type: ignore[arg-type]
         )
-        engine = JoinEngine(Join.from_json(described.to_json()), backend="cpu")
+        engine = JoinEngine(from_json(described.to_json()), backend="cpu")
         said = engine.process(left=LEFT, right=RIGHT)
         mask = evaluate(condition, ROWS, length=len(PAIRS[0]))
         met = set(PAIRS[0][mask].tolist())

@@ -247,7 +247,7 @@ def test_co_groups(spark: Any, feeds: list[Feed], tmp_path: Path) -> None:
     assert rows_of(at_once) == want
 
     # in another session the function is not known
-    from gpu_ops.spark.api.joins import finish as ending
+    from gpu_ops.spark.api import finish as ending
 
     ending._functions.clear()
     with pytest.raises(gpu_ops.DescriptionError, match="its function is not kept there: give it again"):

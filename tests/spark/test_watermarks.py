@@ -13,7 +13,7 @@ from gpu_ops.descriptions.intervals import Interval
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.errors import StateError
-from gpu_ops.spark.servers.watermarks import Moment, Report, Watermarks, keep_ms, kept_ms, operator_watermark
+from gpu_ops.spark.servers.watermarks import Moment, Report, Watermarks, operator_watermark
 from gpu_ops.state.durable import PartitionLog, Record
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest, ensure
@@ -135,9 +135,9 @@ def test_an_input_fed_by_a_join_goes_by_that_joins_output() -> None:
 
 
 def test_how_long_rows_are_kept() -> None:
-    assert kept_ms(make_join()) == (30, 5)
-    assert kept_ms(make_join(lower_ms=10, upper_ms=40, min_cleanup_ms=7)) == (47, 7)
-    assert keep_ms(make_join(lower_ms=-90, upper_ms=-10)) == 90
+    assert make_join().interval.kept_ms == (30, 5)
+    assert make_join(lower_ms=10, upper_ms=40, min_cleanup_ms=7).interval.kept_ms == (47, 7)
+    assert make_join(lower_ms=-90, upper_ms=-10).interval.keep_ms == 90
 
 
 # --- found again in the state folder -------------------------------------------------------------

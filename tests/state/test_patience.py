@@ -19,7 +19,8 @@ import pytest
 from pyarrow import flight
 
 from gpu_ops.errors import StateError
-from gpu_ops.spark.exchange.exchange import Exchange, patience
+from gpu_ops.spark.exchange import patience
+from gpu_ops.spark.exchange.exchange import Exchange
 from gpu_ops.spark.servers.partition import PartitionState
 from gpu_ops.spark.servers.server import StateServer
 from gpu_ops.state import durable, files
