@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import pyarrow as pa
 
-from gpu_ops.conditions import parse
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.inputs import Input
@@ -17,14 +15,14 @@ from gpu_ops.descriptions.interval_join import IntervalJoin
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Equality, Key
 from gpu_ops.descriptions.multi_join import MultiJoin, Step
-from gpu_ops.errors import ConditionError, DescriptionError
-from gpu_ops.query.bind import Output
-from gpu_ops.query.choose import Chooser
-from gpu_ops.query.errors import SqlError, fail
-from gpu_ops.query.names import Column, Expr
+from gpu_ops.errors import DescriptionError
+from gpu_ops.query.choose import Chooser, Residual
+from gpu_ops.query.errors import SqlError
+from gpu_ops.query.expressions import Column, Expr
+from gpu_ops.query.lower import written
 from gpu_ops.query.naming import Namer, input_names, kept_of, shown
 from gpu_ops.query.nodes import Calc, JoinNode, Node, Source, quoted
-from gpu_ops.query.relations import Compute, Condition, Filter, JoinOf, Relation, Scan
+from gpu_ops.query.relations import Compute, Filter, JoinOf, Relation, Scan
 from gpu_ops.query.runs import Run, run_of, segments, spine
 from gpu_ops.query.stages import Stage
 
@@ -32,17 +30,14 @@ from gpu_ops.query.stages import Stage
 class Builder:
     """Makes the plan of one query."""
 
-    def __init__(self, sql: str, chooser: Chooser, name: Namer, *, emit: Emit, multi_way: bool) -> None:
-        """Args: the query's text; its operators; its names; what joins emit; whether they may be multi-way."""
-        self.sql, self.chooser, self.name, self.emit, self.multi_way = sql, chooser, name, emit, multi_way
+    def __init__(self, chooser: Chooser, name: Namer, *, emit: Emit, multi_way: bool) -> None:
+        """Args: the query's operators; its names; what joins emit; whether they may be multi-way."""
+        self.chooser, self.name, self.emit, self.multi_way = chooser, name, emit, multi_way
         self._in_a_row: dict[JoinOf, int] = {}
 
-    def root(self, relation: Relation, outputs: Sequence[Output]) -> Calc:
+    def root(self, relation: Relation, outputs: Sequence[tuple[str, Column]]) -> Calc:
         """The whole plan."""
-        needed = frozenset(c for output in outputs for c in output.value.columns)
-        stage = self.build(relation, needed)
-        select = [(o.name, o.value, o.at) for o in outputs]
-        return stage.calc(select, None)
+        return self.build(relation, frozenset(column for _, column in outputs)).calc(outputs, None)
 
     def build(self, relation: Relation, needed: frozenset[Column]) -> Stage:
         """A relation of which these columns are needed."""
@@ -65,13 +60,13 @@ class Builder:
         """An input as it is."""
         table = scan.table
         node = Source(table.name, scan.alias, table.schema, table.row_kind, table.changes, table.unique_key)
-        return Stage(node, {c: c.label for c in scan.all_columns}, self.name, scan)
+        return Stage(node, {c: c.label for c in scan.ids.values()}, self.name, scan)
 
-    def filtered(self, stage: Stage, conditions: Sequence[Condition], needed: frozenset[Column]) -> Stage:
+    def filtered(self, stage: Stage, conditions: Sequence[Expr], needed: frozenset[Column]) -> Stage:
         """Rows for which these conditions are true."""
         if _columns(conditions) & frozenset(stage.made):
             stage = stage.closed(needed | _columns(conditions))
-        return dataclasses.replace(stage, where=[*stage.where, *(c.expr for c in conditions)])
+        return dataclasses.replace(stage, where=[*stage.where, *conditions])
 
     def computed(self, stage: Stage, made: dict[Column, Expr], needed: frozenset[Column]) -> Stage:
         """More columns."""
@@ -146,7 +141,7 @@ class Builder:
         remarks = [f"the other joins are apart: {refused}"] if count < total and refused else []
         remarks += self.remarks(run.inputs, run.residual, run.above)
         why = f"multi-way: {which} {', and '.join(common)}"
-        node = JoinNode("multi-way", description, tuple(nodes), why, tuple(remarks), run.steps[-1].at)
+        node = JoinNode("multi-way", description, tuple(nodes), why, tuple(remarks))
         return self.after(node, run.inputs, run.above, wanted)
 
     def spoken(self, column: Column, computed: Sequence[dict[Column, Expr]]) -> str:
@@ -159,7 +154,7 @@ class Builder:
         steps = []
         for place, (how, links, residual) in enumerate(zip(run.hows, run.links, run.residual, strict=True), start=1):
             on = tuple(Equality(x.input, self.name(x.key.left), self.name(x.key.right), x.key.null_safe) for x in links)
-            where = self.where(residual, run.inputs[: place + 1], inputs[: place + 1])
+            where = self.where(residual, run.inputs[: place + 1], run.computed[: place + 1], inputs[: place + 1])
             steps.append(Step(how, on, where))  # type: ignore[arg-type]
         chooser = self.chooser
         return MultiJoin(tuple(inputs), tuple(steps), emit=self.emit, time_zone=chooser.time_zone, ansi=chooser.ansi)
@@ -178,7 +173,7 @@ class Builder:
             below, source = self.side(relation, choice.computed[number], wanted, name, time)
             nodes.append(below)
             inputs.append(source)
-        where = self.where(choice.residual, sides, inputs)
+        where = self.where(choice.residual, sides, choice.computed, inputs)
         try:
             more: dict[str, Any] = {} if choice.interval is None else {"interval": choice.interval}
             kind = IntervalJoin if more else Join
@@ -189,18 +184,18 @@ class Builder:
                 keys=tuple(Key(self.name(k.left), self.name(k.right), k.null_safe) for k in choice.keys),
                 where=where,
                 emit=self.emit,
-                null_aware=choice.null_aware,
+                null_aware=join.member is not None,
                 time_zone=self.chooser.time_zone,
                 ansi=self.chooser.ansi,
                 **more,
             )
         except DescriptionError as error:
-            self.fail(str(error), join.at)
+            self.chooser.fail(str(error), join.java)
         remarks = self.remarks(sides, [choice.residual], choice.above)
         if not choice.keys:
             remarks.insert(0, "no equality: every pair of rows is a candidate, in one partition")
         why = choice.why + (f"; {refused}" if refused and choice.kind == "regular" else "")
-        node = JoinNode(choice.kind, description, tuple(nodes), why, tuple(remarks), join.at)
+        node = JoinNode(choice.kind, description, tuple(nodes), why, tuple(remarks))
         return self.after(node, sides if join.how not in ("semi", "anti") else sides[:1], choice.above, wanted)
 
     def side(
@@ -234,7 +229,7 @@ class Builder:
         return Input(name, schema, unique, row_kind, order, table.ttl_ms, updates=table.updates)
 
     def after(
-        self, node: JoinNode, sides: Sequence[Relation], above: Sequence[Condition], wanted: frozenset[Column]
+        self, node: JoinNode, sides: Sequence[Relation], above: Sequence[Expr], wanted: frozenset[Column]
     ) -> Stage:
         """What comes out of a join."""
         known = set(node.schema.names)
@@ -242,58 +237,47 @@ class Builder:
         key = node.description.unique_key
         wanted |= {c for c, name in columns.items() if name in (key or ())}  # a key computed for a join further down
         columns = {c: name for c, name in columns.items() if c in wanted or any(c in side.columns for side in sides)}
-        return Stage(node, columns, self.name, None, where=[c.expr for c in above], key=key)
+        return Stage(node, columns, self.name, None, where=list(above), key=key)
 
     # --- conditions -----------------------------------------------------------------------------
 
-    def where(self, conditions: Sequence[Condition], sides: Sequence[Relation], inputs: Sequence[Input]) -> str | None:
+    def where(
+        self,
+        conditions: Sequence[Residual],
+        sides: Sequence[Relation],
+        computed: Sequence[dict[Column, Expr]],
+        inputs: Sequence[Input],
+    ) -> str | None:
         """Conditions as the operator's text."""
-        schemas = {source.name: source.schema for source in inputs}
-        owner = {c: i.name for side, i in zip(sides, inputs, strict=True) for c in side.columns}
-
-        def call(column: Column) -> str:
-            return f"{quoted(owner[column])}.{quoted(self.name(column))}"
-
-        terms = []
-        for condition in conditions:
-            text = condition.expr.text(call)
-            try:
-                parse(text, schemas, time_zone=self.chooser.time_zone, ansi=self.chooser.ansi)
-            except ConditionError as error:
-                lines = text.splitlines(keepends=True)[: error.line - 1]
-                place = condition.expr.offset(call, sum(map(len, lines)) + error.column - 1)
-                hint = "an outer, semi or anti join evaluates its condition itself, with the functions it knows"
-                self.fail(f"{error.message}; {hint}", place)
-            terms.append(text)
-        if len(terms) > 1:
-            terms = [f"({t})" if re.search(r"\b(or|not|between)\b", t, re.IGNORECASE) else t for t in terms]
-        return " AND ".join(terms) if terms else None
+        owner = {
+            c: i.name for side, made, i in zip(sides, computed, inputs, strict=True) for c in (*side.columns, *made)
+        }
+        texts = [written(x.parts, lambda c: f"{quoted(owner[c])}.{quoted(self.name(c))}") for x in conditions]
+        if len(texts) > 1:
+            texts = [f"({text})" if " OR " in text else text for text in texts]
+        return " AND ".join(texts) if texts else None
 
     def remarks(
-        self, sides: Sequence[Relation], residual: Sequence[Sequence[Condition]], above: Sequence[Condition]
+        self, sides: Sequence[Relation], residual: Sequence[Sequence[Residual]], above: Sequence[Expr]
     ) -> list[str]:
         """What is worth saying about conditions that stayed where they are."""
-        found = [f"{c.expr.text()!r} is evaluated in Spark, above the join" for c in above]
+        found = [f"{c.text()!r} is evaluated in Spark, above the join" for c in above]
         scans = [scan for side in sides if (scan := _scan_of(side)) is not None]
-        return found + _stayed([c for step in residual for c in step], scans)
-
-    def fail(self, message: str, at: int) -> NoReturn:
-        """SqlError at an offset."""
-        fail(self.sql, message, at)
+        return found + _stayed([c.expr for step in residual for c in step], scans)
 
 
-def _stayed(conditions: Iterable[Condition], scans: Sequence[Scan]) -> list[str]:
+def _stayed(conditions: Iterable[Expr], scans: Sequence[Scan]) -> list[str]:
     """Why filters on one input are not below its join."""
     return [
-        f"{c.expr.text()!r} is not below the join: {scan.alias} brings upserts, and a row it lets through would stay "
+        f"{c.text()!r} is not below the join: {scan.alias} brings upserts, and a row it lets through would stay "
         "when it is replaced by one that it does not"
         for c in conditions
         for scan in scans
-        if scan.table.upserts and c.columns and c.columns <= scan.columns
+        if scan.table.upserts and c.columns and c.columns.keys() <= scan.columns
     ]
 
 
-def _columns(conditions: Iterable[Condition]) -> frozenset[Column]:
+def _columns(conditions: Iterable[Expr | Residual]) -> frozenset[Column]:
     return frozenset(c for condition in conditions for c in condition.columns)
 
 

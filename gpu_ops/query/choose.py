@@ -8,19 +8,24 @@ attributes must not be in the input rows of a regular join").
 from __future__ import annotations
 
 import dataclasses
-from typing import Final, Literal, NoReturn
+import functools
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal, NoReturn
 
 import pyarrow as pa
 
-from gpu_ops.conditions import expressions as ex
+from gpu_ops.conditions import parse
 from gpu_ops.descriptions.intervals import Interval, time_type
-from gpu_ops.descriptions.keys import key_type
-from gpu_ops.errors import DescriptionError
-from gpu_ops.query import nulls
+from gpu_ops.errors import ConditionError, DescriptionError
 from gpu_ops.query.bounds import Bound, FinerThanMillisecondsError, bounds
-from gpu_ops.query.errors import fail
-from gpu_ops.query.names import Column, Expr, TypeOf, computed
-from gpu_ops.query.relations import Compute, Condition, Filter, JoinOf, Relation, Scan
+from gpu_ops.query.catalyst import Catalyst, position
+from gpu_ops.query.errors import SqlError
+from gpu_ops.query.expressions import Column, Expr, Tree, is_no_op
+from gpu_ops.query.lower import Lowering, NotOursError, Parts, written
+from gpu_ops.query.read import spark_type_of, type_of
+from gpu_ops.query.relations import Compute, Filter, JoinOf, Relation, Scan
+from gpu_ops.spark.datatypes import is_binary_collated
 
 Kind = Literal["regular", "semi", "anti", "interval"]
 
@@ -40,6 +45,27 @@ class KeyColumns:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Residual:
+    """A condition for the operator: as the query has it, and as the operator's text and columns."""
+
+    expr: Expr
+    parts: Parts
+
+    @property
+    def columns(self) -> frozenset[Column]:
+        """The columns that the operator needs."""
+        return frozenset(part for part in self.parts if isinstance(part, Column))
+
+
+class CollationKey(Expr):
+    """Bytes that compare as a string does in its collation."""
+
+    def __init__(self, inner: Expr, java: Callable[[], Any]) -> None:
+        """Args: the string; Catalyst's expression."""
+        super().__init__(Tree({"class": "CollationKey"}, [inner.tree], java), inner.of)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Choice:
     """A join as an operator.
 
@@ -48,36 +74,34 @@ class Choice:
         keys: its equality columns.
         computed: columns to compute below it, on the left and on the right.
         residual: conditions for the operator.
-        above: conditions of an inner join that the operator does not understand.
+        above: conditions of an inner join that only Spark evaluates.
         interval: the bounds of an interval join.
         times: its event-time columns.
-        null_aware: NOT IN.
         why: the reason.
     """
 
     kind: Kind
     keys: tuple[KeyColumns, ...]
     computed: tuple[dict[Column, Expr], dict[Column, Expr]]
-    residual: tuple[Condition, ...]
-    above: tuple[Condition, ...]
+    residual: tuple[Residual, ...]
+    above: tuple[Expr, ...]
     interval: Interval | None
     times: tuple[Column, Column] | None
-    null_aware: bool
     why: str
 
 
 class Chooser:
     """Chooses for the joins of one query."""
 
-    def __init__(self, sql: str, type_of: TypeOf, time_zone: str = "UTC", *, ansi: bool = False) -> None:
-        """Args: the query's text; how the types of computed keys are found out; the session's time zone and mode."""
-        self.sql, self.type_of, self.time_zone, self.ansi = sql, type_of, time_zone, ansi
+    def __init__(self, sql: str, catalyst: Catalyst, *, time_zone: str, ansi: bool) -> None:
+        """Args: the query's text; the analyser; the session's settings."""
+        self.sql, self.catalyst, self.time_zone, self.ansi = sql, catalyst, time_zone, ansi
         self._chosen: dict[JoinOf, Choice] = {}
-        self._computed: dict[tuple[object, ...], Column] = {}
+        self._computed: dict[tuple[bool, Expr], tuple[Column, Expr]] = {}
 
-    def fail(self, message: str, at: int) -> NoReturn:
-        """SqlError at an offset."""
-        fail(self.sql, message, at)
+    def fail(self, message: str, node: Any) -> NoReturn:
+        """SqlError where one of Catalyst's nodes comes from."""
+        raise SqlError(message, self.sql, *position(node.origin()))
 
     def choice(self, join: JoinOf) -> Choice:
         """The operator of a join.
@@ -116,106 +140,174 @@ class Chooser:
 
     def _choose(self, join: JoinOf) -> Choice:
         left, right = join.left.columns, join.right.columns
-        timed = [c for c in join.on if c.expr.times & left and c.expr.times & right]
+        timed = [c for c in join.on if c.times & left and c.times & right]
         interval, times, used = self._interval(join, timed) if timed else (None, None, [])
         keys: list[KeyColumns] = []
         made: tuple[dict[Column, Expr], dict[Column, Expr]] = ({}, {})
-        rest: list[Condition] = []
-        members = [c for c in join.on if c.member]
-        null_aware = bool(members) and not self._never_null(join, members)
+        residual: list[Residual] = []
+        above: list[Expr] = []
+        if join.member is not None:
+            key = self._key(join.member, join, made)
+            if key is None:
+                self.fail("NOT IN compares an expression of each side: write NOT EXISTS (...)", join.member.java)
+            keys.append(key)
         for condition in join.on:
-            if condition in used or _is_true(condition):
+            if condition in used or (condition.kind == "Literal" and condition.tree.fields["value"] == "true"):
                 continue
-            sides = self._sides(join, condition)
-            may = not null_aware or condition.member  # besides what NOT IN compares, equality is a plain condition
-            key = self._key(condition, sides, made) if sides is not None and may else None
+            key = self._key(condition, join, made) if join.member is None else None
             if key is not None:
                 keys.append(key)
-            elif condition.member and null_aware:
-                self.fail("NOT IN compares one expression of each side: write NOT EXISTS (...)", condition.expr.at)
-            else:
-                rest.append(condition)
-        residual: list[Condition] = []
-        above: list[Condition] = []
-        for condition in rest:
-            understood = nulls.tree(condition, self.time_zone, ansi=self.ansi) is not None
-            (residual if understood or join.how != "inner" else above).append(condition)
+                continue
+            try:
+                residual.append(self.residual(condition, (join.left, join.right), made))
+            except NotOursError as error:
+                if join.how != "inner":
+                    hint = "an outer, semi or anti join evaluates itself what is over both inputs"
+                    self.fail(f"{error}; {hint}: comparisons, AND, OR, NOT, IS NULL, IN", error.expr.java)
+                above.append(condition)
         kind: Kind = "interval" if interval else join.how if join.how in ("semi", "anti") else "regular"
-        why = self._why(join, kind, interval, times, null_aware=null_aware)
-        return Choice(kind, tuple(keys), made, tuple(residual), tuple(above), interval, times, null_aware, why)
-
-    def _never_null(self, join: JoinOf, members: list[Condition]) -> bool:
-        known = nulls.never_null(join.left) | nulls.never_null(join.right)
-        return all(side.column in known for c in members for side in c.equality or ())
-
-    def _sides(self, join: JoinOf, condition: Condition) -> tuple[Expr, Expr] | None:
-        """The operands of an equality, the left side's first."""
-        if condition.equality is None:
-            return None
-        a, b = condition.equality
-        for one, other in ((a, b), (b, a)):
-            left, right = frozenset(one.columns), frozenset(other.columns)
-            if left <= join.left.columns and right <= join.right.columns and ((left and right) or condition.member):
-                return one, other
-        return None
+        why = self._why(join, kind, interval, times)
+        return Choice(kind, tuple(keys), made, tuple(residual), tuple(above), interval, times, why)
 
     def _key(
-        self, condition: Condition, sides: tuple[Expr, Expr], made: tuple[dict[Column, Expr], dict[Column, Expr]]
+        self, condition: Expr, join: JoinOf, made: tuple[dict[Column, Expr], dict[Column, Expr]]
     ) -> KeyColumns | None:
-        columns = [side.column or self.key_column(side) for side in sides]
-        for column, side in zip(columns, sides, strict=True):
-            if column.type is None:
-                self.fail(
-                    f"the type of {side.text()!r} is not known without Spark: CAST it to the type it has", side.at
-                )
-            if pa.types.is_nested(column.type):
-                return None
-        try:
-            key_type(*(pa.field(side.text(), c.type) for side, c in zip(sides, columns, strict=True)))
-        except DescriptionError as error:
-            self.fail(str(error).replace("one of them first", "one of them in the query"), condition.expr.at)
-        for column, side, into in zip(columns, sides, made, strict=True):
-            if side.column is None:
-                into[column] = side
-        return KeyColumns(columns[0], columns[1], condition.null_safe)
+        """An equality between the sides as a key, or None."""
+        if condition.kind not in ("EqualTo", "EqualNullSafe"):
+            return None
+        member = condition is join.member
+        for one, other in (condition.args, condition.args[::-1]):
+            left, right = one.columns.keys(), other.columns.keys()
+            if left <= join.left.columns and right <= join.right.columns and ((left and right) or member):
+                sides = self._column(one, "key"), self._column(other, "key")
+                kinds = [pa.types.is_nested(column.type) for column, _ in sides]
+                if any(kinds):
+                    return None
+                for (column, expr), into in zip(sides, made, strict=True):
+                    if expr is not None:
+                        into[column] = expr
+                return KeyColumns(sides[0][0], sides[1][0], condition.kind == "EqualNullSafe")
+        return None
 
-    def key_column(self, expr: Expr) -> Column:
-        """A column for an expression: the same one for the same text."""
-        identity = tuple(part if isinstance(part, Column) else " ".join(part.split()) for part in expr.parts)
-        if identity not in self._computed:
-            owners = list(dict.fromkeys(c.owner for c in expr.columns))
-            label = f"key_{len(self._computed) + 1}"
-            self._computed[identity] = computed(expr, label, "_".join(owners), self.type_of, self.sql)
-        return self._computed[identity]
+    def residual(
+        self,
+        condition: Expr,
+        sides: Sequence[Relation],
+        made: Sequence[dict[Column, Expr]],
+        padded: Sequence[bool] = (),
+    ) -> Residual:
+        """A condition for an operator.
+
+        Args:
+            condition: over the inputs of the operator.
+            sides: these inputs.
+            made: takes the columns that are to be computed below, per input.
+            padded: of each input whether its row may be missing where the condition is asked; of none if left out.
+
+        Raises:
+            NotOursError: only Spark evaluates it.
+        """
+        try:
+            return self._lowered(condition, sides, made, padded, plain=True)
+        except NotOursError:  # all of it that is one input's by Spark, then
+            return self._lowered(condition, sides, made, padded, plain=False)
+
+    def null_of_pad(self, computed: Expr) -> bool:
+        """Whether a column that is computed below an outer join is what its expression is above it, for a pad, too."""
+        return self.catalyst.null_of_nulls(computed.java)
+
+    def _lowered(
+        self,
+        condition: Expr,
+        sides: Sequence[Relation],
+        made: Sequence[dict[Column, Expr]],
+        padded: Sequence[bool],
+        *,
+        plain: bool,
+    ) -> Residual:
+        own: list[dict[Column, Expr]] = [{} for _ in sides]
+
+        def owner(expr: Expr) -> int | None:
+            return next((n for n, side in enumerate(sides) if expr.columns.keys() <= side.columns), None)
+
+        def column(expr: Expr) -> Column:
+            found, computed = self._column(expr, "part")
+            if computed is not None:
+                number = owner(expr) or 0
+                if padded and padded[number] and not self.null_of_pad(computed):
+                    raise NotOursError(expr, f"{expr.text()!r} is something else than null where its input has no row")
+                own[number][found] = computed
+            return found
+
+        parts = Lowering(lambda expr: owner(expr) is not None, column, plain=plain).lower(condition)
+        columns = list(dict.fromkeys(part for part in parts if isinstance(part, Column)))
+        names = {c: f"c{number}" for number, c in enumerate(columns)}
+        try:
+            schema = pa.schema([(names[c], c.type) for c in columns])
+            parse(written(parts, names.__getitem__), {"_": schema}, time_zone=self.time_zone, ansi=self.ansi)
+        except ConditionError as error:
+            raise NotOursError(condition, error.message) from None
+        for into, more in zip(made, own, strict=True):
+            into.update(more)
+        return Residual(condition, parts)
+
+    def _column(self, expr: Expr, what: str) -> tuple[Column, Expr | None]:
+        """The column of an operand, and the expression to compute it by; the same one for the same expression."""
+        while expr.kind == "Cast" and is_no_op(expr):
+            expr = expr.args[0]
+        collated = not is_binary_collated(spark_type_of(expr)) if self._is_text(expr) else False
+        if expr.column is not None and not collated:
+            return expr.column, None
+        # Another join's column for it is the same only if a join between them leaves it as it would be for a pad.
+        known = (x for x in self._computed if x[0] == collated and x[1].java.semanticEquals(expr.java))
+        found = next((x for x in known if self.null_of_pad(x[1])), None)
+        if found is None:
+            value = CollationKey(expr, functools.partial(self.catalyst.collation_key, expr.java)) if collated else expr
+            owner = "_".join(dict.fromkeys(c.owner for c in expr.columns))
+            label = f"{what}_{len(self._computed) + 1}"
+            if what == "part":  # so that a state folder is one condition's, whose text does not say it
+                label += f"_{hashlib.sha256(self._meaning(expr).encode()).hexdigest()[:8]}"
+            column = Column(label, owner, functools.partial(type_of, value))
+            found = (collated, expr)
+            self._computed[found] = column, value
+        return self._computed[found]
+
+    def _meaning(self, expr: Expr) -> str:
+        """What an expression computes, the same in each run of a query."""
+        times = any("time" in str(node.fields.get("dataType")) for node in expr.tree.walk())
+        zone = self.time_zone if times or any("timeZoneId" in node.fields for node in expr.tree.walk()) else ""
+        return f"{expr.text(lambda c: c.label)} {zone}"
+
+    def _is_text(self, expr: Expr) -> bool:
+        if expr.column is not None:
+            return bool(pa.types.is_string(expr.column.type) or pa.types.is_large_string(expr.column.type))
+        return str(expr.java.dataType().typeName()).startswith("string")
 
     # --- time -----------------------------------------------------------------------------------
 
-    def _interval(
-        self, join: JoinOf, timed: list[Condition]
-    ) -> tuple[Interval, tuple[Column, Column], list[Condition]]:
+    def _interval(self, join: JoinOf, timed: list[Expr]) -> tuple[Interval, tuple[Column, Column], list[Expr]]:
         """The bounds that these conditions set."""
-        at = timed[0].expr.at
         left, right = self.event_times(join.left), self.event_times(join.right)
         for condition in timed:
-            for column in sorted(condition.expr.times - left - right, key=str):
+            for column in sorted(condition.times - left - right, key=str):
                 self.fail(
                     f"{column} is no event time above the join below, which may take rows back or leaves it null. Join "
                     f"on both event times first. {_PLAIN.format(column)}",
-                    condition.expr.at,
+                    condition.java,
                 )
-        found: list[tuple[Condition, list[Bound]]] = []
+        found: list[tuple[Expr, list[Bound]]] = []
         for condition in timed:
             try:
                 found.append((condition, bounds(condition, join.left.columns, join.right.columns)))
             except FinerThanMillisecondsError:
-                self.fail("the bounds of an interval join are whole milliseconds", condition.expr.at)
+                self.fail("the bounds of an interval join are whole milliseconds", condition.java)
         pair = next(((b.left, b.right) for _, bs in found for b in bs), None)
         used = [(c, bs) for c, bs in found if bs and all((b.left, b.right) == pair for b in bs)]
         every = [b for _, bs in used for b in bs]
         lower = [b for b in every if not b.upper]
         upper = [b for b in every if b.upper]
         if pair is None or not lower or not upper:
-            own = [next(c for c in timed[0].expr.times if c in side.columns) for side in (join.left, join.right)]
+            own = [next(c for c in timed[0].times if c in side.columns) for side in (join.left, join.right)]
             names = [str(column) for column in pair or own]
             if pair is None:
                 what = f"the event times {names[0]} and {names[1]} are compared, but not with a constant between them"
@@ -225,25 +317,27 @@ class Chooser:
                 f"{what}: an interval join needs both bounds, as in "
                 f"{names[1]} BETWEEN {names[0]} - INTERVAL 10 MINUTES AND {names[0]} + INTERVAL 1 HOUR. "
                 f"{_PLAIN.format(names[0])}",
-                (used[0][0].expr.at if used else at),
+                (used[0][0] if used else timed[0]).java,
             )
         if join.how in ("semi", "anti"):
             self.fail(
                 f"a {join.how} join by interval is not built: an interval join is INNER, LEFT, RIGHT or FULL. "
                 f"{_PLAIN.format(pair[0])}",
-                at,
+                timed[0].java,
             )
         for side in (join.left, join.right):
             why = self.taken_back(side)
             if why is not None:
-                self.fail(f"an interval join takes inputs that only grow, and {why}. {_PLAIN.format(pair[0])}", at)
+                self.fail(
+                    f"an interval join takes inputs that only grow, and {why}. {_PLAIN.format(pair[0])}", timed[0].java
+                )
         low = max(lower, key=lambda b: (b.ms, not b.inclusive))
         high = min(upper, key=lambda b: (b.ms, b.inclusive))
         try:
             interval = Interval(low.ms, high.ms, low.inclusive, high.inclusive)
             time_type(pair[0].type, pair[1].type)
         except DescriptionError as error:
-            self.fail(str(error), used[0][0].expr.at)
+            self.fail(str(error), used[0][0].java)
         return interval, pair, [c for c, _ in used]
 
     def _why(
@@ -252,25 +346,14 @@ class Chooser:
         kind: Kind,
         interval: Interval | None,
         times: tuple[Column, Column] | None,
-        *,
-        null_aware: bool,
     ) -> str:
         if interval is not None and times is not None:
             return f"interval: {times[1]} is bounded on both sides of {times[0]}"
         if kind in ("semi", "anti"):
-            if null_aware:
+            if join.member is not None:
                 return "null-aware anti: NOT IN, and a null may be on either side; all rows go to one partition"
-            if join.spoken == "NOT IN":
-                return "anti: NOT IN, and no side has nulls"
             return f"{kind}: {join.spoken}"
         both = [self.event_times(side) for side in (join.left, join.right)]
         if all(both):
             return f"regular: {join.spoken} whose condition does not compare the event times: rows are kept for ever"
         return f"regular: {join.spoken}"
-
-
-def _is_true(condition: Condition) -> bool:
-    if condition.columns:
-        return False
-    found = nulls.tree(condition)
-    return found is not None and isinstance(found[0], ex.Literal) and found[0].value is True

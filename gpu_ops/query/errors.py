@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import NoReturn
 
 from gpu_ops.errors import DescriptionError
 
@@ -28,14 +27,6 @@ class SqlError(DescriptionError):
 
     def __reduce__(self) -> tuple[type[SqlError], tuple[str, str, int, int]]:
         return type(self), (self.message, self.sql, self.line, self.column)
-
-
-def fail(sql: str, message: str, start: int) -> NoReturn:
-    """Raise SqlError at an offset of the query."""
-    before = sql[:start].splitlines(keepends=True) or [""]
-    if before[-1].endswith(("\n", "\r")):
-        before.append("")
-    raise SqlError(message, sql, len(before), len(before[-1]) + 1)
 
 
 def closest(wanted: str, names: Iterable[str]) -> str:

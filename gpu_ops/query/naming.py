@@ -5,51 +5,53 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
-from gpu_ops.query.bind import Output
 from gpu_ops.query.choose import Chooser
-from gpu_ops.query.names import Column
+from gpu_ops.query.expressions import Column
 from gpu_ops.query.relations import Compute, Filter, JoinOf, Relation, Scan
 
 
 class Namer:
     """What columns are called below and between the joins: by their own name, or ``alias__column`` if that clashes."""
 
-    def __init__(self, relation: Relation, outputs: Sequence[Output], chooser: Chooser) -> None:
+    def __init__(self, relation: Relation, outputs: Iterable[Column], chooser: Chooser) -> None:
         """Args: the query's tree; its result; the operators of its joins."""
-        used: dict[Column, None] = {}
-        for output in outputs:
-            used |= output.value.columns
+        used: dict[Column, None] = dict.fromkeys(outputs)
         for node in _nodes(relation):
             if isinstance(node, Filter):
                 for condition in node.conditions:
-                    used |= condition.expr.columns
+                    used |= condition.columns
             elif isinstance(node, Compute):
                 for column, expr in node.computed.items():
                     used |= {column: None, **expr.columns}
             elif isinstance(node, JoinOf):
                 choice = chooser.choice(node)
-                for condition in node.on:
-                    used |= condition.expr.columns
+                for condition in (*node.on, *([node.member] if node.member is not None else [])):
+                    used |= condition.columns
                 for made in choice.computed:
                     used |= dict.fromkeys(made)
             else:
-                used |= dict.fromkeys(kept_of(node) or ([] if node.columns & used.keys() else node.all_columns[:1]))
+                used |= dict.fromkeys(
+                    kept_of(node) or ([] if node.columns & used.keys() else list(node.ids.values())[:1])
+                )
         labels = [column.label.lower() for column in used]
         self._names: dict[Column, str] = {}
-        taken = {ROW_KIND_COLUMN}
+        self._taken = {ROW_KIND_COLUMN}
         for column in used:
-            name = column.label
-            if labels.count(name.lower()) > 1 or name.lower() in taken:
-                name = f"{column.owner}__{column.label}"
-            number = 2
-            while name.lower() in taken:
-                name, number = f"{column.owner}__{column.label}_{number}", number + 1
-            taken.add(name.lower())
-            self._names[column] = name
+            self._add(column, unique=labels.count(column.label.lower()) == 1)
+
+    def _add(self, column: Column, *, unique: bool = True) -> str:
+        name, number = column.label, 2
+        if not unique or name.lower() in self._taken:
+            name = f"{column.owner}__{column.label}"
+        while name.lower() in self._taken:
+            name, number = f"{column.owner}__{column.label}_{number}", number + 1
+        self._taken.add(name.lower())
+        self._names[column] = name
+        return name
 
     def __call__(self, column: Column) -> str:
-        """The name of a column; its own for one that nobody uses."""
-        return self._names.get(column, column.label)
+        """The name of a column; one that is new gets one."""
+        return self._names.get(column) or self._add(column)
 
     def __contains__(self, column: Column) -> bool:
         return column in self._names

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final, Literal, NamedTuple
 
 import pyarrow as pa
 
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.multi_join import MultiJoin
+from gpu_ops.query.expressions import Expr
 
 _PLAIN: Final = re.compile(r"[A-Za-z_]\w*")
 _WORDS: Final = {
@@ -31,20 +32,20 @@ def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
+class Where(NamedTuple):
+    """A condition: the text of it over the columns of the node below, and Catalyst's expression."""
+
+    text: str
+    expr: Expr
+
+
 class Named(NamedTuple):
-    """An expression over the columns of the node below, and the name it gets."""
+    """A column of the node below, or an expression over them, and the name it gets."""
 
     name: str
     text: str
-    at: int
-    """Where the query says so, as everywhere."""
-
-
-class Where(NamedTuple):
-    """A condition over the columns of the node below."""
-
-    text: str
-    at: int
+    expr: Expr | None
+    column: str | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +81,7 @@ class Calc:
         select: the columns.
         schema: of the columns; None on top, where nothing needs to know.
         row_kind: what the row-kind column is called, or None where there is none.
+        known: by the id of an attribute in an expression, the column of the node below that it is.
         why: a remark, or empty.
     """
 
@@ -88,6 +90,7 @@ class Calc:
     select: tuple[Named, ...]
     schema: pa.Schema | None
     row_kind: str | None
+    known: Mapping[int, str] = dataclasses.field(default_factory=dict)
     why: str = ""
 
     @property
@@ -106,7 +109,6 @@ class JoinNode:
         inputs: as many as it has.
         why: this operator was taken.
         remarks: more to say.
-        at: where the query says so.
     """
 
     kind: Literal["regular", "semi", "anti", "interval", "multi-way"]
@@ -114,7 +116,6 @@ class JoinNode:
     inputs: tuple[Node, ...]
     why: str
     remarks: tuple[str, ...] = ()
-    at: int = 0
 
     row_kind = "row_kind"
 

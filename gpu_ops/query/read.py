@@ -1,375 +1,359 @@
-"""A query's text to its syntax tree: SELECT lists, tables, joins and sub-queries, with a position for all of it.
-
-sqlglot makes the tokens. The clauses are read here, after Spark's own grammar (SqlBaseParser.g4): sqlglot's parser
-keeps the positions of some nodes only, and every refusal has to say where. What stands inside an expression is
-left as a span of tokens: `gpu_ops.query.predicates` and `gpu_ops.query.names` look into it.
-"""
+"""Catalyst's plan to relations; what a streaming join cannot do is refused."""
 
 from __future__ import annotations
 
-from typing import Final, NoReturn
+import functools
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NoReturn
 
-from gpu_ops.conditions.tokens import Token
+from pyspark.sql import types as st
+
+from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.query import refused
-from gpu_ops.query.errors import fail
-from gpu_ops.query.operands import CONTINUES, ends_operand
-from gpu_ops.query.syntax import How, Item, JoinClause, Relation, Select, Source, Span, SubTable, TableName
+from gpu_ops.query.catalyst import INPUT, Catalyst, position
+from gpu_ops.query.errors import SqlError, closest
+from gpu_ops.query.expressions import Column, Expr, Tree, number_of, tree
+from gpu_ops.query.relations import Compute, Filter, How, JoinOf, Relation, Scan, filtered, never_null
+from gpu_ops.query.tables import Table
+from gpu_ops.spark.datatypes import arrow_type
 
-_JOINS: Final[dict[str, How]] = {
-    "JOIN": "inner", "INNER": "inner", "LEFT": "left", "RIGHT": "right", "FULL": "full", "CROSS": "inner",
-    "SEMI": "semi", "ANTI": "anti",
+_HOWS: Final[dict[str, How]] = {
+    "Inner": "inner", "Cross": "inner", "LeftOuter": "left", "RightOuter": "right", "FullOuter": "full",
+    "LeftSemi": "semi", "LeftAnti": "anti",
 }  # fmt: skip
-_AFTER_SIDE: Final = {"JOIN", "OUTER", "SEMI", "ANTI"}
-_NO_ALIAS: Final = {
-    *_JOINS, *refused.CLAUSES, "OUTER", "ON", "USING", "NATURAL", "WHERE", "SELECT", "FROM", "WITH", "SET", "AS",
-    "LATERAL", "BY", "AND", "OR", "NOT",
-}  # fmt: skip
-
-
-def read(sql: str) -> tuple[Source, Select]:
-    """The syntax tree of a query.
-
-    Raises:
-        SqlError: no query, or one with something that streaming joins cannot do; with the position.
-    """
-    source = Source.of(sql)
-    reader = Reader(source, 0, len(source.tokens) - 1)
-    reader.refuse_start()
-    try:
-        query = reader.query()
-    except RecursionError:
-        reader.fail("the query is nested too deeply", reader.token)
-    while reader.match(";"):
-        pass
-    if reader.token.kind != "end":
-        if source.tokens[reader.at - 1].text == ";":
-            reader.fail("several statements: sql() takes one query", reader.token)
-        reader.unexpected("the end of the query")
-    return source, query
 
 
 class Reader:
-    """Reads clauses from the tokens ``at`` up to ``stop``."""
+    """Reads the plan of one query."""
 
-    def __init__(self, source: Source, at: int, stop: int) -> None:
-        self.source, self.at, self.stop = source, at, stop
-        self._end = Token("end", "", source.tokens[stop].start, source.tokens[stop].start)
+    def __init__(self, sql: str, tables: Mapping[str, Table], catalyst: Catalyst) -> None:
+        """Args: the query's text; its inputs by name; the analyser, which has views of them."""
+        self.sql, self.tables, self.catalyst = sql, tables, catalyst
+        self.columns: dict[int, Column] = {}
+        self._owners: dict[int, str] = {}
+        self._aliases: dict[int, str] = {}
+        self._spoken: dict[frozenset[str], How] = {}
 
-    # --- tokens ---------------------------------------------------------------------------------
+    def read(self) -> tuple[Relation, list[tuple[str, Column]]]:
+        """The relation, and the result's columns by their names."""
+        analysed = self.analysed()
+        names = [str(name) for name in analysed.schema().fieldNames()]
+        relation = self.plan(analysed)
+        seen: set[str] = set()
+        for place, name in enumerate(names):
+            node = analysed.expressions().apply(place) if str(analysed.nodeName()) == "Project" else analysed
+            if name.lower() == ROW_KIND_COLUMN:
+                self.fail(f"{name!r} is the first column of every result: give this one another name", node)
+            if name.lower() in seen:
+                problem = (
+                    f"the result would have two columns {name!r}: give one another name with AS, or write JOIN ... "
+                )
+                self.fail(f"{problem}USING where they are the key", node)
+            seen.add(name.lower())
+        return relation, list(zip(names, relation.ids.values(), strict=True))
 
-    @property
-    def token(self) -> Token:
-        """The next token."""
-        return self.source.tokens[self.at] if self.at < self.stop else self._end
+    def analysed(self) -> Any:
+        """The query's plan as Spark's analyser has it."""
+        try:
+            return self.catalyst.analysed(self.sql)
+        except SqlError as error:
+            message = error.message
+            if "[MISSING_GROUP_BY]" in message:
+                message = refused.NODES["Aggregate"]
+            missing = re.search(r"table or view `([^`]+)` cannot be found", message)
+            if missing is not None:
+                message += (
+                    f"; the inputs are {closest(missing.group(1), (table.name for table in self.tables.values()))}"
+                )
+            named = re.search(r"with name `(?:[^`]*`\.`)?([^`]+)` cannot be resolved", message)
+            column = named.group(1).lower() if named else None
+            for table in reversed(list(self.tables.values())):
+                if (table.row_kind or "").lower() == column and table.name.lower() in self.sql.lower():
+                    message = f"{column!r} is the row kind of {table.name}, not data: it is the result's row_kind"
+            raise SqlError(message, self.sql, error.line, error.column) from error.__cause__
 
-    @property
-    def word(self) -> str:
-        """The next word or symbol in upper case."""
-        return self.source.word(self.at) if self.at < self.stop else ""
+    def plan(self, analysed: Any) -> Relation:
+        """An analysed plan, of the query or of a sub-query."""
+        self._aliases |= _aliases(json.loads(analysed.toJSON()))
+        joined = self.catalyst.joined(analysed)
+        before = self._tree(joined)
+        if self._changes or not joined.deterministic():
+            self._check(before)
+        for node in before.walk():
+            if node.kind == "Join":
+                self._spoken[_leaves(node)] = self._how(node)
+        pushed = self.catalyst.pushed(joined)
+        after = self._tree(pushed)
+        self._take_leaves(pushed)
+        relation, left_over = self._lifted(self._relation(after))
+        return filtered(relation, left_over)
 
-    def after(self, count: int = 1) -> str:
-        """The word so many tokens on."""
-        return self.source.word(self.at + count) if self.at + count < self.stop else ""
+    def condition(self) -> tuple[list[Scan], list[Expr]]:
+        """The inputs and the condition of a query that joins them and does nothing else."""
+        analysed = self.analysed()
+        if any(f'.{kind}"' in analysed.toJSON() for kind in refused.SUBQUERIES):
+            raise SqlError("sub-queries are no part of a condition over both inputs", self.sql, 2, 1)
+        joined = self.catalyst.joined(analysed)
+        plan = self._tree(joined)
+        if self._changes or not joined.deterministic():
+            self._check(plan)
+        self._take_leaves(joined)
+        relation = self._relation(plan)
+        while not isinstance(relation, JoinOf):
+            assert isinstance(relation, Compute | Filter)
+            relation = relation.below
+        conditions, scans = list(relation.on), list[Scan]()
+        below: Relation = relation
+        while isinstance(below, JoinOf):
+            assert isinstance(below.right, Scan)
+            scans.insert(0, below.right)
+            below = below.left
+        assert isinstance(below, Scan)
+        return [below, *scans], conditions
 
-    def match(self, *words: str) -> Token | None:
-        """Take the next token if it is one of these."""
-        if self.word not in words or not self.word:
-            return None
-        self.at += 1
-        return self.source.tokens[self.at - 1]
+    def fail(self, message: str, node: Any) -> NoReturn:
+        """SqlError where one of Catalyst's nodes comes from."""
+        raise SqlError(message, self.sql, *position(node.origin()))
 
-    def expect(self, *words: str) -> Token:
-        """Take the next token, which is one of these."""
-        return self.match(*words) or self.unexpected(" or ".join(words))
+    # --- what is refused ------------------------------------------------------------------------
 
-    def fail(self, message: str, at: Token) -> NoReturn:
-        """SqlError at a token."""
-        fail(self.source.sql, message, at.start)
+    def _check(self, plan: Tree) -> None:
+        """Refuses what has another value when a row is taken back."""
+        for node in plan.walk():
+            given = node.java.expressions()
+            for expr in (given.apply(number) for number in range(given.length())):
+                self._check_expression(expr)
 
-    def unexpected(self, wanted: str) -> NoReturn:
-        """SqlError: something else was expected here; a known clause is refused in its own words."""
-        why = refused.clause(self.word, self.after())
-        self.fail(why or f"expected {wanted}, found {self.token.shown}", self.token)
+    def _check_expression(self, java: Any) -> None:
+        below = java.children()
+        for number in range(below.length()):
+            self._check_expression(below.apply(number))
+        if str(java.nodeName()) in refused.NOW or not java.deterministic():
+            self.fail(refused.CHANGING.format(str(java.prettyName()).upper()), java)
 
-    def name(self, what: str) -> Token:
-        """Take a name."""
-        token = self.token
-        if token.kind not in ("word", "quoted") or (token.kind == "word" and not token.text[0].isidentifier()):
-            self.unexpected(what)
-        self.at += 1
-        return token
+    # --- nodes ----------------------------------------------------------------------------------
 
-    # --- clauses --------------------------------------------------------------------------------
+    def _tree(self, plan: Any) -> Tree:
+        text = plan.toJSON()
+        self._changes = any(f'.{kind}"' in text for kind in refused.NOW)
+        for number, qualifier in re.findall(r'"exprId":\{[^}]*?"id":(\d+)[^}]*\},"qualifier":"?\[([^"\]]+)\]', text):
+            self._owners[int(number)] = qualifier.split(", ")[-1]
+        return tree(json.loads(text), lambda: plan)
 
-    def refuse_start(self) -> None:
-        """Something that is no query."""
-        if self.token.kind == "end":
-            self.fail("the query is empty", self.token)
-        if self.word not in ("SELECT", "WITH", "(", "FROM", "VALUES", "TABLE"):
-            why = refused.STATEMENTS.get(self.word, "sql() takes a query, SELECT ... FROM ... JOIN ...")
-            self.fail(f"expected SELECT, found {self.token.shown}: {why}", self.token)
+    def _take_leaves(self, plan: Any) -> None:
+        leaves = plan.collectLeaves()
+        self._leaves = iter([leaves.apply(number) for number in range(leaves.length())])
 
-    def query(self) -> Select:
-        """A SELECT with its WITH, parenthesised or not."""
-        if self.word == "(" and self.after() in ("SELECT", "WITH", "("):
-            self.at += 1
-            found = self.query()
-            self.expect(")")
-            return self.alone(found)
-        ctes = self.ctes() if self.match("WITH") else ()
-        if self.word in ("VALUES", "TABLE", "FROM"):
-            self.fail(f"{self.word} is no query here: write a SELECT", self.token)
-        return self.alone(self.select(ctes))
+    def _relation(self, node: Tree) -> Relation:
+        match node.kind:
+            case "Project":
+                return self._project(node)
+            case "Filter":
+                below = self._relation(node.args[0])
+                condition = tree(node.fields["condition"], node.java.condition)
+                return self._filter(below, Expr(condition, self.columns))
+            case "Join":
+                return self._join(node)
+            case "LocalRelation":
+                return self._scan(node)
+            case _:
+                why = refused.NODES.get("Command" if node.kind.endswith("Command") else node.kind)
+                if why is None and not node.args:
+                    why = refused.RELATION
+                self.fail(why or f"{node.kind} is not understood in a streaming join", node.java)
+        return None
 
-    def alone(self, query: Select) -> Select:
-        """A query after which neither UNION nor ORDER BY nor LIMIT stands."""
-        why = refused.clause(self.word, self.after())
-        if why is not None:
-            self.fail(why, self.token)
-        return query
-
-    def ctes(self) -> tuple[tuple[str, tuple[str, ...] | None, Select], ...]:
-        """What follows WITH."""
-        if self.word == "RECURSIVE":
-            self.fail("WITH RECURSIVE is not understood: a streaming join has no fixed point", self.token)
-        found: list[tuple[str, tuple[str, ...] | None, Select]] = []
-        while True:
-            name = self.name("the name of a common table expression")
-            if name.text.lower() in [other.lower() for other, _, _ in found]:
-                self.fail(f"WITH names {name.text!r} twice", name)
-            columns = self.column_names() if self.word == "(" else None
-            self.expect("AS")
-            self.expect("(")
-            query = self.query()
-            self.expect(")")
-            found.append((name.text, columns, query))
-            if not self.match(","):
-                return tuple(found)
-
-    def select(self, ctes: tuple[tuple[str, tuple[str, ...] | None, Select], ...]) -> Select:
-        """From SELECT to the end of WHERE."""
-        start = self.expect("SELECT")
-        if self.token.text.startswith("/*+"):
-            self.fail("hints are not understood: say multi_way= or partitions= to sql() instead", self.token)
-        distinct = self.match("DISTINCT")
-        if distinct is None and self.word == "ALL" and self.after() not in (",", "FROM", "."):
-            self.at += 1
-        items = [self.item()]
-        while self.match(","):
-            items.append(self.item())
-        if not self.match("FROM"):
-            if self.token.kind == "end" or self.word == ")":
-                self.fail("the query has no FROM: it joins nothing", self.token)
-            self.unexpected("',' or FROM")
-        relation = self.relations()
-        where = None
-        if self.match("WHERE"):
-            where = self.expression("a condition after WHERE", in_list=False)
-        return Select(tuple(items), relation, where, ctes, distinct.start if distinct else None, start.start)
-
-    def item(self) -> Item:
-        """One entry of the SELECT list."""
-        first, token = self.at, self.token
-        while self.token.kind in ("word", "quoted") and self.after() == ".":
-            self.at += 2
-        if self.match("*"):
-            span = Span(first, max(first, self.at - 2))
-            if self.word in ("EXCEPT", "REPLACE", "EXCLUDE", "RENAME"):
-                self.fail(f"* {self.word} is not understood: list the columns", self.token)
-            return Item(span, None, star=True, at=token.start)
-        self.at = first
-        span = self.expression("an expression", in_list=True)
-        alias = self.name("a name after AS") if self.match("AS") else None
-        if alias is None and self.token.kind in ("word", "quoted") and self.word not in ("FROM", *refused.CLAUSES):
-            alias = self.name("a name")
-        return Item(span, alias.text if alias else None, star=False, at=token.start)
-
-    def expression(self, what: str, *, in_list: bool) -> Span:
-        """The tokens of an expression; in a SELECT list it ends before an alias, too."""
-        first, depth, cases = self.at, 0, 0
-        while self.token.kind != "end":
-            word, token = self.word, self.token
-            if depth == 0 and cases == 0:
-                operand = self.at > first and ends_operand(self.source, self.at - 1)
-                if word in (",", ")", ";") or self.ends_expression(word):
-                    break
-                starts = token.kind in ("word", "quoted") and word not in CONTINUES and self.source.word(self.at) != ""
-                if in_list and operand and (word == "AS" or (starts or token.kind == "quoted")):
-                    break
-            if word in ("(", "[", "{"):
-                depth += 1
-            elif word in (")", "]", "}"):
-                depth -= 1
-                if depth < 0:
-                    break
-            elif word == "CASE":
-                cases += 1
-            elif word == "END" and cases:
-                cases -= 1
-            self.at += 1
-        if depth > 0:
-            opened = self.source.tokens[first : self.at]
-            self.fail("a parenthesis is opened here and not closed", _unclosed(opened))
-        if self.at == first:
-            self.unexpected(what)
-        return Span(first, self.at)
-
-    def ends_expression(self, word: str) -> bool:
-        """Whether an expression ends before this word."""
-        following = self.after()
-        if word == "FROM":
-            return self.source.word(self.at - 1) != "DISTINCT"
-        if word in ("LEFT", "RIGHT", "FULL", "SEMI", "ANTI"):
-            return following in _AFTER_SIDE
-        if word in ("INNER", "CROSS", "NATURAL"):
-            return following in {"JOIN", "INNER", "LEFT", "RIGHT", "FULL"}
-        if word in ("JOIN", "WHERE", "ON", "USING"):
-            return True
-        return refused.clause(word, following) is not None
-
-    # --- relations ------------------------------------------------------------------------------
-
-    def relations(self) -> Relation:
-        """What follows FROM."""
-        relation = self.joined()
-        while comma := self.match(","):
-            relation = JoinClause(relation, self.joined(), "inner", None, (), comma.start, comma=True)
-        return relation
-
-    def joined(self) -> Relation:
-        """A relation and its JOINs."""
-        relation = self.relation()
-        while self.word in (*_JOINS, "NATURAL") and (self.word == "JOIN" or self.ends_expression(self.word)):
-            relation = self.join(relation)
-        return relation
-
-    def join(self, left: Relation) -> JoinClause:
-        """One JOIN clause."""
-        start = self.token
-        if self.match("NATURAL"):
-            self.fail(
-                "NATURAL JOIN is not understood: a new column would change it silently. "
-                "Name the columns: JOIN ... USING (k)",
-                start,
+    def _scan(self, node: Tree) -> Scan:
+        output = next(self._leaves).output()
+        first = output.apply(0).metadata() if output.length() else None
+        if first is None or not first.contains(INPUT):
+            self.fail(refused.RELATION, node.java)
+        table = self.tables[str(first.getString(INPUT))]
+        numbers = [int(part[0]["exprId"]["id"]) for part in node.fields["output"]]
+        alias = next(
+            (x[number] for x in (self._aliases, self._owners) for number in numbers if number in x), table.name
+        )
+        for number, field in zip(numbers, table.schema, strict=True):
+            self.columns[number] = Column(
+                field.name,
+                alias,
+                lambda field=field: field.type,  # type: ignore[misc]
+                nullable=field.nullable and field.name not in (table.unique_key or ()),
+                event_time=field.name in table.event_times,
             )
-        word = self.word
-        how, cross = _JOINS[word], word == "CROSS"
-        if word != "JOIN":
-            self.at += 1
-            if word in ("LEFT", "RIGHT", "FULL") and self.word in ("SEMI", "ANTI"):
-                if word != "LEFT":
-                    self.fail(f"there is no {word} {self.word} JOIN: put that table on the left", start)
-                how = _JOINS[self.word]
-                self.at += 1
-            elif word in ("LEFT", "RIGHT", "FULL"):
-                self.match("OUTER")
-        self.expect("JOIN")
-        right = self.relation()
-        on: Span | None = None
-        using: tuple[Token, ...] = ()
-        if self.match("ON"):
-            on = self.expression("a condition after ON", in_list=False)
-        elif self.match("USING"):
-            using = self.using()
-        elif not cross and how != "inner":
-            self.fail(f"{' '.join(_spoken(how))} JOIN has no condition: write ON ... or USING (...)", start)
-        if cross and (on is not None or using):
-            self.fail("CROSS JOIN takes no condition: write JOIN ... ON, or put it into WHERE", start)
-        return JoinClause(left, right, how, on, using, start.start)
+        return Scan(table, alias, {number: self.columns[number] for number in numbers})
 
-    def using(self) -> tuple[Token, ...]:
-        """The columns of USING."""
-        self.expect("(")
-        found = [self.name("a column")]
-        while self.match(","):
-            found.append(self.name("a column"))
-        self.expect(")")
-        return tuple(found)
+    def _project(self, node: Tree) -> Relation:
+        below = self._relation(node.args[0])
+        computed: dict[Column, Expr] = {}
+        ids: dict[int, Column] = {}
+        for place, part in enumerate(node.fields["projectList"]):
+            expr = self._expr(part, lambda place=place: node.java.projectList().apply(place))  # type: ignore[misc]
+            number, value = number_of(expr.tree), expr.args[0] if expr.kind == "Alias" else expr
+            column = value.column
+            if column is None:
+                label, owner = str(expr.tree.fields["name"]), self._owners.get(number, "")
+                column = Column(label, owner, functools.partial(type_of, value), nullable=bool(value.java.nullable()))
+                computed[column] = value
+            self.columns[number] = ids[number] = column
+        return Compute(below, computed, ids)
 
-    def relation(self) -> Relation:
-        """A table, a sub-query, or joins in parentheses."""
-        start = self.token
-        if self.word == "LATERAL":
-            self.fail("LATERAL is not understood: explode() the column in Spark first, and join what that gives", start)
-        if self.word in ("VALUES", "UNNEST") or (self.word == "TABLE" and self.after() == "("):
-            self.fail(f"{self.word} is no table here: give a DataFrame as an input of sql()", start)
-        if self.match("("):
-            if self.word in ("SELECT", "WITH") or (self.word == "(" and self.after() in ("SELECT", "WITH")):
-                query = self.query()
-                self.expect(")")
-                alias, columns = self.alias()
-                return SubTable(query, alias, columns, start.start)
-            relation = self.relations()
-            self.expect(")")
-            if self.word == "AS" or self.token.kind == "quoted":
-                self.fail("joins in parentheses take no alias: write (SELECT ... FROM ...) AS name", self.token)
-            return relation
-        token = self.name("a table")
-        if self.match("."):
-            self.fail(
-                f"{token.text}.{self.token.text} is a table of a catalog: give it as an input of sql(), "
-                f"{self.token.text}=spark.readStream.table(...)",
-                token,
-            )
-        if self.word == "(":
-            self.fail(f"{token.text}(...) is a table function: apply it in Spark first, and join what it gives", token)
-        alias, columns = self.alias()
-        return TableName(token.text, alias or token.text, columns, token.start)
+    def _filter(self, below: Relation, condition: Expr) -> Relation:
+        conditions: list[Expr] = []
+        for part in condition.conjuncts():
+            inner = part.args[0] if part.kind == "Not" else part
+            if inner.kind == "Exists":  # one that correlates with nothing: Catalyst would run it on its own
+                right = Reader(self.sql, self.tables, self.catalyst).plan(inner.java.plan())
+                how: How = "anti" if inner is not part else "semi"
+                below = JoinOf(how, below, right, (), inner.java, "EXISTS")
+            else:
+                conditions.append(part)
+        for part in conditions:
+            self._check_sub_queries(part.tree)
+        return filtered(below, conditions)
 
-    def alias(self) -> tuple[str | None, tuple[str, ...] | None]:
-        """``[AS] name [(columns)]``."""
-        if self.word in ("FOR", "VERSION", "TIMESTAMP") and self.after() in ("SYSTEM_TIME", "SYSTEM_VERSION", "AS"):
-            self.fail(
-                "a temporal join (FOR SYSTEM_TIME AS OF) is not built: a regular join with the newest row per key "
-                "(stream(..., unique_key=...)) keeps the result up to date instead",
-                self.token,
-            )
-        given = self.match("AS")
-        token = self.token
-        if token.kind not in ("word", "quoted") or (token.kind == "word" and not given and self.word in _NO_ALIAS):
-            if given:
-                self.unexpected("a name after AS")
-            return None, None
-        self.at += 1
-        if not given and token.kind == "word":
-            self.refuse_modifier(token)
-        return token.text, self.column_names() if self.word == "(" else None
+    def _join(self, node: Tree) -> Relation:
+        left, right = (self._relation(side) for side in node.args)
+        how, before = self._how(node), self._spoken.get(_leaves(node))
+        spoken = f"{(before or how).upper()} JOIN"
+        if before not in (None, how) and "inner" not in (before,):
+            spoken += ", less the pads that a condition above it turns away"
+        given = node.fields.get("condition")
+        condition = self._expr(given, lambda: node.java.condition().get()) if given else None
+        on: list[Expr] = []
+        members: list[Expr] = []
+        for part in condition.conjuncts() if condition is not None else []:
+            member = _member(part) if how == "anti" else None
+            if member is None:
+                on.append(part)
+            elif _never_null(node.args[0], member, left) and _never_null(node.args[1], member, right):
+                on.append(member)
+            else:
+                members.append(member)
+        if len(members) > 1:
+            self.fail("NOT IN compares one expression of each side: write NOT EXISTS (...)", members[0].java)
+        return JoinOf(how, left, right, tuple(on), node.java, spoken, members[0] if members else None)
 
-    def refuse_modifier(self, token: Token) -> None:
-        """SqlError: a word that can be another name of the table before it, or be meant for a part of the query.
+    def _how(self, node: Tree) -> How:
+        given = node.fields["joinType"]
+        name = str(given.get("object") or given.get("product-class")).rsplit(".", 1)[-1].rstrip("$")
+        if name not in _HOWS:
+            self.fail(refused.SUBQUERY, node.java)
+        return _HOWS[name]
 
-        It is a name if something is named with it; no word that means something else is as short as ``o`` or ``t1``.
+    def _expr(self, part: Sequence[Mapping[str, Any]], java: Callable[[], Any]) -> Expr:
+        made = tree(part, java)
+        self._check_sub_queries(made)
+        return Expr(made, self.columns)
+
+    def _check_sub_queries(self, expression: Tree) -> None:
+        """Refuses what would be run over the stand-ins."""
+        for node in expression.walk():
+            if node.kind in refused.SUBQUERIES:
+                self.fail(refused.SUBQUERY, node.java)
+
+    # --- inputs whose rows are replaced ---------------------------------------------------------
+
+    def _lifted(self, relation: Relation) -> tuple[Relation, list[Expr]]:
+        """A relation without filters on an input whose rows are replaced by their unique key alone.
+
+        The row before, which passed the filter, would stay. So the filter becomes part of the join's condition, or
+        stands above the join.
+
+        Returns:
+            The relation, and the conditions that have to be met above it, or in the join above it.
         """
-        word = token.text.upper()
-        tokens = self.source.tokens
-        if any(
-            name.kind in ("word", "quoted") and name.text.upper() == word and tokens[at + 1].text == "."
-            for at, name in enumerate(tokens[:-1])
-        ):
-            return
-        joins = self.word in (*_JOINS, "NATURAL") and (self.word == "JOIN" or self.ends_expression(self.word))
-        rather = f"if it is another name of the table, write AS {token.text}"
-        if joins and word in refused.JOIN_WORDS:
-            self.fail(f"{word} JOIN is not understood; {rather}", token)
-        if joins and len(word) > 2:
-            self.fail(f"{token.text!r} before JOIN is no kind of join, and no column is named with it; {rather}", token)
-        if word in refused.TABLE_WORDS:
-            self.fail(f"{word} is not understood; {rather}", token)
-
-    def column_names(self) -> tuple[str, ...]:
-        """New names for columns, in parentheses."""
-        return tuple(token.text for token in self.using())
-
-
-def _unclosed(tokens: tuple[Token, ...]) -> Token:
-    opened: list[Token] = []
-    for token in tokens:
-        if token.kind == "symbol" and token.text in ("(", "[", "{"):
-            opened.append(token)
-        elif token.kind == "symbol" and token.text in (")", "]", "}") and opened:
-            opened.pop()
-    return opened[-1]
+        if isinstance(relation, Scan):
+            return relation, []
+        if isinstance(relation, Filter):
+            below, over = self._lifted(relation.below)
+            if _upserted(below):
+                return below, [*over, *relation.conditions]
+            return filtered(below, [*over, *relation.conditions]), []
+        if isinstance(relation, Compute):
+            below, over = self._lifted(relation.below)
+            return Compute(below, relation.computed, relation.ids), over
+        left, left_over = self._lifted(relation.left)
+        right, right_over = self._lifted(relation.right)
+        if relation.how == "full" and (left_over or right_over):
+            self.fail(refused.NOT_BELOW_FULL, (left_over or right_over)[0].java)
+        on, above = [*relation.on, *left_over, *right_over], list[Expr]()
+        if relation.how in ("left", "semi", "anti"):
+            on, above = [*relation.on, *right_over], left_over
+        elif relation.how == "right":
+            on, above = [*relation.on, *left_over], right_over
+        made = JoinOf(relation.how, left, right, tuple(on), relation.java, relation.spoken, relation.member)
+        return filtered(made, above), []
 
 
-def _spoken(how: How) -> list[str]:
-    return {"semi": ["LEFT", "SEMI"], "anti": ["LEFT", "ANTI"]}.get(how, [how.upper()])
+def type_of(expr: Expr) -> Any:
+    """The Arrow type of an expression."""
+    return arrow_type(spark_type_of(expr))
+
+
+def spark_type_of(expr: Expr) -> st.DataType:
+    """The Spark type of an expression."""
+    return st._parse_datatype_json_string(expr.java.dataType().json())
+
+
+def _aliases(items: Sequence[Any]) -> dict[int, str]:
+    """By the id of a column what the table right around it is called, sub-queries' tables, too."""
+    found: dict[int, str] = {}
+    alias: str | None = None
+    for item in items:
+        if isinstance(item, list):
+            found |= _aliases(item)
+            continue
+        kind = str(item.get("class", "")).rsplit(".", 1)[-1] if isinstance(item, dict) else ""
+        if kind == "SubqueryAlias":
+            alias = alias or str(item["identifier"]["name"])
+        elif kind == "LocalRelation" and alias is not None:
+            found |= {int(part[0]["exprId"]["id"]): alias for part in item["output"]}
+        if kind not in ("SubqueryAlias", "View"):
+            alias = None
+        if isinstance(item, dict):
+            found |= _aliases([value for value in item.values() if isinstance(value, list)])
+    return found
+
+
+def _leaves(node: Tree) -> frozenset[str]:
+    """What a node is made of, which tells joins apart."""
+    return frozenset(
+        str(part[0]["exprId"]["id"])
+        for leaf in node.walk()
+        if leaf.kind == "LocalRelation"
+        for part in leaf.fields["output"][:1]
+    )
+
+
+def _member(part: Expr) -> Expr | None:
+    """The equality of NOT IN, which counts as met where it is null."""
+    if part.kind != "Or" or part.args[1].kind != "IsNull":
+        return None
+    equality = part.args[0]
+    same = equality.kind == "EqualTo" and bool(part.args[1].args[0].java.semanticEquals(equality.java))
+    return equality if same else None
+
+
+def _never_null(side: Tree, member: Expr, relation: Relation) -> bool:
+    """Whether what NOT IN compares is never null on a side; what a filter there turns away is not there."""
+    own = [arg for arg in member.args if arg.ids and set(arg.ids.values()) <= relation.columns]
+    solid = never_null(relation)
+    for arg in own:
+        if arg.column in solid or not arg.java.nullable():
+            continue
+        known = side.java.constraints().toSeq()
+        texts = (known.apply(number) for number in range(known.length()))
+        tests = [x for x in texts if str(x.nodeName()) == "IsNotNull"]
+        if not any(x.child().semanticEquals(arg.java) for x in tests):
+            return False
+    return True
+
+
+def _upserted(relation: Relation) -> bool:
+    """Whether a relation is an input whose rows are replaced without being taken back; joins always take back."""
+    while isinstance(relation, Filter | Compute):
+        relation = relation.below
+    return isinstance(relation, Scan) and relation.table.upserts

@@ -1,34 +1,15 @@
-"""The relational tree of a query with its names resolved: scans, filters, computed columns, joins."""
+"""The relational tree of a query: scans, filters, projections, joins."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+from typing import Any, Literal
 
-from gpu_ops.query.names import Column, Expr
-from gpu_ops.query.syntax import How
+from gpu_ops.query.expressions import Column, Expr
 from gpu_ops.query.tables import Table
 
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Condition:
-    """A predicate.
-
-    Attributes:
-        expr: all of it.
-        equality: both operands, if it is nothing but an equality.
-        null_safe: whether that is ``<=>``.
-        member: whether it is what IN compares, in a null-aware anti join.
-    """
-
-    expr: Expr
-    equality: tuple[Expr, Expr] | None = None
-    null_safe: bool = False
-    member: bool = False
-
-    @property
-    def columns(self) -> frozenset[Column]:
-        """The columns in it."""
-        return frozenset(self.expr.columns)
+How = Literal["inner", "left", "right", "full", "semi", "anti"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -37,16 +18,16 @@ class Scan:
 
     table: Table
     alias: str
-    all_columns: tuple[Column, ...]
+    ids: dict[int, Column]
 
-    @property
+    @functools.cached_property
     def columns(self) -> frozenset[Column]:
         """Its columns."""
-        return frozenset(self.all_columns)
+        return frozenset(self.ids.values())
 
     def own(self, label: str) -> Column:
         """The column of a name."""
-        return next(c for c in self.all_columns if c.label == label)
+        return next(c for c in self.ids.values() if c.label == label)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -54,22 +35,34 @@ class Filter:
     """The rows for which all conditions are true."""
 
     below: Relation
-    conditions: tuple[Condition, ...]
+    conditions: tuple[Expr, ...]
 
     @property
     def columns(self) -> frozenset[Column]:
         """As below."""
         return self.below.columns
 
+    @property
+    def ids(self) -> dict[int, Column]:
+        """As below."""
+        return self.below.ids
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Compute:
-    """More columns, row by row."""
+    """More columns, row by row.
+
+    Attributes:
+        below: the rows.
+        computed: the columns that are more than another name.
+        ids: what is shown of it.
+    """
 
     below: Relation
     computed: dict[Column, Expr]
+    ids: dict[int, Column]
 
-    @property
+    @functools.cached_property
     def columns(self) -> frozenset[Column]:
         """Those below and the computed ones."""
         return self.below.columns | frozenset(self.computed)
@@ -84,33 +77,43 @@ class JoinOf:
         left: of them.
         right: of them.
         on: its condition, of those that are joined by AND.
-        at: where the query says so.
+        java: Catalyst's node.
         spoken: how the query says so.
+        member: the equality of NOT IN that is null-aware; it is none of ``on``.
     """
 
     how: How
     left: Relation
     right: Relation
-    on: tuple[Condition, ...]
-    at: int
-    spoken: str = ""
+    on: tuple[Expr, ...]
+    java: Any
+    spoken: str
+    member: Expr | None = None
 
-    @property
+    @functools.cached_property
     def columns(self) -> frozenset[Column]:
         """Those of both; of a semi or anti join the left's."""
         return self.left.columns if self.how in ("semi", "anti") else self.left.columns | self.right.columns
+
+    @property
+    def ids(self) -> dict[int, Column]:
+        """What is shown of it."""
+        return self.left.ids if self.how in ("semi", "anti") else {**self.left.ids, **self.right.ids}
 
 
 Relation = Scan | Filter | Compute | JoinOf
 
 
-def upserted(relation: Relation) -> Scan | None:
-    """The input whose rows are replaced without being taken back, if a relation is one; joins always take back."""
-    while isinstance(relation, Filter | Compute):
-        relation = relation.below
-    return relation if isinstance(relation, Scan) and relation.table.upserts else None
-
-
-def filtered(relation: Relation, conditions: list[Condition]) -> Relation:
+def filtered(relation: Relation, conditions: list[Expr]) -> Relation:
     """A relation with a filter above it, if there is anything to filter by."""
     return Filter(relation, tuple(conditions)) if conditions else relation
+
+
+def never_null(relation: Relation) -> frozenset[Column]:
+    """The columns of a relation in which there is no null, by what its inputs are."""
+    if isinstance(relation, Scan):
+        return frozenset(c for c in relation.columns if not c.nullable)
+    if isinstance(relation, Filter | Compute):
+        return never_null(relation.below)
+    left, right = never_null(relation.left), never_null(relation.right)
+    return {"inner": left | right, "right": right, "full": frozenset()}.get(relation.how, left)

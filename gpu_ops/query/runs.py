@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from gpu_ops.query.choose import Chooser, KeyColumns
-from gpu_ops.query.names import Column, Expr
-from gpu_ops.query.relations import Condition, JoinOf, Relation
+from gpu_ops.query.choose import Chooser, KeyColumns, Residual
+from gpu_ops.query.expressions import Column, Expr
+from gpu_ops.query.lower import NotOursError
+from gpu_ops.query.relations import JoinOf, Relation
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -39,9 +40,9 @@ class Run:
     inputs: tuple[Relation, ...]
     hows: tuple[str, ...]
     links: tuple[tuple[Link, ...], ...]
-    residual: tuple[tuple[Condition, ...], ...]
+    residual: tuple[tuple[Residual, ...], ...]
     computed: tuple[dict[Column, Expr], ...]
-    above: tuple[Condition, ...]
+    above: tuple[Expr, ...]
     steps: tuple[JoinOf, ...]
 
 
@@ -63,7 +64,9 @@ def run_of(steps: Sequence[JoinOf], chooser: Chooser) -> Run | str:
     inputs += [step.right for step in steps[1:]]
     computed: list[dict[Column, Expr]] = [{} for _ in inputs]
     links: list[tuple[Link, ...]] = []
+    residual: list[tuple[Residual, ...]] = []
     hows: list[str] = []
+    padded = [False]
     for place, step in enumerate(steps, start=1):
         choice = chooser.choice(step)
         if choice.kind != "regular":
@@ -72,7 +75,7 @@ def run_of(steps: Sequence[JoinOf], chooser: Chooser) -> Run | str:
         if how not in ("inner", "left"):
             return f"a {how} join is no part of a multi-way join"
         if choice.above and step is not steps[-1]:
-            return f"the condition {choice.above[0].expr.text()!r} is evaluated in Spark, between the joins"
+            return f"the condition {choice.above[0].text()!r} is evaluated in Spark, between the joins"
         if not choice.keys:
             return "a step has no equality"
         found = []
@@ -82,14 +85,25 @@ def run_of(steps: Sequence[JoinOf], chooser: Chooser) -> Run | str:
             owner = _owner(swapped.left, sides[0], inputs[:place])
             if owner is None:
                 return f"the key {sides[0][swapped.left].text()!r} is made of several inputs"
+            if swapped.left in sides[0] and padded[owner] and not chooser.null_of_pad(sides[0][swapped.left]):
+                return (
+                    f"the key {sides[0][swapped.left].text()!r} is something else than null where its input has no row"
+                )
             for column, side, number in ((swapped.left, sides[0], owner), (swapped.right, sides[1], place)):
                 if column in side:
                     computed[number][column] = side[column]
             found.append(Link(owner, swapped))
         links.append(tuple(found))
         hows.append(how)
+        try:
+            among = inputs[: place + 1]
+            made = computed[: place + 1]
+            residual.append(tuple(chooser.residual(x.expr, among, made, [*padded, False]) for x in choice.residual))
+        except NotOursError as error:
+            return f"the condition {error.expr.text()!r} is made of several inputs, or of one that may have no row"
+        padded.append(how == "left")
     return Run(
-        tuple(inputs), tuple(hows), tuple(links), tuple(chooser.choice(s).residual for s in steps), tuple(computed),
+        tuple(inputs), tuple(hows), tuple(links), tuple(residual), tuple(computed),
         chooser.choice(steps[-1]).above, tuple(steps),
     )  # fmt: skip
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
-from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as f
+from pyspark.sql import DataFrame
 from pyspark.sql import types as st
 
 from gpu_ops.backends import Backend
@@ -22,19 +19,18 @@ from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.errors import DescriptionError
 from gpu_ops.query import shown
-from gpu_ops.query.errors import fail
+from gpu_ops.query.catalyst import Frames
 from gpu_ops.query.nodes import Calc, JoinNode, Node, Plan, Source
 from gpu_ops.query.plan import MultiWay, Table, plan
 from gpu_ops.query.show import show
-from gpu_ops.spark.api.checks import check_frames, condition_session
+from gpu_ops.query.where import EngineCondition
+from gpu_ops.spark.api.checks import check_frames
 from gpu_ops.spark.api.interval import interval_join
 from gpu_ops.spark.api.joins import MemoryOnlyStateWarning, anti_join, join
 from gpu_ops.spark.api.multi import multi_join
 from gpu_ops.spark.api.streams import Stream, as_input, as_stream
-from gpu_ops.spark.datatypes import arrow_type, spark_type
 from gpu_ops.spark.plan.build import plans_of
 from gpu_ops.spark.plan.column_metadata import delays
-from gpu_ops.spark.plan.union_layout import quoted
 from gpu_ops.state.address import Location, StateAddress
 
 
@@ -89,10 +85,8 @@ def sql(
     check_frames([side.df for side in streams.values()], [f"input '{label}'" for label in streams])
     session = next(iter(streams.values())).df.sparkSession
     described = {label: _table(label, side) for label, side in streams.items()}
-    types = _types(session)
-    session_of = condition_session(next(iter(streams.values())).df)
-    planned = plan(query, described, emit=emit, multi_way=multi_way, type_of=types, **session_of)
-    _check_parses(session, query)
+    schemas = {label: _schema(side.df, described[label]) for label, side in streams.items()}
+    planned = plan(query, described, session, schemas=schemas, emit=emit, multi_way=multi_way)
     _check_inputs(planned, streams)
     runner = _Runner(planned, streams, state=state, backend=backend, partitions=partitions, name=name)
     with warnings.catch_warnings():
@@ -138,16 +132,9 @@ def _table(label: str, side: Stream) -> Table:
     )
 
 
-def _check_parses(session: SparkSession, query: str) -> None:
-    """What is understood here is Spark's dialect, and nothing that its parser does not take."""
-    try:
-        session._jsparkSession.sessionState().sqlParser().parsePlan(query)
-    except PySparkException as error:
-        said = str(error)
-        found = re.search(r"\(line (\d+), pos (\d+)\)", said)
-        line, column = (int(found[1]), int(found[2])) if found else (1, 0)
-        at = sum(map(len, query.splitlines(keepends=True)[: line - 1])) + column
-        fail(query, f"Spark does not take this: {_said(error)}", min(at, len(query)))
+def _schema(df: DataFrame, table: Table) -> st.StructType:
+    """An input's columns without the row kind."""
+    return st.StructType([x for x in df.schema.fields if x.name in table.schema.names])
 
 
 def _check_inputs(planned: Plan, streams: Mapping[str, Stream]) -> None:
@@ -167,25 +154,6 @@ def _sources(node: Node) -> list[Source]:
     return [node] if isinstance(node, Source) else [source for below in node.inputs for source in _sources(below)]
 
 
-def _types(session: SparkSession) -> Callable[[str, Mapping[str, pa.DataType]], tuple[pa.DataType, bool]]:
-    """How Spark types an expression."""
-
-    def type_of(text: str, columns: Mapping[str, pa.DataType]) -> tuple[pa.DataType, bool]:
-        schema = st.StructType([st.StructField(label, spark_type(kind)) for label, kind in columns.items()])
-        try:
-            found = session.createDataFrame([], schema).select(f.expr(text).alias("x")).schema["x"]
-        except PySparkException as error:
-            raise DescriptionError(f"Spark does not take this: {_said(error)}") from error
-        return arrow_type(found.dataType), found.nullable
-
-    return type_of
-
-
-def _said(error: PySparkException) -> str:
-    """What Spark says of an expression, without the plan it prints after that."""
-    return str(error).split(" SQLSTATE", 1)[0].split("; line", 1)[0].splitlines()[0]
-
-
 class _Runner:
     """Makes DataFrames of a plan's nodes."""
 
@@ -199,7 +167,7 @@ class _Runner:
         partitions: int | None,
         name: str | None,
     ) -> None:
-        self.plan, self.streams = planned, streams
+        self.streams = streams
         self.several = len(planned.joins) > 1
         self.state, self.name = None if state is None else StateAddress.of(state), name
         self.options: dict[str, Any] = {"backend": backend, "partitions": partitions}
@@ -216,25 +184,10 @@ class _Runner:
 
     def calc(self, node: Calc) -> DataFrame:
         """Rows filtered and projected."""
-        df = self.frame(node.input)
-        for condition in node.where:
-            df = self.checked(lambda df=df, text=condition.text: df.where(f.expr(text)), condition.at)  # type: ignore[misc]
-        kind: list[Column] = []
-        below = node.input.row_kind
-        if below is not None and node.row_kind is not None:
-            kind = [quoted(below) if below == node.row_kind else quoted(below).alias(node.row_kind)]
-        columns = [f.expr(entry.text).alias(entry.name) for entry in node.select]
-        for entry, column in zip(node.select, columns, strict=True):
-            if entry.at >= 0:
-                self.checked(lambda df=df, column=column: df.select(column), entry.at)  # type: ignore[misc]
-        return df.select(*kind, *columns)
-
-    def checked(self, make: Callable[[], DataFrame], at: int) -> DataFrame:
-        """What Spark does not accept, with its place in the query."""
-        try:
-            return make()
-        except PySparkException as error:
-            fail(self.plan.sql, f"Spark does not take this: {_said(error)}", at)
+        df, below = self.frame(node.input), node.input.row_kind
+        kind = (below, node.row_kind) if below is not None and node.row_kind is not None else None
+        select = [(x.name, x.expr.java if x.expr is not None else x.column) for x in node.select]
+        return Frames(df.sparkSession).calc(df, node.known, [x.expr.java for x in node.where], select, kind)
 
     def side(self, node: Node, source: Input) -> Stream:
         """An input of a join."""
@@ -270,7 +223,7 @@ class _Runner:
                 sides,
                 [list(step.on) for step in description.steps],  # type: ignore[arg-type]
                 [step.how for step in description.steps],
-                where=[step.where for step in description.steps],
+                where=[EngineCondition(step.where) if step.where is not None else None for step in description.steps],
                 **options,
             )
         return _two_way(description, sides[0], sides[1], options)
@@ -278,6 +231,7 @@ class _Runner:
 
 def _two_way(description: Join, left: Stream, right: Stream, options: dict[str, Any]) -> DataFrame:
     on = list(description.keys) or None
+    where = EngineCondition(description.where) if description.where is not None else None
     if description.interval is not None:
         interval = description.interval
         return interval_join(
@@ -289,9 +243,9 @@ def _two_way(description: Join, left: Stream, right: Stream, options: dict[str, 
             upper=interval.upper_ms,
             lower_inclusive=interval.lower_inclusive,
             upper_inclusive=interval.upper_inclusive,
-            where=description.where,
+            where=where,
             **options,
         )
     if description.null_aware:
-        return anti_join(left, right, on, null_aware=True, where=description.where, **options)
-    return join(left, right, on, description.how, where=description.where, **options)
+        return anti_join(left, right, on, null_aware=True, where=where, **options)
+    return join(left, right, on, description.how, where=where, **options)

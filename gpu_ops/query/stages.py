@@ -9,7 +9,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
-from gpu_ops.query.names import Column, Expr
+from gpu_ops.query.expressions import Column, Expr
 from gpu_ops.query.nodes import Calc, Named, Node, Where, quoted
 from gpu_ops.query.relations import Scan
 
@@ -71,22 +71,18 @@ class Stage:
         """A column as the text of an expression writes it."""
         return quoted(self.has[column])
 
-    def calc(self, select: Sequence[tuple[str, Expr, int]], schema: pa.Schema | None) -> Calc:
+    def calc(self, select: Sequence[tuple[str, Column]], schema: pa.Schema | None) -> Calc:
         """The node with everything done."""
-        return Calc(
-            input=self.node,
-            where=tuple(Where(expr.text(self.call), expr.at) for expr in self.where),
-            select=tuple(Named(name, self.text(expr), at) for name, expr, at in select),
-            schema=schema,
-            row_kind=self.row_kind,
-            why=self.why,
-        )
-
-    def text(self, expr: Expr) -> str:
-        """An expression over the node's columns; one that is computed is written out."""
-        if expr.column is not None and expr.column in self.made:
-            return self.made[expr.column].text(self.call)
-        return expr.text(lambda c: f"({self.made[c].text(self.call)})" if c in self.made else self.call(c))
+        known: dict[int, str] = {}
+        named = []
+        for name, column in select:
+            made = self.made.get(column)
+            text = made.text(self.call) if made is not None else self.call(column)
+            named.append(Named(name, text, made, self.has[column] if made is None else None))
+        for expr in (*self.where, *(x.expr for x in named if x.expr is not None)):
+            known |= {number: self.has[column] for number, column in expr.ids.items()}
+        where = tuple(Where(expr.text(self.call), expr) for expr in self.where)
+        return Calc(self.node, where, tuple(named), schema, self.row_kind, known, self.why)
 
     def closed(self, wanted: frozenset[Column]) -> Stage:
         """With everything done, and these columns left, or with those the input's description needs."""
@@ -105,9 +101,8 @@ class Stage:
         same = own == list(names.values()) and self.row_kind == self.node.row_kind
         if same and not self.where and not self.made:
             return dataclasses.replace(self, has=names)
-        schema = pa.schema([pa.field(names[c], c.type if c.type is not None else pa.null()) for c in order])
-        select = [(names[c], Expr.of(c, -1), self._at(c)) for c in order]
-        return Stage(self.calc(select, schema), names, self.name, self.scan, key=self.key)
+        schema = pa.schema([pa.field(names[c], c.type) for c in order])
+        return Stage(self.calc([(names[c], c) for c in order], schema), names, self.name, self.scan, key=self.key)
 
     def _place(self, column: Column) -> tuple[int, int]:
         """The order of the node's own columns; computed ones come last."""
@@ -115,6 +110,3 @@ class Stage:
         if column in self.has and self.has[column] in own:
             return 0, own.index(self.has[column])
         return 1, list(self.made).index(column)
-
-    def _at(self, column: Column) -> int:
-        return self.made[column].at if column in self.made else -1

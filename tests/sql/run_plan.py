@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -91,17 +89,6 @@ def batch(table: Table, rows: Iterable[tuple[str, Row]]) -> pa.Table:
 def duck_sql(text: str) -> str:
     """An expression of Spark's as DuckDB writes it."""
     return sqlglot.transpile(f"SELECT {text}", read="spark", write="duckdb")[0].removeprefix("SELECT ")
-
-
-def duck_type(text: str, columns: Mapping[str, pa.DataType]) -> tuple[pa.DataType, bool] | None:
-    """`TypeOf` by DuckDB."""
-    with contextlib.closing(duckdb.connect(":memory:")) as duck:
-        duck.register("__rows", pa.schema(list(columns.items())).empty_table() if columns else pa.table({"_": [1]}))
-        try:
-            found: Any = duck.sql(f"SELECT {duck_sql(text)} AS x FROM __rows").to_arrow_table()
-        except duckdb.Error:
-            return None
-        return found.schema.field("x").type, True
 
 
 class Reference:

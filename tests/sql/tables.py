@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pyarrow as pa
+from pyspark.sql import SparkSession
 
 from gpu_ops.query.plan import Plan, Table, plan
 
@@ -30,5 +31,7 @@ TABLES = {
 
 
 def planned(sql: str, **options: object) -> Plan:
-    """A query over `TABLES`."""
-    return plan(sql, TABLES, **options)  # type: ignore[arg-type]
+    """A query over `TABLES`, or over those given."""
+    session = SparkSession.getActiveSession()
+    assert session is not None
+    return plan(sql, options.pop("tables", TABLES), session, **options)  # type: ignore[arg-type]

@@ -13,8 +13,9 @@ from oracle.drive import canonical, difference
 from oracle.sql import FoldedInput
 
 from gpu_ops.errors import DescriptionError
-from gpu_ops.query.plan import Table, plan
+from gpu_ops.query.plan import Table
 from sql.run_plan import PlanRunner, Reference
+from sql.tables import planned
 
 NUMBER = pa.int64()
 TABLES = {
@@ -151,12 +152,12 @@ def histories(draw: st.DrawFn) -> list[dict[str, list[tuple[str, tuple[int | Non
 @given(queries(), histories(), st.sampled_from(["per_batch", "per_event"]), st.sampled_from(["auto", "never"]))
 def test_a_query_is_its_join(sql, history, emit, multi_way):
     try:
-        planned = plan(sql, TABLES, emit=emit, multi_way=multi_way)
+        made = planned(sql, tables=TABLES, emit=emit, multi_way=multi_way)
     except DescriptionError as error:
         if "below a full join" not in str(error):
             raise
         return
-    with contextlib.closing(PlanRunner(planned)) as runner, contextlib.closing(Reference(sql, TABLES)) as reference:
+    with contextlib.closing(PlanRunner(made)) as runner, contextlib.closing(Reference(sql, TABLES)) as reference:
         for changes in history:
             runner.process(TABLES, changes)
             reference.apply(changes)
@@ -166,14 +167,14 @@ def test_a_query_is_its_join(sql, history, emit, multi_way):
 def against_spark(spark, sql, history, emit, multi_way):
     """Every micro-batch of a query's changelog, folded, is what Spark's own SQL makes of the folded inputs."""
     try:
-        planned = plan(sql, TABLES, emit=emit, multi_way=multi_way)
+        made = planned(sql, tables=TABLES, emit=emit, multi_way=multi_way)
     except DescriptionError as error:
         if "below a full join" not in str(error):
             raise
         return
     inputs = {name: FoldedInput(t.schema.names, t.unique_key) for name, t in TABLES.items()}
     steps, found = [], []
-    with contextlib.closing(PlanRunner(planned)) as runner:
+    with contextlib.closing(PlanRunner(made)) as runner:
         for number, changes in enumerate(history):
             runner.process(TABLES, changes)
             found.append(+runner.folded)
@@ -237,10 +238,10 @@ def test_the_generator_reaches_every_operator(multi_way):
     seen = set()
 
     @given(queries())
-    @settings(max_examples=200, database=None, derandomize=True)
+    @settings(max_examples=80, database=None, derandomize=True)
     def look(sql):
         with contextlib.suppress(DescriptionError):
-            seen.update(node.kind for node in plan(sql, TABLES, multi_way=multi_way).joins)
+            seen.update(node.kind for node in planned(sql, tables=TABLES, multi_way=multi_way).joins)
 
     look()
     assert seen == {"regular", "semi", "anti"} | ({"multi-way"} if multi_way == "auto" else set())

@@ -8,8 +8,8 @@ import random
 import pytest
 from oracle.drive import difference
 
-from gpu_ops.query.plan import plan
-from sql.run_plan import PlanRunner, Reference, duck_type
+from sql.run_plan import PlanRunner, Reference
+from sql.tables import planned
 from sql.test_random import COLUMNS, TABLES
 
 QUERIES = {
@@ -43,6 +43,10 @@ QUERIES = {
         "LEFT SEMI JOIN a ON a.x = t0.k LEFT JOIN c ON c.w = t1.x",
     "a chain over two computed keys": "SELECT t0.k, t1.x, d.x AS y, c.w FROM d t0 JOIN d t1 ON t0.x + 1 = t1.k + 1 "
         "JOIN d ON d.k * 2 = t0.k + t1.x LEFT SEMI JOIN a ON a.x = t1.k FULL JOIN c ON c.w = d.x",
+    "a part of an input that may have no row": "SELECT a.k, a.x, b.v, d.x AS y FROM a LEFT JOIN b ON a.k = b.k JOIN d "
+        "ON d.k = a.k AND sqrt(COALESCE(b.v, 1)) > d.x",
+    "a key of an input that may have no row": "SELECT a.k, a.x, b.v, d.x AS y FROM a LEFT JOIN b "
+        "ON a.k = sqrt(COALESCE(b.k, 1)) JOIN d ON d.k = sqrt(COALESCE(b.k, 1))",
     "exists over a join": "SELECT a.k, a.x FROM a WHERE EXISTS (SELECT 1 FROM b LEFT JOIN c ON b.k = c.k "
         "WHERE b.k = a.k AND (c.w IS NULL OR c.w < a.x))",
 }  # fmt: skip
@@ -76,9 +80,9 @@ def history(seed, batches=6, size=14):
 @pytest.mark.parametrize("what", QUERIES)
 def test_a_query_is_its_join(what, emit):
     sql, told = QUERIES[what], 0
-    planned = plan(sql, TABLES, emit=emit, type_of=duck_type)
+    made = planned(sql, tables=TABLES, emit=emit)
     for seed in (1, 2):
-        with contextlib.closing(PlanRunner(planned)) as runner, contextlib.closing(Reference(sql, TABLES)) as reference:
+        with contextlib.closing(PlanRunner(made)) as runner, contextlib.closing(Reference(sql, TABLES)) as reference:
             for changes in history(seed):
                 told += len(runner.process(TABLES, changes))
                 reference.apply(changes)
@@ -88,11 +92,11 @@ def test_a_query_is_its_join(what, emit):
 
 def test_both_ways_to_join_many_say_the_same():
     sql = QUERIES["multi-way"]
-    kinds = {way: [j.kind for j in plan(sql, TABLES, multi_way=way).joins] for way in ("auto", "never")}
+    kinds = {way: [j.kind for j in planned(sql, tables=TABLES, multi_way=way).joins] for way in ("auto", "never")}
     assert kinds == {"auto": ["multi-way"], "never": ["regular"] * 3}
     folded = []
     for way in ("auto", "never"):
-        with contextlib.closing(PlanRunner(plan(sql, TABLES, multi_way=way))) as runner:
+        with contextlib.closing(PlanRunner(planned(sql, tables=TABLES, multi_way=way))) as runner:
             for changes in history(7):
                 runner.process(TABLES, changes)
             folded.append(runner.folded)

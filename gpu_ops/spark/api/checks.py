@@ -42,18 +42,6 @@ def spelled(how: str) -> str:
     return _SPELLINGS.get(spelling, spelling)
 
 
-_AS_WE_READ: Final = {
-    "spark.sql.timestampType": "TIMESTAMP_LTZ",
-    "spark.sql.parser.escapedStringLiterals": "false",
-    "spark.sql.ansi.doubleQuotedIdentifiers": "false",
-    "spark.sql.legacy.typeCoercion.datetimeToString.enabled": "false",
-    "spark.sql.legacy.interval.enabled": "false",
-    "spark.sql.legacy.exponentLiteralAsDecimal.enabled": "false",
-    "spark.sql.legacy.consecutiveStringLiterals.enabled": "false",
-}
-"""Settings of a session that change what the text of a condition means, with the values that are understood."""
-
-
 class ConditionSession(TypedDict):
     """What of a session decides what a condition means; arguments of a join's description."""
 
@@ -61,26 +49,9 @@ class ConditionSession(TypedDict):
     ansi: bool
 
 
-def condition_session(df: DataFrame, *where: str | None) -> ConditionSession:
-    """The session as the conditions of a join see it, fixed when the join is built.
-
-    Args:
-        df: an input.
-        where: the join's conditions.
-
-    Raises:
-        DescriptionError: there is a condition, and a setting under which Spark reads it otherwise than the join would.
-    """
-    conf = df.sparkSession.conf
-    if any(text is not None for text in where):
-        for name, understood in _AS_WE_READ.items():
-            value = str(conf.get(name, understood))
-            if value.lower() != understood.lower():
-                raise DescriptionError(
-                    f"a join reads its condition as with {name}={understood}, and this session has {value}: set it "
-                    "back, or filter in Spark, above the join"
-                )
-    zone, ansi = conf.get("spark.sql.session.timeZone"), conf.get("spark.sql.ansi.enabled", "false")
+def condition_session(session: SparkSession) -> ConditionSession:
+    """The session as the conditions of a join see it, fixed when the join is built."""
+    zone, ansi = session.conf.get("spark.sql.session.timeZone"), session.conf.get("spark.sql.ansi.enabled", "false")
     return {"time_zone": str(zone), "ansi": str(ansi).lower() == "true"}
 
 

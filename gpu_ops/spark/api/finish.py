@@ -12,6 +12,7 @@ from pyspark.sql import types as st
 
 from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import DescriptionError, StateError
+from gpu_ops.query.where import without_hidden
 from gpu_ops.spark.api.functions import Grouped
 from gpu_ops.spark.datatypes import spark_type
 from gpu_ops.spark.exchange.command import parse_join
@@ -80,7 +81,7 @@ def finish(
         files.create(FINISHED, json.dumps(content).encode())
         numbers = spark.range(0, manifest.partitions, 1, manifest.partitions)
         rows = numbers.mapInArrow(LeftOver(files.address, manifest, version, function), output)
-    return rows if function is not None else rows.select(*marked(join, "finish", ""))
+    return rows if function is not None else without_hidden(rows.select(*marked(join, "finish", "")))
 
 
 def reopen(*, state: Location) -> None:

@@ -21,6 +21,7 @@ from gpu_ops.descriptions.intervals import Duration, Interval, Late, parse_bound
 from gpu_ops.descriptions.join import JoinType
 from gpu_ops.descriptions.keys import On, normalize_on
 from gpu_ops.errors import DescriptionError
+from gpu_ops.query.where import engine_condition, without_hidden
 from gpu_ops.spark.api.checks import check_frames, condition_session, place, spelled
 from gpu_ops.spark.api.functions import Applied, applied_schema
 from gpu_ops.spark.api.streams import Stream, as_input, as_stream, resolve, resolve_key
@@ -141,6 +142,13 @@ def interval_join(
     if interval.time == "event":
         timed = [_timed(side, number, time) for number, side in enumerate(sides)]
         sides, upstream = (timed[0][0], timed[1][0]), (timed[0][1], timed[1][1])
+    names = [side.name or default for side, default in zip(sides, ("left", "right"), strict=True)]
+    where, (first, second), hidden = engine_condition(where, sides, names)
+    if hidden and process is not None:
+        raise DescriptionError(
+            "process= takes the join's columns alone: call the functions in where= in the inputs first"
+        )
+    sides = first, second
     description = IntervalJoin(
         how=cast("JoinType", spelled(how)),
         left=as_input(sides[0], "left", derive=False),
@@ -150,7 +158,7 @@ def interval_join(
         emit="at_end" if static else emit,
         suffixes=suffixes,
         interval=interval,
-        **condition_session(sides[0].df, where),
+        **condition_session(sides[0].df.sparkSession),
     )
     _check_process(description, process, process_schema)
     placed = place(description, sides, name=name, state=state, backend=backend, partitions=partitions, stacklevel=2)
@@ -168,7 +176,7 @@ def interval_join(
     else:
         changes = build(description, frames, placed, upstream=upstream, heartbeat_ms=period)
     if process is None or process_schema is None:
-        return changes
+        return without_hidden(changes)
     return _processed(changes, description, process, process_schema)
 
 

@@ -12,6 +12,7 @@ from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.join import Join, JoinType
 from gpu_ops.descriptions.keys import On, normalize_on
 from gpu_ops.errors import DescriptionError
+from gpu_ops.query.where import engine_condition, without_hidden
 from gpu_ops.spark.api.checks import MemoryOnlyStateWarning, check_frames, condition_session, place, spelled
 from gpu_ops.spark.api.streams import Stream, as_input, as_stream, resolve_key, stream
 from gpu_ops.spark.plan.bounded import build_bounded
@@ -153,6 +154,9 @@ def _join(
     for which, side in zip(("left", "right"), sides, strict=True):
         if side.event_time is not None:
             raise DescriptionError(f"input '{side.name or which}': event_time= is for gpu_ops.interval_join()")
+    names = [side.name or default for side, default in zip(sides, ("left", "right"), strict=True)]
+    where, (first, second), _ = engine_condition(where, sides, names)
+    sides = first, second
     inputs = [as_input(side, default) for side, default in zip(sides, ("left", "right"), strict=True)]
     description = Join(
         how=cast("JoinType", spelled(how)),
@@ -163,10 +167,10 @@ def _join(
         emit="at_end" if static else emit,
         null_aware=null_aware,
         suffixes=suffixes,
-        **condition_session(sides[0].df, where),
+        **condition_session(sides[0].df.sparkSession),
     )
     placed = place(
         description, sides, name=name, state=state, backend=backend, partitions=partitions, backlog=backlog,
         stacklevel=3,
     )  # fmt: skip
-    return (build_bounded if static else build)(description, [side.df for side in sides], placed)
+    return without_hidden((build_bounded if static else build)(description, [side.df for side in sides], placed))

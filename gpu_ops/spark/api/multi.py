@@ -12,6 +12,7 @@ from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.keys import Equality
 from gpu_ops.descriptions.multi_join import MultiJoin, MultiOn, StepKeys
 from gpu_ops.errors import DescriptionError
+from gpu_ops.query.where import engine_condition, without_hidden
 from gpu_ops.spark.api.checks import check_frames, condition_session, place, spelled
 from gpu_ops.spark.api.streams import Stream, as_input, as_stream, spelling
 from gpu_ops.spark.plan.bounded import build_bounded
@@ -74,25 +75,31 @@ def multi_join(
     labels = [f"input {number}" for number in range(1, len(inputs) + 1)]
     streams = [as_stream(each, label) for each, label in zip(inputs, labels, strict=True)]
     static = check_frames([side.df for side in streams], labels)
-    described = [as_input(side, label.replace(" ", "_")) for side, label in zip(streams, labels, strict=True)]
-    names = [source.name for source in described]
+    names = [side.name or label.replace(" ", "_") for side, label in zip(streams, labels, strict=True)]
     hows = spelled(how) if isinstance(how, str) else [spelled(each) for each in how]
     first = hows if isinstance(hows, str) else next(iter(hows), "")
+    steps = [hows] * len(streams) if isinstance(hows, str) else list(hows)
+    wheres = [*[None] * (len(inputs) - 2), where] if where is None or isinstance(where, str) else list(where)
+    for number, condition in enumerate(wheres[: len(streams) - 1], start=1):
+        stop = number + 1
+        padded = [first == "right" and number > 1, *(step == "left" for step in steps[: number - 1]), False]
+        wheres[number - 1], streams[:stop], _ = engine_condition(condition, streams[:stop], names[:stop], padded)
+    described = [as_input(side, label.replace(" ", "_")) for side, label in zip(streams, labels, strict=True)]
     join = MultiJoin.of(
         described,
         _resolved(on, streams, names, turned=first == "right"),
         hows,
-        where=where,
+        where=wheres,
         emit="at_end" if static else emit,
         suffixes=suffixes,
-        **condition_session(streams[0].df, *([where] if isinstance(where, str) else where or ())),
+        **condition_session(streams[0].df.sparkSession),
     )
     by_name = dict(zip(names, streams, strict=True))
     sides = [by_name[source.name] for source in join.inputs]  # a right join has turned them round
     placed = place(
         join, sides, name=name, state=state, backend=backend, partitions=partitions, backlog=backlog, stacklevel=2
     )
-    return (build_bounded if static else build)(join, [side.df for side in sides], placed)
+    return without_hidden((build_bounded if static else build)(join, [side.df for side in sides], placed))
 
 
 def _resolved(on: MultiOn, streams: Sequence[Stream], names: Sequence[str], *, turned: bool) -> Any:

@@ -1,0 +1,240 @@
+"""Spark's analyser and some rules of its optimizer, called on a query over stand-ins of its inputs.
+
+The stand-ins are empty static relations with the inputs' columns, views of a session of their own: so no view of the
+user's is touched, and what a stream may not do is no matter here. Which input a leaf of the plan stands for is said by
+its columns' metadata, which lives through copies (a self-join, a common table expression used twice).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from py4j.java_gateway import JavaClass
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as st
+
+from gpu_ops.errors import NotBuiltError
+from gpu_ops.query.errors import SqlError
+
+_CATALYST: Final = "org.apache.spark.sql.catalyst"
+
+INPUT: Final = "gpu_ops.input"
+"""Key of a column's metadata: the input that it stands for."""
+
+_JOINS: Final = (
+    "EliminateSubqueryAliases", "EliminateView", "PullupCorrelatedPredicates", "RewritePredicateSubquery",
+    "EliminateSubqueryAliases", "EliminateView", "ReplaceExpressions", "BooleanSimplification",
+)  # fmt: skip
+"""Makes plain relations of views, and Join nodes of EXISTS and IN."""
+
+_PUSH: Final = ("PushDownPredicates", "EliminateOuterJoin")
+_ORDER: Final = ("ReorderJoin", "PushDownPredicates", "CollapseProject")
+_MOST_ROUNDS: Final = 50
+
+
+def java_class(session: SparkSession, name: str) -> Any:
+    """A class of the JVM by its whole name, without a look at each of the packages that it is in."""
+    jvm: Any = session._jvm
+    return JavaClass(name, jvm._gateway_client)
+
+
+class Catalyst:
+    """The analyser of a session."""
+
+    def __init__(self, session: SparkSession) -> None:
+        """Args: the session, whose settings and functions count."""
+        self.session = session
+        self._java: Any = session._jsparkSession.cloneSession()
+        # what BETWEEN compares is written out in both comparisons, as in Spark 3.5
+        self._java.conf().set("spark.sql.alwaysInlineCommonExpr", "true")
+
+    def _class(self, name: str) -> Any:
+        return java_class(self.session, name)
+
+    @contextlib.contextmanager
+    def _active(self) -> Iterator[None]:
+        """Settings are those of the session that is active in the JVM's thread."""
+        own = self._class("org.apache.spark.sql.SparkSession")
+        before = own.getActiveSession()
+        own.setActiveSession(self._java)
+        try:
+            yield
+        finally:
+            if before.isDefined():
+                own.setActiveSession(before.get())
+            else:
+                own.clearActiveSession()
+
+    def view(self, name: str, schema: st.StructType) -> None:
+        """Makes an input known by a name."""
+        fields = [
+            st.StructField(x.name, x.dataType, x.nullable, {**(x.metadata or {}), INPUT: name}) for x in schema.fields
+        ]
+        kind = self._class("org.apache.spark.sql.types.DataType").fromJson(st.StructType(fields).json())
+        quoted = "`" + name.replace("`", "``") + "`"
+        self._java.createDataFrame(self._class("java.util.ArrayList")(), kind).createOrReplaceTempView(quoted)
+
+    def analysed(self, sql: str) -> Any:
+        """A query's plan, parsed, resolved and typed, and nothing run.
+
+        Raises:
+            SqlError: a query that Spark does not take.
+        """
+        state = self._java.sessionState()
+        mode = self._class("org.apache.spark.sql.execution.CommandExecutionMode").SKIP()
+        try:
+            with self._active():
+                execution = state.executePlan(state.sqlParser().parsePlan(sql), mode)
+                execution.assertAnalyzed()
+                return execution.analyzed()
+        except PySparkException as error:
+            raise _refused(sql, error) from error
+
+    def check_expression(self, text: str) -> None:
+        """That a text is one expression.
+
+        Raises:
+            SqlError: it is none, or more; lines are counted from 2, as in `gpu_ops.query.where`.
+        """
+        try:
+            with self._active():
+                self._java.sessionState().sqlParser().parseExpression(text)
+        except PySparkException as error:
+            refused = _refused(text, error)
+            raise SqlError(refused.message, f"\n{text}", refused.line + 1, refused.column) from error
+
+    def joined(self, plan: Any) -> Any:
+        """An analysed plan without views, and with joins for its sub-queries."""
+        with self._active():
+            return self._applied(self._inline_ctes().apply(plan), _JOINS)
+
+    def pushed(self, plan: Any) -> Any:
+        """A plan of `joined` with its filters as far down as they may be, and no pads that they turn away."""
+        with self._active():
+            for _ in range(_MOST_ROUNDS):
+                done = self._applied(plan, _PUSH)
+                if done.fastEquals(plan):
+                    break
+                plan = done
+            return self._applied(plan, _ORDER)
+
+    def collation_key(self, value: Any) -> Any:
+        """Bytes that compare as a string does in its collation (Spark 4)."""
+        return self._class(f"{_CATALYST}.expressions.CollationKey")(value)
+
+    def null_of_nulls(self, value: Any) -> bool:
+        """Whether an expression is null where all of its columns are; False where only a query could tell."""
+        attributes = value.references().toSeq()
+        of = self._class(f"{_CATALYST}.expressions.package$AttributeSeq")(attributes)
+        try:
+            bound = self._class(f"{_CATALYST}.expressions.BindReferences").bindReference(value, of, False)
+            row = self._class(f"{_CATALYST}.expressions.GenericInternalRow")(attributes.length())
+            with self._active():
+                return bound.eval(row) is None
+        except (Py4JError, PySparkException):
+            return False
+
+    def _applied(self, plan: Any, rules: tuple[str, ...]) -> Any:
+        for rule in rules:
+            plan = self._rule(rule).apply(plan)
+        return plan
+
+    def _rule(self, name: str) -> Any:
+        for package in ("optimizer", "analysis"):
+            with contextlib.suppress(Py4JError):
+                return getattr(self._class(f"{_CATALYST}.{package}.{name}$"), "MODULE$")
+        raise NotBuiltError(f"this version of Spark has no rule {name} in its optimizer, which sql() needs")
+
+    def _inline_ctes(self) -> Any:
+        """The rule, which takes one, two or three options by version; the first is to inline always."""
+        rule = f"{_CATALYST}.optimizer.InlineCTE"
+        loader = self._class("java.lang.Thread").currentThread().getContextClassLoader()
+        constructor = loader.loadClass(rule).getConstructors()[0]
+        given = [number == 0 for number in range(constructor.getParameterCount())]
+        return self._class(rule)(*given)
+
+
+class Frames:
+    """Makes DataFrames of Catalyst's expressions."""
+
+    def __init__(self, session: SparkSession) -> None:
+        """Args: the session of the DataFrames."""
+        self.session = session
+
+    def calc(
+        self,
+        df: DataFrame,
+        known: Mapping[int, str],
+        where: Sequence[Any],
+        select: Sequence[tuple[str, Any]],
+        row_kind: tuple[str, str] | None,
+    ) -> DataFrame:
+        """Rows filtered, then projected, by expressions that were resolved elsewhere.
+
+        Args:
+            df: the rows.
+            known: by the id of an attribute that the expressions name, the column that it is.
+            where: conditions.
+            select: names and expressions; the name of a column of ``df`` is one.
+            row_kind: the row-kind column, and what it is called above.
+        """
+        plan = df._jdf.queryExecution().analyzed()
+        output = plan.output()
+        there = {str(x.name()): x for x in (output.apply(n) for n in range(output.length()))}
+        ids = self._class("expressions.ExprId")
+        plan = self._project(
+            [*there.values(), *(self._alias(there[n], n, ids.apply(i)) for i, n in known.items())], plan
+        )
+        for condition in where:
+            plan = self._class("plans.logical.Filter")(condition, plan)
+        columns = [(name, there[value] if isinstance(value, str) else value) for name, value in select]
+        if row_kind is not None:
+            columns.insert(0, (row_kind[1], there[row_kind[0]]))
+        return self._frame(self._project([self._alias(value, name) for name, value in columns], plan))
+
+    def _class(self, name: str) -> Any:
+        return java_class(self.session, f"{_CATALYST}.{name}")
+
+    def _frame(self, plan: Any) -> DataFrame:
+        package = "sql" if self.session.version.startswith("3.") else "sql.classic"
+        dataset = java_class(self.session, f"org.apache.spark.{package}.Dataset")
+        return DataFrame(dataset.ofRows(self.session._jsparkSession, plan), self.session)
+
+    def _project(self, columns: Sequence[Any], plan: Any) -> Any:
+        return self._class("plans.logical.Project")(self._seq(columns), plan)
+
+    def _alias(self, value: Any, name: str, number: Any = None) -> Any:
+        number = number if number is not None else self._class("expressions.NamedExpression").newExprId()
+        return self._class("expressions.Alias")(
+            value, name, number, self._seq(()), java_class(self.session, "scala.Option").empty(), self._seq(())
+        )
+
+    def _seq(self, items: Sequence[Any]) -> Any:
+        given = java_class(self.session, "java.util.ArrayList")()
+        for item in items:
+            given.add(item)
+        return java_class(self.session, "org.apache.spark.api.python.PythonUtils").toSeq(given)
+
+
+def _refused(sql: str, error: PySparkException) -> SqlError:
+    """One of Spark's errors as ours."""
+    origin = getattr(error, "_origin", None)
+    line, column = position(origin) if origin is not None and hasattr(origin, "line") else (1, 1)
+    return SqlError(f"Spark does not take this: {message_of(error)}", sql, line, column)
+
+
+def position(origin: Any) -> tuple[int, int]:
+    """Line and column, both from 1, of a node's origin, or of one of Spark's errors; the query's begin for none."""
+    line, start = origin.line(), origin.startPosition()
+    return (int(line.get()) if line.isDefined() else 1, int(start.get()) + 1 if start.isDefined() else 1)
+
+
+def message_of(error: PySparkException) -> str:
+    """What Spark says, without the plan that it prints after that."""
+    text = str(error).strip().split(" SQLSTATE", 1)[0].split("; line", 1)[0].splitlines()[0]
+    return re.sub(r"\(line \d+, pos \d+\)$", "", text).rstrip(". ")

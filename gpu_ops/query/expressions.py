@@ -1,0 +1,262 @@
+"""Catalyst's trees, as their JSON has them: of a plan's nodes and of expressions, with a way back to the JVM's own.
+
+One call fetches a whole plan; what is asked of the JVM after that, it is asked only where it is needed.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+
+Java = Callable[[], Any]
+"""Gives the JVM's object."""
+
+
+class Column:
+    """A column of an input, or one that the query computes. Compared by identity.
+
+    Attributes:
+        label: its own name.
+        owner: the alias of its table, or empty.
+        nullable: whether a null can be in it, as far as its input says.
+        event_time: whether it is the event time of its input.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        owner: str,
+        type_of: Callable[[], pa.DataType],
+        *,
+        nullable: bool = True,
+        event_time: bool = False,
+    ) -> None:
+        self.label, self.owner, self.nullable, self.event_time = label, owner, nullable, event_time
+        self._type_of = type_of
+
+    @functools.cached_property
+    def type(self) -> pa.DataType:
+        """Arrow's."""
+        return self._type_of()
+
+    def __str__(self) -> str:
+        return f"{self.owner}.{self.label}" if self.owner else self.label
+
+
+class Tree:
+    """A node of a plan, or of an expression.
+
+    Attributes:
+        kind: the name of its class.
+        fields: what its JSON says besides.
+        args: its children.
+    """
+
+    def __init__(self, fields: Mapping[str, Any], args: Iterable[Tree] = (), java: Java | None = None) -> None:
+        """Args: its JSON; its children; what gives the JVM's object, of a root."""
+        self.kind = str(fields["class"]).rsplit(".", 1)[-1]
+        self.fields, self.args, self._java = fields, list(args), java
+        self._above: tuple[Tree, int] | None = None
+        self._known: Any = None
+
+    def add(self, child: Tree) -> None:
+        """One more child."""
+        child._above = self, len(self.args)
+        self.args.append(child)
+
+    @property
+    def java(self) -> Any:
+        """The JVM's object, from the nearest node whose object is known; no recursion, as a plan may be deep."""
+        path: list[Tree] = []
+        node = self
+        while node._known is None and node._above is not None:
+            path.append(node)
+            node = node._above[0]
+        if node._known is None:
+            assert node._java is not None
+            node._known = node._java()
+        for below in reversed(path):
+            assert below._above is not None
+            below._known = below._above[0]._known.children().apply(below._above[1])
+        return self._known
+
+    def walk(self) -> Iterator[Tree]:
+        """This node and all below it, each before what is below it."""
+        waiting = [self]
+        while waiting:
+            node = waiting.pop()
+            yield node
+            waiting += reversed(node.args)
+
+
+def tree(items: Sequence[Mapping[str, Any]], java: Java) -> Tree:
+    """The tree of a list in which each node stands before its children."""
+    root = Tree(items[0], java=java)
+    open_: list[tuple[Tree, int]] = [(root, int(items[0]["num-children"]))]
+    for item in items[1:]:
+        while not open_[-1][1]:
+            open_.pop()
+        above, missing = open_.pop()
+        open_.append((above, missing - 1))
+        node = Tree(item)
+        above.add(node)
+        open_.append((node, int(item["num-children"])))
+    return root
+
+
+class Expr:
+    """An expression whose attributes are columns.
+
+    Attributes:
+        tree: Catalyst's.
+        of: the columns by the ids of attributes.
+    """
+
+    def __init__(self, made: Tree, of: Mapping[int, Column]) -> None:
+        self.tree, self.of = made, of
+
+    @property
+    def kind(self) -> str:
+        """The name of its class."""
+        return self.tree.kind
+
+    @property
+    def java(self) -> Any:
+        """Catalyst's own."""
+        return self.tree.java
+
+    @functools.cached_property
+    def args(self) -> tuple[Expr, ...]:
+        """Its operands."""
+        return tuple(Expr(arg, self.of) for arg in self.tree.args)
+
+    @functools.cached_property
+    def ids(self) -> dict[int, Column]:
+        """The columns in it by the ids it calls them."""
+        numbers = (number_of(node) for node in self.tree.walk() if node.kind == "AttributeReference")
+        return {number: self.of[number] for number in numbers}
+
+    @property
+    def columns(self) -> dict[Column, None]:
+        """The columns in it, in order."""
+        return dict.fromkeys(self.ids.values())
+
+    @property
+    def column(self) -> Column | None:
+        """The column, if it is nothing else."""
+        return self.of[number_of(self.tree)] if self.kind == "AttributeReference" else None
+
+    @functools.cached_property
+    def times(self) -> frozenset[Column]:
+        """The event times in it; a column that is CAST is none any more."""
+        if self.column is not None:
+            return frozenset({self.column} if self.column.event_time else ())
+        return frozenset(
+            column for arg in self.args if not (self.kind == "Cast" and arg.column) for column in arg.times
+        )
+
+    def conjuncts(self) -> list[Expr]:
+        """What it joins by AND."""
+        found: list[Expr] = []
+        waiting = [self]
+        while waiting:
+            part = waiting.pop()
+            if part.kind == "And":
+                waiting += reversed(part.args)
+            else:
+                found.append(part)
+        return found
+
+    def text(self, call: Callable[[Column], str] = str) -> str:
+        """SQL text, near enough to read it; each column called as ``call`` says."""
+        return _text(self, call)
+
+
+def number_of(node: Tree) -> int:
+    """The id of an attribute, or of an alias."""
+    return int(node.fields["exprId"]["id"])
+
+
+def is_no_op(cast: Expr) -> bool:
+    """Whether a CAST gives what it takes: Catalyst puts such in, too."""
+    arg = cast.args[0]
+    own = arg.tree.fields.get("dataType")
+    return own is not None and own == cast.tree.fields["dataType"]
+
+
+def widens_literal(expr: Expr) -> bool:
+    """Whether it is the CAST of an integer that reads the same without it."""
+    if expr.kind != "Cast" or expr.args[0].kind != "Literal":
+        return False
+    return expr.args[0].tree.fields["dataType"] in _TYPES and expr.tree.fields["dataType"] in (*_TYPES, "double")
+
+
+_OPERATORS: Final = {
+    "And": "AND", "Or": "OR", "EqualTo": "=", "EqualNullSafe": "<=>", "LessThan": "<", "LessThanOrEqual": "<=",
+    "GreaterThan": ">", "GreaterThanOrEqual": ">=", "Add": "+", "Subtract": "-", "Multiply": "*", "Divide": "/",
+    "Remainder": "%", "TimestampAddInterval": "+", "TimeAdd": "+", "SubtractTimestamps": "-", "DateAdd": "+",
+}  # fmt: skip
+_TYPES: Final = {"long": "BIGINT", "integer": "INT", "short": "SMALLINT", "byte": "TINYINT"}
+_LOOSE: Final = {"Not", "IsNull", "IsNotNull", "In", "Like", *_OPERATORS}
+
+
+def _text(expr: Expr, call: Callable[[Column], str]) -> str:
+    kind, fields = expr.kind, expr.tree.fields
+    if expr.column is not None:
+        return call(expr.column)
+    if kind == "Literal":
+        return _literal(fields)
+    if kind == "Cast" and (is_no_op(expr) or widens_literal(expr)):
+        return _text(expr.args[0], call)
+    if kind == "Not" and expr.args[0].kind == "EqualTo":
+        return " <> ".join(_operands("Add", expr.args[0], call))
+    args = _operands(kind, expr, call)
+    if kind in _OPERATORS:
+        return f" {_OPERATORS[kind]} ".join(args)
+    match kind:
+        case "Not":
+            return f"NOT {args[0]}"
+        case "IsNull" | "IsNotNull":
+            return f"{args[0]} IS {'NOT ' if kind == 'IsNotNull' else ''}NULL"
+        case "UnaryMinus":
+            return f"-{args[0]}"
+        case "In":
+            return f"{args[0]} IN ({', '.join(args[1:])})"
+        case "Cast":
+            kind_ = fields["dataType"]
+            return f"CAST({args[0]} AS {_TYPES.get(kind_, str(kind_).upper())})"
+        case "CaseWhen":
+            pairs = " ".join(f"WHEN {a} THEN {b}" for a, b in zip(args[::2], args[1::2], strict=False))
+            return f"CASE {pairs}{f' ELSE {args[-1]}' if len(args) % 2 else ''} END"
+        case "Like":
+            return f"{args[0]} LIKE {args[1]}"
+        case _:
+            return f"{kind.lower()}({', '.join(args)})"
+
+
+def _operands(kind: str, expr: Expr, call: Callable[[Column], str]) -> list[str]:
+    """The operands' text, in parentheses where an operator of this kind needs them."""
+    return [f"({_text(arg, call)})" if _is_loose(kind, arg) else _text(arg, call) for arg in expr.args]
+
+
+def _is_loose(kind: str, arg: Expr) -> bool:
+    """Whether an operand needs parentheses."""
+    while arg.kind == "Cast" and is_no_op(arg):
+        arg = arg.args[0]
+    if kind not in _LOOSE or arg.kind not in _LOOSE or kind == arg.kind == "And":
+        return False
+    return kind not in ("And", "Or", "Not") or arg.kind in ("And", "Or")
+
+
+def _literal(fields: Mapping[str, Any]) -> str:
+    value, kind = fields["value"], fields["dataType"]
+    if value is None:
+        return "NULL"
+    if kind == "string":
+        return "'" + str(value).replace("\\", "\\\\").replace("'", "\\'") + "'"
+    if kind in ("date", "timestamp", "timestamp_ntz"):
+        return f"{str(kind).upper()} '{value}'"
+    return str(value)
