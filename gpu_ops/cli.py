@@ -83,7 +83,7 @@ def demo(
 
 @app.command()
 def run(  # noqa: PLR0917 (options: typer passes them by name)
-    file: Annotated[Path, typer.Argument(help="The job, .sql or .yaml.", metavar="JOB")],
+    file: Annotated[Path, typer.Argument(help="The job, a .sql file.", metavar="JOB")],
     once: Annotated[bool, typer.Option("--once", help="Take what there is and end; else go on until Ctrl-C.")] = False,
     state: Annotated[str | None, typer.Option(help="State folder: a path, or a URI.")] = None,
     checkpoint: Annotated[str | None, typer.Option(help="Spark's checkpoint folder.")] = None,
@@ -96,7 +96,7 @@ def run(  # noqa: PLR0917 (options: typer passes them by name)
     conf: Annotated[list[str] | None, typer.Option(help="A Spark setting, name=value; as often as needed.")] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Say what would run, and run nothing.")] = False,
 ) -> None:
-    """Run a job: a query over streams, written down in SQL as Flink has it, or in YAML.
+    """Run a job: a query over streams, written down in SQL as Flink has it.
 
     What is said here goes before what the job says. Ctrl-C ends it; the same command goes on from there.
     """

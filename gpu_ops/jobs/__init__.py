@@ -1,1 +1,1 @@
-"""Jobs in a file: sources, a query and a sink, as SQL in Flink's form or as YAML; ``gpu-join run`` runs them."""
+"""Jobs in a file: sources, a query and a sink, as SQL in Flink's form; ``gpu-join run`` runs them."""

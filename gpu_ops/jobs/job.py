@@ -12,10 +12,8 @@ from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.inputs import BadRows, Updates, parse_duration
 from gpu_ops.errors import DescriptionError
 from gpu_ops.jobs.settings import Settings, located
-from gpu_ops.jobs.text import Said, SaidJob, SaidQuery, SaidTable, Text
+from gpu_ops.jobs.text import JobText, QueryText, TableText, Text, Word
 from gpu_ops.state.address import StateAddress
-
-_SQL, _YAML = (".sql",), (".yaml", ".yml")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +110,7 @@ class Job:
     file: Text
     sources: tuple[Source, ...]
     sink: Sink
-    query: SaidQuery
+    query: QueryText
     state: StateAddress | None
     checkpoint: str | None
     emit: Emit
@@ -129,28 +127,26 @@ def load(path: str | Path) -> Job:
     """Reads and checks a job.
 
     Args:
-        path: of a file, ``.sql`` or ``.yaml``.
+        path: of a file, ``.sql``.
 
     Raises:
         DescriptionError: there is no such file, or it is no job; a `JobError` says where.
     """
     path = Path(path)
-    if path.suffix not in (*_SQL, *_YAML):
-        raise DescriptionError(f"{path}: a job is a file called .sql or .yaml")
+    if path.suffix in (".yaml", ".yml"):
+        raise DescriptionError(f"{path}: a job is written in SQL now, in a file called .sql; docs/jobs.md shows one")
+    if path.suffix != ".sql":
+        raise DescriptionError(f"{path}: a job is a file called .sql")
     try:
         file = Text(path, path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise DescriptionError(f"{path}: cannot be read: {error}") from error
-    if path.suffix in _SQL:
-        from gpu_ops.jobs.sql_file import read_sql  # noqa: PLC0415 - one form or the other
+    from gpu_ops.jobs.sql_file import read_sql  # noqa: PLC0415 - it makes what is here
 
-        return build(read_sql(file))
-    from gpu_ops.jobs.yaml_file import read_yaml  # noqa: PLC0415
-
-    return build(read_yaml(file))
+    return build(read_sql(file))
 
 
-def build(said: SaidJob) -> Job:
+def build(said: JobText) -> Job:
     """Checks a job.
 
     Raises:
@@ -182,7 +178,7 @@ def build(said: SaidJob) -> Job:
     return job
 
 
-def _source(file: Text, table: SaidTable) -> Source:
+def _source(file: Text, table: TableText) -> Source:
     settings = Settings.of_source(file, table)
     names = None if table.columns is None else [column.name.text for column in table.columns]
     row_kind = settings.take("row_kind")
@@ -223,7 +219,7 @@ def _source(file: Text, table: SaidTable) -> Source:
     return source
 
 
-def _sink(file: Text, table: SaidTable) -> Sink:
+def _sink(file: Text, table: TableText) -> Sink:
     settings = Settings.of_sink(file, table)
     if table.primary_key is not None:
         file.fail(
@@ -248,7 +244,7 @@ def _sink(file: Text, table: SaidTable) -> Sink:
     return sink
 
 
-def _columns(table: SaidTable) -> tuple[tuple[str, str], ...] | None:
+def _columns(table: TableText) -> tuple[tuple[str, str], ...] | None:
     return None if table.columns is None else tuple((c.name.text, c.type) for c in table.columns)
 
 
@@ -262,12 +258,12 @@ def _with_own_columns(connector: str, names: list[str] | None) -> list[str] | No
     return [*names, *_OF_DELTA] if names is not None and connector == "delta" else names
 
 
-def _in(file: Text, column: Said, names: list[str] | None) -> None:
+def _in(file: Text, column: Word, names: list[str] | None) -> None:
     if names is not None and column.text.lower() not in {name.lower() for name in names}:
         file.fail(f"there is no column {column.text!r}; there are {', '.join(names)}", column.at)
 
 
-def _no_twin(file: Text, table: SaidTable) -> None:
+def _no_twin(file: Text, table: TableText) -> None:
     seen: set[str] = set()
     for column in table.columns or ():
         if column.name.text.lower() in seen:
@@ -275,13 +271,13 @@ def _no_twin(file: Text, table: SaidTable) -> None:
         seen.add(column.name.text.lower())
 
 
-def _duration(file: Text, said: Said) -> int:
+def _duration(file: Text, said: Word) -> int:
     try:
         return parse_duration(said.text)
     except DescriptionError as error:
         raise file.error(str(error), said.at) from None
 
 
-def _delay(file: Text, said: Said) -> int:
+def _delay(file: Text, said: Word) -> int:
     """As a duration, but it may be zero."""
     return 0 if said.text.split()[:1] == ["0"] else _duration(file, said)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpu_ops.jobs.connectors import FOREIGN, SINKS, SOURCES, Option
-from gpu_ops.jobs.text import Said, SaidTable, Setting, Text
+from gpu_ops.jobs.text import Setting, TableText, Text, Word
 from gpu_ops.query.errors import closest
 
 OF_JOB: Final = (
@@ -57,7 +57,7 @@ class Settings:
         return cls(file, said, OF_JOB)
 
     @classmethod
-    def of_source(cls, file: Text, table: SaidTable) -> Settings:
+    def of_source(cls, file: Text, table: TableText) -> Settings:
         """Those of a source.
 
         Raises:
@@ -66,7 +66,7 @@ class Settings:
         return cls._of_table(file, table, SOURCES, OF_SOURCE, "source")
 
     @classmethod
-    def of_sink(cls, file: Text, table: SaidTable) -> Settings:
+    def of_sink(cls, file: Text, table: TableText) -> Settings:
         """Those of a sink.
 
         Raises:
@@ -78,7 +78,7 @@ class Settings:
     def _of_table(
         cls,
         file: Text,
-        table: SaidTable,
+        table: TableText,
         connectors: Mapping[str, Mapping[str, Option]],
         known: Sequence[str],
         what: str,
@@ -100,7 +100,7 @@ class Settings:
                 file.fail(f"{connector} needs the option {option!r}", name.at)
         return settings
 
-    def take(self, name: str) -> Said | None:
+    def take(self, name: str) -> Word | None:
         """A setting's value, or None."""
         setting = self._said.pop(name, None)
         return None if setting is None else setting.value
@@ -174,7 +174,7 @@ class Settings:
             whose = f"{self.connector} has" if self.connector else "a job has"
             self.file.fail(f"{whose} no option {setting.name.text!r}; there are {known}; {more}", setting.name.at)
 
-    def _checked(self, name: str, how: Option, said: Said) -> str:
+    def _checked(self, name: str, how: Option, said: Word) -> str:
         text = said.text
         if how.kind == "count" and not (text.isascii() and text.isdigit() and int(text) > 0):
             self.file.fail(f"{name} is a whole number above zero, not {text!r}", said.at)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Final, TypeVar
 
-from gpu_ops.jobs.text import Said, SaidColumn, SaidJob, SaidQuery, SaidTable, Setting, Text
+from gpu_ops.jobs.text import ColumnText, JobText, QueryText, Setting, TableText, Text, Word
 from gpu_ops.jobs.tokens import Cursor, tokenize
 from gpu_ops.jobs.types import read_type
 
@@ -33,16 +33,16 @@ _REFUSED: Final = {
 }
 
 
-def read_sql(file: Text) -> SaidJob:
+def read_sql(file: Text) -> JobText:
     """Reads a job.
 
     Raises:
         JobError: it is none; says where.
     """
     cursor = Cursor(file, tokenize(file))
-    tables: list[SaidTable] = []
+    tables: list[TableText] = []
     settings: list[Setting] = []
-    inserted: tuple[Said, SaidQuery] | None = None
+    inserted: tuple[Word, QueryText] | None = None
     while cursor.token.kind != "end":
         if cursor.accepts(";"):
             continue
@@ -63,7 +63,7 @@ def read_sql(file: Text) -> SaidJob:
     return _assemble(file, tables, settings, *inserted)
 
 
-def _assemble(file: Text, tables: list[SaidTable], settings: list[Setting], target: Said, query: SaidQuery) -> SaidJob:
+def _assemble(file: Text, tables: list[TableText], settings: list[Setting], target: Word, query: QueryText) -> JobText:
     seen: set[str] = set()
     for table in tables:
         if table.name.text.lower() in seen:
@@ -76,7 +76,7 @@ def _assemble(file: Text, tables: list[SaidTable], settings: list[Setting], targ
     sources = tuple(table for table in tables if table is not sinks[0])
     if not sources:
         file.fail("there is no source: CREATE TABLE each table that the query reads", query.at)
-    return SaidJob(file, sources, sinks[0], query, tuple(settings))
+    return JobText(file, sources, sinks[0], query, tuple(settings))
 
 
 def _set(cursor: Cursor) -> Setting:
@@ -87,22 +87,22 @@ def _set(cursor: Cursor) -> Setting:
         name = cursor.name("a setting's name")
         while cursor.accepts(".") or cursor.accepts("-"):
             end = cursor.name("the rest of the setting's name")
-            name = Said(cursor.file.text[name.at : end.at + len(end.text)], name.at)
+            name = Word(cursor.file.text[name.at : end.at + len(end.text)], name.at)
     cursor.expect("=")
     if cursor.token.kind in ("word", "number"):
         token = cursor.take()
-        return Setting(name, Said(token.text, token.start))
+        return Setting(name, Word(token.text, token.start))
     return Setting(name, cursor.string("the setting's value"))
 
 
-def _create_table(cursor: Cursor) -> SaidTable:
+def _create_table(cursor: Cursor) -> TableText:
     cursor.accepts("IF", "NOT", "EXISTS")
     name = cursor.name("a table's name")
     if cursor.sees("."):
         cursor.fail("catalogs and databases are not understood: a table has a plain name")
-    columns: list[SaidColumn] | None = None
-    key: tuple[Said, ...] | None = None
-    watermark: tuple[Said, Said] | None = None
+    columns: list[ColumnText] | None = None
+    key: tuple[Word, ...] | None = None
+    watermark: tuple[Word, Word] | None = None
     if cursor.accepts("("):
         columns = []
         while True:
@@ -131,7 +131,7 @@ def _create_table(cursor: Cursor) -> SaidTable:
     cursor.expect("WITH", after="and the table's options")
     settings = _options(cursor)
     # WITH (...) alone: the columns are those of the data
-    return SaidTable(name, tuple(columns) if columns else None, key, watermark, settings)
+    return TableText(name, tuple(columns) if columns else None, key, watermark, settings)
 
 
 def _once(cursor: Cursor, before: _Said | None, now: _Said, what: str, at: int) -> _Said:
@@ -140,7 +140,7 @@ def _once(cursor: Cursor, before: _Said | None, now: _Said, what: str, at: int) 
     return now
 
 
-def _column(cursor: Cursor) -> tuple[SaidColumn, bool]:
+def _column(cursor: Cursor) -> tuple[ColumnText, bool]:
     """A column, and whether it is said to be the primary key."""
     name = cursor.name("a column's name")
     if cursor.sees("AS"):
@@ -160,10 +160,10 @@ def _column(cursor: Cursor) -> tuple[SaidColumn, bool]:
     for word in ("METADATA", "GENERATED"):
         if cursor.sees(word):
             cursor.fail(_REFUSED[word])
-    return SaidColumn(name, kind), is_key
+    return ColumnText(name, kind), is_key
 
 
-def _watermark(cursor: Cursor) -> tuple[Said, Said]:
+def _watermark(cursor: Cursor) -> tuple[Word, Word]:
     """``column AS column [- INTERVAL 'n' UNIT]``."""
     column = cursor.name("the column of the watermark")
     cursor.expect("AS")
@@ -171,11 +171,11 @@ def _watermark(cursor: Cursor) -> tuple[Said, Said]:
     if again.text.lower() != column.text.lower():
         cursor.file.fail(f"a watermark is {column.text} - INTERVAL '...' ..., nothing else is understood", again.at)
     if not cursor.accepts("-"):
-        return column, Said("0 SECOND", again.at)
+        return column, Word("0 SECOND", again.at)
     cursor.expect("INTERVAL")
     amount = cursor.string("an amount")
     unit = cursor.name("a unit, such as SECOND")
-    return column, Said(f"{amount.text} {unit.text}", amount.at)
+    return column, Word(f"{amount.text} {unit.text}", amount.at)
 
 
 def _options(cursor: Cursor) -> tuple[Setting, ...]:
@@ -192,7 +192,7 @@ def _options(cursor: Cursor) -> tuple[Setting, ...]:
     return tuple(found)
 
 
-def _insert(cursor: Cursor) -> tuple[Said, SaidQuery]:
+def _insert(cursor: Cursor) -> tuple[Word, QueryText]:
     cursor.take()
     if cursor.sees("OVERWRITE"):
         cursor.fail("INSERT OVERWRITE is not understood: a changelog is appended")
@@ -204,4 +204,4 @@ def _insert(cursor: Cursor) -> tuple[Said, SaidQuery]:
         cursor.fail(f"expected SELECT or WITH, found {begin.shown}")
     while not cursor.sees(";") and cursor.token.kind != "end":
         end = cursor.take()
-    return target, SaidQuery(cursor.file.text[begin.start : end.end], begin.start)
+    return target, QueryText(cursor.file.text[begin.start : end.end], begin.start)

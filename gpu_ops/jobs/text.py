@@ -56,7 +56,7 @@ class Text:
 
 
 @dataclasses.dataclass(frozen=True)
-class Said:
+class Word:
     """A text that the file says, and where."""
 
     text: str
@@ -68,20 +68,20 @@ class Said:
 class Setting:
     """A name and its value."""
 
-    name: Said
-    value: Said
+    name: Word
+    value: Word
 
 
 @dataclasses.dataclass(frozen=True)
-class SaidColumn:
+class ColumnText:
     """A column: its name, and its type as Spark writes it."""
 
-    name: Said
+    name: Word
     type: str
 
 
 @dataclasses.dataclass(frozen=True)
-class SaidTable:
+class TableText:
     """A source or the sink, as it is written down.
 
     Attributes:
@@ -92,42 +92,37 @@ class SaidTable:
         settings: all the rest.
     """
 
-    name: Said
-    columns: tuple[SaidColumn, ...] | None
-    primary_key: tuple[Said, ...] | None
-    watermark: tuple[Said, Said] | None
+    name: Word
+    columns: tuple[ColumnText, ...] | None
+    primary_key: tuple[Word, ...] | None
+    watermark: tuple[Word, Word] | None
     settings: tuple[Setting, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class SaidQuery:
+class QueryText:
     """The query.
 
     Attributes:
         text: without what is around it in the file.
         at: where it begins.
-        indent: by how much its lines after the first are indented in the file, and not in ``text``; None where its
-            lines are not those of the file, so that ``at`` is all that is known.
     """
 
     text: str
     at: int
-    indent: int | None = 0
 
     def place(self, file: Text, line: int, column: int) -> tuple[int, int]:
         """Line and column in the file of a line and column of the query."""
         first_line, first_column = file.place(self.at)
-        if self.indent is None:
-            return first_line, first_column
-        return first_line + line - 1, column + (first_column - 1 if line == 1 else self.indent)
+        return first_line + line - 1, column + (first_column - 1 if line == 1 else 0)
 
 
 @dataclasses.dataclass(frozen=True)
-class SaidJob:
+class JobText:
     """A job as it is written down."""
 
     file: Text
-    sources: tuple[SaidTable, ...]
-    sink: SaidTable
-    query: SaidQuery
+    sources: tuple[TableText, ...]
+    sink: TableText
+    query: QueryText
     settings: tuple[Setting, ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple, NoReturn
 
-from gpu_ops.jobs.text import Said, Text
+from gpu_ops.jobs.text import Text, Word
 
 
 class Token(NamedTuple):
@@ -107,7 +107,7 @@ class Cursor:
             if not self.accepts(text):
                 self.fail(f"expected {text}{after and f' {after}'}, found {self.token.shown}")
 
-    def name(self, what: str) -> Said:
+    def name(self, what: str) -> Word:
         """A name, quoted or not.
 
         Raises:
@@ -116,9 +116,9 @@ class Cursor:
         if self.token.kind not in ("word", "quoted"):
             self.fail(f"expected {what}, found {self.token.shown}")
         token = self.take()
-        return Said(token.text, token.start)
+        return Word(token.text, token.start)
 
-    def string(self, what: str) -> Said:
+    def string(self, what: str) -> Word:
         """A string in single quotes.
 
         Raises:
@@ -127,9 +127,9 @@ class Cursor:
         if self.token.kind != "string":
             self.fail(f"expected {what} in single quotes, found {self.token.shown}")
         token = self.take()
-        return Said(token.text, token.start)
+        return Word(token.text, token.start)
 
-    def names(self, what: str) -> tuple[Said, ...]:
+    def names(self, what: str) -> tuple[Word, ...]:
         """Names in parentheses.
 
         Raises:

@@ -11,7 +11,6 @@ import pytest
 from gpu_ops.jobs.job import Job, build
 from gpu_ops.jobs.sql_file import read_sql
 from gpu_ops.jobs.text import JobError, Text
-from gpu_ops.jobs.yaml_file import read_yaml
 
 ORDERS = "CREATE TABLE orders (id BIGINT, item STRING) WITH ('connector' = 'json', 'path' = 'orders');\n"
 SINK = "CREATE TABLE changes WITH ('connector' = 'console');\n"
@@ -20,10 +19,6 @@ INSERT = "INSERT INTO changes SELECT * FROM orders"
 
 def sql(text: str) -> Job:
     return build(read_sql(Text(Path("/jobs/job.sql"), dedent(text))))
-
-
-def yaml(text: str) -> Job:
-    return build(read_yaml(Text(Path("/jobs/job.yaml"), dedent(text))))
 
 
 def source(table: str, *, form: Any = sql) -> Any:

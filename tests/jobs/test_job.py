@@ -183,10 +183,12 @@ def test_load(tmp_path):
     path.write_text(ORDERS + SINK + INSERT)
     assert load(path).name == "shop"
     assert load(path).sources[0].options == {"path": str(tmp_path / "orders")}
-    with pytest.raises(DescriptionError, match=r"a job is a file called \.sql or \.yaml"):
+    with pytest.raises(DescriptionError, match=r"a job is a file called \.sql"):
         load(tmp_path / "shop.txt")
-    with pytest.raises(DescriptionError, match=r"no\.yaml: cannot be read"):
-        load(tmp_path / "no.yaml")
+    with pytest.raises(DescriptionError, match=r"a job is written in SQL now"):
+        load(tmp_path / "shop.yaml")
+    with pytest.raises(DescriptionError, match=r"no\.sql: cannot be read"):
+        load(tmp_path / "no.sql")
     (tmp_path / "b.sql").write_bytes(b"\xff")
     with pytest.raises(DescriptionError, match=r"b\.sql: cannot be read"):
         load(tmp_path / "b.sql")
