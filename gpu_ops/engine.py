@@ -254,8 +254,7 @@ class JoinEngine:
         return None if watermark is None else whole_number("watermark", watermark)
 
     def _watermark(self, given: Watermark) -> int | None:
-        by_event_time = self.join.interval is not None and self.join.interval.time == "event"
-        if given is None or not by_event_time:
+        if given is None or not self.join.by_event_time:
             return self._operator.watermark_ms(self._clock_ms)
         if isinstance(given, tuple):
             return None if given[0] is None or given[1] is None else min(given[0], given[1])

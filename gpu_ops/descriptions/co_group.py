@@ -36,6 +36,8 @@ class CoGroup(Description):
     right: Input
     keys: tuple[Key, ...]
 
+    sorts_itself: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         check_fields(self)
         check_at_end(self.inputs)
@@ -100,11 +102,6 @@ class CoGroup(Description):
     @property
     def order_matters_at_end(self) -> bool:
         """Whether the result depends on the order in which rows came: its function sees it."""
-        return True
-
-    @property
-    def sorts_itself(self) -> bool:
-        """Whether it sorts a part of its input itself, at the end."""
         return True
 
     @property

@@ -67,6 +67,9 @@ class Description(abc.ABC):
     takes_function: ClassVar[bool] = False
     """Whether a user's function makes the result of what comes out."""
 
+    sorts_itself: ClassVar[bool] = False
+    """Whether it sorts a part of its input itself, at the end."""
+
     if TYPE_CHECKING:
 
         @property
@@ -194,11 +197,6 @@ class Description(abc.ABC):
     def order_matters_at_end(self) -> bool:
         """Whether the result at the end of input depends on the order in which rows came."""
         return any(not source.insert_only or source.sequence_by is not None for source in self.inputs)
-
-    @property
-    def sorts_itself(self) -> bool:
-        """Whether it sorts a part of its input itself, at the end."""
-        return False
 
     @property
     def merges(self) -> bool:

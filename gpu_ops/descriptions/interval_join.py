@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import pyarrow as pa
 
@@ -31,6 +31,8 @@ class IntervalJoin(Join):
     """
 
     interval: Interval = dataclasses.field(kw_only=True)
+
+    sorts_itself: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -82,11 +84,6 @@ class IntervalJoin(Join):
         """Whether what it says depends on the order of rows: which of two comes first may be late."""
         del number
         return True
-
-    @property
-    def sorts_itself(self) -> bool:
-        """Whether it sorts a part of its input itself, at the end."""
-        return False
 
     @property
     def merges(self) -> bool:

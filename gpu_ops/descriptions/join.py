@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import pyarrow as pa
 
@@ -85,6 +85,8 @@ class Join(Description):
     suffixes: tuple[str, str] | None = None
     time_zone: str | None = None
     ansi: bool = False
+
+    sorts_itself: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -266,11 +268,6 @@ class Join(Description):
             shuffled=tuple(tuple(by.columns[n] for n in order) for by in self.shuffled_by),
             shown={(order.index(c.side), c.column): c.name for c in self.output},
         )
-
-    @property
-    def sorts_itself(self) -> bool:
-        """Whether it sorts a part of its input itself, at the end."""
-        return True
 
     @property
     def merges(self) -> bool:

@@ -101,12 +101,12 @@ def _instances(batch: _Batch, wanted: Array | None) -> tuple[Array, Array]:
     numbers = None if wanted is None else xp.flatnonzero(wanted)
     leaders = batch.groups.leader if numbers is None else batch.groups.leader[numbers]
     names = table.identity
-    wanted = Columns(lambda rows, _: kernels.take(frame, leaders[rows], names, present=True), names)
+    leading = Columns(lambda rows, _: kernels.take(frame, leaders[rows], names, present=True), names)
     needle, slots = match(
         kernels,
         table.identity_index.probe(batch.hashes[leaders], staged=False),
         table.identity_types,
-        (wanted, Columns.of_store(table.store, names)),
+        (leading, Columns.of_store(table.store, names)),
         alive=lambda _, slots: None if table.all_alive else table.status.values[slots] == LIVE,
     )
     return needle if numbers is None else numbers[needle], slots
