@@ -1,4 +1,4 @@
-"""README and docs: every Python block runs, in order; it prints what the text block after it says."""
+"""README and docs: every Python block runs, in order; it prints what the text block after it says; links lead on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-FILES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+FILES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "examples" / "README.md"])
 
 
 def blocks(path: Path) -> list[tuple[str, str]]:
@@ -48,9 +48,9 @@ def test_blocks(path, tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: p.name)
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links(path):
-    for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", path.read_text()):
         assert (path.parent / target).exists(), target
 
 
