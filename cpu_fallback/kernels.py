@@ -14,6 +14,7 @@ from cpu_fallback.conditions import evaluate
 from cpu_fallback.frame import Frame
 from cpu_fallback.hashing import UInt64s, equal_arrays, hash_columns, valid_mask
 from cpu_fallback.store import CpuStore, slot_array
+from gpu_ops.arrays import Array
 from gpu_ops.conditions import Condition
 from gpu_ops.descriptions.keys import key_type
 from gpu_ops.kernels import Kernels
@@ -72,7 +73,7 @@ class CpuKernels:
         """Rows of a frame."""
         return frame.length
 
-    def take(self, frame: Frame, rows: Ints, columns: Sequence[str], *, present: bool = False) -> Frame:
+    def take(self, frame: Frame, rows: Array, columns: Sequence[str], *, present: bool = False) -> Frame:
         """Rows of a frame by position; -1 gives nulls."""
         wanted = pa.array(rows) if present else slot_array(rows)
         return Frame(rows.size, {name: frame.columns[name].take(wanted) for name in columns})
@@ -98,7 +99,7 @@ class CpuKernels:
                 mask = valid_mask(column) if mask is None else mask & valid_mask(column)
         return mask
 
-    def hash_rows(self, frame: Frame, columns: Sequence[str], types: Sequence[pa.DataType]) -> UInt64s:
+    def hash_rows(self, frame: Frame, columns: Sequence[str], types: Sequence[pa.DataType]) -> Array:
         """64-bit hashes of rows."""
         cast = [_as_type(frame.columns[c], t) for c, t in zip(columns, types, strict=True)]
         return hash_columns(cast, frame.length)
@@ -123,7 +124,7 @@ class CpuKernels:
         batches = {name: frame.batch() for name, frame in frames.items()}
         return evaluate(condition, batches, length=length)
 
-    def argsort(self, values: npt.NDArray[Any]) -> Ints:
+    def argsort(self, values: npt.NDArray[Any]) -> Array:
         """Stable argsort.
 
         numpy's own takes five times as long as to sort values with their positions in the lower bits, where there is
@@ -142,10 +143,9 @@ class CpuKernels:
         packed |= np.arange(size, dtype=np.uint64)
         packed.sort()
         packed &= np.uint64((1 << bits) - 1)
-        order: Ints = packed.view(np.int64)
-        return order
+        return packed.view(np.int64)
 
-    def scatter_add(self, target: npt.NDArray[Any], index: Ints, values: npt.NDArray[Any]) -> None:
+    def scatter_add(self, target: npt.NDArray[Any], index: Array, values: Array) -> None:
         """Add at positions, repeated ones included."""
         np.add.at(target, index, values)
 
@@ -157,7 +157,7 @@ class CpuKernels:
         """An empty store."""
         return CpuStore(schema)
 
-    def search(self, run: UInt64s, directory: Ints, shift: int, hashes: UInt64s) -> tuple[Ints, Ints]:
+    def search(self, run: UInt64s, directory: Ints, shift: int, hashes: UInt64s) -> tuple[Array, Array]:
         """Candidates of a sorted run: the first entry of each hash, and those that follow it."""
         if not hashes.size or not run.size:
             return np.empty(0, np.int64), np.empty(0, np.int64)
@@ -185,7 +185,7 @@ class CpuKernels:
             slots = np.concatenate([slots, (run[position] & _LOW).view(np.int64)])
         return needle, slots
 
-    def expand(self, first: Ints, count: Ints) -> tuple[Ints, Ints]:
+    def expand(self, first: Ints, count: Ints) -> tuple[Array, Array]:
         """Ranges written out."""
         before = np.cumsum(count) - count
         number = np.repeat(np.arange(count.size, dtype=np.int64), count)

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from cpu_fallback.frame import Frame
 from cpu_fallback.hashing import raw_values, valid_mask
+from gpu_ops.arrays import Array
 from gpu_ops.wide_text import beyond_offsets
 
 # Types of the same width as a value, which numpy gathers faster than bytes.
@@ -244,7 +245,7 @@ class CpuStore:
             column.truncate(length)
         self.length = length
 
-    def take(self, slots: npt.NDArray[np.int64], columns: Sequence[str], *, present: bool = False) -> Frame:
+    def take(self, slots: Array, columns: Sequence[str], *, present: bool = False) -> Frame:
         """The rows at ``slots``; -1 gives nulls."""
         missing: npt.NDArray[np.bool_] | None = None if present else slots < 0
         if missing is not None and not missing.any():
@@ -261,7 +262,7 @@ class CpuStore:
         found = self.columns[column]
         return found.validity is not None or pa.types.is_null(found.kind)
 
-    def retained(self, slots: npt.NDArray[np.int64]) -> CpuStore:
+    def retained(self, slots: Array) -> CpuStore:
         """Another store with only these slots, renumbered from 0."""
         store, wanted = CpuStore(self.schema), pa.array(slots)
         for name, column in self.columns.items():

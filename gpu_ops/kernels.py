@@ -17,10 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from gpu_ops.arrays import Array, Hashes, Positions, Slots
 from gpu_ops.conditions import Condition
-
-Array = Any
-"""A one-dimensional array of the backend's ``xp``."""
 
 Frame = Any
 """Named columns of equal length, in the backend's own form. Immutable."""
@@ -46,13 +44,13 @@ class Store(Protocol):
     def truncate(self, length: int) -> None:
         """Drop all slots from ``length`` on."""
 
-    def take(self, slots: Array, columns: Sequence[str], *, present: bool = False) -> Frame:
+    def take(self, slots: Slots, columns: Sequence[str], *, present: bool = False) -> Frame:
         """The rows at ``slots`` (int64, -1 for a row of nulls; ``present`` if none is), of the columns named."""
 
     def may_be_null(self, column: str) -> bool:
         """Whether any row may have a null in this column."""
 
-    def retained(self, slots: Array) -> Store:
+    def retained(self, slots: Slots) -> Store:
         """Another store with only these slots (ascending), renumbered from 0, each where it lies in this one."""
 
     def cool(self) -> int:
@@ -93,7 +91,7 @@ class Kernels(Protocol):
     def to_arrow(self, frame: Frame, schema: pa.Schema) -> pa.Table:
         """Columns to Arrow, by position, in the schema's types."""
 
-    def asarray(self, values: npt.NDArray[Any]) -> Array:
+    def asarray(self, values: Array) -> Array:
         """A host array in the backend's memory."""
 
     def asnumpy(self, values: Array) -> npt.NDArray[Any]:
@@ -104,7 +102,7 @@ class Kernels(Protocol):
     def num_rows(self, frame: Frame) -> int:
         """Rows of a frame."""
 
-    def take(self, frame: Frame, rows: Array, columns: Sequence[str], *, present: bool = False) -> Frame:
+    def take(self, frame: Frame, rows: Positions, columns: Sequence[str], *, present: bool = False) -> Frame:
         """Rows of a frame by position (int64, -1 for a row of nulls; ``present`` if none is, which spares a look)."""
 
     def combine(self, columns: Sequence[tuple[str, Frame, str]]) -> Frame:
@@ -116,7 +114,7 @@ class Kernels(Protocol):
     def valid(self, frame: Frame, columns: Sequence[str]) -> Array | None:
         """Mask of rows that have no null in these columns; None when that is all of them."""
 
-    def hash_rows(self, frame: Frame, columns: Sequence[str], types: Sequence[pa.DataType]) -> Array:
+    def hash_rows(self, frame: Frame, columns: Sequence[str], types: Sequence[pa.DataType]) -> Hashes:
         """64-bit hashes (uint64) of rows; rows that `equal_rows` calls equal have equal hashes.
 
         Args:
@@ -140,7 +138,7 @@ class Kernels(Protocol):
 
     # --- arrays ------------------------------------------------------------------------------
 
-    def argsort(self, values: Array) -> Array:
+    def argsort(self, values: Array) -> Positions:
         """Stable argsort, int64 positions."""
 
     def scatter_add(self, target: Array, index: Array, values: Array) -> None:
@@ -154,7 +152,7 @@ class Kernels(Protocol):
     def store(self, schema: pa.Schema) -> Store:
         """An empty store for rows of this schema."""
 
-    def search(self, run: Array, directory: Array, shift: int, hashes: Array) -> tuple[Array, Array]:
+    def search(self, run: Array, directory: Array, shift: int, hashes: Array) -> tuple[Positions, Slots]:
         """Candidates of a sorted run for each hash; see `gpu_ops.state.index`.
 
         Args:
@@ -167,7 +165,7 @@ class Kernels(Protocol):
             Positions of needles and slots (int64), in any order.
         """
 
-    def expand(self, first: Array, count: Array) -> tuple[Array, Array]:
+    def expand(self, first: Array, count: Array) -> tuple[Positions, Positions]:
         """Ranges written out.
 
         Args:
@@ -182,14 +180,6 @@ class Kernels(Protocol):
         """Give back what the backend holds."""
 
 
-def distinct(xp: Any, values: Array) -> Array:
-    """The different values, ascending. numpy's ``unique`` hashes integers, which takes ten times as long."""
-    values = xp.sort(values)
-    kept = xp.ones(values.size, bool)
-    kept[1:] = values[1:] != values[:-1]
-    return values[kept]
-
-
-def as_slots(kernels: Kernels, start: int, length: int) -> Array:
+def as_slots(kernels: Kernels, start: int, length: int) -> Slots:
     """``length`` slots from ``start``."""
     return kernels.xp.arange(start, start + length, dtype=np.int64)

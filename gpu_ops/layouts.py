@@ -17,6 +17,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from gpu_ops.arrays import Array, Hashes, Instants, Positions, Slots
+
 SLOT_BITS: Final = 32
 MAX_SLOTS: Final = (1 << 31) - 2
 """Rows of an input in one partition. A pair of slots is a signed number; libcudf counts rows in 31 bits, too."""
@@ -32,10 +34,8 @@ _LOW: Final = np.uint64((1 << SLOT_BITS) - 1)
 _HIGH: Final = ~_LOW
 _SHIFT: Final = np.uint64(SLOT_BITS)
 
-Array = Any
 
-
-def entries(hashes: Array, slots: Array) -> Array:
+def entries(hashes: Hashes, slots: Slots) -> Array:
     """Entries of n hashes (uint64) and n slots (int64)."""
     made = hashes & _HIGH
     made |= slots.view(np.uint64)
@@ -47,7 +47,7 @@ def entry_hashes(made: Array) -> Array:
     return made >> _SHIFT
 
 
-def entry_slots(made: Array) -> Array:
+def entry_slots(made: Array) -> Slots:
     """The slots of n entries (int64)."""
     return (made & _LOW).view(np.int64)
 
@@ -67,23 +67,23 @@ def unpaired(made: Array) -> tuple[Array, Array]:
     return made >> SLOT_BITS, made & ((1 << SLOT_BITS) - 1)
 
 
-def moments(slots: Array, instants: Array, codes: Array | int) -> Array:
+def moments(slots: Slots, instants: Instants, codes: Array | int) -> Array:
     """N slots, instants and codes, sorted in this order."""
     return (((slots << INSTANT_BITS) | instants) << CODE_BITS) | codes
 
 
-def unpacked_moments(made: Array) -> tuple[Array, Array, Array]:
+def unpacked_moments(made: Array) -> tuple[Slots, Instants, Array]:
     """Slots, instants and codes of n moments."""
     rest = made >> CODE_BITS
     return rest >> INSTANT_BITS, rest & ((1 << INSTANT_BITS) - 1), made & ((1 << CODE_BITS) - 1)
 
 
-def owned(owners: Array, instants: Array) -> Array:
+def owned(owners: Array, instants: Instants) -> Array:
     """N numbers of whatever is counted and n instants, sorted in this order."""
     return (owners << INSTANT_BITS) | instants
 
 
-def sorted_positions(xp: Any, keys: Array) -> Array:
+def sorted_positions(xp: Any, keys: Array) -> Positions:
     """The order of n keys of at most 30 bits, of equal ones as they stand: one sort of values, no argsort."""
     made = xp.sort(pairs(keys, xp.arange(keys.size, dtype=np.int64)))
     return unpaired(made)[1]

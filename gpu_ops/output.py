@@ -9,12 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gpu_ops.arrays import Array, Slots
 from gpu_ops.descriptions.changelog import encode_row_kinds
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.intervals import as_integers, from_integers, too_far
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.multi_join import MultiJoin
-from gpu_ops.kernels import Array, Frame, Kernels, Store
+from gpu_ops.kernels import Frame, Kernels, Store
 from gpu_ops.operators.core.emission import Rows
 
 
@@ -85,7 +86,7 @@ def _later(xp: Any, slots: tuple[Array, Array], times: tuple[Array, Array]) -> A
 
 
 def multi_changelog_table(
-    join: MultiJoin, kernels: Kernels, tables: Sequence[HasStore], kinds: Array, slots: Sequence[Array]
+    join: MultiJoin, kernels: Kernels, tables: Sequence[HasStore], kinds: Array, slots: Sequence[Slots]
 ) -> tuple[pa.Table, Frame]:
     """As `changelog_table`, of a multi-way join.
 

@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.common import Summary, summarise
-from gpu_ops.kernels import Array, Frame, Kernels
+from gpu_ops.arrays import Array
+from gpu_ops.kernels import Frame, Kernels
 
 SECTOR = 32
 """Bytes that the card reads at least, wherever one byte is needed."""

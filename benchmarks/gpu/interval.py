@@ -16,6 +16,7 @@ import pyarrow as pa
 from benchmarks.gpu.card import INPUTS, SECTOR, Plan, device_frame, free_bytes, lacks_memory
 from benchmarks.gpu.probe import equal_pairs, mixed_join, sorted_pairs
 from benchmarks.gpu.turns import take_turns
+from gpu_ops.arrays import Array
 from gpu_ops.backends import Backend
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.inputs import Input
@@ -23,7 +24,7 @@ from gpu_ops.descriptions.interval_join import IntervalJoin
 from gpu_ops.descriptions.intervals import Interval
 from gpu_ops.descriptions.keys import normalize_on
 from gpu_ops.engine import JoinEngine
-from gpu_ops.kernels import Array, Kernels, as_slots
+from gpu_ops.kernels import Kernels, as_slots
 from gpu_ops.state.time_index import TimeIndex
 
 SECOND = 1_000_000

@@ -19,7 +19,8 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.gpu.card import INPUTS, SECTOR, Plan, device_frame, free_bytes, lacks_memory
-from gpu_ops.kernels import Array, Kernels, as_slots
+from gpu_ops.arrays import Array
+from gpu_ops.kernels import Kernels, as_slots
 from gpu_ops.state.index import HashIndex
 
 Pairs = tuple[Array, Array]

@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from benchmarks.common import summarise
 from benchmarks.gpu.card import INPUTS, SECTOR, WARMUPS, Plan, elapsed_ms, figure, free_bytes, lacks_memory
-from gpu_ops.kernels import Array, Kernels, as_slots
+from gpu_ops.arrays import Array
+from gpu_ops.kernels import Kernels, as_slots
 from gpu_ops.state.index import HashIndex
 
 SCHEMA = pa.schema([("k", pa.int64()), ("s", pa.string()), ("x", pa.float64())])

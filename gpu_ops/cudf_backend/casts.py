@@ -11,13 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pylibcudf as plc
 
+from gpu_ops.arrays import Array
 from gpu_ops.conditions.expressions import Call, Op, kind
 from gpu_ops.cudf_backend import decimals
 from gpu_ops.cudf_backend.decimals import Wide
 from gpu_ops.cudf_backend.frame import Column, from_values, to_arrow, valid_mask, values, with_valid
 from gpu_ops.cudf_backend.hashing import rescale
 from gpu_ops.cudf_backend.storage import is_bytes, is_decimal, storage_type, to_storage
-from gpu_ops.kernels import Array
 
 EXACT = decimal.Context(prec=100)
 PER_DAY = {"us": 86_400 * 10**6, "ns": 86_400 * 10**9}

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pylibcudf as plc
 
+from gpu_ops.arrays import Array
 from gpu_ops.conditions import Condition, nodes_of
 from gpu_ops.conditions.expressions import DATE, STRING, Call, Column, Literal, Node, Op, kind
 from gpu_ops.cudf_backend import casts, decimals
@@ -25,7 +26,6 @@ from gpu_ops.cudf_backend.decimals import Wide
 from gpu_ops.cudf_backend.frame import Frame, choose, to_arrow, values
 from gpu_ops.cudf_backend.storage import decoded, storage_type
 from gpu_ops.errors import BackendError
-from gpu_ops.kernels import Array
 
 _BINARY = plc.binaryop.BinaryOperator
 

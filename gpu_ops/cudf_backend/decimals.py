@@ -13,7 +13,7 @@ import cupy as cp
 import numpy as np
 import numpy.typing as npt
 
-from gpu_ops.kernels import Array
+from gpu_ops.arrays import Array
 
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)

@@ -16,8 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pylibcudf as plc
 
+from gpu_ops.arrays import Array
 from gpu_ops.cudf_backend.storage import DECIMAL, from_storage, storage_type, to_storage
-from gpu_ops.kernels import Array
 from gpu_ops.wide_text import narrow
 
 Column = Any

@@ -17,11 +17,11 @@ import numpy as np
 import pyarrow as pa
 import pylibcudf as plc
 
+from gpu_ops.arrays import Array
 from gpu_ops.cudf_backend import decimals
 from gpu_ops.cudf_backend.device import spread
 from gpu_ops.cudf_backend.frame import Column, from_values, gather, valid_mask, values
 from gpu_ops.cudf_backend.storage import decoded, element_type, is_bytes, is_decimal, is_list, storage_type
-from gpu_ops.kernels import Array
 
 _MUL1, _MUL2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pylibcudf as plc
 
 from cpu_fallback import CpuKernels
+from gpu_ops.arrays import Array
 from gpu_ops.conditions import Condition
 from gpu_ops.cudf_backend import memory
 from gpu_ops.cudf_backend.conditions import evaluate
@@ -23,7 +24,7 @@ from gpu_ops.cudf_backend.hashing import convert, equal_columns, hash_columns
 from gpu_ops.cudf_backend.storage import decoded
 from gpu_ops.cudf_backend.store import CudfStore
 from gpu_ops.descriptions.keys import key_type
-from gpu_ops.kernels import Array, Kernels
+from gpu_ops.kernels import Kernels
 from gpu_ops.wide_text import one_array
 
 JOIN_FROM = math.inf

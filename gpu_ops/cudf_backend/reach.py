@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pylibcudf as plc
 
+from gpu_ops.arrays import Array
 from gpu_ops.cudf_backend.frame import Places, lanes_of
-from gpu_ops.kernels import Array
 
 
 class Reach:

@@ -16,10 +16,11 @@ import numpy as np
 import pyarrow as pa
 import pylibcudf as plc
 
+from gpu_ops.arrays import Array
 from gpu_ops.cudf_backend.frame import Frame, Places, gather, nulls
 from gpu_ops.cudf_backend.reach import Reach
 from gpu_ops.cudf_backend.storage import has_offsets, storage_type
-from gpu_ops.kernels import Array, Kernels, Store
+from gpu_ops.kernels import Kernels, Store
 from gpu_ops.state.cold import postponed
 
 _Source: TypeAlias = Callable[[Array], list[plc.Column]]
@@ -184,7 +185,8 @@ class CudfStore:
 
         def there(rows: Array) -> list[plc.Column]:
             assert self.cold is not None
-            table = self._to_table(self.cold.take(self._kernels.asnumpy(rows), names), names)
+            slots: Array = self._kernels.asnumpy(rows)
+            table = self._to_table(self.cold.take(slots, names), names)
             return list(self._kernels.frame(table).columns.values())
 
         return [*([] if self.cold is None else [there]), *map(here, self.segments)]
@@ -206,7 +208,8 @@ class CudfStore:
             if not kept.size:
                 continue
             if number == 0 and self.cold is not None:
-                store.cold = self.cold.retained(self._kernels.asnumpy(kept))
+                on_host: Array = self._kernels.asnumpy(kept)
+                store.cold = self.cold.retained(on_host)
             else:
                 segment = plc.Table(source(kept))
                 store._merge(segment)
@@ -236,7 +239,7 @@ class CudfStore:
         step = max(1, min(len(self.cold), _ROWS_BACK))
         back = []
         for at in range(0, len(self.cold), step):
-            rows = np.arange(at, min(at + step, len(self.cold)))
+            rows: Array = np.arange(at, min(at + step, len(self.cold)))
             table = self._to_table(self.cold.take(rows, list(self.types)), list(self.types))
             back.append(plc.Table(list(self._kernels.frame(table).columns.values())))
         self.cold, self.segments = None, [*back, *self.segments]

@@ -22,7 +22,7 @@ from gpu_ops.errors import DescriptionError
 from gpu_ops.fields import MAX_MS, check_fields
 
 if TYPE_CHECKING:
-    from gpu_ops.kernels import Array
+    from gpu_ops.arrays import Array
 
 Late = Literal["join", "drop", "tag"]
 """What happens to a row whose event time is below the watermark.

@@ -16,7 +16,8 @@ import dataclasses
 import numpy as np
 
 from gpu_ops import layouts
-from gpu_ops.kernels import Array, Kernels
+from gpu_ops.arrays import Array, Positions, Slots
+from gpu_ops.kernels import Kernels
 from gpu_ops.operators.core.counts import flickers, moments
 from gpu_ops.operators.core.lifetimes import ALWAYS, NEVER
 from gpu_ops.operators.multi_plan import Lookup
@@ -33,11 +34,11 @@ def step_count(step: int) -> str:
 class Crossings:
     """Where counts become zero or stop being zero: parallel arrays."""
 
-    first: Array
+    first: Positions
     """Position of one of the events that do it."""
     appears: Array
     """1 where the pad comes, -1 where it goes."""
-    hidden: Array
+    hidden: Slots
     """Ascending owners whose pad would come and go within a micro-batch that says net changes only."""
 
 
@@ -72,7 +73,7 @@ def crossings(
 
 def counted_changes(
     finder: Finder, place: int, owner: int, own_lookup: Lookup, back: Lookup, *, net: bool
-) -> tuple[Tuples, Array]:
+) -> tuple[Tuples, Slots]:
     """The changes of a left step's input with the rows they match, and what they do to those rows' pads.
 
     Moves the counts.

@@ -7,17 +7,18 @@ their row numbers and merged; hashes may collide, so what they pair is compared.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 
 from gpu_ops import layouts
+from gpu_ops.arrays import Positions, Slots
 from gpu_ops.descriptions.changelog import INSERT
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.ingest import Ingested
-from gpu_ops.kernels import Array, Frame, Kernels, Store
+from gpu_ops.kernels import Frame, Kernels, Store
 from gpu_ops.operators.core.changes import apply_changes
 from gpu_ops.operators.core.emission import Rows
 from gpu_ops.operators.core.match import Columns, fulfilling, match
@@ -47,9 +48,9 @@ class FrameStore:
     def __init__(self, kernels: Kernels, frame: Frame) -> None:
         self._kernels, self._frame = kernels, frame
 
-    def take(self, slots: Array, columns: Sequence[str], *, present: bool = False) -> Frame:
+    def take(self, slots: Slots, columns: Sequence[str], *, present: bool = False) -> Frame:
         """As `gpu_ops.kernels.Store.take`."""
-        return self._kernels.take(self._frame, slots, columns, present=present)
+        return self._kernels.take(self._frame, cast("Positions", slots), columns, present=present)
 
 
 def present_rows(kernels: Kernels, source: Input, changes: Ingested) -> Present:
@@ -92,7 +93,7 @@ def merge_join(join: Join, kernels: Kernels, changes: Sequence[Ingested]) -> pa.
     return changelog_table(join, kernels, (sides[0], sides[1]), rows)[0]
 
 
-def _pairs(join: Join, kernels: Kernels, sides: Sequence[Present]) -> tuple[Array, Array]:
+def _pairs(join: Join, kernels: Kernels, sides: Sequence[Present]) -> tuple[Slots, Slots]:
     """Matching rows."""
     xp = kernels.xp
     keys, sorted_hashes = [], []
@@ -114,7 +115,7 @@ def _pairs(join: Join, kernels: Kernels, sides: Sequence[Present]) -> tuple[Arra
     found, at = kernels.expand(first, count)
     slots_left, slots_right = layouts.entry_slots(left)[found], layouts.entry_slots(right)[at]
 
-    def residual(left: Array, right: Array) -> Array | None:
+    def residual(left: Slots, right: Slots) -> Positions | None:
         rows = zip(join.inputs, sides, (left, right), strict=True)
         return fulfilling(kernels, join.condition, {s.name: (p.store, at) for s, p, at in rows}, int(left.size))
 

@@ -36,13 +36,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from gpu_ops.arrays import Array, Hashes, Slots
 from gpu_ops.descriptions.changelog import LATE_ROW_KIND
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.interval_join import IntervalJoin
 from gpu_ops.descriptions.intervals import AFTER_ALL, BEFORE_ALL, clipped, shifted, units_per_ms
 from gpu_ops.errors import StateError
 from gpu_ops.ingest import Ingested
-from gpu_ops.kernels import Array, Frame, Kernels
+from gpu_ops.kernels import Frame, Kernels
 from gpu_ops.operators.core.emission import JOINED, PAD_COMES, Rows, in_order, join_rows
 from gpu_ops.operators.meetings import Meetings, New
 from gpu_ops.operators.operator import SIDES, Operator, Output, TooMuch
@@ -206,7 +207,7 @@ class IntervalOperator(Operator):
             return clipped(watermark - max(self.keep[side], 0))
         return clipped(watermark - self.keep[side] - 1)
 
-    def _expire(self, side: int, watermark: int) -> tuple[Array, bool]:
+    def _expire(self, side: int, watermark: int) -> tuple[Slots, bool]:
         """Rows that a watermark ends, ascending, and whether a timer went off."""
         table, xp = self.tables[side], self.kernels.xp
         over = self._over(side, watermark)
@@ -314,7 +315,7 @@ class IntervalOperator(Operator):
         instants = 2 * kernels.asarray(change.sequence) + 1
         return New(slots, frame, hashes, table.matchable(frame), times, instants, kept)
 
-    def _sweep(self, side: int, keys: Frame, hashes: Array, times: Array, kept: Array | None) -> Array:
+    def _sweep(self, side: int, keys: Frame, hashes: Hashes, times: Array, kept: Array | None) -> Array:
         table, xp = self.tables[side], self.kernels.xp
         rows = xp.arange(times.size, dtype=np.int64) if kept is None else xp.flatnonzero(kept)
         alive = clipped(self._over(side, self._next.watermark) + 1 - self.cleanup)

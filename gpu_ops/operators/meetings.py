@@ -6,10 +6,11 @@ import dataclasses
 
 import numpy as np
 
+from gpu_ops.arrays import Array, Hashes, Instants, Positions, Slots
 from gpu_ops.descriptions.changelog import INSERT
 from gpu_ops.descriptions.interval_join import IntervalJoin
 from gpu_ops.descriptions.intervals import BEFORE_ALL, clipped, shifted
-from gpu_ops.kernels import Array, Frame, Kernels
+from gpu_ops.kernels import Frame, Kernels
 from gpu_ops.operators.core.emission import Rows
 from gpu_ops.operators.core.match import Columns, fulfilling, match
 from gpu_ops.operators.timers import first_equal
@@ -21,14 +22,14 @@ from gpu_ops.state.interval_table import GHOST, IntervalTable
 class New:
     """The new rows of one side; arrays by row, by ascending sequence."""
 
-    slots: Array
+    slots: Slots
     keys: Frame
     """The key columns, others beside them."""
-    hashes: Array
+    hashes: Hashes
     matchable: Array | None
     """Mask of rows whose key can match at all, None for all."""
     times: Array
-    instants: Array
+    instants: Instants
     kept: Array | None
     """Mask of rows that later ones may meet, None for all."""
 
@@ -80,8 +81,8 @@ class Meetings:
         return self._joined(side, own.slots[needle], slots, xp.maximum(instants, came))
 
     def _meet(
-        self, side: int, own: New, rows: Array | None, over: int, among: tuple[bool, bool]
-    ) -> tuple[Array, Array]:
+        self, side: int, own: New, rows: Positions | None, over: int, among: tuple[bool, bool]
+    ) -> tuple[Positions, Slots]:
         """Matches of new rows, among committed and staged ones: their positions, and slots of the other side."""
         kernels, xp = self._kernels, self._kernels.xp
         table, other = self._tables[side], self._tables[1 - side]
@@ -105,7 +106,7 @@ class Meetings:
             residual=lambda needle, slots: self._fits(side, own.slots[needle], slots),
         )
 
-    def _fits(self, side: int, own: Array, others: Array) -> Array | None:
+    def _fits(self, side: int, own: Slots, others: Slots) -> Positions | None:
         """Positions of pairs that meet the residual condition, None for all."""
         slots = (own, others) if side == 0 else (others, own)
         rows = zip(self._inputs, self._tables, slots, strict=True)
@@ -153,11 +154,11 @@ class Meetings:
         other.move(stale, LIVE, GHOST)
         return pairs, pads
 
-    def _joined(self, side: int, own: Array, others: Array, instants: Array) -> Rows:
+    def _joined(self, side: int, own: Slots, others: Slots, instants: Instants) -> Rows:
         left, right = (own, others) if side == 0 else (others, own)
         return Rows(self._kernels.xp.full(own.size, INSERT, np.int8), left, right, instants)
 
-    def pads(self, side: int, slots: Array, instants: Array | int) -> Rows:
+    def pads(self, side: int, slots: Slots, instants: Instants | int) -> Rows:
         """Those of these rows that have met no match, with nulls for the other side; none if it is no outer side."""
         xp, matched = self._kernels.xp, self._tables[side].matched
         if matched is None:

@@ -20,11 +20,12 @@ import numpy as np
 import pyarrow as pa
 
 from gpu_ops import layouts
+from gpu_ops.arrays import Array, Positions, Slots
 from gpu_ops.descriptions.changelog import DELETE, INSERT
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.ingest import Ingested
-from gpu_ops.kernels import Array, Frame, Kernels
+from gpu_ops.kernels import Frame, Kernels
 from gpu_ops.operators.associations import counted_changes, mark_afresh, step_count
 from gpu_ops.operators.core.changes import apply_changes
 from gpu_ops.operators.core.emission import JOINED, PAD_COMES, PAD_GOES, fold
@@ -148,7 +149,7 @@ class MultiWayJoin(Operator):
         """All tuples that the micro-batch's changes make or unmake."""
         plan = self._plan
         begun: list[Tuples] = []
-        hidden: list[tuple[int, Array] | None] = []
+        hidden: list[tuple[int, Slots] | None] = []
         for place, owner in enumerate(plan.counted):
             if owner is None:
                 begun.append(finder.events(place))
@@ -163,7 +164,7 @@ class MultiWayJoin(Operator):
         return join_tuples(self.kernels, found)
 
     def _completed(
-        self, finder: Finder, place: int, begun: Tuples, hidden: Sequence[tuple[int, Array] | None]
+        self, finder: Finder, place: int, begun: Tuples, hidden: Sequence[tuple[int, Slots] | None]
     ) -> Tuples:
         """The changes of one input, completed: to the left along its path, then to the right step by step."""
         plan, tuples = self._plan, begun
@@ -200,13 +201,13 @@ class MultiWayJoin(Operator):
         pads = xp.where(found.signs > 0, np.int8(INSERT), np.int8(DELETE))
         return xp.where(found.ranks == JOINED, event_kinds[found.instants], pads)
 
-    def _order(self, found: Tuples, *, net: bool) -> Array:
+    def _order(self, found: Tuples, *, net: bool) -> Positions:
         """By the change that caused it, and within it what a pad's going and coming has to be before and after."""
         xp = self.kernels.xp
         key = (found.signs > 0).astype(np.int64) if net else (found.instants << layouts.RANK_BITS) | found.ranks
         return layouts.sorted_positions(xp, key)
 
-    def _may_cancel(self, found: Tuples, sides: list[Lifetimes], frame: Frame) -> Array:
+    def _may_cancel(self, found: Tuples, sides: list[Lifetimes], frame: Frame) -> Positions:
         """Positions of rows among which one that goes may equal one that comes.
 
         With equal rows in a multiset one instance's tuple may go while another's comes, anywhere. All else has to do

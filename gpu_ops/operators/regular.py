@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from gpu_ops.arrays import Array, Slots
 from gpu_ops.descriptions.changelog import DELETE, INSERT
 from gpu_ops.descriptions.join import Join
-from gpu_ops.kernels import Array
 from gpu_ops.operators.core.emission import JOINED, PAD_COMES, PAD_GOES, Rows, in_order, join_rows, net_rows
 from gpu_ops.operators.core.pairs import NetPairs, Pairs, Sides, Tables, TimedPairs
 from gpu_ops.operators.core.visibility import visible_per_batch, visible_per_event
@@ -57,7 +57,7 @@ def emit(join: Join, tables: Tables, sides: Sides, pairs: Pairs, event_kinds: Ar
         for target, kind, mask in ((pads_come, INSERT, pads.appears), (pads_go, DELETE, ~pads.appears)):
             at = xp.flatnonzero(mask)
             none = xp.full(at.size, -1, np.int64)
-            slots = (pads.slots[at], none) if side == 0 else (none, pads.slots[at])
+            slots: tuple[Slots, Slots] = (pads.slots[at], none) if side == 0 else (none, pads.slots[at])
             target.append(Rows(xp.full(at.size, kind, np.int8), *slots, pads.instants[at]))
     parts = [*pads_go, go, come, *pads_come]
     rows = join_rows(kernels, parts)

@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from gpu_ops.arrays import Array, Instants
 from gpu_ops.descriptions.changelog import DELETE, INSERT
 from gpu_ops.descriptions.join import Join
-from gpu_ops.kernels import Array, as_slots
+from gpu_ops.kernels import as_slots
 from gpu_ops.operators.core.emission import JOINED, Rows, in_order, net_rows
 from gpu_ops.operators.core.lifetimes import NEVER, Lifetimes
 from gpu_ops.operators.core.pairs import NetPairs, Pairs, Sides, Tables, TimedPairs
@@ -72,7 +73,7 @@ def _barriers(right: KeyedTable, change: Lifetimes) -> tuple[Barrier, Barrier]:
     )
 
 
-def _steps(xp: Any, before: int, instants: Array, steps: Array) -> Barrier:
+def _steps(xp: Any, before: int, instants: Instants, steps: Array) -> Barrier:
     """The step function, one step per instant."""
     after = before + xp.cumsum(steps)
     last = xp.ones(instants.size, bool)

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from gpu_ops.kernels import Array, Frame, Kernels
-from gpu_ops.operators.core.groups import Groups, value_changes
+from gpu_ops.arrays import Array, Hashes, Positions, Slots, value_changes
+from gpu_ops.kernels import Frame, Kernels
+from gpu_ops.operators.core.groups import Groups
 from gpu_ops.operators.core.match import Columns, equal
 from gpu_ops.state.columns import DEAD
 from gpu_ops.state.interval_table import IntervalTable
@@ -42,10 +43,10 @@ def looks(xp: Any, reach: Array, cleaned: int, over: int) -> tuple[Array, int]:
 
 def first_equal(
     kernels: Kernels,
-    wanted: tuple[Frame, Array, tuple[str, ...]],
-    others: tuple[Frame, Array, tuple[str, ...]],
+    wanted: tuple[Frame, Hashes, tuple[str, ...]],
+    others: tuple[Frame, Hashes, tuple[str, ...]],
     types: tuple[Any, ...],
-) -> Array:
+) -> Positions:
     """For each of n keys the position of the first of m others that is equal to it, null to null; -1 for none.
 
     Args:
@@ -73,7 +74,7 @@ def first_equal(
     return found
 
 
-def sweep_times(table: IntervalTable, keys: Frame, hashes: Array, times: Array, alive: int, *, ghosts: bool) -> Array:
+def sweep_times(table: IntervalTable, keys: Frame, hashes: Hashes, times: Array, alive: int, *, ghosts: bool) -> Array:
     """The time by which each new row is swept: its own, or that of its key's timer if that is later.
 
     Args:
@@ -113,7 +114,7 @@ def sweep_times(table: IntervalTable, keys: Frame, hashes: Array, times: Array, 
     return swept
 
 
-def _lower(table: IntervalTable, keys: Frame, timer: Array, found: tuple[Array, Array], *, once: bool) -> Array:
+def _lower(table: IntervalTable, keys: Frame, timer: Array, found: tuple[Positions, Slots], *, once: bool) -> Positions:
     """Lower each key's timer to the earliest sweep time found; gives the needles whose find was another key.
 
     Args:

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from gpu_ops.arrays import Array, Instants, Positions, Slots
 from gpu_ops.descriptions.multi_join import MultiJoin
-from gpu_ops.kernels import Array, Frame, Kernels
+from gpu_ops.kernels import Frame, Kernels
 from gpu_ops.operators.core.lifetimes import NEVER, Lifetimes
 from gpu_ops.operators.core.match import Columns, fulfilling, match
 from gpu_ops.operators.multi_plan import Lookup
@@ -35,8 +36,8 @@ class Tuples:
         pads: what the change does to the pad beside it: 1 it comes, -1 it goes, 0 neither.
     """
 
-    slots: dict[int, Array]
-    instants: Array
+    slots: dict[int, Slots]
+    instants: Instants
     signs: Array
     ranks: Array
     pads: Array
@@ -46,7 +47,7 @@ class Tuples:
         """How many."""
         return int(self.instants.size)
 
-    def pick(self, positions: Array) -> Tuples:
+    def pick(self, positions: Positions) -> Tuples:
         """Some of them, repeated where a position is."""
         rest = (a[positions] for a in (self.instants, self.signs, self.ranks, self.pads))
         return Tuples({p: s[positions] for p, s in self.slots.items()}, *rest)
@@ -77,8 +78,8 @@ class Finder:
         self.candidates = 0
 
     def matches(
-        self, slots: Mapping[int, Array], lookup: Lookup, *, instants: Array | None = None, committed: bool = False
-    ) -> tuple[Array, Array]:
+        self, slots: Mapping[int, Slots], lookup: Lookup, *, instants: Instants | None = None, committed: bool = False
+    ) -> tuple[Positions, Slots]:
         """Rows of one input whose key equals columns of the tuples'.
 
         Args:
@@ -114,7 +115,7 @@ class Finder:
         )
 
     def _alive(
-        self, table: KeyedTable, side: Lifetimes, slots: Array, instants: Array | None, *, committed: bool
+        self, table: KeyedTable, side: Lifetimes, slots: Slots, instants: Instants | None, *, committed: bool
     ) -> Array | None:
         """Mask of rows that are there; None for all."""
         xp = self.kernels.xp
@@ -136,7 +137,7 @@ class Finder:
                 gone[dying] = side.killed_at[xp.searchsorted(side.killed, slots[dying])] <= instants[dying]
         return ~gone
 
-    def fulfils(self, place: int, slots: Mapping[int, Array], length: int) -> Array | None:
+    def fulfils(self, place: int, slots: Mapping[int, Slots], length: int) -> Positions | None:
         """Positions of tuples for which a step's residual condition is true; None for all."""
         condition = self.join.conditions[place - 1]
         if condition is None:
@@ -160,7 +161,7 @@ class Finder:
         kept = self.fulfils(place, tuples.slots, tuples.size)
         return tuples if kept is None else tuples.pick(kept)
 
-    def extend(self, tuples: Tuples, lookup: Lookup, hidden: tuple[int, Array] | None) -> Tuples:
+    def extend(self, tuples: Tuples, lookup: Lookup, hidden: tuple[int, Slots] | None) -> Tuples:
         """The tuples with the rows of one more input by its own step.
 
         Args:
@@ -189,7 +190,7 @@ class Finder:
         made.slots[place] = slots
         return made
 
-    def _columns(self, slots: Mapping[int, Array], sources: Sequence[tuple[int, str]]) -> Frame:
+    def _columns(self, slots: Mapping[int, Slots], sources: Sequence[tuple[int, str]]) -> Frame:
         """Columns of several inputs' rows side by side, named by position."""
         wanted: dict[int, dict[str, None]] = {}
         for place, column in sources:
@@ -211,7 +212,7 @@ class Finder:
         return fresh(kernels, {place: xp.concatenate(slots)}, xp.concatenate(instants), signs)
 
 
-def fresh(kernels: Kernels, slots: dict[int, Array], instants: Array, signs: Array) -> Tuples:
+def fresh(kernels: Kernels, slots: dict[int, Slots], instants: Instants, signs: Array) -> Tuples:
     """Tuples of changes, joined rows all of them."""
     xp, size = kernels.xp, int(instants.size)
     return Tuples(slots, instants, signs, xp.ones(size, np.int8), xp.zeros(size, np.int8))

@@ -11,7 +11,8 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from gpu_ops.kernels import Array, Kernels
+from gpu_ops.arrays import Array
+from gpu_ops.kernels import Kernels
 
 _log = logging.getLogger("gpu_ops")
 

@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from gpu_ops.arrays import Array, Slots
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.errors import StateError
-from gpu_ops.kernels import Array, Kernels, Store
+from gpu_ops.kernels import Kernels, Store
 from gpu_ops.values import with_types
 
 DEAD, LIVE, DYING = 0, 1, 2
@@ -48,7 +49,7 @@ class Growing:
         self._data[self.length : self.length + count] = value
         self.length += count
 
-    def retained(self, slots: Array) -> Growing:
+    def retained(self, slots: Slots) -> Growing:
         """Another one with only these slots."""
         kept = Growing(self._xp, self._data.dtype)
         if slots.size:
@@ -61,7 +62,7 @@ def too_many_dead(kernels: Kernels, dead: int, live: int) -> bool:
     return dead > max(live, 4 if kernels.tiny_segments else 4096)
 
 
-def kept_slots(xp: Any, status: Array) -> tuple[Array, Array]:
+def kept_slots(xp: Any, status: Array) -> tuple[Slots, Slots]:
     """The slots a compaction keeps, ascending, and for every slot its new one, -1 for those that go."""
     slots = xp.flatnonzero(status)
     new_slots = xp.full(status.size, -1, np.int64)
@@ -74,7 +75,7 @@ def rows_at_once(kernels: Kernels) -> int:
     return 3 if kernels.tiny_segments else 1 << 22
 
 
-def stored_rows(kernels: Kernels, store: Store, schema: pa.Schema, slots: Array) -> pa.Table:
+def stored_rows(kernels: Kernels, store: Store, schema: pa.Schema, slots: Slots) -> pa.Table:
     """Rows of a store as a table."""
     step = rows_at_once(kernels) if kernels.host is not None else max(1, int(slots.size))
     taken = (store.take(slots[at : at + step], schema.names) for at in range(0, int(slots.size), step))

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from gpu_ops import layouts
-from gpu_ops.kernels import Array, Kernels, as_slots
+from gpu_ops.arrays import Array, Hashes, Positions, Slots
+from gpu_ops.kernels import Kernels, as_slots
 from gpu_ops.state.cold import Both
 from gpu_ops.state.runs import Runs
 
@@ -45,7 +46,7 @@ class HashIndex(Runs[Run]):
     # fewer runs a lookup looks in.
     growth = 10
 
-    def stage(self, hashes: Array, slots: Array) -> None:
+    def stage(self, hashes: Hashes, slots: Slots) -> None:
         """Make rows findable, until `commit` for good or `discard` not at all.
 
         Args:
@@ -57,7 +58,7 @@ class HashIndex(Runs[Run]):
             entries.sort()
             self.staged = _run(self._kernels, entries)
 
-    def probe(self, hashes: Array, *, staged: bool) -> tuple[Array, Array]:
+    def probe(self, hashes: Hashes, *, staged: bool) -> tuple[Positions, Slots]:
         """Candidates for each of n hashes.
 
         Args:
@@ -72,7 +73,7 @@ class HashIndex(Runs[Run]):
         needles.sort()
         return self.meet(needles, staged=staged)
 
-    def meet(self, needles: Array, *, staged: bool, by_candidate: bool = False) -> tuple[Array, Array]:
+    def meet(self, needles: Array, *, staged: bool, by_candidate: bool = False) -> tuple[Array, Slots]:
         """Candidates for each of n entries, of another index perhaps.
 
         Args:
@@ -81,7 +82,7 @@ class HashIndex(Runs[Run]):
             by_candidate: order the pairs by candidate, then by needle, not the other way round.
 
         Returns:
-            Slots of needles and candidate slots (int64), ordered by needle's slot, then by candidate's.
+            Slots (or positions) of needles and candidate slots (int64), ordered by needle's slot, then by candidate's.
         """
         xp = self._xp
         upper, own = layouts.entry_hashes(needles), layouts.entry_slots(needles)
@@ -111,7 +112,7 @@ class HashIndex(Runs[Run]):
         entries = copy(run.entries)
         return Run(entries, copy(run.directory), run.shift, entries, home)
 
-    def renumbered(self, new_slots: Array) -> HashIndex:
+    def renumbered(self, new_slots: Slots) -> HashIndex:
         """Another index that follows a compaction."""
         index, everywhere = HashIndex(self._kernels), Both(self._kernels, new_slots)
         for run in self.runs:

@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from gpu_ops.arrays import Array, Hashes, Slots
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.intervals import shifted
-from gpu_ops.kernels import Array, Frame, Kernels
+from gpu_ops.kernels import Frame, Kernels
 from gpu_ops.state.columns import LIVE, Growing
 from gpu_ops.state.queue import TimeQueue
 from gpu_ops.state.table import StateTable
@@ -63,8 +64,8 @@ class IntervalTable(StateTable):
         self.keys, self.key_types, self.strict = keys, key_types, strict
         self.indexes["key"] = TimeIndex(kernels)
         self.queues |= {"due": TimeQueue(kernels), "early": TimeQueue(kernels)}
-        self.stale: Array = kernels.xp.empty(0, np.int64)
-        self._stale_before: Array = self.stale
+        self.stale: Slots = kernels.xp.empty(0, np.int64)
+        self._stale_before: Slots = self.stale
         self._ghosts = self._more_ghosts = 0
 
     @property
@@ -98,7 +99,7 @@ class IntervalTable(StateTable):
         column = self.beside.get(MATCHED_COLUMN)
         return None if column is None else column.values
 
-    def hash_keys(self, frame: Frame) -> Array:
+    def hash_keys(self, frame: Frame) -> Hashes:
         """Key hashes of a frame's rows."""
         return self.kernels.hash_rows(frame, self.keys, self.key_types)
 
@@ -106,7 +107,7 @@ class IntervalTable(StateTable):
         """Mask of a frame's rows whose key can match at all, None for all."""
         return self.kernels.valid(frame, self.strict) if self.strict else None
 
-    def take_keys(self, slots: Array) -> Frame:
+    def take_keys(self, slots: Slots) -> Frame:
         """The keys of rows."""
         return self.store.take(slots, self.keys, present=True)
 
@@ -117,17 +118,17 @@ class IntervalTable(StateTable):
         _ = self.journal
         self._stale_before = self.stale
 
-    def move(self, slots: Array, old: int, new: int) -> None:
+    def move(self, slots: Slots, old: int, new: int) -> None:
         """Give committed rows of one status another, undoably."""
         super().move(slots, old, new)
         self._more_ghosts += int(slots.size) * ((new == GHOST) - (old == GHOST))
 
-    def match(self, slots: Array) -> None:
+    def match(self, slots: Slots) -> None:
         """Note that these rows, repeated ones included, have met a match."""
         if self.matched is not None and slots.size:
             self.put(MATCHED_COLUMN, slots[self.matched[slots] == 0], 1)
 
-    def stage(self, frame: Frame, hashes: Array, times: Array, kept: Array | None, sweep: Array | None) -> Array:
+    def stage(self, frame: Frame, hashes: Hashes, times: Array, kept: Array | None, sweep: Array | None) -> Slots:
         """Stage new rows.
 
         Args:
@@ -168,7 +169,7 @@ class IntervalTable(StateTable):
     def _dead(self) -> int:
         return super()._dead() - self._ghosts
 
-    def _renumber(self, new_slots: Array) -> None:
+    def _renumber(self, new_slots: Slots) -> None:
         self.stale = new_slots[self.stale]
 
     # --- the stored form ---------------------------------------------------------------------

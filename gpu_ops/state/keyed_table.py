@@ -15,8 +15,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gpu_ops import layouts
+from gpu_ops.arrays import Array, Hashes, Slots, distinct
 from gpu_ops.descriptions.inputs import Input
-from gpu_ops.kernels import Array, Frame, Kernels, distinct
+from gpu_ops.kernels import Frame, Kernels
 from gpu_ops.state.columns import DEAD, DYING, LIVE
 from gpu_ops.state.index import HashIndex
 from gpu_ops.state.queue import TimeQueue
@@ -89,8 +90,8 @@ class KeyedTable(StateTable):
         self.null_keys = 0
         self._track_null_keys = track_null_keys
         self._null_keys_after = 0
-        self._written: list[Array] = []
-        self._nobody: Array = kernels.xp.empty(0, np.int64)
+        self._written: list[Slots] = []
+        self._nobody: Slots = kernels.xp.empty(0, np.int64)
         self.killed = self.expired = self._nobody
 
     @property
@@ -129,7 +130,7 @@ class KeyedTable(StateTable):
         """The association counts of a two-way join."""
         return self.beside[COUNT_COLUMN].values
 
-    def hash_keys(self, frame: Frame, identity: Array | None = None) -> tuple[Array, Array | None]:
+    def hash_keys(self, frame: Frame, identity: Hashes | None = None) -> tuple[Hashes, Array | None]:
         """Key hashes of a frame's rows, and the mask of those that can match at all (None: all).
 
         Args:
@@ -141,13 +142,13 @@ class KeyedTable(StateTable):
         hashes = self.kernels.hash_rows(frame, self.keys, self.key_types) if known is None else known
         return hashes, self.kernels.valid(frame, self.strict) if self.strict else None
 
-    def hash_identity(self, frame: Frame) -> Array:
+    def hash_identity(self, frame: Frame) -> Hashes:
         """Hashes by which a row to be retracted is found."""
         return self.kernels.hash_rows(frame, self.identity, self.identity_types)
 
     # --- a micro-batch -----------------------------------------------------------------------
 
-    def prepare(self, frame: Frame, identity: Array | None, killed: Array, refreshed: Array | None = None) -> None:
+    def prepare(self, frame: Frame, identity: Hashes | None, killed: Slots, refreshed: Slots | None = None) -> None:
         """Stage new rows and mark rows that die.
 
         Args:
@@ -190,12 +191,12 @@ class KeyedTable(StateTable):
         entries.sort()
         return entries
 
-    def add_counts(self, slots: Array, deltas: Array, name: str = COUNT_COLUMN) -> None:
+    def add_counts(self, slots: Slots, deltas: Array, name: str = COUNT_COLUMN) -> None:
         """Move association counts, undoably; a write, for the TTL."""
         self.add(name, slots, deltas)
         self._written.append(slots)
 
-    def end_stillborn(self, slots: Array) -> None:
+    def end_stillborn(self, slots: Slots) -> None:
         """New rows that die within the micro-batch."""
         self.end(slots)
         self._null_keys_after -= self._without_key(slots)
@@ -236,7 +237,7 @@ class KeyedTable(StateTable):
         self.move(self.expired, LIVE, DEAD)
         return int(self.expired.size)
 
-    def _without_key(self, slots: Array) -> int:
+    def _without_key(self, slots: Slots) -> int:
         """How many of these rows have a null where null matches nothing."""
         if not self._track_null_keys or not slots.size:
             return 0
@@ -259,5 +260,5 @@ class KeyedTable(StateTable):
         self.prepare(frame, identity, self.kernels.xp.empty(0, np.int64))
 
 
-def _stage(index: HashIndex, hashes: Array, slots: Array, matchable: Array | None) -> None:
+def _stage(index: HashIndex, hashes: Hashes, slots: Slots, matchable: Array | None) -> None:
     index.stage(*((hashes, slots) if matchable is None else (hashes[matchable], slots[matchable])))

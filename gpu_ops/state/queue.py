@@ -6,14 +6,15 @@ import dataclasses
 
 import numpy as np
 
-from gpu_ops.kernels import Array, Kernels
+from gpu_ops.arrays import Array, Slots
+from gpu_ops.kernels import Kernels
 
 
 @dataclasses.dataclass(frozen=True)
 class _Chunk:
     times: Array
     """Ascending."""
-    slots: Array
+    slots: Slots
 
 
 class TimeQueue:
@@ -25,7 +26,7 @@ class TimeQueue:
         self._left: list[_Chunk] | None = None
         self._added: _Chunk | None = None
 
-    def take(self, until: int) -> Array:
+    def take(self, until: int) -> Slots:
         """All slots of times up to ``until``, inclusive; for good with `commit`, not at all with `discard`."""
         xp = self._kernels.xp
         found, left = [xp.empty(0, np.int64)], []
@@ -37,7 +38,7 @@ class TimeQueue:
         self._left = left
         return xp.concatenate(found)
 
-    def add(self, times: Array, slots: Array) -> None:
+    def add(self, times: Array, slots: Slots) -> None:
         """More slots, in any order; they count from the next micro-batch on."""
         if slots.size:
             order = self._kernels.xp.argsort(times)
@@ -65,7 +66,7 @@ class TimeQueue:
         """Forget the last `take` and `add`."""
         self._left = self._added = None
 
-    def renumbered(self, new_slots: Array) -> TimeQueue:
+    def renumbered(self, new_slots: Slots) -> TimeQueue:
         """Another queue that follows a compaction; slots that went are -1."""
         queue = TimeQueue(self._kernels)
         for chunk in self._chunks:

@@ -10,7 +10,8 @@ import abc
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
-from gpu_ops.kernels import Array, Kernels
+from gpu_ops.arrays import Array, Slots
+from gpu_ops.kernels import Kernels
 from gpu_ops.state.cold import postponed
 
 
@@ -60,7 +61,7 @@ class Runs(abc.ABC, Generic[R]):
         """The run in another memory; ``copy`` takes an array there."""
 
     @abc.abstractmethod
-    def renumbered(self, new_slots: Array) -> Runs[R]:
+    def renumbered(self, new_slots: Slots) -> Runs[R]:
         """Another index that follows a compaction.
 
         Args:

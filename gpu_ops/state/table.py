@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from gpu_ops.arrays import Array, Slots
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.errors import StateError
-from gpu_ops.kernels import Array, Frame, Kernels, as_slots
+from gpu_ops.kernels import Frame, Kernels, as_slots
 from gpu_ops.layouts import MAX_SLOTS
 from gpu_ops.state.cold import postponed
 from gpu_ops.state.columns import (
@@ -44,7 +45,7 @@ class Journal:
     """The slot of its first row."""
     undo: list[Callable[[], None]]
     """What takes it back."""
-    ends: list[Array]
+    ends: list[Slots]
     """Slots of rows that are dead once it is committed."""
     live: int
     """How many live rows more there are then, new rows and those that end left out."""
@@ -105,7 +106,7 @@ class StateTable:
         """The slot of the prepared micro-batch's first row."""
         return self.journal.first_new
 
-    def append(self, frame: Frame) -> Array:
+    def append(self, frame: Frame) -> Slots:
         """Stage new rows, all numbers beside them 0; their slots.
 
         Raises:
@@ -124,19 +125,19 @@ class StateTable:
                 column.extend(added, 0)
         return as_slots(self.kernels, first, added)
 
-    def move(self, slots: Array, old: int, new: int) -> None:
+    def move(self, slots: Slots, old: int, new: int) -> None:
         """Give committed rows of one status another, undoably."""
         if slots.size:
             self.status.values[slots] = new
             self.journal.undo.append(lambda: self.status.values.__setitem__(slots, old))
             self.journal.live += int(slots.size) * ((new == LIVE) - (old == LIVE))
 
-    def end(self, slots: Array) -> None:
+    def end(self, slots: Slots) -> None:
         """Rows that are dead once the micro-batch is committed."""
         if slots.size:
             self.journal.ends.append(slots)
 
-    def add(self, name: str, slots: Array, deltas: Array) -> None:
+    def add(self, name: str, slots: Slots, deltas: Array) -> None:
         """Move a column by one scatter-add, undoably.
 
         Args:
@@ -149,7 +150,7 @@ class StateTable:
             self.kernels.scatter_add(self.beside[name].values, slots, deltas)
             self.journal.undo.append(lambda: self.kernels.scatter_add(self.beside[name].values, slots, -deltas))
 
-    def put(self, name: str, slots: Array, value: int) -> None:
+    def put(self, name: str, slots: Slots, value: int) -> None:
         """Set a column of committed and new rows, undoably."""
         if slots.size:
             column = self.beside[name].values
@@ -224,7 +225,7 @@ class StateTable:
         # from here on nothing is allocated
         self.store, self.status, self.beside, self.indexes, self.queues = store, status, beside, indexes, queues
 
-    def _renumber(self, new_slots: Array) -> None:
+    def _renumber(self, new_slots: Slots) -> None:
         """What else of a kind of table goes by slots follows a compaction, all of it or, on an error, none."""
 
     # --- two memories ------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from gpu_ops import layouts
-from gpu_ops.kernels import Array, Kernels
+from gpu_ops.arrays import Array, Hashes, Positions, Slots
+from gpu_ops.kernels import Kernels
 from gpu_ops.state.cold import Both
 from gpu_ops.state.index import make_directory
 from gpu_ops.state.runs import Runs
@@ -50,7 +51,7 @@ class TimeIndex(Runs[TimeRun]):
 
     growth = 1
 
-    def stage(self, hashes: Array, slots: Array, times: Array) -> None:
+    def stage(self, hashes: Hashes, slots: Slots, times: Array) -> None:
         """Make rows findable, until `commit` for good or `discard` not at all.
 
         Args:
@@ -62,8 +63,8 @@ class TimeIndex(Runs[TimeRun]):
             self.staged = _run(self._kernels, layouts.entries(hashes, slots), times, merge=False)
 
     def probe(
-        self, hashes: Array, earliest: Array, latest: Array, *, committed: bool = True, staged: bool = True
-    ) -> tuple[Array, Array]:
+        self, hashes: Hashes, earliest: Array, latest: Array, *, committed: bool = True, staged: bool = True
+    ) -> tuple[Positions, Slots]:
         """Candidates for each of n needles: of its hash, and no earlier or later than it wants.
 
         Args:
@@ -86,7 +87,7 @@ class TimeIndex(Runs[TimeRun]):
         slots = xp.concatenate([xp.empty(0, np.int64), *(f[1] for f in found)])
         return layouts.unpaired(xp.sort(layouts.pairs(needles, slots)))
 
-    def first(self, hashes: Array, earliest: Array) -> list[tuple[Array, Array]]:
+    def first(self, hashes: Hashes, earliest: Array) -> list[tuple[Positions, Slots]]:
         """Of each run the first committed entry of a needle's hash that is not too early, if there is one.
 
         Args:
@@ -123,7 +124,7 @@ class TimeIndex(Runs[TimeRun]):
     def _moved(run: TimeRun, copy: Callable[[Array], Array], home: Kernels) -> TimeRun:
         return TimeRun(copy(run.entries), copy(run.times), copy(run.directory), run.shift, home)
 
-    def renumbered(self, new_slots: Array) -> TimeIndex:
+    def renumbered(self, new_slots: Slots) -> TimeIndex:
         """Another index that follows a compaction."""
         index, everywhere = TimeIndex(self._kernels), Both(self._kernels, new_slots)
         for run in self.runs:

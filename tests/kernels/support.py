@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 from oracle.drive import canonical
 
-from gpu_ops.kernels import Array, Frame, Kernels
+from gpu_ops.arrays import Array
+from gpu_ops.kernels import Frame, Kernels
 
 _DAY, _MOMENT = dt.date(1969, 2, 28), dt.datetime(1969, 12, 31, 23, 59, 59, 999_999)
 _FLOATS = [0.0, -0.0, math.nan, -math.nan, math.inf, -math.inf, 1.5, -1.5]

@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from gpu_ops.arrays import Array, Hashes, Instants, Positions, Slots
 from gpu_ops.descriptions.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
 from gpu_ops.ingest import Ingested
-from gpu_ops.kernels import Array, Frame
+from gpu_ops.kernels import Frame
 from gpu_ops.operators.core.groups import Groups, within
 from gpu_ops.operators.core.lifetimes import NEVER, Lifetimes, NetChange
 from gpu_ops.operators.core.match import Columns, equal, match
@@ -62,6 +63,7 @@ def apply_changes(
         births = xp.empty(size, np.int64) if sequence is None else 2 * sequence + 1
         found, rows = Lifetimes(len(table), births, None, nothing, nothing, 0), None
     else:
+        assert identity is not None
         groups = Groups(kernels, frame, table.identity, table.identity_types, identity)
         batch = _Batch(table, frame, groups, identity, inserts, sequence, event_kinds)
         if table.source.unique_key is None:
@@ -87,14 +89,14 @@ class _Batch:
     table: KeyedTable
     frame: Frame
     groups: Groups
-    hashes: Array
+    hashes: Hashes
     inserts: Array
     sequence: Array | None
     """None for a net change."""
     event_kinds: Array | None
 
 
-def _instances(batch: _Batch, wanted: Array | None) -> tuple[Array, Array]:
+def _instances(batch: _Batch, wanted: Array | None) -> tuple[Array, Slots]:
     """Committed live rows equal to the leaders of the wanted groups (None: all): group numbers, slots, sorted."""
     table, frame, kernels, xp = batch.table, batch.frame, batch.table.kernels, batch.table.kernels.xp
     assert table.identity_index is not None
@@ -112,7 +114,7 @@ def _instances(batch: _Batch, wanted: Array | None) -> tuple[Array, Array]:
     return needle if numbers is None else numbers[needle], slots
 
 
-def _by_value(batch: _Batch) -> tuple[Array, Lifetimes]:
+def _by_value(batch: _Batch) -> tuple[Positions, Lifetimes]:
     table, groups, sequence = batch.table, batch.groups, batch.sequence
     xp, order, group = table.kernels.xp, groups.order, groups.group
     total, insert = int(groups.leader.size), batch.inserts[order]
@@ -172,13 +174,13 @@ def _by_value(batch: _Batch) -> tuple[Array, Lifetimes]:
     return rows, found
 
 
-def _beyond(xp: Any, group: Array, sizes: Array, skipped: Array) -> Array:
+def _beyond(xp: Any, group: Array, sizes: Array, skipped: Array) -> Positions:
     """Positions in grouped rows (of so many a group) without the first so many of each group."""
     begins = xp.cumsum(sizes) - sizes + skipped
     return xp.flatnonzero(xp.arange(group.size, dtype=np.int64) >= begins[group])
 
 
-def _by_unique_key(batch: _Batch) -> tuple[Array, Lifetimes]:
+def _by_unique_key(batch: _Batch) -> tuple[Positions, Lifetimes]:
     table, groups, sequence, event_kinds = batch.table, batch.groups, batch.sequence, batch.event_kinds
     assert sequence is not None
     assert event_kinds is not None
@@ -197,7 +199,7 @@ def _by_unique_key(batch: _Batch) -> tuple[Array, Lifetimes]:
     return _lifetimes(batch, deaths, (killed, killed_at), order.size - (insert | before).sum())
 
 
-def _by_unique_key_net(batch: _Batch) -> tuple[Array, Lifetimes]:
+def _by_unique_key_net(batch: _Batch) -> tuple[Positions, Lifetimes]:
     """Of each key only the last change matters, and the row that was there before."""
     table, groups = batch.table, batch.groups
     kernels, xp, order, starts = table.kernels, table.kernels.xp, groups.order, groups.starts
@@ -226,7 +228,7 @@ def _by_unique_key_net(batch: _Batch) -> tuple[Array, Lifetimes]:
     return rows, found
 
 
-def _stored(batch: _Batch) -> Array:
+def _stored(batch: _Batch) -> Slots:
     """The slot of each key's row, -1 for none."""
     stored = batch.table.kernels.xp.full(batch.groups.leader.size, -1, np.int64)
     owner, slots = _instances(batch, None)
@@ -242,7 +244,9 @@ def _present_before(batch: _Batch, insert: Array, there: Array) -> Array:
     return before
 
 
-def _lifetimes(batch: _Batch, deaths: Array, killed: tuple[Array, Array], unknown: Array) -> tuple[Array, Lifetimes]:
+def _lifetimes(
+    batch: _Batch, deaths: Instants, killed: tuple[Slots, Instants], unknown: Array
+) -> tuple[Positions, Lifetimes]:
     """All insertions with their rows' deaths, by change; and killed slots, put in ascending order."""
     xp = batch.table.kernels.xp
     assert batch.sequence is not None
@@ -261,8 +265,9 @@ def _lifetimes(batch: _Batch, deaths: Array, killed: tuple[Array, Array], unknow
     )
 
 
-def _net(batch: _Batch, rows: Array, killed: Array, unknown: Array) -> tuple[Array, Lifetimes]:
+def _net(batch: _Batch, rows: Positions, killed: Slots, unknown: Array) -> tuple[Positions, Lifetimes]:
     """Rows that come and slots that go, put in ascending order."""
     xp = batch.table.kernels.xp
     rows, killed = xp.sort(rows), xp.sort(killed)
-    return rows, Lifetimes(len(batch.table), rows, None, killed, killed, unknown)
+    births, deaths = xp.empty(rows.size, np.int64), xp.empty(killed.size, np.int64)  # see `Lifetimes.happens`
+    return rows, Lifetimes(len(batch.table), births, None, killed, deaths, unknown)

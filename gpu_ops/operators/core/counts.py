@@ -17,17 +17,16 @@ from typing import Any
 
 import numpy as np
 
-from gpu_ops.kernels import Array
-from gpu_ops.operators.core.groups import value_changes
+from gpu_ops.arrays import Array, Instants, Positions, value_changes
 
 
 @dataclasses.dataclass(frozen=True)
 class Moments:
     """n instants at which something happens to a row, by row and instant: parallel arrays but for the last two."""
 
-    start: Array
+    start: Positions
     """Position of the moment's first event."""
-    last: Array
+    last: Positions
     """Position of its last event."""
     opens: Array
     """Whether it is its row's first moment."""
@@ -38,7 +37,7 @@ class Moments:
     base: Array
     """The count before the micro-batch, of each of these rows."""
 
-    def switches(self, xp: Any, state: Array, initial: Array) -> Array:
+    def switches(self, xp: Any, state: Array, initial: Array) -> Positions:
         """Moments at which something about the row switches.
 
         Args:
@@ -53,7 +52,7 @@ class Moments:
         return xp.flatnonzero(state != before)
 
 
-def moments(xp: Any, rows: Array, instants: Array, deltas: Array, base: Callable[[Array], Array]) -> Moments:
+def moments(xp: Any, rows: Array, instants: Instants, deltas: Array, base: Callable[[Positions], Array]) -> Moments:
     """Counts after each moment.
 
     Args:

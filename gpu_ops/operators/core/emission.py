@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from gpu_ops import layouts
+from gpu_ops.arrays import Array, Instants, Positions, Slots
 from gpu_ops.descriptions.changelog import DELETE, INSERT
-from gpu_ops.kernels import Array, Frame, Kernels
+from gpu_ops.kernels import Frame, Kernels
 from gpu_ops.operators.core.groups import Groups, within
 
 # Order within one instant: a pad's retraction comes before the rows that replace it, a pad after
@@ -24,9 +25,9 @@ class Rows:
     """Output rows: parallel arrays. A slot of -1 stands for a row of nulls."""
 
     kinds: Array
-    left: Array
-    right: Array
-    instants: Array
+    left: Slots
+    right: Slots
+    instants: Instants
     removed: int | None = None
     """Of a net change: so many rows leave, and stand first; the others come."""
 
@@ -35,9 +36,9 @@ class Rows:
         """How many."""
         return int(self.kinds.size)
 
-    def pick(self, positions: Array) -> Rows:
+    def pick(self, positions: Positions) -> Rows:
         """Some of the rows, in the order given."""
-        return Rows(*(a[positions] for a in (self.kinds, self.left, self.right, self.instants)))
+        return Rows(self.kinds[positions], self.left[positions], self.right[positions], self.instants[positions])
 
 
 def join_rows(kernels: Kernels, parts: Sequence[Rows]) -> Rows:
@@ -46,7 +47,7 @@ def join_rows(kernels: Kernels, parts: Sequence[Rows]) -> Rows:
     return Rows(*(kernels.xp.concatenate([getattr(p, f) for p in parts]) for f in fields))
 
 
-def net_rows(xp: Any, left: Array, right: Array, removed: int) -> Rows:
+def net_rows(xp: Any, left: Slots, right: Slots, removed: int) -> Rows:
     """The rows of a net change, of which so many, the first, leave; all at one instant."""
     kinds = xp.full(left.size, INSERT, np.int8)
     kinds[:removed] = DELETE
@@ -60,7 +61,7 @@ def in_order(kernels: Kernels, rows: Rows, rank: Array) -> Rows:
 
 def fold(
     kernels: Kernels, frame: Frame, removes: Array, columns: tuple[str, ...], types: tuple[pa.DataType, ...]
-) -> Array:
+) -> Positions:
     """Positions of the rows that are left when equal rows added and removed cancel each other.
 
     Args:

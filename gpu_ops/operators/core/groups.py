@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from gpu_ops.kernels import Array, Frame, Kernels
+from gpu_ops.arrays import Array, Hashes, Positions, value_changes
+from gpu_ops.kernels import Frame, Kernels
 from gpu_ops.operators.core.match import Columns, equal
 
 
@@ -22,7 +23,7 @@ class Groups:
     """
 
     def __init__(
-        self, kernels: Kernels, frame: Frame, columns: tuple[str, ...], types: tuple[Any, ...], hashes: Array
+        self, kernels: Kernels, frame: Frame, columns: tuple[str, ...], types: tuple[Any, ...], hashes: Hashes
     ) -> None:
         xp = kernels.xp
         # Positions in the lower bits: one sort of values, and few hashes are alike in what is left of them.
@@ -50,14 +51,10 @@ class Groups:
             refine = kernels.argsort(mark)
             order, mark = order[refine], mark[refine]
             first = value_changes(xp, mark)
-        self.order, self.group, self.first, self.starts, self.leader = order, group, first, starts, leader
-
-
-def value_changes(xp: Any, values: Array) -> Array:
-    """Flags of values that differ from the one before."""
-    flags = xp.ones(values.size, bool)
-    flags[1:] = values[1:] != values[:-1]
-    return flags
+        self.order: Positions = order
+        self.starts: Positions = starts
+        self.leader: Positions = leader
+        self.group, self.first = group, first
 
 
 def within(xp: Any, groups: Groups, flags: Array) -> Array:

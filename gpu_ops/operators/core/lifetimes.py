@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gpu_ops.kernels import Array
+from gpu_ops.arrays import Array, Instants, Slots
 from gpu_ops.layouts import INSTANT_BITS
 from gpu_ops.state.columns import DYING, Growing
 
@@ -30,17 +30,17 @@ class Lifetimes:
     """
 
     first_new: int
-    births: Array
+    births: Instants
     """Instants, one per new row, ascending."""
-    deaths: Array | None
+    deaths: Instants | None
     """Instants, one per new row; None when none of them dies."""
-    killed: Array
+    killed: Slots
     """Slots of committed rows that die, ascending."""
-    killed_at: Array
+    killed_at: Instants
     """Instants, one per killed row."""
     unknown: Array | int
     """How many retractions were of rows that were not there; a number, or an array of no dimensions."""
-    refreshed: Array | None = None
+    refreshed: Slots | None = None
     """Slots of committed rows that the micro-batch writes without changing them, for their TTL."""
     net: NetChange | None = None
     """Of a net change: when everything happens."""
@@ -57,12 +57,12 @@ class Lifetimes:
         self.births = xp.full(self.births.size, births, np.int64)
         self.killed_at = xp.full(self.killed.size, deaths, np.int64)
 
-    def dying(self, slots: Array) -> Array | None:
+    def dying(self, slots: Slots) -> Array | None:
         """Of a net change: mask of the rows at these slots that die; None if none does. Not after its commit."""
         assert self.net is not None
         return self.net.status.values[slots] == DYING if self.killed.size else None
 
-    def born(self, xp: Any, slots: Array) -> Array:
+    def born(self, xp: Any, slots: Slots) -> Instants:
         """When the rows at these slots were born."""
         if self.births.size == 0:
             return xp.full(slots.size, ALWAYS, np.int64)
@@ -71,7 +71,7 @@ class Lifetimes:
         new = slots - self.first_new
         return xp.where(new >= 0, self.births[xp.maximum(new, 0)], ALWAYS)
 
-    def died(self, xp: Any, slots: Array) -> Array:
+    def died(self, xp: Any, slots: Slots) -> Instants:
         """When the rows at these slots die."""
         if self.net is not None and self.killed.size:
             return xp.where(self.dying(slots), self.net.deaths, NEVER)

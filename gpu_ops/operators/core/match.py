@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from gpu_ops.arrays import Array, Positions, Slots
 from gpu_ops.conditions import Condition
-from gpu_ops.kernels import Array, Frame, Kernels, Store
+from gpu_ops.kernels import Frame, Kernels, Store
 
-Pairs = tuple[Array, Array]
+Pairs = tuple[Array, Slots]
 """n positions (or slots) of the rows that look, and n slots of rows they find: parallel int64 arrays."""
 
 
@@ -61,11 +62,11 @@ def equal(
 def fulfilling(
     kernels: Kernels,
     condition: Condition | None,
-    rows: Mapping[str, tuple[Store, Array]],
+    rows: Mapping[str, tuple[Store, Slots]],
     length: int,
     *,
     present: bool = True,
-) -> Array | None:
+) -> Positions | None:
     """Positions of rows of several inputs, side by side, for which a residual condition is true; None for all.
 
     Args:
@@ -92,8 +93,8 @@ def match(
     types: Sequence[pa.DataType],
     columns: tuple[Columns, Columns],
     *,
-    alive: Callable[[Array, Array], Array | None] | None = None,
-    residual: Callable[[Array, Array], Array | None] | None = None,
+    alive: Callable[[Array, Slots], Array | None] | None = None,
+    residual: Callable[[Array, Slots], Positions | None] | None = None,
 ) -> Pairs:
     """The candidates that match, in their order.
 
@@ -116,7 +117,7 @@ def match(
     return pairs
 
 
-def positions(xp: Any, mask: Array | None) -> Array | None:
+def positions(xp: Any, mask: Array | None) -> Positions | None:
     """Where a mask is true; None where that is everywhere."""
     if mask is None:
         return None
@@ -124,5 +125,5 @@ def positions(xp: Any, mask: Array | None) -> Array | None:
     return None if found.size == mask.size else found
 
 
-def _kept(pairs: Pairs, at: Array | None) -> Pairs:
+def _kept(pairs: Pairs, at: Positions | None) -> Pairs:
     return pairs if at is None else (pairs[0][at], pairs[1][at])

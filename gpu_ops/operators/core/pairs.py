@@ -10,12 +10,11 @@ untouched left rows (``L ⋈ ΔR``).
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 
+from gpu_ops.arrays import Array, Instants, Positions, Slots
 from gpu_ops.conditions import Condition
-from gpu_ops.kernels import Array
 from gpu_ops.operators.core.lifetimes import ALWAYS, NEVER, Lifetimes
 from gpu_ops.operators.core.match import Columns, fulfilling, match
 from gpu_ops.state.columns import DEAD, LIVE
@@ -29,10 +28,10 @@ Sides = tuple[Lifetimes, Lifetimes]
 class Pairs:
     """Matching pairs that a micro-batch makes or unmakes: parallel arrays."""
 
-    slots: tuple[Array, Array]
-    comes: Any
+    slots: tuple[Slots, Slots]
+    comes: Positions | slice
     """Positions of those that the micro-batch makes, or a slice."""
-    goes: Array
+    goes: Positions
     """Positions of those that it unmakes."""
     deltas: Array
     """By how much each pair moves the association counts of its two rows."""
@@ -50,13 +49,14 @@ class NetPairs(Pairs):
 class TimedPairs(Pairs):
     """All pairs that live at some instant of the micro-batch, with their times (int64)."""
 
-    births: tuple[Array, Array]
+    comes: Positions
+    births: tuple[Instants, Instants]
     """When the left and the right row were born."""
-    deaths: tuple[Array, Array]
+    deaths: tuple[Instants, Instants]
     """When they die."""
-    begin: Array
+    begin: Instants
     """The later birth; `ALWAYS` if the pair is older than the micro-batch."""
-    end: Array
+    end: Instants
     """The earlier death; `NEVER` if the pair outlives it."""
 
 
@@ -93,7 +93,7 @@ def timed_pairs(tables: Tables, sides: Sides, condition: Condition | None, names
 
 def _candidates(
     tables: Tables, sides: Sides, condition: Condition | None, names: tuple[str, str]
-) -> tuple[Array, Array]:
+) -> tuple[Slots, Slots]:
     """Left and right slots of all pairs one of whose rows the micro-batch touches."""
     xp = tables[0].kernels.xp
     left, right = _probe(tables, sides, 0, condition, names)
@@ -103,7 +103,7 @@ def _candidates(
 
 def _probe(
     tables: Tables, sides: Sides, side: int, condition: Condition | None, names: tuple[str, str]
-) -> tuple[Array, Array]:
+) -> tuple[Slots, Slots]:
     """Touched rows of one side with their matches: slots of that side, slots of the other.
 
     The left's touched rows meet every row; the right's only rows that the micro-batch leaves alone,
@@ -116,14 +116,14 @@ def _probe(
         return xp.empty(0, np.int64), xp.empty(0, np.int64)
     everything = side == 0
 
-    def alive(found: Array, slots: Array) -> Array | None:
+    def alive(found: Slots, slots: Slots) -> Array | None:
         del found
         if other.all_alive and not sides[1 - side].killed.size:
             return None
         status = other.status.values[slots]
         return status != DEAD if everything else status == LIVE
 
-    def residual(found: Array, slots: Array) -> Array | None:
+    def residual(found: Slots, slots: Slots) -> Positions | None:
         rows = {names[side]: (own.store, found), names[1 - side]: (other.store, slots)}
         return fulfilling(kernels, condition, rows, int(slots.size))
 

@@ -20,7 +20,8 @@ import dataclasses
 import numpy as np
 
 from gpu_ops import layouts
-from gpu_ops.kernels import Array, as_slots, distinct
+from gpu_ops.arrays import Array, Instants, Slots, distinct
+from gpu_ops.kernels import as_slots
 from gpu_ops.operators.core.counts import flickers, moments
 from gpu_ops.operators.core.lifetimes import NEVER, Lifetimes
 from gpu_ops.operators.core.pairs import NetPairs, TimedPairs
@@ -36,8 +37,8 @@ _DELTA = np.array([0, 1, -1, 0, 0], np.int64)
 class Changes:
     """Where visibility changes: parallel arrays."""
 
-    slots: Array
-    instants: Array
+    slots: Slots
+    instants: Instants
     appears: Array
     """Whether the row becomes visible, or stops being."""
     own: Array
@@ -55,16 +56,16 @@ class Barrier:
     """
 
     before: int
-    instants: Array
+    instants: Instants
     after: Array
 
-    def at(self, table: KeyedTable, instants: Array) -> Array:
+    def at(self, table: KeyedTable, instants: Instants) -> Array:
         """The number at (the end of) each instant."""
         xp = table.kernels.xp
         steps = xp.concatenate([xp.full(1, self.before, np.int64), self.after])
         return steps[xp.searchsorted(self.instants, instants, side="right")]
 
-    def crossings(self, table: KeyedTable) -> Array:
+    def crossings(self, table: KeyedTable) -> Instants:
         """Instants at which it becomes zero or stops being zero."""
         xp = table.kernels.xp
         zero = xp.concatenate([xp.full(1, self.before, np.int64), self.after]) == 0
@@ -139,7 +140,7 @@ def visible_per_batch(
     *,
     when_alone: bool,
     barriers: tuple[Barrier, Barrier] | None = None,
-) -> tuple[Array, Array]:
+) -> tuple[Slots, Slots]:
     """The net changes of visibility; moves the association counts. Arguments as `visible_per_event`.
 
     Returns:
@@ -168,7 +169,7 @@ def visible_per_batch(
         packed = distinct(xp, (slots[touched] << 1) | (before[touched] != 0))
         rows, before = packed >> 1, packed & 1
 
-    def visible(counts: Array, which: Array | None, moment: str) -> Array:
+    def visible(counts: Array, which: Slots | None, moment: str) -> Array:
         shown = counts == 0 if when_alone else counts != 0
         if barriers is not None:
             if which is None:
@@ -194,7 +195,7 @@ def visible_per_batch(
     return xp.concatenate([died, hides]), xp.concatenate([shows, born])
 
 
-def _keyless(table: KeyedTable, slots: Array) -> Array:
+def _keyless(table: KeyedTable, slots: Slots) -> Array:
     """Mask of rows whose key has a null."""
     xp = table.kernels.xp
     valid = table.kernels.valid(table.store.take(slots, table.strict, present=True), table.strict)

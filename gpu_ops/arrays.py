@@ -1,0 +1,73 @@
+"""What the integers of an array number, as a type checker tells it apart; and small array functions.
+
+At run time these are plain arrays of numpy or cupy, never instances of the classes here. A slot is not a position,
+though both are int64: handing ``slots`` to what takes `Positions` is an error of mypy. What arithmetic on them gives
+is known to whoever did it, so it counts as any of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, Self
+
+Array = Any
+"""A one-dimensional array of numpy or cupy: flags, counts, times, or what the name says."""
+
+
+class _Numbers(Protocol):  # noqa: PLW1641 - arrays have no hash
+    """Integers of one kind; a part of them is of this kind, too."""
+
+    size: int
+    nbytes: int
+    dtype: Any
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, at: Array) -> Self: ...
+    def __setitem__(self, at: Any, values: Any) -> None: ...
+    def copy(self) -> Self: ...
+    def max(self) -> Any: ...
+    def view(self, dtype: Any) -> Any: ...
+    def __add__(self, other: Any) -> Any: ...
+    def __radd__(self, other: Any) -> Any: ...
+    def __sub__(self, other: Any) -> Any: ...
+    def __rsub__(self, other: Any) -> Any: ...
+    def __mul__(self, other: Any) -> Any: ...
+    def __rmul__(self, other: Any) -> Any: ...
+    def __and__(self, other: Any) -> Any: ...
+    def __or__(self, other: Any) -> Any: ...
+    def __lshift__(self, by: Any) -> Any: ...
+    def __rshift__(self, by: Any) -> Any: ...
+    def __lt__(self, other: Any) -> Any: ...
+    def __le__(self, other: Any) -> Any: ...
+    def __gt__(self, other: Any) -> Any: ...
+    def __ge__(self, other: Any) -> Any: ...
+    def __eq__(self, other: object) -> Any: ...
+    def __ne__(self, other: object) -> Any: ...
+
+
+class Slots(_Numbers):
+    """Where rows lie in a `gpu_ops.kernels.Store` (int64); -1 for "no row", which gathers as nulls."""
+
+
+class Positions(_Numbers):
+    """Which elements of an array or rows of a frame (int64)."""
+
+
+class Instants(_Numbers):
+    """Times within a micro-batch (int64), see `gpu_ops.operators.core.lifetimes`."""
+
+
+class Hashes(_Numbers):
+    """64-bit hashes of rows (uint64)."""
+
+
+def distinct(xp: Any, values: Array) -> Array:
+    """The different values, ascending. numpy's ``unique`` hashes integers, which takes ten times as long."""
+    values = xp.sort(values)
+    return values[value_changes(xp, values)]
+
+
+def value_changes(xp: Any, values: Array) -> Array:
+    """Flags of values that differ from the one before: of ``[3, 3, 5]`` first, not, first."""
+    flags = xp.ones(values.size, bool)
+    flags[1:] = values[1:] != values[:-1]
+    return flags
