@@ -104,11 +104,11 @@ def run(  # noqa: PLR0917 (options: typer passes them by name)
         _fail("jobs need PySpark: pip install 'gpu-join[spark]'")
     from gpu_ops.jobs.command import run_file  # noqa: PLC0415
 
-    said = {"state": state, "checkpoint": checkpoint, "master": master, "backend": backend, "trigger": trigger}
+    given = {"state": state, "checkpoint": checkpoint, "master": master, "backend": backend, "trigger": trigger}
     run_file(
         file,
         Console(highlight=False),
-        said={name: value for name, value in said.items() if value is not None},
+        given={name: value for name, value in given.items() if value is not None},
         packages=packages,
         conf=conf or [],
         once=once,

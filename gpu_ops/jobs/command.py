@@ -1,4 +1,4 @@
-"""``gpu-join run``: what the command line adds to a job, and what it says in the end."""
+"""``gpu-join run``: what the command line adds to a job, and the summary in the end."""
 
 from __future__ import annotations
 
@@ -6,23 +6,21 @@ import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
-from gpu_ops.descriptions.inputs import parse_duration
 from gpu_ops.errors import DescriptionError
 from gpu_ops.jobs import runner
+from gpu_ops.jobs.connectors import JOB
 from gpu_ops.jobs.job import Job, load
-from gpu_ops.jobs.settings import located
-from gpu_ops.state.address import StateAddress
+from gpu_ops.jobs.settings import value_of
 
 
 def run_file(
     path: Path,
     console: Console,
     *,
-    said: Mapping[str, str],
+    given: Mapping[str, str],
     packages: str | None = None,
     conf: Sequence[str] = (),
     once: bool = False,
@@ -32,18 +30,18 @@ def run_file(
 
     Args:
         path: the file.
-        console: where to say what goes on.
-        said: `Job`'s fields, to be put in the place of what the file says; folders as seen from the working folder.
+        console: where to report.
+        given: settings that replace those of the file; folders as seen from the working folder.
         packages: Maven packages for Spark, comma-separated, besides those of the file.
         conf: Spark settings, ``name=value``.
         once: take what there is and end.
-        explain: say what would run, and run nothing.
+        explain: print what would run, and run nothing.
 
     Raises:
         DescriptionError: something cannot be.
         JobFailedError: the job failed on the way.
     """
-    job = amended(load(path), said, packages, conf)
+    job = amended(load(path), given, packages, conf)
     if explain:
         console.print(runner.explain(job, console), markup=False, soft_wrap=True)
         return
@@ -61,11 +59,11 @@ def run_file(
         console.print(f"state in {job.state}; the same command goes on from here", markup=False, soft_wrap=True)
 
 
-def amended(job: Job, said: Mapping[str, str], packages: str | None, conf: Sequence[str]) -> Job:
-    """A job with what the command line says.
+def amended(job: Job, given: Mapping[str, str], packages: str | None, conf: Sequence[str]) -> Job:
+    """A job with the settings of the command line.
 
     Raises:
-        DescriptionError: it says what cannot be.
+        DescriptionError: one of them cannot be.
     """
     spark = dict(job.spark)
     for setting in conf:
@@ -76,11 +74,5 @@ def amended(job: Job, said: Mapping[str, str], packages: str | None, conf: Seque
     if packages is not None:
         before = spark.get("spark.jars.packages")
         spark["spark.jars.packages"] = packages if before is None else f"{before},{packages}"
-    fields: dict[str, Any] = dict(said)
-    if "state" in fields:
-        fields["state"] = StateAddress.of(fields["state"])
-    if "checkpoint" in fields:
-        fields["checkpoint"] = located(fields["checkpoint"], Path.cwd())
-    if "trigger" in fields:
-        parse_duration(fields["trigger"])
-    return dataclasses.replace(job, spark=spark, **fields)
+    settings = {name: value_of(name, JOB[name], text, Path.cwd()) for name, text in given.items()}
+    return dataclasses.replace(job, spark=spark, **settings)

@@ -1,30 +1,61 @@
-"""What can be read and written, and with which options; their names here, Spark's behind them."""
+"""What can be set: of a job, and of what is read and written. Names are ours, Spark's stand behind them."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
-Kind = Literal["text", "count", "flag", "path"]
+from gpu_ops.backends import Backend
+from gpu_ops.descriptions.description import Emit
+from gpu_ops.descriptions.inputs import Updates
+
+Kind = Literal["text", "count", "flag", "path", "state", "duration", "names"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """An option of a connector.
+    """Something that can be set.
 
     Attributes:
         spark: Spark's name for it; empty for one that Spark does not see.
-        kind: text, a whole number above zero, true or false, or a path, relative to the job's file.
+        kind: text, a whole number above zero, true or false, a path relative to the job's file, a state folder
+            likewise, a duration, or names separated by commas.
         required: whether there is no default.
         values: what it may be; empty for anything.
     """
 
-    spark: str
+    spark: str = ""
     kind: Kind = "text"
     required: bool = False
     values: tuple[str, ...] = ()
 
+
+JOB: Final[Mapping[str, Option]] = {
+    "state": Option(kind="state"),
+    "checkpoint": Option(kind="path"),
+    "emit": Option(values=get_args(Emit)),
+    "partitions": Option(kind="count"),
+    "backend": Option(values=get_args(Backend)),
+    "name": Option(),
+    "multi_way": Option(values=("auto", "never")),
+    "trigger": Option(kind="duration"),
+    "master": Option(),
+}
+"""Settings of a job."""
+
+OF_SOURCE: Final[Mapping[str, Option]] = {
+    "row_kind": Option(),
+    "updates": Option(values=get_args(Updates)),
+    "ttl": Option(kind="duration"),
+    "sequence_by": Option(),
+    "bad_rows": Option(values=("fail", "drop")),
+    "idle_timeout": Option(kind="duration"),
+}
+"""What any source has besides its connector's options."""
+
+OF_SINK: Final[Mapping[str, Option]] = {"row_kind": Option()}
+"""What any sink has besides."""
 
 _PATH: Final = {"path": Option("path", "path", required=True)}
 _FILES: Final = {
@@ -35,7 +66,7 @@ _FILES: Final = {
     "recursive": Option("recursiveFileLookup", "flag"),
     "latest_first": Option("latestFirst", "flag"),
     "max_file_age": Option("maxFileAge"),
-    "reader": Option("", values=("spark", "arrow")),
+    "reader": Option(values=("spark", "arrow")),
 }
 _TEXT: Final = {
     "multi_line": Option("multiLine", "flag"),
@@ -69,7 +100,7 @@ SOURCES: Final[Mapping[str, Mapping[str, Option]]] = {
     "kafka": {
         **_BROKER,
         "topic": Option("subscribe", required=True),
-        "format": Option("", values=("json", "debezium-json")),
+        "format": Option(values=("json", "debezium-json")),
         "starting_offsets": Option("startingOffsets"),
         "max_offsets_per_trigger": Option("maxOffsetsPerTrigger", "count"),
         "fail_on_data_loss": Option("failOnDataLoss", "flag"),
@@ -90,9 +121,9 @@ SINKS: Final[Mapping[str, Mapping[str, Option]]] = {
         "date_format": Option("dateFormat"), "timestamp_format": Option("timestampFormat"),
     },
     "delta": {**_PATH, "merge_schema": Option("mergeSchema", "flag")},
-    "kafka": {**_BROKER, "topic": Option("topic", required=True), "key": Option("")},
+    "kafka": {**_BROKER, "topic": Option("topic", required=True), "key": Option(kind="names")},
     "console": {"rows": Option("numRows", "count"), "truncate": Option("truncate")},
-    "memory": {"table": Option("", required=True)},
+    "memory": {"table": Option(required=True)},
     "blackhole": {},
 }  # fmt: skip
 """By connector, the options of a sink."""

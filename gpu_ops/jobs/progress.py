@@ -1,4 +1,4 @@
-"""What a running job says of each micro-batch, on the terminal."""
+"""What a running job reports of each micro-batch, on the terminal."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import datetime as dt
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gpu_ops.inspection import readable
 from gpu_ops.jobs.sinks import KINDS, OBSERVED
 from gpu_ops.spark.metrics.progress import JoinProgress, join_progress, observed_metrics
 
@@ -48,7 +49,7 @@ class Batch:
 
         Args:
             progress: of the query.
-            last: the join that says all that goes to the sink, see `gpu_ops.spark.plan.build.all_said_by`.
+            last: the join whose output is all that goes to the sink, see `gpu_ops.spark.plan.build.all_said_by`.
         """
         joins = join_progress(progress)
         counts = _counted(progress, joins, last)
@@ -56,16 +57,16 @@ class Batch:
         def total(end: str) -> int:
             return sum(int(n) for join in joins for name, n in join.metrics.items() if name.endswith(end))
 
-        said = sum(int(n) for join in joins for name, n in join.metrics.items() if name.startswith("rows_out_"))
+        rows_out = sum(int(n) for join in joins for name, n in join.metrics.items() if name.startswith("rows_out_"))
         rows_in = int(progress["numInputRows"])
         if len(joins) == 1:
             rows_in = max(rows_in, total("_rows_in"))
         elif counts is not None:
-            rows_in = max(rows_in, total("_rows_in") - max(0, said - sum(counts.values())))
-        if not rows_in and not (said if counts is None else any(counts.values())):
+            rows_in = max(rows_in, total("_rows_in") - max(0, rows_out - sum(counts.values())))
+        if not rows_in and not (rows_out if counts is None else any(counts.values())):
             return None
 
-        marks = [join.metrics["watermark_ms"] for join in joins if "watermark_ms" in join.metrics]
+        watermarks = [join.metrics["watermark_ms"] for join in joins if "watermark_ms" in join.metrics]
         backends = {join.backend for join in joins}
         return cls(
             number=int(progress["batchId"]),
@@ -74,7 +75,7 @@ class Batch:
             seconds=progress["durationMs"].get("triggerExecution", 0) / 1000,
             state_rows=total("_state_rows"),
             state_bytes=total("_state_bytes"),
-            watermark_ms=int(min(marks)) if marks else None,
+            watermark_ms=int(min(watermarks)) if watermarks else None,
             backend=backends.pop() if len(backends) == 1 else "mixed" if backends else "",
         )
 
@@ -83,7 +84,7 @@ class Batch:
         parts = [
             f"micro-batch {self.number}: {self.rows_in:,} rows in{self._out()}",
             f"{self.seconds:.1f} s, {rate:,.0f} rows/s",
-            f"state {self.state_rows:,} rows, {size(self.state_bytes)}",
+            f"state {self.state_rows:,} rows, {readable(self.state_bytes)}",
         ]
         if self.watermark_ms is not None:
             at = dt.datetime.fromtimestamp(self.watermark_ms / 1000, dt.UTC)
@@ -104,13 +105,5 @@ def _counted(progress: Mapping[str, Any], joins: Sequence[JoinProgress], last: s
     observed = observed_metrics(progress).get(OBSERVED)
     if observed is not None:
         return {kind: int(observed[name] or 0) for name, kind in KINDS.items()}
-    said = next((join.metrics for join in joins if join.name == last), None)
-    return None if said is None else {kind: int(said[f"rows_out_{name}"]) for name, kind in KINDS.items()}
-
-
-def size(count: int) -> str:
-    """Bytes for the eye."""
-    amount, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while amount >= 1024 and len(units) > 1:
-        amount, units = amount / 1024, units[1:]
-    return f"{amount:,.0f} {units[0]}" if units[0] == "B" else f"{amount:,.1f} {units[0]}"
+    metrics = next((join.metrics for join in joins if join.name == last), None)
+    return None if metrics is None else {kind: int(metrics[f"rows_out_{name}"]) for name, kind in KINDS.items()}

@@ -1,4 +1,4 @@
-"""Runs a job: session, sources, query, sink; says what each micro-batch did; stops when asked."""
+"""Runs a job: session, sources, query, sink; reports each micro-batch; stops when asked."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import re
 import signal
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
 from rich.console import Console
 
 import gpu_ops
@@ -20,11 +22,15 @@ from gpu_ops.errors import DescriptionError, GpuJoinError
 from gpu_ops.jobs.connectors import DELTA_SETTINGS, UNRESUMED
 from gpu_ops.jobs.job import Job
 from gpu_ops.jobs.progress import Batch
+from gpu_ops.jobs.sinks import start
+from gpu_ops.jobs.sources import open_source
 from gpu_ops.jobs.text import JobError
 from gpu_ops.query.errors import SqlError
+from gpu_ops.spark import prepare_environment, session
+from gpu_ops.spark.plan.build import all_said_by
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
     from pyspark.sql.streaming import StreamingQuery
 
 _POLL_S: Final = 0.2
@@ -52,29 +58,42 @@ class Outcome:
     rows_out: int | None = 0
     interrupted: bool = False
 
+    def add(self, batch: Batch) -> None:
+        """One micro-batch more."""
+        self.batches += 1
+        self.rows_in += batch.rows_in
+        self.rows_out = None if self.rows_out is None or batch.rows_out is None else self.rows_out + batch.rows_out
+
 
 def run(job: Job, console: Console, *, once: bool = False) -> Outcome:
     """Runs a job to its end: of what there is, or until it is interrupted.
 
     Args:
         job: the job.
-        console: where to say what goes on.
+        console: where to report.
         once: take what there is and end.
 
     Raises:
-        JobError: something in the job cannot be; says where.
+        JobError: something in the job cannot be; names the position.
         JobFailedError: it failed on the way; nothing is lost, and the same job goes on from its checkpoint.
     """
     check_folders(job)
     with _session(job, console) as spark:
         changes = changelog(spark, job, console)
-        from gpu_ops.jobs.sinks import start  # noqa: PLC0415 - pyspark is optional
-        from gpu_ops.spark.plan.build import all_said_by  # noqa: PLC0415
-
         last_join = all_said_by(changes)
         with _interrupts() as stop:
             query = start(changes, job, once=once, last_join=last_join)
-            return _follow(query, console, stop, last_join)
+            outcome = Outcome()
+            try:
+                for progress in followed(query, stop):
+                    batch = Batch.of(progress, last_join)
+                    if batch is not None:
+                        outcome.add(batch)
+                        console.print(str(batch), markup=False, soft_wrap=True)
+            except StreamingQueryException as error:
+                raise JobFailedError(reason(str(error))) from error
+            outcome.interrupted = stop.is_set()
+            return outcome
 
 
 def explain(job: Job, console: Console) -> str:
@@ -115,8 +134,6 @@ def changelog(spark: SparkSession, job: Job, console: Console) -> DataFrame:
     Raises:
         JobError: a source or the query cannot be.
     """
-    from gpu_ops.jobs.sources import open_source  # noqa: PLC0415 - pyspark is optional
-
     tables = {source.name: open_source(spark, source, job.file) for source in job.sources}
     with warnings.catch_warnings(record=True) as raised:
         warnings.simplefilter("always")
@@ -132,7 +149,7 @@ def changelog(spark: SparkSession, job: Job, console: Console) -> DataFrame:
                 multi_way=job.multi_way,
             )
         except SqlError as error:
-            line, column = job.query.place(job.file, error.line, error.column)
+            line, column = job.query.position(job.file, error.line, error.column)
             raise job.file.error_at(error.message, line, column) from error
         except JobError:
             raise
@@ -147,11 +164,7 @@ def changelog(spark: SparkSession, job: Job, console: Console) -> DataFrame:
 @contextlib.contextmanager
 def _session(job: Job, console: Console) -> Iterator[SparkSession]:
     """A session for the job; one that there is already is used, and left running."""
-    from gpu_ops.spark import prepare_environment, session  # noqa: PLC0415 - pyspark is optional
-
     prepare_environment()
-    from pyspark.sql import SparkSession  # noqa: PLC0415
-
     running = SparkSession.getActiveSession()
     if running is not None:
         yield running
@@ -191,51 +204,36 @@ def _interrupts() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _follow(query: StreamingQuery, console: Console, stop: threading.Event, last_join: str | None) -> Outcome:
-    """Says what each micro-batch did, until the query ends or is told to."""
-    outcome, seen = Outcome(), -1
-    ended = False
+def followed(query: StreamingQuery, stop: threading.Event | None = None) -> Iterator[Mapping[str, Any]]:
+    """What Spark reports of each trigger, until the query ends or is to stop; in the end it is stopped.
+
+    Args:
+        query: that runs.
+        stop: set from elsewhere, ends it.
+
+    Raises:
+        StreamingQueryException: it failed.
+    """
+    seen, ended = (-1, ""), False
     try:
         while not ended:
-            ended = _ended(query)
-            seen = _say(query, console, outcome, seen, last_join)
-            if stop.is_set() and not ended:
-                outcome.interrupted = ended = True
+            ended = bool(query.awaitTermination(_POLL_S))
+            if stop is not None and stop.is_set():
+                query.stop()
+                ended = True
+            last: Any = query.lastProgress
+            if last is None or (last["batchId"], last["timestamp"]) == seen:
+                continue
+            for progress in query.recentProgress:
+                number = progress["batchId"], progress["timestamp"]  # a trigger without rows has the next one's batchId
+                if number > seen:
+                    seen = number
+                    yield progress
     finally:
         query.stop()
-    _say(query, console, outcome, seen, last_join)
-    return outcome
-
-
-def _ended(query: StreamingQuery) -> bool:
-    from pyspark.errors import StreamingQueryException  # noqa: PLC0415
-
-    try:
-        return bool(query.awaitTermination(_POLL_S))
-    except StreamingQueryException as error:
-        raise JobFailedError(reason(str(error))) from error
 
 
 def reason(text: str) -> str:
-    """What is worth saying of Spark's account of a failure: our own error in it, or its first line."""
+    """What matters of Spark's account of a failure: our own error in it, or its first line."""
     found = _OURS.findall(text)
     return str(found[-1]).strip() if found else text.strip().partition("\n")[0]
-
-
-def _say(query: StreamingQuery, console: Console, outcome: Outcome, seen: int, last_join: str | None) -> int:
-    """Says what is new; gives the last micro-batch that was said."""
-    last: Any = query.lastProgress
-    if last is None or int(last["batchId"]) <= seen:
-        return seen
-    for progress in query.recentProgress:
-        batch = Batch.of(progress, last_join)
-        if batch is not None and batch.number > seen:
-            seen = batch.number
-            outcome.batches += 1
-            outcome.rows_in += batch.rows_in
-            if batch.rows_out is None or outcome.rows_out is None:
-                outcome.rows_out = None
-            else:
-                outcome.rows_out += batch.rows_out
-            console.print(str(batch), markup=False, soft_wrap=True)
-    return seen

@@ -1,194 +1,136 @@
-"""The settings of a table or a job: each is known, is said once, and has a value that it can have."""
+"""The settings of a table or a job: each is known, is set once, and has a value that it can have."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-from gpu_ops.jobs.connectors import FOREIGN, SINKS, SOURCES, Option
-from gpu_ops.jobs.text import Setting, TableText, Text, Word
+from gpu_ops.descriptions.inputs import parse_duration
+from gpu_ops.errors import DescriptionError
+from gpu_ops.jobs.connectors import FOREIGN, JOB, OF_SINK, OF_SOURCE, SINKS, SOURCES, Option
+from gpu_ops.jobs.text import Setting, TableText, Text
 from gpu_ops.query.errors import closest
-
-OF_JOB: Final = (
-    "state", "checkpoint", "emit", "partitions", "backend", "name", "multi_way", "trigger", "master",
-)  # fmt: skip
-OF_SOURCE: Final = ("row_kind", "updates", "ttl", "sequence_by", "bad_rows", "idle_timeout")
-OF_SINK: Final = ("row_kind",)
+from gpu_ops.state.address import StateAddress
 
 _PACKAGES: Final = "spark.packages"
 _PREFIX: Final = "option."
 
 
+@dataclasses.dataclass(frozen=True)
 class Settings:
-    """Hands out settings by their names; `end` refuses those that nobody took.
+    """What is set.
 
-    Args:
-        file: their file.
-        said: the settings.
-        known: names that there are.
-        options: names that a connector has, besides.
-        connector: its name; empty for those of a job.
+    Attributes:
+        values: ours, by name.
+        spark: Spark's, by its names.
+        at: where a value stands in the file, by name.
     """
 
-    def __init__(
-        self,
-        file: Text,
-        said: Sequence[Setting],
-        known: Sequence[str],
-        options: Mapping[str, Option] | None = None,
-        connector: str = "",
-    ) -> None:
-        self.file, self.connector = file, connector
-        self._known, self._options = known, options or {}
-        self._said: dict[str, Setting] = {}
-        for setting in said:
-            name = setting.name.text
-            if not name.startswith((_PREFIX, "kafka.", "spark.")):
-                name = name.lower().replace("-", "_")
-            if name in self._said:
-                file.fail(f"{setting.name.text!r} is set twice", setting.name.at)
-            self._said[name] = setting
-
-    @classmethod
-    def of_job(cls, file: Text, said: Sequence[Setting]) -> Settings:
-        """Those of a job."""
-        return cls(file, said, OF_JOB)
-
-    @classmethod
-    def of_source(cls, file: Text, table: TableText) -> Settings:
-        """Those of a source.
-
-        Raises:
-            JobError: no connector, or an unknown one.
-        """
-        return cls._of_table(file, table, SOURCES, OF_SOURCE, "source")
-
-    @classmethod
-    def of_sink(cls, file: Text, table: TableText) -> Settings:
-        """Those of a sink.
-
-        Raises:
-            JobError: no connector, or an unknown one.
-        """
-        return cls._of_table(file, table, SINKS, OF_SINK, "sink")
-
-    @classmethod
-    def _of_table(
-        cls,
-        file: Text,
-        table: TableText,
-        connectors: Mapping[str, Mapping[str, Option]],
-        known: Sequence[str],
-        what: str,
-    ) -> Settings:
-        found = [s for s in table.settings if s.name.text.lower() == "connector"]
-        if not found:
-            file.fail(f"{table.name.text!r} has no connector; there are {', '.join(connectors)}", table.name.at)
-        name = found[0].value
-        if name.text.lower() not in connectors:
-            hint = FOREIGN.get(name.text.lower(), f"there are {closest(name.text, connectors)}")
-            other = SINKS if what == "source" else SOURCES
-            only = f"{name.text} is no {what}" if name.text.lower() in other else f"there is no connector {name.text!r}"
-            file.fail(f"{only}; {hint}", name.at)
-        connector = name.text.lower()
-        said = [s for s in table.settings if s is not found[0]]
-        settings = cls(file, said, known, connectors[connector], connector)
-        for option, how in settings._options.items():
-            if how.required and option not in settings._said:
-                file.fail(f"{connector} needs the option {option!r}", name.at)
-        return settings
-
-    def take(self, name: str) -> Word | None:
-        """A setting's value, or None."""
-        setting = self._said.pop(name, None)
-        return None if setting is None else setting.value
-
-    def text(self, name: str) -> str | None:
-        """A setting's text; one of a connector's options is checked.
-
-        Raises:
-            JobError: a value that it cannot have.
-        """
-        said = self.take(name)
-        if said is not None and name in self._options:
-            return self._checked(name, self._options[name], said)
-        return None if said is None else said.text
-
-    def one_of(self, name: str, values: Sequence[str], default: str) -> Any:
-        """A setting that has one of some values.
-
-        Raises:
-            JobError: another one.
-        """
-        said = self.take(name)
-        if said is None:
-            return default
-        if said.text not in values:
-            self.file.fail(f"{name} is one of {', '.join(values)}, not {said.text!r}", said.at)
-        return said.text
-
-    def count(self, name: str) -> int | None:
-        """A setting that is a whole number above zero.
-
-        Raises:
-            JobError: it is none.
-        """
-        said = self.take(name)
-        return None if said is None else int(self._checked(name, Option("", "count"), said))
-
-    def options(self) -> dict[str, str]:
-        """The connector's options for Spark, by Spark's names.
-
-        Raises:
-            JobError: a value that cannot be.
-        """
-        found = {}
-        for name in [n for n, how in self._options.items() if how.spark and n in self._said]:
-            found[self._options[name].spark] = self._checked(name, self._options[name], self._said.pop(name).value)
-        for name in [n for n in self._said if n.startswith(_PREFIX)]:
-            found[name.removeprefix(_PREFIX)] = self._said.pop(name).value.text
-        if self.connector == "kafka":
-            for name in [n for n in self._said if n.startswith("kafka.")]:
-                found[name] = self._said.pop(name).value.text
-        return found
-
-    def spark(self) -> dict[str, str]:
-        """Settings for the Spark session."""
-        names = [n for n in self._said if n.startswith("spark.")]
-        found = {name: self._said.pop(name).value.text for name in names}
-        if _PACKAGES in found:
-            found["spark.jars.packages"] = found.pop(_PACKAGES)
-        return found
-
-    def end(self) -> None:
-        """Refuses what was not taken.
-
-        Raises:
-            JobError: there is something.
-        """
-        for setting in self._said.values():
-            known = closest(setting.name.text, [*self._options, *self._known])
-            more = f"{_PREFIX}NAME hands any other to Spark" if self.connector else "spark.NAME sets one of Spark's own"
-            whose = f"{self.connector} has" if self.connector else "a job has"
-            self.file.fail(f"{whose} no option {setting.name.text!r}; there are {known}; {more}", setting.name.at)
-
-    def _checked(self, name: str, how: Option, said: Word) -> str:
-        text = said.text
-        if how.kind == "count" and not (text.isascii() and text.isdigit() and int(text) > 0):
-            self.file.fail(f"{name} is a whole number above zero, not {text!r}", said.at)
-        if how.kind == "flag":
-            text = text.lower()
-            if text not in ("true", "false"):
-                self.file.fail(f"{name} is true or false, not {said.text!r}", said.at)
-        if how.kind == "path":
-            return located(text, self.file.path.resolve().parent)
-        if how.values and text not in how.values:
-            self.file.fail(f"{name} is one of {', '.join(how.values)}, not {text!r}", said.at)
-        return text
+    values: dict[str, Any]
+    spark: dict[str, str]
+    at: dict[str, int]
 
 
-def located(path: str, folder: Path) -> str:
-    """A path, relative ones as seen from a folder; URIs stay as they are."""
-    return path if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", path) else str(folder / path)
+def of_job(file: Text, settings: Iterable[Setting]) -> Settings:
+    """The settings of a job.
+
+    Raises:
+        JobError: an unknown one, one set twice, or a value that it cannot have.
+    """
+    unknown = "a job has no option {!r}; there are {}; spark.NAME sets one of Spark's own"
+    found = _read(file, settings, JOB, ("spark.",), unknown)
+    if _PACKAGES in found.spark:
+        found.spark["spark.jars.packages"] = found.spark.pop(_PACKAGES)
+    return found
+
+
+def of_table(file: Text, table: TableText, kind: Literal["source", "sink"]) -> tuple[str, Settings]:
+    """A table's connector and its other settings.
+
+    Raises:
+        JobError: no connector or an unknown one; of the others as `of_job`, or one is missing.
+    """
+    connectors, common = (SOURCES, OF_SOURCE) if kind == "source" else (SINKS, OF_SINK)
+    named = next((setting for setting in table.settings if setting.name.text.lower() == "connector"), None)
+    if named is None:
+        raise file.error(f"{table.name.text!r} has no connector; there are {', '.join(connectors)}", table.name.at)
+    text, at = named.value.text, named.value.at
+    connector = text.lower()
+    if connector not in connectors:
+        hint = FOREIGN.get(connector, f"there are {closest(text, connectors)}")
+        elsewhere = connector in SOURCES or connector in SINKS
+        raise file.error(f"{f'{text} is no {kind}' if elsewhere else f'there is no connector {text!r}'}; {hint}", at)
+    options = connectors[connector]
+    others = [setting for setting in table.settings if setting is not named]
+    unknown = f"{connector} has no option {{!r}}; there are {{}}; {_PREFIX}NAME hands any other to Spark"
+    prefixes = (_PREFIX, "kafka.") if connector == "kafka" else (_PREFIX,)
+    found = _read(file, others, {**options, **common}, prefixes, unknown)
+    for name, option in options.items():
+        if option.required and name not in found.at:
+            raise file.error(f"{connector} needs the option {name!r}", at)
+    return connector, found
+
+
+def _read(
+    file: Text, settings: Iterable[Setting], known: Mapping[str, Option], prefixes: tuple[str, ...], unknown: str
+) -> Settings:
+    """Settings by their names; what begins with a prefix is Spark's, and not looked at."""
+    found = Settings({}, {}, {})
+    for setting in settings:
+        name, value = setting.name.text, setting.value
+        own = name.startswith(prefixes)
+        name = name if own else name.lower().replace("-", "_")
+        if name in found.at:
+            raise file.error(f"{setting.name.text!r} is set twice", setting.name.at)
+        found.at[name] = value.at
+        if own:
+            found.spark[name.removeprefix(_PREFIX)] = value.text
+            continue
+        if name not in known:
+            raise file.error(unknown.format(setting.name.text, closest(setting.name.text, known)), setting.name.at)
+        try:
+            checked = value_of(name, known[name], value.text, file.path.resolve().parent)
+        except DescriptionError as error:
+            raise file.error(str(error), value.at) from None
+        if known[name].spark:
+            found.spark[known[name].spark] = str(checked)
+        else:
+            found.values[name] = checked
+    return found
+
+
+def value_of(name: str, option: Option, text: str, folder: Path) -> Any:
+    """A setting's value, durations in milliseconds.
+
+    Args:
+        name: the setting's, for errors.
+        option: what it may be.
+        text: as written.
+        folder: where relative paths begin.
+
+    Raises:
+        DescriptionError: it cannot have this value.
+    """
+    if option.values and text not in option.values:
+        raise DescriptionError(f"{name} is one of {', '.join(option.values)}, not {text!r}")
+    match option.kind:
+        case "count":
+            if not (text.isascii() and text.isdigit() and int(text) > 0):
+                raise DescriptionError(f"{name} is a whole number above zero, not {text!r}")
+            return int(text)
+        case "flag":
+            if text.lower() not in ("true", "false"):
+                raise DescriptionError(f"{name} is true or false, not {text!r}")
+            return text.lower()
+        case "duration":
+            return parse_duration(text)
+        case "path":
+            return text if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", text) else str(folder / text)
+        case "state":
+            return StateAddress.of(text, seen_from=folder)
+        case "names":
+            return tuple(part.strip() for part in text.split(",") if part.strip())
+    return text

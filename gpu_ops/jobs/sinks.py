@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
 OBSERVED: Final = "gpu_join_job"
-"""Under this name Spark's progress has the changes of a micro-batch by row kind, where no join says them all."""
+"""Under this name Spark's progress has the changes of a micro-batch by row kind, where no join reports them all."""
 
 KINDS: Final = {"insert": "+I", "update_before": "-U", "update_after": "+U", "delete": "-D"}
 
 
 def start(changes: DataFrame, job: Job, *, once: bool, last_join: str | None) -> StreamingQuery:
-    """Starts a job's query. Its changes are counted, unless a join says them all, or Spark cannot.
+    """Starts a job's query. Its changes are counted, unless a join reports them all, or Spark cannot.
 
     Args:
         changes: the changelog, row kinds first.
         job: the job.
         once: take what there is and end.
-        last_join: the join that says all that goes to the sink, or None.
+        last_join: the join whose output is all that goes to the sink, or None.
 
     Raises:
         JobError: the sink cannot take it.
@@ -52,7 +52,7 @@ def start(changes: DataFrame, job: Job, *, once: bool, last_join: str | None) ->
         if once:
             writer = writer.trigger(availableNow=True)
         elif job.trigger is not None:
-            writer = writer.trigger(processingTime=job.trigger)
+            writer = writer.trigger(processingTime=f"{job.trigger} milliseconds")
         return writer.start()
     except AnalysisException as error:
         raise failed(changes.sparkSession, job.file, job.sink.connector, job.sink.at, error) from error
@@ -68,13 +68,13 @@ def shaped(changes: DataFrame, sink: Sink, file: Text) -> DataFrame:
     if sink.columns is not None:
         named = [(name, kind) for name, kind in sink.columns if name.lower() != sink.row_kind.lower()]
         if len(named) != len(names):
-            file.fail(f"the sink has {len(named)} columns, the query {len(names)}: {', '.join(names)}", sink.at)
+            raise file.error(f"the sink has {len(named)} columns, the query {len(names)}: {', '.join(names)}", sink.at)
         columns = [f.col(quoted(own)).cast(kind).alias(name) for own, (name, kind) in zip(names, named, strict=True)]
         names = [name for name, _ in named]
     else:
         columns = [f.col(quoted(name)) for name in names]
     if sink.row_kind.lower() in {name.lower() for name in names}:
-        file.fail(f"the query has a column {sink.row_kind!r}, too: say 'row_kind' = 'another name'", sink.at)
+        raise file.error(f"the query has a column {sink.row_kind!r}, too: say 'row_kind' = 'another name'", sink.at)
     return changes.select(f.col(ROW_KIND_COLUMN).alias(sink.row_kind), *columns)
 
 
@@ -87,7 +87,7 @@ def messages(rows: DataFrame, sink: Sink, file: Text) -> DataFrame:
     spelled = {name.lower(): name for name in rows.columns}
     for name in sink.key:
         if name.lower() not in spelled:
-            file.fail(f"key names {name!r}; there are {', '.join(rows.columns)}", sink.at)
+            raise file.error(f"key names {name!r}; there are {', '.join(rows.columns)}", sink.at)
     keys = [f.col(quoted(spelled[name.lower()])) for name in sink.key]
     nulls = {"ignoreNullFields": "false"}
     value = f.to_json(f.struct(*(f.col(quoted(name)) for name in rows.columns)), nulls).alias("value")

@@ -37,7 +37,7 @@ def open_source(spark: SparkSession, source: Source, file: Text) -> Stream:
         file: the job's text, for errors.
 
     Raises:
-        JobError: it cannot be read; says what is missing.
+        JobError: it cannot be read; names what is missing.
     """
     try:
         if source.connector == "delta":
@@ -51,7 +51,7 @@ def open_source(spark: SparkSession, source: Source, file: Text) -> Stream:
     except AnalysisException as error:
         raise failed(spark, file, source.connector, source.at, error) from error
     # Spark's own watermark would come between Arrow's reader and the join, and knows no idle input
-    ours = source.idle_timeout_ms is not None or source.reader == "arrow"
+    ours = source.idle_timeout is not None or source.reader == "arrow"
     if source.watermark is not None and not ours:
         df = df.withWatermark(source.watermark.column, f"{source.watermark.delay_ms} milliseconds")
     return stream(
@@ -59,26 +59,26 @@ def open_source(spark: SparkSession, source: Source, file: Text) -> Stream:
         unique_key=source.unique_key,
         row_kind=source.row_kind,
         sequence_by=source.sequence_by,
-        ttl=source.ttl_ms,
+        ttl=source.ttl,
         name=source.name,
         updates=source.updates,
         bad_rows=source.bad_rows,
         event_time=source.watermark.column if source.watermark is not None and ours else None,
         delay=source.watermark.delay_ms if source.watermark is not None and ours else None,
-        idle_timeout=source.idle_timeout_ms,
+        idle_timeout=source.idle_timeout,
     )
 
 
 def failed(spark: SparkSession, file: Text, connector: str, at: int, error: Exception) -> JobError:
-    """An error of Spark's, with its place in the job; where a jar is missing, which one."""
-    said = str(error).partition("\n")[0].partition(" SQLSTATE")[0].rstrip(".;")
+    """An error of Spark's, with its position in the job; where a jar is missing, which one."""
+    problem = str(error).partition("\n")[0].partition(" SQLSTATE")[0].rstrip(".;")
     needed = package(connector, spark.version)
-    if needed is not None and "find" in said and "data source" in said:
-        said = (
+    if needed is not None and "find" in problem and "data source" in problem:
+        problem = (
             f"Spark has no {connector} here; it comes with --packages {needed} (or SET 'spark.packages' = "
             f"'{needed}') when the session starts"
         )
-    return file.error(said, at)
+    return file.error(problem, at)
 
 
 def schema_text(source: Source) -> str:
@@ -103,11 +103,13 @@ def _read_files(spark: SparkSession, source: Source, file: Text) -> DataFrame:
                 raise
             schema = st.StructType()
         if not schema.fields:
-            file.fail("there are no files yet, so nothing says what columns there are: name them", source.at)
+            raise file.error("there are no files yet, so nothing says what columns there are: name them", source.at)
         return _stream_of_files(spark, source, file, schema)
     named = {name.lower() for name, _ in source.columns}
     if source.connector == "csv" and source.row_kind is not None and source.row_kind.lower() not in named:
-        file.fail(f"CSV goes by position: name {source.row_kind!r} among the columns, where it stands", source.at)
+        raise file.error(
+            f"CSV goes by position: name {source.row_kind!r} among the columns, where it stands", source.at
+        )
     return _stream_of_files(spark, source, file, schema_text(source))
 
 
@@ -153,7 +155,7 @@ def decode(df: DataFrame, source: Source) -> tuple[Source, DataFrame]:
     """The rows of a topic's messages.
 
     Args:
-        df: messages; their ``value`` is binary or text. One without a value, a tombstone, says nothing.
+        df: messages; their ``value`` is binary or text. One without a value, a tombstone, is no change.
         source: its columns, its format, and what to do with a message that is not JSON: ``bad_rows`` drop leaves
             it out, anything else fails.
 
@@ -184,7 +186,7 @@ def decode(df: DataFrame, source: Source) -> tuple[Source, DataFrame]:
 
 
 def _changes() -> Column:
-    """What a message of Debezium's says, with or without its schema around it: an array of row kinds and rows."""
+    """The changes in a message of Debezium's, with or without its schema around it: an array of row kinds and rows."""
     before, after, op = (f.coalesce(f.col(f"m.payload.{n}"), f.col(f"m.{n}")) for n in ("before", "after", "op"))
 
     def change(kind: str, row: Column) -> Column:

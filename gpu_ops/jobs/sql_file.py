@@ -15,11 +15,13 @@ from __future__ import annotations
 
 from typing import Final, TypeVar
 
-from gpu_ops.jobs.text import ColumnText, JobText, QueryText, Setting, TableText, Text, Word
-from gpu_ops.jobs.tokens import Cursor, tokenize
+from sqlglot import TokenType
+
+from gpu_ops.jobs.text import JobText, QueryText, Setting, TableText, Text, Word
+from gpu_ops.jobs.tokens import Cursor
 from gpu_ops.jobs.types import read_type
 
-_Said = TypeVar("_Said")
+Part = TypeVar("Part")
 
 _STATEMENTS: Final = "a job has CREATE TABLE, SET and one INSERT INTO ... SELECT"
 
@@ -37,130 +39,137 @@ def read_sql(file: Text) -> JobText:
     """Reads a job.
 
     Raises:
-        JobError: it is none; says where.
+        JobError: it is none; names the position.
     """
-    cursor = Cursor(file, tokenize(file))
+    cursor = Cursor(file)
     tables: list[TableText] = []
     settings: list[Setting] = []
     inserted: tuple[Word, QueryText] | None = None
-    while cursor.token.kind != "end":
+    while not cursor.at_end:
         if cursor.accepts(";"):
             continue
         if cursor.accepts("SET"):
             settings.append(_set(cursor))
         elif cursor.accepts("CREATE", "TABLE") or cursor.accepts("CREATE", "TEMPORARY", "TABLE"):
             tables.append(_create_table(cursor))
-        elif cursor.sees("INSERT"):
-            if inserted is not None:
-                cursor.fail("a job has one INSERT INTO; write a second file for a second one")
-            inserted = _insert(cursor)
+        elif not cursor.sees("INSERT"):
+            raise cursor.error(f"{cursor.shown} begins no statement that is understood: {_STATEMENTS}")
+        elif inserted is not None:
+            raise cursor.error("a job has one INSERT INTO; write a second file for a second one")
         else:
-            cursor.fail(f"{cursor.token.shown} begins no statement that is understood: {_STATEMENTS}")
-        if cursor.token.kind != "end":
+            inserted = _insert(cursor)
+        if not cursor.at_end:
             cursor.expect(";", after="behind the statement")
     if inserted is None:
-        cursor.fail(f"there is no INSERT INTO: {_STATEMENTS}")
+        raise cursor.error(f"there is no INSERT INTO: {_STATEMENTS}")
     return _assemble(file, tables, settings, *inserted)
 
 
 def _assemble(file: Text, tables: list[TableText], settings: list[Setting], target: Word, query: QueryText) -> JobText:
-    seen: set[str] = set()
+    by_name: dict[str, TableText] = {}
     for table in tables:
-        if table.name.text.lower() in seen:
-            file.fail(f"there are two tables {table.name.text!r}", table.name.at)
-        seen.add(table.name.text.lower())
-    sinks = [table for table in tables if table.name.text.lower() == target.text.lower()]
-    if not sinks:
+        if by_name.setdefault(table.name.text.lower(), table) is not table:
+            raise file.error(f"there are two tables {table.name.text!r}", table.name.at)
+    sink = by_name.pop(target.text.lower(), None)
+    if sink is None:
         known = ", ".join(table.name.text for table in tables) or "none"
-        file.fail(f"there is no table {target.text!r} to insert into: CREATE TABLE it; there are {known}", target.at)
-    sources = tuple(table for table in tables if table is not sinks[0])
-    if not sources:
-        file.fail("there is no source: CREATE TABLE each table that the query reads", query.at)
-    return JobText(file, sources, sinks[0], query, tuple(settings))
+        problem = f"there is no table {target.text!r} to insert into: CREATE TABLE it; there are {known}"
+        raise file.error(problem, target.at)
+    if not by_name:
+        raise file.error("there is no source: CREATE TABLE each table that the query reads", query.at)
+    return JobText(file, tuple(by_name.values()), sink, query, tuple(settings))
 
 
 def _set(cursor: Cursor) -> Setting:
     """``SET 'name' = 'value'``; the quotes may be left out."""
-    if cursor.token.kind == "string":
-        name = cursor.string("a setting's name")
+    if cursor.token.token_type == TokenType.STRING:
+        name = cursor.take()
     else:
-        name = cursor.name("a setting's name")
+        name = end = cursor.name("a setting's name")
         while cursor.accepts(".") or cursor.accepts("-"):
             end = cursor.name("the rest of the setting's name")
+        if end is not name:
             name = Word(cursor.file.text[name.at : end.at + len(end.text)], name.at)
     cursor.expect("=")
-    if cursor.token.kind in ("word", "number"):
-        token = cursor.take()
-        return Setting(name, Word(token.text, token.start))
-    return Setting(name, cursor.string("the setting's value"))
+    plain = cursor.is_word or cursor.token.token_type == TokenType.NUMBER
+    return Setting(name, cursor.take() if plain else cursor.string("the setting's value"))
 
 
 def _create_table(cursor: Cursor) -> TableText:
     cursor.accepts("IF", "NOT", "EXISTS")
     name = cursor.name("a table's name")
     if cursor.sees("."):
-        cursor.fail("catalogs and databases are not understood: a table has a plain name")
-    columns: list[ColumnText] | None = None
+        raise cursor.error("catalogs and databases are not understood: a table has a plain name")
+    columns: list[tuple[Word, str]] = []
     key: tuple[Word, ...] | None = None
     watermark: tuple[Word, Word] | None = None
+
+    def declaration(cursor: Cursor) -> None:
+        nonlocal key, watermark
+        at = cursor.token.start
+        if cursor.sees("PRIMARY", "KEY") or cursor.sees("CONSTRAINT"):
+            if cursor.accepts("CONSTRAINT"):
+                cursor.name("the constraint's name")
+            cursor.expect("PRIMARY", "KEY", "(")
+            key = _once(cursor, key, cursor.listed(_column_name), "primary key", at)
+            cursor.expect(")")
+            cursor.accepts("NOT", "ENFORCED")
+        elif cursor.accepts("WATERMARK", "FOR"):
+            watermark = _once(cursor, watermark, _watermark(cursor), "watermark", at)
+        else:
+            column, is_key = _column(cursor)
+            columns.append(column)
+            if is_key:
+                key = _once(cursor, key, column[:1], "primary key", at)
+
     if cursor.accepts("("):
-        columns = []
-        while True:
-            at = cursor.token
-            if cursor.sees("PRIMARY", "KEY") or cursor.sees("CONSTRAINT"):
-                if cursor.accepts("CONSTRAINT"):
-                    cursor.name("the constraint's name")
-                cursor.expect("PRIMARY", "KEY")
-                key = _once(cursor, key, cursor.names("a column"), "primary key", at.start)
-                cursor.accepts("NOT", "ENFORCED")
-            elif cursor.accepts("WATERMARK", "FOR"):
-                watermark = _once(cursor, watermark, _watermark(cursor), "watermark", at.start)
-            else:
-                column, is_key = _column(cursor)
-                columns.append(column)
-                if is_key:
-                    key = _once(cursor, key, (column.name,), "primary key", at.start)
-            if not cursor.accepts(","):
-                break
+        cursor.listed(declaration)
         cursor.expect(")", after="or a comma")
     if cursor.accepts("COMMENT"):
         cursor.string("a comment")
-    for word, why in _REFUSED.items():
-        if cursor.sees(word):
-            cursor.fail(why)
+    _refuse(cursor, *_REFUSED)
     cursor.expect("WITH", after="and the table's options")
-    settings = _options(cursor)
+    cursor.expect("(")
+    settings = cursor.listed(_option)
+    cursor.expect(")", after="or a comma")
     # WITH (...) alone: the columns are those of the data
-    return TableText(name, tuple(columns) if columns else None, key, watermark, settings)
+    return TableText(name, tuple(columns) or None, key, watermark, settings)
 
 
-def _once(cursor: Cursor, before: _Said | None, now: _Said, what: str, at: int) -> _Said:
+def _once(cursor: Cursor, before: Part | None, now: Part, what: str, at: int) -> Part:
     if before is not None:
-        cursor.file.fail(f"a second {what}", at)
+        raise cursor.file.error(f"a second {what}", at)
     return now
 
 
-def _column(cursor: Cursor) -> tuple[ColumnText, bool]:
-    """A column, and whether it is said to be the primary key."""
+def _refuse(cursor: Cursor, *words: str) -> None:
+    for word in words:
+        if cursor.sees(word):
+            raise cursor.error(_REFUSED[word])
+
+
+def _column_name(cursor: Cursor) -> Word:
+    return cursor.name("a column")
+
+
+def _column(cursor: Cursor) -> tuple[tuple[Word, str], bool]:
+    """A column with its type, and whether it is declared the primary key."""
     name = cursor.name("a column's name")
-    if cursor.sees("AS"):
-        cursor.fail(_REFUSED["AS"])
+    _refuse(cursor, "AS")
     kind = read_type(cursor)
     is_key = False
     while True:
-        if cursor.accepts("PRIMARY", "KEY"):
+        if cursor.sees("PRIMARY", "KEY"):
             if is_key:
-                cursor.fail("a second primary key")
-            is_key = True
+                raise cursor.error("a second primary key")
+            is_key = cursor.accepts("PRIMARY", "KEY")
             cursor.accepts("NOT", "ENFORCED")
         elif cursor.accepts("COMMENT"):
             cursor.string("a comment")
         elif not (cursor.accepts("NOT", "NULL") or cursor.accepts("NULL")):
             break
-    for word in ("METADATA", "GENERATED"):
-        if cursor.sees(word):
-            cursor.fail(_REFUSED[word])
-    return ColumnText(name, kind), is_key
+    _refuse(cursor, "METADATA", "GENERATED")
+    return (name, kind), is_key
 
 
 def _watermark(cursor: Cursor) -> tuple[Word, Word]:
@@ -169,7 +178,8 @@ def _watermark(cursor: Cursor) -> tuple[Word, Word]:
     cursor.expect("AS")
     again = cursor.name("the same column")
     if again.text.lower() != column.text.lower():
-        cursor.file.fail(f"a watermark is {column.text} - INTERVAL '...' ..., nothing else is understood", again.at)
+        problem = f"a watermark is {column.text} - INTERVAL '...' ..., nothing else is understood"
+        raise cursor.file.error(problem, again.at)
     if not cursor.accepts("-"):
         return column, Word("0 SECOND", again.at)
     cursor.expect("INTERVAL")
@@ -178,30 +188,24 @@ def _watermark(cursor: Cursor) -> tuple[Word, Word]:
     return column, Word(f"{amount.text} {unit.text}", amount.at)
 
 
-def _options(cursor: Cursor) -> tuple[Setting, ...]:
-    """``('name' = 'value', ...)``."""
-    cursor.expect("(")
-    found: list[Setting] = []
-    while True:
-        name = cursor.string("an option's name")
-        cursor.expect("=")
-        found.append(Setting(name, cursor.string("the option's value")))
-        if not cursor.accepts(","):
-            break
-    cursor.expect(")", after="or a comma")
-    return tuple(found)
+def _option(cursor: Cursor) -> Setting:
+    """``'name' = 'value'``."""
+    name = cursor.string("an option's name")
+    cursor.expect("=")
+    return Setting(name, cursor.string("the option's value"))
 
 
 def _insert(cursor: Cursor) -> tuple[Word, QueryText]:
-    cursor.take()
+    cursor.expect("INSERT")
     if cursor.sees("OVERWRITE"):
-        cursor.fail("INSERT OVERWRITE is not understood: a changelog is appended")
+        raise cursor.error("INSERT OVERWRITE is not understood: a changelog is appended")
     cursor.expect("INTO")
     cursor.accepts("TABLE")
     target = cursor.name("the sink's name")
     begin = end = cursor.token
-    if not any(cursor.sees(word) for word in ("SELECT", "WITH")):
-        cursor.fail(f"expected SELECT or WITH, found {begin.shown}")
-    while not cursor.sees(";") and cursor.token.kind != "end":
-        end = cursor.take()
-    return target, QueryText(cursor.file.text[begin.start : end.end], begin.start)
+    if not (cursor.sees("SELECT") or cursor.sees("WITH")):
+        raise cursor.expected("SELECT or WITH")
+    while not cursor.sees(";") and not cursor.at_end:
+        end = cursor.token
+        cursor.take()
+    return target, QueryText(cursor.file.text[begin.start : end.end + 1], begin.start)

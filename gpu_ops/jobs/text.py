@@ -1,11 +1,10 @@
-"""The text of a job: places in it, what is written there, and the error that shows a place."""
+"""The text of a job: positions in it, what is written there, and the error that shows a position."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 from pathlib import Path
-from typing import NoReturn
 
 from gpu_ops.errors import DescriptionError
 
@@ -34,14 +33,14 @@ class Text:
     path: Path
     text: str
 
-    def place(self, offset: int) -> tuple[int, int]:
+    def position(self, offset: int) -> tuple[int, int]:
         """Line and column of an offset, both from 1."""
         before = self.text[:offset]
         return before.count("\n") + 1, offset - (before.rfind("\n") + 1) + 1
 
     def error(self, message: str, offset: int) -> JobError:
         """An error at an offset."""
-        return self.error_at(message, *self.place(offset))
+        return self.error_at(message, *self.position(offset))
 
     def error_at(self, message: str, line: int, column: int) -> JobError:
         """An error at a line and column."""
@@ -50,18 +49,13 @@ class Text:
         shown = re.sub(r"(?<=://)[^\s'\"]*(?=@)", lambda found: "*" * len(found[0]), shown)  # a URI's credentials
         return JobError(message, self.path, line, column, shown)
 
-    def fail(self, message: str, offset: int) -> NoReturn:
-        """Raises an error at an offset."""
-        raise self.error(message, offset)
-
 
 @dataclasses.dataclass(frozen=True)
 class Word:
-    """A text that the file says, and where."""
+    """A name or value as written, and its offset in the file."""
 
     text: str
     at: int
-    """Offset in the file, as everywhere here."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,27 +67,19 @@ class Setting:
 
 
 @dataclasses.dataclass(frozen=True)
-class ColumnText:
-    """A column: its name, and its type as Spark writes it."""
-
-    name: Word
-    type: str
-
-
-@dataclasses.dataclass(frozen=True)
 class TableText:
     """A source or the sink, as it is written down.
 
     Attributes:
         name: what the query calls it.
-        columns: None where none are given.
+        columns: names, and types as Spark writes them; None where none are given.
         primary_key: names of columns, or None.
         watermark: a column, and how late its rows may come, such as ``5 SECOND``; or None.
         settings: all the rest.
     """
 
     name: Word
-    columns: tuple[ColumnText, ...] | None
+    columns: tuple[tuple[Word, str], ...] | None
     primary_key: tuple[Word, ...] | None
     watermark: tuple[Word, Word] | None
     settings: tuple[Setting, ...]
@@ -111,9 +97,9 @@ class QueryText:
     text: str
     at: int
 
-    def place(self, file: Text, line: int, column: int) -> tuple[int, int]:
+    def position(self, file: Text, line: int, column: int) -> tuple[int, int]:
         """Line and column in the file of a line and column of the query."""
-        first_line, first_column = file.place(self.at)
+        first_line, first_column = file.position(self.at)
         return first_line + line - 1, column + (first_column - 1 if line == 1 else 0)
 
 

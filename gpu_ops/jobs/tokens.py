@@ -1,94 +1,114 @@
-"""Tokens of a job's SQL, and a cursor that reads them."""
+"""Tokens of a job's SQL, by sqlglot, and a cursor that reads them."""
 
 from __future__ import annotations
 
 import re
-from typing import Final, NamedTuple, NoReturn
+from collections.abc import Callable
+from typing import ClassVar, Final, TypeVar
 
-from gpu_ops.jobs.text import Text, Word
+from sqlglot import Token, TokenType
+from sqlglot.dialects.spark import Spark
+from sqlglot.errors import TokenError
 
+from gpu_ops.jobs.text import JobError, Text, Word
 
-class Token(NamedTuple):
-    """A token."""
+Item = TypeVar("Item")
 
-    kind: str
-    """word, quoted, string, number, symbol or end."""
-    text: str
-    """As written; of a quoted name the name, of a string what is in it."""
-    start: int
-    end: int
+_BLANK: Final = re.compile(r"(?:\s|--[^\n]*|/\*(?!\+).*?\*/)*", re.DOTALL)
+"""Space and comments; a hint is none."""
 
-    @property
-    def shown(self) -> str:
-        """As an error names it."""
-        return {"end": "the end of the text", "string": f"the string {self.text!r}"}.get(self.kind, repr(self.text))
+_QUOTED: Final = (TokenType.STRING, TokenType.IDENTIFIER)
+_END: Final = TokenType.BREAK
+_UNCLOSED: Final = "a quote or comment is opened here and not closed"
 
 
-# A backslash hides a quote in Spark's strings, doubling it does in Flink's; both do here, as queries are Spark's.
-_TOKEN: Final = re.compile(
-    r"""(?P<space>\s+|--[^\n]*|/\*.*?\*/)
-    |(?P<string>'(?:[^'\\]|\\.|'')*')
-    |(?P<quoted>`[^`]*`|"(?:[^"\\]|\\.)*")
-    |(?P<number>\d+(?:\.\d+)?)
-    |(?P<word>\w+)
-    |(?P<unclosed>['"`]|/\*)
-    |(?P<symbol>.)""",
-    re.DOTALL | re.VERBOSE,
-)
+class JobSql(Spark):
+    """Spark's tokens, but names in double quotes and doubled quotes in strings as Flink has them."""
+
+    class Tokenizer(Spark.Tokenizer):
+        """Keywords are single words, so that each word of a statement is a token."""
+
+        QUOTES: ClassVar = ["'"]
+        IDENTIFIERS: ClassVar = ["`", '"']
+        STRING_ESCAPES: ClassVar = ["\\", "'"]
+        HEX_STRINGS: ClassVar = []
+        NUMERIC_LITERALS: ClassVar = {}
+        COMMANDS: ClassVar = set()
+        NESTED_COMMENTS = False
+        KEYWORDS: ClassVar = {
+            **{word: kind for word, kind in Spark.Tokenizer.KEYWORDS.items() if word.isidentifier()},
+            "BYTES": TokenType.BINARY,
+        }
 
 
-def tokenize(file: Text, start: int = 0, stop: int | None = None) -> list[Token]:
-    """The tokens of a part of a file, and one for its end.
+def tokenize(file: Text) -> list[Token]:
+    """The tokens of a file, and one for its end.
 
     Raises:
-        JobError: a quote or comment that is not closed.
+        JobError: a quote or comment that is not closed, or a hint.
     """
-    stop = len(file.text) if stop is None else stop
-    tokens = []
-    for match in _TOKEN.finditer(file.text, start, stop):
-        kind, text = str(match.lastgroup), match[0]
-        if kind == "space" and text.startswith("/*+"):
-            file.fail("hints are not understood: an option stands in WITH (...) or in SET", match.start())
-        if kind == "unclosed":
-            file.fail("a quote or comment is opened here and not closed", match.start())
-        if kind == "string":
-            text = text[1:-1].replace("''", "'")
-        elif kind == "quoted":
-            text = text[1:-1]
-        if kind != "space":
-            tokens.append(Token(kind, text, match.start(), match.end()))
-    return [*tokens, Token("end", "", stop, stop)]
+    try:
+        tokens = JobSql().tokenize(file.text)
+    except TokenError as error:
+        opened = re.search(r":(\d+)$", str(error.__cause__))
+        raise file.error(_UNCLOSED, int(opened[1]) if opened else 0) from error
+    length, before = len(file.text), 0
+    tokens.append(Token(_END, "", start=length, end=length))
+    for token in tokens:
+        # sqlglot takes a hint for a comment, and what follows an unclosed comment for a part of it
+        blank = _BLANK.match(file.text, before)
+        if blank is not None and blank.end() < token.start:
+            hint = file.text.startswith("/*+", blank.end())
+            problem = "hints are not understood: an option stands in WITH (...) or in SET" if hint else _UNCLOSED
+            raise file.error(problem, blank.end())
+        before = token.end + 1
+    return tokens
 
 
 class Cursor:
-    """Reads tokens one after the other.
+    """Reads the tokens of a file one after the other.
 
-    Args:
-        file: their file.
-        tokens: the last one is an end.
+    Raises:
+        JobError: a quote or comment that is not closed, or a hint.
     """
 
-    def __init__(self, file: Text, tokens: list[Token]) -> None:
-        self.file, self._tokens, self._next = file, tokens, 0
+    def __init__(self, file: Text) -> None:
+        self.file, self._tokens, self._next = file, tokenize(file), 0
 
     @property
     def token(self) -> Token:
         """The next one."""
         return self._tokens[self._next]
 
-    def take(self) -> Token:
-        """The next one, and goes on."""
+    @property
+    def at_end(self) -> bool:
+        """Whether there is none left."""
+        return self.token.token_type == _END
+
+    @property
+    def is_word(self) -> bool:
+        """Whether it is a word without quotes."""
+        return self.token.token_type not in _QUOTED and self.token.text.isidentifier()
+
+    @property
+    def shown(self) -> str:
+        """The next one as an error names it."""
+        if self.at_end:
+            return "the end of the text"
+        return f"{'the string ' if self.token.token_type == TokenType.STRING else ''}{self.token.text!r}"
+
+    def take(self) -> Word:
+        """The next one, and goes on; a string's backslashes stay for Spark."""
         token = self.token
         self._next = min(self._next + 1, len(self._tokens) - 1)
-        return token
+        is_string = token.token_type == TokenType.STRING
+        text = self.file.text[token.start + 1 : token.end].replace("''", "'") if is_string else token.text
+        return Word(text, token.start)
 
     def sees(self, *texts: str) -> bool:
         """Whether these words or symbols come next; case does not matter."""
         coming = self._tokens[self._next : self._next + len(texts)]
-        return len(coming) == len(texts) and all(
-            token.kind in ("word", "symbol") and token.text.upper() == text
-            for token, text in zip(coming, texts, strict=True)
-        )
+        return [None if token.token_type in _QUOTED else token.text.upper() for token in coming] == list(texts)
 
     def accepts(self, *texts: str) -> bool:
         """Goes past these words or symbols if they come next."""
@@ -105,7 +125,7 @@ class Cursor:
         """
         for text in texts:
             if not self.accepts(text):
-                self.fail(f"expected {text}{after and f' {after}'}, found {self.token.shown}")
+                raise self.expected(f"{text} {after}".rstrip())
 
     def name(self, what: str) -> Word:
         """A name, quoted or not.
@@ -113,10 +133,9 @@ class Cursor:
         Raises:
             JobError: something else comes.
         """
-        if self.token.kind not in ("word", "quoted"):
-            self.fail(f"expected {what}, found {self.token.shown}")
-        token = self.take()
-        return Word(token.text, token.start)
+        if not self.is_word and self.token.token_type != TokenType.IDENTIFIER:
+            raise self.expected(what)
+        return self.take()
 
     def string(self, what: str) -> Word:
         """A string in single quotes.
@@ -124,24 +143,21 @@ class Cursor:
         Raises:
             JobError: something else comes.
         """
-        if self.token.kind != "string":
-            self.fail(f"expected {what} in single quotes, found {self.token.shown}")
-        token = self.take()
-        return Word(token.text, token.start)
+        if self.token.token_type != TokenType.STRING:
+            raise self.expected(f"{what} in single quotes")
+        return self.take()
 
-    def names(self, what: str) -> tuple[Word, ...]:
-        """Names in parentheses.
-
-        Raises:
-            JobError: something else comes.
-        """
-        self.expect("(")
-        found = [self.name(what)]
+    def listed(self, read: Callable[[Cursor], Item]) -> tuple[Item, ...]:
+        """What is separated by commas, one or more of it."""
+        found = [read(self)]
         while self.accepts(","):
-            found.append(self.name(what))
-        self.expect(")")
+            found.append(read(self))
         return tuple(found)
 
-    def fail(self, message: str) -> NoReturn:
-        """Raises an error at the next token."""
-        self.file.fail(message, self.token.start)
+    def expected(self, what: str) -> JobError:
+        """The error that something else comes next."""
+        return self.error(f"expected {what}, found {self.shown}")
+
+    def error(self, message: str) -> JobError:
+        """An error at the next token."""
+        return self.file.error(message, self.token.start)

@@ -5,34 +5,20 @@ from __future__ import annotations
 import difflib
 from typing import Final
 
+from sqlglot import TokenType as T
+
 from gpu_ops.jobs.tokens import Cursor
 
-_PLAIN: Final = {
-    "BOOLEAN": "BOOLEAN",
-    "TINYINT": "TINYINT", "BYTE": "TINYINT",
-    "SMALLINT": "SMALLINT", "SHORT": "SMALLINT",
-    "INT": "INT", "INTEGER": "INT",
-    "BIGINT": "BIGINT", "LONG": "BIGINT",
-    "FLOAT": "FLOAT", "REAL": "FLOAT",
-    "DOUBLE": "DOUBLE",
-    "STRING": "STRING",
-    "BYTES": "BINARY",
-    "DATE": "DATE",
-}  # fmt: skip
+_PLAIN: Final = (T.BOOLEAN, T.TINYINT, T.SMALLINT, T.INT, T.BIGINT, T.FLOAT, T.DOUBLE, T.DATE)
+_NESTED: Final = (T.ARRAY, T.MAP, T.ROW, T.STRUCT)
 
-#: With a length or precision that Spark has no use for: its strings are of any length, its times have microseconds.
+# Spark's strings and bytes are of any length, its times have microseconds: a length or precision is left out.
 _SIZED: Final = {
-    "VARCHAR": "STRING",
-    "CHAR": "STRING",
-    "BINARY": "BINARY",
-    "VARBINARY": "BINARY",
-    "TIMESTAMP": "TIMESTAMP",
-    "TIMESTAMP_LTZ": "TIMESTAMP",
-    "TIMESTAMP_NTZ": "TIMESTAMP_NTZ",
+    **dict.fromkeys((T.TEXT, T.VARCHAR, T.CHAR), "STRING"),
+    **dict.fromkeys((T.BINARY, T.VARBINARY), "BINARY"),
+    **dict.fromkeys((T.TIMESTAMPTZ, T.TIMESTAMPLTZ), "TIMESTAMP"),
+    T.TIMESTAMPNTZ: "TIMESTAMP_NTZ",
 }
-
-_DECIMAL: Final = ("DECIMAL", "DEC", "NUMERIC")
-_NESTED: Final = ("ARRAY", "MAP", "ROW", "STRUCT")
 
 
 def read_type(cursor: Cursor) -> str:
@@ -47,33 +33,32 @@ def read_type(cursor: Cursor) -> str:
     Raises:
         JobError: there is no such type.
     """
-    if cursor.token.kind != "word":
-        cursor.fail(f"expected a type, found {cursor.token.shown}")
-    word = cursor.token.text.upper()
-    if word not in (*_PLAIN, *_SIZED, *_DECIMAL, *_NESTED):
-        near = difflib.get_close_matches(word, [*_PLAIN, *_SIZED, *_DECIMAL, *_NESTED])
-        cursor.fail(f"there is no type {cursor.token.text}{'; the nearest are ' if near else ''}{', '.join(near)}")
+    kind, word = cursor.token.token_type, cursor.token.text
+    if not cursor.is_word:
+        raise cursor.expected("a type")
+    if kind in _NESTED:
+        return _nested(cursor)
+    if kind not in (*_PLAIN, *_SIZED, T.DECIMAL):
+        names = [known.name for known in (*_PLAIN, T.DECIMAL, *_NESTED)]
+        near = ", ".join(difflib.get_close_matches(word.upper(), [*names, *sorted(set(_SIZED.values()))]))
+        raise cursor.error(f"there is no type {word}{near and f'; the nearest are {near}'}")
     cursor.take()
-    if word in _NESTED:
-        return _nested(cursor, word)
-    if word in _DECIMAL:
-        sizes = _sizes(cursor, 2)
-        return f"DECIMAL({', '.join(sizes or ('10', '0'))})"
-    if word in _PLAIN:
-        if word == "DOUBLE":
+    if kind == T.DECIMAL:
+        return f"DECIMAL({', '.join(_sizes(cursor, 2) or ('10', '0'))})"
+    if kind in _PLAIN:
+        if kind == T.DOUBLE:
             cursor.accepts("PRECISION")
-        return _PLAIN[word]
+        return kind.name
     _sizes(cursor, 1)
-    if word != "TIMESTAMP":
-        return _SIZED[word]
-    if cursor.accepts("WITHOUT", "TIME", "ZONE"):
-        return "TIMESTAMP_NTZ"
-    if not cursor.accepts("WITH", "LOCAL", "TIME", "ZONE"):
-        cursor.accepts("WITH", "TIME", "ZONE")
-    return "TIMESTAMP"
+    if kind == T.TIMESTAMPTZ:
+        if cursor.accepts("WITHOUT", "TIME", "ZONE"):
+            return "TIMESTAMP_NTZ"
+        _ = cursor.accepts("WITH", "LOCAL", "TIME", "ZONE") or cursor.accepts("WITH", "TIME", "ZONE")
+    return _SIZED[kind]
 
 
-def _nested(cursor: Cursor, word: str) -> str:
+def _nested(cursor: Cursor) -> str:
+    word = cursor.take().text.upper()
     cursor.expect("<", after=f"behind {word}")
     if word == "ARRAY":
         inner = read_type(cursor)
@@ -82,10 +67,7 @@ def _nested(cursor: Cursor, word: str) -> str:
         cursor.expect(",")
         inner = f"{key}, {read_type(cursor)}"
     else:
-        fields = [_field(cursor)]
-        while cursor.accepts(","):
-            fields.append(_field(cursor))
-        word, inner = "STRUCT", ", ".join(fields)
+        word, inner = "STRUCT", ", ".join(cursor.listed(_field))
     cursor.expect(">")
     return f"{word}<{inner}>"
 
@@ -102,8 +84,8 @@ def _sizes(cursor: Cursor, most: int) -> tuple[str, ...]:
     if not cursor.accepts("("):
         return ()
     while not found or (len(found) < most and cursor.accepts(",")):
-        if cursor.token.kind != "number":
-            cursor.fail(f"expected a number, found {cursor.token.shown}")
+        if cursor.token.token_type != T.NUMBER:
+            raise cursor.expected("a number")
         found.append(cursor.take().text)
     cursor.expect(")")
     return tuple(found)

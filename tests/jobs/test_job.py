@@ -150,7 +150,7 @@ def test_what_the_command_line_says_goes_first(tmp_path, monkeypatch):
     said = {"state": "here", "checkpoint": "s3://b/c", "backend": "cpu", "trigger": "2 seconds"}
     found = amended(sql(text), said, "p:q:2", ["spark.a=b=c"])
     assert (str(found.state), found.checkpoint) == (str(tmp_path / "here"), "s3://b/c")
-    assert (found.backend, found.trigger) == ("cpu", "2 seconds")
+    assert (found.backend, found.trigger) == ("cpu", 2000)
     assert found.spark == {"spark.jars.packages": "x:y:1,p:q:2", "spark.a": "b=c"}
     assert amended(sql(text), {}, None, []) == sql(text)
     with pytest.raises(DescriptionError, match="a Spark setting is written"):

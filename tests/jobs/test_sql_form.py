@@ -42,8 +42,8 @@ def test_a_whole_job():
     assert orders.columns == (("id", "BIGINT"), ("an item", "STRING"), ("at", "TIMESTAMP"))
     assert orders.options == {"path": "/jobs/orders", "maxFilesPerTrigger": "1", "mergeSchema": "true"}
     assert (orders.name, orders.connector, orders.unique_key, orders.row_kind) == ("orders", "parquet", ("id",), "op")
-    assert (orders.updates, orders.ttl_ms, orders.bad_rows) == ("retract", 7 * 86_400_000, "drop")
-    assert (orders.watermark, orders.idle_timeout_ms) == (Watermark("at", 5000), 60_000)
+    assert (orders.updates, orders.ttl, orders.bad_rows) == ("retract", 7 * 86_400_000, "drop")
+    assert (orders.watermark, orders.idle_timeout) == (Watermark("at", 5000), 60_000)
     assert prices.options == {"path": "s3://bucket/prices", "header": "true", "sep": ";"}
     assert prices.columns == (("id", "BIGINT"), ("price", "DECIMAL(10, 2)"))
     assert prices.unique_key == ("id",)
@@ -57,8 +57,8 @@ def test_a_whole_job():
 
 def test_places_in_the_query():
     job = sql(ORDERS + SINK + "\nINSERT INTO changes SELECT *\n  FROM orders")
-    assert job.query.place(job.file, 1, 1) == (4, 21)
-    assert job.query.place(job.file, 2, 8) == (5, 8)
+    assert job.query.position(job.file, 1, 1) == (4, 21)
+    assert job.query.position(job.file, 2, 8) == (5, 8)
 
 
 def test_types():

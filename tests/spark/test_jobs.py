@@ -115,7 +115,7 @@ def test_changes_are_counted_where_they_can_be(
     write(tmp_path / "orders", "json", ORDERS, (1, "book", 2), (2, "pen", 1))
     write(tmp_path / "prices", "json", PRICES, ("+I", 1, 9.5))
     screen = console()
-    run_file(tmp_path / "shop.sql", screen, said={}, once=True)
+    run_file(tmp_path / "shop.sql", screen, given={}, once=True)
     found = [(2, "pen", None)] if where else [(1, "book", 19.0), (2, "pen", None)]
     assert result(spark, tmp_path, "json") == found
     batch, done, _ = screen.export_text().splitlines()
@@ -243,7 +243,7 @@ def topic(spark: Any, *values: Any) -> Any:
 
 
 def kafka(form: str, **more: Any) -> Source:
-    return Source("t", "kafka", (("id", "BIGINT"), ("name", "STRING")), {}, form, 0, **more)
+    return Source("t", "kafka", (("id", "BIGINT"), ("name", "STRING")), {}, 0, format=form, **more)
 
 
 def rows(df: Any) -> list[tuple[Any, ...]]:
