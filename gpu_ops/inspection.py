@@ -9,6 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from gpu_ops.budget import readable
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.errors import StateError
@@ -155,11 +156,3 @@ def _partitions(held: list[Held], join: Description, *, rows: bool) -> Table:
     for cells in zip(*columns, strict=True):
         shown.add_row(*cells)
     return shown
-
-
-def readable(size: int) -> str:
-    """Bytes for people."""
-    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if size >= 2**power:
-            return f"{size / 2**power:,.1f} {unit}"
-    return f"{size} B"

@@ -11,6 +11,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from gpu_ops import cli, inspection
+from gpu_ops.budget import readable
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
@@ -193,7 +194,7 @@ def test_inspect_an_unknown_file_system(command):
 def test_readable():
     sizes = [0, 1023, 1024, 1536, 2**20, 5 * 2**30, 3 * 2**40]
     shown = ["0 B", "1023 B", "1.0 KiB", "1.5 KiB", "1.0 MiB", "5.0 GiB", "3.0 TiB"]
-    assert [inspection.readable(size) for size in sizes] == shown
+    assert [readable(size) for size in sizes] == shown
 
 
 # --- bench -----------------------------------------------------------------------------------------

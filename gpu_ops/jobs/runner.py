@@ -8,10 +8,10 @@ import re
 import signal
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
@@ -27,13 +27,12 @@ from gpu_ops.jobs.sources import open_source
 from gpu_ops.jobs.text import JobError
 from gpu_ops.query.errors import SqlError
 from gpu_ops.spark import prepare_environment, session
+from gpu_ops.spark.metrics.progress import followed
 from gpu_ops.spark.plan.build import all_said_by
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-    from pyspark.sql.streaming import StreamingQuery
 
-_POLL_S: Final = 0.2
 _LOGGING: Final = Path(__file__).resolve().parents[1] / "demo" / "log4j2.properties"
 _OURS: Final = re.compile(r"gpu_ops\.errors\.\w+: (.+)")
 
@@ -202,35 +201,6 @@ def _interrupts() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def followed(query: StreamingQuery, stop: threading.Event | None = None) -> Iterator[Mapping[str, Any]]:
-    """What Spark reports of each trigger, until the query ends or is to stop; in the end it is stopped.
-
-    Args:
-        query: that runs.
-        stop: set from elsewhere, ends it.
-
-    Raises:
-        StreamingQueryException: it failed.
-    """
-    seen, ended = (-1, ""), False
-    try:
-        while not ended:
-            ended = bool(query.awaitTermination(_POLL_S))
-            if stop is not None and stop.is_set():
-                query.stop()
-                ended = True
-            last: Any = query.lastProgress
-            if last is None or (last["batchId"], last["timestamp"]) == seen:
-                continue
-            for progress in query.recentProgress:
-                number = progress["batchId"], progress["timestamp"]  # a trigger without rows has the next one's batchId
-                if number > seen:
-                    seen = number
-                    yield progress
-    finally:
-        query.stop()
 
 
 def reason(text: str) -> str:

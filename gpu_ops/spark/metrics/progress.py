@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from gpu_ops.spark.metrics.metrics import ALWAYS, METRICS_FIELD, OF_AN_INPUT
 from gpu_ops.spark.metrics.task_metrics import TALLIES
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming import StreamingQuery
+
+_POLL_S: Final = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +81,35 @@ def observed_metrics(progress: Any) -> Mapping[str, Any]:
     if not isinstance(progress, Mapping):
         return dict(progress.observedMetrics or {})
     return dict(progress["observedMetrics"] or {}) if "observedMetrics" in progress else {}
+
+
+def followed(query: StreamingQuery, stop: threading.Event | None = None) -> Iterator[Mapping[str, Any]]:
+    """What Spark reports of each trigger, until the query ends or is to stop; in the end it is stopped.
+
+    Args:
+        query: that runs.
+        stop: set from elsewhere, ends it.
+
+    Raises:
+        StreamingQueryException: it failed.
+    """
+    seen, ended = (-1, ""), False
+    try:
+        while not ended:
+            ended = bool(query.awaitTermination(_POLL_S))
+            if stop is not None and stop.is_set():
+                query.stop()
+                ended = True
+            last: Any = query.lastProgress
+            if last is None or (last["batchId"], last["timestamp"]) == seen:
+                continue
+            for progress in query.recentProgress:
+                number = progress["batchId"], progress["timestamp"]  # a trigger without rows has the next one's batchId
+                if number > seen:
+                    seen = number
+                    yield progress
+    finally:
+        query.stop()
 
 
 def _fields(row: Any) -> dict[str, Any]:
