@@ -29,8 +29,8 @@ def part_of(module: str) -> str | None:
     names = module.split(".")
     if names[0] != "gpu_ops":
         return names[0]
-    if names[1:3] == ["operators", "core"]:
-        return "operators/core"
+    if names[1:3] in (["operators", "core"], ["spark", "datatypes"]):
+        return "/".join(names[1:3])
     return names[1] if len(names) > 1 else None
 
 

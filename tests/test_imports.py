@@ -47,6 +47,23 @@ else:
 """
 
 
+NAMES = """
+import gpu_ops, gpu_ops.spark
+for package in (gpu_ops, gpu_ops.spark):
+    assert package.__all__ == sorted(set(package.__all__))
+    assert {"join", "explain"} <= set(package.__all__) <= set(dir(package))
+    for name in package.__all__:
+        value = getattr(package, name)
+        assert getattr(value, "__name__", name) == name, (name, value)
+    try:
+        package.joint
+    except AttributeError as error:
+        assert str(error) == f"module {package.__name__!r} has no attribute 'joint'"
+    else:
+        raise AssertionError("joint")
+"""
+
+
 def python(program: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-W", "error", "-c", program]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
@@ -61,6 +78,11 @@ def test_the_engine_works_without_spark_java_and_gpu() -> None:
     done = python(PROGRAM + USE)
     assert done.returncode == 0, done.stderr
     assert "{'row_kind': '+I', 'k': 1}" in done.stdout
+
+
+def test_every_name_is_there() -> None:
+    done = python(NAMES)
+    assert done.returncode == 0, done.stderr
 
 
 def imported(path: Path) -> Iterator[tuple[int, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self, get_args
 
 import pyarrow as pa
@@ -139,6 +139,11 @@ class Join(Description):
     def inputs(self) -> tuple[Input, Input]:
         """Left and right."""
         return self.left, self.right
+
+    def with_inputs(self, inputs: Sequence[Input], emit: Emit) -> Self:
+        """The same join of other inputs."""
+        left, right = inputs
+        return dataclasses.replace(self, left=left, right=right, emit=emit)
 
     @functools.cached_property
     def condition(self) -> Condition | None:

@@ -142,6 +142,10 @@ class MultiJoin(Description):
             ansi=ansi,
         )
 
+    def with_inputs(self, inputs: Sequence[Input], emit: Emit) -> Self:
+        """The same join of other inputs."""
+        return dataclasses.replace(self, inputs=tuple(inputs), emit=emit)
+
     def __post_init__(self) -> None:
         check_fields(self)
         count = len(self.inputs)

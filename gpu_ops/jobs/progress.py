@@ -49,7 +49,7 @@ class Batch:
 
         Args:
             progress: of the query.
-            last: the join whose output is all that goes to the sink, see `gpu_ops.spark.plan.build.all_said_by`.
+            last: the join whose changes are what goes to the sink, see `gpu_ops.spark.plan.recognition.join_written`.
         """
         joins = join_progress(progress)
         counts = _counted(progress, joins, last)

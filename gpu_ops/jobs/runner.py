@@ -28,7 +28,7 @@ from gpu_ops.jobs.text import JobError
 from gpu_ops.query.errors import SqlError
 from gpu_ops.spark import prepare_environment, session
 from gpu_ops.spark.metrics.progress import followed
-from gpu_ops.spark.plan.build import all_said_by
+from gpu_ops.spark.plan.recognition import join_written
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -79,7 +79,7 @@ def run(job: Job, console: Console, *, once: bool = False) -> Outcome:
     check_folders(job)
     with _session(job, console) as spark:
         changes = changelog(spark, job, console)
-        last_join = all_said_by(changes)
+        last_join = join_written(changes)
         with _interrupts() as stop:
             query = start(changes, job, once=once, last_join=last_join)
             outcome = Outcome()

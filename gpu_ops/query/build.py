@@ -20,11 +20,10 @@ from gpu_ops.query.choose import Chooser, Residual
 from gpu_ops.query.errors import SqlError
 from gpu_ops.query.expressions import Column, Expr
 from gpu_ops.query.lower import written
-from gpu_ops.query.naming import Namer, input_names, kept_of, shown
 from gpu_ops.query.nodes import Calc, JoinNode, Node, Source, quoted
 from gpu_ops.query.relations import Compute, Filter, JoinOf, Relation, Scan
 from gpu_ops.query.runs import Run, run_of, segments, spine
-from gpu_ops.query.stages import Stage
+from gpu_ops.query.stages import Namer, Stage, input_names, kept_of, shown
 
 
 class Builder:

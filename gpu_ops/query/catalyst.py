@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 from py4j.java_gateway import JavaClass
 from py4j.protocol import Py4JError
@@ -41,6 +41,26 @@ def java_class(session: SparkSession, name: str) -> Any:
     """A class of the JVM by its whole name, without a look at each of the packages that it is in."""
     jvm: Any = session._jvm
     return JavaClass(name, jvm._gateway_client)
+
+
+def frame_of(session: SparkSession, plan: Any) -> DataFrame:
+    """The DataFrame of a logical plan."""
+    package = "sql" if session.version.startswith("3.") else "sql.classic"
+    dataset = java_class(session, f"org.apache.spark.{package}.Dataset")
+    return DataFrame(dataset.ofRows(session._jsparkSession, plan), session)
+
+
+class ConditionSession(TypedDict):
+    """What of a session decides what a condition means; arguments of a join's description."""
+
+    time_zone: str
+    ansi: bool
+
+
+def condition_session(session: SparkSession) -> ConditionSession:
+    """The session as the conditions of a join see it, fixed when the join is built."""
+    zone, ansi = session.conf.get("spark.sql.session.timeZone"), session.conf.get("spark.sql.ansi.enabled", "false")
+    return {"time_zone": str(zone), "ansi": str(ansi).lower() == "true"}
 
 
 class Catalyst:
@@ -99,7 +119,7 @@ class Catalyst:
         """That a text is one expression.
 
         Raises:
-            SqlError: it is none, or more; lines are counted from 2, as in `gpu_ops.query.where`.
+            SqlError: it is none, or more; lines are counted from 2, as in `gpu_ops.spark.api.where`.
         """
         try:
             with self._active():
@@ -195,15 +215,11 @@ class Frames:
         columns = [(name, there[value] if isinstance(value, str) else value) for name, value in select]
         if row_kind is not None:
             columns.insert(0, (row_kind[1], there[row_kind[0]]))
-        return self._frame(self._project([self._alias(value, name) for name, value in columns], plan))
+        plan = self._project([self._alias(value, name) for name, value in columns], plan)
+        return frame_of(self.session, plan)
 
     def _class(self, name: str) -> Any:
         return java_class(self.session, f"{_CATALYST}.{name}")
-
-    def _frame(self, plan: Any) -> DataFrame:
-        package = "sql" if self.session.version.startswith("3.") else "sql.classic"
-        dataset = java_class(self.session, f"org.apache.spark.{package}.Dataset")
-        return DataFrame(dataset.ofRows(self.session._jsparkSession, plan), self.session)
 
     def _project(self, columns: Sequence[Any], plan: Any) -> Any:
         return self._class("plans.logical.Project")(self._seq(columns), plan)

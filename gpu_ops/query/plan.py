@@ -10,17 +10,15 @@ from pyspark.sql import types as st
 
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.errors import DescriptionError, NotBuiltError
-from gpu_ops.query import refused
+from gpu_ops.query import errors
 from gpu_ops.query.build import Builder
-from gpu_ops.query.catalyst import Catalyst
+from gpu_ops.query.catalyst import Catalyst, condition_session
 from gpu_ops.query.choose import Chooser
 from gpu_ops.query.errors import SqlError
-from gpu_ops.query.naming import Namer
 from gpu_ops.query.nodes import Plan
 from gpu_ops.query.read import Reader
-from gpu_ops.query.relations import Compute, Filter, JoinOf, Relation
-from gpu_ops.query.tables import Table
-from gpu_ops.spark.api.checks import condition_session
+from gpu_ops.query.relations import Compute, Filter, JoinOf, Relation, Table
+from gpu_ops.query.stages import Namer
 from gpu_ops.spark.datatypes import spark_type
 
 MultiWay = Literal["auto", "never"]
@@ -62,7 +60,7 @@ def plan(
             catalyst.view(name, (schemas or {}).get(name) or _schema(table))
     relation, outputs = Reader(sql, tables, catalyst).read()
     if not _joins(relation):
-        raise SqlError(refused.JOINS_NOTHING, sql, 1, 1)
+        raise SqlError(errors.JOINS_NOTHING, sql, 1, 1)
     chooser = Chooser(sql, catalyst, **condition_session(session))
     namer = Namer(relation, [column for _, column in outputs], chooser)
     builder = Builder(chooser, namer, emit=emit, multi_way=multi_way == "auto")

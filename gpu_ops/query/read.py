@@ -1,4 +1,4 @@
-"""Catalyst's plan to relations; what a streaming join cannot do is refused."""
+"""Catalyst's plan to relations; what a streaming join cannot do is errors."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from typing import Any, Final, NoReturn
 from pyspark.sql import types as st
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
-from gpu_ops.query import refused
+from gpu_ops.query import errors
 from gpu_ops.query.catalyst import INPUT, Catalyst, position
 from gpu_ops.query.errors import SqlError, closest
 from gpu_ops.query.expressions import Column, Expr, Tree, number_of, tree
-from gpu_ops.query.relations import Compute, Filter, How, JoinOf, Relation, Scan, filtered, never_null
-from gpu_ops.query.tables import Table
+from gpu_ops.query.relations import Compute, Filter, How, JoinOf, Relation, Scan, Table, filtered, never_null
 from gpu_ops.spark.datatypes import arrow_type
 
 _HOWS: Final[dict[str, How]] = {
@@ -61,7 +60,7 @@ class Reader:
         except SqlError as error:
             message = error.message
             if "[MISSING_GROUP_BY]" in message:
-                message = refused.NODES["Aggregate"]
+                message = errors.NODES["Aggregate"]
             missing = re.search(r"table or view `([^`]+)` cannot be found", message)
             if missing is not None:
                 message += (
@@ -93,7 +92,7 @@ class Reader:
     def condition(self) -> tuple[list[Scan], list[Expr]]:
         """The inputs and the condition of a query that joins them and does nothing else."""
         analysed = self.analysed()
-        if any(f'.{kind}"' in analysed.toJSON() for kind in refused.SUBQUERIES):
+        if any(f'.{kind}"' in analysed.toJSON() for kind in errors.SUBQUERIES):
             raise SqlError("sub-queries are no part of a condition over both inputs", self.sql, 2, 1)
         joined = self.catalyst.joined(analysed)
         plan = self._tree(joined)
@@ -130,14 +129,14 @@ class Reader:
         below = java.children()
         for number in range(below.length()):
             self._check_expression(below.apply(number))
-        if str(java.nodeName()) in refused.NOW or not java.deterministic():
-            self.fail(refused.CHANGING.format(str(java.prettyName()).upper()), java)
+        if str(java.nodeName()) in errors.NOW or not java.deterministic():
+            self.fail(errors.CHANGING.format(str(java.prettyName()).upper()), java)
 
     # --- nodes ----------------------------------------------------------------------------------
 
     def _tree(self, plan: Any) -> Tree:
         text = plan.toJSON()
-        self._changes = any(f'.{kind}"' in text for kind in refused.NOW)
+        self._changes = any(f'.{kind}"' in text for kind in errors.NOW)
         for number, qualifier in re.findall(r'"exprId":\{[^}]*?"id":(\d+)[^}]*\},"qualifier":"?\[([^"\]]+)\]', text):
             self._owners[int(number)] = qualifier.split(", ")[-1]
         return tree(json.loads(text), lambda: plan)
@@ -159,9 +158,9 @@ class Reader:
             case "LocalRelation":
                 return self._scan(node)
             case _:
-                why = refused.NODES.get("Command" if node.kind.endswith("Command") else node.kind)
+                why = errors.NODES.get("Command" if node.kind.endswith("Command") else node.kind)
                 if why is None and not node.args:
-                    why = refused.RELATION
+                    why = errors.RELATION
                 self.fail(why or f"{node.kind} is not understood in a streaming join", node.java)
         return None
 
@@ -169,7 +168,7 @@ class Reader:
         output = next(self._leaves).output()
         first = output.apply(0).metadata() if output.length() else None
         if first is None or not first.contains(INPUT):
-            self.fail(refused.RELATION, node.java)
+            self.fail(errors.RELATION, node.java)
         table = self.tables[str(first.getString(INPUT))]
         numbers = [int(part[0]["exprId"]["id"]) for part in node.fields["output"]]
         alias = next(
@@ -240,7 +239,7 @@ class Reader:
         given = node.fields["joinType"]
         name = str(given.get("object") or given.get("product-class")).rsplit(".", 1)[-1].rstrip("$")
         if name not in _HOWS:
-            self.fail(refused.SUBQUERY, node.java)
+            self.fail(errors.SUBQUERY, node.java)
         return _HOWS[name]
 
     def _expr(self, part: Sequence[Mapping[str, Any]], java: Callable[[], Any]) -> Expr:
@@ -251,8 +250,8 @@ class Reader:
     def _check_sub_queries(self, expression: Tree) -> None:
         """Refuses what would be run over the stand-ins."""
         for node in expression.walk():
-            if node.kind in refused.SUBQUERIES:
-                self.fail(refused.SUBQUERY, node.java)
+            if node.kind in errors.SUBQUERIES:
+                self.fail(errors.SUBQUERY, node.java)
 
     # --- inputs whose rows are replaced ---------------------------------------------------------
 
@@ -278,7 +277,7 @@ class Reader:
         left, left_over = self._lifted(relation.left)
         right, right_over = self._lifted(relation.right)
         if relation.how == "full" and (left_over or right_over):
-            self.fail(refused.NOT_BELOW_FULL, (left_over or right_over)[0].java)
+            self.fail(errors.NOT_BELOW_FULL, (left_over or right_over)[0].java)
         on, above = [*relation.on, *left_over, *right_over], list[Expr]()
         if relation.how in ("left", "semi", "anti"):
             on, above = [*relation.on, *right_over], left_over

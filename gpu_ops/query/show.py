@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from gpu_ops.descriptions.inputs import Layout
 from gpu_ops.descriptions.intervals import show_ms
@@ -60,8 +60,8 @@ def _text(node: Node) -> str:
     if isinstance(node, Calc):
         where = f", where=[{' AND '.join(_term(x.text, len(node.where)) for x in node.where)}]" if node.where else ""
         return f"Calc(select=[{', '.join(_named(x) for x in node.select)}]{where})"
-    join = node.description
-    return _multi_way(join) if isinstance(join, MultiJoin) else _two_way(join)
+    join: Any = node.description
+    return _multi_way(join) if node.kind == "multi-way" else _two_way(join)
 
 
 def _named(entry: Named) -> str:

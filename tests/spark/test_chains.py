@@ -13,7 +13,7 @@ import pytest
 import gpu_ops
 from gpu_ops import stream
 from gpu_ops.spark.api.streams import as_input
-from gpu_ops.spark.plan.build import derived_key
+from gpu_ops.spark.plan.recognition import derived_key
 from gpu_ops.spark.servers.directory import Directory
 from spark.feeds import Feed, check, sql_join
 from spark.support import Sink, drain, in_memory, start

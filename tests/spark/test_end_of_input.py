@@ -246,10 +246,10 @@ def test_co_groups(spark: Any, feeds: list[Feed], tmp_path: Path) -> None:
     at_once = gpu_ops.co_group(*inputs(feeds, static(spark, feeds))[:2], on="k", apply=summed, schema=GROUPS)
     assert rows_of(at_once) == want
 
-    # in another session the function is not known
-    from gpu_ops.spark.api import finish as ending
+    # in another application the function is not known
+    from gpu_ops.spark.api import functions
 
-    ending._functions.clear()
+    functions._functions.clear()
     with pytest.raises(gpu_ops.DescriptionError, match="its function is not kept there: give it again"):
         gpu_ops.finish(spark, state=state)
     with pytest.raises(gpu_ops.DescriptionError, match="go together"):

@@ -15,7 +15,8 @@ import gpu_ops.spark
 from gpu_ops import stream
 from gpu_ops.spark.metrics.metrics import metric_names
 from gpu_ops.spark.metrics.progress import observed_metrics
-from gpu_ops.spark.plan.build import open_tasks, union_order
+from gpu_ops.spark.plan.build import union_order
+from gpu_ops.spark.plan.recognition import open_tasks, plans_of
 from spark.support import Sink, Source, drain, in_memory, start
 
 pytestmark = pytest.mark.spark
@@ -301,6 +302,40 @@ def test_a_stream_is_refused_where_it_is_declared(left: Source) -> None:
             stream(left.df, name="orders", **options)  # type: ignore[arg-type]
         assert message in str(caught.value)
     assert stream(left.df, delay="1 second").delay_ms == 1000  # interval_join(time=) may say of which column
+
+
+def test_an_option_that_is_none_names_the_nearest(left: Source, right: Source) -> None:
+    bounds = {"lower": 0, "upper": 1}
+    for call, wanted in (
+        (lambda: gpu_ops.join(left.df, right.df, "k", stat="s"), r"join() has no option stat=; did you mean state=?"),
+        (lambda: gpu_ops.semi_join(left.df, right.df, "k", suffixes=("", "_r")), "semi_join() has no option suffixes="),
+        (lambda: gpu_ops.multi_join([left.df, right.df], "k", partition=2), "did you mean partitions=?"),
+        (lambda: gpu_ops.interval_join(left.df, right.df, "k", backlog=True, **bounds), "no option backlog="),
+        (
+            lambda: gpu_ops.aggregate(left.df, "k", {"n": "count(*)"}, emits="at_end"),
+            "aggregate() has no option emits=",
+        ),
+        (lambda: gpu_ops.co_group(left.df, right.df, "k", len, "n int", nullsafe=True), "did you mean null_safe=?"),
+    ):
+        with pytest.raises(TypeError) as caught:
+            call()
+        assert wanted in str(caught.value)
+
+
+def test_a_join_is_found_by_what_its_plan_carries(spark: Any, left: Source, right: Source) -> None:
+    """Also through a view, and in a plan that no DataFrame of ours is left of."""
+    one = in_memory(gpu_ops.join, left.df.drop("op"), right.df.drop("op"), on="k", partitions=2, name="one")
+    (plan,) = plans_of(one)
+    assert (plan.name, plan.partitions, plan.join.how, plan.bounded) == ("one", 2, "inner", False)
+    assert not any(plan.plan_id in str(field.metadata) for field in one.select("row_kind", "a").schema.fields)
+    one.createOrReplaceTempView("changes_of_one")
+    assert plans_of(spark.table("changes_of_one").where("a = 'gpu_join_0123456789ab'")) == [plan]
+    assert plans_of(one.unionAll(one)) == [plan]
+    two = in_memory(
+        gpu_ops.join, one, stream(right.df.drop("op"), name="again"), on="k", suffixes=("", "_2"), name="two"
+    )
+    assert [found.name for found in plans_of(two)] == ["two", "one"]
+    assert not plans_of(left.df)
 
 
 def test_connect_is_refused() -> None:

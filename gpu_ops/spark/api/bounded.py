@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Unpack
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
-from gpu_ops.backends import Backend
 from gpu_ops.descriptions.aggregate import Aggregate, Measure, parse_measure
 from gpu_ops.descriptions.co_group import CoGroup
 from gpu_ops.descriptions.keys import On, normalize_on
 from gpu_ops.errors import DescriptionError
-from gpu_ops.spark.api.checks import check_frames, place
-from gpu_ops.spark.api.finish import remember_function
+from gpu_ops.spark.api.checks import check_frames, run
 from gpu_ops.spark.api.functions import Grouped
+from gpu_ops.spark.api.options import KeyOptions, RunOptions, check_options
 from gpu_ops.spark.api.streams import Stream, as_input, as_stream, resolve, resolve_key, spelling
-from gpu_ops.spark.plan.bounded import build_bounded
-from gpu_ops.spark.plan.build import build
-from gpu_ops.state.address import Location
 
 
 def aggregate(
     input: DataFrame | Stream,  # noqa: A002 - what it is called everywhere else in this pack
     by: str | Sequence[str] = (),
     aggregates: Mapping[str, str | tuple[str, str]] | None = None,
-    *,
-    state: Location | None = None,
-    backend: Backend = "auto",
-    partitions: int | None = None,
-    name: str | None = None,
+    **options: Unpack[RunOptions],
 ) -> DataFrame:
     """One row per group, once the input has ended; retractions are honoured.
 
@@ -45,22 +38,21 @@ def aggregate(
         by: the columns that make a group, null being a value of its own; none for one row in all.
         aggregates: result column to ``"sum(amount)"``, ``"count(*)"``, ``"count(distinct user)"``, or to a pair like
             ``("sum", "amount")``; there are sum, count, min, max and avg.
-        state: as in `join`; a stream needs it.
-        backend: as in `join`.
-        partitions: as in `join`.
-        name: as in `join`.
+        options: ``state, backend, partitions, name``, as in `join`; a stream needs ``state``.
 
     Returns:
         ``row_kind``, the group columns and the aggregates: a static DataFrame for a static input; for a stream a
         streaming one that never has a row, to be written to the sink ``noop``.
 
     Raises:
+        TypeError: no such option.
         DescriptionError: no such column or aggregate, or a stream without ``state=``.
         NotBuiltError: Spark Connect.
         StateError: the state folder belongs to something else.
     """
+    check_options("aggregate", options, RunOptions)
     source = as_stream(input, "the input")
-    static = check_frames([source.df], ["the input"])
+    check_frames([source.df], ["the input"])
     label = source.name or "input"
     _refuse_event_time(source, label)
     groups = (by,) if isinstance(by, str) else tuple(by)
@@ -70,8 +62,7 @@ def aggregate(
         tuple(resolve(source.df, column, label, "by") for column in groups),
         tuple(_respelled(source.df, measure) for measure in measures),
     )
-    placed = place(described, [source], name=name, state=state, backend=backend, partitions=partitions, stacklevel=2)
-    return (build_bounded if static else build)(described, [source.df], placed)
+    return run(described, [source], options)
 
 
 def co_group(
@@ -80,12 +71,7 @@ def co_group(
     on: On,
     apply: Callable[[pa.Table, pa.Table], pa.Table],
     schema: st.StructType | str,
-    *,
-    state: Location | None = None,
-    backend: Backend = "auto",
-    null_safe: bool | Sequence[bool] = False,
-    partitions: int | None = None,
-    name: str | None = None,
+    **options: Unpack[KeyOptions],
 ) -> DataFrame:
     """Gives a function both inputs' rows of the same keys, once they have ended; retractions are honoured.
 
@@ -98,21 +84,20 @@ def co_group(
         on: as in `join`; at least one column.
         apply: takes the left's and the right's rows as Arrow tables (either may have none), gives a table.
         schema: of what it gives; a schema or its DDL text.
-        state: as in `join`; streams need it.
-        backend: as in `join`.
-        null_safe: as in `join`; else rows with a null key are in no group.
-        partitions: as in `join`.
-        name: as in `join`.
+        options: ``state, backend, null_safe, partitions, name``, as in `join`; streams need ``state``. Rows with a
+            null key are in no group, unless ``null_safe`` says so.
 
     Returns:
         What the function gives: a static DataFrame for static inputs; for streams a streaming one that never has a
         row, to be written to the sink ``noop``.
 
     Raises:
+        TypeError: no such option.
         DescriptionError: no such columns, no function, or streams without ``state=``.
         NotBuiltError: a streaming and a static DataFrame, Spark Connect.
         StateError: the state folder belongs to something else.
     """
+    check_options("co_group", options, KeyOptions)
     function = Grouped.of(apply, schema)
     sides = as_stream(left, "the left input"), as_stream(right, "the right input")
     static = check_frames([side.df for side in sides], ["the left input", "the right input"])
@@ -123,17 +108,13 @@ def co_group(
     described = CoGroup(
         as_input(sides[0], "left"),
         as_input(sides[1], "right"),
-        tuple(resolve_key(key, sides) for key in normalize_on(on, null_safe=null_safe)),
+        tuple(resolve_key(key, sides) for key in normalize_on(on, null_safe=options.get("null_safe", False))),
     )
-    placed = place(described, sides, name=name, state=state, backend=backend, partitions=partitions, stacklevel=2)
-    frames = [side.df for side in sides]
+    result = run(described, sides, options, function=function)
     if static:
-        return build_bounded(described, frames, placed, function=function)
-    assert placed.state is not None
-    remember_function(placed.state, function)
-    nothing = build(described, frames, placed)
+        return result
     # without a row ever, so that any column will do
-    return nothing.select(*(f.lit(None).cast(x.dataType).alias(x.name) for x in function.schema.fields))
+    return result.select(*(f.lit(None).cast(x.dataType).alias(x.name) for x in function.schema.fields))
 
 
 def _respelled(df: DataFrame, measure: Measure) -> Measure:

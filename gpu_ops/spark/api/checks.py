@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Sequence
-from typing import Final, TypedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
 
 from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import DescriptionError, NotBuiltError, StateError
+from gpu_ops.spark.api.functions import Grouped, remember_function
 from gpu_ops.spark.api.stateful import final_only
 from gpu_ops.spark.api.streams import Stream
+from gpu_ops.spark.api.where import without_hidden
 from gpu_ops.spark.datatypes import unlike_bytes
-from gpu_ops.spark.plan.build import Placed, plans_of
+from gpu_ops.spark.plan.bounded import build_bounded
+from gpu_ops.spark.plan.build import Placed, build
+from gpu_ops.spark.plan.recognition import plans_of
 from gpu_ops.spark.plan.union_layout import collated_key
 from gpu_ops.spark.servers.directory import Directory
 from gpu_ops.spark.servers.folders import warn_of_local_folder
 from gpu_ops.spark.settings import PREFIX, Settings
-from gpu_ops.state.address import Location, StateAddress
+from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest, check_open
 
@@ -36,23 +40,14 @@ class MemoryOnlyStateWarning(UserWarning):
     """A join without ``state=``: it cannot resume from a checkpoint."""
 
 
+class NoWatermarkWarning(UserWarning):
+    """An interval join that never forgets a row, because an input has no watermark."""
+
+
 def spelled(how: str) -> str:
     """A join type as this pack writes it."""
     spelling = how.lower().replace("_", "")
     return _SPELLINGS.get(spelling, spelling)
-
-
-class ConditionSession(TypedDict):
-    """What of a session decides what a condition means; arguments of a join's description."""
-
-    time_zone: str
-    ansi: bool
-
-
-def condition_session(session: SparkSession) -> ConditionSession:
-    """The session as the conditions of a join see it, fixed when the join is built."""
-    zone, ansi = session.conf.get("spark.sql.session.timeZone"), session.conf.get("spark.sql.ansi.enabled", "false")
-    return {"time_zone": str(zone), "ansi": str(ansi).lower() == "true"}
 
 
 def _check_conditions(description: Description, sides: Sequence[Stream]) -> None:
@@ -69,34 +64,47 @@ def _check_conditions(description: Description, sides: Sequence[Stream]) -> None
                     )
 
 
-def place(
+def run(
     description: Description,
     sides: Sequence[Stream],
+    options: Mapping[str, Any],
     *,
-    name: str | None,
-    state: Location | None,
-    backend: str,
-    partitions: int | None,
-    stacklevel: int,
-    backlog: bool = False,
-) -> Placed:
-    """Where a join runs and keeps its state.
+    upstream: tuple[str | None, str | None] = (None, None),
+    heartbeat_ms: int | None = None,
+    function: Grouped | None = None,
+    query: str | None = None,
+    stacklevel: int = 2,
+) -> DataFrame:
+    """The result of an operator over its inputs: a static DataFrame of static ones, else a streaming one.
 
     Args:
-        description: the join.
+        description: the operator.
         sides: its inputs, in its order.
-        name: as the user gave it; by default ``join_1`` and so on.
-        state: the state folder, or None, which is warned about.
-        backend: as the user gave it.
-        partitions: likewise.
-        stacklevel: of the warning, seen from here.
-        backlog: whether it may begin with one.
+        options: of `gpu_ops.spark.api.options.RunOptions`, and ``backlog``.
+        upstream: see `gpu_ops.spark.plan.recognition.JoinPlan`.
+        heartbeat_ms: likewise.
+        function: of a co-group, else None.
+        query: the plan of the query of `gpu_ops.sql` that ends in it, or None.
+        stacklevel: of warnings, seen from the caller.
 
     Raises:
         DescriptionError: a join that cannot be.
         NotBuiltError: a key, or a column that a condition compares, with a collation.
         StateError: the state folder belongs to something else.
     """
+    placed = _place(description, sides, options, stacklevel=stacklevel + 1)
+    frames = [side.df for side in sides]
+    if not frames[0].isStreaming:
+        return without_hidden(build_bounded(description, frames, placed, function=function, query=query))
+    if function is not None:
+        assert placed.state is not None
+        remember_function(frames[0].sparkSession, placed.state, function)
+    changes = build(description, frames, placed, upstream=upstream, heartbeat_ms=heartbeat_ms, query=query)
+    return without_hidden(changes)
+
+
+def _place(description: Description, sides: Sequence[Stream], options: Mapping[str, Any], *, stacklevel: int) -> Placed:
+    state, backend, backlog = options.get("state"), options.get("backend", "auto"), bool(options.get("backlog"))
     df = sides[0].df
     if backend not in ("auto", "cpu", "gpu"):
         raise DescriptionError(f"backend={backend!r}; it is one of auto, cpu, gpu")
@@ -113,10 +121,10 @@ def place(
     final = () if static else tuple(i.name for i, s in given if final_only(s.df, i.name, s.unique_key, s.row_kind))
     address = None if state is None else StateAddress.of(state)
     _check_state(description, static=static, state=address, backlog=backlog)
-    chosen = name or f"join_{next(_numbers)}"
+    chosen = options.get("name") or f"join_{next(_numbers)}"
     if not static:
         _check_lineage(sides, chosen, address)
-    count, reason = _choose_partitions(description, partitions, address, df)
+    count, reason = _choose_partitions(description, options.get("partitions"), address, df)
     if address is None and not static:
         warnings.warn(
             f"join '{chosen}' has no state= folder: its state lives in memory only, and a restart on an "
@@ -124,6 +132,14 @@ def place(
             MemoryOnlyStateWarning,
             stacklevel=stacklevel + 1,
         )
+    for source in description.inputs if description.by_event_time and description.emit != "at_end" else ():
+        if source.delay_ms is None:
+            warnings.warn(
+                f"input '{source.name}' has no watermark, so the join has none and forgets no row: give it "
+                "withWatermark(), or stream(..., delay=)",
+                NoWatermarkWarning,
+                stacklevel=stacklevel + 1,
+            )
     if address is not None:
         warn_of_local_folder(df.sparkSession.sparkContext, address, stacklevel=stacklevel + 1)
     derived = (i.name for i, s in zip(description.inputs, sides, strict=True) if i.unique_key and not s.unique_key)
@@ -197,13 +213,13 @@ def _check_lineage(sides: Sequence[Stream], name: str, state: StateAddress | Non
     for plan in [p for side in sides for p in plans_of(side.df)]:
         if plan.join.emit == "at_end":
             raise DescriptionError(
-                f"'{plan.placed.name}' says nothing before its input ends: join what gpu_ops.finish() gives, "
+                f"'{plan.name}' says nothing before its input ends: join what gpu_ops.finish() gives, "
                 "a static DataFrame"
             )
-        if plan.placed.name == name:
+        if plan.name == name:
             raise DescriptionError(f"two joins of one query are called {name!r}; give each its own name=")
-        if state is not None and plan.placed.state is not None and plan.placed.state.identity == state.identity:
-            raise StateError(f"state folder {state} is in use by join '{plan.placed.name}'; give each join its own")
+        if state is not None and plan.state_identity == state.identity:
+            raise StateError(f"state folder {state} is in use by join '{plan.name}'; give each join its own")
     if state is not None:
         user = Directory.of(sides[0].df.sparkSession).state_in_use(state)
         if user is not None:

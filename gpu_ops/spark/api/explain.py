@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pyspark.sql import DataFrame
 
 from gpu_ops.descriptions.description import Description, line
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.intervals import show_ms
 from gpu_ops.errors import DescriptionError
-from gpu_ops.query.shown import recall
-from gpu_ops.spark.plan.build import JoinPlan, plan_name, plans_of
+from gpu_ops.spark.plan.recognition import JoinPlan, plans_of
 from gpu_ops.spark.servers.directory import Directory
 
 _LAYOUTS = {
@@ -39,17 +40,18 @@ def explain(df: DataFrame) -> str:
     plans = plans_of(df)
     if not plans:
         raise DescriptionError("explain() takes what gpu_ops.join() returned; this plan has no join of ours")
-    queries = recall(plan.plan_id for plan in plans)
-    return "\n\n".join([*queries, *(_explain(plan, df) for plan in plans)])
+    queries = [plan.query for plan in plans if plan.query is not None]
+    names = {plan.plan_id: plan.name for plan in plans}
+    return "\n\n".join([*queries, *(_explain(plan, names, df) for plan in plans)])
 
 
-def _explain(plan: JoinPlan, df: DataFrame) -> str:
+def _explain(plan: JoinPlan, names: Mapping[str, str], df: DataFrame) -> str:
     join = plan.join
-    state = str(plan.placed.state or "in memory only: a restart on an old checkpoint is refused")
+    state = str(plan.state or "in memory only: a restart on an old checkpoint is refused")
     if join.emit != "at_end" and len(join.inputs) > 2:
         state = f"{state}; no intermediate state: a change is joined with the rows of the inputs, step by step"
     head, *lines = join.lines()
-    lines.insert(0, f"{head}  (metrics '{plan.placed.name}')")
+    lines.insert(0, f"{head}  (metrics '{plan.name}')")
     if plan.heartbeat_ms is not None:
         lines.append(line("heartbeat", f"a micro-batch every {show_ms(plan.heartbeat_ms)}, rows or not"))
     if plan.bounded:
@@ -57,7 +59,7 @@ def _explain(plan: JoinPlan, df: DataFrame) -> str:
     lines += [
         f"  emit        {join.emit}: {_EMITS[join.emit]}",
         f"  attributes  {_attributes(plan)}",
-        f"  partitions  {plan.placed.partitions} ({plan.placed.partitions_reason}){_distribution(plan)}",
+        f"  partitions  {plan.partitions} ({plan.partitions_reason}){_distribution(plan)}",
         f"  backend     {_backend(plan, df)}",
         f"  state       {state}",
     ]
@@ -67,8 +69,8 @@ def _explain(plan: JoinPlan, df: DataFrame) -> str:
         elif join.interval is None:
             kept = _kept(source, _LAYOUTS[join.layout(side)])
         else:
-            kept = _kept_by_time(join, plan, side)
-        lines += _input(source, kept, derived=source.name in plan.placed.derived)
+            kept = _kept_by_time(plan, names, side)
+        lines += _input(source, kept, derived=source.name in plan.derived)
         if plan.read and plan.read[side] is not None:
             lines.append(f"              read by Arrow: {plan.read[side]}")
     if plan.read:
@@ -87,8 +89,8 @@ def _attributes(plan: JoinPlan) -> str:
     words = ["speaks only when its input has ended" if has.output_only_after_end_of_input else "speaks as input comes"]
     words.append("sorts it itself" if has.sorts_itself else "sorts nothing")
     if has.switches_from_backlog:
-        does = "begins with a backlog" if plan.placed.backlog else "can begin with a backlog"
-        words.append(does + (": runs with availableNow are taken in silently" if plan.placed.backlog else ""))
+        does = "begins with a backlog" if plan.backlog else "can begin with a backlog"
+        words.append(does + (": runs with availableNow are taken in silently" if plan.backlog else ""))
     else:
         words.append(f"no backlog: {plan.join.why_no_backlog()}")
     return "; ".join(words)
@@ -104,16 +106,16 @@ def _distribution(plan: JoinPlan) -> str:
 
 def _backend(plan: JoinPlan, df: DataFrame) -> str:
     if plan.bounded:
-        return "gpu (asked for)" if plan.placed.backend == "gpu" else "cpu (in Spark's tasks, which would share a card)"
+        return "gpu (asked for)" if plan.backend == "gpu" else "cpu (in Spark's tasks, which would share a card)"
     servers = Directory.of(df.sparkSession).servers
-    pool = servers.pool(plan.placed.backend)
-    if plan.placed.backend == "cpu":
+    pool = servers.pool(plan.backend)
+    if plan.backend == "cpu":
         why = "asked for"
     elif pool.kind == "gpu":
         why = f"{len(pool)} GPU{'s' if len(pool) > 1 else ''} in sight; each state server asks its own"
     else:
         why = servers.no_gpu
-    chosen = pool.kind if plan.placed.backend == "auto" else plan.placed.backend
+    chosen = pool.kind if plan.backend == "auto" else plan.backend
     servers_text = (
         f"{len(pool)} state server{'s' if len(pool) > 1 else ''} {servers.where()}, {len(pool.running)} running"
     )
@@ -142,16 +144,17 @@ def _kept(source: Input, layout: str) -> str:
     return f"kept as {layout}, {kept}"
 
 
-def _kept_by_time(join: Description, plan: JoinPlan, side: int) -> str:
+def _kept_by_time(plan: JoinPlan, names: Mapping[str, str], side: int) -> str:
     """How an interval join's input brings time on, and how long its rows stay."""
+    join, upstream = plan.join, plan.upstream[side]
     source = join.inputs[side]
     assert join.interval is not None
     ms = join.interval.kept_ms[side]
     kept = show_ms(ms)
     if join.interval.time == "processing":
         return f"kept for {kept}" if ms else "not kept beyond its micro-batch"
-    if plan.upstream[side] is not None:
-        comes = f"watermark from the join '{plan_name(str(plan.upstream[side]))}'"
+    if upstream is not None:
+        comes = f"watermark from the join '{names[upstream]}'"
     else:
         comes = "no watermark" if source.delay_ms is None else f"rows come up to {show_ms(source.delay_ms)} late"
     if source.idle_timeout_ms is not None:

@@ -12,8 +12,8 @@ from pyspark.sql import types as st
 
 from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import DescriptionError, StateError
-from gpu_ops.query.where import without_hidden
-from gpu_ops.spark.api.functions import Grouped
+from gpu_ops.spark.api.functions import Grouped, known_function
+from gpu_ops.spark.api.where import without_hidden
 from gpu_ops.spark.datatypes import spark_type
 from gpu_ops.spark.exchange.command import parse_join
 from gpu_ops.spark.exchange.left_over import LeftOver
@@ -25,9 +25,6 @@ from gpu_ops.state.address import Location, StateAddress
 from gpu_ops.state.durable import PartitionLog
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import FINISHED, Manifest
-
-_functions: dict[str, Grouped] = {}
-"""Of this session's co-groups, by state folder."""
 
 
 def finish(
@@ -68,7 +65,7 @@ def finish(
     if user is not None:
         raise StateError(f"state folder {files.location} is in use by the running query {user}; stop it first")
     join = parse_join(manifest.description)
-    function = _function(join, files.address, apply, schema)
+    function = _function(spark, join, files.address, apply, schema)
     output = st.StructType([st.StructField(x.name, spark_type(x.type)) for x in join.output_schema])
     if function is not None:
         output = function.schema
@@ -96,12 +93,8 @@ def reopen(*, state: Location) -> None:
     Files.at(state).delete([FINISHED])
 
 
-def remember_function(state: Location, function: Grouped) -> None:
-    """Keeps a co-group's function for `finish`; no code travels to a state server, or into its folder."""
-    _functions[StateAddress.of(state).identity] = function
-
-
 def _function(
+    spark: SparkSession,
     join: Description,
     state: StateAddress,
     apply: Callable[[pa.Table, pa.Table], pa.Table] | None,
@@ -116,11 +109,11 @@ def _function(
         return None
     if apply is not None and schema is not None:
         return Grouped.of(apply, schema)
-    found = _functions.get(state.identity)
+    found = known_function(spark, state)
     if found is None:
         raise DescriptionError(
             f"state folder {state} is a co-group's, and its function is not kept there: give it again, "
-            "finish(spark, state=..., apply=, schema=), or call co_group() in this session first"
+            "finish(spark, state=..., apply=, schema=), or call co_group() in this application first"
         )
     return found
 

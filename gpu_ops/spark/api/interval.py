@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Sequence
-from typing import Literal, cast
+from typing import Literal, Unpack, cast
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
-from gpu_ops.backends import Backend
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
-from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.interval_join import IntervalJoin
 from gpu_ops.descriptions.intervals import Duration, Interval, Late, parse_bound
 from gpu_ops.descriptions.join import JoinType
 from gpu_ops.descriptions.keys import On, normalize_on
 from gpu_ops.errors import DescriptionError
-from gpu_ops.query.where import engine_condition, without_hidden
-from gpu_ops.spark.api.checks import check_frames, condition_session, place, spelled
+from gpu_ops.query.catalyst import condition_session
+from gpu_ops.spark.api.checks import check_frames, run, spelled
 from gpu_ops.spark.api.functions import Applied, applied_schema
+from gpu_ops.spark.api.options import How, IntervalJoinOptions, check_options
 from gpu_ops.spark.api.streams import Stream, as_input, as_stream, resolve, resolve_key
-from gpu_ops.spark.plan.bounded import build_bounded
-from gpu_ops.spark.plan.build import build, made_by
+from gpu_ops.spark.api.where import engine_condition
 from gpu_ops.spark.plan.column_metadata import Delay, delays
+from gpu_ops.spark.plan.recognition import made_by
 from gpu_ops.spark.plan.union_layout import quoted
-from gpu_ops.state.address import Location
 
 EventTimes = tuple[str, str] | Literal["processing"] | None
 """The event-time columns of left and right, ``"processing"``, or None where the inputs say it."""
@@ -37,15 +34,11 @@ EventTimes = tuple[str, str] | Literal["processing"] | None
 _CONTEXT = ("left_timestamp", "right_timestamp", "timestamp")
 
 
-class NoWatermarkWarning(UserWarning):
-    """An interval join that never forgets a row, because an input has no watermark."""
-
-
 def interval_join(
     left: DataFrame | Stream,
     right: DataFrame | Stream,
     on: On = None,
-    how: str = "inner",
+    how: How = "inner",
     *,
     lower: Duration,
     upper: Duration,
@@ -56,17 +49,10 @@ def interval_join(
     late: Late | None = None,
     min_cleanup: Duration = 0,
     timestamp: str | None = None,
-    where: str | None = None,
-    emit: Emit = "per_batch",
     process: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None,
     process_schema: st.StructType | str | None = None,
     heartbeat: Duration | None = None,
-    state: Location | None = None,
-    backend: Backend = "auto",
-    null_safe: bool | Sequence[bool] = False,
-    suffixes: tuple[str, str] | None = None,
-    partitions: int | None = None,
-    name: str | None = None,
+    **options: Unpack[IntervalJoinOptions],
 ) -> DataFrame:
     """Joins rows of two streaming DataFrames whose times are no further apart than the bounds say.
 
@@ -92,29 +78,25 @@ def interval_join(
             ``keyed``), or ``"tag"``: late rows come out with the row kind ``late``; see `late`.
         min_cleanup: how long expired rows are kept at least, to be joined by late ones.
         timestamp: name of a further output column with the later of both times.
-        where: as in `join`.
-        emit: as in `join`.
         process: takes record batches of joined rows and gives others, of any number of rows, in the Spark task.
             They have the join's columns, ``left_timestamp``, ``right_timestamp`` and ``timestamp``,
             the later of both: Flink's ProcessJoinFunction and its context, by the batch.
         process_schema: of what it gives; a schema or its DDL text.
         heartbeat: begin a micro-batch at least so often, so that pads come when no rows do.
-        state: as in `join`.
-        backend: as in `join`.
-        null_safe: as in `join`.
-        suffixes: as in `join`.
-        partitions: as in `join`.
-        name: as in `join`.
+        options: ``where, emit, state, backend, null_safe, suffixes, partitions, name``, as in `join`.
 
     Returns:
         A streaming DataFrame, or a static one: ``row_kind`` and the columns of the join; with ``process`` what that
         gives.
 
     Raises:
+        TypeError: no such option.
         DescriptionError: a join that cannot be.
         NotBuiltError: a streaming and a static DataFrame, Spark Connect.
         StateError: the state folder belongs to something else.
     """
+    check_options("interval_join", options, IntervalJoinOptions)
+    emit = options.get("emit", "per_batch")
     sides = as_stream(left, "the left input"), as_stream(right, "the right input")
     static = check_frames([side.df for side in sides], ["the left input", "the right input"])
     interval = Interval(
@@ -140,10 +122,9 @@ def interval_join(
         )
     upstream: tuple[str | None, str | None] = (None, None)
     if interval.time == "event":
-        timed = [_timed(side, number, time) for number, side in enumerate(sides)]
-        sides, upstream = (timed[0][0], timed[1][0]), (timed[0][1], timed[1][1])
+        sides, upstream = timed(sides, time)
     names = [side.name or default for side, default in zip(sides, ("left", "right"), strict=True)]
-    where, (first, second), hidden = engine_condition(where, sides, names)
+    where, (first, second), hidden = engine_condition(options.get("where"), sides, names)
     if hidden and process is not None:
         raise DescriptionError(
             "process= takes the join's columns alone: call the functions in where= in the inputs first"
@@ -153,31 +134,34 @@ def interval_join(
         how=cast("JoinType", spelled(how)),
         left=as_input(sides[0], "left", derive=False),
         right=as_input(sides[1], "right", derive=False),
-        keys=tuple(resolve_key(key, sides) for key in normalize_on(on, null_safe=null_safe)),
+        keys=tuple(resolve_key(key, sides) for key in normalize_on(on, null_safe=options.get("null_safe", False))),
         where=where,
         emit="at_end" if static else emit,
-        suffixes=suffixes,
+        suffixes=options.get("suffixes"),
         interval=interval,
         **condition_session(sides[0].df.sparkSession),
     )
     _check_process(description, process, process_schema)
-    placed = place(description, sides, name=name, state=state, backend=backend, partitions=partitions, stacklevel=2)
-    for source in description.inputs:
-        if interval.time == "event" and source.delay_ms is None and description.emit != "at_end":
-            warnings.warn(
-                f"input '{source.name}' has no watermark, so the join has none and forgets no row: give it "
-                "withWatermark(), or stream(..., delay=)",
-                NoWatermarkWarning,
-                stacklevel=2,
-            )
-    frames = [side.df for side in sides]
-    if static:
-        changes = build_bounded(description, frames, placed)
-    else:
-        changes = build(description, frames, placed, upstream=upstream, heartbeat_ms=period)
+    changes = run(description, sides, options, upstream=upstream, heartbeat_ms=period)
     if process is None or process_schema is None:
-        return without_hidden(changes)
+        return changes
     return _processed(changes, description, process, process_schema)
+
+
+def timed(
+    sides: Sequence[Stream], time: EventTimes = None
+) -> tuple[tuple[Stream, Stream], tuple[str | None, str | None]]:
+    """The inputs with their event times and delays, and the plan ids of the joins their watermarks come from.
+
+    Args:
+        sides: left and right.
+        time: as in `interval_join`.
+
+    Raises:
+        DescriptionError: an input does not say what its event time is.
+    """
+    (left, from_left), (right, from_right) = (_timed(side, number, time) for number, side in enumerate(sides))
+    return (left, right), (from_left, from_right)
 
 
 def _timed(side: Stream, number: int, time: EventTimes) -> tuple[Stream, str | None]:
@@ -206,8 +190,8 @@ def _timed(side: Stream, number: int, time: EventTimes) -> tuple[Stream, str | N
     given = side.delay_ms is not None or column in found
     side = dataclasses.replace(side, event_time=column, delay_ms=says.ms if given else None)
     # The join that made a row knows how old its next ones may be; a column on its own only guesses.
-    made = says.plan_id is not None and made_by(side.df) == says.plan_id
-    return side, says.plan_id if made else None
+    made = None if says.plan_id is None else made_by(side.df)
+    return side, says.plan_id if made is not None and made.plan_id == says.plan_id else None
 
 
 def _check_process(join: IntervalJoin, process: object, schema: object) -> None:

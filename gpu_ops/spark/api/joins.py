@@ -2,41 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Mapping
+from typing import Any, Unpack, cast
 
 from pyspark.sql import DataFrame
 
-from gpu_ops.backends import Backend
-from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.join import Join, JoinType
 from gpu_ops.descriptions.keys import On, normalize_on
 from gpu_ops.errors import DescriptionError
-from gpu_ops.query.where import engine_condition, without_hidden
-from gpu_ops.spark.api.checks import MemoryOnlyStateWarning, check_frames, condition_session, place, spelled
-from gpu_ops.spark.api.streams import Stream, as_input, as_stream, resolve_key, stream
-from gpu_ops.spark.plan.bounded import build_bounded
-from gpu_ops.spark.plan.build import build
-from gpu_ops.state.address import Location
-
-__all__ = ["MemoryOnlyStateWarning", "Stream", "anti_join", "join", "semi_join", "stream"]
+from gpu_ops.query.catalyst import condition_session
+from gpu_ops.spark.api.checks import check_frames, run, spelled
+from gpu_ops.spark.api.options import How, JoinOptions, SemiJoinOptions, check_options
+from gpu_ops.spark.api.streams import Stream, as_input, as_stream, resolve_key
+from gpu_ops.spark.api.where import engine_condition
 
 
 def join(
     left: DataFrame | Stream,
     right: DataFrame | Stream,
     on: On = None,
-    how: str = "inner",
-    *,
-    where: str | None = None,
-    emit: Emit = "per_batch",
-    state: Location | None = None,
-    backend: Backend = "auto",
-    null_safe: bool | Sequence[bool] = False,
-    suffixes: tuple[str, str] | None = None,
-    partitions: int | None = None,
-    name: str | None = None,
-    backlog: bool = False,
+    how: How = "inner",
+    **options: Unpack[JoinOptions],
 ) -> DataFrame:
     """Joins two streaming DataFrames; the result is their changelog, a streaming DataFrame.
 
@@ -47,52 +33,28 @@ def join(
         right: the right input.
         on: ``"k"``, ``["k", ("left_k", "right_k")]``, or None for no equality column.
         how: ``inner``, ``left``, ``right``, ``full``, ``semi`` or ``anti``.
-        where: residual condition, SQL text over both inputs' columns.
-        emit: ``"per_batch"`` (net changes), ``"per_event"`` (as Flink emits them), or ``"at_end"``: nothing, until
-            `finish` gives the result.
-        state: a folder of its own for the state; without it the state lives in memory only.
-        backend: ``"auto"``, ``"cpu"`` or ``"gpu"``.
-        null_safe: whether null keys match (``IS NOT DISTINCT FROM``), for all keys or one by one.
-        suffixes: for column names that both inputs have.
-        partitions: how many; by default `spark.sql.shuffle.partitions`, but not more than the
-            application has cores, or what an existing state folder is cut into.
-        name: of the join, in ``query.lastProgress["observedMetrics"]``, too; by default ``join_1`` and so on.
-        backlog: a run with ``trigger(availableNow=True)`` takes its input in silently; the first micro-batch of a
-            run with another trigger says the net result, and the join is live from then on.
+        options: ``where, emit, state, backend, null_safe, suffixes, partitions, name, backlog``; see
+            `gpu_ops.spark.api.options.JoinOptions` and what it is made of.
 
     Returns:
         A streaming DataFrame, or a static one; first column ``row_kind``, then the columns of the join.
 
     Raises:
+        TypeError: no such option.
         DescriptionError: a join that cannot be.
         NotBuiltError: a streaming and a static DataFrame, Spark Connect.
         StateError: the state folder belongs to something else.
     """
-    return _join(
-        left, right, on, how, where=where, emit=emit, state=state, backend=backend, null_safe=null_safe,
-        suffixes=suffixes, partitions=partitions, name=name, backlog=backlog,
-    )  # fmt: skip
+    check_options("join", options, JoinOptions)
+    return _join(left, right, on, how, options)
 
 
 def semi_join(
-    left: DataFrame | Stream,
-    right: DataFrame | Stream,
-    on: On = None,
-    *,
-    where: str | None = None,
-    emit: Emit = "per_batch",
-    state: Location | None = None,
-    backend: Backend = "auto",
-    null_safe: bool | Sequence[bool] = False,
-    partitions: int | None = None,
-    name: str | None = None,
-    backlog: bool = False,
+    left: DataFrame | Stream, right: DataFrame | Stream, on: On = None, **options: Unpack[SemiJoinOptions]
 ) -> DataFrame:
     """The rows of the left input with at least one match (``EXISTS``, ``IN``); arguments as in `join`."""
-    return _join(
-        left, right, on, "semi", where=where, emit=emit, state=state, backend=backend, null_safe=null_safe,
-        partitions=partitions, name=name, backlog=backlog,
-    )  # fmt: skip
+    check_options("semi_join", options, SemiJoinOptions)
+    return _join(left, right, on, "semi", options)
 
 
 def anti_join(
@@ -101,14 +63,7 @@ def anti_join(
     on: On = None,
     *,
     null_aware: bool = False,
-    where: str | None = None,
-    emit: Emit = "per_batch",
-    state: Location | None = None,
-    backend: Backend = "auto",
-    null_safe: bool | Sequence[bool] = False,
-    partitions: int | None = None,
-    name: str | None = None,
-    backlog: bool = False,
+    **options: Unpack[SemiJoinOptions],
 ) -> DataFrame:
     """The rows of the left input without a match (``NOT EXISTS``); arguments as in `join`.
 
@@ -117,19 +72,10 @@ def anti_join(
         right: the right input.
         on: as in `join`.
         null_aware: ``NOT IN`` instead: a null on the right suppresses every row.
-        where: as in `join`.
-        emit: as in `join`.
-        state: as in `join`.
-        backend: as in `join`.
-        null_safe: as in `join`.
-        partitions: as in `join`.
-        name: as in `join`.
-        backlog: as in `join`.
+        options: as in `join`, without ``suffixes``.
     """
-    return _join(
-        left, right, on, "anti", null_aware=null_aware, where=where, emit=emit, state=state, backend=backend,
-        null_safe=null_safe, partitions=partitions, name=name, backlog=backlog,
-    )  # fmt: skip
+    check_options("anti_join", options, SemiJoinOptions)
+    return _join(left, right, on, "anti", options, null_aware=null_aware)
 
 
 def _join(
@@ -137,40 +83,27 @@ def _join(
     right: DataFrame | Stream,
     on: On,
     how: str,
+    options: Mapping[str, Any],
     *,
-    where: str | None,
-    emit: Emit,
-    state: Location | None,
-    backend: Backend,
-    null_safe: bool | Sequence[bool],
-    partitions: int | None,
-    name: str | None,
-    backlog: bool,
     null_aware: bool = False,
-    suffixes: tuple[str, str] | None = None,
 ) -> DataFrame:
     sides = as_stream(left, "the left input"), as_stream(right, "the right input")
     static = check_frames([side.df for side in sides], ["the left input", "the right input"])
-    for which, side in zip(("left", "right"), sides, strict=True):
-        if side.event_time is not None:
-            raise DescriptionError(f"input '{side.name or which}': event_time= is for gpu_ops.interval_join()")
     names = [side.name or default for side, default in zip(sides, ("left", "right"), strict=True)]
-    where, (first, second), _ = engine_condition(where, sides, names)
+    for name, side in zip(names, sides, strict=True):
+        if side.event_time is not None:
+            raise DescriptionError(f"input '{name}': event_time= is for gpu_ops.interval_join()")
+    where, (first, second), _ = engine_condition(options.get("where"), sides, names)
     sides = first, second
-    inputs = [as_input(side, default) for side, default in zip(sides, ("left", "right"), strict=True)]
     description = Join(
         how=cast("JoinType", spelled(how)),
-        left=inputs[0],
-        right=inputs[1],
-        keys=tuple(resolve_key(key, sides) for key in normalize_on(on, null_safe=null_safe)),
+        left=as_input(first, "left"),
+        right=as_input(second, "right"),
+        keys=tuple(resolve_key(key, sides) for key in normalize_on(on, null_safe=options.get("null_safe", False))),
         where=where,
-        emit="at_end" if static else emit,
+        emit="at_end" if static else options.get("emit", "per_batch"),
         null_aware=null_aware,
-        suffixes=suffixes,
-        **condition_session(sides[0].df.sparkSession),
+        suffixes=options.get("suffixes"),
+        **condition_session(first.df.sparkSession),
     )
-    placed = place(
-        description, sides, name=name, state=state, backend=backend, partitions=partitions, backlog=backlog,
-        stacklevel=3,
-    )  # fmt: skip
-    return without_hidden((build_bounded if static else build)(description, [side.df for side in sides], placed))
+    return run(description, sides, options, stacklevel=3)

@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from pyspark.sql import DataFrame
 
-from gpu_ops.backends import Backend
-from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.keys import Equality
 from gpu_ops.descriptions.multi_join import MultiJoin, MultiOn, StepKeys
 from gpu_ops.errors import DescriptionError
-from gpu_ops.query.where import engine_condition, without_hidden
-from gpu_ops.spark.api.checks import check_frames, condition_session, place, spelled
+from gpu_ops.query.catalyst import condition_session
+from gpu_ops.spark.api.checks import check_frames, run, spelled
+from gpu_ops.spark.api.options import ChangelogOptions, How, check_options
 from gpu_ops.spark.api.streams import Stream, as_input, as_stream, spelling
-from gpu_ops.spark.plan.bounded import build_bounded
-from gpu_ops.spark.plan.build import build
-from gpu_ops.state.address import Location
+from gpu_ops.spark.api.where import engine_condition
 
 
 def multi_join(
     inputs: Sequence[DataFrame | Stream],
     on: MultiOn,
-    how: str | Sequence[str] = "inner",
+    how: How | Sequence[How] = "inner",
     *,
     where: str | Sequence[str | None] | None = None,
-    emit: Emit = "per_batch",
-    state: Location | None = None,
-    backend: Backend = "auto",
     suffixes: Sequence[str] | None = None,
-    partitions: int | None = None,
-    name: str | None = None,
-    backlog: bool = False,
+    **options: Unpack[ChangelogOptions],
 ) -> DataFrame:
     """Joins streaming DataFrames that share a key, all in one operator; the result is their changelog.
 
@@ -52,22 +44,19 @@ def multi_join(
             which is the left join the other way round.
         where: residual conditions, one per input but the first, SQL text over it and all to its left; a
             single text is the last one's.
-        emit: as in `join`.
-        state: as in `join`.
-        backend: as in `join`.
         suffixes: one per input, for column names that another input has too.
-        partitions: as in `join`.
-        name: as in `join`.
-        backlog: as in `join`.
+        options: ``emit, state, backend, partitions, name, backlog``, as in `join`.
 
     Returns:
         A streaming DataFrame, or a static one; first column ``row_kind``, then the columns of the join.
 
     Raises:
+        TypeError: no such option.
         DescriptionError: a join that cannot be, or that needs a chain of two-way joins.
         NotBuiltError: streaming and static DataFrames, Spark Connect.
         StateError: the state folder belongs to something else.
     """
+    check_options("multi_join", options, ChangelogOptions)
     if isinstance(inputs, str) or not isinstance(inputs, Sequence):
         raise DescriptionError(f"multi_join() takes a list of inputs, not {type(inputs).__name__}")
     if len(inputs) < 2:
@@ -90,16 +79,13 @@ def multi_join(
         _resolved(on, streams, names, turned=first == "right"),
         hows,
         where=wheres,
-        emit="at_end" if static else emit,
+        emit="at_end" if static else options.get("emit", "per_batch"),
         suffixes=suffixes,
         **condition_session(streams[0].df.sparkSession),
     )
     by_name = dict(zip(names, streams, strict=True))
     sides = [by_name[source.name] for source in join.inputs]  # a right join has turned them round
-    placed = place(
-        join, sides, name=name, state=state, backend=backend, partitions=partitions, backlog=backlog, stacklevel=2
-    )
-    return without_hidden((build_bounded if static else build)(join, [side.df for side in sides], placed))
+    return run(join, sides, options)
 
 
 def _resolved(on: MultiOn, streams: Sequence[Stream], names: Sequence[str], *, turned: bool) -> Any:

@@ -14,8 +14,7 @@ from pyspark.sql import DataFrame
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.errors import DescriptionError
-from gpu_ops.spark.plan.build import ROW_BY_ROW, plans_in
-from gpu_ops.spark.plan.names import MAPS, joins_in
+from gpu_ops.spark.plan.recognition import MAPS, ROW_BY_ROW, JoinPlan, children_of, plans_in
 
 _AGGREGATES: Final = {"Aggregate", "Distinct"}
 _WITH_STATE: Final = "WithState"
@@ -75,14 +74,13 @@ def final_only(df: DataFrame, name: str, unique_key: Sequence[str] | None, row_k
 def _stateful(node: Any, above: tuple[Any, ...]) -> Iterator[_Found]:
     """The stateful operators nearest to an input; those of a join of this pack were looked at when it was built."""
     name = str(node.nodeName())
-    if not node.isStreaming() or (name in MAPS and joins_in(str(node.simpleString(100)))):
+    if not node.isStreaming() or (name in MAPS and JoinPlan.of(node) is not None):
         return
     if name in _AGGREGATES or _WITH_STATE in name:
         yield _Found(node, above)
         return
-    children = node.children()
-    for place in range(children.length()):
-        yield from _stateful(children.apply(place), (*above, node))
+    for child in children_of(node):
+        yield from _stateful(child, (*above, node))
 
 
 def _check_with_state(found: _Found, name: str, unique_key: Sequence[str] | None, row_kind: str | None) -> None:
@@ -159,13 +157,13 @@ def _check_changelog(aggregate: Any, name: str) -> None:
         return
     if ROW_KIND_COLUMN in {str(x.name()) for x in _all(aggregate.references().toSeq())}:
         return
-    for plan in plans_in(str(aggregate.toString()))[:1]:
-        if plan.join.interval is None:
-            raise DescriptionError(
-                f"input '{name}' aggregates the changelog of '{plan.placed.name}' without its {ROW_KIND_COLUMN}, so "
-                "that a row that was taken back counts twice. Count with a sign, as in "
-                f"sum(IF({ROW_KIND_COLUMN} IN ('+I', '+U'), 1, -1))"
-            )
+    plan = next(plans_in(aggregate), None)
+    if plan is not None and plan.join.interval is None:
+        raise DescriptionError(
+            f"input '{name}' aggregates the changelog of '{plan.name}' without its {ROW_KIND_COLUMN}, so "
+            "that a row that was taken back counts twice. Count with a sign, as in "
+            f"sum(IF({ROW_KIND_COLUMN} IN ('+I', '+U'), 1, -1))"
+        )
 
 
 def _refuse_between(node: Any, name: str) -> None:

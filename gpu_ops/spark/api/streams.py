@@ -15,8 +15,8 @@ from gpu_ops.descriptions.intervals import Duration, parse_bound
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.errors import DescriptionError, NotBuiltError
 from gpu_ops.spark.datatypes import arrow_schema
-from gpu_ops.spark.plan.build import derived_key
 from gpu_ops.spark.plan.column_metadata import is_changelog
+from gpu_ops.spark.plan.recognition import derived_key
 
 
 @dataclasses.dataclass(frozen=True)

@@ -101,6 +101,7 @@ class Task:
                 "evaluation": evaluation,
                 "failed": failed,
                 "backlog": bool(command["options"].get("backlog", False)),
+                "timed": "watermark_ms" in self._metrics,
             }
             return ask(self._directory, request)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-import uuid
 from collections.abc import Sequence
+from typing import Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
@@ -14,13 +14,14 @@ from gpu_ops.spark.api.functions import Grouped
 from gpu_ops.spark.exchange.arrivals import INPUT_BITS
 from gpu_ops.spark.exchange.bounded_task import NO_INPUT, BoundedTask
 from gpu_ops.spark.exchange.command import Wire
-from gpu_ops.spark.plan.build import JoinPlan, Placed, output_type, remember
+from gpu_ops.spark.plan.build import Placed, output_type, planned
 from gpu_ops.spark.plan.column_metadata import marked
 from gpu_ops.spark.plan.union_layout import (
     ORIGIN,
     STAMP,
     Lane,
     assign_lanes,
+    quoted,
     shuffle,
     to_lanes,
     wire_schema,
@@ -28,9 +29,17 @@ from gpu_ops.spark.plan.union_layout import (
 )
 from gpu_ops.spark.workers import make_importable
 
+_CO_GROUP: Final = "gpu_ops.coGroup"
+"""Metadata of the first column that a co-group gives; its value is the co-group's name."""
+
 
 def build_bounded(
-    join: Description, inputs: Sequence[DataFrame], placed: Placed, *, function: Grouped | None = None
+    join: Description,
+    inputs: Sequence[DataFrame],
+    placed: Placed,
+    *,
+    function: Grouped | None = None,
+    query: str | None = None,
 ) -> DataFrame:
     """The result over static DataFrames, as insertions, in a static DataFrame.
 
@@ -41,14 +50,12 @@ def build_bounded(
         inputs: in its order; their columns are those of its inputs, and the row kinds.
         placed: how many partitions, on which backend.
         function: of a co-group, else None.
+        query: the plan of the query of `gpu_ops.sql` that ends in it, or None.
     """
     session = inputs[0].sparkSession
     schemas = [df.schema for df in inputs]
     lanes = assign_lanes(join, schemas)
-    plan = JoinPlan(
-        plan_id=uuid.uuid4().hex[:12], join=join, placed=placed, upstream=(None, None), heartbeat_ms=None,
-        lanes=tuple(lanes), stamped=(), application=session.sparkContext.applicationId, bounded=True,
-    )  # fmt: skip
+    plan = planned(join, placed, bounded=True, query=query)
     make_importable(session)
     ordered = join.order_matters_at_end
     sides = [to_lanes(df, number, lanes) for number, df in enumerate(inputs)]
@@ -61,12 +68,15 @@ def build_bounded(
         rows = rows.sortWithinPartitions(*_order(join, lanes))
     wire = Wire("__side", "__order", tuple((*x.columns, x.name) for x in lanes))
     task = BoundedTask(
-        remember(plan), join.to_json(), wire, wire_schema(lanes),
+        plan.function_name, join.to_json(), wire, wire_schema(lanes),
         backend="gpu" if placed.backend == "gpu" else "cpu", function=function,
     )  # fmt: skip
+    output = output_type(join, schemas) if function is None else function.schema
+    found = rows.mapInArrow(task, plan.carried_by(output))
     if function is not None:
-        return rows.mapInArrow(task, function.schema)
-    found = rows.mapInArrow(task, output_type(join, schemas))
+        first, *others = (quoted(x.name) for x in output.fields)
+        named = first.alias(output.fields[0].name, metadata={**output.fields[0].metadata, _CO_GROUP: placed.name})
+        return found.select(named, *others)
     return found.select(*marked(join, placed.name, plan.plan_id))
 
 

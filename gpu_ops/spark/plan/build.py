@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import uuid
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from pyspark.sql import DataFrame
@@ -17,12 +16,12 @@ from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.datatypes import spark_type
 from gpu_ops.spark.exchange.task import Task
 from gpu_ops.spark.metrics.metrics import METRICS_COLUMN, METRICS_TYPE, free_name, metric_names, observed
-from gpu_ops.spark.plan.column_metadata import known_key, marked
+from gpu_ops.spark.plan.column_metadata import marked
 from gpu_ops.spark.plan.heartbeat import heartbeats
-from gpu_ops.spark.plan.names import JOIN, MAPS, joins_in
 from gpu_ops.spark.plan.plugin import metrics_reported, shuffle_reorders
+from gpu_ops.spark.plan.recognition import JoinPlan, open_tasks
 from gpu_ops.spark.plan.union_layout import Lane, assign_lanes, kept, single_rows
-from gpu_ops.spark.servers.directory import Directory, Timed
+from gpu_ops.spark.servers.directory import Directory
 from gpu_ops.spark.sources.files import source_of
 from gpu_ops.spark.sources.packed_plan import packed_rows, read_as, reads_files
 from gpu_ops.spark.sources.packing import DISTRIBUTION
@@ -55,69 +54,22 @@ class Placed(NamedTuple):
     final_only: tuple[str, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class JoinPlan:
-    """A join as it was put into a Spark plan.
+def planned(join: Description, placed: Placed, *, bounded: bool, **more: Any) -> JoinPlan:
+    """A new plan of a join.
 
-    Attributes:
-        plan_id: 12 hexadecimal digits; in Spark's plans the function is called ``gpu_join_<plan_id>``.
-        join: what is joined.
+    Args:
+        join: the description.
         placed: where it runs.
-        upstream: for each input the plan id of the interval join it takes its watermark from, or None.
-        heartbeat_ms: how often a micro-batch comes on an idle query, or None.
-        lanes: how the columns travel.
-        stamped: the inputs whose rows carry a stamp, because a shuffle may reorder them.
-        application: Spark's id of the application.
         bounded: whether its inputs are static.
-        read: for each input how the join itself reads its files, or None.
-        distribution: by what rows are distributed, as the manifest has it.
-        reported: whether tasks tell the driver their metrics, which Spark's progress then has not.
+        more: further attributes of `JoinPlan`.
     """
+    state = placed.state
+    shown, identity = (None, None) if state is None else (str(state), state.identity)
+    fields = placed._asdict() | {"state": shown, "state_identity": identity, "bounded": bounded, **more}
+    return JoinPlan(uuid.uuid4().hex[:12], join, **fields)
 
-    plan_id: str
-    join: Description
-    placed: Placed
-    upstream: tuple[str | None, str | None]
-    heartbeat_ms: int | None
-    lanes: tuple[Lane, ...]
-    stamped: tuple[int, ...]
-    application: str
-    bounded: bool = False
-    read: tuple[str | None, ...] = ()
-    distribution: str = SPARK
-    reported: bool = False
-
-
-_NARROW: Final = {
-    "Project", "Filter", "SubqueryAlias", "CollectMetrics", "EventTimeWatermark", "Generate", "Expand",
-    "Sample", "ResolvedHint", "UnresolvedHint", "View", "TypedFilter", "MapElements", "MapPartitions",
-    "SerializeFromObject", "DeserializeToObject", "WithCTE",
-}  # fmt: skip
-"""Logical nodes whose partitions are their child's."""
-
-ROW_BY_ROW: Final = {
-    "Project", "Filter", "SubqueryAlias", "CollectMetrics", "EventTimeWatermark", "ResolvedHint", "UnresolvedHint",
-    "View",
-}  # fmt: skip
-"""Those that give each row at most once, in the order they come."""
-
-_ONE_FOR_ONE: Final = ROW_BY_ROW - {"Filter"}
-"""Those that give each row once."""
 
 _MISFIT: Final = -1
-
-_plans: dict[str, JoinPlan] = {}
-
-
-def plans_of(df: DataFrame) -> list[JoinPlan]:
-    """The joins of this pack that a DataFrame is made of, the nearest first."""
-    return plans_in(df._jdf.queryExecution().logical().toString())
-
-
-def plans_in(text: str) -> list[JoinPlan]:
-    """The joins of this pack in the text of a Spark plan, the nearest first."""
-    # Found by the function's name, so filters and projections on top do no harm.
-    return [_plans[plan_id] for plan_id in joins_in(text) if plan_id in _plans]
 
 
 def build(
@@ -127,6 +79,7 @@ def build(
     *,
     upstream: tuple[str | None, str | None] = (None, None),
     heartbeat_ms: int | None = None,
+    query: str | None = None,
 ) -> DataFrame:
     """The changelog of a join as a streaming DataFrame.
 
@@ -136,6 +89,7 @@ def build(
         placed: where it runs; its name is unique in the query.
         upstream: see `JoinPlan`.
         heartbeat_ms: likewise.
+        query: likewise.
     """
     session = inputs[0].sparkSession
     schemas = [df.schema for df in inputs]
@@ -145,26 +99,19 @@ def build(
     # what is packed has an order of its own
     reordered = shuffle_reorders(session) and not packed
     stamped = tuple(n for n in range(len(inputs)) if join.order_matters(n)) if reordered else ()
-    plan = JoinPlan(
-        plan_id=uuid.uuid4().hex[:12],
-        join=join,
-        placed=placed,
+    plan = planned(
+        join,
+        placed,
+        bounded=False,
         upstream=upstream,
         heartbeat_ms=heartbeat_ms,
-        lanes=tuple(lanes),
         stamped=stamped,
-        application=session.sparkContext.applicationId,
         read=tuple(map(read_as, readings)),
         distribution=DISTRIBUTION if packed else SPARK,
         reported=metrics_reported(session),
+        query=query,
     )
-    directory = Directory.of(session)
     make_importable(session)
-    directory.expect(plan.plan_id)
-    if join.interval is not None:
-        directory.register(plan.plan_id, Timed(join, placed.partitions, placed.state, upstream, plan.distribution))
-    if placed.final_only:
-        directory.append_only(plan.plan_id, placed.final_only)
     names = metric_names(join.sides, interval=join.interval is not None)
     if packed:
         travel = packed_rows(join, inputs, readings, lanes, placed.partitions)
@@ -172,8 +119,8 @@ def build(
         travel = single_rows(join, inputs, lanes, placed.partitions, stamped)
     hidden = None if plan.reported else free_name(METRICS_COLUMN, join.output_schema.names)
     task = Task(
-        f"{JOIN}_{plan.plan_id}", _command(plan), directory.address, travel.arrivals, join.output_schema,
-        metrics=names, times=join.by_event_time, hidden=hidden,
+        plan.function_name, _command(plan, placed.state, lanes), Directory.of(session).address, travel.arrivals,
+        join.output_schema, metrics=names, times=join.by_event_time, hidden=hidden,
     )  # fmt: skip
     first, *others = union_order([open_tasks(df) for df in inputs])
     union = kept(travel.sides[first])
@@ -182,84 +129,12 @@ def build(
     if heartbeat_ms is not None:
         union = union.unionAll(heartbeats(session, heartbeat_ms, union.schema))
     output = output_type(join, schemas)
-    if hidden is None:
-        directory.count(plan.plan_id, placed.name, names)
-        changes = travel.shuffle(union).mapInArrow(task, output)
-    else:
-        rows = travel.shuffle(union).mapInArrow(task, output.add(hidden, spark_type(METRICS_TYPE)))
-        changes = rows.observe(placed.name, observed(names, hidden)).filter(f.isnull(hidden))
-    remember(plan)
+    if hidden is not None:
+        output.add(hidden, spark_type(METRICS_TYPE))
+    changes = travel.shuffle(union).mapInArrow(task, plan.carried_by(output))
+    if hidden is not None:
+        changes = changes.observe(placed.name, observed(names, hidden)).filter(f.isnull(hidden))
     return changes.select(*marked(join, placed.name, plan.plan_id))
-
-
-def plan_name(plan_id: str) -> str:
-    """The name of a join by its plan id."""
-    return _plans[plan_id].placed.name
-
-
-def remember(plan: JoinPlan) -> str:
-    """Takes note of a plan; gives the name of its function in Spark's plans."""
-    _plans[plan.plan_id] = plan
-    return f"{JOIN}_{plan.plan_id}"
-
-
-def made_by(df: DataFrame) -> str | None:
-    """The plan id of the join whose rows, filtered or projected, a DataFrame is; None for anything else."""
-    return _made_by(df, _NARROW | {"Repartition", "RepartitionByExpression"})
-
-
-def all_said_by(df: DataFrame) -> str | None:
-    """The name of the join of which a DataFrame has every change, each once; None where that cannot be told."""
-    plan_id = _made_by(df, _ONE_FOR_ONE)
-    return None if plan_id is None else plan_name(plan_id)
-
-
-def derived_key(df: DataFrame) -> tuple[str, ...] | None:
-    """The unique key of a changelog of this pack, where it follows from its join; None otherwise.
-
-    Only for a changelog that was merely filtered or projected: an explode or a union repeats keys, and a
-    repartition loses the order of a key's changes.
-    """
-    plan_id = _made_by(df, ROW_BY_ROW)
-    return None if plan_id is None else known_key(df, plan_id)
-
-
-def _made_by(df: DataFrame, through: Set[str]) -> str | None:
-    node = df._jdf.queryExecution().analyzed()
-    while node.children().length() == 1:
-        name = str(node.nodeName())
-        if name in MAPS:
-            found = joins_in(str(node.simpleString(100)))
-            return found[0] if found and found[0] in _plans else None
-        own = name == "Filter" and METRICS_COLUMN in str(node.condition())
-        if name not in through and not own:
-            return None
-        node = node.children().head()
-    return None
-
-
-def open_tasks(df: DataFrame) -> list[int | None]:
-    """What the stage that ends in a DataFrame consists of, in the order of its tasks.
-
-    Returns:
-        For each part of a union the number of partitions of a join of this pack, or None for anything
-        else, which has a number of tasks that nobody knows yet.
-    """
-    return _open_tasks(df._jdf.queryExecution().analyzed())
-
-
-def _open_tasks(node: Any) -> list[int | None]:
-    name = str(node.nodeName())
-    if name == "Union":
-        children = node.children()
-        return [part for place in range(children.length()) for part in _open_tasks(children.apply(place))]
-    if name in MAPS:
-        found = joins_in(str(node.simpleString(100)))
-        if found and found[0] in _plans:
-            return [_plans[found[0]].placed.partitions]
-    if name in _NARROW or name in MAPS:
-        return _open_tasks(node.children().head())
-    return [None]
 
 
 def union_order(inputs: Sequence[list[int | None]]) -> list[int]:
@@ -309,21 +184,21 @@ def _numbered(begin: int | None, parts: Sequence[int | None]) -> int | None:
     return begin
 
 
-def _command(plan: JoinPlan) -> dict[str, Any]:
+def _command(plan: JoinPlan, state: StateAddress | None, lanes: Sequence[Lane]) -> dict[str, Any]:
     """The exchange's command, without what only a task knows."""
     return {
         "op": "apply",
         "join_id": plan.plan_id,
-        "state": plan.placed.state,
+        "state": state,
         "description": plan.join.to_json(),
-        "partitions": plan.placed.partitions,
-        "backend": plan.placed.backend,
+        "partitions": plan.partitions,
+        "backend": plan.backend,
         "wire": {
             "side": "__side",
             "order": "__order",
-            "lanes": [[*x.columns, x.name] for x in plan.lanes],
+            "lanes": [[*x.columns, x.name] for x in lanes],
         },
-        "options": {"backlog": True} if plan.placed.backlog else {},
+        "options": {"backlog": True} if plan.backlog else {},
         "distribution": plan.distribution,
     }
 

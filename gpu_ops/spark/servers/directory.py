@@ -12,16 +12,16 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Final, NamedTuple
 
-from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.spark.cluster.executors import Executors, on_cluster
 from gpu_ops.spark.cluster.servers import ClusterServers
 from gpu_ops.spark.exchange.exchange import Address
+from gpu_ops.spark.metrics.metrics import metric_names
 from gpu_ops.spark.metrics.task_metrics import TALLIES, Run
-from gpu_ops.spark.plan.names import join_number
+from gpu_ops.spark.plan.recognition import JoinPlan, running_plan
 from gpu_ops.spark.plan.triggers import output_mode, takes_what_is_there
 from gpu_ops.spark.servers.channel import Channel
 from gpu_ops.spark.servers.embedded import EmbeddedServers
@@ -52,6 +52,7 @@ class _Known:
     seen: float
     number: int | None
     """Which join of the query."""
+    plan: JoinPlan | None = None
     evaluations: dict[int, str] = dataclasses.field(default_factory=dict)
     """By task attempt, of the last micro-batch."""
     batch_id: int = -1
@@ -66,22 +67,18 @@ class _Known:
     """A run of which the output mode is known to be ``append``."""
 
 
-class Timed(NamedTuple):
-    """What the directory has to know of an interval join before it runs.
+class _Opened(NamedTuple):
+    """A run of a join.
 
     Attributes:
-        join: the description.
-        partitions: how many.
-        state: the state folder, or None.
-        upstream: for each input the plan id of the interval join that makes it, or None.
-        distribution: by what rows go to partitions.
+        run_id: of its query.
+        plan: the join as the query's plan has it; None where nobody can tell.
+        number: which join of the query, likewise.
     """
 
-    join: Description
-    partitions: int
-    state: StateAddress | None
-    upstream: tuple[str | None, str | None]
-    distribution: str
+    run_id: str
+    plan: JoinPlan | None
+    number: int | None
 
 
 class Directory:
@@ -103,11 +100,7 @@ class Directory:
     def __init__(self, context: Any) -> None:
         self._joins: dict[str, _Known] = {}
         self._opening = threading.Lock()
-        self._opened: dict[str, str] = {}
-        self._plans: set[str] = set()
-        self._timed: dict[str, Timed] = {}
-        self._counted: dict[str, tuple[str, tuple[str, ...]]] = {}
-        self._append_only: dict[str, tuple[str, ...]] = {}
+        self._opened: dict[str, _Opened] = {}
         self._lock = threading.Lock()
         self._sessions: weakref.WeakSet[Any] = weakref.WeakSet()
         self._closing = threading.Event()
@@ -188,46 +181,6 @@ class Directory:
             users = [k for k in self._joins.values() if k.state is not None and k.state.identity == wanted]
         return next((k.query_id for k in users if k.run_id in active), None)
 
-    def expect(self, plan_id: str) -> None:
-        """Takes note of a streaming join.
-
-        Args:
-            plan_id: its join ids begin with it and a hyphen.
-        """
-        with self._lock:
-            self._plans.add(plan_id)
-
-    def register(self, plan_id: str, timed: Timed) -> None:
-        """Takes note of an interval join: its watermark is kept here.
-
-        Args:
-            plan_id: its join ids begin with it and a hyphen.
-            timed: the join.
-        """
-        with self._lock:
-            self._timed[plan_id] = timed
-
-    def count(self, plan_id: str, name: str, metrics: Sequence[str]) -> None:
-        """Takes note of a join whose tasks report their metrics.
-
-        Args:
-            plan_id: its join ids begin with it and a hyphen.
-            name: the join's.
-            metrics: their names, in the order in which they come.
-        """
-        with self._lock:
-            self._counted[plan_id] = name, tuple(metrics)
-
-    def append_only(self, plan_id: str, inputs: Sequence[str]) -> None:
-        """Takes note of a join that is right in output mode ``append`` only.
-
-        Args:
-            plan_id: its join ids begin with it and a hyphen.
-            inputs: those whose rows come again in another mode.
-        """
-        with self._lock:
-            self._append_only[plan_id] = tuple(inputs)
-
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Answers a call, whichever it is."""
         return self.report(request) if request.get("op") == "report" else self.locate(request)
@@ -251,9 +204,9 @@ class Directory:
         """
         pool = self._servers.pool(str(request["backend"]))
         index = int(request["partition"]) % len(pool)
-        number = self._check_open(request)
-        known = self._claim(request, number, pool, index)
-        self._check_output_mode(known, str(request["join_id"]), str(request["run_id"]))
+        opened = self._open(request)
+        known = self._claim(request, opened, pool, index)
+        self._check_output_mode(known, str(request["run_id"]))
         moment: dict[str, Any] = {"join_number": known.number}
         if known.watermarks is not None:
             now = time.time_ns() // 1_000_000
@@ -275,14 +228,14 @@ class Directory:
         batch_id, partition = int(request["batch_id"]), int(request["partition"])
         with self._lock:
             known = self._joins.get(str(request["join_id"]))
-            counted = self._counted.get(str(request["join_id"]).partition("-")[0])
         if known is not None and known.watermarks is not None and "latest" in request:
             (left, right), (left_rows, right_rows) = request["latest"], request["rows"]
             said = Report((left, right), (bool(left_rows), bool(right_rows)))
             known.watermarks.report(batch_id, partition, said)
-        if known is not None and counted is not None and request.get("run_id") == known.run_id:
-            run = Run(known.query_id, known.run_id, counted[0])
-            TALLIES.take(run, batch_id, partition, counted[1], request["numbers"])
+        if known is not None and known.plan is not None and request.get("run_id") == known.run_id:
+            join, run = known.plan.join, Run(known.query_id, known.run_id, known.plan.name)
+            names = metric_names(join.sides, interval=join.interval is not None)
+            TALLIES.take(run, batch_id, partition, names, request["numbers"])
         return {"taken": True}
 
     def close(self) -> None:
@@ -295,24 +248,36 @@ class Directory:
         self._listener.server_close()
         self._servers.close()
 
-    def _check_open(self, request: Mapping[str, Any]) -> int | None:
-        """Refuses to start a query on a finished folder; a server may hold its state still. Gives the join's number."""
+    def _open(self, request: Mapping[str, Any]) -> _Opened:
+        """What its query's plan says of a join.
+
+        Raises:
+            StateError: the folder is finished, though a server may hold its state still; the run is over.
+        """
         join_id, run_id = str(request["join_id"]), str(request["run_id"])
-        with self._lock:
-            known, plans = self._joins.get(join_id), set(self._plans)
-        if known is not None and known.run_id == run_id:
-            return known.number
+        opened = self._opened.get(join_id)
+        if opened is not None and opened.run_id == run_id:
+            return opened
         with self._opening:  # one task finds out, the others wait for it
-            if request["state"] is not None and self._opened.get(join_id) != run_id:
+            opened = self._opened.get(join_id)
+            if opened is not None and opened.run_id == run_id:
+                return opened
+            if request["state"] is not None:
                 files, batch_id = Files.at(str(request["state"])), int(request["batch_id"])
                 check_open(files)
                 manifest = Manifest.read(files) if batch_id else None
                 if manifest is not None:
                     check_all_did(files, manifest, batch_id - 1)
-                self._opened[join_id] = run_id
-        return join_number(self._queries(), run_id, join_id.partition("-")[0], plans)
+            plan, number = running_plan(self._queries(), run_id, join_id.partition("-")[0]) or (None, None)
+            if plan is None and request.get("timed"):
+                raise StateError(
+                    f"an interval join needs the plan of its query, and the run {run_id} is over or this version of "
+                    "Spark does not show it"
+                )
+            opened = self._opened[join_id] = _Opened(run_id, plan, number)
+            return opened
 
-    def _claim(self, request: Mapping[str, Any], number: int | None, pool: Pool, index: int) -> _Known:
+    def _claim(self, request: Mapping[str, Any], opened: _Opened, pool: Pool, index: int) -> _Known:
         join_id, run_id = str(request["join_id"]), str(request["run_id"])
         state = None if request["state"] is None else StateAddress.of(str(request["state"]))
         with self._lock:
@@ -323,12 +288,14 @@ class Directory:
                 others = {k.state.identity: j for j, k in self._joins.items() if k.state is not None}
                 other = others.get(state.identity)
             if known is None and other is None:
-                known = self._joins[join_id] = _Known(str(request["query_id"]), run_id, state, 0.0, number)
-                known.watermarks = self._make_watermarks(join_id, known)
+                known = _Known(str(request["query_id"]), run_id, state, 0.0, opened.number, opened.plan)
+                self._joins[join_id] = known
+                known.watermarks = self._make_watermarks(known)
             if known is not None:
                 if known.run_id != run_id:  # another run begins with whatever micro-batch its checkpoint says
                     known.batch_id = -1
-                known.run_id, known.seen, known.number = run_id, time.monotonic(), number
+                known.run_id, known.seen, known.number = run_id, time.monotonic(), opened.number
+                known.plan = opened.plan
                 known.servers.add((pool.kind, index))
                 self._check_follows(known, request)
                 self._check_evaluation(known, request)
@@ -340,17 +307,17 @@ class Directory:
                 "a state folder belongs to one join: give each its own"
             )
         self._release(str(other))
-        return self._claim(request, number, pool, index)
+        return self._claim(request, opened, pool, index)
 
-    def _make_watermarks(self, join_id: str, known: _Known) -> Watermarks | None:
-        timed = self._timed.get(join_id.partition("-")[0])
-        if timed is None:
+    def _make_watermarks(self, known: _Known) -> Watermarks | None:
+        plan = known.plan
+        if plan is None or plan.join.interval is None:
             return None
-        left, right = (self._upstream(plan, known.query_id) for plan in timed.upstream)
+        left, right = (self._upstream(upstream, known.query_id) for upstream in plan.upstream)
         manifest = Manifest(
-            timed.join.to_json(), timed.partitions, known.query_id, timed.distribution, join_number=known.number
+            plan.join.to_json(), plan.partitions, known.query_id, plan.distribution, join_number=known.number
         )
-        return Watermarks(timed.join, manifest, timed.state, (left, right))
+        return Watermarks(plan.join, manifest, known.state, (left, right))
 
     def _upstream(self, plan_id: str | None, query_id: str) -> Upstream | None:
         """How to ask a join in the same query for its output watermark."""
@@ -393,9 +360,9 @@ class Directory:
                 "on a changelog"
             )
 
-    def _check_output_mode(self, known: _Known, join_id: str, run_id: str) -> None:
-        inputs = self._append_only.get(join_id.partition("-")[0])
-        if inputs is None or known.appends == run_id:
+    def _check_output_mode(self, known: _Known, run_id: str) -> None:
+        inputs = known.plan.final_only if known.plan is not None else ()
+        if not inputs or known.appends == run_id:
             return
         mode = output_mode(self._queries(), run_id)
         if mode != "append":

@@ -8,7 +8,7 @@ else gets them as Spark's rows.
 from __future__ import annotations
 
 import dataclasses
-import uuid
+import json
 from typing import Any, Final, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
@@ -18,9 +18,10 @@ from pyspark.sql import types as st
 from gpu_ops.errors import DescriptionError
 from gpu_ops.files.formats import OPTIONS, FileFormat, FormatName
 from gpu_ops.files.sieve import Condition
+from gpu_ops.query.catalyst import frame_of
 from gpu_ops.spark.api.functions import applied_schema
 from gpu_ops.spark.datatypes import arrow_schema
-from gpu_ops.spark.plan.names import FILES, MAPS, files_in, joins_in
+from gpu_ops.spark.plan.recognition import MAPS, JoinPlan, analyzed, children_of, metadata_of
 from gpu_ops.spark.sources.packing import ReadFiles
 from gpu_ops.spark.sources.predicates import conditions_of
 from gpu_ops.spark.workers import make_importable
@@ -49,7 +50,8 @@ class Source:
     location: str
 
 
-_sources: dict[str, Source] = {}
+_FILES: Final = "gpu_ops.files"
+"""In the metadata of a stream of paths: how the files are read. Only the function above it sees that column."""
 
 
 def read_files(
@@ -101,11 +103,11 @@ def read_files(
         if name in SOURCE_OPTIONS:
             stream = stream.option(name, value)
     # Without its content a file is not opened.
-    files = stream.load(path).select("path", f.unix_micros("modificationTime").alias("time"))
+    how = {_FILES: json.dumps({"format": format, "options": read.options, "location": path})}
+    paths = f.col("path").alias("path", metadata=how)
+    files = stream.load(path).select(paths, f.unix_micros("modificationTime").alias("time"))
     make_importable(spark)
-    number = uuid.uuid4().hex[:12]
-    _sources[number] = Source(files, read, path)
-    return files.mapInArrow(ReadFiles(f"{FILES}_{number}", read, path), declared)
+    return files.mapInArrow(ReadFiles("gpu_files", read, path), declared)
 
 
 class Reading(NamedTuple):
@@ -126,7 +128,7 @@ class Reading(NamedTuple):
 
 def source_of(df: DataFrame) -> Reading | None:
     """The files whose rows a DataFrame is, sifted, columns left out, moved or renamed; None for anything else."""
-    node = df._jdf.queryExecution().analyzed()
+    node = analyzed(df)
     wanted = _identities(node.output())
     tested: list[int] = []
     conditions: list[Condition] = []
@@ -144,8 +146,7 @@ def source_of(df: DataFrame) -> Reading | None:
                 return None
             conditions.append(condition)
         elif name in MAPS:
-            found = files_in(str(node.simpleString(100)))
-            source = _sources.get(found[0]) if found else None
+            source = _source(node, df.sparkSession)
             if source is None:
                 return None
             there = dict(zip(_identities(node.output()), source.format.schema.names, strict=True))
@@ -157,15 +158,27 @@ def source_of(df: DataFrame) -> Reading | None:
     return None
 
 
+def _source(node: Any, session: SparkSession) -> Source | None:
+    """The stream of files that a node of a plan reads, or None."""
+    below = node.children().head()
+    how = metadata_of(below, _FILES)
+    if how is None:
+        return None
+    given = json.loads(how)
+    schema = arrow_schema(st._parse_datatype_json_string(node.schema().json()), given["location"])
+    read = FileFormat(given["format"], schema, tuple(map(tuple, given["options"])))
+    return Source(frame_of(session, below), read, given["location"])
+
+
 def holds_files(node: Any) -> bool:
     """Whether a plan's rows come from files that Arrow reads, and from no join of this pack."""
-    name = str(node.nodeName())
-    if name in MAPS:
-        function = str(node.simpleString(100))
-        if files_in(function) or joins_in(function):
-            return bool(files_in(function))
-    children = node.children()
-    return any(holds_files(children.apply(place)) for place in range(children.length()))
+    below = children_of(node)
+    if str(node.nodeName()) in MAPS:
+        if metadata_of(below[0], _FILES) is not None:
+            return True
+        if JoinPlan.of(node) is not None:
+            return False
+    return any(map(holds_files, below))
 
 
 def _zone(spark: SparkSession, format: str) -> str:  # noqa: A002

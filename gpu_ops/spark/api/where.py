@@ -10,25 +10,18 @@ from pyspark.sql import DataFrame
 from pyspark.sql import types as st
 
 from gpu_ops.errors import ConditionError
-from gpu_ops.query.catalyst import Catalyst, Frames, position
+from gpu_ops.query.catalyst import Catalyst, Frames, condition_session, position
 from gpu_ops.query.choose import Chooser
 from gpu_ops.query.errors import SqlError
 from gpu_ops.query.expressions import Column, Expr
 from gpu_ops.query.lower import NotOursError, written
 from gpu_ops.query.nodes import quoted
 from gpu_ops.query.read import Reader
-from gpu_ops.query.tables import Table
-from gpu_ops.spark.api.checks import condition_session
+from gpu_ops.query.relations import Table
 from gpu_ops.spark.api.streams import Stream, as_input
 
 HIDDEN: Final = "__where_"
 """The names of columns that are there for a condition begin so."""
-
-
-class EngineCondition(str):
-    """A condition in the engine's words already."""
-
-    __slots__ = ()
 
 
 def engine_condition(
@@ -49,7 +42,7 @@ def engine_condition(
         ConditionError: what Spark does not take, or what only Spark evaluates and is over several inputs.
     """
     twice = len({name.lower() for name in names}) < len(names)  # which the description refuses
-    if not isinstance(where, str) or isinstance(where, EngineCondition) or twice:
+    if not isinstance(where, str) or twice:
         return where, list(sides), []
     described = [as_input(side, name, derive=False) for side, name in zip(sides, names, strict=True)]
     tables = {name: Table(name, source.schema) for name, source in zip(names, described, strict=True)}
@@ -81,7 +74,7 @@ def engine_condition(
         dataclasses.replace(side, df=_wider(side.df, more, called)) if more else side
         for side, more in zip(sides, made, strict=True)
     ]
-    return EngineCondition(" AND ".join(terms) or "true"), wider, list(called.values())
+    return " AND ".join(terms) or "true", wider, list(called.values())
 
 
 def without_hidden(df: DataFrame) -> DataFrame:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -15,21 +15,14 @@ from gpu_ops.backends import Backend
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.inputs import Input
-from gpu_ops.descriptions.join import Join
-from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.errors import DescriptionError
-from gpu_ops.query import shown
 from gpu_ops.query.catalyst import Frames
 from gpu_ops.query.nodes import Calc, JoinNode, Node, Plan, Source
 from gpu_ops.query.plan import MultiWay, Table, plan
 from gpu_ops.query.show import show
-from gpu_ops.query.where import EngineCondition
-from gpu_ops.spark.api.checks import check_frames
-from gpu_ops.spark.api.interval import interval_join
-from gpu_ops.spark.api.joins import MemoryOnlyStateWarning, anti_join, join
-from gpu_ops.spark.api.multi import multi_join
+from gpu_ops.spark.api.checks import MemoryOnlyStateWarning, check_frames, run
+from gpu_ops.spark.api.interval import timed
 from gpu_ops.spark.api.streams import Stream, as_input, as_stream
-from gpu_ops.spark.plan.build import plans_of
 from gpu_ops.spark.plan.column_metadata import delays
 from gpu_ops.state.address import Location, StateAddress
 
@@ -88,7 +81,8 @@ def sql(
     schemas = {label: _schema(side.df, described[label]) for label, side in streams.items()}
     planned = plan(query, described, session, schemas=schemas, emit=emit, multi_way=multi_way)
     _check_inputs(planned, streams)
-    runner = _Runner(planned, streams, state=state, backend=backend, partitions=partitions, name=name)
+    options = {"state": state, "backend": backend, "partitions": partitions, "name": name}
+    runner = _Runner(planned, streams, options)
     with warnings.catch_warnings():
         if state is None:
             warnings.simplefilter("ignore", MemoryOnlyStateWarning)
@@ -100,7 +94,6 @@ def sql(
             MemoryOnlyStateWarning,
             stacklevel=2,
         )
-    shown.remember(plans_of(changes)[0].plan_id, show(planned))
     return changes
 
 
@@ -157,20 +150,11 @@ def _sources(node: Node) -> list[Source]:
 class _Runner:
     """Makes DataFrames of a plan's nodes."""
 
-    def __init__(
-        self,
-        planned: Plan,
-        streams: Mapping[str, Stream],
-        *,
-        state: Location | None,
-        backend: Backend,
-        partitions: int | None,
-        name: str | None,
-    ) -> None:
-        self.streams = streams
-        self.several = len(planned.joins) > 1
-        self.state, self.name = None if state is None else StateAddress.of(state), name
-        self.options: dict[str, Any] = {"backend": backend, "partitions": partitions}
+    def __init__(self, planned: Plan, streams: Mapping[str, Stream], options: Mapping[str, Any]) -> None:
+        """Args: the plan; the inputs by name; the options of `gpu_ops.spark.api.options.RunOptions`."""
+        self.planned, self.streams, self.options = planned, streams, dict(options)
+        if self.options["state"] is not None:
+            self.options["state"] = StateAddress.of(self.options["state"])
         self.done = 0
 
     def frame(self, node: Node) -> DataFrame:
@@ -208,44 +192,20 @@ class _Runner:
             idle_timeout_ms=given.idle_timeout_ms if given is not None and timed else None,
         )
 
-    def joined(self, node: JoinNode, sides: list[Stream]) -> DataFrame:
+    def joined(self, node: JoinNode, sides: Sequence[Stream]) -> DataFrame:
         """A join."""
         self.done += 1
-        number = str(self.done)
-        options = self.options | {
-            "emit": node.description.emit,
-            "state": self.state.below(number) if self.state is not None and self.several else self.state,
-            "name": f"{self.name}_{number}" if self.name is not None and self.several else self.name,
-        }
+        count, options = len(self.planned.joins), dict(self.options)
+        if count > 1 and options["state"] is not None:
+            options["state"] = options["state"].below(str(self.done))
+        if count > 1 and options["name"] is not None:
+            options["name"] += f"_{self.done}"
         description = node.description
-        if isinstance(description, MultiJoin):
-            return multi_join(
-                sides,
-                [list(step.on) for step in description.steps],  # type: ignore[arg-type]
-                [step.how for step in description.steps],
-                where=[EngineCondition(step.where) if step.where is not None else None for step in description.steps],
-                **options,
-            )
-        return _two_way(description, sides[0], sides[1], options)
-
-
-def _two_way(description: Join, left: Stream, right: Stream, options: dict[str, Any]) -> DataFrame:
-    on = list(description.keys) or None
-    where = EngineCondition(description.where) if description.where is not None else None
-    if description.interval is not None:
-        interval = description.interval
-        return interval_join(
-            left,
-            right,
-            on,
-            description.how,
-            lower=interval.lower_ms,
-            upper=interval.upper_ms,
-            lower_inclusive=interval.lower_inclusive,
-            upper_inclusive=interval.upper_inclusive,
-            where=where,
-            **options,
-        )
-    if description.null_aware:
-        return anti_join(left, right, on, null_aware=True, where=where, **options)
-    return join(left, right, on, description.how, where=where, **options)
+        upstream: tuple[str | None, str | None] = (None, None)
+        if description.by_event_time:
+            sides, upstream = timed(sides)
+        # the changelog of an interval join never takes a row back
+        inputs = [as_input(side, str(side.name), derive=description.interval is None) for side in sides]
+        joined = description.with_inputs(inputs, node.description.emit if sides[0].df.isStreaming else "at_end")
+        query = show(self.planned) if self.done == count else None
+        return run(joined, sides, options, upstream=upstream, query=query)

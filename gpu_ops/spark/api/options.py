@@ -1,0 +1,108 @@
+"""The options that joins share, each described once; what each function takes is a class of them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Literal, TypedDict
+
+from gpu_ops.backends import Backend
+from gpu_ops.descriptions.description import Emit
+from gpu_ops.state.address import Location
+
+How = Literal[
+    "inner", "left", "right", "full", "semi", "anti",
+    "outer", "fullouter", "full_outer", "leftouter", "left_outer", "rightouter", "right_outer",
+    "leftsemi", "left_semi", "leftanti", "left_anti",
+]  # fmt: skip
+"""A join type, also as Spark spells it."""
+
+
+class RunOptions(TypedDict, total=False):
+    """Where an operator runs and keeps its state.
+
+    Attributes:
+        state: a folder of its own for the state; without it the state lives in memory only.
+        backend: ``"auto"``, ``"cpu"`` or ``"gpu"``.
+        partitions: how many; by default `spark.sql.shuffle.partitions`, but not more than the
+            application has cores, or what an existing state folder is cut into.
+        name: of the operator, in ``query.lastProgress["observedMetrics"]``, too; by default ``join_1`` and so on.
+    """
+
+    state: Location | None
+    backend: Backend
+    partitions: int | None
+    name: str | None
+
+
+class KeyOptions(RunOptions, total=False):
+    """Those of an operator with keys.
+
+    Attributes:
+        null_safe: whether null keys match (``IS NOT DISTINCT FROM``), for all keys or one by one.
+    """
+
+    null_safe: bool | Sequence[bool]
+
+
+class ChangelogOptions(RunOptions, total=False):
+    """Those of a join without bounds in time.
+
+    Attributes:
+        emit: ``"per_batch"`` (net changes), ``"per_event"`` (as Flink emits them), or ``"at_end"``: nothing, until
+            `finish` gives the result.
+        backlog: a run with ``trigger(availableNow=True)`` takes its input in silently; the first micro-batch of a
+            run with another trigger gives the net result, and the join is live from then on.
+    """
+
+    emit: Emit
+    backlog: bool
+
+
+class SemiJoinOptions(KeyOptions, ChangelogOptions, total=False):
+    """Those of a semi or anti join.
+
+    Attributes:
+        where: residual condition, SQL text over both inputs' columns.
+    """
+
+    where: str | None
+
+
+class JoinOptions(SemiJoinOptions, total=False):
+    """Those of a regular join.
+
+    Attributes:
+        suffixes: for column names that both inputs have.
+    """
+
+    suffixes: tuple[str, str] | None
+
+
+class IntervalJoinOptions(KeyOptions, total=False):
+    """Those that an interval join shares with others.
+
+    Attributes:
+        where: as in `SemiJoinOptions`.
+        emit: as in `ChangelogOptions`.
+        suffixes: as in `JoinOptions`.
+    """
+
+    where: str | None
+    emit: Emit
+    suffixes: tuple[str, str] | None
+
+
+def check_options(function: str, given: Iterable[str], known: type) -> None:
+    """Refuses an option that a function does not have.
+
+    Raises:
+        TypeError: names it, and the option that is most like it.
+    """
+    names = list(known.__annotations__)
+    for name in given:
+        if name not in names:
+            (nearest,) = difflib.get_close_matches(name, names, n=1, cutoff=0)
+            raise TypeError(
+                f"{function}() has no option {name}=; did you mean {nearest}=? There are {', '.join(names)}"
+            )
