@@ -6,17 +6,15 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpu_ops.arrays import Array, Slots
 from gpu_ops.descriptions.changelog import encode_row_kinds
-from gpu_ops.descriptions.description import Description
+from gpu_ops.descriptions.description import EITHER, Description
 from gpu_ops.descriptions.intervals import as_integers, from_integers, too_far
-from gpu_ops.descriptions.join import Join
-from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.kernels import Frame, Kernels, Store
-from gpu_ops.operators.core.emission import Rows
 
 
 class HasStore(Protocol):
@@ -27,83 +25,65 @@ class HasStore(Protocol):
         """Its rows."""
 
 
-def changelog_table(
-    join: Join,
-    kernels: Kernels,
-    tables: tuple[HasStore, HasStore],
-    rows: Rows,
-    times: tuple[Array, Array] | None = None,
-) -> tuple[pa.Table, Frame]:
-    """Gather the rows' columns, one gather per column.
+def gathered(join: Description, kernels: Kernels, tables: Sequence[HasStore], slots: Sequence[Slots]) -> Frame:
+    """The values of n rows of the changelog, one gather per column; that of later times is left out.
 
     Args:
         join: its description.
         kernels: the backend.
-        tables: left and right state.
-        rows: what is said.
-        times: left and right event times by slot, for an interval join.
-
-    Returns:
-        The changelog, and the frame of its columns without the row kind.
+        tables: of each input.
+        slots: per input n slots, -1 for a row of nulls.
     """
-    needed: tuple[dict[str, None], dict[str, None]] = ({}, {})
-    gathered = [c for c in join.output if c.side != 3]
-    for column in gathered:
-        if column.side == 2:
-            assert column.other is not None
-            needed[0][column.column] = needed[1][column.other] = None
-        else:
-            needed[column.side][column.column] = None
-    slots = rows.left, rows.right
-    frames = [tables[s].store.take(slots[s], list(needed[s])) if needed[s] else None for s in (0, 1)]
+    columns = [c for c in join.output if c.other is None or c.side == EITHER]
+    needed: list[dict[str, None]] = [{} for _ in tables]
+    for column in columns:
+        needed[0 if column.other else column.side][column.column] = None
+        if column.other is not None:
+            needed[1][column.other] = None
+    frames = [t.store.take(s, list(n)) if n else None for t, s, n in zip(tables, slots, needed, strict=True)]
     parts = []
-    for column in gathered:
-        if column.side == 2:
-            assert column.other is not None
-            both = kernels.coalesce(frames[0], column.column, frames[1], column.other)
-            parts.append((column.name, both, column.column))
-        else:
+    for column in columns:
+        if column.other is None:
             parts.append((column.name, frames[column.side], column.column))
-    frame = kernels.combine(parts)
-    schema = join.output_schema
-    data = kernels.to_arrow(frame, pa.schema(list(schema)[1 : 1 + len(gathered)])).columns
-    if len(gathered) < len(join.output):
-        assert times is not None
-        later = kernels.asnumpy(_later(kernels.xp, slots, times))
-        data = [*data, from_integers(later, join.output[-1].type)]
-    kinds = encode_row_kinds(kernels.asnumpy(rows.kinds))
-    return pa.Table.from_arrays([kinds, *data], schema=schema), frame
+        else:
+            either = kernels.coalesce(frames[0], column.column, frames[1], column.other)
+            parts.append((column.name, either, column.column))
+    return kernels.combine(parts)
 
 
-def _later(xp: Any, slots: tuple[Array, Array], times: tuple[Array, Array]) -> Array:
-    """The later time of each row's two parts, of those that are there."""
+def changelog_table(
+    join: Description, kernels: Kernels, frame: Frame, kinds: npt.NDArray[np.int8], later: Array | None = None
+) -> pa.Table:
+    """The changelog in Arrow.
+
+    Args:
+        join: its description.
+        kernels: the backend.
+        frame: the values of n rows.
+        kinds: their n row kinds.
+        later: for an interval join with a timestamp column, the later time of each row's two parts.
+    """
+    data = kernels.to_arrow(frame, pa.schema(list(join.output_schema)[1 : 1 + len(join.output) - (later is not None)]))
+    columns = [encode_row_kinds(kinds), *data.columns]
+    if later is not None:
+        columns.append(from_integers(kernels.asnumpy(later), join.output[-1].type))
+    return pa.Table.from_arrays(columns, schema=join.output_schema)
+
+
+def later_times(xp: Any, slots: Sequence[Slots], times: Sequence[Array]) -> Array:
+    """The later time of each row's two parts, of those that are there.
+
+    Args:
+        xp: numpy or cupy.
+        slots: left and right slots of n rows, -1 for none.
+        times: left and right times by slot.
+    """
     never = np.iinfo(np.int64).min
     found = []
     for slot, time in zip(slots, times, strict=True):
         known = time[xp.maximum(slot, 0)] if time.size else xp.zeros(slot.size, np.int64)
         found.append(xp.where(slot >= 0, known, never))
     return xp.maximum(*found)
-
-
-def multi_changelog_table(
-    join: MultiJoin, kernels: Kernels, tables: Sequence[HasStore], kinds: Array, slots: Sequence[Slots]
-) -> tuple[pa.Table, Frame]:
-    """As `changelog_table`, of a multi-way join.
-
-    Args:
-        join: its description.
-        kernels: the backend.
-        tables: one per input.
-        kinds: n row kinds.
-        slots: per input n slots, -1 for a row of nulls.
-    """
-    frames: list[Frame] = []
-    for place, table in enumerate(tables):
-        needed = list(dict.fromkeys(c.column for c in join.output if c.side == place))
-        frames.append(table.store.take(slots[place], needed) if needed else None)
-    frame = kernels.combine([(c.name, frames[c.side], c.column) for c in join.output])
-    data = kernels.to_arrow(frame, pa.schema(list(join.output_schema)[1:])).columns
-    return pa.Table.from_arrays([encode_row_kinds(kernels.asnumpy(kinds)), *data], schema=join.output_schema), frame
 
 
 def append_rows(join: Description, side: int, output: pa.Table, rows: pa.Table | None, kind: str) -> pa.Table:

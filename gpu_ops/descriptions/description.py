@@ -10,7 +10,7 @@ import abc
 import functools
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Self
 
 import pyarrow as pa
 
@@ -32,11 +32,15 @@ Emit = Literal["per_event", "per_batch", "at_end"]
 """
 
 
+EITHER: Final = 2
+LATER: Final = 3
+
+
 class OutputColumn(NamedTuple):
     """Where a column of the changelog comes from: ``side`` is the number of an input.
 
-    Of a column that two inputs show together, ``other`` is the second's: then ``side`` is 2 where it is
-    whichever is there, 3 where it is the later of both event times.
+    Of a column that two inputs show together, ``other`` is the second's: then ``side`` is `EITHER` where it is
+    whichever is there, `LATER` where it is the later of both event times.
     """
 
     name: str

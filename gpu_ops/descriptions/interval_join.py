@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 
 import pyarrow as pa
 
-from gpu_ops.descriptions.description import OutputColumn, line
+from gpu_ops.descriptions.description import LATER, OutputColumn, line
 from gpu_ops.descriptions.intervals import Interval, time_type
 from gpu_ops.descriptions.join import Join
 from gpu_ops.errors import DescriptionError
@@ -75,7 +75,7 @@ class IntervalJoin(Join):
         if self.interval.timestamp is None:
             return columns
         times = str(self.left.event_time), str(self.right.event_time)
-        return (*columns, OutputColumn(self.interval.timestamp, 3, *times, self.time_type))
+        return (*columns, OutputColumn(self.interval.timestamp, LATER, *times, self.time_type))
 
     def _unique_key(self) -> tuple[str, ...] | None:
         return None

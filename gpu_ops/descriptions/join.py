@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self, get_args
 import pyarrow as pa
 
 from gpu_ops.conditions import Condition, parse, session_matters
-from gpu_ops.descriptions.description import Description, Emit, OutputColumn, condition_text, equality, line
+from gpu_ops.descriptions.description import EITHER, Description, Emit, OutputColumn, condition_text, equality, line
 from gpu_ops.descriptions.inputs import (
     Input,
     Layout,
@@ -123,7 +123,9 @@ class Join(Description):
     @property
     def operator(self) -> str:
         """The module of `gpu_ops.operators` that runs it."""
-        return "at_end" if self.emit == "at_end" else "two_way"
+        if self.emit == "at_end":
+            return "at_end"
+        return "semi_anti" if self.how in ("semi", "anti") else "regular"
 
     @functools.cached_property
     def key_types(self) -> tuple[pa.DataType, ...]:
@@ -176,9 +178,9 @@ class Join(Description):
         for key in self.keys:
             if key.using:
                 kind = key_type(left.field(key.left), right.field(key.right))
-                side = {"right": 1, "full": 2}.get(self.how, 0)
+                side = {"right": 1, "full": EITHER}.get(self.how, 0)
                 own, other = (key.right, key.left) if side == 1 else (key.left, key.right)
-                columns.append(OutputColumn(key.left, side, own, other if side == 2 else None, kind))
+                columns.append(OutputColumn(key.left, side, own, other if side == EITHER else None, kind))
         used = {k.left for k in self.keys if k.using}, {k.right for k in self.keys if k.using}
         rest = [[f for f in schema if f.name not in used[s]] for s, schema in enumerate((left, right))]
         taken = [{f.name for f in fields} for fields in rest]
@@ -190,7 +192,7 @@ class Join(Description):
 
     def own_column(self, number: int, column: OutputColumn) -> str | None:
         """Which column of one input an output column shows in a row that is of this input alone; None for none."""
-        if column.side >= 2:
+        if column.other is not None:
             return column.other if number == 1 else column.column
         if column.side == number:
             return column.column

@@ -181,16 +181,13 @@ class AtEnd(Operator):
         too_much: whether so many bytes of kept input are more than memory has room for; then they go to disk.
     """
 
+    tables: tuple[Kept, ...]
+
     def __init__(self, join: Any, kernels: Kernels, too_much: TooMuch) -> None:
         self.join, self.kernels = join, kernels
         self._too_much = too_much
         self._clock_ms = 0
-        self._tables = tuple(Kept(kernels, s, part_keys(join, i)) for i, s in enumerate(join.inputs))
-
-    @property
-    def tables(self) -> tuple[Kept, ...]:
-        """What is kept of each input."""
-        return self._tables
+        self.tables = tuple(Kept(kernels, s, part_keys(join, i)) for i, s in enumerate(join.inputs))
 
     @abc.abstractmethod
     def result(self, changes: tuple[Ingested, ...]) -> pa.Table:

@@ -46,7 +46,7 @@ class Backlog(Operator):
         return tuple(Kept(self.kernels, s, ()) for s in self.join.inputs)
 
     @property
-    def tables(self) -> Sequence[Table]:
+    def tables(self) -> Sequence[Table]:  # type: ignore[override]
         """The backlog, or the state of each input."""
         return self._kept if self._live is None else self._live.tables
 

@@ -20,10 +20,11 @@ from gpu_ops.descriptions.join import Join
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Frame, Kernels, Store
 from gpu_ops.operators.core.changes import apply_changes
-from gpu_ops.operators.core.emission import Rows
+from gpu_ops.operators.core.emission import with_nulls
 from gpu_ops.operators.core.match import Columns, fulfilling, match
-from gpu_ops.output import changelog_table
-from gpu_ops.state.keyed_table import KeyedTable, KeySet
+from gpu_ops.output import changelog_table, gathered
+from gpu_ops.state.columns import KeySet
+from gpu_ops.state.keyed_table import KeyedTable
 
 
 class Present:
@@ -85,12 +86,10 @@ def merge_join(join: Join, kernels: Kernels, changes: Sequence[Ingested]) -> pa.
             alone = xp.ones(sides[side].length, bool)
             alone[(left, right)[side]] = False
             slots = xp.flatnonzero(alone)
-            none = xp.full(slots.size, -1, np.int64)
-            parts.append((none, slots) if side else (slots, none))
-    slots_out = [xp.concatenate([p[side] for p in parts]) for side in (0, 1)]
-    size = int(slots_out[0].size)
-    rows = Rows(xp.full(size, INSERT, np.int8), slots_out[0], slots_out[1], xp.zeros(size, np.int64))
-    return changelog_table(join, kernels, (sides[0], sides[1]), rows)[0]
+            parts.append(with_nulls(xp, side, slots))
+    slots_out = [xp.concatenate(of_input) for of_input in zip(*parts, strict=True)]
+    kinds = np.full(slots_out[0].size, INSERT, np.int8)
+    return changelog_table(join, kernels, gathered(join, kernels, sides, slots_out), kinds)
 
 
 def _pairs(join: Join, kernels: Kernels, sides: Sequence[Present]) -> tuple[Slots, Slots]:

@@ -44,12 +44,12 @@ from gpu_ops.descriptions.intervals import AFTER_ALL, BEFORE_ALL, clipped, shift
 from gpu_ops.errors import StateError
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Frame, Kernels
-from gpu_ops.operators.core.emission import JOINED, PAD_COMES, Rows, in_order, join_rows
+from gpu_ops.operators.core.emission import JOINED, PAD_COMES, OutputRows, chained, in_order
 from gpu_ops.operators.meetings import Meetings, New
 from gpu_ops.operators.operator import SIDES, Operator, Output, TooMuch
 from gpu_ops.operators.timers import first_equal, looks, sweep_times
-from gpu_ops.output import append_rows, changelog_table
-from gpu_ops.state.columns import DEAD, LIVE
+from gpu_ops.output import append_rows, changelog_table, gathered, later_times
+from gpu_ops.state.columns import DEAD, LIVE, KeySet
 from gpu_ops.state.interval_table import GHOST, IntervalTable
 
 _AT_WATERMARK = -1
@@ -88,6 +88,9 @@ class IntervalOperator(Operator):
         kernels: the backend.
     """
 
+    join: IntervalJoin
+    tables: tuple[IntervalTable, IntervalTable]
+
     def __init__(self, join: IntervalJoin, kernels: Kernels) -> None:
         self.join, self.interval, self.kernels = join, join.interval, kernels
         self.per_ms = units_per_ms(join.time_type)
@@ -96,30 +99,14 @@ class IntervalOperator(Operator):
         """How long after its time a left and a right row may meet a match that is not late."""
         self.cleanup = join.interval.min_cleanup_ms * self.per_ms
         self.lazy = join.interval.late == "join" and join.interval.time == "event"
-        self._tables = self._make_tables()
-        self._meetings = Meetings(join, kernels, self.tables)
         self.clock = self._next = Clock()
 
-    @property
-    def tables(self) -> tuple[IntervalTable, IntervalTable]:
-        """The state of each input."""
-        return self._tables
-
-    def _make_tables(self) -> tuple[IntervalTable, IntervalTable]:
-        join = self.join
-
         def table(side: int) -> IntervalTable:
-            return IntervalTable(
-                self.kernels,
-                join.inputs[side],
-                join.key_columns(side),
-                join.key_types,
-                join.key_columns(side, strict=True),
-                outer=join.outer[side],
-                lazy=self.lazy,
-            )
+            keys = KeySet(join.key_columns(side), join.key_types, join.key_columns(side, strict=True))
+            return IntervalTable(kernels, join.inputs[side], keys, outer=join.outer[side], lazy=self.lazy)
 
-        return table(0), table(1)
+        self.tables = table(0), table(1)
+        self._meetings = Meetings(join, kernels, self.tables)
 
     # --- a micro-batch -----------------------------------------------------------------------
 
@@ -141,17 +128,23 @@ class IntervalOperator(Operator):
                 late.append((side, change.table.filter(pa.array(below)), change.sequence[below]))
             admitted.append(change.pick(~below))
         parts = [*((rows, PAD_COMES) for rows in pads), *self.apply((admitted[0], admitted[1]), clock_ms)]
-        rows = self._in_order(parts)
+        if self.join.emit == "per_batch":
+            rows = chained(self.kernels, [part for part, _ in parts])
+        else:
+            rows = in_order(self.kernels, parts)
         joined = time.perf_counter()
-        times = self.tables[0].time, self.tables[1].time
-        output, _ = changelog_table(self.join, self.kernels, self.tables, rows, times)
+        frame, kinds = gathered(self.join, self.kernels, self.tables, rows.slots), self.kernels.asnumpy(rows.kinds)
+        later = None
+        if self.interval.timestamp is not None:
+            later = later_times(self.kernels.xp, rows.slots, [table.time for table in self.tables])
+        output = changelog_table(self.join, self.kernels, frame, kinds, later)
         sequences = [self.kernels.asnumpy(rows.instants) >> 1]
         for side, table, sequence in late:
             output = append_rows(self.join, side, output, table, LATE_ROW_KIND)
             sequences.append(sequence)
         metrics |= self._times()
         metrics |= {"probe_ms": (joined - started) * 1e3, "emit_ms": (time.perf_counter() - joined) * 1e3}
-        return Output(output, np.concatenate(sequences), self.kernels.asnumpy(rows.kinds), metrics)
+        return Output(output, np.concatenate(sequences), kinds, metrics)
 
     def _units(self, watermark_ms: int | None) -> int | None:
         """A watermark in the unit of times; one after all times is `AFTER_ALL`, one before them `BEFORE_ALL`."""
@@ -175,7 +168,7 @@ class IntervalOperator(Operator):
             found["output_watermark_ms"] = (now.watermark - held) // self.per_ms
         return found
 
-    def advance(self, watermark: int | None) -> tuple[list[Rows], tuple[int, int]]:
+    def advance(self, watermark: int | None) -> tuple[list[OutputRows], tuple[int, int]]:
         """Begin a micro-batch: let the watermark advance, and say what that ends.
 
         Args:
@@ -242,7 +235,7 @@ class IntervalOperator(Operator):
         table.stale = stale
         return slots, bool(ghosts.size + slots.size)
 
-    def apply(self, changes: tuple[Ingested, ...], clock_ms: int) -> list[tuple[Rows, int]]:
+    def apply(self, changes: tuple[Ingested, ...], clock_ms: int) -> list[tuple[OutputRows, int]]:
         """Join the micro-batch's rows, of which none is to be left out.
 
         Args:
@@ -256,7 +249,7 @@ class IntervalOperator(Operator):
         new = self._add(0, changes[0], clock_ms), self._add(1, changes[1], clock_ms)
         over = [self._over(side, self._next.watermark) for side in (0, 1)]
         pairs = [self._meetings.pairs(side, new, over[1 - side]) for side in (0, 1)]
-        parts: list[tuple[Rows, int]] = []
+        parts: list[tuple[OutputRows, int]] = []
         if self.lazy:
             for side in (0, 1):
                 met, pads = self._clean_up(side, new[side], over[1 - side])
@@ -264,7 +257,7 @@ class IntervalOperator(Operator):
                 parts.append((pads, PAD_COMES))
         for pair in pairs:
             parts.append((pair, JOINED))
-            for table, slots in zip(self.tables, (pair.left, pair.right), strict=True):
+            for table, slots in zip(self.tables, pair.slots, strict=True):
                 table.match(slots)
         for side in (0, 1):
             kept = new[side].kept
@@ -330,7 +323,7 @@ class IntervalOperator(Operator):
         )
         return swept
 
-    def _clean_up(self, side: int, own: New, over: int) -> tuple[Rows, Rows]:
+    def _clean_up(self, side: int, own: New, over: int) -> tuple[OutputRows, OutputRows]:
         """Pairs and pads of the other side's stale rows that new rows take away."""
         other, cleaned = self.tables[1 - side], list(self._next.cleaned)
         reach = shifted(self.kernels.xp, own.times, self.keep[side])
@@ -342,14 +335,6 @@ class IntervalOperator(Operator):
         return found
 
     # --- what is said, and the stored form ---------------------------------------------------
-
-    def _in_order(self, parts: list[tuple[Rows, int]]) -> Rows:
-        """All that is said, by the event that caused it in ``per_event``."""
-        rows = join_rows(self.kernels, [part for part, _ in parts])
-        if self.join.emit == "per_batch":
-            return rows
-        rank = self.kernels.xp.concatenate([self.kernels.xp.full(p.size, r, np.int64) for p, r in parts])
-        return in_order(self.kernels, rows, rank)
 
     def _late(self, change: Ingested) -> npt.NDArray[np.bool_] | None:
         """Mask of changes that are below the watermark in force, None for none."""

@@ -11,7 +11,7 @@ from gpu_ops.descriptions.changelog import INSERT
 from gpu_ops.descriptions.interval_join import IntervalJoin
 from gpu_ops.descriptions.intervals import BEFORE_ALL, clipped, shifted
 from gpu_ops.kernels import Frame, Kernels
-from gpu_ops.operators.core.emission import Rows
+from gpu_ops.operators.core.emission import OutputRows, left_right, with_nulls
 from gpu_ops.operators.core.match import Columns, fulfilling, match
 from gpu_ops.operators.timers import first_equal
 from gpu_ops.state.columns import LIVE
@@ -54,7 +54,7 @@ class Meetings:
             return shifted(self._kernels.xp, times, self._lower), shifted(self._kernels.xp, times, self._upper)
         return shifted(self._kernels.xp, times, -self._upper), shifted(self._kernels.xp, times, -self._lower)
 
-    def pairs(self, side: int, new: tuple[New, New], over: int) -> Rows:
+    def pairs(self, side: int, new: tuple[New, New], over: int) -> OutputRows:
         """New rows of one side with the rows they meet.
 
         The left's meet all rows, the right's those that were there, so no pair is found twice. Rows that pass
@@ -108,11 +108,10 @@ class Meetings:
 
     def _fits(self, side: int, own: Slots, others: Slots) -> Positions | None:
         """Positions of pairs that meet the residual condition, None for all."""
-        slots = (own, others) if side == 0 else (others, own)
-        rows = zip(self._inputs, self._tables, slots, strict=True)
+        rows = zip(self._inputs, self._tables, left_right(side, own, others), strict=True)
         return fulfilling(self._kernels, self._condition, {s.name: (t.store, at) for s, t, at in rows}, int(own.size))
 
-    def clean_up(self, side: int, own: New, looking: Array) -> tuple[Rows, Rows]:
+    def clean_up(self, side: int, own: New, looking: Array) -> tuple[OutputRows, OutputRows]:
         """The other side's stale rows, which the first new row of their key that looks takes away.
 
         Args:
@@ -154,11 +153,11 @@ class Meetings:
         other.move(stale, LIVE, GHOST)
         return pairs, pads
 
-    def _joined(self, side: int, own: Slots, others: Slots, instants: Instants) -> Rows:
-        left, right = (own, others) if side == 0 else (others, own)
-        return Rows(self._kernels.xp.full(own.size, INSERT, np.int8), left, right, instants)
+    def _joined(self, side: int, own: Slots, others: Slots, instants: Instants) -> OutputRows:
+        kinds = self._kernels.xp.full(own.size, INSERT, np.int8)
+        return OutputRows(kinds, left_right(side, own, others), instants)
 
-    def pads(self, side: int, slots: Slots, instants: Instants | int) -> Rows:
+    def pads(self, side: int, slots: Slots, instants: Instants | int) -> OutputRows:
         """Those of these rows that have met no match, with nulls for the other side; none if it is no outer side."""
         xp, matched = self._kernels.xp, self._tables[side].matched
         if matched is None:
@@ -169,4 +168,4 @@ class Meetings:
             slots = slots[alone]
             instants = instants if isinstance(instants, int) else instants[alone]
         when = xp.full(slots.size, instants, np.int64) if isinstance(instants, int) else instants
-        return self._joined(side, slots, xp.full(slots.size, -1, np.int64), when)
+        return OutputRows(xp.full(slots.size, INSERT, np.int8), with_nulls(xp, side, slots), when)

@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Callable
 
 from gpu_ops.descriptions.multi_join import MultiJoin
-from gpu_ops.state.keyed_table import KeySet
+from gpu_ops.state.columns import KeySet
 
 Pair = tuple[str, tuple[int, str]]
 """A column of the input that is looked up, and the (input, column) it equals."""

@@ -13,27 +13,23 @@ after a left step, too; pads are ``-D`` before and ``+I`` after it.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-import pyarrow as pa
 
 from gpu_ops import layouts
 from gpu_ops.arrays import Array, Positions, Slots
 from gpu_ops.descriptions.changelog import DELETE, INSERT
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.multi_join import MultiJoin
-from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Frame, Kernels
 from gpu_ops.operators.associations import counted_changes, mark_afresh, step_count
-from gpu_ops.operators.core.changes import apply_changes
-from gpu_ops.operators.core.emission import JOINED, PAD_COMES, PAD_GOES, fold
+from gpu_ops.operators.core.emission import JOINED, PAD_COMES, PAD_GOES, OutputRows
 from gpu_ops.operators.core.lifetimes import Lifetimes
+from gpu_ops.operators.keyed import KeyedOperator
 from gpu_ops.operators.multi_plan import Bind, Extend, Lookup, Operation, make_plan
-from gpu_ops.operators.operator import Operator, Output, TooMuch
+from gpu_ops.operators.operator import TooMuch
 from gpu_ops.operators.tuples import NOBODY, Finder, Tuples, join_tuples
-from gpu_ops.output import multi_changelog_table
 from gpu_ops.state.keyed_table import KeyedTable
 
 
@@ -44,7 +40,7 @@ def make(described: Description, kernels: Kernels, too_much: TooMuch) -> MultiWa
     return MultiWayJoin(described, kernels)
 
 
-class MultiWayJoin(Operator):
+class MultiWayJoin(KeyedOperator):
     """A multi-way join; see `gpu_ops.operators.operator.Operator`.
 
     Args:
@@ -53,10 +49,10 @@ class MultiWayJoin(Operator):
     """
 
     def __init__(self, join: MultiJoin, kernels: Kernels) -> None:
-        self.kernels, self.join = kernels, join
+        super().__init__(join, kernels)
         self._plan = make_plan(join)
         counted = self._plan.counted
-        self._tables = tuple(
+        self.tables = tuple(
             KeyedTable(
                 kernels,
                 source,
@@ -67,73 +63,31 @@ class MultiWayJoin(Operator):
             for place, source in enumerate(join.inputs)
         )
 
-    @property
-    def tables(self) -> tuple[KeyedTable, ...]:
-        """The state of each input."""
-        return self._tables
-
-    def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Output:
-        """Compute one micro-batch; no watermark matters."""
-        del watermark_ms
-        return self._prepare(changes, clock_ms, net=self.join.emit == "per_batch")
-
-    def prepare_net(self, changes: tuple[Ingested, ...], clock_ms: int) -> Output:
-        """As `prepare`, but only the net change is said, whatever the join's ``emit``."""
-        return self._prepare(changes, clock_ms, net=True)
-
-    def _prepare(self, changes: tuple[Ingested, ...], clock_ms: int, *, net: bool) -> Output:
-        started = time.perf_counter()
-        kernels, xp = self.kernels, self.kernels.xp
-        inputs = len(self.tables)
-        expired = [t.expire(clock_ms) for t in self.tables]
-        self._uncount_expired()
-        total = sum(c.kinds.size for c in changes)
-        event_kinds = xp.zeros(2 * (total + inputs), np.int8)
-        sides: list[Lifetimes] = []
-        for table, change in zip(self.tables, changes, strict=True):
-            frame = kernels.frame(change.table)
-            sides.append(apply_changes(table, frame, change, None if net else event_kinds, net=net))
+    def find(self, sides: Sequence[Lifetimes], *, net: bool) -> Tuples:
+        """All tuples that the micro-batch's changes make or unmake."""
         if net:
-            for place, side in enumerate(sides):
-                side.happens(xp, deaths=place, births=2 * inputs - 1 - place)
-            event_kinds[:inputs] = DELETE
-            event_kinds[inputs : 2 * inputs] = INSERT
-        updated = time.perf_counter()
-        finder = Finder(self.join, kernels, self.tables, sides)
+            for number, side in enumerate(sides):
+                side.happens(self.kernels.xp, deaths=number, births=2 * len(sides) - 1 - number)
+        finder = Finder(self.join, self.kernels, self.tables, sides)
         found = self._complete(finder, net=net)
-        probed = time.perf_counter()
-        kinds = self._kinds(found, event_kinds)
-        order = self._order(found, net=net)
-        found, kinds = found.pick(order), kinds[order]
-        slots = [found.slots[place] for place in range(inputs)]
-        output, frame = multi_changelog_table(self.join, kernels, self.tables, kinds, slots)
-        doubtful = self._may_cancel(found, sides, frame) if net else xp.empty(0, np.int64)
-        if doubtful.size:
-            columns, types = tuple(c.name for c in self.join.output), tuple(c.type for c in self.join.output)
-            some = kernels.take(frame, doubtful, columns, present=True)
-            left_over = doubtful[fold(kernels, some, kinds[doubtful] == DELETE, columns, types)]
-            if left_over.size < doubtful.size:
-                stays = xp.ones(kinds.size, bool)
-                stays[doubtful] = False
-                stays[left_over] = True
-                kept = xp.flatnonzero(stays)
-                kinds, found = kinds[kept], found.pick(kept)
-                output = output.take(pa.array(kernels.asnumpy(kept)))
-        metrics: dict[str, int | float] = {"candidates": finder.candidates}
-        for name, side, gone in zip(self.join.sides, sides, expired, strict=True):
-            metrics[f"{name}_unknown_retractions"] = int(side.unknown)
-            metrics[f"{name}_expired"] = gone
-        metrics |= {
-            "update_ms": (updated - started) * 1e3,
-            "probe_ms": (probed - updated) * 1e3,
-            "emit_ms": (time.perf_counter() - probed) * 1e3,
-        }
-        instants = kernels.asnumpy(found.instants)
-        sequence_out = np.zeros(instants.size, np.int64) if net else instants >> 1
-        return Output(output, sequence_out, kernels.asnumpy(kinds), metrics)
+        self._counters["candidates"] = finder.candidates
+        return found
 
-    def _uncount_expired(self) -> None:
-        """Rows that have expired match nothing any more; nothing is said of it (Flink counts only what is there)."""
+    def rows(self, found: Tuples, sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
+        """The tuples by the change that caused them, a pad's going before and its coming after the others."""
+        xp = self.kernels.xp
+        kinds = xp.where(found.signs > 0, np.int8(INSERT), np.int8(DELETE))
+        if event_kinds is None:
+            order = layouts.sorted_positions(xp, (found.signs > 0).astype(np.int64))
+        else:
+            kinds = xp.where(found.ranks == JOINED, event_kinds[found.instants], kinds)
+            order = layouts.sorted_positions(xp, (found.instants << layouts.RANK_BITS) | found.ranks)
+        self._pads = bool((found.ranks != JOINED).any())
+        slots = tuple(found.slots[number] for number in range(len(sides)))
+        return OutputRows(kinds, slots, found.instants).pick(order)
+
+    def count_expired(self) -> None:
+        """Rows that have expired match nothing any more; no row comes of it (Flink counts only what is there)."""
         for place, owner in enumerate(self._plan.counted):
             gone = self.tables[place].expired
             if owner is None or not gone.size:
@@ -196,18 +150,7 @@ class MultiWayJoin(Operator):
         pads.ranks = xp.where(pads.signs > 0, PAD_COMES, PAD_GOES).astype(np.int8)
         return join_tuples(self.kernels, [tuples, pads])
 
-    def _kinds(self, found: Tuples, event_kinds: Array) -> Array:
-        xp = self.kernels.xp
-        pads = xp.where(found.signs > 0, np.int8(INSERT), np.int8(DELETE))
-        return xp.where(found.ranks == JOINED, event_kinds[found.instants], pads)
-
-    def _order(self, found: Tuples, *, net: bool) -> Positions:
-        """By the change that caused it, and within it what a pad's going and coming has to be before and after."""
-        xp = self.kernels.xp
-        key = (found.signs > 0).astype(np.int64) if net else (found.instants << layouts.RANK_BITS) | found.ranks
-        return layouts.sorted_positions(xp, key)
-
-    def _may_cancel(self, found: Tuples, sides: list[Lifetimes], frame: Frame) -> Positions:
+    def may_cancel(self, rows: OutputRows, sides: Sequence[Lifetimes], frame: Frame) -> Positions:
         """Positions of rows among which one that goes may equal one that comes.
 
         With equal rows in a multiset one instance's tuple may go while another's comes, anywhere. All else has to do
@@ -215,18 +158,15 @@ class MultiWayJoin(Operator):
         columns are all null.
         """
         xp = self.kernels.xp
-        nothing = xp.empty(0, np.int64)
-        if not (bool((found.signs > 0).any()) and bool((found.signs < 0).any())):
-            return nothing
         if any(t.source.unique_key is None and s.any_death for t, s in zip(self.tables, sides, strict=True)):
-            return xp.arange(found.size, dtype=np.int64)
-        if not bool((found.ranks != JOINED).any()):
-            return nothing
-        padded = xp.zeros(found.size, bool)
+            return xp.arange(rows.size, dtype=np.int64)
+        if not self._pads:
+            return self._nothing
+        padded = xp.zeros(rows.size, bool)
         for place, step in enumerate(self.join.steps, start=1):
             if step.how == "left":
-                padded |= found.slots[place] == NOBODY
-                padded |= self._looks_padded(place, frame, found.size)
+                padded |= rows.slots[place] == NOBODY
+                padded |= self._looks_padded(place, frame, rows.size)
         return xp.flatnonzero(padded)
 
     def _looks_padded(self, place: int, frame: Frame, size: int) -> Array | bool:
@@ -243,15 +183,6 @@ class MultiWayJoin(Operator):
                 return False
             mask &= ~valid
         return mask
-
-    def restore(self, state: Mapping[str, pa.Table], settle: Callable[[], None]) -> None:
-        """Take over a snapshot.
-
-        Raises:
-            StateError: it lacks a column.
-        """
-        for name, table in zip(self.join.sides, self.tables, strict=True):
-            table.restore(state[name], settle)
 
 
 def _back(path: tuple[Operation, ...]) -> Lookup:

@@ -72,11 +72,7 @@ class Operator(abc.ABC):
 
     join: Any  # each operator's own kind of description
     kernels: Kernels
-
-    @property
-    @abc.abstractmethod
-    def tables(self) -> Sequence[Table]:
-        """The state of each input."""
+    tables: Sequence[Table]
 
     @abc.abstractmethod
     def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Output:

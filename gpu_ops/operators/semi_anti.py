@@ -1,7 +1,7 @@
 """Semi and anti joins, after Flink's ``StreamingSemiAntiJoinOperator``; ``NOT IN`` included.
 
 Law: a left row is in a semi join's result while it lives and its association count is not zero, in
-an anti join's while it lives and the count is zero (`visibility`).
+an anti join's while it lives and the count is zero (`core.visibility`).
 
 Row kinds (``per_event``): a change of the left row itself keeps its kind. A change of the right gives
 its own kind to a semi join's rows, and ``-D`` and ``+I`` to an anti join's.
@@ -13,41 +13,56 @@ the result only while the right is empty.
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from gpu_ops.arrays import Array, Instants
 from gpu_ops.descriptions.changelog import DELETE, INSERT
+from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.join import Join
-from gpu_ops.kernels import as_slots
-from gpu_ops.operators.core.emission import JOINED, Rows, in_order, net_rows
+from gpu_ops.descriptions.keys import Key
+from gpu_ops.kernels import Kernels, as_slots
+from gpu_ops.operators.core.emission import JOINED, OutputRows, in_order, net_rows, with_nulls
 from gpu_ops.operators.core.lifetimes import NEVER, Lifetimes
-from gpu_ops.operators.core.pairs import NetPairs, Pairs, Sides, Tables, TimedPairs
-from gpu_ops.operators.core.visibility import Barrier, Changes, visible_per_batch, visible_per_event
+from gpu_ops.operators.core.pairs import NetPairs, Pairs, TimedPairs
+from gpu_ops.operators.core.visibility import Barrier, visible_per_batch, visible_per_event
+from gpu_ops.operators.keyed import TwoWayJoin
+from gpu_ops.operators.operator import TooMuch
 from gpu_ops.state.keyed_table import KeyedTable
 
 
-def emit(join: Join, tables: Tables, sides: Sides, pairs: Pairs, event_kinds: Array | None) -> Rows:
-    """The changelog rows of one prepared micro-batch; arguments as `gpu_ops.operators.regular.emit`."""
-    kernels, xp = tables[0].kernels, tables[0].kernels.xp
-    barriers = _barriers(tables[1], sides[1]) if join.null_aware else None
-    alone = join.how == "anti"
-    if isinstance(pairs, NetPairs):
-        hides, shows = visible_per_batch(tables[0], sides[0], pairs, 0, when_alone=alone, barriers=barriers)
-        left = xp.concatenate([hides, shows])
-        return net_rows(xp, left, xp.full(left.size, -1, np.int64), int(hides.size))
-    assert isinstance(pairs, TimedPairs)
-    assert event_kinds is not None
-    found = visible_per_event(tables[0], sides[0], pairs, 0, when_alone=alone, barriers=barriers)
-    kinds = event_kinds[found.instants]
-    if join.how == "anti":
-        kinds = xp.where(found.own, kinds, xp.where(found.appears, np.int8(INSERT), np.int8(DELETE)))
-    return in_order(kernels, _rows(xp, found, kinds), xp.full(found.slots.size, JOINED, np.int64))
+def make(described: Description, kernels: Kernels, too_much: TooMuch) -> SemiAntiJoin:
+    """See `gpu_ops.operators.operator.Make`."""
+    del too_much
+    assert isinstance(described, Join)
+    # NOT IN with more than one column or a residual condition has no key to look rows up by. With a TTL every match
+    # is counted, those by null too: what they hid stays hidden when they expire, and is never taken back.
+    expires = any(source.ttl_ms is not None for source in described.inputs)
+    rewritten = described.null_aware and (len(described.keys) > 1 or described.where is not None or expires)
+    return SemiAntiJoin(null_aware_as_condition(described) if rewritten else described, kernels, (True, False))
 
 
-def _rows(xp: Any, found: Changes, kinds: Array) -> Rows:
-    return Rows(kinds, found.slots, xp.full(found.slots.size, -1, np.int64), found.instants)
+class SemiAntiJoin(TwoWayJoin):
+    """See `gpu_ops.operators.keyed.TwoWayJoin`."""
+
+    def rows(self, found: Pairs, sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
+        """Left rows that become visible or stop being it; association counts are moved here."""
+        xp, table = self.kernels.xp, self.tables[0]
+        barriers = _barriers(self.tables[1], sides[1]) if self.join.null_aware else None
+        anti = self.join.how == "anti"
+        if isinstance(found, NetPairs):
+            hides, shows = visible_per_batch(table, sides[0], found, 0, when_alone=anti, barriers=barriers)
+            return net_rows(xp, [with_nulls(xp, 0, hides)], [with_nulls(xp, 0, shows)])
+        assert isinstance(found, TimedPairs)
+        assert event_kinds is not None
+        changes = visible_per_event(table, sides[0], found, 0, when_alone=anti, barriers=barriers)
+        kinds = event_kinds[changes.instants]
+        if anti:
+            kinds = xp.where(changes.own, kinds, xp.where(changes.appears, np.int8(INSERT), np.int8(DELETE)))
+        return in_order(self.kernels, [(OutputRows(kinds, with_nulls(xp, 0, changes.slots), changes.instants), JOINED)])
 
 
 def _barriers(right: KeyedTable, change: Lifetimes) -> tuple[Barrier, Barrier]:
@@ -79,3 +94,25 @@ def _steps(xp: Any, before: int, instants: Instants, steps: Array) -> Barrier:
     last = xp.ones(instants.size, bool)
     last[:-1] = instants[1:] != instants[:-1]
     return Barrier(before, instants[last], after[last])
+
+
+def null_aware_as_condition(join: Join) -> Join:
+    """``NOT IN`` written out: no key, but a condition that is not false where it is unknown.
+
+    It compares every pair, which a lookup by key avoids; needed only for several columns, a residual condition
+    or a TTL (Flink plans it so always: ``OR(IS NULL(k), IS NULL(k0), =(k, k0))``). What is compared null-safely
+    is never unknown.
+    """
+    left, right = join.left.name, join.right.name
+
+    def not_false(key: Key) -> str:
+        a, b = f"{name(left)}.{name(key.left)}", f"{name(right)}.{name(key.right)}"
+        return f"({a} <=> {b})" if key.null_safe else f"({a} IS NULL OR {b} IS NULL OR {a} = {b})"
+
+    def name(text: str) -> str:
+        return "`" + text.replace("`", "``") + "`"
+
+    terms = [not_false(k) for k in join.keys]
+    if join.where is not None:
+        terms.append(f"({join.where})")
+    return dataclasses.replace(join, keys=(), null_aware=False, where=" AND ".join(terms))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,20 @@ from gpu_ops.kernels import Kernels, Store
 from gpu_ops.values import with_types
 
 DEAD, LIVE, DYING = 0, 1, 2
+
+
+class KeySet(NamedTuple):
+    """Columns by which rows are looked up.
+
+    Attributes:
+        names: the columns.
+        types: the types they are compared in.
+        strict: those of them in which null matches nothing.
+    """
+
+    names: tuple[str, ...]
+    types: tuple[pa.DataType, ...]
+    strict: tuple[str, ...]
 
 
 class Growing:

@@ -17,7 +17,7 @@ from gpu_ops.arrays import Array, Hashes, Slots
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.intervals import shifted
 from gpu_ops.kernels import Frame, Kernels
-from gpu_ops.state.columns import LIVE, Growing
+from gpu_ops.state.columns import LIVE, Growing, KeySet
 from gpu_ops.state.queue import TimeQueue
 from gpu_ops.state.table import StateTable
 from gpu_ops.state.time_index import TimeIndex
@@ -34,9 +34,7 @@ class IntervalTable(StateTable):
     Args:
         kernels: the backend.
         source: the input's description.
-        keys: its key columns, in the join's order.
-        key_types: the types they are compared in.
-        strict: those of the key columns in which null matches nothing.
+        keys: by what its rows are looked up.
         outer: whether rows without a match are padded.
         lazy: rows are swept by their key's timer, not by their own time; see `operators.interval`.
 
@@ -48,9 +46,7 @@ class IntervalTable(StateTable):
         self,
         kernels: Kernels,
         source: Input,
-        keys: tuple[str, ...],
-        key_types: tuple[pa.DataType, ...],
-        strict: tuple[str, ...],
+        keys: KeySet,
         *,
         outer: bool,
         lazy: bool,
@@ -61,7 +57,7 @@ class IntervalTable(StateTable):
         if outer:
             columns[MATCHED_COLUMN] = np.int8
         super().__init__(kernels, source, columns)
-        self.keys, self.key_types, self.strict = keys, key_types, strict
+        self.keys, self.key_types, self.strict = keys
         self.indexes["key"] = TimeIndex(kernels)
         self.queues |= {"due": TimeQueue(kernels), "early": TimeQueue(kernels)}
         self.stale: Slots = kernels.xp.empty(0, np.int64)

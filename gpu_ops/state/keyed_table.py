@@ -8,7 +8,7 @@ queue of earlier micro-batches' writes, so nothing is scanned when nothing expir
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from gpu_ops import layouts
 from gpu_ops.arrays import Array, Hashes, Slots, distinct
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.kernels import Frame, Kernels
-from gpu_ops.state.columns import DEAD, DYING, LIVE
+from gpu_ops.state.columns import DEAD, DYING, LIVE, KeySet
 from gpu_ops.state.index import HashIndex
 from gpu_ops.state.queue import TimeQueue
 from gpu_ops.state.table import Journal, StateTable
@@ -26,20 +26,6 @@ from gpu_ops.state.table import Journal, StateTable
 COUNT_COLUMN = "__count"
 WRITTEN_COLUMN = "__written"
 _IDENTITY, _EXPIRY = "identity", "expiry"
-
-
-class KeySet(NamedTuple):
-    """Columns by which rows are looked up.
-
-    Attributes:
-        names: the columns.
-        types: the types they are compared in.
-        strict: those of them in which null matches nothing.
-    """
-
-    names: tuple[str, ...]
-    types: tuple[pa.DataType, ...]
-    strict: tuple[str, ...]
 
 
 class KeyedTable(StateTable):

@@ -21,42 +21,63 @@ PAD_GOES, JOINED, PAD_COMES = 0, 1, 2
 
 
 @dataclasses.dataclass
-class Rows:
-    """Output rows: parallel arrays. A slot of -1 stands for a row of nulls."""
+class OutputRows:
+    """N rows that enter or leave the result: parallel arrays.
+
+    A left row in slot 3 that loses its pad because change 5 brings its first match, in slot 8:
+
+        kinds     [DELETE, INSERT]
+        slots    ([3,      3     ],
+                  [-1,     8     ])
+        instants  [11,     11    ]
+    """
 
     kinds: Array
-    left: Slots
-    right: Slots
+    slots: tuple[Slots, ...]
+    """Of each input; -1 stands for a row of nulls."""
     instants: Instants
-    removed: int | None = None
-    """Of a net change: so many rows leave, and stand first; the others come."""
 
     @property
     def size(self) -> int:
         """How many."""
         return int(self.kinds.size)
 
-    def pick(self, positions: Positions) -> Rows:
+    def pick(self, positions: Positions) -> OutputRows:
         """Some of the rows, in the order given."""
-        return Rows(self.kinds[positions], self.left[positions], self.right[positions], self.instants[positions])
+        slots = tuple(s[positions] for s in self.slots)
+        return OutputRows(self.kinds[positions], slots, self.instants[positions])
 
 
-def join_rows(kernels: Kernels, parts: Sequence[Rows]) -> Rows:
+def left_right(side: int, own: Any, other: Any) -> tuple[Any, Any]:
+    """What belongs to one of two inputs, and what to the other: the left's first."""
+    return (own, other) if side == 0 else (other, own)
+
+
+def with_nulls(xp: Any, side: int, slots: Slots) -> tuple[Slots, Slots]:
+    """Left and right slots of rows of one side, beside nulls of the other."""
+    return left_right(side, slots, xp.full(slots.size, -1, np.int64))
+
+
+def chained(kernels: Kernels, parts: Sequence[OutputRows]) -> OutputRows:
     """Several groups of rows, one after the other."""
-    fields = ("kinds", "left", "right", "instants")
-    return Rows(*(kernels.xp.concatenate([getattr(p, f) for p in parts]) for f in fields))
+    cat = kernels.xp.concatenate
+    slots = tuple(cat(of_input) for of_input in zip(*(p.slots for p in parts), strict=True))
+    return OutputRows(cat([p.kinds for p in parts]), slots, cat([p.instants for p in parts]))
 
 
-def net_rows(xp: Any, left: Slots, right: Slots, removed: int) -> Rows:
-    """The rows of a net change, of which so many, the first, leave; all at one instant."""
-    kinds = xp.full(left.size, INSERT, np.int8)
-    kinds[:removed] = DELETE
-    return Rows(kinds, left, right, xp.zeros(left.size, np.int64), removed)
+def in_order(kernels: Kernels, parts: Sequence[tuple[OutputRows, int]]) -> OutputRows:
+    """Groups of rows, each with a rank: by the event that caused a row, then by rank, else as they stand."""
+    rows = chained(kernels, [part for part, _ in parts])
+    ranks = kernels.xp.concatenate([kernels.xp.full(part.size, rank, np.int64) for part, rank in parts])
+    return rows.pick(layouts.sorted_positions(kernels.xp, (rows.instants << layouts.RANK_BITS) | ranks))
 
 
-def in_order(kernels: Kernels, rows: Rows, rank: Array) -> Rows:
-    """Rows by the event that caused them, then by rank within it, else as they stand."""
-    return rows.pick(layouts.sorted_positions(kernels.xp, (rows.instants << layouts.RANK_BITS) | rank))
+def net_rows(xp: Any, leaving: Sequence[tuple[Slots, Slots]], coming: Sequence[tuple[Slots, Slots]]) -> OutputRows:
+    """The rows of a net change, those that leave first; all at one instant."""
+    slots = tuple(xp.concatenate(of_input) for of_input in zip(*leaving, *coming, strict=True))
+    kinds = xp.full(slots[0].size, INSERT, np.int8)
+    kinds[: sum(int(left.size) for left, _ in leaving)] = DELETE
+    return OutputRows(kinds, slots, xp.zeros(kinds.size, np.int64))
 
 
 def fold(

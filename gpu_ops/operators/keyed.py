@@ -1,0 +1,168 @@
+"""What joins by key have in common: regular, semi, anti and multi-way.
+
+A micro-batch, step by step: rows past their TTL are forgotten, changes become lifetimes (`core.changes`), the operator
+finds what they make and unmake and says of what row kind that is, and the rows are gathered. With ``per_batch``, or
+after a backlog, only the net change comes out: rows that leave and equal ones that come cancel each other.
+"""
+
+from __future__ import annotations
+
+import abc
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gpu_ops.arrays import Array, Positions
+from gpu_ops.descriptions.changelog import DELETE
+from gpu_ops.descriptions.join import Join
+from gpu_ops.ingest import Ingested
+from gpu_ops.kernels import Frame, Kernels
+from gpu_ops.operators.core.changes import apply_changes
+from gpu_ops.operators.core.emission import OutputRows, fold
+from gpu_ops.operators.core.lifetimes import Lifetimes
+from gpu_ops.operators.core.pairs import Pairs, net_pairs, timed_pairs
+from gpu_ops.operators.operator import Operator, Output
+from gpu_ops.output import changelog_table, gathered
+from gpu_ops.state.columns import KeySet
+from gpu_ops.state.keyed_table import COUNT_COLUMN, KeyedTable
+
+
+class KeyedOperator(Operator):
+    """A join by key over one partition."""
+
+    tables: Sequence[KeyedTable]
+
+    @abc.abstractmethod
+    def find(self, sides: Sequence[Lifetimes], *, net: bool) -> Any:
+        """What the micro-batch makes and unmakes.
+
+        Args:
+            sides: the lifetimes of each input's rows.
+            net: whether only the net change counts.
+        """
+
+    @abc.abstractmethod
+    def rows(self, found: Any, sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
+        """The rows of the changelog, in order.
+
+        Args:
+            found: what `find` gave.
+            sides: the lifetimes of each input's rows.
+            event_kinds: the row kind of each instant; None for a net change.
+        """
+
+    def may_cancel(self, rows: OutputRows, sides: Sequence[Lifetimes], frame: Frame) -> Positions:
+        """Positions of rows of a net change among which one that leaves may equal one that comes.
+
+        Args:
+            rows: of the changelog; some leave and some come.
+            sides: the lifetimes of each input's rows.
+            frame: the rows' values.
+        """
+        del rows, sides, frame
+        return self._nothing
+
+    def count_expired(self) -> None:
+        """What is counted of rows follows those that have just expired."""
+
+    def __init__(self, join: Any, kernels: Kernels) -> None:
+        self.join, self.kernels = join, kernels
+        self._nothing = kernels.xp.empty(0, np.int64)
+        self._counters: dict[str, int] = {}
+
+    def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Output:
+        """Compute one micro-batch; no watermark matters."""
+        del watermark_ms
+        return self._prepare(changes, clock_ms, net=self.join.emit == "per_batch")
+
+    def prepare_net(self, changes: tuple[Ingested, ...], clock_ms: int) -> Output:
+        """As `prepare`, but only the net change comes out, whatever the join's ``emit``."""
+        return self._prepare(changes, clock_ms, net=True)
+
+    def _prepare(self, changes: tuple[Ingested, ...], clock_ms: int, *, net: bool) -> Output:
+        started = time.perf_counter()
+        kernels = self.kernels
+        expired = [table.expire(clock_ms) for table in self.tables]
+        self.count_expired()
+        total = sum(c.kinds.size for c in changes)
+        event_kinds = None if net else kernels.xp.zeros(2 * total + 2, np.int8)
+        sides = [
+            apply_changes(table, kernels.frame(change.table), change, event_kinds, net=net)
+            for table, change in zip(self.tables, changes, strict=True)
+        ]
+        updated = time.perf_counter()
+        found = self.find(sides, net=net)
+        probed = time.perf_counter()
+        rows = self.rows(found, sides, event_kinds)
+        frame = gathered(self.join, kernels, self.tables, rows.slots)
+        kinds = kernels.asnumpy(rows.kinds)
+        if net and 0 < np.count_nonzero(kinds == DELETE) < kinds.size:
+            rows, frame = self._folded(rows, frame, self.may_cancel(rows, sides, frame))
+            kinds = kernels.asnumpy(rows.kinds)
+        output = changelog_table(self.join, kernels, frame, kinds)
+        metrics: dict[str, int | float] = {**self._counters}
+        for name, side, gone in zip(self.join.sides, sides, expired, strict=True):
+            metrics[f"{name}_unknown_retractions"] = int(side.unknown)
+            metrics[f"{name}_expired"] = gone
+        metrics |= {
+            "update_ms": (updated - started) * 1e3,
+            "probe_ms": (probed - updated) * 1e3,
+            "emit_ms": (time.perf_counter() - probed) * 1e3,
+        }
+        sequence = np.zeros(kinds.size, np.int64) if net else kernels.asnumpy(rows.instants) >> 1
+        return Output(output, sequence, kinds, metrics)
+
+    def _folded(self, rows: OutputRows, frame: Frame, doubtful: Positions) -> tuple[OutputRows, Frame]:
+        """The rows and their values without those that cancel among the doubtful ones."""
+        kernels, xp = self.kernels, self.kernels.xp
+        columns, types = tuple(c.name for c in self.join.output), tuple(c.type for c in self.join.output)
+        some = frame if doubtful.size == rows.size else kernels.take(frame, doubtful, columns, present=True)
+        left = doubtful[fold(kernels, some, rows.kinds[doubtful] == DELETE, columns, types)]
+        if left.size == doubtful.size:
+            return rows, frame
+        stays = xp.ones(rows.size, bool)
+        stays[doubtful] = False
+        stays[left] = True
+        kept = xp.flatnonzero(stays)
+        return rows.pick(kept), kernels.take(frame, kept, columns, present=True)
+
+    def restore(self, state: Mapping[str, pa.Table], settle: Callable[[], None]) -> None:
+        """Take over a snapshot; see `gpu_ops.operators.operator.Operator`."""
+        for name, table in zip(self.join.sides, self.tables, strict=True):
+            table.restore(state[name], settle)
+
+
+class TwoWayJoin(KeyedOperator):
+    """A join by key of two inputs.
+
+    Args:
+        join: its description.
+        kernels: the backend.
+        counted: whether rows of the left, of the right count their matches.
+    """
+
+    join: Join
+    tables: tuple[KeyedTable, KeyedTable]
+
+    def __init__(self, join: Join, kernels: Kernels, counted: tuple[bool, bool]) -> None:
+        super().__init__(join, kernels)
+
+        def table(side: int) -> KeyedTable:
+            return KeyedTable(
+                kernels,
+                join.inputs[side],
+                [KeySet(join.key_columns(side), join.key_types, join.key_columns(side, strict=True))],
+                counts=[COUNT_COLUMN] if counted[side] else [],
+                findable=not join.inputs[side].insert_only or join.inputs[side].ttl_ms is not None,
+                track_null_keys=join.null_aware and side == 1,
+            )
+
+        self.tables = table(0), table(1)
+
+    def find(self, sides: Sequence[Lifetimes], *, net: bool) -> Pairs:
+        """The pairs that the micro-batch makes and unmakes."""
+        names = self.join.left.name, self.join.right.name
+        return (net_pairs if net else timed_pairs)(self.tables, (sides[0], sides[1]), self.join.condition, names)
