@@ -26,7 +26,7 @@ import re
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
-from typing import IO, Final
+from typing import IO, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -38,8 +38,6 @@ from gpu_ops.state.times import NO_TIMES, Times
 
 _TRAILER: Final = struct.Struct("<8sQI")
 _MAGIC: Final = b"GPUJOIN1"
-_RECORD: Final = re.compile(r"(\d{20})\.arrow")
-_SNAPSHOT: Final = re.compile(r"(\d{20})\.snapshot")
 _META: Final = b"gpu_join."
 _BACKLOG: Final = "backlog"
 _CHECK: Final = "check"
@@ -64,6 +62,28 @@ class Record:
     wire: str
     times: Times = NO_TIMES
     backlog: bool = False
+
+
+class _Kind(NamedTuple):
+    """What a file is, by its name."""
+
+    suffix: str
+    number: str
+    """The fact that is its number."""
+    called: str
+
+    def path(self, folder: str, number: int) -> str:
+        """The file of this number."""
+        return f"{folder}/{number:020d}.{self.suffix}"
+
+    def of(self, sizes: Mapping[str, int]) -> dict[int, int]:
+        """Of files by name, with their sizes, those of this kind by number."""
+        found = {re.fullmatch(rf"(\d{{20}})\.{self.suffix}", name): size for name, size in sizes.items()}
+        return {int(name[1]): size for name, size in found.items() if name is not None}
+
+
+_RECORD: Final = _Kind("arrow", "batch_id", "record of batch")
+_SNAPSHOT: Final = _Kind("snapshot", "version", "snapshot of version")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +121,7 @@ class PartitionLog:
 
     def record_name(self, batch_id: int) -> str:
         """A record's file, for errors."""
-        return self._files.name(self._record_path(batch_id))
+        return self._files.name(_RECORD.path(self._folder, batch_id))
 
     def stored(self, *, clean: bool = True) -> Stored:
         """What is there.
@@ -114,13 +134,9 @@ class PartitionLog:
             StateError: the folder cannot be listed.
         """
         names = self._files.sizes(self._folder)
-        records, snapshots = (
-            {int(found[1]): size for name, size in names.items() if (found := pattern.fullmatch(name))}
-            for pattern in (_RECORD, _SNAPSHOT)
-        )
         if clean:
             self._files.delete(f"{self._folder}/{name}" for name in names if name.endswith(TEMPORARY))
-        return Stored(records, snapshots)
+        return Stored(_RECORD.of(names), _SNAPSHOT.of(names))
 
     def write_record(self, batch_id: int, record: Record) -> Stamp:
         """Writes the record of a micro-batch, or replaces it. Durable on return.
@@ -133,7 +149,7 @@ class PartitionLog:
         """
         facts = {"batch_id": str(batch_id), "clock_ms": str(record.clock_ms), "wire": record.wire}
         facts |= record.times.to_facts() | _backlog(record.backlog) | self._manifest.facts(self._partition)
-        path = self._record_path(batch_id)
+        path = _RECORD.path(self._folder, batch_id)
         _write(self._files, path, [(record.table, facts)], self._record_compression)
         stamp = self._files.stamp(path)
         if stamp is None:
@@ -142,7 +158,7 @@ class PartitionLog:
 
     def record_stamp(self, batch_id: int) -> Stamp | None:
         """The stamp of a batch's record, or None when there is none."""
-        return self._files.stamp(self._record_path(batch_id))
+        return self._files.stamp(_RECORD.path(self._folder, batch_id))
 
     def read_record(self, batch_id: int) -> Record:
         """The record of a micro-batch.
@@ -150,9 +166,9 @@ class PartitionLog:
         Raises:
             StateError: it is missing, cut short or damaged.
         """
-        path = self._record_path(batch_id)
+        path = _RECORD.path(self._folder, batch_id)
         parts = _read(self._files, path)
-        facts = self._checked(path, [facts for _, facts in parts], "batch_id", batch_id)
+        facts = self._checked(_RECORD, batch_id, [facts for _, facts in parts])
         with self._understood(path):
             times = Times.from_facts(facts)
             return Record(parts[0][0], int(facts["clock_ms"]), facts["wire"], times, _BACKLOG in facts)
@@ -163,30 +179,26 @@ class PartitionLog:
         Raises:
             StateError: it is damaged, or belongs elsewhere.
         """
-        facts = self._record_facts(batch_id)
-        with self._understood(self._record_path(batch_id)):
-            return None if facts is None else Times.from_facts(facts)
+        return self._times(_RECORD, batch_id)
 
     def snapshot_times(self, version: int) -> Times | None:
         """The times in the snapshot of a version; as `record_times`."""
-        facts = self._snapshot_facts(version)
-        with self._understood(self._snapshot_path(version)):
+        return self._times(_SNAPSHOT, version)
+
+    def _times(self, kind: _Kind, number: int) -> Times | None:
+        facts = self._facts(kind, number)
+        with self._understood(kind.path(self._folder, number)):
             return None if facts is None else Times.from_facts(facts)
 
     def in_backlog(self, version: int) -> bool:
         """Whether the micro-batches before a version, of which there are some, were all backlog."""
-        facts = self._record_facts(version - 1) or self._snapshot_facts(version)
+        facts = self._facts(_RECORD, version - 1) or self._facts(_SNAPSHOT, version)
         return facts is not None and _BACKLOG in facts
 
-    def _record_facts(self, batch_id: int) -> dict[str, str] | None:
-        path = self._record_path(batch_id)
-        facts = _head(self._files, path)
-        return None if facts is None else self._checked(path, [facts], "batch_id", batch_id)
-
-    def _snapshot_facts(self, version: int) -> dict[str, str] | None:
-        path = self._snapshot_path(version)
-        facts = _head(self._files, path)
-        return None if facts is None else self._checked(path, [facts], "version", version)
+    def _facts(self, kind: _Kind, number: int) -> dict[str, str] | None:
+        """The facts of a file; None when it is not there or not whole."""
+        facts = _head(self._files, kind.path(self._folder, number))
+        return None if facts is None else self._checked(kind, number, [facts])
 
     @contextlib.contextmanager
     def _understood(self, path: str) -> Iterator[None]:
@@ -196,23 +208,22 @@ class PartitionLog:
         except (KeyError, ValueError) as error:
             raise StateError(f"{self._files.name(path)} is damaged ({error!r}); {_RESTORE}") from error
 
-    def _checked(self, path: str, parts: list[dict[str, str]], kind: str, number: int) -> dict[str, str]:
+    def _checked(self, kind: _Kind, number: int, parts: list[dict[str, str]]) -> dict[str, str]:
         """The facts of a file, which is what it should be.
 
         Args:
-            path: of the file.
+            kind: of the file.
+            number: of it.
             parts: the facts of each of its streams.
-            kind: the fact that is its number, ``batch_id`` or ``version``.
-            number: that number.
         """
-        name, called = self._files.name(path), {"batch_id": "record of batch", "version": "snapshot of version"}[kind]
+        name = self._files.name(kind.path(self._folder, number))
         for facts in parts:
             if (_CHECK in facts or self._manifest.bound) and facts.get(_CHECK) != _checksum(facts):
                 raise StateError(f"{name} is damaged (the checksum of its head does not fit); {_RESTORE}")
             self._manifest.check_facts(facts, self._partition, name)
-            if facts.get(kind) != str(number):
-                found = f"the {called} {facts[kind]}" if kind in facts else "something else"
-                raise StateError(f"{name} should be the {called} {number} and is {found}; {_RESTORE}")
+            if facts.get(kind.number) != str(number):
+                found = f"the {kind.called} {facts[kind.number]}" if kind.number in facts else "something else"
+                raise StateError(f"{name} should be the {kind.called} {number} and is {found}; {_RESTORE}")
         return parts[0]
 
     def write_snapshot(
@@ -253,7 +264,7 @@ class PartitionLog:
             )
             for name, table in tables.items()
         ]
-        return _write(self._files, self._snapshot_path(version), parts, "lz4")
+        return _write(self._files, _SNAPSHOT.path(self._folder, version), parts, "lz4")
 
     def read_snapshot(self, version: int) -> tuple[dict[str, pa.Table], int]:
         """The state at a version, and the time of its last micro-batch.
@@ -261,9 +272,9 @@ class PartitionLog:
         Raises:
             StateError: it is missing, cut short or damaged.
         """
-        path = self._snapshot_path(version)
+        path = _SNAPSHOT.path(self._folder, version)
         parts = _read(self._files, path)
-        self._checked(path, [facts for _, facts in parts], "version", version)
+        self._checked(_SNAPSHOT, version, [facts for _, facts in parts])
         with self._understood(path):
             return {facts["table"]: table for table, facts in parts}, int(parts[0][1]["clock_ms"])
 
@@ -275,15 +286,9 @@ class PartitionLog:
         """
         records = {batch: size for batch, size in stored.records.items() if batch >= version}
         snapshots = {at: size for at, size in stored.snapshots.items() if at >= version}
-        self._files.delete(self._record_path(b) for b in stored.records.keys() - records.keys())
-        self._files.delete(self._snapshot_path(v) for v in stored.snapshots.keys() - snapshots.keys())
+        self._files.delete(_RECORD.path(self._folder, b) for b in stored.records.keys() - records.keys())
+        self._files.delete(_SNAPSHOT.path(self._folder, v) for v in stored.snapshots.keys() - snapshots.keys())
         return Stored(records, snapshots)
-
-    def _record_path(self, batch_id: int) -> str:
-        return f"{self._folder}/{batch_id:020d}.arrow"
-
-    def _snapshot_path(self, version: int) -> str:
-        return f"{self._folder}/{version:020d}.snapshot"
 
 
 def _backlog(value: bool) -> dict[str, str]:

@@ -27,16 +27,23 @@ Stamp = tuple[int, int]
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
-def _told(doing: str) -> Callable[[_Method], _Method]:
-    """Says while a method runs what the file system is asked for: one that is stuck gives no sign itself."""
+def _asks(verb: str, doing: str) -> Callable[[_Method], _Method]:
+    """Of a method that asks the file system: it can be seen doing so, as one that is stuck gives no sign itself.
+
+    Errors of the file system become a StateError that names the file.
+    """
 
     def around(method: _Method) -> _Method:
         @functools.wraps(method)
-        def told(self: Files, path: Any, *args: Any, **kwargs: Any) -> Any:
-            with activity.during(doing, self.name(path) if isinstance(path, str) else self.location):
-                return method(self, path, *args, **kwargs)
+        def asking(self: Files, path: str, *args: Any, **kwargs: Any) -> Any:
+            with activity.during(doing, self.name(path)):
+                try:
+                    return method(self, path, *args, **kwargs)
+                except (OSError, pa.ArrowException) as error:
+                    reason = self.address.without_secrets(str(error))
+                    raise StateError(f"cannot {verb} {self.name(path)}: {reason}") from None
 
-        return cast("_Method", told)
+        return cast("_Method", asking)
 
     return around
 
@@ -97,7 +104,7 @@ class Files:
         """A file as errors call it."""
         return f"{self.location}/{path}"
 
-    @_told("writing")
+    @_asks("write", "writing")
     def write(self, path: str, produce: Callable[[IO[bytes]], object]) -> int:
         """Writes a file; it is durable when this returns, and untouched when it fails.
 
@@ -111,25 +118,22 @@ class Files:
         Raises:
             StateError: it cannot be written.
         """
-        try:
-            if self.local:
-                return self._write_local(path, produce)
-            # Nothing is uploaded before everything is there: Arrow completes an upload even when a
-            # stream is dropped half-way, and the object that was there before would be lost.
-            content = io.BytesIO()
-            produce(content)
-            target = f"{self.root}/{path}"
-            if self._renames:
-                target += f".{uuid.uuid4().hex}{TEMPORARY}"
-            if self._has_folders:
-                self.filesystem.create_dir(os.path.dirname(target), recursive=True)
-            with self.filesystem.open_output_stream(target, compression=None) as stream:
-                stream.write(content.getbuffer())
-            if self._renames:
-                self._move_over(target, f"{self.root}/{path}")
-            return content.tell()
-        except (OSError, pa.ArrowException) as error:
-            raise self._failed("write", path, error) from None
+        if self.local:
+            return self._write_local(path, produce)
+        # Nothing is uploaded before everything is there: Arrow completes an upload even when a
+        # stream is dropped half-way, and the object that was there before would be lost.
+        content = io.BytesIO()
+        produce(content)
+        target = f"{self.root}/{path}"
+        if self._renames:
+            target += f".{uuid.uuid4().hex}{TEMPORARY}"
+        if self._has_folders:
+            self.filesystem.create_dir(os.path.dirname(target), recursive=True)
+        with self.filesystem.open_output_stream(target, compression=None) as stream:
+            stream.write(content.getbuffer())
+        if self._renames:
+            self._move_over(target, f"{self.root}/{path}")
+        return content.tell()
 
     def create(self, path: str, content: bytes) -> bool:
         """Writes a file unless it is there already.
@@ -148,25 +152,28 @@ class Files:
         if not self.local:
             self.write(path, lambda file: file.write(content))
             return True
-        temporary, target = f"{path}.{uuid.uuid4().hex}{TEMPORARY}", os.path.join(self.root, path)
+        temporary = f"{path}.{uuid.uuid4().hex}{TEMPORARY}"
         self.write(temporary, lambda file: file.write(content))
+        return self._link(path, temporary)
+
+    @_asks("write", "writing")
+    def _link(self, path: str, temporary: str) -> bool:
+        """Gives a file its name unless another has it; whether it has it now."""
+        source, target = os.path.join(self.root, temporary), os.path.join(self.root, path)
         try:
-            try:
-                os.link(os.path.join(self.root, temporary), target)
-            except FileExistsError:
-                return False
-            except OSError:
-                # A file system without hard links: two partitions that race here replace like with like, and of two
-                # joins one is refused at its next micro-batch, by what its records say.
-                os.replace(os.path.join(self.root, temporary), target)
-            finally:
-                self.delete([temporary])
-            _sync_folder(os.path.dirname(target))
-        except OSError as error:
-            raise self._failed("write", path, error) from None
+            os.link(source, target)
+        except FileExistsError:
+            return False
+        except OSError:
+            # A file system without hard links: two partitions that race here replace like with like, and of two
+            # joins one is refused at its next micro-batch, by what its records say.
+            os.replace(source, target)
+        finally:
+            self.delete([temporary])
+        _sync_folder(os.path.dirname(target))
         return True
 
-    @_told("reading")
+    @_asks("read", "reading")
     def read(self, path: str) -> pa.Buffer | None:
         """A file's content, mapped into memory where it is local; None when there is none.
 
@@ -176,58 +183,43 @@ class Files:
         target = f"{self.root}/{path}"
         try:
             if self.local:
-                if os.path.getsize(target) == 0:
-                    return pa.py_buffer(b"")
-                return pa.memory_map(target).read_buffer()
+                return pa.memory_map(target).read_buffer() if os.path.getsize(target) else pa.py_buffer(b"")
             with self.filesystem.open_input_file(target) as file:
                 return file.read_buffer()
         except FileNotFoundError:
             return None
-        except (OSError, pa.ArrowException) as error:
-            raise self._failed("read", path, error) from None
 
-    @_told("listing")
     def sizes(self, path: str) -> dict[str, int]:
         """Names of the files in a folder, with their sizes in bytes; none when there is no such folder.
 
         Raises:
             StateError: it cannot be listed.
         """
-        try:
-            selector = pafs.FileSelector(f"{self.root}/{path}" if path else self.root, allow_not_found=True)
-            found = self.filesystem.get_file_info(selector)
-        except (OSError, pa.ArrowException) as error:
-            raise self._failed("list", path, error) from None
-        return {info.base_name: info.size for info in found if info.type == pafs.FileType.File}
+        return {info.base_name: info.size for info in self._listed(path) if info.type == pafs.FileType.File}
 
-    @_told("listing")
     def folders(self, path: str) -> list[str]:
         """Names of the folders in a folder.
 
         Raises:
             StateError: it cannot be listed.
         """
-        try:
-            selector = pafs.FileSelector(f"{self.root}/{path}", allow_not_found=True)
-            found = self.filesystem.get_file_info(selector)
-        except (OSError, pa.ArrowException) as error:
-            raise self._failed("list", path, error) from None
-        return [info.base_name for info in found if info.type == pafs.FileType.Directory]
+        return [info.base_name for info in self._listed(path) if info.type == pafs.FileType.Directory]
 
-    @_told("looking up")
+    @_asks("list", "listing")
+    def _listed(self, path: str) -> list[pafs.FileInfo]:
+        selector = pafs.FileSelector(f"{self.root}/{path}".rstrip("/"), allow_not_found=True)
+        return list(self.filesystem.get_file_info(selector))
+
+    @_asks("look up", "looking up")
     def stamp(self, path: str) -> Stamp | None:
         """Size and time of a file, or None when there is none.
 
         Raises:
             StateError: the file system does not answer.
         """
-        try:
-            info = self.filesystem.get_file_info(f"{self.root}/{path}")
-        except (OSError, pa.ArrowException) as error:
-            raise self._failed("look up", path, error) from None
+        info = self.filesystem.get_file_info(f"{self.root}/{path}")
         return None if info.type == pafs.FileType.NotFound else (info.size, info.mtime_ns or 0)
 
-    @_told("deleting in")
     def delete(self, paths: Iterable[str]) -> None:
         """Deletes files; those that are gone already are no error.
 
@@ -235,14 +227,14 @@ class Files:
             StateError: one cannot be deleted.
         """
         for path in paths:
-            try:
-                self.filesystem.delete_file(f"{self.root}/{path}")
-            except FileNotFoundError:
-                continue
-            except (OSError, pa.ArrowException) as error:
-                raise self._failed("delete", path, error) from None
+            self._delete(path)
 
-    @_told("deleting")
+    @_asks("delete", "deleting")
+    def _delete(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self.filesystem.delete_file(f"{self.root}/{path}")
+
+    @_asks("delete", "deleting")
     def delete_folder(self, path: str) -> None:
         """Deletes a folder with all that is in it; one that is gone already is no error.
 
@@ -250,14 +242,8 @@ class Files:
             StateError: it cannot be deleted.
         """
         target = f"{self.root}/{path}"
-        try:
-            if self.filesystem.get_file_info(target).type == pafs.FileType.Directory:
-                self.filesystem.delete_dir(target)
-        except (OSError, pa.ArrowException) as error:
-            raise self._failed("delete", path, error) from None
-
-    def _failed(self, what: str, path: str, error: Exception) -> StateError:
-        return StateError(f"cannot {what} {self.name(path)}: {self.address.without_secrets(str(error))}")
+        if self.filesystem.get_file_info(target).type == pafs.FileType.Directory:
+            self.filesystem.delete_dir(target)
 
     def _write_local(self, path: str, produce: Callable[[IO[bytes]], object]) -> int:
         target = os.path.join(self.root, path)
