@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -124,10 +124,3 @@ def taken_apart(source: Input, table: pa.Table, names: Sequence[str]) -> tuple[p
         raise StateError(f"the snapshot of input '{source.name}' lacks {', '.join(sorted(missing))}")
     rows = with_types(table.select(list(range(own))), source.schema)
     return rows, {name: table.column(behind[name]) for name in names}
-
-
-def parts(kernels: Kernels, table: pa.Table) -> Iterator[pa.Table]:
-    """A snapshot in parts that a GPU takes in at a time; at least one."""
-    step = rows_at_once(kernels) if kernels.host is not None else max(1, table.num_rows)
-    for at in range(0, max(1, table.num_rows), step):
-        yield table.slice(at, step)

@@ -185,17 +185,17 @@ class IntervalTable(StateTable):
         Raises:
             StateError: it lacks a column.
         """
-        self._restoring = over, cleanup
-        super()._restore(table, settle)
+        asarray, xp = self.kernels.asarray, self.kernels.xp
+
+        def take_in(frame: Frame, beside: Mapping[str, npt.NDArray[Any]]) -> None:
+            times = asarray(beside[TIME_COLUMN])
+            sweep = asarray(beside[SWEEP_COLUMN]) if SWEEP_COLUMN in beside else None
+            self.begin()
+            slots = self.stage(frame, self.hash_keys(frame), times, None, sweep)
+            if sweep is not None:
+                rows = xp.flatnonzero((shifted(xp, sweep, cleanup) > times) & (times > over))
+                self.early.add(times[rows], slots[rows])
+
+        self._restore(table, settle, take_in)
         self.live = int((self.status.values == LIVE).sum())
         self._ghosts = len(self) - self.live
-
-    def _take_in(self, frame: Frame, beside: Mapping[str, npt.NDArray[Any]]) -> None:
-        asarray, (over, cleanup) = self.kernels.asarray, self._restoring
-        times = asarray(beside[TIME_COLUMN])
-        sweep = asarray(beside[SWEEP_COLUMN]) if SWEEP_COLUMN in beside else None
-        self.begin()
-        slots = self.stage(frame, self.hash_keys(frame), times, None, sweep)
-        if sweep is not None:
-            rows = self.kernels.xp.flatnonzero((shifted(self.kernels.xp, sweep, cleanup) > times) & (times > over))
-            self.early.add(times[rows], slots[rows])

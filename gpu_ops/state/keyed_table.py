@@ -7,8 +7,8 @@ queue of earlier micro-batches' writes, so nothing is scanned when nothing expir
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ import pyarrow as pa
 from gpu_ops import layouts
 from gpu_ops.arrays import Array, Hashes, Slots, distinct
 from gpu_ops.descriptions.inputs import Input
-from gpu_ops.kernels import Frame, Kernels
+from gpu_ops.kernels import Frame, Kernels, as_slots
 from gpu_ops.state.columns import DEAD, DYING, LIVE, KeySet
 from gpu_ops.state.index import HashIndex
 from gpu_ops.state.queue import TimeQueue
@@ -234,16 +234,16 @@ class KeyedTable(StateTable):
 
     def restore(self, table: pa.Table, settle: Callable[[], None]) -> None:
         """Fill an empty table from a snapshot; arguments and errors as `StateTable._restore`."""
-        super()._restore(table, settle)
-        written = self.written
-        if written is not None:
-            queue = self.queues[_EXPIRY] = TimeQueue(self.kernels)
-            queue.add(written.copy(), self.kernels.xp.arange(len(self), dtype=np.int64))
-            queue.commit()
 
-    def _take_in(self, frame: Frame, beside: Mapping[str, npt.NDArray[Any]]) -> None:
-        identity = self.hash_identity(frame) if self.identity_index is not None else None
-        self.prepare(frame, identity, self.kernels.xp.empty(0, np.int64))
+        def take_in(frame: Frame, _: object) -> None:
+            identity = self.hash_identity(frame) if self.identity_index is not None else None
+            self.prepare(frame, identity, self._nobody)
+
+        self._restore(table, settle, take_in)
+        if self.written is not None:
+            queue = self.queues[_EXPIRY] = TimeQueue(self.kernels)
+            queue.add(self.written.copy(), as_slots(self.kernels, 0, len(self)))
+            queue.commit()
 
 
 def _stage(index: HashIndex, hashes: Hashes, slots: Slots, matchable: Array | None) -> None:

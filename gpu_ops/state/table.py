@@ -27,8 +27,8 @@ from gpu_ops.state.columns import (
     LIVE,
     Growing,
     kept_slots,
-    parts,
     put_behind,
+    rows_at_once,
     stored_rows,
     taken_apart,
     too_many_dead,
@@ -257,26 +257,29 @@ class StateTable:
         """The columns that a snapshot has behind the rows, by name."""
         return self.beside
 
-    def _restore(self, table: pa.Table, settle: Callable[[], None]) -> None:
+    def _restore(
+        self,
+        table: pa.Table,
+        settle: Callable[[], None],
+        take_in: Callable[[Frame, Mapping[str, npt.NDArray[Any]]], object],
+    ) -> None:
         """Fill an empty table from a snapshot.
 
         Args:
             table: as `snapshot` gives it.
             settle: called after each part of it: there may be more than the GPU has room for.
+            take_in: prepares the rows of a part, given with the numbers beside them; these themselves follow later.
 
         Raises:
             StateError: it lacks a column.
         """
-        names = list(self._stored())
-        for part in parts(self.kernels, table):
-            rows, beside = taken_apart(self.source, part, names)
-            self._take_in(self.kernels.frame(rows), {n: c.to_numpy() for n, c in beside.items()})
+        rows, beside = taken_apart(self.source, table, list(self._stored()))
+        numbers = {name: column.to_numpy() for name, column in beside.items()}
+        step = rows_at_once(self.kernels) if self.kernels.host is not None else max(1, rows.num_rows)
+        for at in range(0, max(1, rows.num_rows), step):
+            part = {name: values[at : at + step] for name, values in numbers.items()}
+            take_in(self.kernels.frame(rows.slice(at, step)), part)
             self.commit(0)
             settle()
-        _, beside = taken_apart(self.source, table, names)
         for name, column in self._stored().items():
-            column.values[:] = self.kernels.asarray(beside[name].to_numpy().astype(column.values.dtype))
-
-    def _take_in(self, frame: Frame, beside: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Prepare the rows of a part of a snapshot; the numbers beside them follow later."""
-        raise NotImplementedError
+            column.values[:] = self.kernels.asarray(numbers[name].astype(column.values.dtype))
