@@ -1,4 +1,4 @@
-"""What the integers of an array number, as a type checker tells it apart; and small array functions.
+"""What the integers of an array number, for a type checker to keep apart; and small array functions.
 
 At run time these are plain arrays of numpy or cupy, never instances of the classes here. A slot is not a position,
 though both are int64: handing ``slots`` to what takes `Positions` is an error of mypy. What arithmetic on them gives
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, Protocol, Self
 
 Array = Any
-"""A one-dimensional array of numpy or cupy: flags, counts, times, or what the name says."""
+"""A one-dimensional array of numpy or cupy: flags, counts, times, as the name has it."""
 
 
 class _Numbers(Protocol):  # noqa: PLW1641 - arrays have no hash

@@ -31,11 +31,11 @@ Watermark: TypeAlias = "int | tuple[int | None, int | None] | None"
 
 @dataclasses.dataclass(frozen=True)
 class MicroBatch:
-    """What a micro-batch says.
+    """The output of a micro-batch.
 
     Attributes:
         changelog: rows of the join's ``output_schema``.
-        sequence: for each of them, the place in the micro-batch's total order of the change that
+        sequence: for each of them, the position in the micro-batch's total order of the change that
             caused it; 0 throughout in ``per_batch``, but for an interval join; -1 for what the watermark ended.
         metrics: counts, bytes and milliseconds, by name.
     """
@@ -52,7 +52,7 @@ class JoinEngine:
         join: its description: a `Join`, `MultiJoin`, `Aggregate` or `CoGroup`.
         backend: ``"auto"``, ``"cpu"`` or ``"gpu"``.
         memory_limit: bytes that state may take: of host memory, or with the GPU of its memory, working memory
-            included; then the coldest state moves to the host. A `Budget` says both, and may be shared.
+            included; then the coldest state moves to the host. A `Budget` has both limits, and may be shared.
         tiny: test setting: the smallest possible segments.
         backlog: begin with a backlog: see `prepare`.
 
@@ -116,7 +116,7 @@ class JoinEngine:
         return result.changelog
 
     def finish(self) -> pa.Table:
-        """End the input: what is still to be said.
+        """End the input: the output that is left.
 
         With ``emit="at_end"`` that is the whole result, as insertions; nothing may follow. So it is for a backlog that
         no live micro-batch has followed, but one still may. Otherwise it is the pads of
@@ -175,11 +175,11 @@ class JoinEngine:
             right_order: the right's, likewise.
             clock_ms: the time state TTL and processing time go by, ms since the epoch; default now. Never
                 goes back.
-            watermark: of an interval join: the one in force for this micro-batch: what it ends is said first,
+            watermark: of an interval join: the one in force for this micro-batch: what it ends comes out first,
                 then the rows come. By default, what follows from the inputs' delays and the event times of
                 earlier micro-batches. It never goes back.
-            backlog: these changes are backlog: they are kept, and nothing is said. The first micro-batch that is not
-                says their net result first, as insertions with the sequence -1. After it, all are live.
+            backlog: these changes are backlog: they are kept, without output. The first micro-batch that is not
+                has their net result first, as insertions with the sequence -1. After it, all are live.
 
         Returns:
             The changelog, to be followed by `commit` or `discard`.
@@ -199,14 +199,14 @@ class JoinEngine:
             self._backlog.backlog = backlog
         elif backlog:
             raise DescriptionError("this engine does not begin with a backlog: make it with backlog=True")
-        batches, places = self._arguments(inputs, (left, right), orders, (left_order, right_order))
-        changes = ingest(self.join, batches, places)
+        batches, orders_given = self._arguments(inputs, (left, right), orders, (left_order, right_order))
+        changes = ingest(self.join, batches, orders_given)
         now = int(time.time() * 1000) if clock_ms is None else whole_number("clock_ms", clock_ms)
-        told = self._given(watermark)
+        given = self._given(watermark)
         self._clock_ms = max(self._clock_ms, now)
         self._prepared = True
         try:
-            return self._prepare(changes, self._watermark(told), started)
+            return self._prepare(changes, self._watermark(given), started)
         except BaseException:
             self.discard()
             raise
@@ -223,7 +223,7 @@ class JoinEngine:
         if orders is not None and not hasattr(orders, "__len__"):
             raise DescriptionError(f"orders= takes one order per input, not {type(orders).__name__}")
         batches: Sequence[Batch] = inputs or [None] * count
-        places: Sequence[npt.ArrayLike | None] = [None] * count if orders is None else orders
+        orders_given: Sequence[npt.ArrayLike | None] = [None] * count if orders is None else orders
         if count == 2:
             # the left's by position and the right's by name is as good
             given = [*inputs, *(None for _ in range(2 - len(inputs)))]
@@ -232,16 +232,16 @@ class JoinEngine:
             elif any(x is not None for x in pair):
                 raise DescriptionError("the changes of an input were given twice, by position and by name")
             if orders is None:
-                places = pair_orders
+                orders_given = pair_orders
             elif any(x is not None for x in pair_orders):
                 raise DescriptionError("orders= and left_order= or right_order= were given; one of them is enough")
         elif any(x is not None for x in (*pair, *pair_orders)):
             raise DescriptionError(f"left= and right= are for a join of two inputs; this one has {count}")
         if len(batches) != count:
             raise DescriptionError(f"the join has {count} inputs, {len(batches)} were given")
-        if len(places) != count:
-            raise DescriptionError(f"orders= has {len(places)} entries for {count} inputs")
-        return batches, places
+        if len(orders_given) != count:
+            raise DescriptionError(f"orders= has {len(orders_given)} entries for {count} inputs")
+        return batches, orders_given
 
     @staticmethod
     def _given(watermark: Watermark) -> Watermark:
@@ -263,13 +263,13 @@ class JoinEngine:
     def _prepare(self, changes: tuple[Ingested, ...], watermark: int | None, started: float) -> MicroBatch:
         ingested = time.perf_counter()
         operator, rows = self._operator, sum(c.kinds.size for c in changes)
-        said = self.memory.within(
+        made = self.memory.within(
             f"a micro-batch of {rows} changes",
             operator,
             lambda: operator.prepare(changes, self._clock_ms, watermark),
             undo=operator.discard,
         )
-        output = said.table
+        output = made.table
         for side, change in enumerate(changes):
             output = append_rows(self.join, side, output, change.tagged, BAD_ROW_KIND)
         self.memory.check(self._operator.tables)
@@ -288,11 +288,11 @@ class JoinEngine:
             (UPDATE_AFTER, "update_after"),
             (DELETE, "delete"),
         ):
-            metrics[f"rows_out_{name}"] = int(np.count_nonzero(said.kinds == kind))
-        metrics |= said.metrics
+            metrics[f"rows_out_{name}"] = int(np.count_nonzero(made.kinds == kind))
+        metrics |= made.metrics
         metrics["update_ms"] = metrics.get("update_ms", 0) + (ingested - started) * 1e3
-        beside = np.zeros(output.num_rows - said.sequence.size, np.int64)
-        return MicroBatch(output, np.concatenate([said.sequence, beside]), metrics)
+        beside = np.zeros(output.num_rows - made.sequence.size, np.int64)
+        return MicroBatch(output, np.concatenate([made.sequence, beside]), metrics)
 
     def commit(self) -> None:
         """Make the prepared micro-batch final."""

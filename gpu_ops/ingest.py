@@ -29,13 +29,17 @@ class Ingested:
     kinds: npt.NDArray[np.int8]
     """n row-kind codes."""
     sequence: npt.NDArray[np.int64]
-    """n places in the micro-batch's total order, over all inputs."""
+    """n positions in the micro-batch's total order, over all inputs."""
     rows_in: int
     bad_rows: int
     tagged: pa.Table | None
     """Rows to hand out as they are."""
     times: npt.NDArray[np.int64] | None = None
     """n event times in the unit of the join's ``time_type``, for an interval join by event time."""
+
+    def take(self, order: npt.NDArray[np.int64]) -> Ingested:
+        """The changes at these positions; their sequence is left as it was."""
+        return dataclasses.replace(self, table=self.table.take(pa.array(order)), kinds=self.kinds[order])
 
     def pick(self, mask: npt.NDArray[np.bool_]) -> Ingested:
         """Some of the changes."""
@@ -104,7 +108,7 @@ def _decode(
         raise BadInputError(source.name, None, f"takes an Arrow table or record batch, not {type(batch).__name__}")
     _check_columns(source, batch)
     rows = batch.num_rows
-    sequence = np.arange(start, start + rows, dtype=np.int64) if order is None else _places(source, order, rows)
+    sequence = np.arange(start, start + rows, dtype=np.int64) if order is None else _positions(source, order, rows)
     table = _as_declared(source, batch)
     kind_column = None if source.row_kind is None else batch[source.row_kind]
     wrong = _bad_rows(source, table, kind_column, time_type)
@@ -164,18 +168,19 @@ def _as_declared(source: Input, batch: pa.Table) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=source.schema)
 
 
-def _places(source: Input, order: npt.ArrayLike, rows: int) -> npt.NDArray[np.int64]:
+def _positions(source: Input, order: npt.ArrayLike, rows: int) -> npt.NDArray[np.int64]:
     """An order as given by the caller."""
     try:
-        places = np.asarray(order)
+        positions = np.asarray(order)
     except (ValueError, TypeError, pa.ArrowException):
-        places = np.asarray(None)
-    integers = places.dtype.kind in "iu" and (places.dtype != np.uint64 or (places <= np.iinfo(np.int64).max).all())
-    if places.ndim != 1 or (places.size and not integers):
+        positions = np.asarray(None)
+    kind, most = positions.dtype.kind, np.iinfo(np.int64).max
+    integers = kind == "i" or (kind == "u" and bool((positions <= most).all()))
+    if positions.ndim != 1 or (positions.size and not integers):
         raise BadInputError(source.name, None, "its order must be one integer per row")
-    if places.size != rows:
-        raise BadInputError(source.name, None, f"its order has {places.size} entries for {rows} rows")
-    return places.astype(np.int64, copy=False)
+    if positions.size != rows:
+        raise BadInputError(source.name, None, f"its order has {positions.size} entries for {rows} rows")
+    return positions.astype(np.int64, copy=False)
 
 
 def _fits(given: pa.DataType, wanted: pa.DataType) -> bool:
@@ -193,7 +198,7 @@ def _fits(given: pa.DataType, wanted: pa.DataType) -> bool:
     for family in forms:
         if any(f(given) for f in family) and any(f(wanted) for f in family):
             return True
-    # nested types are equal only with the same inner names and nullability, which say nothing of values
+    # nested types are equal only with the same inner names and nullability, which mean nothing for values
     inner = [_inner(kind) for kind in (given, wanted)]
     if inner[0] is None or inner[1] is None or len(inner[0]) != len(inner[1]):
         return False
@@ -257,7 +262,7 @@ def _faults(source: Input, table: pa.Table, time_type: pa.DataType | None) -> It
 
 
 def _in_total_order(inputs: Sequence[Input], sides: Sequence[Ingested]) -> list[Ingested]:
-    """Each input by its own order, and places in the total order of all instead of the order given."""
+    """Each input by its own order, and positions in the total order of all instead of the order given."""
     by, kind = [source.sequence_by for source in inputs], check_sequence(inputs)
     if kind is not None:
         values = [side.table[name] for side, name in zip(sides, by, strict=True)]
@@ -268,15 +273,15 @@ def _in_total_order(inputs: Sequence[Input], sides: Sequence[Ingested]) -> list[
 
 
 def _by_own_sequence(side: Ingested, column: str) -> Ingested:
-    """The input's changes by its sequence column, in the places its changes held before."""
-    places = np.sort(side.sequence)
+    """The input's changes by its sequence column, in the positions its changes held before."""
+    positions = np.sort(side.sequence)
     order = _order(side.table[column], side.sequence)
-    return dataclasses.replace(side, table=side.table.take(pa.array(order)), kinds=side.kinds[order], sequence=places)
+    return dataclasses.replace(side.take(order), sequence=positions)
 
 
 def _order(by: pa.ChunkedArray, given: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Positions by a column, nulls first, and by the order given where it is equal."""
-    # a column of its own says where nulls go: how to ask pyarrow for that differs between its versions
+    # a column of its own puts nulls first: how to ask pyarrow for that differs between its versions
     columns = {"known": by.is_valid()} if by.null_count else {}
     table = pa.table({**columns, "by": by, "given": given})
     order: npt.NDArray[np.int64] = pc.sort_indices(
@@ -292,23 +297,16 @@ def _ranked(sides: Sequence[Ingested], by: pa.ChunkedArray | None) -> list[Inges
     else:
         given = np.concatenate([s.sequence for s in sides])
         order = np.argsort(given, kind="stable") if by is None else _order(by, given)
-        places = np.empty(given.size, np.int64)
-        places[order] = np.arange(given.size)
-        ranks = np.split(places, np.cumsum([s.sequence.size for s in sides])[:-1])
+        positions = np.empty(given.size, np.int64)
+        positions[order] = np.arange(given.size)
+        ranks = np.split(positions, np.cumsum([s.sequence.size for s in sides])[:-1])
     ordered = []
     for side, rank in zip(sides, ranks, strict=True):
         if _ascending(rank):
             ordered.append(dataclasses.replace(side, sequence=rank))
         else:
             order = np.argsort(rank)
-            ordered.append(
-                dataclasses.replace(
-                    side,
-                    table=side.table.take(pa.array(order)),
-                    kinds=side.kinds[order],
-                    sequence=rank[order],
-                )
-            )
+            ordered.append(dataclasses.replace(side.take(order), sequence=rank[order]))
     return ordered
 
 

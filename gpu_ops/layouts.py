@@ -5,7 +5,7 @@
 | entry | upper half of a hash: 32, slot: 32 | uint64 |
 | pair | one slot or position: 31, another: 32 | int64 |
 | moment | slot: 31, instant: 28, code: 3 | int64 |
-| place in the output | instant: 28, rank: 2, position: 32 | int64 |
+| order in the output | instant: 28, rank: 2, position: 32 | int64 |
 
 For example the entries of slots 7 and 9, both with hash ``0xAB00000012345678``, are ``0xAB00000000000007`` and
 ``0xAB00000000000009``: sorted by hash, and within it by slot.

@@ -9,7 +9,7 @@ from typing import TypeVar
 from gpu_ops.budget import Budget
 from gpu_ops.errors import StateError
 from gpu_ops.kernels import Kernels
-from gpu_ops.operators.operator import Operator, Table
+from gpu_ops.operators.operator import InputTable, Operator
 from gpu_ops.state.cold import make_room
 
 _log = logging.getLogger("gpu_ops")
@@ -32,12 +32,12 @@ class Memory:
             self.budget.gpu = kernels.memory_limit
 
     @staticmethod
-    def bytes(tables: Sequence[Table]) -> tuple[int, int]:
+    def bytes(tables: Sequence[InputTable]) -> tuple[int, int]:
         """Bytes of state in GPU memory and in the host's."""
         host = sum(t.host_bytes for t in tables)
         return sum(t.nbytes for t in tables) - host, host
 
-    def charge(self, tables: Sequence[Table]) -> None:
+    def charge(self, tables: Sequence[InputTable]) -> None:
         """Note what the state takes now."""
         self.budget.charge(self, *self.bytes(tables))
 
@@ -49,7 +49,7 @@ class Memory:
         """Whether so many bytes are more than the host's budget has left."""
         return self.budget.host_excess(self, host) > 0
 
-    def check(self, tables: Sequence[Table]) -> None:
+    def check(self, tables: Sequence[InputTable]) -> None:
         """Refuse a prepared micro-batch whose state would find no room in either memory.
 
         Raises:
@@ -59,7 +59,7 @@ class Memory:
         self.budget.charge(self, gpu, host)
         self.budget.check_host(self, host + min(gpu, self.budget.gpu_excess()))
 
-    def settle(self, tables: Sequence[Table]) -> None:
+    def settle(self, tables: Sequence[InputTable]) -> None:
         """Keep GPU memory free to work in: what is over the state's share of it moves to the host, or back."""
         self.charge(tables)
         if self._kernels.host is None:

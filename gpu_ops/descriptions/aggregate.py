@@ -95,7 +95,7 @@ class Aggregate(Description):
 
     @property
     def emit(self) -> Literal["at_end"]:
-        """When it speaks."""
+        """When it has output."""
         return "at_end"
 
     @property
@@ -193,9 +193,9 @@ class Aggregate(Description):
         columns = [c for c in self.by if unique is None or c in unique]
         return tuple(Shuffle((c,), self.source.schema.field(c).type) for c in columns)
 
-    def layout(self, place: int) -> Layout:
+    def layout(self, number: int) -> Layout:
         """The state layout of its input."""
-        del place
+        del number
         return "multiset" if self.source.unique_key is None else "unique_key"
 
     def to_dict(self) -> dict[str, Any]:

@@ -59,7 +59,7 @@ class CoGroup(Description):
 
     @property
     def emit(self) -> Literal["at_end"]:
-        """When it speaks."""
+        """When it has output."""
         return "at_end"
 
     @property

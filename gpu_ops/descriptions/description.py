@@ -1,6 +1,6 @@
 """What every description of an operator answers: the engine, state and Spark ask it and know no operator by name.
 
-A description is complete: with the inputs' schemas it says everything an engine or a state server
+A description is complete: with the inputs' schemas it holds everything an engine or a state server
 needs, and it travels as JSON (no code ever does).
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpu_ops.descriptions.keys import Shuffle
 
 Emit = Literal["per_event", "per_batch", "at_end"]
-"""What a micro-batch says.
+"""What comes out of a micro-batch.
 
 * *per_event*: the changelog Flink emits record by record.
 * *per_batch*: the net change; nothing appears and disappears within a micro-batch.
@@ -62,7 +62,7 @@ class Attributes(NamedTuple):
     sorts_itself: bool
     """It needs no sorted input."""
     switches_from_backlog: bool
-    """It can take a backlog in silently, say its net result, and go on live."""
+    """It can take a backlog in silently, put out its net result, and go on live."""
 
 
 class Description(abc.ABC):
@@ -82,7 +82,7 @@ class Description(abc.ABC):
 
         @property
         def emit(self) -> Emit:
-            """When it speaks."""
+            """When it has output."""
 
         @property
         def interval(self) -> Interval | None:
@@ -133,7 +133,7 @@ class Description(abc.ABC):
         """Refuses two output columns of one name.
 
         Raises:
-            DescriptionError: says which.
+            DescriptionError: names them.
         """
         names = [column.name for column in self.output]
         for name in names:
@@ -191,7 +191,7 @@ class Description(abc.ABC):
     # --- order, end and backlog --------------------------------------------------------------
 
     def order_matters(self, number: int) -> bool:
-        """Whether what it says of a micro-batch depends on the order of an input's rows.
+        """Whether the output of a micro-batch depends on the order of an input's rows.
 
         The net change of rows that are only ever added does not.
         """
@@ -233,7 +233,7 @@ class Description(abc.ABC):
         """Refuses a backlog where it cannot begin with one.
 
         Raises:
-            DescriptionError: says why.
+            DescriptionError: gives the reason.
         """
         why = self.why_no_backlog()
         if why is not None:

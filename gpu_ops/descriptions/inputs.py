@@ -72,7 +72,7 @@ class Input:
         bad_rows: see `BadRows`.
         event_time: the column an interval join goes by: a timestamp, or int64 milliseconds since the epoch.
         delay_ms: milliseconds by which rows may come late: the watermark is the latest event time seen less
-            this. None: it is only ever told.
+            this. None: it is given with each micro-batch.
         idle_timeout_ms: milliseconds without rows after which the input holds the other's watermark back no
             longer, or None for never.
     """
@@ -172,7 +172,7 @@ def check_key_type(source: Input, column: str) -> None:
 
 
 def check_at_end(inputs: Sequence[Input]) -> None:
-    """Refuses what has no meaning in a join that says nothing until its input ends."""
+    """Refuses what has no meaning in a join without output until its input ends."""
     for source in inputs:
         if source.ttl_ms is not None:
             raise DescriptionError(f"input '{source.name}': with emit='at_end' no row is forgotten, ttl= has no place")

@@ -81,7 +81,7 @@ class IntervalJoin(Join):
         return None
 
     def order_matters(self, number: int) -> bool:
-        """Whether what it says depends on the order of rows: which of two comes first may be late."""
+        """Whether the output depends on the order of rows: which of two comes first may be late."""
         del number
         return True
 

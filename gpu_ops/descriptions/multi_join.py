@@ -209,11 +209,11 @@ class MultiJoin(Description):
         Those of one number are all equal in a row of the result in which their inputs are there.
         """
         number: dict[tuple[int, str], int] = {}
-        for place, step in enumerate(self.steps, start=1):
+        for input_index, step in enumerate(self.steps, start=1):
             for key in step.on:
                 if key.null_safe:
                     continue
-                a, b = ((key.input, key.column), (place, key.own))
+                a, b = ((key.input, key.column), (input_index, key.own))
                 one, other = number.setdefault(a, len(number)), number.setdefault(b, len(number))
                 for column, its in number.items():
                     if its == other:
@@ -224,8 +224,8 @@ class MultiJoin(Description):
     def key_types(self) -> dict[tuple[int, str], pa.DataType]:
         """The type each key column is compared in, the same for all that are equal."""
         fields: dict[int, pa.Field] = {}
-        for (place, column), number in self.key_classes.items():
-            field = self.inputs[place].schema.field(column)
+        for (input_index, column), number in self.key_classes.items():
+            field = self.inputs[input_index].schema.field(column)
             before = fields.get(number, field)
             fields[number] = before.with_type(key_type(before, field))
         return {column: fields[number].type for column, number in self.key_classes.items()}
@@ -239,11 +239,11 @@ class MultiJoin(Description):
         found: list[tuple[str, ...]] = []
 
         def follow(chosen: tuple[str, ...]) -> None:
-            place = len(chosen)
-            if place == len(self.inputs):
+            input_index = len(chosen)
+            if input_index == len(self.inputs):
                 found.append(chosen)
                 return
-            on = self.steps[place - 1].on
+            on = self.steps[input_index - 1].on
             ways = [k.own for k in on if not k.null_safe and k.column == chosen[k.input]]
             for own in dict.fromkeys(ways):
                 follow((*chosen, own))
@@ -279,34 +279,34 @@ class MultiJoin(Description):
     @functools.cached_property
     def conditions(self) -> tuple[Condition | None, ...]:
         """Per step: the residual condition with its null-safe equalities, over its input and all to its left."""
-        return tuple(self._condition(place, step) for place, step in enumerate(self.steps, start=1))
+        return tuple(self._condition(input_index, step) for input_index, step in enumerate(self.steps, start=1))
 
-    def _condition(self, place: int, step: Step) -> Condition | None:
+    def _condition(self, input_index: int, step: Step) -> Condition | None:
         def quoted(source: Input, column: str) -> str:
             return ".".join("`" + part.replace("`", "``") + "`" for part in (source.name, column))
 
-        own = self.inputs[place]
+        own = self.inputs[input_index]
         terms = [f"({quoted(self.inputs[k.input], k.column)} <=> {quoted(own, k.own)})" for k in step.on if k.null_safe]
         if step.where is not None:
-            self._parse(step.where, place)  # so that a position in an error is one in the user's text
+            self._parse(step.where, input_index)  # so that a position in an error is one in the user's text
             terms.append(f"({step.where})")
-        return self._parse(" AND ".join(terms), place) if terms else None
+        return self._parse(" AND ".join(terms), input_index) if terms else None
 
-    def _parse(self, sql: str, place: int) -> Condition:
-        return parse(sql, self._schemas(place), time_zone=self.time_zone, ansi=self.ansi)
+    def _parse(self, sql: str, input_index: int) -> Condition:
+        return parse(sql, self._schemas(input_index), time_zone=self.time_zone, ansi=self.ansi)
 
-    def _schemas(self, place: int) -> dict[str, pa.Schema]:
+    def _schemas(self, input_index: int) -> dict[str, pa.Schema]:
         """Of what a step's condition is over."""
-        return {i.name: i.schema for i in self.inputs[: place + 1]}
+        return {i.name: i.schema for i in self.inputs[: input_index + 1]}
 
     @functools.cached_property
     def references(self) -> tuple[frozenset[int], ...]:
         """Per step: the inputs to its left that it looks at."""
         found = []
-        for place, (step, condition) in enumerate(zip(self.steps, self.conditions, strict=True), start=1):
+        for input_index, (step, condition) in enumerate(zip(self.steps, self.conditions, strict=True), start=1):
             looked_at = {k.input for k in step.on}
             if condition is not None:
-                looked_at |= {i for i in range(place) if condition.columns[self.inputs[i].name]}
+                looked_at |= {i for i in range(input_index) if condition.columns[self.inputs[i].name]}
             found.append(frozenset(looked_at))
         return tuple(found)
 
@@ -318,15 +318,16 @@ class MultiJoin(Description):
         first = [c for c in dict.fromkeys(first) if c not in hidden]
         order = self.shown or tuple(range(len(self.inputs)))
         columns = [*first]
-        for place in order:
-            own = [(place, name) for name in self.inputs[place].schema.names]
+        for input_index in order:
+            own = [(input_index, name) for name in self.inputs[input_index].schema.names]
             columns += [c for c in own if c not in hidden and c not in first]
         names = [name for _, name in columns]
         made = []
-        for place, name in columns:
-            suffix = self.suffixes[place] if self.suffixes is not None and names.count(name) > 1 else ""
-            kind = self.key_types[place, name] if (place, name) in first else self.inputs[place].schema.field(name).type
-            made.append(OutputColumn(name + suffix, place, name, None, kind))
+        for input_index, name in columns:
+            suffix = self.suffixes[input_index] if self.suffixes is not None and names.count(name) > 1 else ""
+            own_type = self.inputs[input_index].schema.field(name).type
+            kind = self.key_types[input_index, name] if (input_index, name) in first else own_type
+            made.append(OutputColumn(name + suffix, input_index, name, None, kind))
         return tuple(made)
 
     def own_column(self, number: int, column: OutputColumn) -> str | None:
@@ -400,13 +401,13 @@ class MultiJoin(Description):
             *steps,
         ]
 
-    def layout(self, place: int) -> Layout:
+    def layout(self, input_index: int) -> Layout:
         """The state layout of one input (Flink: ``MultiJoinStateViews``)."""
-        unique = self.inputs[place].unique_key
+        unique = self.inputs[input_index].unique_key
         if unique is None:
             return "multiset"
-        own = {k.own for k in self.steps[place - 1].on} if place else set()
-        return "join_key_contains_unique_key" if place and set(unique) <= own else "unique_key"
+        own = {k.own for k in self.steps[input_index - 1].on} if input_index else set()
+        return "join_key_contains_unique_key" if input_index and set(unique) <= own else "unique_key"
 
     def to_dict(self) -> dict[str, Any]:
         """What JSON has of it."""
@@ -419,7 +420,7 @@ class MultiJoin(Description):
             "inputs": [input_to_dict(i) for i in self.inputs],
         }
         steps = enumerate(self.steps, start=1)
-        wheres = [(step.where, self._schemas(place)) for place, step in steps if step.where is not None]
+        wheres = [(step.where, self._schemas(input_index)) for input_index, step in steps if step.where is not None]
         return data | session_to_dict(wheres, time_zone=self.time_zone, ansi=self.ansi)
 
     @classmethod
@@ -446,10 +447,10 @@ def _step_keys(inputs: Sequence[Input], on: MultiOn) -> list[list[Equality]]:
             f"on= has {len(shared)} entries for {len(inputs) - 1} steps; it is columns that all inputs share, "
             "or one entry per step"
         )
-    return [_keys_of_step(inputs, place, entry) for place, entry in enumerate(shared, start=1)]
+    return [_keys_of_step(inputs, input_index, entry) for input_index, entry in enumerate(shared, start=1)]
 
 
-def _keys_of_step(inputs: Sequence[Input], place: int, entry: Any) -> list[Equality]:
+def _keys_of_step(inputs: Sequence[Input], input_index: int, entry: Any) -> list[Equality]:
     def is_pair(item: object) -> bool:
         return isinstance(item, tuple) and len(item) == 2 and all(isinstance(x, str) for x in item)
 
@@ -461,11 +462,11 @@ def _keys_of_step(inputs: Sequence[Input], place: int, entry: Any) -> list[Equal
         if isinstance(item, Equality):
             found.append(item)
         elif isinstance(item, str):
-            owner = next((i for i in range(place) if item in inputs[i].schema.names), 0)
+            owner = next((i for i in range(input_index) if item in inputs[i].schema.names), 0)
             found.append(Equality(owner, item, item, using=True))
         elif is_pair(item):
-            left, column = _resolve(inputs[:place], item[0])
-            own = _resolve(inputs[place : place + 1], item[1])[1]
+            left, column = _resolve(inputs[:input_index], item[0])
+            own = _resolve(inputs[input_index : input_index + 1], item[1])[1]
             found.append(Equality(left, column, own))
         else:
             raise DescriptionError(f"on= takes columns and pairs of columns, not {item!r}")
@@ -474,11 +475,11 @@ def _keys_of_step(inputs: Sequence[Input], place: int, entry: Any) -> list[Equal
 
 def _resolve(inputs: Sequence[Input], text: str) -> tuple[int, str]:
     """The input and column that ``"input.column"`` or ``"column"`` names."""
-    for place, source in enumerate(inputs):
+    for input_index, source in enumerate(inputs):
         head, dot, column = text.partition(".")
         if dot and head.lower() == source.name.lower() and column in source.schema.names:
-            return place, column
-    having = [place for place, source in enumerate(inputs) if text in source.schema.names]
+            return input_index, column
+    having = [input_index for input_index, source in enumerate(inputs) if text in source.schema.names]
     if len(having) > 1:
         names = " and ".join(f"{inputs[p].name}.{text}" for p in having)
         raise DescriptionError(f"on= names {text!r}, which can be {names}")

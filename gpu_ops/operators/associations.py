@@ -2,7 +2,7 @@
 
 A pad stands for the rows that match nothing in a step's input. Their count is how many match; the pad comes where it
 falls to zero and goes where it leaves zero, by a change of the step's input (what a change of the row itself
-does is said when that change is completed).
+does comes out when that change is completed).
 
 A step that looks at one input only keeps a count beside each row of it, moved by one scatter-add per micro-batch: a
 change costs its own matches. A step that looks at several has no single row to keep a count at; it counts afresh, for
@@ -39,7 +39,7 @@ class Crossings:
     appears: Array
     """1 where the pad comes, -1 where it goes."""
     hidden: Slots
-    """Ascending owners whose pad would come and go within a micro-batch that says net changes only."""
+    """Ascending owners whose pad would come and go within a micro-batch of which only the net change comes out."""
 
 
 def crossings(
@@ -51,7 +51,7 @@ def crossings(
         kernels: the backend.
         events: n owners (numbers), whose count each moves; n instants; n times 1 or -1.
         before: n counts before the micro-batch, of each event's owner.
-        own: n flags: the owner itself comes or goes; moves its count but says nothing. None for none.
+        own: n flags: the owner itself comes or goes; moves its count, without output. None for none.
         net: leave out what comes and goes; otherwise only within one change (an upsert does both).
     """
     xp = kernels.xp
@@ -72,7 +72,7 @@ def crossings(
 
 
 def counted_changes(
-    finder: Finder, place: int, owner: int, own_lookup: Lookup, back: Lookup, *, net: bool
+    finder: Finder, input_index: int, owner: int, own_lookup: Lookup, back: Lookup, *, net: bool
 ) -> tuple[Tuples, Slots]:
     """The changes of a left step's input with the rows they match, and what they do to those rows' pads.
 
@@ -80,7 +80,7 @@ def counted_changes(
 
     Args:
         finder: the micro-batch's.
-        place: the step's input.
+        input_index: the step's input.
         owner: the one input it looks at.
         own_lookup: the step's own lookup.
         back: from its input to the owner's.
@@ -90,22 +90,22 @@ def counted_changes(
         The changes, with the slots of both inputs; and `Crossings.hidden`.
     """
     kernels, xp = finder.kernels, finder.kernels.xp
-    table, side, owner_side = finder.tables[owner], finder.sides[place], finder.sides[owner]
+    table, side, owner_side = finder.tables[owner], finder.sides[input_index], finder.sides[owner]
     # new rows of the owner find what they match, and stays
     new = xp.arange(owner_side.first_new, len(table), dtype=np.int64)
     if new.size:
         rows, slots = finder.matches({owner: new}, own_lookup, committed=True)
-        kept = finder.fulfils(place, {owner: new[rows], place: slots}, int(slots.size))
+        kept = finder.fulfils(input_index, {owner: new[rows], input_index: slots}, int(slots.size))
         rows = rows if kept is None else rows[kept]
-        table.add(step_count(place), new[rows], xp.ones(rows.size, np.int32))
-    touched = xp.concatenate([side.killed, xp.arange(side.first_new, len(finder.tables[place]), dtype=np.int64)])
-    rows, slots = finder.matches({place: touched}, back)
-    pairs = {place: touched[rows], owner: slots}
-    kept = finder.fulfils(place, pairs, int(slots.size))
+        table.add(step_count(input_index), new[rows], xp.ones(rows.size, np.int32))
+    touched = xp.concatenate([side.killed, xp.arange(side.first_new, len(finder.tables[input_index]), dtype=np.int64)])
+    rows, slots = finder.matches({input_index: touched}, back)
+    pairs = {input_index: touched[rows], owner: slots}
+    kept = finder.fulfils(input_index, pairs, int(slots.size))
     if kept is not None:
         pairs = {p: s[kept] for p, s in pairs.items()}
-    births = side.born(xp, pairs[place]), owner_side.born(xp, pairs[owner])
-    deaths = side.died(xp, pairs[place]), owner_side.died(xp, pairs[owner])
+    births = side.born(xp, pairs[input_index]), owner_side.born(xp, pairs[owner])
+    deaths = side.died(xp, pairs[input_index]), owner_side.died(xp, pairs[owner])
     begin, end = xp.maximum(*births), xp.minimum(*deaths)
     lives = begin < end
     comes, goes = xp.flatnonzero(lives & (begin != ALWAYS)), xp.flatnonzero(lives & (end != NEVER))
@@ -115,19 +115,21 @@ def counted_changes(
     signs[comes.size :] = -1
     own = xp.concatenate([births[1][comes] == begin[comes], deaths[1][goes] == end[goes]])
     owners = pairs[owner][both]
-    found = crossings(kernels, (owners, instants, signs), table.beside[step_count(place)].values[owners], own, net=net)
-    table.add(step_count(place), owners, signs)
+    found = crossings(
+        kernels, (owners, instants, signs), table.beside[step_count(input_index)].values[owners], own, net=net
+    )
+    table.add(step_count(input_index), owners, signs)
     changes = fresh(kernels, {p: s[both] for p, s in pairs.items()}, instants, signs)
     changes.pads[found.first] = found.appears
     return changes.pick(xp.flatnonzero(~own)), found.hidden
 
 
-def mark_afresh(finder: Finder, place: int, lookup: Lookup, tuples: Tuples, seen: frozenset[int]) -> None:
+def mark_afresh(finder: Finder, input_index: int, lookup: Lookup, tuples: Tuples, seen: frozenset[int]) -> None:
     """Set what the changes of a left step's input do to pads, for a step that looks at several inputs.
 
     Args:
         finder: the micro-batch's.
-        place: the step's input.
+        input_index: the step's input.
         lookup: the step's.
         tuples: its changes, completed to the left; their ``pads`` are set.
         seen: the inputs the step looks at.
@@ -140,12 +142,12 @@ def mark_afresh(finder: Finder, place: int, lookup: Lookup, tuples: Tuples, seen
         wide = len(finder.tables[other]) + 1
         number = xp.unique(number * wide + tuples.slots[other] + 1, return_inverse=True)[1]
     one = xp.unique(number, return_index=True)[1]
-    left = {p: s[one] for p, s in tuples.slots.items() if p != place}
+    left = {p: s[one] for p, s in tuples.slots.items() if p != input_index}
     which, slots = finder.matches(left, lookup)
-    kept = finder.fulfils(place, {**{p: s[which] for p, s in left.items()}, place: slots}, int(slots.size))
+    kept = finder.fulfils(input_index, {**{p: s[which] for p, s in left.items()}, input_index: slots}, int(slots.size))
     if kept is not None:
         which, slots = which[kept], slots[kept]
-    side = finder.sides[place]
+    side = finder.sides[input_index]
     births, deaths = side.born(xp, slots), side.died(xp, slots)
     before = xp.bincount(which[births == ALWAYS], minlength=int(one.size))
     comes, goes = xp.flatnonzero(births != ALWAYS), xp.flatnonzero(deaths != NEVER)
@@ -154,15 +156,15 @@ def mark_afresh(finder: Finder, place: int, lookup: Lookup, tuples: Tuples, seen
     signs = xp.ones(both.size, np.int8)
     signs[comes.size :] = -1
     owners = which[both]
-    # Nothing hides a pad here, so what comes and goes between two inputs' changes is said, and folded later.
+    # Nothing hides a pad here, so what comes and goes between two inputs' changes comes out, and is folded later.
     found = crossings(kernels, (owners, instants, signs), before[owners], None, net=False)
     if not found.first.size:
         return
-    # one change speaks for all of its instant
-    speaker = both[found.first]
+    # one change stands for all of its instant
+    chosen_event = both[found.first]
     wanted = xp.sort(layouts.owned(owners[found.first], instants[found.first]))
     order = kernels.argsort(layouts.owned(owners[found.first], instants[found.first]))
     keys = layouts.owned(number, tuples.instants)
     at = xp.minimum(xp.searchsorted(wanted, keys), wanted.size - 1)
-    chosen = (wanted[at] == keys) & (slots[speaker[order[at]]] == tuples.slots[place])
+    chosen = (wanted[at] == keys) & (slots[chosen_event[order[at]]] == tuples.slots[input_index])
     tuples.pads[:] = xp.where(chosen, found.appears[order[at]], 0)

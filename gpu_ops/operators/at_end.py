@@ -1,4 +1,4 @@
-"""Operators that say nothing until their input ends, after Flink's FLIP-331: joins with ``emit="at_end"``.
+"""Operators without output until their input ends, after Flink's FLIP-331: joins with ``emit="at_end"``.
 
 Until then an input is only kept: no index, no association counts, no output. At the end it is joined once, as a batch
 operator would, and the result comes as insertions. What arrives is parted by its keys' hashes at once, so that the end
@@ -28,8 +28,8 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.intervals import as_integers
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Kernels
-from gpu_ops.operators.batch import merge_join
 from gpu_ops.operators.operator import Operator, Output, TooMuch
+from gpu_ops.operators.sorted_merge import merge_join
 from gpu_ops.state.columns import put_behind, taken_apart
 from gpu_ops.values import with_types
 
@@ -40,7 +40,7 @@ KIND_COLUMN = "__kind"
 _ROWS_AT_ONCE = 400_000
 
 
-class Kept:
+class KeptInput:
     """The changes of one input, in order, parted by the hash of their key.
 
     Args:
@@ -173,7 +173,7 @@ class Kept:
 
 
 class AtEnd(Operator):
-    """What keeps its input and speaks at its end; see `gpu_ops.operators.operator.Operator`.
+    """An operator that keeps its input and has its output at the end; see `gpu_ops.operators.operator.Operator`.
 
     Args:
         join: its description.
@@ -181,13 +181,13 @@ class AtEnd(Operator):
         too_much: whether so many bytes of kept input are more than memory has room for; then they go to disk.
     """
 
-    tables: tuple[Kept, ...]
+    tables: tuple[KeptInput, ...]
 
     def __init__(self, join: Any, kernels: Kernels, too_much: TooMuch) -> None:
         self.join, self.kernels = join, kernels
         self._too_much = too_much
         self._clock_ms = 0
-        self.tables = tuple(Kept(kernels, s, part_keys(join, i)) for i, s in enumerate(join.inputs))
+        self.tables = tuple(KeptInput(kernels, s, part_keys(join, i)) for i, s in enumerate(join.inputs))
 
     @abc.abstractmethod
     def result(self, changes: tuple[Ingested, ...]) -> pa.Table:
@@ -198,7 +198,7 @@ class AtEnd(Operator):
         """
 
     def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Output:
-        """Keep the changes; nothing is said."""
+        """Keep the changes; there is no output yet."""
         del clock_ms, watermark_ms
         return keep(self.join, self.tables, changes, self._too_much)
 
@@ -211,7 +211,7 @@ class AtEnd(Operator):
         """The result, part by part, as insertions."""
         sizes = np.sum([t.sizes() for t in self.tables], axis=0)
         at_once = 4 if self.kernels.tiny_segments else _ROWS_AT_ONCE
-        if any(moves_between_parts(self.join, place) for place in range(len(self.tables))):
+        if any(moves_between_parts(self.join, input_index) for input_index in range(len(self.tables))):
             at_once = 0
         first = 0
         while first < sizes.size:
@@ -266,8 +266,8 @@ class JoinAtEnd(AtEnd):
 make = JoinAtEnd
 
 
-def keep(join: Description, tables: Sequence[Kept], changes: Sequence[Ingested], too_much: TooMuch) -> Output:
-    """Take in a micro-batch and say nothing.
+def keep(join: Description, tables: Sequence[KeptInput], changes: Sequence[Ingested], too_much: TooMuch) -> Output:
+    """Take in a micro-batch, without output.
 
     Args:
         join: whose inputs they are.
@@ -304,15 +304,15 @@ def _net(kinds: np.ndarray[tuple[int], np.dtype[np.int8]]) -> int:
     return 2 * int(((kinds == INSERT) | (kinds == UPDATE_AFTER)).sum()) - kinds.size
 
 
-def moves_between_parts(join: Description, place: int) -> bool:
+def moves_between_parts(join: Description, input_index: int) -> bool:
     """Whether an update may take an input's row to another part: then its changes are in order within one part only.
 
     So it is where old rows always come (`gpu_ops.descriptions.inputs.Updates`), and may have had another key.
     """
-    unique = join.inputs[place].unique_key
-    return unique is not None and not {column for column, _ in part_keys(join, place)} <= set(unique)
+    unique = join.inputs[input_index].unique_key
+    return unique is not None and not {column for column, _ in part_keys(join, input_index)} <= set(unique)
 
 
-def part_keys(join: Description, place: int) -> tuple[tuple[str, pa.DataType], ...]:
+def part_keys(join: Description, input_index: int) -> tuple[tuple[str, pa.DataType], ...]:
     """By what an input's changes are parted: what rows that may match, and the changes of one row, have in common."""
-    return tuple((shuffle.columns[place], shuffle.type) for shuffle in join.shuffled_by)
+    return tuple((shuffle.columns[input_index], shuffle.type) for shuffle in join.shuffled_by)

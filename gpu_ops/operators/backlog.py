@@ -1,4 +1,4 @@
-"""A join that begins with a backlog: a long history is taken in silently, its net result said once, then it is live.
+"""A join that begins with a backlog: a long history is taken in silently, its net result comes out, then it is live.
 
 After Flink's FLIP-327 (``RecordAttributes.isBacklog``), which no Flink 2.3 operator acts on yet (FLINK-33398). While
 the backlog lasts its changes are only kept, as by `at_end`; when the first live micro-batch comes they are one
@@ -16,8 +16,8 @@ from gpu_ops import operators
 from gpu_ops.descriptions.description import Description
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Kernels
-from gpu_ops.operators.at_end import KIND_COLUMN, Kept, in_turn, keep
-from gpu_ops.operators.operator import Operator, Output, Table, TooMuch
+from gpu_ops.operators.at_end import KIND_COLUMN, KeptInput, in_turn, keep
+from gpu_ops.operators.operator import InputTable, Operator, Output, TooMuch
 
 
 class Backlog(Operator):
@@ -36,17 +36,17 @@ class Backlog(Operator):
         self._live: Operator | None = None
         self._switching = False
         self.backlog = False
-        """Whether the next micro-batch is said to be backlog; without effect once a live one has come."""
+        """Whether the next micro-batch is backlog, as its source has it; without effect once a live one has come."""
 
     def _make(self) -> Operator:
         return operators.make(self.join, self.kernels, self._too_much)
 
-    def _empty(self) -> tuple[Kept, ...]:
+    def _empty(self) -> tuple[KeptInput, ...]:
         # in one part: a row's changes may have several keys, and are taken in together, in their order
-        return tuple(Kept(self.kernels, s, ()) for s in self.join.inputs)
+        return tuple(KeptInput(self.kernels, s, ()) for s in self.join.inputs)
 
     @property
-    def tables(self) -> Sequence[Table]:  # type: ignore[override]
+    def tables(self) -> Sequence[InputTable]:  # type: ignore[override]
         """The backlog, or the state of each input."""
         return self._kept if self._live is None else self._live.tables
 
@@ -56,7 +56,7 @@ class Backlog(Operator):
         return self._live is not None
 
     def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Output:
-        """Keep a micro-batch of the backlog, or join a live one; the first live one says the backlog's result."""
+        """Keep a micro-batch of the backlog, or join a live one; the backlog's result comes with the first of these."""
         if self._live is not None:
             return self._live.prepare(changes, clock_ms, watermark_ms)
         if self.backlog:
@@ -110,8 +110,8 @@ class Backlog(Operator):
 
     def restore(self, state: Mapping[str, pa.Table], settle: Callable[[], None]) -> None:
         """Take over a snapshot."""
-        places = zip(self.join.sides, self.join.inputs, strict=True)
-        if all(KIND_COLUMN in state[name].column_names[len(source.schema) :] for name, source in places):
+        inputs = zip(self.join.sides, self.join.inputs, strict=True)
+        if all(KIND_COLUMN in state[name].column_names[len(source.schema) :] for name, source in inputs):
             for name, kept in zip(self.join.sides, self._kept, strict=True):
                 kept.restore(state[name])
             return

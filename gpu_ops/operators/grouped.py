@@ -19,8 +19,8 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Kernels
 from gpu_ops.operators.at_end import AtEnd
-from gpu_ops.operators.batch import present_rows
 from gpu_ops.operators.operator import TooMuch
+from gpu_ops.operators.sorted_merge import present_rows
 
 _ARROW = {"sum": "sum", "count": "count", "min": "min", "max": "max", "avg": "mean", "count_distinct": "count_distinct"}
 
@@ -36,12 +36,12 @@ class AggregateAtEnd(AtEnd):
 
     def result(self, changes: tuple[Ingested, ...]) -> pa.Table:
         """The groups of a part."""
-        told = self.join
-        rows = _folded(self.kernels, told.source, changes[0])
-        by = [f"k{n}" for n in range(len(told.by))]
-        columns: dict[str, Any] = {k: _one_value(rows[c]) for k, c in zip(by, told.by, strict=True)}
+        join = self.join
+        rows = _folded(self.kernels, join.source, changes[0])
+        by = [f"k{n}" for n in range(len(join.by))]
+        columns: dict[str, Any] = {k: _one_value(rows[c]) for k, c in zip(by, join.by, strict=True)}
         calls: list[Any] = []
-        for number, measure in enumerate(told.measures):
+        for number, measure in enumerate(join.measures):
             if measure.column is None:
                 if ([], "count_all") not in calls:
                     calls.append(([], "count_all"))
@@ -59,13 +59,13 @@ class AggregateAtEnd(AtEnd):
                 calls.append((f"{name}_nan", "any"))
         grouped = pa.table(columns) if columns else pa.table({"_": pa.nulls(rows.num_rows)})
         found = pa.TableGroupBy(grouped, by, use_threads=False).aggregate(calls)
-        data = [found[k].cast(c.type) for k, c in zip(by, told.output, strict=False)]
-        for number, measure in enumerate(told.measures):
-            kind = told.output[len(by) + number].type
+        data = [found[k].cast(c.type) for k, c in zip(by, join.output, strict=False)]
+        for number, measure in enumerate(join.measures):
+            kind = join.output[len(by) + number].type
             measured = _measured(found, f"m{number}", measure)
             data.append(measured.cast(kind, safe=not pa.types.is_integer(kind)))  # a sum of uint64 wraps around, too
         kinds = encode_row_kinds(np.full(found.num_rows, INSERT, np.int8))
-        return pa.Table.from_arrays([kinds, *data], schema=told.output_schema)
+        return pa.Table.from_arrays([kinds, *data], schema=join.output_schema)
 
 
 def _measured(found: pa.Table, name: str, measure: Measure) -> Any:
@@ -84,26 +84,26 @@ class CoGroupAtEnd(AtEnd):
 
     def result(self, changes: tuple[Ingested, ...]) -> pa.Table:
         """The rows of a part: the left's, then the right's, each sorted by key."""
-        told = self.join
+        join = self.join
         parts = []
-        for side, (source, change) in enumerate(zip(told.inputs, changes, strict=True)):
+        for side, (source, change) in enumerate(zip(join.inputs, changes, strict=True)):
             rows = _folded(self.kernels, source, change)
-            strict = [k.column(side) for k in told.keys if not k.null_safe and rows[k.column(side)].null_count]
+            strict = [k.column(side) for k in join.keys if not k.null_safe and rows[k.column(side)].null_count]
             for name in strict:
                 rows = rows.filter(rows[name].is_valid())
-            names = [k.column(side) for k in told.keys]
+            names = [k.column(side) for k in join.keys]
             by = pa.table(
-                [_one_value(rows[c].cast(t)) for c, t in zip(names, told.key_types, strict=True)],
+                [_one_value(rows[c].cast(t)) for c, t in zip(names, join.key_types, strict=True)],
                 names=[f"k{n}" for n in range(len(names))],
             )
             order = _sorting(by)
             sorted_rows = rows.take(order)
             data = [encode_row_kinds(np.full(rows.num_rows, INSERT, np.int8))]
             data.append(pa.array(np.full(rows.num_rows, side, np.int8)))
-            for column in told.output[1:]:
+            for column in join.output[1:]:
                 own = column.side == side
                 data.append(sorted_rows[column.column] if own else pa.nulls(rows.num_rows, column.type))
-            parts.append(pa.Table.from_arrays(data, schema=told.output_schema))
+            parts.append(pa.Table.from_arrays(data, schema=join.output_schema))
         return pa.concat_tables(parts)
 
 

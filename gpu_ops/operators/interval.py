@@ -1,14 +1,14 @@
 """The interval join: inner, left, right and full, after Flink's ``TimeIntervalJoin`` and ``IntervalJoinOperator``.
 
 Law: inputs only grow. A new row meets the rows of the other side with its key and a time inside the
-bounds that have come before it and are still there; every such pair that meets the condition is said once, by
-the later of the two. A row of an outer side that has met no match when its time is over is said
+bounds that have come before it and are still there; every such pair that meets the condition is put out once, by
+the later of the two. A row of an outer side that has met no match when its time is over comes out
 with a null pad. Its time is over when the watermark passes the last time at which a partner that is not late
 could come: its own time plus ``upper`` for a left row, minus ``lower`` for a right one. (By the keyed rules: when the
 watermark reaches it.)
 
 Within a micro-batch the watermark stands still; it advances before the micro-batch's rows. So what it
-ends is said first, at instant -1.
+ends comes out first, at instant -1.
 
 Late rows (``late="join"``) make the rest of this file. Flink's SQL join lets them meet what is there, and what is
 there depends on its timers:
@@ -45,7 +45,7 @@ from gpu_ops.errors import StateError
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Frame, Kernels
 from gpu_ops.operators.core.emission import JOINED, PAD_COMES, OutputRows, chained, in_order
-from gpu_ops.operators.meetings import Meetings, New
+from gpu_ops.operators.interval_match import IntervalMatch, NewRows
 from gpu_ops.operators.operator import SIDES, Operator, Output, TooMuch
 from gpu_ops.operators.timers import first_equal, looks, sweep_times
 from gpu_ops.output import append_rows, changelog_table, gathered, later_times
@@ -55,7 +55,7 @@ from gpu_ops.state.interval_table import GHOST, IntervalTable
 _AT_WATERMARK = -1
 """The instant of what a watermark ends."""
 _ONCE = {-(1 << 62): BEFORE_ALL, 1 << 62: AFTER_ALL}
-"""What snapshots said for these before event times could fill int64."""
+"""What snapshots had for these before event times could fill int64."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +106,7 @@ class IntervalOperator(Operator):
             return IntervalTable(kernels, join.inputs[side], keys, outer=join.outer[side], lazy=self.lazy)
 
         self.tables = table(0), table(1)
-        self._meetings = Meetings(join, kernels, self.tables)
+        self._match = IntervalMatch(join, kernels, self.tables)
 
     # --- a micro-batch -----------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class IntervalOperator(Operator):
         return found
 
     def advance(self, watermark: int | None) -> tuple[list[OutputRows], tuple[int, int]]:
-        """Begin a micro-batch: let the watermark advance, and say what that ends.
+        """Begin a micro-batch: let the watermark advance.
 
         Args:
             watermark: the one in force from here on, or None if none is known.
@@ -186,7 +186,7 @@ class IntervalOperator(Operator):
             for side in (0, 1):
                 slots, fired = self._expire(side, now)
                 gone[side] = int(slots.size)
-                pads.append(self._meetings.pads(side, slots, _AT_WATERMARK))
+                pads.append(self._match.pads(side, slots, _AT_WATERMARK))
                 if fired:
                     cleaned[side] = self._over(side, now)
         self._next = Clock(now, (cleaned[0], cleaned[1]), self.clock.seen)
@@ -243,12 +243,12 @@ class IntervalOperator(Operator):
             clock_ms: the time of rows by processing time.
 
         Returns:
-            What is said, and the rank of each part within one instant.
+            The output, and the rank of each part within one instant.
         """
         xp, outer = self.kernels.xp, self.join.outer
         new = self._add(0, changes[0], clock_ms), self._add(1, changes[1], clock_ms)
         over = [self._over(side, self._next.watermark) for side in (0, 1)]
-        pairs = [self._meetings.pairs(side, new, over[1 - side]) for side in (0, 1)]
+        pairs = [self._match.pairs(side, new, over[1 - side]) for side in (0, 1)]
         parts: list[tuple[OutputRows, int]] = []
         if self.lazy:
             for side in (0, 1):
@@ -263,9 +263,7 @@ class IntervalOperator(Operator):
             kept = new[side].kept
             if outer[side] and kept is not None:
                 passing = xp.flatnonzero(~kept)
-                parts.append(
-                    (self._meetings.pads(side, new[side].slots[passing], new[side].instants[passing]), PAD_COMES)
-                )
+                parts.append((self._match.pads(side, new[side].slots[passing], new[side].instants[passing]), PAD_COMES))
         return parts
 
     def commit(self, clock_ms: int) -> None:
@@ -280,7 +278,7 @@ class IntervalOperator(Operator):
 
     # --- its parts ---------------------------------------------------------------------------
 
-    def _add(self, side: int, change: Ingested, clock_ms: int) -> New:
+    def _add(self, side: int, change: Ingested, clock_ms: int) -> NewRows:
         """Take in the new rows of one side."""
         kernels, xp, table = self.kernels, self.kernels.xp, self.tables[side]
         watermark = self._next.watermark
@@ -294,7 +292,7 @@ class IntervalOperator(Operator):
         hashes = table.hash_keys(frame)
         kept = None
         if not self.interval.keyed and watermark > BEFORE_ALL:
-            # Flink's SQL join keeps no row whose time ends at the watermark: the watermark says no match will come.
+            # Flink's SQL join keeps no row whose time ends at the watermark: after it no match is expected.
             # But where late rows are left out, one that is just at the watermark is not late.
             flink = self.lazy or self.interval.time == "processing"
             kept = times > (clipped(watermark - self.keep[side]) if flink else self._over(side, watermark))
@@ -306,7 +304,7 @@ class IntervalOperator(Operator):
             rows = xp.flatnonzero(early if kept is None else early & kept)
             table.early.add(times[rows], slots[rows])
         instants = 2 * kernels.asarray(change.sequence) + 1
-        return New(slots, frame, hashes, table.matchable(frame), times, instants, kept)
+        return NewRows(slots, frame, hashes, table.matchable(frame), times, instants, kept)
 
     def _sweep(self, side: int, keys: Frame, hashes: Hashes, times: Array, kept: Array | None) -> Array:
         table, xp = self.tables[side], self.kernels.xp
@@ -323,18 +321,18 @@ class IntervalOperator(Operator):
         )
         return swept
 
-    def _clean_up(self, side: int, own: New, over: int) -> tuple[OutputRows, OutputRows]:
+    def _clean_up(self, side: int, own: NewRows, over: int) -> tuple[OutputRows, OutputRows]:
         """Pairs and pads of the other side's stale rows that new rows take away."""
         other, cleaned = self.tables[1 - side], list(self._next.cleaned)
         reach = shifted(self.kernels.xp, own.times, self.keep[side])
         looking, cleaned[1 - side] = looks(self.kernels.xp, reach, cleaned[1 - side], over)
         self._next = dataclasses.replace(self._next, cleaned=(cleaned[0], cleaned[1]))
-        found = self._meetings.clean_up(side, own, looking)
+        found = self._match.clean_up(side, own, looking)
         if not self.cleanup:
             other.stale = other.stale[other.status.values[other.stale] == LIVE]
         return found
 
-    # --- what is said, and the stored form ---------------------------------------------------
+    # --- watermarks, and the stored form -----------------------------------------------------
 
     def _late(self, change: Ingested) -> npt.NDArray[np.bool_] | None:
         """Mask of changes that are below the watermark in force, None for none."""
@@ -367,8 +365,8 @@ class IntervalOperator(Operator):
             "left_seen": clock.seen[0],
             "right_seen": clock.seen[1],
         }
-        told = pa.table({name: pa.array([value], pa.int64()) for name, value in facts.items()})
-        return {**super().snapshot(), "time": told}
+        times = pa.table({name: pa.array([value], pa.int64()) for name, value in facts.items()})
+        return {**super().snapshot(), "time": times}
 
     def restore(self, state: Mapping[str, pa.Table], settle: Callable[[], None]) -> None:
         """Take over a snapshot.

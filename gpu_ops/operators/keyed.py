@@ -1,7 +1,7 @@
 """What joins by key have in common: regular, semi, anti and multi-way.
 
 A micro-batch, step by step: rows past their TTL are forgotten, changes become lifetimes (`core.changes`), the operator
-finds what they make and unmake and says of what row kind that is, and the rows are gathered. With ``per_batch``, or
+finds what they make and unmake and gives it row kinds, and the rows are gathered. With ``per_batch``, or
 after a backlog, only the net change comes out: rows that leave and equal ones that come cancel each other.
 """
 

@@ -26,12 +26,12 @@ class Lookup:
     """Rows of one input by columns of others.
 
     Attributes:
-        place: the input.
+        input_index: the input.
         key_set: which of its key sets.
         pairs: its columns, and the (input, column) each must equal; the first of a column is hashed.
     """
 
-    place: int
+    input_index: int
     key_set: int
     pairs: tuple[Pair, ...]
 
@@ -47,21 +47,21 @@ class Bind:
 class Extend:
     """Find an input's rows by its own step, or none."""
 
-    place: int
+    input_index: int
 
 
 @dataclasses.dataclass(frozen=True)
-class Check:
+class CheckCondition:
     """Evaluate the residual condition of a step whose inputs are all known."""
 
-    place: int
+    input_index: int
 
 
-Operation = Bind | Extend | Check
+Operation = Bind | Extend | CheckCondition
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class LookupPlan:
     """How tuples are found.
 
     Attributes:
@@ -78,37 +78,37 @@ class Plan:
     counted: tuple[int | None, ...]
 
 
-def make_plan(join: MultiJoin) -> Plan:
+def make_plan(join: MultiJoin) -> LookupPlan:
     """The plan of a join."""
     key_sets: list[list[KeySet]] = [[] for _ in join.inputs]
 
-    def lookup(place: int, pairs: list[Pair]) -> Lookup:
-        names = join.inputs[place].schema.names
+    def lookup(input_index: int, pairs: list[Pair]) -> Lookup:
+        names = join.inputs[input_index].schema.names
         columns = tuple(sorted({column for column, _ in pairs}, key=names.index))
-        keys = KeySet(columns, tuple(join.key_types[place, c] for c in columns), columns)
-        if keys not in key_sets[place]:
-            key_sets[place].append(keys)
+        keys = KeySet(columns, tuple(join.key_types[input_index, c] for c in columns), columns)
+        if keys not in key_sets[input_index]:
+            key_sets[input_index].append(keys)
         ordered = sorted(pairs, key=lambda p: names.index(p[0]))
-        return Lookup(place, key_sets[place].index(keys), tuple(ordered))
+        return Lookup(input_index, key_sets[input_index].index(keys), tuple(ordered))
 
     steps = [Lookup(0, 0, ())]
-    for place, step in enumerate(join.steps, start=1):
-        steps.append(lookup(place, [(k.own, (k.input, k.column)) for k in step.on if not k.null_safe]))
+    for input_index, step in enumerate(join.steps, start=1):
+        steps.append(lookup(input_index, [(k.own, (k.input, k.column)) for k in step.on if not k.null_safe]))
     counted: list[int | None] = [None]
-    for place, step in enumerate(join.steps, start=1):
-        seen = join.references[place - 1]
+    for input_index, step in enumerate(join.steps, start=1):
+        seen = join.references[input_index - 1]
         counted.append(next(iter(seen)) if step.how == "left" and len(seen) == 1 else None)
-    paths = [(), *(_path(join, place, counted[place], lookup) for place in range(1, len(join.inputs)))]
-    return Plan(tuple(tuple(k) for k in key_sets), tuple(steps), tuple(paths), tuple(counted))
+    paths = [(), *(_path(join, number, counted[number], lookup) for number in range(1, len(join.inputs)))]
+    return LookupPlan(tuple(tuple(k) for k in key_sets), tuple(steps), tuple(paths), tuple(counted))
 
 
 def _path(
-    join: MultiJoin, place: int, counted: int | None, lookup: Callable[[int, list[Pair]], Lookup]
+    join: MultiJoin, input_index: int, counted: int | None, lookup: Callable[[int, list[Pair]], Lookup]
 ) -> tuple[Operation, ...]:
     """From an input's row to the tuple of everything to its left: first what must be there, then the rest."""
     path: list[Operation] = []
-    closure = _closure(join, place)
-    group, compared, bound = _groups(join, closure), set[int](), {place}
+    closure = _closure(join, input_index)
+    group, compared, bound = _groups(join, closure), set[int](), {input_index}
     unchecked = [p for p in sorted(closure) if p and join.conditions[p - 1] is not None]
 
     def now(operation: Bind | Extend, found: int) -> None:
@@ -118,7 +118,7 @@ def _path(
             condition = join.conditions[number - 1]
             assert condition is not None
             if {p for p, i in enumerate(join.inputs) if condition.columns.get(i.name)} <= bound:
-                path.append(Check(number))
+                path.append(CheckCondition(number))
                 unchecked.remove(number)
 
     while bound < closure:
@@ -127,15 +127,15 @@ def _path(
         chosen = counted if len(bound) == 1 and counted is not None else best
         compared |= {group[chosen, column] for column, _ in options[chosen]}
         now(Bind(lookup(chosen, options[chosen])), chosen)
-    for other in range(1, place):
+    for other in range(1, input_index):
         if other not in bound:
             now(Extend(other), other)
     return tuple(path)
 
 
-def _closure(join: MultiJoin, place: int) -> set[int]:
+def _closure(join: MultiJoin, input_index: int) -> set[int]:
     """The inputs that are there whenever a row of this one is part of a tuple, itself included."""
-    found, todo = {place}, [place]
+    found, todo = {input_index}, [input_index]
     while todo:
         number = todo.pop()
         for key in join.steps[number - 1].on if number else ():
@@ -157,25 +157,25 @@ def _groups(join: MultiJoin, closure: set[int]) -> dict[tuple[int, str], int]:
     return group
 
 
-def _pairs(group: dict[tuple[int, str], int], compared: set[int], bound: set[int], place: int) -> list[Pair]:
+def _pairs(group: dict[tuple[int, str], int], compared: set[int], bound: set[int], input_index: int) -> list[Pair]:
     """The columns of an input that equal columns of bound ones.
 
     Args:
         group: see `_groups`.
         compared: groups whose bound columns have been compared with each other: one of them stands for all.
         bound: the inputs that are known.
-        place: the input.
+        input_index: the input.
     """
     pairs = []
     for (owner, column), number in group.items():
-        if owner == place:
+        if owner == input_index:
             ends = sorted(c for c, its in group.items() if its == number and c[0] in bound)
             pairs += [(column, end) for end in (ends[:1] if number in compared else ends)]
     return pairs
 
 
-def _rank(join: MultiJoin, pairs: list[Pair], place: int) -> tuple[bool, int, int]:
+def _rank(join: MultiJoin, pairs: list[Pair], input_index: int) -> tuple[bool, int, int]:
     """What is best looked up next: by a unique key, else by most columns."""
     columns = {column for column, _ in pairs}
-    unique = join.inputs[place].unique_key
-    return bool(columns) and unique is not None and set(unique) <= columns, len(columns), -place
+    unique = join.inputs[input_index].unique_key
+    return bool(columns) and unique is not None and set(unique) <= columns, len(columns), -input_index

@@ -29,7 +29,7 @@ from gpu_ops.operators.core.lifetimes import Lifetimes
 from gpu_ops.operators.keyed import KeyedOperator
 from gpu_ops.operators.multi_plan import Bind, Extend, Lookup, Operation, make_plan
 from gpu_ops.operators.operator import TooMuch
-from gpu_ops.operators.tuples import NOBODY, Finder, Tuples, join_tuples
+from gpu_ops.operators.tuples import NO_ROW, Finder, Tuples, join_tuples
 from gpu_ops.state.keyed_table import KeyedTable
 
 
@@ -56,11 +56,11 @@ class MultiWayJoin(KeyedOperator):
             KeyedTable(
                 kernels,
                 source,
-                self._plan.key_sets[place],
-                counts=[step_count(step) for step, owner in enumerate(counted) if owner == place],
+                self._plan.key_sets[input_index],
+                counts=[step_count(step) for step, owner in enumerate(counted) if owner == input_index],
                 findable=not source.insert_only or source.ttl_ms is not None,
             )
-            for place, source in enumerate(join.inputs)
+            for input_index, source in enumerate(join.inputs)
         )
 
     def find(self, sides: Sequence[Lifetimes], *, net: bool) -> Tuples:
@@ -88,64 +88,65 @@ class MultiWayJoin(KeyedOperator):
 
     def count_expired(self) -> None:
         """Rows that have expired match nothing any more; no row comes of it (Flink counts only what is there)."""
-        for place, owner in enumerate(self._plan.counted):
-            gone = self.tables[place].expired
+        for input_index, owner in enumerate(self._plan.counted):
+            gone = self.tables[input_index].expired
             if owner is None or not gone.size:
                 continue
             nothing = [_untouched(self.kernels, t) for t in self.tables]
             finder = Finder(self.join, self.kernels, self.tables, nothing)
-            rows, slots = finder.matches({place: gone}, _back(self._plan.paths[place]))
-            kept = finder.fulfils(place, {place: gone[rows], owner: slots}, int(slots.size))
+            rows, slots = finder.matches({input_index: gone}, _back(self._plan.paths[input_index]))
+            kept = finder.fulfils(input_index, {input_index: gone[rows], owner: slots}, int(slots.size))
             slots = slots if kept is None else slots[kept]
-            self.tables[owner].add(step_count(place), slots, self.kernels.xp.full(slots.size, -1, np.int32))
+            self.tables[owner].add(step_count(input_index), slots, self.kernels.xp.full(slots.size, -1, np.int32))
 
     def _complete(self, finder: Finder, *, net: bool) -> Tuples:
         """All tuples that the micro-batch's changes make or unmake."""
         plan = self._plan
         begun: list[Tuples] = []
         hidden: list[tuple[int, Slots] | None] = []
-        for place, owner in enumerate(plan.counted):
+        for input_index, owner in enumerate(plan.counted):
             if owner is None:
-                begun.append(finder.events(place))
+                begun.append(finder.events(input_index))
                 hidden.append(None)
             else:
                 changes, rows = counted_changes(
-                    finder, place, owner, plan.steps[place], _back(plan.paths[place]), net=net
+                    finder, input_index, owner, plan.steps[input_index], _back(plan.paths[input_index]), net=net
                 )
                 begun.append(changes)
                 hidden.append((owner, self.kernels.xp.unique(rows)))
-        found = [self._completed(finder, place, tuples, hidden) for place, tuples in enumerate(begun)]
+        found = [self._completed(finder, input_index, tuples, hidden) for input_index, tuples in enumerate(begun)]
         return join_tuples(self.kernels, found)
 
     def _completed(
-        self, finder: Finder, place: int, begun: Tuples, hidden: Sequence[tuple[int, Slots] | None]
+        self, finder: Finder, input_index: int, begun: Tuples, hidden: Sequence[tuple[int, Slots] | None]
     ) -> Tuples:
         """The changes of one input, completed: to the left along its path, then to the right step by step."""
         plan, tuples = self._plan, begun
-        for operation in plan.paths[place]:
+        for operation in plan.paths[input_index]:
             if isinstance(operation, Bind):
-                if operation.lookup.place not in tuples.slots:
+                if operation.lookup.input_index not in tuples.slots:
                     tuples = finder.bind(tuples, operation.lookup)
             elif isinstance(operation, Extend):
-                tuples = finder.extend(tuples, plan.steps[operation.place], hidden[operation.place])
-            elif operation.place != place or plan.counted[place] is None:  # else it was checked while counting
-                tuples = finder.check(tuples, operation.place)
-        if place and self.join.steps[place - 1].how == "left":
-            if plan.counted[place] is None:
-                mark_afresh(finder, place, plan.steps[place], tuples, self.join.references[place - 1])
-            tuples = self._with_pads(tuples, place)
-        for later in range(place + 1, len(self.tables)):
+                tuples = finder.extend(tuples, plan.steps[operation.input_index], hidden[operation.input_index])
+            elif operation.input_index != input_index or plan.counted[input_index] is None:
+                # else it was checked while counting
+                tuples = finder.check(tuples, operation.input_index)
+        if input_index and self.join.steps[input_index - 1].how == "left":
+            if plan.counted[input_index] is None:
+                mark_afresh(finder, input_index, plan.steps[input_index], tuples, self.join.references[input_index - 1])
+            tuples = self._with_pads(tuples, input_index)
+        for later in range(input_index + 1, len(self.tables)):
             tuples = finder.extend(tuples, plan.steps[later], hidden[later])
         return tuples
 
-    def _with_pads(self, tuples: Tuples, place: int) -> Tuples:
+    def _with_pads(self, tuples: Tuples, input_index: int) -> Tuples:
         """The tuples, and the pads that come and go with them."""
         xp = self.kernels.xp
         marked = xp.flatnonzero(tuples.pads)
         if not marked.size:
             return tuples
         pads = tuples.pick(marked)
-        pads.slots[place] = xp.full(marked.size, NOBODY, np.int64)
+        pads.slots[input_index] = xp.full(marked.size, NO_ROW, np.int64)
         pads.signs = pads.pads
         pads.ranks = xp.where(pads.signs > 0, PAD_COMES, PAD_GOES).astype(np.int8)
         return join_tuples(self.kernels, [tuples, pads])
@@ -163,17 +164,17 @@ class MultiWayJoin(KeyedOperator):
         if not self._pads:
             return self._nothing
         padded = xp.zeros(rows.size, bool)
-        for place, step in enumerate(self.join.steps, start=1):
+        for input_index, step in enumerate(self.join.steps, start=1):
             if step.how == "left":
-                padded |= rows.slots[place] == NOBODY
-                padded |= self._looks_padded(place, frame, rows.size)
+                padded |= rows.slots[input_index] == NO_ROW
+                padded |= self._looks_padded(input_index, frame, rows.size)
         return xp.flatnonzero(padded)
 
-    def _looks_padded(self, place: int, frame: Frame, size: int) -> Array | bool:
+    def _looks_padded(self, input_index: int, frame: Frame, size: int) -> Array | bool:
         """Mask of rows all of whose columns of one input are null; False where none can be."""
-        never = {k.own for k in self.join.steps[place - 1].on if not k.null_safe}
-        never |= set(self.join.inputs[place].unique_key or ())
-        shown = [c for c in self.join.output if c.side == place]
+        never = {k.own for k in self.join.steps[input_index - 1].on if not k.null_safe}
+        never |= set(self.join.inputs[input_index].unique_key or ())
+        shown = [c for c in self.join.output if c.side == input_index]
         if any(c.column in never for c in shown):
             return False
         mask = self.kernels.xp.ones(size, bool)

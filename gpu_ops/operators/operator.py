@@ -29,7 +29,7 @@ class Output:
 
     Attributes:
         table: rows of the join's ``output_schema``: the changelog, then rows handed out beside it.
-        sequence: for each of them, the place of the change that caused it; -1 for what a watermark ended.
+        sequence: for each of them, the position of the change that caused it; -1 for what a watermark ended.
         kinds: the row-kind codes of the changelog's rows.
         metrics: counts, milliseconds and times, by name.
     """
@@ -40,7 +40,7 @@ class Output:
     metrics: dict[str, int | float]
 
 
-class Table(Coolable, Protocol):
+class InputTable(Coolable, Protocol):
     """The state of one input, seen from outside."""
 
     live: int
@@ -72,7 +72,7 @@ class Operator(abc.ABC):
 
     join: Any  # each operator's own kind of description
     kernels: Kernels
-    tables: Sequence[Table]
+    tables: Sequence[InputTable]
 
     @abc.abstractmethod
     def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Output:
@@ -85,7 +85,7 @@ class Operator(abc.ABC):
         """
 
     def prepare_net(self, changes: tuple[Ingested, ...], clock_ms: int) -> Output:
-        """As `prepare`, but only the net change is said, whatever ``emit`` is: of what can begin with a backlog."""
+        """As `prepare`, but only the net change comes out, whatever ``emit`` is: of what can begin with a backlog."""
         raise NotBuiltError(f"{type(self).__name__} takes in no backlog")
 
     def commit(self, clock_ms: int) -> None:
@@ -107,11 +107,11 @@ class Operator(abc.ABC):
 
     @property
     def last_watermark_ms(self) -> int | None:
-        """A watermark after all times, which says what waits for one; None where nothing does."""
+        """A watermark after all times, which ends what waits for one; None where nothing does."""
         return None
 
     def finish(self) -> Iterator[pa.Table]:
-        """What the end of input makes it say beside that, part by part."""
+        """What comes out at the end of input beside that, part by part."""
         yield from ()
 
     # --- state -------------------------------------------------------------------------------

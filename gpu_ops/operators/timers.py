@@ -129,11 +129,11 @@ def _lower(table: IntervalTable, keys: Frame, timer: Array, found: tuple[Positio
     own, stored = Columns.of_frame(kernels, keys, table.keys), Columns.of_store(table.store, table.keys)
     same = equal(kernels, table.key_types, (own, needle), (stored, slots))
     right = same & (table.status.values[slots] != DEAD)
-    place, swept = needle[right], table.sweep[slots[right]]
+    at, swept = needle[right], table.sweep[slots[right]]
     if not once:
         by_time = kernels.argsort(swept)
-        order = by_time[kernels.argsort(place[by_time])]
-        lowest = order[value_changes(xp, place[order])]
-        place, swept = place[lowest], swept[lowest]
-    timer[place] = xp.minimum(timer[place], swept)
+        order = by_time[kernels.argsort(at[by_time])]
+        lowest = order[value_changes(xp, at[order])]
+        at, swept = at[lowest], swept[lowest]
+    timer[at] = xp.minimum(timer[at], swept)
     return needle[~same]

@@ -21,7 +21,7 @@ from gpu_ops.operators.multi_plan import Lookup
 from gpu_ops.state.columns import DEAD, DYING, LIVE
 from gpu_ops.state.keyed_table import KeyedTable
 
-NOBODY = -1
+NO_ROW = -1
 
 
 @dataclasses.dataclass
@@ -56,7 +56,7 @@ class Tuples:
 def join_tuples(kernels: Kernels, parts: Sequence[Tuples]) -> Tuples:
     """Several groups of tuples with the same inputs, one after the other."""
     cat = kernels.xp.concatenate
-    slots = {place: cat([p.slots[place] for p in parts]) for place in parts[0].slots}
+    slots = {input_index: cat([p.slots[input_index] for p in parts]) for input_index in parts[0].slots}
     fields = ("instants", "signs", "ranks", "pads")
     return Tuples(slots, *(cat([getattr(p, f) for p in parts]) for f in fields))
 
@@ -92,10 +92,10 @@ class Finder:
             Positions of tuples, and slots, by tuple.
         """
         kernels, xp = self.kernels, self.kernels.xp
-        table, side = self.tables[lookup.place], self.sides[lookup.place]
+        table, side = self.tables[lookup.input_index], self.sides[lookup.input_index]
         sources = self._columns(slots, [source for _, source in lookup.pairs])
         names = [f"{number}" for number in range(len(lookup.pairs))]
-        types = [self.join.key_types[lookup.place, column] for column, _ in lookup.pairs]
+        types = [self.join.key_types[lookup.input_index, column] for column, _ in lookup.pairs]
         # of a column that must equal several, one is enough to look it up by
         first = [n for n, (c, _) in enumerate(lookup.pairs) if c not in {c for c, _ in lookup.pairs[:n]}]
         hashed, hashed_types = [names[n] for n in first], [types[n] for n in first]
@@ -137,14 +137,14 @@ class Finder:
                 gone[dying] = side.killed_at[xp.searchsorted(side.killed, slots[dying])] <= instants[dying]
         return ~gone
 
-    def fulfils(self, place: int, slots: Mapping[int, Slots], length: int) -> Positions | None:
+    def fulfils(self, input_index: int, slots: Mapping[int, Slots], length: int) -> Positions | None:
         """Positions of tuples for which a step's residual condition is true; None for all."""
-        condition = self.join.conditions[place - 1]
+        condition = self.join.conditions[input_index - 1]
         if condition is None:
             return None
         rows = {
             source.name: (self.tables[number].store, slots[number])
-            for number, source in enumerate(self.join.inputs[: place + 1])
+            for number, source in enumerate(self.join.inputs[: input_index + 1])
             if condition.columns.get(source.name)
         }
         return fulfilling(self.kernels, condition, rows, length, present=False)
@@ -153,12 +153,12 @@ class Finder:
         """The tuples with the rows of one more input; without any, a tuple is dropped."""
         found, slots = self.matches(tuples.slots, lookup, instants=tuples.instants)
         made = tuples.pick(found)
-        made.slots[lookup.place] = slots
+        made.slots[lookup.input_index] = slots
         return made
 
-    def check(self, tuples: Tuples, place: int) -> Tuples:
+    def check(self, tuples: Tuples, input_index: int) -> Tuples:
         """The tuples for which a step's residual condition is true."""
-        kept = self.fulfils(place, tuples.slots, tuples.size)
+        kept = self.fulfils(input_index, tuples.slots, tuples.size)
         return tuples if kept is None else tuples.pick(kept)
 
     def extend(self, tuples: Tuples, lookup: Lookup, hidden: tuple[int, Slots] | None) -> Tuples:
@@ -170,14 +170,14 @@ class Finder:
             hidden: for a left step: an input, and ascending slots of rows of it that have no pad although they
                 have no match just now.
         """
-        xp, place = self.kernels.xp, lookup.place
+        xp, input_index = self.kernels.xp, lookup.input_index
         found, slots = self.matches(tuples.slots, lookup, instants=tuples.instants)
-        if self.join.conditions[place - 1] is not None:
+        if self.join.conditions[input_index - 1] is not None:
             taken = {p: s[found] for p, s in tuples.slots.items()}
-            kept = self.fulfils(place, {**taken, place: slots}, int(slots.size))
+            kept = self.fulfils(input_index, {**taken, input_index: slots}, int(slots.size))
             if kept is not None:
                 found, slots = found[kept], slots[kept]
-        if self.join.steps[place - 1].how == "left":
+        if self.join.steps[input_index - 1].how == "left":
             alone = xp.ones(tuples.size, bool)
             alone[found] = False
             if hidden is not None and hidden[1].size:
@@ -185,22 +185,22 @@ class Finder:
             rest = xp.flatnonzero(alone)
             if rest.size:
                 found = xp.concatenate([found, rest])
-                slots = xp.concatenate([slots, xp.full(rest.size, NOBODY, np.int64)])
+                slots = xp.concatenate([slots, xp.full(rest.size, NO_ROW, np.int64)])
         made = tuples.pick(found)
-        made.slots[place] = slots
+        made.slots[input_index] = slots
         return made
 
     def _columns(self, slots: Mapping[int, Slots], sources: Sequence[tuple[int, str]]) -> Frame:
         """Columns of several inputs' rows side by side, named by position."""
         wanted: dict[int, dict[str, None]] = {}
-        for place, column in sources:
-            wanted.setdefault(place, {})[column] = None
+        for input_index, column in sources:
+            wanted.setdefault(input_index, {})[column] = None
         frames = {p: self.tables[p].store.take(slots[p], list(columns)) for p, columns in wanted.items()}
         return self.kernels.combine([(f"{n}", frames[p], column) for n, (p, column) in enumerate(sources)])
 
-    def events(self, place: int) -> Tuples:
+    def events(self, input_index: int) -> Tuples:
         """The changes of one input: each row that comes, each that goes."""
-        kernels, xp, side, table = self.kernels, self.kernels.xp, self.sides[place], self.tables[place]
+        kernels, xp, side, table = self.kernels, self.kernels.xp, self.sides[input_index], self.tables[input_index]
         new = xp.arange(side.first_new, len(table), dtype=np.int64)
         slots, instants = [new, side.killed], [side.births, side.killed_at]
         if side.deaths is not None:
@@ -209,7 +209,7 @@ class Finder:
             instants.append(side.deaths[dying])
         signs = xp.full(sum(int(s.size) for s in slots), -1, np.int8)
         signs[: new.size] = 1
-        return fresh(kernels, {place: xp.concatenate(slots)}, xp.concatenate(instants), signs)
+        return fresh(kernels, {input_index: xp.concatenate(slots)}, xp.concatenate(instants), signs)
 
 
 def fresh(kernels: Kernels, slots: dict[int, Slots], instants: Instants, signs: Array) -> Tuples:
@@ -220,5 +220,5 @@ def fresh(kernels: Kernels, slots: dict[int, Slots], instants: Instants, signs: 
 
 def is_in(xp: Any, values: Array, among: Array) -> Array:
     """Mask of values that are among ascending ones (at least one)."""
-    place = xp.minimum(xp.searchsorted(among, values), among.size - 1)
-    return among[place] == values
+    at = xp.minimum(xp.searchsorted(among, values), among.size - 1)
+    return among[at] == values

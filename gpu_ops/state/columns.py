@@ -99,7 +99,7 @@ def stored_rows(kernels: Kernels, store: Store, schema: pa.Schema, slots: Slots)
 def put_behind(rows: pa.Table, beside: Mapping[str, pa.Array]) -> pa.Table:
     """Rows with what stands beside them, as a snapshot has them.
 
-    What is ours is known by its place behind the user's columns: those may have any name.
+    What is ours is known by its position behind the user's columns: those may have any name.
     """
     names = [*rows.column_names, *beside]
     return pa.Table.from_arrays([*rows.columns, *beside.values()], names=names)
@@ -117,7 +117,7 @@ def taken_apart(source: Input, table: pa.Table, names: Sequence[str]) -> tuple[p
         StateError: a column is missing.
     """
     own = len(source.schema)
-    behind = {name: own + place for place, name in enumerate(table.column_names[own:])}
+    behind = {name: own + number for number, name in enumerate(table.column_names[own:])}
     missing = {n for n, m in zip_longest(source.schema.names, table.column_names[:own]) if n != m}
     missing |= {name for name in names if name not in behind}
     if missing:

@@ -41,7 +41,7 @@ _MAGIC: Final = b"GPUJOIN1"
 _META: Final = b"gpu_join."
 _BACKLOG: Final = "backlog"
 _CHECK: Final = "check"
-"""The fact that is a checksum of the others: who reads facts alone does not see the file's."""
+"""The fact that is a checksum of the others: a reader of facts alone does not see the file's."""
 _ROWS_PER_BATCH: Final = 1 << 16
 
 
@@ -327,8 +327,8 @@ def _write(files: Files, path: str, parts: list[tuple[pa.Table, dict[str, str]]]
         summed = _Summed(file)
         sink = as_sink(summed)
         for table, facts in parts:
-            told = {**facts, _CHECK: _checksum(facts)}
-            meta = {_META + name.encode(): value.encode() for name, value in told.items()}
+            checked = {**facts, _CHECK: _checksum(facts)}
+            meta = {_META + name.encode(): value.encode() for name, value in checked.items()}
             schema = table.schema.with_metadata(meta)
             with pa.ipc.new_stream(sink, schema, options=options) as writer:
                 writer.write_table(table.replace_schema_metadata(meta), max_chunksize=_ROWS_PER_BATCH)
@@ -340,7 +340,7 @@ def _write(files: Files, path: str, parts: list[tuple[pa.Table, dict[str, str]]]
 def _head(files: Files, path: str) -> dict[str, str] | None:
     """The facts of a file's first stream without reading the rest; None when it is not there or not whole.
 
-    The file's checksum is not looked at: who reads the rows does that. The facts have their own.
+    The file's checksum is not looked at: a reader of the rows does that. The facts have their own.
     """
     try:
         with (
@@ -361,8 +361,8 @@ def _head(files: Files, path: str) -> dict[str, str] | None:
 
 
 def _checksum(facts: Mapping[str, str]) -> str:
-    told = sorted((name, value) for name, value in facts.items() if name != _CHECK)
-    return str(zlib.crc32(json.dumps(told).encode()))
+    others = sorted((name, value) for name, value in facts.items() if name != _CHECK)
+    return str(zlib.crc32(json.dumps(others).encode()))
 
 
 def _facts(schema: pa.Schema) -> dict[str, str]:

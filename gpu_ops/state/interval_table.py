@@ -91,7 +91,7 @@ class IntervalTable(StateTable):
 
     @property
     def matched(self) -> Array | None:
-        """Whether each row has met a match; None where nobody asks."""
+        """Whether each row has met a match; None where that is not needed."""
         column = self.beside.get(MATCHED_COLUMN)
         return None if column is None else column.values
 

@@ -77,8 +77,8 @@ class KeyedTable(StateTable):
         self._track_null_keys = track_null_keys
         self._null_keys_after = 0
         self._written: list[Slots] = []
-        self._nobody: Slots = kernels.xp.empty(0, np.int64)
-        self.killed = self.expired = self._nobody
+        self._no_slots: Slots = kernels.xp.empty(0, np.int64)
+        self.killed = self.expired = self._no_slots
 
     @property
     def live_before(self) -> int:
@@ -205,10 +205,10 @@ class KeyedTable(StateTable):
 
     def _forget(self) -> None:
         self._null_keys_after, self._written = 0, []
-        self.killed = self.expired = self._nobody
+        self.killed = self.expired = self._no_slots
 
     def expire(self, clock_ms: int) -> int:
-        """Forget rows last written a TTL or more ago, and say how many. Costs what was written then.
+        """Forget rows last written a TTL or more ago; how many. Costs what was written then.
 
         Part of a micro-batch: `commit` makes it final, `discard` brings the rows back.
         """
@@ -237,7 +237,7 @@ class KeyedTable(StateTable):
 
         def take_in(frame: Frame, _: object) -> None:
             identity = self.hash_identity(frame) if self.identity_index is not None else None
-            self.prepare(frame, identity, self._nobody)
+            self.prepare(frame, identity, self._no_slots)
 
         self._restore(table, settle, take_in)
         if self.written is not None:

@@ -33,7 +33,7 @@ ARROW: Final = "arrow"
 MANIFEST: Final = "manifest.json"
 
 FINISHED: Final = "finished.json"
-"""Beside the manifest once what was left to be said has been handed out."""
+"""Beside the manifest once the output at the end of input has been handed out."""
 
 _ADVICE = "give state= a new folder (and the query a new checkpoint), or delete this one"
 
@@ -49,7 +49,7 @@ class Manifest:
         distribution: by what hash rows go to partitions: `SPARK` or `ARROW`.
         generation: how often the folder was cut anew (`gpu_ops.rescale`).
         format: of what lies below the folder.
-        join_number: which join of the query, see `gpu_ops.spark.plan.names.join_number`; None where nobody knows, as
+        join_number: which join of the query, see `gpu_ops.spark.plan.names.join_number`; None where that is unknown, as
             in folders of earlier versions.
         sealed: names the `gpu_ops.rescale` that is about to put other partitions in place of these; until it has, or
             has given up, no micro-batch is answered.
@@ -189,7 +189,7 @@ class Manifest:
                 f"{name} has format {version}, this version of gpu-join reads up to {FORMAT}: "
                 "upgrade gpu-join on the driver and its executors"
             )
-        # What earlier formats had no word for; a key that nobody knows is left alone.
+        # What earlier formats did not have; an unknown key is left alone.
         data = data if version >= _BOUND else {"distribution": SPARK, "generation": 0, **data}
         data = {"join_number": None, "sealed": None, **data}
         found = cls(
@@ -374,7 +374,7 @@ def _schema(source: dict[str, Any]) -> pa.Schema:
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(source["schema"])))
 
 
-_UNSAID: Final = {"time_zone": "UTC", "ansi": False}
+_DEFAULTS: Final = {"time_zone": "UTC", "ansi": False}
 """What is meant where a description does not have it: the session of its conditions."""
 
 
@@ -397,9 +397,9 @@ def _differences(was: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
             if old[option] != new[option]:
                 yield f"the step to '{source['name']}' had {option}={old[option]!r}, now {new[option]!r}"
     for option in sorted((was.keys() | now.keys()) - {"inputs"}):
-        unsaid = _UNSAID.get(option)
-        if was.get(option, unsaid) != now.get(option, unsaid):
-            yield f"it had {option}={was.get(option, unsaid)!r}, now {now.get(option, unsaid)!r}"
+        default = _DEFAULTS.get(option)
+        if was.get(option, default) != now.get(option, default):
+            yield f"it had {option}={was.get(option, default)!r}, now {now.get(option, default)!r}"
 
 
 def _schema_differences(name: str, was: pa.Schema, now: pa.Schema) -> Iterator[str]:

@@ -35,7 +35,7 @@ def apply_changes(
     Args:
         table: the input's state.
         frame: n changed rows, by ascending sequence.
-        change: their row kinds, and their places in the micro-batch's total order.
+        change: their row kinds, and their positions in the micro-batch's total order.
         event_kinds: one row kind per instant, filled in for this input's instants; None if ``net``.
         net: fold the micro-batch to its net change: what is born and dies within it is left out,
             every death is at instant 0, every birth at instant 1.
@@ -65,7 +65,7 @@ def apply_changes(
     else:
         assert identity is not None
         groups = Groups(kernels, frame, table.identity, table.identity_types, identity)
-        batch = _Batch(table, frame, groups, identity, inserts, sequence, event_kinds)
+        batch = _InputChanges(table, frame, groups, identity, inserts, sequence, event_kinds)
         if table.source.unique_key is None:
             rows, found = _by_value(batch)
         else:
@@ -83,7 +83,7 @@ def apply_changes(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Batch:
+class _InputChanges:
     """The changes of one input, on their way to lifetimes; arrays by row of the frame."""
 
     table: KeyedTable
@@ -96,7 +96,7 @@ class _Batch:
     event_kinds: Array | None
 
 
-def _instances(batch: _Batch, wanted: Array | None) -> tuple[Array, Slots]:
+def _instances(batch: _InputChanges, wanted: Array | None) -> tuple[Array, Slots]:
     """Committed live rows equal to the leaders of the wanted groups (None: all): group numbers, slots, sorted."""
     table, frame, kernels, xp = batch.table, batch.frame, batch.table.kernels, batch.table.kernels.xp
     assert table.identity_index is not None
@@ -114,7 +114,7 @@ def _instances(batch: _Batch, wanted: Array | None) -> tuple[Array, Slots]:
     return needle if numbers is None else numbers[needle], slots
 
 
-def _by_value(batch: _Batch) -> tuple[Positions, Lifetimes]:
+def _by_value(batch: _InputChanges) -> tuple[Positions, Lifetimes]:
     table, groups, sequence = batch.table, batch.groups, batch.sequence
     xp, order, group = table.kernels.xp, groups.order, groups.group
     total, insert = int(groups.leader.size), batch.inserts[order]
@@ -180,7 +180,7 @@ def _beyond(xp: Any, group: Array, sizes: Array, skipped: Array) -> Positions:
     return xp.flatnonzero(xp.arange(group.size, dtype=np.int64) >= begins[group])
 
 
-def _by_unique_key(batch: _Batch) -> tuple[Positions, Lifetimes]:
+def _by_unique_key(batch: _InputChanges) -> tuple[Positions, Lifetimes]:
     table, groups, sequence, event_kinds = batch.table, batch.groups, batch.sequence, batch.event_kinds
     assert sequence is not None
     assert event_kinds is not None
@@ -199,7 +199,7 @@ def _by_unique_key(batch: _Batch) -> tuple[Positions, Lifetimes]:
     return _lifetimes(batch, deaths, (killed, killed_at), order.size - (insert | before).sum())
 
 
-def _by_unique_key_net(batch: _Batch) -> tuple[Positions, Lifetimes]:
+def _by_unique_key_net(batch: _InputChanges) -> tuple[Positions, Lifetimes]:
     """Of each key only the last change matters, and the row that was there before."""
     table, groups = batch.table, batch.groups
     kernels, xp, order, starts = table.kernels, table.kernels.xp, groups.order, groups.starts
@@ -228,7 +228,7 @@ def _by_unique_key_net(batch: _Batch) -> tuple[Positions, Lifetimes]:
     return rows, found
 
 
-def _stored(batch: _Batch) -> Slots:
+def _stored(batch: _InputChanges) -> Slots:
     """The slot of each key's row, -1 for none."""
     stored = batch.table.kernels.xp.full(batch.groups.leader.size, -1, np.int64)
     owner, slots = _instances(batch, None)
@@ -236,7 +236,7 @@ def _stored(batch: _Batch) -> Slots:
     return stored
 
 
-def _present_before(batch: _Batch, insert: Array, there: Array) -> Array:
+def _present_before(batch: _InputChanges, insert: Array, there: Array) -> Array:
     """Whether its key has a row when a change comes; ``there``: of each key, before the first."""
     before = batch.table.kernels.xp.empty(insert.size, bool)
     before[1:] = insert[:-1]
@@ -245,7 +245,7 @@ def _present_before(batch: _Batch, insert: Array, there: Array) -> Array:
 
 
 def _lifetimes(
-    batch: _Batch, deaths: Instants, killed: tuple[Slots, Instants], unknown: Array
+    batch: _InputChanges, deaths: Instants, killed: tuple[Slots, Instants], unknown: Array
 ) -> tuple[Positions, Lifetimes]:
     """All insertions with their rows' deaths, by change; and killed slots, put in ascending order."""
     xp = batch.table.kernels.xp
@@ -265,7 +265,7 @@ def _lifetimes(
     )
 
 
-def _net(batch: _Batch, rows: Positions, killed: Slots, unknown: Array) -> tuple[Positions, Lifetimes]:
+def _net(batch: _InputChanges, rows: Positions, killed: Slots, unknown: Array) -> tuple[Positions, Lifetimes]:
     """Rows that come and slots that go, put in ascending order."""
     xp = batch.table.kernels.xp
     rows, killed = xp.sort(rows), xp.sort(killed)

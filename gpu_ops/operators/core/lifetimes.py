@@ -1,7 +1,7 @@
 """When the rows of one input live, over a micro-batch.
 
 A row lives from its birth to its death. Time within a micro-batch is the *instant*: change number s
-(its place in the micro-batch's total order, over both inputs) takes a row at instant 2s and brings
+(its position in the micro-batch's total order, over both inputs) takes a row at instant 2s and brings
 one at 2s + 1, so that an upsert (one change that does both) first takes, then brings. Rows from
 before the micro-batch were born at `ALWAYS`; rows that stay die at `NEVER`.
 """
@@ -80,8 +80,8 @@ class Lifetimes:
             new = slots - self.first_new
             times = xp.where(new >= 0, self.deaths[xp.maximum(new, 0)], times)
         if self.killed.size:
-            place = xp.minimum(xp.searchsorted(self.killed, slots), self.killed.size - 1)
-            times = xp.where(self.killed[place] == slots, self.killed_at[place], times)
+            at = xp.minimum(xp.searchsorted(self.killed, slots), self.killed.size - 1)
+            times = xp.where(self.killed[at] == slots, self.killed_at[at], times)
         return times
 
 

@@ -1,4 +1,4 @@
-"""Who matches whom: candidates of an index become matches.
+"""Matching: candidates of an index become matches.
 
 An index finds rows by a hash (and perhaps a range of times); a candidate is a match if its row is alive at the instant
 asked for, really equal in the key, and the residual condition is true of the pair. That is the order here, cheapest

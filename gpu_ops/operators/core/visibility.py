@@ -34,7 +34,7 @@ _DELTA = np.array([0, 1, -1, 0, 0], np.int64)
 
 
 @dataclasses.dataclass
-class Changes:
+class VisibilityChanges:
     """Where visibility changes: parallel arrays."""
 
     slots: Slots
@@ -80,7 +80,7 @@ def visible_per_event(
     *,
     when_alone: bool,
     barriers: tuple[Barrier, Barrier] | None = None,
-) -> Changes:
+) -> VisibilityChanges:
     """Every change of visibility, instant by instant; moves the association counts.
 
     Args:
@@ -129,7 +129,7 @@ def visible_per_event(
     if bool(flicker.any()):
         at = at[xp.flatnonzero(~flicker)]
     table.add_counts(slots, pairs.deltas)
-    return Changes(rows[at], when[at], visible[at], own[at])
+    return VisibilityChanges(rows[at], when[at], visible[at], own[at])
 
 
 def visible_per_batch(

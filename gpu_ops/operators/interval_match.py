@@ -1,4 +1,4 @@
-"""Who meets whom in an interval join: pairs of one micro-batch, and pads of rows that never met a match."""
+"""The match of an interval join: pairs of one micro-batch, and pads of rows that never met a match."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpu_ops.state.interval_table import GHOST, IntervalTable
 
 
 @dataclasses.dataclass(frozen=True)
-class New:
+class NewRows:
     """The new rows of one side; arrays by row, by ascending sequence."""
 
     slots: Slots
@@ -34,7 +34,7 @@ class New:
     """Mask of rows that later ones may meet, None for all."""
 
 
-class Meetings:
+class IntervalMatch:
     """Finds pairs between new rows and those in state.
 
     Args:
@@ -54,8 +54,8 @@ class Meetings:
             return shifted(self._kernels.xp, times, self._lower), shifted(self._kernels.xp, times, self._upper)
         return shifted(self._kernels.xp, times, -self._upper), shifted(self._kernels.xp, times, -self._lower)
 
-    def pairs(self, side: int, new: tuple[New, New], over: int) -> OutputRows:
-        """New rows of one side with the rows they meet.
+    def pairs(self, side: int, new: tuple[NewRows, NewRows], over: int) -> OutputRows:
+        """NewRows rows of one side with the rows they meet.
 
         The left's meet all rows, the right's those that were there, so no pair is found twice. Rows that pass
         through have to be met while they come: only by what came before them.
@@ -66,10 +66,10 @@ class Meetings:
             over: rows of the other side up to this time have been left behind.
         """
         xp, own, others = self._kernels.xp, new[side], new[1 - side]
-        needle, slots = self._meet(side, own, None, over, (True, side == 0))
+        needle, slots = self._matches(side, own, None, over, (True, side == 0))
         if side == 1 and own.kept is not None:
             passing = xp.flatnonzero(~own.kept)
-            more = self._meet(side, own, passing, over, (False, True))
+            more = self._matches(side, own, passing, over, (False, True))
             needle, slots = xp.concatenate([needle, more[0]]), xp.concatenate([slots, more[1]])
         first = self._tables[1 - side].first_new
         came = others.instants[xp.maximum(slots - first, 0)] if others.instants.size else xp.zeros(slots.size, np.int64)
@@ -80,8 +80,8 @@ class Meetings:
             needle, slots, came, instants = needle[right], slots[right], came[right], instants[right]
         return self._joined(side, own.slots[needle], slots, xp.maximum(instants, came))
 
-    def _meet(
-        self, side: int, own: New, rows: Positions | None, over: int, among: tuple[bool, bool]
+    def _matches(
+        self, side: int, own: NewRows, rows: Positions | None, over: int, among: tuple[bool, bool]
     ) -> tuple[Positions, Slots]:
         """Matches of new rows, among committed and staged ones: their positions, and slots of the other side."""
         kernels, xp = self._kernels, self._kernels.xp
@@ -103,15 +103,15 @@ class Meetings:
             table.key_types,
             (Columns.of_frame(kernels, own.keys, table.keys), Columns.of_store(other.store, other.keys)),
             alive=lambda _, slots: other.status.values[slots] == LIVE,
-            residual=lambda needle, slots: self._fits(side, own.slots[needle], slots),
+            residual=lambda needle, slots: self._fulfilling(side, own.slots[needle], slots),
         )
 
-    def _fits(self, side: int, own: Slots, others: Slots) -> Positions | None:
+    def _fulfilling(self, side: int, own: Slots, others: Slots) -> Positions | None:
         """Positions of pairs that meet the residual condition, None for all."""
         rows = zip(self._inputs, self._tables, left_right(side, own, others), strict=True)
         return fulfilling(self._kernels, self._condition, {s.name: (t.store, at) for s, t, at in rows}, int(own.size))
 
-    def clean_up(self, side: int, own: New, looking: Array) -> tuple[OutputRows, OutputRows]:
+    def clean_up(self, side: int, own: NewRows, looking: Array) -> tuple[OutputRows, OutputRows]:
         """The other side's stale rows, which the first new row of their key that looks takes away.
 
         Args:
@@ -144,7 +144,7 @@ class Meetings:
         if own.matchable is not None:
             meets &= own.matchable[by]
         met, row = stale[meets], by[meets]
-        fits = self._fits(side, own.slots[row], met)
+        fits = self._fulfilling(side, own.slots[row], met)
         if fits is not None:
             met, row = met[fits], row[fits]
         pairs = self._joined(side, own.slots[row], met, own.instants[row])
