@@ -12,12 +12,13 @@ the rows its changes meet, as Flink's ``StreamingMultiJoinOperator`` does for ev
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
 from gpu_ops import layouts
-from gpu_ops.arrays import Array, Positions, Slots
-from gpu_ops.kernels import Kernels
+from gpu_ops.arrays import Array, Instants, Positions, Slots
+from gpu_ops.kernels import Kernels, as_slots
 from gpu_ops.operators.core.counts import flickers, moments
 from gpu_ops.operators.core.lifetimes import ALWAYS, NEVER
 from gpu_ops.operators.multi_plan import Lookup
@@ -71,6 +72,15 @@ def crossings(
     return Crossings(first[at], xp.where(found.after[at] == 0, 1, -1).astype(np.int8), hidden)
 
 
+def _turns(xp: Any, begin: Instants, end: Instants) -> tuple[Positions, Instants, Array]:
+    """Where pairs come and go within the micro-batch: which pair, when, and 1 or -1."""
+    lives = begin < end
+    comes, goes = xp.flatnonzero(lives & (begin != ALWAYS)), xp.flatnonzero(lives & (end != NEVER))
+    signs = xp.full(comes.size + goes.size, -1, np.int8)
+    signs[: comes.size] = 1
+    return xp.concatenate([comes, goes]), xp.concatenate([begin[comes], end[goes]]), signs
+
+
 def counted_changes(
     finder: Finder, input_index: int, owner: int, own_lookup: Lookup, back: Lookup, *, net: bool
 ) -> tuple[Tuples, Slots]:
@@ -92,29 +102,18 @@ def counted_changes(
     kernels, xp = finder.kernels, finder.kernels.xp
     table, side, owner_side = finder.tables[owner], finder.sides[input_index], finder.sides[owner]
     # new rows of the owner find what they match, and stays
-    new = xp.arange(owner_side.first_new, len(table), dtype=np.int64)
+    new = as_slots(kernels, owner_side.first_new, owner_side.births.size)
     if new.size:
-        rows, slots = finder.matches({owner: new}, own_lookup, committed=True)
-        kept = finder.fulfils(input_index, {owner: new[rows], input_index: slots}, int(slots.size))
-        rows = rows if kept is None else rows[kept]
+        rows, _ = finder.matches({owner: new}, own_lookup, step=input_index, committed=True)
         table.add(step_count(input_index), new[rows], xp.ones(rows.size, np.int32))
-    touched = xp.concatenate([side.killed, xp.arange(side.first_new, len(finder.tables[input_index]), dtype=np.int64)])
-    rows, slots = finder.matches({input_index: touched}, back)
+    touched = xp.concatenate([side.killed, as_slots(kernels, side.first_new, side.births.size)])
+    rows, slots = finder.matches({input_index: touched}, back, step=input_index)
     pairs = {input_index: touched[rows], owner: slots}
-    kept = finder.fulfils(input_index, pairs, int(slots.size))
-    if kept is not None:
-        pairs = {p: s[kept] for p, s in pairs.items()}
-    births = side.born(xp, pairs[input_index]), owner_side.born(xp, pairs[owner])
-    deaths = side.died(xp, pairs[input_index]), owner_side.died(xp, pairs[owner])
-    begin, end = xp.maximum(*births), xp.minimum(*deaths)
-    lives = begin < end
-    comes, goes = xp.flatnonzero(lives & (begin != ALWAYS)), xp.flatnonzero(lives & (end != NEVER))
-    both = xp.concatenate([comes, goes])
-    instants = xp.concatenate([begin[comes], end[goes]])
-    signs = xp.ones(both.size, np.int8)
-    signs[comes.size :] = -1
-    own = xp.concatenate([births[1][comes] == begin[comes], deaths[1][goes] == end[goes]])
-    owners = pairs[owner][both]
+    births = side.born(xp, pairs[input_index]), owner_side.born(xp, slots)
+    deaths = side.died(xp, pairs[input_index]), owner_side.died(xp, slots)
+    both, instants, signs = _turns(xp, xp.maximum(*births), xp.minimum(*deaths))
+    own = xp.where(signs > 0, births[1][both], deaths[1][both]) == instants
+    owners = slots[both]
     found = crossings(
         kernels, (owners, instants, signs), table.beside[step_count(input_index)].values[owners], own, net=net
     )
@@ -143,18 +142,11 @@ def mark_afresh(finder: Finder, input_index: int, lookup: Lookup, tuples: Tuples
         number = xp.unique(number * wide + tuples.slots[other] + 1, return_inverse=True)[1]
     one = xp.unique(number, return_index=True)[1]
     left = {p: s[one] for p, s in tuples.slots.items() if p != input_index}
-    which, slots = finder.matches(left, lookup)
-    kept = finder.fulfils(input_index, {**{p: s[which] for p, s in left.items()}, input_index: slots}, int(slots.size))
-    if kept is not None:
-        which, slots = which[kept], slots[kept]
+    which, slots = finder.matches(left, lookup, step=input_index)
     side = finder.sides[input_index]
     births, deaths = side.born(xp, slots), side.died(xp, slots)
     before = xp.bincount(which[births == ALWAYS], minlength=int(one.size))
-    comes, goes = xp.flatnonzero(births != ALWAYS), xp.flatnonzero(deaths != NEVER)
-    both = xp.concatenate([comes, goes])
-    instants = xp.concatenate([births[comes], deaths[goes]])
-    signs = xp.ones(both.size, np.int8)
-    signs[comes.size :] = -1
+    both, instants, signs = _turns(xp, births, deaths)
     owners = which[both]
     # Nothing hides a pad here, so what comes and goes between two inputs' changes comes out, and is folded later.
     found = crossings(kernels, (owners, instants, signs), before[owners], None, net=False)

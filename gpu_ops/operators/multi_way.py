@@ -94,9 +94,7 @@ class MultiWayJoin(KeyedOperator):
                 continue
             nothing = [_untouched(self.kernels, t) for t in self.tables]
             finder = Finder(self.join, self.kernels, self.tables, nothing)
-            rows, slots = finder.matches({input_index: gone}, _back(self._plan.paths[input_index]))
-            kept = finder.fulfils(input_index, {input_index: gone[rows], owner: slots}, int(slots.size))
-            slots = slots if kept is None else slots[kept]
+            slots = finder.matches({input_index: gone}, _back(self._plan.paths[input_index]), step=input_index)[1]
             self.tables[owner].add(step_count(input_index), slots, self.kernels.xp.full(slots.size, -1, np.int32))
 
     def _complete(self, finder: Finder, *, net: bool) -> Tuples:

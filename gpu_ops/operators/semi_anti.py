@@ -24,9 +24,9 @@ from gpu_ops.descriptions.changelog import DELETE, INSERT
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
-from gpu_ops.kernels import Kernels, as_slots
+from gpu_ops.kernels import Kernels
 from gpu_ops.operators.core.emission import JOINED, OutputRows, in_order, net_rows, with_nulls
-from gpu_ops.operators.core.lifetimes import NEVER, Lifetimes
+from gpu_ops.operators.core.lifetimes import Lifetimes
 from gpu_ops.operators.core.pairs import NetPairs, Pairs, TimedPairs
 from gpu_ops.operators.core.visibility import Barrier, visible_per_batch, visible_per_event
 from gpu_ops.operators.keyed import TwoWayJoin
@@ -68,15 +68,7 @@ class SemiAntiJoin(TwoWayJoin):
 def _barriers(right: KeyedTable, change: Lifetimes) -> tuple[Barrier, Barrier]:
     """How many right rows without a key, and how many at all, there are over the micro-batch."""
     kernels, xp = right.kernels, right.kernels.xp
-    new = as_slots(kernels, change.first_new, len(right) - change.first_new)
-    slots, instants = [new, change.killed], [change.births, change.killed_at]
-    steps = [xp.ones(new.size, np.int64), -xp.ones(change.killed.size, np.int64)]
-    if change.deaths is not None:
-        stillborn = xp.flatnonzero(change.deaths != NEVER)
-        slots.append(new[stillborn])
-        instants.append(change.deaths[stillborn])
-        steps.append(-xp.ones(stillborn.size, np.int64))
-    rows, when, step = (xp.concatenate(parts) for parts in (slots, instants, steps))
+    rows, when, step = change.events(kernels)
     order = kernels.argsort(when)
     rows, when, step = rows[order], when[order], step[order]
     valid = kernels.valid(right.store.take(rows, right.strict, present=True), right.strict)
@@ -90,7 +82,7 @@ def _barriers(right: KeyedTable, change: Lifetimes) -> tuple[Barrier, Barrier]:
 
 def _steps(xp: Any, before: int, instants: Instants, steps: Array) -> Barrier:
     """The step function, one step per instant."""
-    after = before + xp.cumsum(steps)
+    after = before + xp.cumsum(steps, dtype=np.int64)
     last = xp.ones(instants.size, bool)
     last[:-1] = instants[1:] != instants[:-1]
     return Barrier(before, instants[last], after[last])

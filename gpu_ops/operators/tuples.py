@@ -7,7 +7,7 @@ instant, so any number of changes are completed together, each as if it had come
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from gpu_ops.arrays import Array, Instants, Positions, Slots
 from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.kernels import Frame, Kernels
-from gpu_ops.operators.core.lifetimes import NEVER, Lifetimes
+from gpu_ops.operators.core.lifetimes import Lifetimes
 from gpu_ops.operators.core.match import Columns, fulfilling, match
 from gpu_ops.operators.multi_plan import Lookup
 from gpu_ops.state.columns import DEAD, DYING, LIVE
@@ -78,13 +78,20 @@ class Finder:
         self.candidates = 0
 
     def matches(
-        self, slots: Mapping[int, Slots], lookup: Lookup, *, instants: Instants | None = None, committed: bool = False
+        self,
+        slots: Mapping[int, Slots],
+        lookup: Lookup,
+        *,
+        step: int | None = None,
+        instants: Instants | None = None,
+        committed: bool = False,
     ) -> tuple[Positions, Slots]:
         """Rows of one input whose key equals columns of the tuples'.
 
         Args:
             slots: the tuples' rows.
             lookup: what is equal to what.
+            step: the input whose step has a residual condition that must be true, too; None for no condition.
             instants: rows alive then; without it, rows alive at any time of the micro-batch.
             committed: only rows that the micro-batch leaves alone.
 
@@ -109,8 +116,11 @@ class Finder:
             (found if rows is None else rows[found], slot),
             types,
             (Columns.of_frame(kernels, sources, names), Columns.of_store(table.store, [c for c, _ in lookup.pairs])),
-            alive=lambda found, slots: self._alive(
-                table, side, slots, None if instants is None else instants[found], committed=committed
+            alive=lambda found, others: self._alive(
+                table, side, others, None if instants is None else instants[found], committed=committed
+            ),
+            residual=lambda found, others: self._fulfilling(
+                step, lambda number: others if number == lookup.input_index else slots[number][found], int(others.size)
             ),
         )
 
@@ -137,14 +147,14 @@ class Finder:
                 gone[dying] = side.killed_at[xp.searchsorted(side.killed, slots[dying])] <= instants[dying]
         return ~gone
 
-    def fulfils(self, input_index: int, slots: Mapping[int, Slots], length: int) -> Positions | None:
-        """Positions of tuples for which a step's residual condition is true; None for all."""
-        condition = self.join.conditions[input_index - 1]
-        if condition is None:
+    def _fulfilling(self, step: int | None, slots: Callable[[int], Slots], length: int) -> Positions | None:
+        """Positions of n tuples for which a step's residual condition is true; None for all. ``slots``: of an input."""
+        condition = None if step is None else self.join.conditions[step - 1]
+        if step is None or condition is None:
             return None
         rows = {
-            source.name: (self.tables[number].store, slots[number])
-            for number, source in enumerate(self.join.inputs[: input_index + 1])
+            source.name: (self.tables[number].store, slots(number))
+            for number, source in enumerate(self.join.inputs[: step + 1])
             if condition.columns.get(source.name)
         }
         return fulfilling(self.kernels, condition, rows, length, present=False)
@@ -158,7 +168,7 @@ class Finder:
 
     def check(self, tuples: Tuples, input_index: int) -> Tuples:
         """The tuples for which a step's residual condition is true."""
-        kept = self.fulfils(input_index, tuples.slots, tuples.size)
+        kept = self._fulfilling(input_index, tuples.slots.__getitem__, tuples.size)
         return tuples if kept is None else tuples.pick(kept)
 
     def extend(self, tuples: Tuples, lookup: Lookup, hidden: tuple[int, Slots] | None) -> Tuples:
@@ -171,12 +181,7 @@ class Finder:
                 have no match just now.
         """
         xp, input_index = self.kernels.xp, lookup.input_index
-        found, slots = self.matches(tuples.slots, lookup, instants=tuples.instants)
-        if self.join.conditions[input_index - 1] is not None:
-            taken = {p: s[found] for p, s in tuples.slots.items()}
-            kept = self.fulfils(input_index, {**taken, input_index: slots}, int(slots.size))
-            if kept is not None:
-                found, slots = found[kept], slots[kept]
+        found, slots = self.matches(tuples.slots, lookup, step=input_index, instants=tuples.instants)
         if self.join.steps[input_index - 1].how == "left":
             alone = xp.ones(tuples.size, bool)
             alone[found] = False
@@ -200,16 +205,8 @@ class Finder:
 
     def events(self, input_index: int) -> Tuples:
         """The changes of one input: each row that comes, each that goes."""
-        kernels, xp, side, table = self.kernels, self.kernels.xp, self.sides[input_index], self.tables[input_index]
-        new = xp.arange(side.first_new, len(table), dtype=np.int64)
-        slots, instants = [new, side.killed], [side.births, side.killed_at]
-        if side.deaths is not None:
-            dying = xp.flatnonzero(side.deaths != NEVER)
-            slots.append(new[dying])
-            instants.append(side.deaths[dying])
-        signs = xp.full(sum(int(s.size) for s in slots), -1, np.int8)
-        signs[: new.size] = 1
-        return fresh(kernels, {input_index: xp.concatenate(slots)}, xp.concatenate(instants), signs)
+        slots, instants, signs = self.sides[input_index].events(self.kernels)
+        return fresh(self.kernels, {input_index: slots}, instants, signs)
 
 
 def fresh(kernels: Kernels, slots: dict[int, Slots], instants: Instants, signs: Array) -> Tuples:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from gpu_ops.arrays import Array, Instants, Slots
+from gpu_ops.kernels import Kernels, as_slots
 from gpu_ops.layouts import INSTANT_BITS
 from gpu_ops.state.columns import DYING, Growing
 
@@ -56,6 +57,19 @@ class Lifetimes:
         self.net = dataclasses.replace(self.net, deaths=deaths, births=births)
         self.births = xp.full(self.births.size, births, np.int64)
         self.killed_at = xp.full(self.killed.size, deaths, np.int64)
+
+    def events(self, kernels: Kernels) -> tuple[Slots, Instants, Array]:
+        """Each row that comes and each that goes, in no order: its slot, when, and 1 or -1."""
+        xp, new = kernels.xp, as_slots(kernels, self.first_new, self.births.size)
+        slots, instants = [new, self.killed], [self.births, self.killed_at]
+        if self.deaths is not None:
+            dying = xp.flatnonzero(self.deaths != NEVER)
+            slots.append(new[dying])
+            instants.append(self.deaths[dying])
+        found = xp.concatenate(slots)
+        signs = xp.full(found.size, -1, np.int8)
+        signs[: new.size] = 1
+        return found, xp.concatenate(instants), signs
 
     def dying(self, slots: Slots) -> Array | None:
         """Of a net change: mask of the rows at these slots that die; None if none does. Not after its commit."""

@@ -21,9 +21,8 @@ import numpy as np
 
 from gpu_ops import layouts
 from gpu_ops.arrays import Array, Instants, Slots, distinct
-from gpu_ops.kernels import as_slots
 from gpu_ops.operators.core.counts import flickers, moments
-from gpu_ops.operators.core.lifetimes import NEVER, Lifetimes
+from gpu_ops.operators.core.lifetimes import Lifetimes
 from gpu_ops.operators.core.pairs import NetPairs, TimedPairs
 from gpu_ops.state.columns import LIVE
 from gpu_ops.state.keyed_table import KeyedTable
@@ -95,16 +94,12 @@ def visible_per_event(
     kernels, xp = table.kernels, table.kernels.xp
     slots, counts = pairs.slots[side], table.count
     begins, ends = pairs.comes, pairs.goes
-    new = as_slots(kernels, change.first_new, len(table) - change.first_new)
+    own, own_at, sign = change.events(kernels)
     events = [
         layouts.moments(slots[begins], pairs.begin[begins], _BEGIN),
         layouts.moments(slots[ends], pairs.end[ends], _END),
-        layouts.moments(new, change.births, _BORN),
-        layouts.moments(change.killed, change.killed_at, _DIES),
+        layouts.moments(own, own_at, xp.where(sign > 0, _BORN, _DIES)),
     ]
-    if change.deaths is not None:
-        stillborn = xp.flatnonzero(change.deaths != NEVER)
-        events.append(layouts.moments(new[stillborn], change.deaths[stillborn], _DIES))
     if barriers is not None:
         events.extend(_barrier_events(table, change, barriers))
     # One packed number per event: sorting the numbers sorts by row, instant and order within it.
@@ -123,13 +118,13 @@ def visible_per_event(
         was_visible &= xp.where(keyless, barriers[1].before, barriers[0].before) == 0
     was_visible &= opening < change.first_new
     at = found.switches(xp, visible, was_visible)
-    own = (code[found.start] == _BORN) | dies
-    by_others = xp.where(own[at], -1, when[at] >> 1)
+    own_change = (code[found.start] == _BORN) | dies
+    by_others = xp.where(own_change[at], -1, when[at] >> 1)
     flicker = flickers(xp, rows[at], by_others)
     if bool(flicker.any()):
         at = at[xp.flatnonzero(~flicker)]
     table.add_counts(slots, pairs.deltas)
-    return VisibilityChanges(rows[at], when[at], visible[at], own[at])
+    return VisibilityChanges(rows[at], when[at], visible[at], own_change[at])
 
 
 def visible_per_batch(
