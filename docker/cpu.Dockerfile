@@ -20,5 +20,5 @@ USER 1000
 ENV PYTHONUNBUFFERED=1
 EXPOSE 4040 8888
 # one micro-batch through the engine
-HEALTHCHECK --interval=1m --timeout=30s CMD ["python", "-m", "gpu_ops.health"]
+HEALTHCHECK --interval=1m --timeout=30s CMD ["gpu-join", "health"]
 CMD ["jupyter", "lab", "--ip=0.0.0.0", "--port=8888", "--no-browser", "notebooks"]

@@ -24,5 +24,5 @@ USER 1001
 ENV PYTHONUNBUFFERED=1
 EXPOSE 4040 8888
 # one micro-batch through the engine, on the card
-HEALTHCHECK --interval=1m --timeout=30s CMD ["python", "-m", "gpu_ops.health", "--backend", "gpu"]
+HEALTHCHECK --interval=1m --timeout=30s CMD ["gpu-join", "health", "--backend", "gpu"]
 CMD ["jupyter", "lab", "--ip=0.0.0.0", "--port=8888", "--no-browser", "notebooks"]

@@ -6,13 +6,13 @@ import importlib.util
 import re
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Final, Literal, NoReturn
 
 import typer
 from rich.console import Console
 
+from gpu_ops import __version__
 from gpu_ops.errors import GpuJoinError
 
 # What a command needs is imported in it: `--help` answers at once, `inspect` does without Spark.
@@ -25,6 +25,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+Backend = Literal["auto", "cpu", "gpu"]
 
 _ROOT: Final = Path(__file__).resolve().parent.parent
 _DEMO_NEEDS: Final = ("duckdb", "pyspark")
@@ -43,7 +45,7 @@ def _options(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     if version:
-        typer.echo(f"gpu-join {_version()}")
+        typer.echo(f"gpu-join {__version__}")
         raise typer.Exit
 
 
@@ -54,7 +56,7 @@ def demo(
         typer.Option(min=0.001, show_default="0.1", help="TPC-H scale factor; 0.1 makes a million changes."),
     ] = None,
     rows: Annotated[int | None, typer.Option(min=1000, help="About how many changes to stream.")] = None,
-    backend: Annotated[Literal["auto", "cpu", "gpu"], typer.Option(help="Where to join.")] = "auto",
+    backend: Annotated[Backend, typer.Option(help="Where to join.")] = "auto",
     keep: Annotated[
         Path | None,
         typer.Option(file_okay=False, help="Empty folder for inputs, changelog, state, checkpoint."),
@@ -90,15 +92,15 @@ def run(  # noqa: PLR0917 (options: typer passes them by name)
     master: Annotated[
         str | None, typer.Option(help="Spark's master, such as local[2].", show_default="local[*]")
     ] = None,
-    backend: Annotated[Literal["auto", "cpu", "gpu"] | None, typer.Option(help="Where to join.")] = None,
+    backend: Annotated[Backend | None, typer.Option(help="Where to join.")] = None,
     trigger: Annotated[str | None, typer.Option(help="How often a micro-batch begins, such as '1 second'.")] = None,
     packages: Annotated[str | None, typer.Option(help="Maven packages for Spark, comma-separated.")] = None,
     conf: Annotated[list[str] | None, typer.Option(help="A Spark setting, name=value; as often as needed.")] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Say what would run, and run nothing.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Print what would run, and run nothing.")] = False,
 ) -> None:
     """Run a job: a query over streams, written down in SQL as Flink has it.
 
-    What is said here goes before what the job says. Ctrl-C ends it; the same command goes on from there.
+    What is given here goes before what the job sets. Ctrl-C ends it; the same command goes on from there.
     """
     if importlib.util.find_spec("pyspark") is None:
         _fail("jobs need PySpark: pip install 'gpu-join[spark]'")
@@ -142,6 +144,23 @@ def rescale(
     typer.echo(f"{done.before} partitions became {done.after}: {rows}, after {done.version} micro-batches")
 
 
+@app.command()
+def health(backend: Annotated[Backend, typer.Option(help="Where to join.")] = "auto") -> None:
+    """Join one micro-batch: does the engine answer here? Exit status 1 where it does not."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    from gpu_ops import Input, Join, JoinEngine, Key  # noqa: PLC0415
+
+    schema = pa.schema([("k", pa.int64())])
+    engine = JoinEngine(
+        Join("left", Input("left", schema), Input("right", schema), (Key("k", "k", using=True),)), backend
+    )
+    rows = engine.process(pa.table({"k": [1, 2]}), pa.table({"k": [2, 3]}))
+    if sorted(rows["k"].to_pylist()) != [1, 2]:
+        _fail(f"wrong answer: {rows.to_pylist()}")
+    typer.echo(f"{engine.backend}: {engine.backend_reason}")
+
+
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def bench(
     context: typer.Context,
@@ -167,13 +186,6 @@ def benchmarks(folder: Path) -> dict[str, str]:
             name = ".".join(parts[1:-1] if parts[-1] == "run" else parts[1:])
             found[name] = ".".join(parts)
     return found
-
-
-def _version() -> str:
-    try:
-        return metadata.version("gpu-join")
-    except metadata.PackageNotFoundError:
-        return "of a source tree, not installed"
 
 
 def _fail(message: str) -> NoReturn:

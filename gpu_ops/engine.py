@@ -13,13 +13,12 @@ import pyarrow as pa
 
 from gpu_ops import operators
 from gpu_ops.backends import Backend, make_kernels
-from gpu_ops.budget import Budget
 from gpu_ops.descriptions.changelog import BAD_ROW_KIND, DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
 from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import DescriptionError, GpuJoinError, StateError
 from gpu_ops.fields import reading, whole_number
 from gpu_ops.ingest import Ingested, ingest
-from gpu_ops.memory import Memory
+from gpu_ops.memory import Budget, Memory
 from gpu_ops.operators.backlog import Backlog
 from gpu_ops.operators.operator import Operator
 from gpu_ops.output import append_rows

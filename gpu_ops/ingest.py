@@ -17,7 +17,7 @@ from gpu_ops.descriptions.inputs import Input, check_sequence
 from gpu_ops.descriptions.intervals import as_integers, too_far
 from gpu_ops.errors import BadInputError
 from gpu_ops.layouts import MAX_CHANGES
-from gpu_ops.values import Mask, readable, sample, wrong_text
+from gpu_ops.values import Mask, readable, rebuilt, sample, wrong_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +145,7 @@ def _check_columns(source: Input, batch: pa.Table) -> None:
             raise BadInputError(source.name, name, f"is not expected; expected are {', '.join(wanted)}")
     for field in source.schema:
         kind = batch.schema.field(field.name).type
-        if not _fits(kind, field.type):
+        if kind != field.type and rebuilt(kind, _one_form, bare=True) != rebuilt(field.type, _one_form, bare=True):
             problem = f"has type {kind}, {field.type} is expected"
             raise BadInputError(source.name, field.name, problem, sample(batch[field.name]))
 
@@ -183,44 +183,14 @@ def _positions(source: Input, order: npt.ArrayLike, rows: int) -> npt.NDArray[np
     return positions.astype(np.int64, copy=False)
 
 
-def _fits(given: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether a type is the wanted one, or another form of it."""
+def _one_form(kind: pa.DataType) -> pa.DataType:
+    """A type, be its values in a dictionary, large or views."""
     t = pa.types
-    if given == wanted:
-        return True
-    if t.is_dictionary(given):
-        given = given.value_type
-        if t.is_nested(given):
-            return False
-    if given == wanted:
-        return True
-    forms = ((t.is_string, t.is_large_string, t.is_string_view), (t.is_binary, t.is_large_binary, t.is_binary_view))
-    for family in forms:
-        if any(f(given) for f in family) and any(f(wanted) for f in family):
-            return True
-    # nested types are equal only with the same inner names and nullability, which mean nothing for values
-    inner = [_inner(kind) for kind in (given, wanted)]
-    if inner[0] is None or inner[1] is None or len(inner[0]) != len(inner[1]):
-        return False
-    if t.is_struct(wanted) != t.is_struct(given) or t.is_map(wanted) != t.is_map(given):
-        return False
-    if t.is_struct(wanted) and [f.name for f in given] != [f.name for f in wanted]:
-        return False
-    return all(_fits(a, b) for a, b in zip(*inner, strict=True))
-
-
-def _inner(kind: pa.DataType) -> list[pa.DataType] | None:
-    """The types a nested type is made of; None for others."""
-    t = pa.types
-    if t.is_struct(kind):
-        return [f.type for f in kind]
-    if t.is_map(kind):
-        return [kind.key_type, kind.item_type]
-    if t.is_list(kind) or t.is_large_list(kind):
-        return [kind.value_type]
-    if t.is_fixed_size_list(kind):
-        return [kind.value_type, *(pa.null() for _ in range(kind.list_size))]
-    return None
+    if t.is_dictionary(kind) and not t.is_nested(kind.value_type):
+        kind = kind.value_type
+    if t.is_large_string(kind) or t.is_string_view(kind):
+        return pa.string()
+    return pa.binary() if t.is_large_binary(kind) or t.is_binary_view(kind) else kind
 
 
 def _bad_rows(

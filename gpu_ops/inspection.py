@@ -9,10 +9,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from gpu_ops.budget import readable
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.errors import StateError
+from gpu_ops.memory import readable
 from gpu_ops.spark.servers.partition import stored_state
 from gpu_ops.state.address import Location
 from gpu_ops.state.durable import PartitionLog, Stored, stored_partitions

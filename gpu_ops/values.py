@@ -6,6 +6,7 @@ UTF-8: what comes as text may be any bytes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +19,12 @@ Mask = npt.NDArray[np.bool_]
 _DEEPEST: Final = 64
 """Types within types; beyond, walking them would end Python's stack."""
 _VIEWS: Final = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+_BYTES: Final = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
+_CARRIED: Final = (
+    pa.types.is_boolean, pa.types.is_integer, pa.types.is_float32, pa.types.is_float64, pa.types.is_decimal128,
+    pa.types.is_temporal, pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary,
+    pa.types.is_null, pa.types.is_list, pa.types.is_large_list, pa.types.is_map,
+)  # fmt: skip
 
 # A character in UTF-8 (RFC 3629): neither overlong, nor half of a surrogate pair, nor beyond U+10FFFF.
 _CHARACTER: Final = (
@@ -28,47 +35,69 @@ _SHOWN: Final = 60
 """Bytes of text that an error shows."""
 
 
-def carried(kind: pa.DataType, *, depth: int = 0) -> pa.DataType | None:
+def rebuilt(
+    kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType], *, bare: bool = False, depth: int = 0
+) -> pa.DataType:
+    """A type changed, and all types within it, from the outside in.
+
+    Args:
+        kind: the type.
+        change: gives one type for another; what is within is not its business.
+        bare: leave out what says nothing of values: whether lists are large, nullability, names of items.
+        depth: how deep it is within another.
+
+    Raises:
+        ArrowInvalid: types within types within types, too deep to be walked.
+    """
+    if depth > _DEEPEST:
+        raise pa.ArrowInvalid(f"a type within more than {_DEEPEST} others")
+    t, kind = pa.types, change(kind)
+
+    def field(part: pa.Field) -> pa.Field:
+        inner = rebuilt(part.type, change, bare=bare, depth=depth + 1)
+        return pa.field(part.name if t.is_struct(kind) else "item", inner) if bare else part.with_type(inner)
+
+    if t.is_struct(kind):
+        return pa.struct([field(part) for part in kind])
+    if t.is_map(kind):
+        return pa.map_(
+            field(kind.key_field).with_nullable(False), field(kind.item_field), kind.keys_sorted and not bare
+        )
+    if t.is_list(kind) or t.is_large_list(kind):
+        return (pa.list_ if bare or t.is_list(kind) else pa.large_list)(field(kind.value_field))
+    return pa.list_(field(kind.value_field), kind.list_size) if t.is_fixed_size_list(kind) else kind
+
+
+def carried(kind: pa.DataType) -> pa.DataType | None:
     """The type in which a column of some type is carried: its own, but without dictionaries and views.
 
     Returns:
         None for a type that is not carried: extension, union, run-end encoded, list view, interval, half float, a
         decimal other than decimal128, a dictionary of nested values, and what has no bytes (``binary(0)``).
     """
-    t = pa.types
-    if t.is_dictionary(kind):
-        inner = carried(kind.value_type, depth=depth + 1)
-        return None if inner is None or t.is_nested(inner) else inner
-    if kind in _VIEWS:
-        return _VIEWS[kind]
-    if t.is_decimal(kind) or t.is_fixed_size_binary(kind):
-        return kind if t.is_decimal128(kind) or (t.is_fixed_size_binary(kind) and kind.byte_width) else None
-    if not t.is_nested(kind):
-        plain = t.is_boolean(kind) or t.is_integer(kind) or t.is_float32(kind) or t.is_float64(kind) or t.is_null(kind)
-        temporal = t.is_temporal(kind) and kind != pa.month_day_nano_interval()
-        return kind if plain or temporal or has_text(kind) or t.is_binary(kind) or t.is_large_binary(kind) else None
-    if depth > _DEEPEST:
+    try:
+        return rebuilt(kind, _carried)
+    except pa.ArrowInvalid:
         return None
+
+
+def _carried(kind: pa.DataType) -> pa.DataType:
+    t = pa.types
+    coded = t.is_dictionary(kind)
+    while t.is_dictionary(kind):
+        kind = kind.value_type
+    kind = _VIEWS.get(kind, kind)
     if t.is_struct(kind):
-        fields = [_carried_field(field, depth) for field in kind]
-        twice = len({field.name for field in kind}) < len(fields)
-        return None if any(f is None for f in fields) or not fields or twice else pa.struct(fields)
-    if t.is_map(kind):
-        key, item = _carried_field(kind.key_field, depth), _carried_field(kind.item_field, depth)
-        return None if key is None or item is None else pa.map_(key, item, kind.keys_sorted)
-    if t.is_list(kind) or t.is_large_list(kind):
-        value = _carried_field(kind.value_field, depth)
-        make = pa.list_ if t.is_list(kind) else pa.large_list
-        return None if value is None else make(value)
-    if t.is_fixed_size_list(kind) and kind.list_size:
-        value = _carried_field(kind.value_field, depth)
-        return None if value is None else pa.list_(value, kind.list_size)
-    return None
-
-
-def _carried_field(field: pa.Field, depth: int) -> pa.Field | None:
-    kind = carried(field.type, depth=depth + 1)
-    return None if kind is None else field.with_type(kind)
+        fine = 0 < kind.num_fields == len({field.name for field in kind})
+    elif t.is_fixed_size_list(kind):
+        fine = kind.list_size > 0
+    elif t.is_fixed_size_binary(kind):
+        fine = kind.byte_width > 0
+    else:
+        fine = any(is_one(kind) for is_one in _CARRIED) and kind != pa.month_day_nano_interval()
+    if not fine or (coded and t.is_nested(kind)):
+        raise pa.ArrowInvalid(f"{kind} is not carried")
+    return kind
 
 
 def with_types(table: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -85,6 +114,30 @@ def has_text(kind: pa.DataType) -> bool:
     if pa.types.is_nested(kind):
         return any(has_text(kind.field(i).type) for i in range(kind.num_fields))
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def as_bytes(array: pa.Array) -> pa.Array:
+    """An array with the bytes of its text, also of text within lists, maps and structs; nothing is copied."""
+    kind = rebuilt(array.type, lambda part: _BYTES.get(part, part))
+    return array if kind == array.type else array.view(kind)
+
+
+def check_array(array: pa.Array) -> None:
+    """Refuses an array from outside whose buffers do not hold what they should; text may be any bytes.
+
+    Arrow trusts its arrays: an offset or an index beyond the end, or a false number of nulls, reads foreign memory or
+    ends the process. Text that is no UTF-8 does neither; whether such rows are taken is for the one who takes them.
+
+    Raises:
+        ArrowException: what is wrong with it.
+    """
+    array.validate()
+    if isinstance(array, pa.DictionaryArray):
+        check_array(array.indices)
+        check_array(array.dictionary)
+        pa.DictionaryArray.from_arrays(array.indices, as_bytes(array.dictionary))  # refuses indices beyond the end
+        return
+    as_bytes(array).validate(full=True)
 
 
 def sample(column: pa.Array | pa.ChunkedArray, at: int = 0) -> object:
@@ -120,7 +173,7 @@ def _wrong(array: pa.Array) -> tuple[Mask, str] | None:
     if not has_text(kind):
         return None
     if not t.is_nested(kind):
-        data = _as_bytes(array)
+        data = as_bytes(array)
         try:
             data.cast(kind)  # looks at every byte: a hundredth of the time of a join
         except pa.ArrowInvalid:
@@ -157,7 +210,7 @@ def _readable(array: pa.Array) -> pa.Array:
         return array
     if not t.is_nested(kind):
         # a wrong byte more at the end, so that one follows every run of characters; its mark of three bytes goes again
-        data = _as_bytes(array)
+        data = as_bytes(array)
         ended = pc.binary_join_element_wise(data, pa.scalar(b"\xff", data.type), pa.scalar(b"", data.type))
         marked = pc.replace_substring_regex(ended, rf"({_CHARACTER}*)[\x80-\xff]", "\\1\ufffd")
         return pc.binary_slice(marked, 0, -3).cast(kind)
@@ -167,10 +220,6 @@ def _readable(array: pa.Array) -> pa.Array:
     inner = _readable(_as_list(array).values if t.is_map(kind) else array.values)
     buffers = array.buffers()[: 1 if t.is_fixed_size_list(kind) else 2]
     return pa.Array.from_buffers(kind, len(array), buffers, -1, array.offset, [inner])
-
-
-def _as_bytes(array: pa.Array) -> pa.Array:
-    return array.view(pa.large_binary() if pa.types.is_large_string(array.type) else pa.binary())
 
 
 def _as_list(array: pa.MapArray) -> Any:

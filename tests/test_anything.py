@@ -35,8 +35,7 @@ from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import GpuJoinError
-from gpu_ops.received import check_array
-from gpu_ops.values import carried, wrong_text
+from gpu_ops.values import carried, check_array, wrong_text
 
 NAMES = ("k", "v", "t", "K", "op", "row_kind", "ä", "a.b", "`x`", "select", "", " ", "left")
 LEAVES = (

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from gpu_ops.received import check_array
+from gpu_ops.values import check_array
 
 
 def text(content: bytes, *offsets: int) -> pa.Array:

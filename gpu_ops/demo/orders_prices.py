@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -12,12 +12,10 @@ import pyarrow as pa
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 import gpu_ops
 from gpu_ops.backends import Backend
 from gpu_ops.demo.check import ROW_KIND, Check, check
-from gpu_ops.demo.streaming import follow, read_changes
 from gpu_ops.demo.tpch import write_files
 
 if TYPE_CHECKING:
@@ -83,20 +81,23 @@ def run(spark: SparkSession, folder: Path, *, backend: Backend, console: Console
         name="orders_prices",
     )
     changelogs: dict[int, pa.Table] = {}
-    lock = threading.Lock()
 
     def take(rows: DataFrame, batch: int) -> None:
-        # A batch may come twice; Spark numbers them, and the later one counts.
-        with lock:
-            changelogs[batch] = rows.toArrow()
+        changelogs[batch] = rows.toArrow()  # a batch may come twice; the later one counts
 
     query = changes.writeStream.foreachBatch(take).option("checkpointLocation", str(folder / "checkpoint"))
-    follow(query.trigger(availableNow=True).start())
+    query.trigger(availableNow=True).start().awaitTermination()
     for number, step in enumerate(STEPS):
         console.print(_table(number, step, changelogs[number]))
     changelog = pa.concat_tables(changelogs[batch] for batch in sorted(changelogs))
     left, right = (pa.concat_tables(tables) for tables in inputs.values())
     return check(changelog, left, right, how="LEFT", condition="USING (order_id)", pad="set_price")
+
+
+def read_changes(spark: SparkSession, folder: Path) -> DataFrame:
+    """A stream of the Parquet files in a folder, one for each micro-batch."""
+    schema = spark.read.parquet(str(folder)).schema
+    return spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(folder))
 
 
 def _tables(schema: pa.Schema, steps: Sequence[Sequence[_Row]]) -> list[pa.Table]:
@@ -107,22 +108,19 @@ def _table(number: int, step: Step, changelog: pa.Table) -> Table:
     shown = Table(title=f"micro-batch {number + 1}: {step.what}", title_justify="left", box=box.SIMPLE_HEAD)
     for heading in ("orders", "prices", "changelog", "order_id", "movie_id", "set_price"):
         shown.add_column(heading, justify="right" if "_id" in heading or heading == "set_price" else "left")
-    rows = changelog.to_pylist()
-    for at in range(max(len(step.orders), len(step.prices), len(rows))):
-        out: list[Text] = []
-        if at < len(rows):
-            kind, *values = rows[at].values()
-            out = [_kind(kind), *(Text("null" if value is None else str(value)) for value in values)]
-        shown.add_row(_change(step.orders, at), _change(step.prices, at), *out)
+    out = [
+        [_kind(kind), *("null" if value is None else str(value) for value in values)]
+        for kind, *values in (row.values() for row in changelog.to_pylist())
+    ]
+    for orders, prices, row in zip_longest(map(_change, step.orders), map(_change, step.prices), out):
+        shown.add_row(orders, prices, *(row or ()))
     return shown
 
 
-def _change(rows: Sequence[_Row], at: int) -> Text:
-    if at >= len(rows):
-        return Text("")
-    kind, *values = rows[at]
-    return Text.assemble(_kind(kind), f" ({', '.join(map(str, values))})")
+def _change(change: _Row) -> str:
+    kind, *values = change
+    return f"{_kind(kind)} ({', '.join(map(str, values))})"
 
 
-def _kind(kind: str) -> Text:
-    return Text(kind, "green" if kind.startswith("+") else "red")
+def _kind(kind: str) -> str:
+    return f"[{'green' if kind.startswith('+') else 'red'}]{kind}[/]"

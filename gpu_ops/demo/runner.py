@@ -6,40 +6,44 @@ import contextlib
 import math
 import tempfile
 import time
-from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote, urlparse
 
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
+import gpu_ops
 from gpu_ops.backends import Backend, gpu_available
-from gpu_ops.demo import orders_prices, streaming, tpch
-from gpu_ops.demo.check import Check, check
+from gpu_ops.demo import orders_prices, tpch
+from gpu_ops.demo.check import ROW_KIND, Check, check
+from gpu_ops.demo.orders_prices import read_changes
 from gpu_ops.errors import BackendError
+from gpu_ops.memory import readable
 from gpu_ops.spark import session
+from gpu_ops.spark.metrics.progress import JoinProgress, followed, join_progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from gpu_ops.spark.metrics.progress import JoinProgress
+    from pyspark.sql.streaming import StreamingQuery
 
 DEFAULT_SCALE: Final = 0.1
 MICRO_BATCHES: Final = 12
 
+_COLUMNS: Final = (
+    TextColumn("micro-batch {task.fields[batch]} of {task.fields[batches]}"),
+    BarColumn(),
+    TextColumn("{task.completed:,.0f} of {task.total:,.0f} rows"),
+    TextColumn("{task.fields[rate]:,.0f} rows/s"),
+)
 _LOGGING: Final = Path(__file__).resolve().parent / "log4j2.properties"
 _SETTINGS: Final = {
     "spark.driver.memory": "2g",
-    "spark.driver.extraJavaOptions": " ".join(
-        (
-            # In a run this short the JVM's second compiler costs a quarter more CPU time than it saves.
-            "-XX:TieredStopAtLevel=1",
-            f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}",
-        )
-    ),
+    # In a run this short the JVM's second compiler costs a quarter more CPU time than it saves.
+    "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 -Dlog4j2.configurationFile={_LOGGING.as_uri()}",
     "spark.ui.showConsoleProgress": "false",
 }
 
@@ -74,17 +78,20 @@ def run(
     if backend == "gpu" and not found:
         raise BackendError(f"no GPU answers: {why}")
     console.print(f"backend [bold]{'gpu' if found else 'cpu'}[/]: {why}")
-    with _folder(keep) as folder:
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
+        keep = keep.resolve()
+    with contextlib.nullcontext(keep) if keep else tempfile.TemporaryDirectory(prefix="gpu-join-demo-") as root:
+        folder = Path(root)
         with _spark(console) as spark:
             console.rule("orders LEFT JOIN prices, event by event as Flink emits it", align="left")
             small = orders_prices.run(spark, folder / "orders_prices", backend=backend, console=console)
             _verdict(console, small)
             console.rule("TPC-H: orders LEFT JOIN lineitem, with updates and deletes", align="left")
-            folders = streaming.Folders(folder / "tpch")
             chosen = scale or (DEFAULT_SCALE if rows is None else math.ceil(rows / 9_000) / 1_000)
-            inputs = _generate(console, folders.root, chosen, rows, micro_batches)
-            large = _Tpch(console, inputs, folders, backend)
-            large.stream(spark, stop_after=micro_batches // 2)
+            inputs = _generate(console, folder / "tpch", chosen, rows, micro_batches)
+            large = _Tpch(console, inputs, folder / "tpch", backend)
+            large.stream(spark, until=micro_batches // 2)
         console.print(
             f"stopped after micro-batch {large.done}, Spark and the state servers as well; "
             "now from the checkpoint and the state folder"
@@ -119,56 +126,64 @@ class _Tpch:
     Args:
         console: where to print.
         inputs: the changes of orders and of lineitems.
-        folders: for the changelog, the state and the checkpoint.
+        folder: gets the changelog, the state and the checkpoint.
         backend: ``"auto"``, ``"cpu"`` or ``"gpu"``.
     """
 
     def __init__(
-        self,
-        console: Console,
-        inputs: tuple[tpch.Changes, tpch.Changes],
-        folders: streaming.Folders,
-        backend: Backend,
+        self, console: Console, inputs: tuple[tpch.Changes, tpch.Changes], folder: Path, backend: Backend
     ) -> None:
-        self.console, self.inputs, self.folders, self.backend = console, inputs, folders, backend
-        self.counts = [a + b for a, b in zip(inputs[0].counts, inputs[1].counts, strict=True)]
-        self.seconds = 0.0
+        self.console, self.inputs, self.folder, self.backend = console, inputs, folder, backend
+        self.rows = [0, *accumulate(sum(counts) for counts in zip(*(c.counts for c in inputs), strict=True))]
+        self.done, self.seconds = 0, 0.0
         self.last: JoinProgress | None = None
 
-    @property
-    def done(self) -> int:
-        """Micro-batches that are known to be done."""
-        return 0 if self.last is None else self.last.batch_id + 1
-
-    def stream(self, spark: SparkSession, *, stop_after: int | None = None) -> None:
+    def stream(self, spark: SparkSession, *, until: int | None = None) -> None:
         """Starts or resumes the query; follows it to the end, or until so many micro-batches are done."""
-        until_now = [0, *accumulate(self.counts)]
         before, began = self.seconds, time.perf_counter()
-        with _progress_bar(self.console) as bar:
-            task = bar.add_task(
-                "",
-                total=until_now[-1],
-                completed=until_now[self.done],
-                batch=self.done,
-                batches=len(self.counts),
-                rate=0.0,
+        with Progress(*_COLUMNS, console=self.console) as bar, contextlib.closing(followed(self._start(spark))) as seen:
+            batches, rows = len(self.rows) - 1, self.rows[self.done]
+            task = bar.add_task("", total=self.rows[-1], completed=rows, batch=self.done, batches=batches, rate=0.0)
+            for progress in seen:
+                for self.last in join_progress(progress):
+                    self.done = self.last.batch_id + 1
+                    self.seconds = before + time.perf_counter() - began
+                    rows = self.rows[self.done]
+                    bar.update(task, completed=rows, batch=self.done, rate=rows / self.seconds)
+                if until is not None and self.done >= until:
+                    break
+        self.seconds = before + time.perf_counter() - began
+
+    def _start(self, spark: SparkSession) -> StreamingQuery:
+        left, right = (
+            gpu_ops.stream(
+                read_changes(spark, changes.folder),
+                unique_key=changes.unique_key,
+                row_kind=ROW_KIND,
+                updates="retract",
+                name=changes.table,
             )
-
-            def show(entry: JoinProgress) -> None:
-                self.last = entry
-                rows = until_now[self.done]
-                rate = rows / (before + time.perf_counter() - began)
-                bar.update(task, completed=rows, batch=self.done, rate=rate)
-
-            query = streaming.start(spark, *self.inputs, self.folders, backend=self.backend)
-            streaming.follow(query, show, until=None if stop_after is None else stop_after - 1)
-        self.seconds += time.perf_counter() - began
+            for changes in self.inputs
+        )
+        changelog = gpu_ops.join(
+            left,
+            right,
+            on=[("o_orderkey", "l_orderkey")],
+            how="left",
+            state=str(self.folder / "state"),
+            backend=self.backend,
+            name="orders_lineitem",
+        )
+        writer = changelog.writeStream.format("parquet").option("path", str(self.folder / "changelog"))
+        return writer.option("checkpointLocation", str(self.folder / "checkpoint")).trigger(availableNow=True).start()
 
     def check(self, spark: SparkSession) -> Check:
         """Compares what Spark's sink has committed with DuckDB's join."""
+        # inputFiles() goes by the sink's log, _spark_metadata, which names no file of a micro-batch cut short.
+        uris = spark.read.parquet(str(self.folder / "changelog")).inputFiles()
         with self.console.status("DuckDB folds the changelog, and joins the folded inputs itself"):
             return check(
-                streaming.written(spark, self.folders),
+                [unquote(urlparse(uri).path) for uri in uris],
                 *([str(path) for path in sorted(c.folder.glob("*.parquet"))] for c in self.inputs),
                 how="LEFT",
                 condition="ON o_orderkey = l_orderkey",
@@ -178,21 +193,21 @@ class _Tpch:
     def summarise(self, result: Check, *, kept: bool) -> None:
         """Prints the numbers."""
         assert self.last is not None, "a query without a micro-batch"
-        metrics, total = self.last.metrics, sum(self.counts)
+        metrics, total = self.last.metrics, self.rows[-1]
         kinds = ", ".join(f"{n:,} {kind}" for kind, n in sorted(result.changes.items()))
+        rate = f"{total / self.seconds:,.0f} rows/s over {self.seconds:.1f} s"
         shown = Table(box=box.SIMPLE, show_header=False)
         shown.add_row("changes in", f"{total:,} in {self.done} micro-batches")
         shown.add_row("changelog", f"{sum(result.changes.values()):,} changes: {kinds}")
-        rate = f"{total / self.seconds:,.0f} rows/s over {self.seconds:.1f} s"
         shown.add_row("speed", f"{rate}, both starts of the query included")
         shown.add_row("backend", f"{self.last.backend}, {metrics['partitions']} partitions")
         for side, changes in zip(("left", "right"), self.inputs, strict=True):
-            rows, size = metrics[f"{side}_state_rows"], metrics[f"{side}_state_bytes"]
-            shown.add_row(f"state of {changes.table}", f"{rows:,} rows, {size / 2**20:,.1f} MiB in memory")
-        shown.add_row("state folder", f"{self.folders.state}" + ("" if kept else " (temporary)"))
+            size = readable(int(metrics[f"{side}_state_bytes"]))
+            shown.add_row(f"state of {changes.table}", f"{metrics[f'{side}_state_rows']:,} rows, {size} in memory")
+        shown.add_row("state folder", f"{self.folder / 'state'}" + ("" if kept else " (temporary)"))
         self.console.print(shown)
         if kept:
-            self.console.print(f"gpu-join inspect {self.folders.state}", soft_wrap=True)
+            self.console.print(f"gpu-join inspect {self.folder / 'state'}", soft_wrap=True)
 
 
 def _verdict(console: Console, result: Check) -> None:
@@ -210,31 +225,6 @@ def _verdict(console: Console, result: Check) -> None:
         console.print(f"  {row}", markup=False, soft_wrap=True)
 
 
-def _progress_bar(console: Console) -> Progress:
-    return Progress(
-        TextColumn("micro-batch {task.fields[batch]} of {task.fields[batches]}"),
-        BarColumn(),
-        TextColumn("{task.completed:,.0f} of {task.total:,.0f} rows"),
-        TextColumn("{task.fields[rate]:,.0f} rows/s"),
-        console=console,
-    )
-
-
-@contextlib.contextmanager
-def _spark(console: Console) -> Iterator[SparkSession]:
+def _spark(console: Console) -> SparkSession:
     with console.status("Spark starts"):
-        spark = session("gpu-join demo", config=_SETTINGS)
-    try:
-        yield spark
-    finally:
-        spark.stop()
-
-
-@contextlib.contextmanager
-def _folder(keep: Path | None) -> Iterator[Path]:
-    if keep is not None:
-        keep.mkdir(parents=True, exist_ok=True)
-        yield keep.resolve()
-        return
-    with tempfile.TemporaryDirectory(prefix="gpu-join-demo-") as folder:
-        yield Path(folder)
+        return session("gpu-join demo", config=_SETTINGS)

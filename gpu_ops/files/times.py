@@ -9,6 +9,8 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gpu_ops.values import rebuilt
+
 _ZONED: Final = r"(Z|[+-]\d{2}(:?\d{2})?)$"
 _CLOCK: Final = r":\d{2}"
 _BELOW_MICROSECONDS: Final = r"(\.\d{6})\d+"
@@ -17,13 +19,8 @@ _WITH_MICROSECONDS: Final = len("2026-01-01T00:00:00.000000")
 
 def as_text(kind: pa.DataType) -> pa.DataType:
     """A type, but with text for its times and dates, and for those within its lists and structs."""
-    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        return pa.string()
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(as_text(kind.value_type)))
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(as_text(field.type)) for field in kind])
-    return kind
+    is_time = (pa.types.is_timestamp, pa.types.is_date)
+    return rebuilt(kind, lambda part: pa.string() if any(is_one(part) for is_one in is_time) else part)
 
 
 def parsed(texts: pa.Array, kind: pa.TimestampType, zone: str) -> pa.Array:

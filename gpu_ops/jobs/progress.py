@@ -7,8 +7,8 @@ import datetime as dt
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpu_ops.budget import readable
 from gpu_ops.jobs.sinks import KINDS, OBSERVED
+from gpu_ops.memory import readable
 from gpu_ops.spark.metrics.progress import JoinProgress, join_progress, observed_metrics
 
 

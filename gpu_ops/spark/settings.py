@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from gpu_ops.budget import memory_size
 from gpu_ops.errors import DescriptionError
+from gpu_ops.memory import memory_size
 from gpu_ops.spark.cluster.tls import Tls
 from gpu_ops.spark.exchange.patience import DEFAULT_S
 
@@ -45,7 +45,7 @@ class Settings:
     """What the application sets.
 
     Attributes:
-        memory_gpu: of each state server, as `gpu_ops.budget.memory_size` reads it; None for no limit.
+        memory_gpu: of each state server, as `gpu_ops.memory.memory_size` reads it; None for no limit.
         memory_host: likewise, host memory.
         driver_port: where the directory listens; 0 for any.
         server_gpu: the part of a GPU that Spark is told a task with state servers takes.

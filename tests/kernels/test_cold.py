@@ -13,12 +13,12 @@ from oracle.multi_traces import SHAPES as MULTI
 from oracle.multi_traces import MultiShape
 from oracle.traces import HOWS, LAYOUTS, Shape
 
-from gpu_ops.budget import STATE_SHARE, Budget, memory_size
 from gpu_ops.descriptions.description import Description, Emit
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.errors import DescriptionError, StateError
+from gpu_ops.memory import STATE_SHARE, Budget, memory_size
 from kernels import test_engine, test_interval, test_multi
 from kernels.conftest import EMULATED, only_on
 from kernels.engines import CPU, Batches, alike, run

@@ -53,7 +53,7 @@ class Backend:
 
     def engine_within(self, join: Description, host_bytes: int) -> Any:
         """A fresh engine whose state has so many bytes of host memory, and none on a GPU."""
-        from gpu_ops.budget import Budget
+        from gpu_ops.memory import Budget
 
         made = self.engine(join, memory_limit=Budget(host=host_bytes))
         if self.gpu:

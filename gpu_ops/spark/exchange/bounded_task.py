@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from gpu_ops.backends import Backend
-from gpu_ops.budget import Budget
 from gpu_ops.engine import JoinEngine
+from gpu_ops.memory import Budget
 from gpu_ops.spark.exchange.arrivals import INPUT_BITS, origins
 from gpu_ops.spark.exchange.command import Wire, parse_join
 from gpu_ops.spark.exchange.left_over import ROWS_PER_BATCH, Function, grouped

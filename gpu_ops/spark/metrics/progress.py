@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from gpu_ops.spark.metrics.metrics import ALWAYS, METRICS_FIELD, OF_AN_INPUT
@@ -83,7 +83,7 @@ def observed_metrics(progress: Any) -> Mapping[str, Any]:
     return dict(progress["observedMetrics"] or {}) if "observedMetrics" in progress else {}
 
 
-def followed(query: StreamingQuery, stop: threading.Event | None = None) -> Iterator[Mapping[str, Any]]:
+def followed(query: StreamingQuery, stop: threading.Event | None = None) -> Generator[Mapping[str, Any], None, None]:
     """What Spark reports of each trigger, until the query ends or is to stop; in the end it is stopped.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 
-from gpu_ops.budget import Budget, memory_size
+from gpu_ops.memory import Budget, memory_size
 
 _log = logging.getLogger(__name__)
 

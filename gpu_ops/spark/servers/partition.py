@@ -18,9 +18,9 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from gpu_ops.budget import Budget
 from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import GpuJoinError, StateError
+from gpu_ops.memory import Budget
 from gpu_ops.spark.exchange.command import ApplyCommand, Wire, parse_join
 from gpu_ops.spark.servers import recovery
 from gpu_ops.spark.servers.pending import Pending, Recorded, identity

@@ -26,13 +26,13 @@ from typing import Any, Final
 import pyarrow as pa
 from pyarrow import flight
 
-from gpu_ops.budget import Budget
 from gpu_ops.errors import BadInputError, ConditionError, DescriptionError, GpuJoinError, StateError
-from gpu_ops.received import check_array
+from gpu_ops.memory import Budget
 from gpu_ops.spark.exchange.command import ApplyCommand
 from gpu_ops.spark.servers.memory import host_memory, server_budget
 from gpu_ops.spark.servers.partition import AbandonedError, Applied, PartitionState
 from gpu_ops.state.activity import READING, Activity
+from gpu_ops.values import check_array
 
 _log = logging.getLogger(__name__)
 

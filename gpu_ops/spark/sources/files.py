@@ -17,7 +17,7 @@ from pyspark.sql import types as st
 
 from gpu_ops.errors import DescriptionError
 from gpu_ops.files.formats import OPTIONS, FileFormat, FormatName
-from gpu_ops.files.sieve import Condition
+from gpu_ops.files.row_filter import Condition
 from gpu_ops.query.catalyst import frame_of
 from gpu_ops.spark.api.functions import applied_schema
 from gpu_ops.spark.datatypes import arrow_schema

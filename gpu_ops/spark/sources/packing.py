@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gpu_ops.files.formats import FileFormat
-from gpu_ops.files.sieve import Condition, truth
+from gpu_ops.files.row_filter import Condition, truth
 from gpu_ops.spark.exchange.arrivals import PACKED
 from gpu_ops.spark.exchange.task import freeze_imports
 from gpu_ops.state.manifest import ARROW

@@ -11,7 +11,7 @@ from typing import Any, Final
 import pyarrow as pa
 from py4j.protocol import Py4JError
 
-from gpu_ops.files.sieve import Both, Compared, Condition, Either, Flag, Missing, Not, OneOf
+from gpu_ops.files.row_filter import Both, Compared, Condition, Either, Flag, Missing, Not, OneOf
 
 _COMPARISONS: Final = {
     "EqualTo": "=",

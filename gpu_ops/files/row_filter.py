@@ -1,4 +1,4 @@
-"""Conditions that files' rows are sifted by while Arrow reads them: SQL's three values, on columns and constants."""
+"""Conditions that filter the rows of files while Arrow reads them: SQL's three values, on columns and constants."""
 
 from __future__ import annotations
 
