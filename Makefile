@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench soak oracle rapids-plans gpu-verify clean
+.PHONY: demo test services test-services lint bench soak oracle rapids-plans gpu-verify clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.ready: pyproject.toml
@@ -17,6 +17,12 @@ demo: $(VENV)/.ready  ## stream a left join with retractions, stop it, resume it
 
 test: $(VENV)/.ready  ## all tests that need no GPU and end in minutes
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --nbmake -m "not slow" tests notebooks $(ARGS)
+
+services:  ## Kafka, Postgres and the jars of Spark's sinks, in .services
+	tests/services/start.sh .services
+
+test-services: $(VENV)/.ready services  ## the sinks with real parts, which stay up (`tests/services/start.sh .services stop`)
+	GPU_JOIN_SERVICES=.services $(BIN)/python -m pytest -q tests/services $(ARGS)
 
 soak: $(VENV)/.ready  ## the long tests: more random traces, more kills
 	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -m slow $(ARGS)

@@ -1,5 +1,6 @@
 __version__: str
 
+from gpu_ops import sinks as sinks
 from gpu_ops.descriptions.aggregate import Aggregate as Aggregate
 from gpu_ops.descriptions.co_group import CoGroup as CoGroup
 from gpu_ops.descriptions.inputs import Input as Input

@@ -24,6 +24,8 @@ def attach(package: str, file: str) -> tuple[Callable[[str], object], Callable[[
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         try:
+            if module_of[name] == package:  # a module of its own
+                return importlib.import_module(f"{package}.{name}")
             value = getattr(importlib.import_module(module_of[name]), name)
         except ModuleNotFoundError as error:
             if error.name is None or error.name.partition(".")[0] != "pyspark":

@@ -66,15 +66,17 @@ def is_changelog(df: DataFrame) -> bool:
     return any(x.name == ROW_KIND_COLUMN and MARK in (x.metadata or {}) for x in df.schema.fields)
 
 
-def known_key(df: DataFrame, plan_id: str) -> tuple[str, ...] | None:
+def known_key(df: DataFrame, plan_id: str | None = None) -> tuple[str, ...] | None:
     """The unique key of a changelog, if all of its columns are there still under their own names.
 
     Args:
         df: the changelog of a join, filtered or projected.
-        plan_id: of that join.
+        plan_id: of that join; None for whichever join the key's columns agree on.
     """
     there = {x.name: x.metadata or {} for x in df.schema.fields}
     key = there.get(ROW_KIND_COLUMN, {}).get(KEY)
+    if key and plan_id is None:
+        plan_id = there.get(key[0], {}).get(KEY_COLUMN, "").removesuffix(f" {key[0]}")
     if key is None or any(there.get(name, {}).get(KEY_COLUMN) != f"{plan_id} {name}" for name in key):
         return None
     return tuple(str(name) for name in key)

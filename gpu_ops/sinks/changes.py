@@ -1,0 +1,169 @@
+"""What a micro-batch changes in a view.
+
+A changelog's net change is a difference of multisets: per row, how often it is added less how often it is
+removed. So neither the order within a micro-batch nor ``emit=`` matters, and per key what is left is at most
+one row that goes and one that comes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+from pyspark.sql import types as st
+
+from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
+from gpu_ops.errors import BadInputError, DescriptionError
+from gpu_ops.spark.plan.column_metadata import MARK, known_key
+from gpu_ops.spark.plan.union_layout import quoted
+
+COUNT: Final = "gpu_ops_count"
+"""In a view without a key: how often the row is there."""
+
+View = Callable[[DataFrame, int], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Changes:
+    """The net change of a micro-batch.
+
+    Attributes:
+        rows: cached; ``before`` and ``after``, structs of the view's columns, and ``copies``. With a key there is one
+            row per changed key, and ``copies`` is 1; without one either ``before`` or ``after`` is null.
+        schema: of the view's columns.
+        key: that of the view; None if it has none.
+        query_id: of the streaming query; "none" where the function is called without one.
+        batch_id: of the micro-batch.
+    """
+
+    rows: DataFrame
+    schema: st.StructType
+    key: tuple[str, ...] | None
+    query_id: str
+    batch_id: int
+
+    def signed(self) -> DataFrame:
+        """The view's columns and `COUNT`: positive for rows to write, negative for rows to remove."""
+        row = f.coalesce("after", "before")
+        count = f.when(f.col("after").isNull(), -f.col("copies")).otherwise(f.col("copies"))
+        return self.rows.select(*(row[x].alias(x) for x in self.schema.names), count.alias(COUNT))
+
+    def stored(self) -> st.StructType:
+        """The schema of a table that keeps the view."""
+        count = [] if self.key is not None else [st.StructField(COUNT, st.LongType())]
+        return st.StructType([st.StructField(x.name, x.dataType) for x in self.schema] + count)
+
+    def check(self, view: str, columns: Sequence[str]) -> None:
+        """Compares the columns of an existing table with those it should have.
+
+        Raises:
+            DescriptionError: one is missing, or the table was written with a key and is to be without, or vice versa.
+        """
+        there, wanted = {x.lower() for x in columns}, self.stored().names
+        missing = [x for x in wanted if x.lower() not in there and x != COUNT]
+        if missing:
+            raise DescriptionError(f"view {view} has no column {missing[0]!r}; it has {', '.join(columns)}")
+        if (COUNT in there) != (COUNT in wanted):
+            now = "has no key" if self.key is None else f"has the key {', '.join(self.key)}"
+            before = "with" if self.key is None else "without"
+            raise DescriptionError(f"view {view} was made {before} a key, and the changelog {now}: declare key=")
+
+
+def net(batch: DataFrame) -> DataFrame:
+    """The rows that a micro-batch adds or removes, each once, and `COUNT`: how often, negative if removed.
+
+    Rows whose row kind is none of ``+I``, ``-U``, ``+U``, ``-D`` (``bad`` and ``late`` ones) are left out.
+
+    Raises:
+        DescriptionError: no changelog, or columns that cannot be grouped.
+    """
+    names = [x for x in batch.columns if x != ROW_KIND_COLUMN]
+    if len(names) == len(batch.columns):
+        raise DescriptionError(f"a view takes a changelog with its column {ROW_KIND_COLUMN!r}; got {', '.join(names)}")
+    if COUNT in {x.lower() for x in names}:
+        raise DescriptionError(f"a view has a column {COUNT!r} of its own: rename the changelog's")
+    kind = f.col(ROW_KIND_COLUMN)
+    sign = f.when(kind.isin("+I", "+U"), 1).when(kind.isin("-U", "-D"), -1)
+    try:
+        counted = batch.where(sign.isNotNull()).groupBy(*map(quoted, names)).agg(f.sum(sign).alias(COUNT))
+        return counted.where(f.col(COUNT) != 0)
+    except AnalysisException as error:
+        raise DescriptionError(f"the columns of a view are grouped, and Spark cannot group these: {error}") from error
+
+
+def by_key(rows: DataFrame, key: Sequence[str]) -> DataFrame:
+    """What `net` gives, per key: ``before``, ``after``, and ``copies``: more than 1 if the key is not unique."""
+    row, count = f.struct(*map(quoted, rows.columns[:-1])), f.col(COUNT)
+    grouped = rows.groupBy(*(quoted(name).alias(f"key_{n}") for n, name in enumerate(key)))
+    return grouped.agg(
+        f.first(f.when(count < 0, row), ignorenulls=True).alias("before"),
+        f.first(f.when(count > 0, row), ignorenulls=True).alias("after"),
+        f.greatest(f.sum(f.greatest(count, f.lit(0))), f.sum(f.greatest(-count, f.lit(0)))).alias("copies"),
+    ).select("before", "after", "copies")
+
+
+def without_key(rows: DataFrame) -> DataFrame:
+    """What `net` gives, in the form of `by_key`."""
+    row, count = f.struct(*map(quoted, rows.columns[:-1])), f.col(COUNT)
+    before, after = f.when(count < 0, row), f.when(count > 0, row)
+    return rows.select(before.alias("before"), after.alias("after"), f.abs(count).alias("copies"))
+
+
+def key_of(batch: DataFrame, key: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    """The key that was declared, or else the one that is known of the changelog.
+
+    Raises:
+        DescriptionError: a declared column is not there.
+    """
+    if key is None:
+        return known_key(batch)
+    declared = (key,) if isinstance(key, str) else tuple(key)
+    spelled = {x.lower(): x for x in batch.columns}
+    for name in declared:
+        if name.lower() not in spelled:
+            raise DescriptionError(f"key={name!r} is no column of the changelog; there are {', '.join(batch.columns)}")
+    return tuple(spelled[name.lower()] for name in declared)
+
+
+def query_of(batch: DataFrame) -> str:
+    """The id of the streaming query that a micro-batch belongs to."""
+    return batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId") or "none"
+
+
+def view(write: Callable[[Changes], None], key: str | Sequence[str] | None, *, needs_key: str = "") -> View:
+    """A function for ``foreachBatch`` that computes the net change of each micro-batch, and writes it if there is any.
+
+    Args:
+        write: writes it.
+        key: columns that identify a row of the changelog; None for those that are known of it.
+        needs_key: why the view needs a key; empty if it does not.
+    """
+
+    def apply(batch: DataFrame, batch_id: int) -> None:
+        columns = key_of(batch, key)
+        if columns is None and needs_key:
+            raise DescriptionError(f"{needs_key}; none is known of this changelog: declare key=")
+        rows = net(batch)
+        schema = st.StructType([x for x in batch.schema if x.name != ROW_KIND_COLUMN])
+        changed = (without_key(rows) if columns is None else by_key(rows, columns)).persist()
+        try:
+            repeated = f.max(f.when(f.col("copies") > 1, f.coalesce("after", "before").cast("string")))
+            found = changed.agg(f.count("*"), repeated).first()
+            if columns is not None and found[1] is not None:
+                mark = batch.schema[ROW_KIND_COLUMN].metadata.get(MARK, "changelog")
+                raise BadInputError(mark, ", ".join(columns), "the view's key is not unique", found[1])
+            if found[0]:
+                write(Changes(changed, schema, columns, query_of(batch), batch_id))
+        finally:
+            changed.unpersist()
+
+    return apply
+
+
+def json(value: Column) -> Column:
+    """A struct as JSON text, nulls among its fields written."""
+    return f.to_json(value, {"ignoreNullFields": "false"})

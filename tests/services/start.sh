@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# Real parts for tests/services: Kafka, Postgres, and the jars of Spark's sinks.
+# usage: start.sh FOLDER    start what is not running (the first time Maven fetches the jars, some minutes)
+#        start.sh FOLDER stop
+set -euo pipefail
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+mkdir -p "$1"
+home="$(cd "$1" && pwd)"
+postgres="$(ls -d /usr/lib/postgresql/*/bin 2>/dev/null | tail -n 1 || true)"
+cluster="/tmp/gpu-join-postgres-$(id -u)" # its owner has to reach it
+as_postgres() { if [ "$(id -u)" = 0 ]; then su postgres -s /bin/bash -c "$*"; else bash -c "$*"; fi; }
+running() { [ -f "$1" ] && kill -0 "$(head -n 1 "$1")" 2>/dev/null; }
+
+if [ "${2:-}" = stop ]; then
+  if running "$home/kafka/pid"; then kill "$(cat "$home/kafka/pid")"; fi
+  if [ -n "$postgres" ] && running "$cluster/data/postmaster.pid"; then
+    as_postgres "$postgres/pg_ctl -D $cluster/data -m fast stop >/dev/null"
+  fi
+  exit 0
+fi
+
+for what in spark:jars kafka:kafka/lib; do
+  folder="$home/${what#*:}"
+  if [ ! -f "$folder/.complete" ]; then
+    mvn -q -B -f "$here/${what%:*}.xml" dependency:copy-dependencies -DoutputDirectory="$folder"
+    touch "$folder/.complete"
+  fi
+done
+
+if ! running "$home/kafka/pid"; then
+  kafka=(java -Xmx512m -Dorg.slf4j.simpleLogger.defaultLogLevel=warn -cp "$home/kafka/lib/*")
+  cat > "$home/kafka/server.properties" <<END
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@localhost:19093
+listeners=PLAINTEXT://localhost:19092,CONTROLLER://localhost:19093
+advertised.listeners=PLAINTEXT://localhost:19092
+controller.listener.names=CONTROLLER
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT
+log.dirs=$home/kafka/data
+num.partitions=2
+offsets.topic.replication.factor=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+group.initial.rebalance.delay.ms=0
+END
+  if [ ! -d "$home/kafka/data" ]; then
+    id="$("${kafka[@]}" kafka.tools.StorageTool random-uuid 2>/dev/null | tail -n 1)"
+    "${kafka[@]}" kafka.tools.StorageTool format -t "$id" -c "$home/kafka/server.properties" >/dev/null
+  fi
+  nohup "${kafka[@]}" kafka.Kafka "$home/kafka/server.properties" > "$home/kafka/log" 2>&1 &
+  echo $! > "$home/kafka/pid"
+fi
+
+if [ -z "$postgres" ]; then
+  echo "no Postgres here (apt-get install postgresql): its tests are skipped"
+elif ! running "$cluster/data/postmaster.pid"; then
+  mkdir -p "$cluster"
+  if [ "$(id -u)" = 0 ]; then chown postgres "$cluster"; fi
+  [ -d "$cluster/data" ] || as_postgres "$postgres/initdb -D $cluster/data -A trust >/dev/null"
+  as_postgres "$postgres/pg_ctl -D $cluster/data -o '-p 15432 -k /tmp' -l $cluster/log -w start >/dev/null"
+fi

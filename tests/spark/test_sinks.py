@@ -1,0 +1,141 @@
+"""Views: the net change of a micro-batch, memory and JDBC (Derby, which Spark brings), keys, replays, errors."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_ops import sinks
+from gpu_ops.errors import BadInputError, DescriptionError, StateError
+from gpu_ops.sinks.changes import key_of, net
+from spark.support import fold
+from spark.views import COLUMNS, Checked, Shop, in_rows
+
+pytestmark = pytest.mark.spark
+
+DERBY = {"createTableColumnTypes": "item VARCHAR(20)"}
+
+
+def changelog(spark: Any, *rows: tuple[Any, ...], schema: str = "id long, item string") -> Any:
+    return spark.createDataFrame(list(rows), f"row_kind string, {schema}")
+
+
+def derby(spark: Any, url: str, table: str = "shop") -> list[tuple[Any, ...]]:
+    return in_rows(spark.read.format("jdbc").options(url=url, dbtable=table).load())
+
+
+def test_net_is_a_difference_of_multisets_in_whatever_order(spark: Any) -> None:
+    choice = random.Random(7)
+    kinds = ("+I", "-U", "+U", "-D", "bad", "late")
+    values = (0.0, -0.0, float("nan"), 1.5, None)
+    rows = [(choice.choice(kinds), choice.randrange(3), choice.choice(values)) for _ in range(300)]
+    expected: Counter[tuple[int, str]] = Counter()
+    for kind, key, value in rows:
+        sign = {"+": 1, "-": -1}.get(kind[0], 0)
+        expected[key, "0.0" if value == 0 else str(value)] += sign
+    found = net(changelog(spark, *rows, schema="id int, `a.b` double")).collect()
+    assert {(key, str(value)): count for key, value, count in found} == {x: n for x, n in expected.items() if n}
+
+
+@pytest.mark.parametrize(("how", "emit"), [("left", "per_batch"), ("full", "per_event")])
+def test_a_view_in_memory_is_right_after_every_micro_batch(spark: Any, tmp_path: Path, how: str, emit: str) -> None:
+    shop = Shop(spark, tmp_path, how, keyed=how == "left", emit=emit)
+    view = sinks.memory_view("shop_view")
+    checked = Checked(shop, view, lambda: in_rows(view.table))
+    for _ in range(2):  # the query ends and goes on
+        for _ in range(2):
+            shop.more()
+        shop.run(checked)
+    assert checked.batches == 4
+    assert sorted(in_rows(spark.table("shop_view")), key=repr) == shop.expected()
+
+
+def test_a_view_in_memory_does_not_begin_in_the_middle(spark: Any) -> None:
+    with pytest.raises(StateError, match="would begin at micro-batch 3"):
+        sinks.memory_view("middle")(changelog(spark, ("+I", 1, "a")), 3)
+
+
+@pytest.mark.parametrize(
+    ("how", "keyed", "key"), [("inner", True, None), ("full", True, ["id", "item"]), ("full", False, None)]
+)
+def test_a_view_in_a_database_is_right_after_every_micro_batch(
+    spark: Any, tmp_path: Path, how: str, keyed: bool, key: Any
+) -> None:
+    url = f"jdbc:derby:memory:{tmp_path.name};create=true"
+    shop = Shop(spark, tmp_path, how, keyed=keyed, emit="per_batch" if how == "inner" else "per_event")
+    checked = Checked(shop, sinks.jdbc_view(url, "shop", key), lambda: derby(spark, url))
+    for _ in range(3):
+        shop.more()
+    shop.run(checked)
+    assert checked.batches == 3
+    columns = spark.read.format("jdbc").options(url=url, dbtable="shop").load().columns
+    assert columns == (COLUMNS if keyed else [*COLUMNS, "gpu_ops_count"])
+
+
+def test_the_key_is_that_of_the_changelog_or_what_is_declared(spark: Any, tmp_path: Path) -> None:
+    shop = Shop(spark, tmp_path, "inner")
+    assert key_of(shop.changes, None) == ("id", "item")
+    assert key_of(shop.changes.drop("id"), None) is None
+    assert key_of(shop.changes, ["ID", "price"]) == ("id", "price")
+    with pytest.raises(DescriptionError, match="key='of' is no column of the changelog; there are row_kind, item"):
+        key_of(shop.changes, "of")
+
+
+def test_a_key_that_is_not_unique_is_an_error_before_anything_is_written(spark: Any) -> None:
+    url = "jdbc:derby:memory:unique;create=true"
+    view = sinks.jdbc_view(url, "shop", key="id", options=DERBY)
+    schema = "item string, id long, quantity int, price double"
+    view(changelog(spark, ("+I", "a", 1, 2, 1.5), schema=schema), 0)
+    twice = changelog(spark, ("-D", "a", 1, 2, 1.5), ("+I", "b", 1, 2, 1.5), ("+I", "c", 1, 3, 1.5), schema=schema)
+    with pytest.raises(BadInputError, match=r"column 'id': the view's key is not unique \(for example .*1, "):
+        view(twice, 1)
+    assert derby(spark, url) == [("a", 1, 2, 1.5)]
+
+
+def test_a_repeated_micro_batch_is_written_once(spark: Any) -> None:
+    url = "jdbc:derby:memory:again;create=true"
+    schema = "item string, id long, quantity int, price double"
+    first = changelog(spark, ("+I", "a", 1, 2, 1.5), ("+I", "a", 1, 2, 1.5), schema=schema)
+    for _ in range(2):
+        view = sinks.jdbc_view(url, "shop", options=DERBY)  # as after a restart
+        view(first, 0)
+        assert derby(spark, url) == [("a", 1, 2, 1.5)] * 2
+    view(first, 1)
+    assert derby(spark, url) == [("a", 1, 2, 1.5)] * 4
+
+
+def test_a_view_with_other_columns_is_refused(spark: Any) -> None:
+    url = "jdbc:derby:memory:other;create=true"
+    sinks.jdbc_view(url, "v", key="id", options=DERBY)(changelog(spark, ("+I", 1, "a")), 0)
+    wider = changelog(spark, ("+I", 1, "a", 2), schema="id long, item string, quantity int")
+    with pytest.raises(DescriptionError, match="view v has no column 'quantity'; it has id, item"):
+        sinks.jdbc_view(url, "v", key="id", options=DERBY)(wider, 1)
+    with pytest.raises(DescriptionError, match="view v was made with a key, and the changelog has no key"):
+        sinks.jdbc_view(url, "v", options=DERBY)(changelog(spark, ("+I", 1, "a")), 1)
+
+
+def test_what_is_no_changelog_is_refused(spark: Any) -> None:
+    with pytest.raises(DescriptionError, match="takes a changelog with its column 'row_kind'; got id"):
+        net(spark.range(1))
+    with pytest.raises(DescriptionError, match="rename the changelog's"):
+        net(changelog(spark, ("+I", 1), schema="gpu_ops_count long"))
+    with pytest.raises(DescriptionError, match="an upsert topic needs a key; none is known of this changelog"):
+        sinks.kafka_upsert("localhost:1", "topic")(changelog(spark, ("+I", 1, "a")), 0)
+
+
+def test_columns_of_every_type_that_can_be_grouped(spark: Any) -> None:
+    schema = "s struct<a: int, b: array<string>>, d decimal(38, 2), b binary, m map<string, int>"
+    view = sinks.memory_view("types")
+    row = ({"a": 1, "b": ["x", None]}, None, b"\0", {"x": 1})
+    try:
+        view(changelog(spark, ("+I", *row), ("+I", *row), ("-D", *row), schema=schema), 0)
+    except DescriptionError as error:
+        assert "Spark cannot group these" in str(error)  # noqa: PT017
+    else:
+        assert fold(("+I", *map(str, r)) for r in view.table.collect()) == [
+            ("Row(a=1, b=['x', None])", "None", str(view.table.first()[2]), "{'x': 1}")
+        ]
