@@ -19,8 +19,6 @@ from kernels.emulation import emulated
 
 Test = TypeVar("Test", bound=Callable[..., object])
 EMULATED = ("emulated", "emulated-tiny")
-SEGMENTED = tuple(f"kernels.test_{name}" for name in ("state", "engine", "interval", "multi", "cold", "memory_error"))
-"""Where the size of segments can make a difference."""
 
 
 def only_on(*names: str) -> Callable[[Test], Test]:
@@ -36,11 +34,12 @@ def only_on(*names: str) -> Callable[[Test], Test]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run every test that takes ``kernels`` or ``engines`` on each backend.
 
-    Emulated engines are slow: the fast tests run them with tiny segments, where more happens.
+    Engines and state tables also run with tiny segments, where more happens. Emulated engines are slow: the fast tests
+    run them with tiny ones only.
     """
     for fixture in ("kernels", "engines"):
         if fixture in metafunc.fixturenames:
-            segmented = metafunc.module.__name__ in SEGMENTED
+            segmented = fixture == "engines" or metafunc.module.__name__ == "kernels.test_state"
             names = [b.name for b in backends(metafunc.config)] + list(EMULATED)
             names = [n for n in names if segmented or not n.endswith("-tiny")]
             names = [n for n in names if n in getattr(metafunc.function, "only_on", names)]

@@ -72,11 +72,11 @@ def in_order(kernels: Kernels, parts: Sequence[tuple[OutputRows, int]]) -> Outpu
     return rows.pick(layouts.sorted_positions(kernels.xp, (rows.instants << layouts.RANK_BITS) | ranks))
 
 
-def net_rows(xp: Any, leaving: Sequence[tuple[Slots, Slots]], coming: Sequence[tuple[Slots, Slots]]) -> OutputRows:
-    """The rows of a net change, those that leave first; all at one instant."""
+def net_rows(xp: Any, leaving: Sequence[tuple[Slots, ...]], coming: Sequence[tuple[Slots, ...]]) -> OutputRows:
+    """The rows of a net change, by the slots of each input; those that leave first, all at one instant."""
     slots = tuple(xp.concatenate(of_input) for of_input in zip(*leaving, *coming, strict=True))
     kinds = xp.full(slots[0].size, INSERT, np.int8)
-    kinds[: sum(int(left.size) for left, _ in leaving)] = DELETE
+    kinds[: sum(int(slots_of_rows[0].size) for slots_of_rows in leaving)] = DELETE
     return OutputRows(kinds, slots, xp.zeros(kinds.size, np.int64))
 
 
