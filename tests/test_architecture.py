@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from pathlib import Path
 from typing import Any
@@ -35,3 +36,12 @@ def test_no_part_imports_one_above_it(draw, parts):
 def test_the_page_has_what_the_code_has(draw, parts):
     page = draw["PAGE"].read_text()
     assert draw["written"](page, parts, draw["promises"](parts)) == page, "run `python docs/draw_architecture.py`"
+
+
+def test_files_that_the_page_names_are_there(draw):
+    names = set(re.findall(r"`([\w/]+(?:\.py|/))`", draw["PAGE"].read_text()))
+    root = draw["ROOT"]
+    paths = [path for folder in ("gpu_ops", "cpu_fallback", "docs", "tests") for path in (root / folder).rglob("*")]
+    paths += [root / "cpu_fallback"]
+    there = [f"/{path.relative_to(root)}" + "/" * path.is_dir() for path in paths]
+    assert not [name for name in names if not any(path.endswith("/" + name) for path in there)]
