@@ -104,18 +104,16 @@ def run(  # noqa: PLR0917 (options: typer passes them by name)
     """
     if importlib.util.find_spec("pyspark") is None:
         _fail("jobs need PySpark: pip install 'gpu-join[spark]'")
-    from gpu_ops.jobs.command import run_file  # noqa: PLC0415
+    from gpu_ops.jobs import runner  # noqa: PLC0415
+    from gpu_ops.jobs.job import amended, load  # noqa: PLC0415
 
     given = {"state": state, "checkpoint": checkpoint, "master": master, "backend": backend, "trigger": trigger}
-    run_file(
-        file,
-        Console(highlight=False),
-        given={name: value for name, value in given.items() if value is not None},
-        packages=packages,
-        conf=conf or [],
-        once=once,
-        explain=explain,
-    )
+    settings = {name: value for name, value in given.items() if value is not None}
+    job, console = amended(load(file), settings, packages, conf or []), Console(highlight=False)
+    if explain:
+        console.print(runner.explain(job, console), markup=False, soft_wrap=True)
+    else:
+        runner.run(job, console, once=once)
 
 
 @app.command()

@@ -14,7 +14,8 @@ import pytest
 from rich.console import Console
 from spark.conftest import spark
 
-from gpu_ops.jobs.command import run_file
+from gpu_ops.jobs import runner
+from gpu_ops.jobs.job import load
 
 __all__ = ["spark"]
 
@@ -58,7 +59,7 @@ def test_on_spark(name, session, monkeypatch, capsys):
 @pytest.mark.xdist_group("spark")
 def test_job(session):
     printed = Console(record=True, width=200, file=io.StringIO())
-    run_file(EXAMPLES / "job.sql", printed, said={}, once=True)
+    runner.run(load(EXAMPLES / "job.sql"), printed, once=True)
     lines = [re.split(r"; |, [\d.]+ s in all", line)[0] for line in printed.export_text().splitlines()]
     assert "\n".join(lines) + "\n" == expected("job")
 

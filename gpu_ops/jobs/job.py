@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -11,7 +11,8 @@ from gpu_ops.backends import Backend
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.inputs import BadRows, Updates, parse_duration
 from gpu_ops.errors import DescriptionError
-from gpu_ops.jobs.settings import of_job, of_table
+from gpu_ops.jobs.connectors import JOB
+from gpu_ops.jobs.settings import of_job, of_table, value_of
 from gpu_ops.jobs.sql_file import read_sql
 from gpu_ops.jobs.text import JobText, QueryText, TableText, Text, Word
 from gpu_ops.state.address import StateAddress
@@ -232,3 +233,28 @@ def _delay(file: Text, delay: Word) -> int:
         return parse_duration(delay.text)
     except DescriptionError as error:
         raise file.error(str(error), delay.at) from None
+
+
+def amended(job: Job, given: Mapping[str, str], packages: str | None, conf: Sequence[str]) -> Job:
+    """A job with the settings of the command line.
+
+    Args:
+        job: as its file has it.
+        given: settings that replace its own; folders as seen from the working folder.
+        packages: Maven packages for Spark, comma-separated, besides its own.
+        conf: Spark settings, ``name=value``.
+
+    Raises:
+        DescriptionError: one of them cannot be.
+    """
+    spark = dict(job.spark)
+    for setting in conf:
+        name, equals, value = setting.partition("=")
+        if not equals or not name.startswith("spark."):
+            raise DescriptionError(f"--conf {setting}: a Spark setting is written spark.name=value")
+        spark[name] = value
+    if packages is not None:
+        before = spark.get("spark.jars.packages")
+        spark["spark.jars.packages"] = packages if before is None else f"{before},{packages}"
+    settings = {name: value_of(name, JOB[name], text, Path.cwd()) for name, text in given.items()}
+    return dataclasses.replace(job, spark=spark, **settings)

@@ -7,6 +7,7 @@ import dataclasses
 import re
 import signal
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,7 +62,8 @@ class Outcome:
         """One micro-batch more."""
         self.batches += 1
         self.rows_in += batch.rows_in
-        self.rows_out = None if self.rows_out is None or batch.rows_out is None else self.rows_out + batch.rows_out
+        if self.rows_out is not None:
+            self.rows_out = None if batch.rows_out is None else self.rows_out + batch.rows_out
 
 
 def run(job: Job, console: Console, *, once: bool = False) -> Outcome:
@@ -77,22 +79,28 @@ def run(job: Job, console: Console, *, once: bool = False) -> Outcome:
         JobFailedError: it failed on the way; nothing is lost, and the same job goes on from its checkpoint.
     """
     check_folders(job)
+    began, found = time.perf_counter(), Outcome()
     with _session(job, console) as spark:
         changes = changelog(spark, job, console)
         last_join = join_written(changes)
         with _interrupts() as stop:
-            query = start(changes, job, once=once, last_join=last_join)
-            outcome = Outcome()
             try:
-                for progress in followed(query, stop):
+                for progress in followed(start(changes, job, once=once, last_join=last_join), stop):
                     batch = Batch.of(progress, last_join)
                     if batch is not None:
-                        outcome.add(batch)
-                        console.print(str(batch), markup=False, soft_wrap=True)
+                        found.add(batch)
+                        console.print(batch.line, markup=False, soft_wrap=True)
             except StreamingQueryException as error:
                 raise JobFailedError(reason(str(error))) from error
-            outcome.interrupted = stop.is_set()
-            return outcome
+            found.interrupted = stop.is_set()
+    ended = "stopped after" if found.interrupted else "done:"
+    changes_out = "" if found.rows_out is None else f", {found.rows_out:,} changes out"
+    batches = f"{found.batches} micro-batch{'' if found.batches == 1 else 'es'}"
+    seconds = time.perf_counter() - began
+    console.print(f"{ended} {batches}, {found.rows_in:,} rows in{changes_out}, {seconds:.1f} s in all", markup=False)
+    if job.state is not None:
+        console.print(f"state in {job.state}; the same command goes on from here", markup=False, soft_wrap=True)
+    return found
 
 
 def explain(job: Job, console: Console) -> str:

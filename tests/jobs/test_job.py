@@ -10,9 +10,8 @@ import pytest
 pytest.importorskip("pyspark")
 
 from gpu_ops.errors import DescriptionError
-from gpu_ops.jobs.command import amended
 from gpu_ops.jobs.connectors import package
-from gpu_ops.jobs.job import load
+from gpu_ops.jobs.job import amended, load
 from gpu_ops.jobs.runner import check_folders, reason
 from gpu_ops.jobs.text import JobError
 from jobs.support import INSERT, ORDERS, SINK, source, sql, wrong

@@ -21,7 +21,6 @@ import pytest
 from rich.console import Console
 
 from gpu_ops.jobs import runner
-from gpu_ops.jobs.command import run_file
 from gpu_ops.jobs.job import Source, build, load
 from gpu_ops.jobs.runner import JobFailedError
 from gpu_ops.jobs.sinks import messages, shaped
@@ -115,7 +114,7 @@ def test_changes_are_counted_where_they_can_be(
     write(tmp_path / "orders", "json", ORDERS, (1, "book", 2), (2, "pen", 1))
     write(tmp_path / "prices", "json", PRICES, ("+I", 1, 9.5))
     screen = console()
-    run_file(tmp_path / "shop.sql", screen, given={}, once=True)
+    runner.run(load(tmp_path / "shop.sql"), screen, once=True)
     found = [(2, "pen", None)] if where else [(1, "book", 19.0), (2, "pen", None)]
     assert result(spark, tmp_path, "json") == found
     batch, done, _ = screen.export_text().splitlines()
