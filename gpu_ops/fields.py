@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import operator
+import re
 import types
 import typing
 from collections.abc import Iterator
@@ -13,6 +14,9 @@ from typing import Any, Final
 import pyarrow as pa
 
 from gpu_ops.errors import DescriptionError, GpuJoinError
+
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+"""What text has that cannot be written as UTF-8."""
 
 MAX_MS: Final = 1 << 60
 """Durations, milliseconds, are smaller than this: added to a time they fit in int64."""
@@ -28,7 +32,7 @@ def check_fields(described: Any, prefix: str = "") -> None:
     Raises:
         DescriptionError: names the field and shows the value.
     """
-    hints = _hints(type(described))
+    hints = typing.get_type_hints(type(described))
     for name in (field.name for field in dataclasses.fields(described)):
         value, hint = getattr(described, name), hints[name]
         if isinstance(value, list):
@@ -80,10 +84,6 @@ def whole_number(name: str, value: object) -> int:
     return number
 
 
-def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
-
-
 def _is(value: object, hint: Any) -> bool:
     """Whether a value is of a type; text can be written as UTF-8, a number is less than `MAX_MS` either way."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
@@ -96,19 +96,11 @@ def _is(value: object, hint: Any) -> bool:
             return all(_is(v, parts[0]) for v in value)
         return len(value) == len(parts) and all(map(_is, value, parts))
     if hint is str or origin is typing.Literal:
-        return isinstance(value, str) and _is_text(value)
+        return isinstance(value, str) and _SURROGATE.search(value) is None
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool) and abs(value) < MAX_MS
     if not isinstance(value, hint):
         return False
     if dataclasses.is_dataclass(hint) or hasattr(hint, "_fields"):
-        return all(_is(getattr(value, name), kind) for name, kind in _hints(hint).items())
-    return True
-
-
-def _is_text(value: str) -> bool:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
+        return all(_is(getattr(value, name), kind) for name, kind in typing.get_type_hints(hint).items())
     return True

@@ -261,38 +261,15 @@ def _order(by: pa.ChunkedArray, given: npt.NDArray[np.int64]) -> npt.NDArray[np.
 
 
 def _ranked(sides: Sequence[Ingested], by: pa.ChunkedArray | None) -> list[Ingested]:
-    if by is None and all(_ascending(s.sequence) for s in sides):
-        # All in order already: a merge by searching, no sort.
-        ranks = [_merged(sides, number) for number in range(len(sides))]
-    else:
-        given = np.concatenate([s.sequence for s in sides])
+    given = np.concatenate([s.sequence for s in sides])
+    positions = np.arange(given.size)
+    if by is not None or not _ascending(given):
+        # a stable sort takes runs that ascend already for what they are, and merges them
         order = np.argsort(given, kind="stable") if by is None else _order(by, given)
-        positions = np.empty(given.size, np.int64)
         positions[order] = np.arange(given.size)
-        ranks = np.split(positions, np.cumsum([s.sequence.size for s in sides])[:-1])
-    ordered = []
-    for side, rank in zip(sides, ranks, strict=True):
-        if _ascending(rank):
-            ordered.append(dataclasses.replace(side, sequence=rank))
-        else:
-            order = np.argsort(rank)
-            ordered.append(dataclasses.replace(side.take(order), sequence=rank[order]))
-    return ordered
-
-
-def _merged(sides: Sequence[Ingested], number: int) -> npt.NDArray[np.int64]:
-    """Places of one input's changes among those of all; of equals, the earlier input's come first."""
-    own = sides[number].sequence
-    ranks = np.arange(own.size, dtype=np.int64)
-    for other, side in enumerate(sides):
-        theirs = side.sequence
-        if other == number or not theirs.size or not own.size or theirs[0] > own[-1]:
-            continue
-        if theirs[-1] < own[0]:  # one input after the other, as often: nothing to search
-            ranks += theirs.size
-        else:
-            ranks += np.searchsorted(theirs, own, side="left" if other > number else "right")
-    return ranks
+    ranks = np.split(positions, np.cumsum([s.sequence.size for s in sides])[:-1])
+    taken = [side if _ascending(rank) else side.take(np.argsort(rank)) for side, rank in zip(sides, ranks, strict=True)]
+    return [dataclasses.replace(t, sequence=np.sort(r, kind="stable")) for t, r in zip(taken, ranks, strict=True)]
 
 
 def _ascending(values: npt.NDArray[np.int64]) -> bool:

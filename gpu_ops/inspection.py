@@ -12,7 +12,7 @@ from rich.table import Table
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.errors import StateError
-from gpu_ops.memory import readable
+from gpu_ops.memory import size_text
 from gpu_ops.spark.servers.partition import stored_state
 from gpu_ops.state.address import Location
 from gpu_ops.state.durable import PartitionLog, Stored, stored_partitions
@@ -148,10 +148,10 @@ def _partitions(held: list[Held], join: Description, *, rows: bool) -> Table:
     # What is logged are the micro-batches between the snapshot's version and this one.
     column("version", [f"{h.version:,}" for h in held])
     column("snapshot\nversion", ["none" if h.snapshot is None else f"{h.snapshot:,}" for h in held])
-    numbers("snapshot\nsize", [h.snapshot_bytes for h in held], readable)
+    numbers("snapshot\nsize", [h.snapshot_bytes for h in held], size_text)
     for number, source in enumerate(join.inputs):
         numbers(f"{source.name}\nrows", [None if h.rows is None else h.rows[number] for h in held])
-    numbers("log\nsize", [h.record_bytes for h in held], readable)
+    numbers("log\nsize", [h.record_bytes for h in held], size_text)
     numbers("log\nchanges", [h.changes for h in held])
     for cells in zip(*columns, strict=True):
         shown.add_row(*cells)

@@ -207,7 +207,7 @@ def memory_size(text: str) -> int | float:
     raise DescriptionError(f"{text!r} is no amount of memory; '40g', '512m' or a share such as '0.4' are")
 
 
-def readable(size: int) -> str:
+def size_text(size: int) -> str:
     """Bytes for people."""
     for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
         if size >= 2**power:

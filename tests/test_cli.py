@@ -16,7 +16,7 @@ from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import StateError
-from gpu_ops.memory import readable
+from gpu_ops.memory import size_text
 from gpu_ops.spark.exchange.command import Wire
 from gpu_ops.spark.servers.partition import stored_state
 from gpu_ops.state.durable import PartitionLog, Record
@@ -191,7 +191,7 @@ def test_inspect_an_unknown_file_system(command):
 def test_readable():
     sizes = [0, 1023, 1024, 1536, 2**20, 5 * 2**30, 3 * 2**40]
     shown = ["0 B", "1023 B", "1.0 KiB", "1.5 KiB", "1.0 MiB", "5.0 GiB", "3.0 TiB"]
-    assert [readable(size) for size in sizes] == shown
+    assert [size_text(size) for size in sizes] == shown
 
 
 # --- health ----------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from gpu_ops.demo import orders_prices, tpch
 from gpu_ops.demo.check import ROW_KIND, Check, check
 from gpu_ops.demo.orders_prices import read_changes
 from gpu_ops.errors import BackendError
-from gpu_ops.memory import readable
+from gpu_ops.memory import size_text
 from gpu_ops.spark import session
 from gpu_ops.spark.metrics.progress import JoinProgress, followed, join_progress
 
@@ -202,7 +202,7 @@ class _Tpch:
         shown.add_row("speed", f"{rate}, both starts of the query included")
         shown.add_row("backend", f"{self.last.backend}, {metrics['partitions']} partitions")
         for side, changes in zip(("left", "right"), self.inputs, strict=True):
-            size = readable(int(metrics[f"{side}_state_bytes"]))
+            size = size_text(int(metrics[f"{side}_state_bytes"]))
             shown.add_row(f"state of {changes.table}", f"{metrics[f'{side}_state_rows']:,} rows, {size} in memory")
         shown.add_row("state folder", f"{self.folder / 'state'}" + ("" if kept else " (temporary)"))
         self.console.print(shown)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpu_ops.jobs.sinks import KINDS, OBSERVED
-from gpu_ops.memory import readable
+from gpu_ops.memory import size_text
 from gpu_ops.spark.metrics.progress import JoinProgress, join_progress, observed_metrics
 
 
@@ -59,7 +59,7 @@ class Batch:
         parts = [
             f"micro-batch {progress['batchId']}: {rows_in:,} rows in{out}",
             f"{seconds:.1f} s, {rows_in / seconds if seconds else 0:,.0f} rows/s",
-            f"state {total('_state_rows'):,} rows, {readable(total('_state_bytes'))}",
+            f"state {total('_state_rows'):,} rows, {size_text(total('_state_bytes'))}",
         ]
         watermarks = [join.metrics["watermark_ms"] for join in joins if "watermark_ms" in join.metrics]
         if watermarks:
