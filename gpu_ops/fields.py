@@ -1,4 +1,4 @@
-"""What a user writes down has the types it says: looked at before anything is made of it."""
+"""The fields of what a user writes down have their declared types: checked before anything is made of it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ MAX_MS: Final = 1 << 60
 
 
 def check_fields(described: Any, prefix: str = "") -> None:
-    """Refuses a value of another type than its field says; a list becomes the tuple that it stands for.
+    """Refuses a value of another type than its field's; a list becomes the tuple that it stands for.
 
     Args:
-        described: a dataclass; a field of a Literal type takes any text here, its own check says what there is.
+        described: a dataclass; a field of a Literal type takes any text here, its own check names what there is.
         prefix: of the message.
 
     Raises:

@@ -43,7 +43,7 @@ def rebuilt(
     Args:
         kind: the type.
         change: gives one type for another; what is within is not its business.
-        bare: leave out what says nothing of values: whether lists are large, nullability, names of items.
+        bare: leave out what no value depends on: whether lists are large, nullability, names of items.
         depth: how deep it is within another.
 
     Raises:
@@ -198,7 +198,7 @@ def _wrong(array: pa.Array) -> tuple[Mask, str] | None:
 
 
 def readable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column with U+FFFD in the place of every byte that is not part of a character."""
+    """A column with U+FFFD for every byte that is not part of a character."""
     if not has_text(column.type):
         return column
     return pa.chunked_array([_readable(chunk) for chunk in column.chunks], column.type)
@@ -209,11 +209,12 @@ def _readable(array: pa.Array) -> pa.Array:
     if not has_text(kind):
         return array
     if not t.is_nested(kind):
-        # a wrong byte more at the end, so that one follows every run of characters; its mark of three bytes goes again
+        # A wrong byte more at the end, so that one follows every run of characters; what replaces it, three bytes, is
+        # cut off again.
         data = as_bytes(array)
         ended = pc.binary_join_element_wise(data, pa.scalar(b"\xff", data.type), pa.scalar(b"", data.type))
-        marked = pc.replace_substring_regex(ended, rf"({_CHARACTER}*)[\x80-\xff]", "\\1\ufffd")
-        return pc.binary_slice(marked, 0, -3).cast(kind)
+        replaced = pc.replace_substring_regex(ended, rf"({_CHARACTER}*)[\x80-\xff]", "\\1\ufffd")
+        return pc.binary_slice(replaced, 0, -3).cast(kind)
     if t.is_struct(kind):
         children = [_readable(array.field(i)) for i in range(kind.num_fields)]
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=array.is_null())

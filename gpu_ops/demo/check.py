@@ -69,7 +69,7 @@ def check(changelog: Rows, left: Rows, right: Rows, *, how: str, condition: str,
     """Compares a changelog with DuckDB's join of the folded inputs.
 
     Args:
-        changelog: what the join said; its row kinds in ``row_kind``.
+        changelog: the join's output; its row kinds in ``row_kind``.
         left: changes of the left input; their row kinds in `ROW_KIND`.
         right: changes of the right input, likewise.
         how: the join type, SQL.

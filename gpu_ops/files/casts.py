@@ -56,7 +56,7 @@ def cast(values: pa.Array, kind: pa.DataType, zone: str) -> pa.Array:
         n values.
 
     Raises:
-        ArrowInvalid: a value that has no place in the type, or a text that is none of its values.
+        ArrowInvalid: a value that the type cannot hold, or a text that is none of its values.
     """
     t = pa.types
     if values.type == kind:
@@ -81,8 +81,8 @@ def _nested(values: pa.Array, kind: pa.DataType, zone: str) -> pa.Array:
     if pa.types.is_struct(kind):
         children = []
         for field in kind:
-            place = values.type.get_field_index(field.name)
-            there = pa.nulls(len(values), field.type) if place < 0 else values.field(place)
+            index = values.type.get_field_index(field.name)
+            there = pa.nulls(len(values), field.type) if index < 0 else values.field(index)
             children.append(cast(there, field.type, zone))
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=values.is_null())
     if pa.types.is_map(kind):

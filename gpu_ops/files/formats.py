@@ -1,7 +1,7 @@
 """Files as Arrow record batches: CSV, JSON lines, Parquet, ORC and Arrow, in the order of their rows.
 
-What is read, and how, is Arrow's; this says what of it is Spark's too: the names of the options, that an empty
-field of a CSV file is null, that a time without a zone is one in the session's.
+Arrow reads. Spark's are the names of the options, and that an empty field of a CSV file is null and a time without a
+zone one in the session's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,14 @@ OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "orc": ("timeZone", "missingColumns"),
     "arrow": ("missingColumns",),
 }
-"""What can be said about the files of a format, in Spark's words, as far as Spark has any."""
+"""Options of each format, by Spark's names where Spark has them."""
+
+_ALLOWED: Final = {
+    **dict.fromkeys(("header", "multiLine"), ("true|false", "true or false")),
+    **dict.fromkeys(("sep", "quote", "escape"), (r"[\x01-\x7f]", "one character of ASCII")),
+    "missingColumns": ("fail|null", "fail or null"),
+}
+"""Values of options, where not any will do, and the words for them."""
 
 _BLOCK_BYTES: Final = 8 << 20
 """Read at once of a text file; no row of a CSV file is longer."""
@@ -63,11 +70,11 @@ class FileFormat:
         name: one of `FORMATS`.
         schema: of their rows. A CSV file without a header has these columns, in this order.
         options: some of `OPTIONS`: ``header`` (the first row has names: then columns may come in any order, and
-            more may be there), ``sep``, ``quote`` (twice it is itself), ``escape`` (of any character that follows;
-            none, where Spark has the backslash), ``nullValue`` (besides the empty field; in quotes it is none),
-            ``encoding``, ``multiLine`` (values may have line breaks), ``timeZone`` (of times that name none; those
-            of Parquet and Arrow are UTC's, those that Spark writes to ORC are its JVM's), ``missingColumns``:
-            ``fail``, or ``null`` for columns that a file lacks.
+            more may be there), ``sep``, ``quote`` (doubled in a quoted value for one quote), ``escape`` (before any
+            character; none by default, where Spark has the backslash), ``nullValue`` (besides the empty field; in
+            quotes it is none), ``encoding``, ``multiLine`` (values may have line breaks), ``timeZone`` (of times that
+            name none; those of Parquet and Arrow are UTC's, those that Spark writes to ORC are its JVM's),
+            ``missingColumns``: ``fail``, or ``null`` for columns that a file lacks.
 
     Raises:
         DescriptionError: no such format, option or value, or a column that the format cannot hold.
@@ -84,14 +91,9 @@ class FileFormat:
             if option not in OPTIONS[self.name]:
                 known = ", ".join(OPTIONS[self.name])
                 raise DescriptionError(f"{option}={value!r}: files of format {self.name} have {known}")
-        for option in ("header", "multiLine"):
-            if self._option(option, "false") not in ("true", "false"):
-                raise DescriptionError(f"{option}={self._option(option, '')!r} is true or false")
-        for option in ("sep", "quote", "escape"):
-            if not re.fullmatch(r"[\x01-\x7f]", self._option(option, " ")):
-                raise DescriptionError(f"{option}={self._option(option, '')!r} is one character of ASCII")
-        if self._option("missingColumns", "fail") not in ("fail", "null"):
-            raise DescriptionError(f"missingColumns={self._option('missingColumns', '')!r} is fail or null")
+            allowed, words = _ALLOWED.get(option, (".*", ""))
+            if not re.fullmatch(allowed, value, re.DOTALL):
+                raise DescriptionError(f"{option}={value!r} is {words}")
         try:
             codecs.lookup(self._option("encoding", "utf8"))
             arrow_zone(self._option("timeZone", "UTC"))
@@ -110,7 +112,7 @@ class FileFormat:
             input_name: for errors.
 
         Raises:
-            BadInputError: a file that is not there, or not what was said; names column and value where it can.
+            BadInputError: a file that is not there, or not as described; names column and value where it can.
         """
         file_system, path = file_system_of(uri, input_name)
         try:
@@ -261,11 +263,11 @@ def _parsed(block: bytes, wanted: pa.Schema) -> list[pa.RecordBatch]:
     try:
         return list(read(wanted).to_batches())
     except pa.ArrowInvalid as error:
-        said = re.fullmatch(r"(.*) in row (\d+)", str(error), re.DOTALL)
-        if said is not None:  # of the block, which is nothing to its reader
+        numbered = re.fullmatch(r"(.*) in row (\d+)", str(error), re.DOTALL)
+        if numbered is not None:  # of the block, which its reader knows nothing of
             rows = [line for line in block.splitlines() if line.strip()]
-            row = rows[min(int(said.group(2)), len(rows) - 1)]
-            raise _WrongError(said.group(1), sample=_shown(row)) from error
+            row = rows[min(int(numbered.group(2)), len(rows) - 1)]
+            raise _WrongError(numbered.group(1), sample=_shown(row)) from error
         for field in wanted:
             try:
                 read(pa.schema([field]))
@@ -325,7 +327,7 @@ def _binary_format(name: str) -> pads.FileFormat:
 
 
 def _in_one_calendar(days: pa.Array, name: str) -> None:
-    """Refuses dates that a file of ORC may have by the Julian calendar; Arrow does not say which it has."""
+    """Refuses dates that a file of ORC may have by the Julian calendar; Arrow does not tell them apart."""
     first = pc.min(days)
     if first.is_valid and first.cast(pa.int32()).as_py() < _GREGORIAN:
         raise _WrongError("a date before 1582-10-15", name, str(first.cast(pa.string())))

@@ -169,7 +169,7 @@ def _source(file: Text, table: TableText) -> Source:
     if connector == "rate" and table.columns is not None:
         raise file.error("rate has its own columns, timestamp and value", table.columns[0][0].at)
     if connector == "kafka" and columns is None:
-        raise file.error("a Kafka topic does not say what columns its values have: name them", table.name.at)
+        raise file.error("a Kafka topic has no columns of its own: name those of its values", table.name.at)
     key, watermark = table.primary_key, table.watermark
     named = [*(key or ()), *(watermark or ())[:1]]
     if "sequence_by" in values:

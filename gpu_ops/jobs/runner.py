@@ -118,13 +118,13 @@ def check_folders(job: Job) -> None:
     if (job.state is None) != (job.checkpoint is None):
         there, missing = ("state", "checkpoint") if job.checkpoint is None else ("checkpoint", "state")
         raise job.file.error(
-            f"there is a folder for the {there}, but none for the {missing}: say {missing} as well, in the job or as "
+            f"there is a folder for the {there}, but none for the {missing}: set {missing} as well, in the job or as "
             f"--{missing}; they belong together",
             job.sink.at,
         )
     if job.state is None and job.sink.connector not in UNRESUMED:
         raise job.file.error(
-            f"{job.sink.connector} keeps what it is given, so the job has to remember where it stopped: say state and "
+            f"{job.sink.connector} keeps what it is given, so the job has to remember where it stopped: set state and "
             "checkpoint, a folder each, in the job or as --state and --checkpoint",
             job.sink.at,
         )

@@ -74,7 +74,7 @@ def shaped(changes: DataFrame, sink: Sink, file: Text) -> DataFrame:
     else:
         columns = [f.col(quoted(name)) for name in names]
     if sink.row_kind.lower() in {name.lower() for name in names}:
-        raise file.error(f"the query has a column {sink.row_kind!r}, too: say 'row_kind' = 'another name'", sink.at)
+        raise file.error(f"the query has a column {sink.row_kind!r}, too: set 'row_kind' = 'another name'", sink.at)
     return changes.select(f.col(ROW_KIND_COLUMN).alias(sink.row_kind), *columns)
 
 

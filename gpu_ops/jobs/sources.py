@@ -103,7 +103,7 @@ def _read_files(spark: SparkSession, source: Source, file: Text) -> DataFrame:
                 raise
             schema = st.StructType()
         if not schema.fields:
-            raise file.error("there are no files yet, so nothing says what columns there are: name them", source.at)
+            raise file.error("there are no files yet to take the columns from: name them", source.at)
         return _stream_of_files(spark, source, file, schema)
     named = {name.lower() for name, _ in source.columns}
     if source.connector == "csv" and source.row_kind is not None and source.row_kind.lower() not in named:

@@ -69,7 +69,7 @@ PARQUET = "'connector' = 'parquet', 'path' = 'p'"
         (job("'connector' = 'rate'"), "rate has its own columns, timestamp and value", "id"),
         (
             job("'connector' = 'kafka', 'bootstrap_servers' = 'b', 'topic' = 't'", ""),
-            "a Kafka topic does not say what columns its values have",
+            "a Kafka topic has no columns of its own: name those of its values",
             "t WITH",
         ),
         (job("'connector' = 'kafka', 'topic' = 't'"), "kafka needs the option 'bootstrap_servers'", "'kafka'"),

@@ -202,7 +202,7 @@ def test_errors_in_a_table(spark: Any, tmp_path: Path) -> None:
     error = failing(tmp_path, text.replace("op STRING, id", "id").replace("json", "csv"))
     assert error.message == "CSV goes by position: name 'op' among the columns, where it stands"
     error = failing(tmp_path, text.replace(" (id BIGINT, item STRING, qty INT, PRIMARY KEY (id) NOT ENFORCED)", ""))
-    assert error.message == "there are no files yet, so nothing says what columns there are: name them"
+    assert error.message == "there are no files yet to take the columns from: name them"
     assert error.line == 2
 
 
