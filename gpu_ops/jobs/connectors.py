@@ -18,114 +18,106 @@ class Option:
     """Something that can be set.
 
     Attributes:
-        spark: Spark's name for it; empty for one that Spark does not see.
         kind: text, a whole number above zero, true or false, a path relative to the job's file, a state folder
             likewise, a duration, or names separated by commas.
+        spark: Spark's name for it; None where that is ours in camel case, empty for what Spark does not see.
         required: whether there is no default.
         values: what it may be; empty for anything.
     """
 
-    spark: str = ""
     kind: Kind = "text"
+    spark: str | None = None
     required: bool = False
     values: tuple[str, ...] = ()
 
+    def spark_name(self, name: str) -> str:
+        """Spark's name for an option of this name; empty for what Spark does not see."""
+        first, *others = name.split("_")
+        return first + "".join(map(str.capitalize, others)) if self.spark is None else self.spark
+
+
+TEXT, COUNT, FLAG = Option(), Option("count"), Option("flag")
+"""Options of Spark's."""
+
+OURS, DURATION = Option(spark=""), Option("duration", "")
+
+
+def _one_of(*values: str) -> Option:
+    return Option(spark="", values=values)
+
 
 JOB: Final[Mapping[str, Option]] = {
-    "state": Option(kind="state"),
-    "checkpoint": Option(kind="path"),
-    "emit": Option(values=get_args(Emit)),
-    "partitions": Option(kind="count"),
-    "backend": Option(values=get_args(Backend)),
-    "name": Option(),
-    "multi_way": Option(values=("auto", "never")),
-    "trigger": Option(kind="duration"),
-    "master": Option(),
+    "state": Option("state", ""),
+    "checkpoint": Option("path", ""),
+    "emit": _one_of(*get_args(Emit)),
+    "partitions": Option("count", ""),
+    "backend": _one_of(*get_args(Backend)),
+    "name": OURS,
+    "multi_way": _one_of("auto", "never"),
+    "trigger": DURATION,
+    "master": OURS,
 }
 """Settings of a job."""
 
 OF_SOURCE: Final[Mapping[str, Option]] = {
-    "row_kind": Option(),
-    "updates": Option(values=get_args(Updates)),
-    "ttl": Option(kind="duration"),
-    "sequence_by": Option(),
-    "bad_rows": Option(values=("fail", "drop")),
-    "idle_timeout": Option(kind="duration"),
+    "row_kind": OURS,
+    "updates": _one_of(*get_args(Updates)),
+    "ttl": DURATION,
+    "sequence_by": OURS,
+    "bad_rows": _one_of("fail", "drop"),
+    "idle_timeout": DURATION,
 }
 """What any source has besides its connector's options."""
 
-OF_SINK: Final[Mapping[str, Option]] = {"row_kind": Option()}
+OF_SINK: Final[Mapping[str, Option]] = {"row_kind": OURS}
 """What any sink has besides."""
 
-_PATH: Final = {"path": Option("path", "path", required=True)}
+_PATH: Final = {"path": Option("path", required=True)}
+_LIMITS: Final = {"max_files_per_trigger": COUNT, "max_bytes_per_trigger": TEXT}
 _FILES: Final = {
     **_PATH,
-    "max_files_per_trigger": Option("maxFilesPerTrigger", "count"),
-    "max_bytes_per_trigger": Option("maxBytesPerTrigger"),
-    "glob": Option("pathGlobFilter"),
-    "recursive": Option("recursiveFileLookup", "flag"),
-    "latest_first": Option("latestFirst", "flag"),
-    "max_file_age": Option("maxFileAge"),
-    "reader": Option(values=("spark", "arrow")),
+    **_LIMITS,
+    "glob": Option(spark="pathGlobFilter"),
+    "recursive": Option("flag", "recursiveFileLookup"),
+    "latest_first": FLAG,
+    "max_file_age": TEXT,
+    "reader": _one_of("spark", "arrow"),
 }
-_TEXT: Final = {
-    "multi_line": Option("multiLine", "flag"),
-    "date_format": Option("dateFormat"),
-    "timestamp_format": Option("timestampFormat"),
-    "mode": Option("mode", values=("PERMISSIVE", "DROPMALFORMED", "FAILFAST")),
-    "encoding": Option("encoding"),
-}
-_CSV: Final = {
-    "header": Option("header", "flag"),
-    "delimiter": Option("sep"),
-    "quote": Option("quote"),
-    "escape": Option("escape"),
-    "null_value": Option("nullValue"),
-}
-_WRITTEN: Final = {"compression": Option("compression")}
-_BROKER: Final = {"bootstrap_servers": Option("kafka.bootstrap.servers", required=True)}
+_TIMES: Final = {"date_format": TEXT, "timestamp_format": TEXT}
+_MODES: Final = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
+_LINES: Final = {"multi_line": FLAG, **_TIMES, "mode": Option(values=_MODES), "encoding": TEXT}
+_CSV: Final = {"header": FLAG, "delimiter": Option(spark="sep"), "quote": TEXT, "escape": TEXT, "null_value": TEXT}
+_WRITTEN: Final = {**_PATH, "compression": TEXT}
+_BROKER: Final = {"bootstrap_servers": Option(spark="kafka.bootstrap.servers", required=True)}
+_FEED: Final = {"change_feed": Option("flag", "readChangeFeed"), "starting_version": TEXT, "starting_timestamp": TEXT}
 
 SOURCES: Final[Mapping[str, Mapping[str, Option]]] = {
     "parquet": _FILES,
-    "json": {**_FILES, **_TEXT},
-    "csv": {**_FILES, **_TEXT, **_CSV},
-    "delta": {
-        **_PATH,
-        "change_feed": Option("readChangeFeed", "flag"),
-        "starting_version": Option("startingVersion"),
-        "starting_timestamp": Option("startingTimestamp"),
-        "max_files_per_trigger": Option("maxFilesPerTrigger", "count"),
-        "max_bytes_per_trigger": Option("maxBytesPerTrigger"),
-    },
+    "json": {**_FILES, **_LINES},
+    "csv": {**_FILES, **_LINES, **_CSV},
+    "delta": {**_PATH, **_FEED, **_LIMITS},
     "kafka": {
         **_BROKER,
-        "topic": Option("subscribe", required=True),
-        "format": Option(values=("json", "debezium-json")),
-        "starting_offsets": Option("startingOffsets"),
-        "max_offsets_per_trigger": Option("maxOffsetsPerTrigger", "count"),
-        "fail_on_data_loss": Option("failOnDataLoss", "flag"),
+        "topic": Option(spark="subscribe", required=True),
+        "format": _one_of("json", "debezium-json"),
+        "starting_offsets": TEXT,
+        "max_offsets_per_trigger": COUNT,
+        "fail_on_data_loss": FLAG,
     },
-    "rate": {
-        "rows_per_second": Option("rowsPerSecond", "count"),
-        "ramp_up_time": Option("rampUpTime"),
-        "num_partitions": Option("numPartitions", "count"),
-    },
+    "rate": {"rows_per_second": COUNT, "ramp_up_time": TEXT, "num_partitions": COUNT},
 }
 """By connector, the options of a source."""
 
 SINKS: Final[Mapping[str, Mapping[str, Option]]] = {
-    "parquet": {**_PATH, **_WRITTEN},
-    "json": {**_PATH, **_WRITTEN, "date_format": Option("dateFormat"), "timestamp_format": Option("timestampFormat")},
-    "csv": {
-        **_PATH, **_WRITTEN, **_CSV,
-        "date_format": Option("dateFormat"), "timestamp_format": Option("timestampFormat"),
-    },
-    "delta": {**_PATH, "merge_schema": Option("mergeSchema", "flag")},
-    "kafka": {**_BROKER, "topic": Option("topic", required=True), "key": Option(kind="names")},
-    "console": {"rows": Option("numRows", "count"), "truncate": Option("truncate")},
-    "memory": {"table": Option(required=True)},
+    "parquet": _WRITTEN,
+    "json": {**_WRITTEN, **_TIMES},
+    "csv": {**_WRITTEN, **_CSV, **_TIMES},
+    "delta": {**_PATH, "merge_schema": FLAG},
+    "kafka": {**_BROKER, "topic": Option(required=True), "key": Option("names", "")},
+    "console": {"rows": Option("count", "numRows"), "truncate": TEXT},
+    "memory": {"table": Option(spark="", required=True)},
     "blackhole": {},
-}  # fmt: skip
+}
 """By connector, the options of a sink."""
 
 FORMATS: Final = {"blackhole": "noop"}

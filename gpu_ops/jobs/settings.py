@@ -95,8 +95,9 @@ def _read(
             checked = value_of(name, known[name], value.text, file.path.resolve().parent)
         except DescriptionError as error:
             raise file.error(str(error), value.at) from None
-        if known[name].spark:
-            found.spark[known[name].spark] = str(checked)
+        of_spark = known[name].spark_name(name)
+        if of_spark:
+            found.spark[of_spark] = str(checked)
         else:
             found.values[name] = checked
     return found
