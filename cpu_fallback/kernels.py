@@ -18,7 +18,7 @@ from gpu_ops.arrays import Array
 from gpu_ops.conditions import Condition
 from gpu_ops.descriptions.keys import key_type
 from gpu_ops.kernels import Kernels
-from gpu_ops.wide_text import fitted, one_array
+from gpu_ops.values import fitted, one_array
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]

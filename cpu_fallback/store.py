@@ -16,7 +16,7 @@ import pyarrow as pa
 from cpu_fallback.frame import Frame
 from cpu_fallback.hashing import raw_values, valid_mask
 from gpu_ops.arrays import Array
-from gpu_ops.wide_text import beyond_offsets
+from gpu_ops.values import beyond_offsets
 
 # Types of the same width as a value, which numpy gathers faster than bytes.
 _LANES = {width: np.dtype(name) for width, name in ((1, "u1"), (2, "u2"), (4, "u4"), (8, "u8"), (16, "c16"))}

@@ -13,7 +13,7 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.engine import JoinEngine
-from gpu_ops.wide_text import beyond_offsets, fitted, narrow, one_array
+from gpu_ops.values import beyond_offsets, fitted, narrow, one_array
 
 WORDS = ["", "a", None, "bcd", "äöü", None, "efghij", "k", ""]
 
@@ -22,7 +22,7 @@ WORDS = ["", "a", None, "bcd", "äöü", None, "efghij", "k", ""]
 @pytest.mark.parametrize(("start", "length"), [(0, 9), (1, 7), (2, 1), (9, 0)])
 @pytest.mark.parametrize("kind", [pa.string(), pa.binary()])
 def test_pieces(kind: pa.DataType, start: int, length: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpu_ops.wide_text.MOST_TEXT", most)
+    monkeypatch.setattr("gpu_ops.values.MOST_TEXT", most)
     wide = pa.large_string() if kind == pa.string() else pa.large_binary()
     part = pa.array(WORDS, pa.string()).cast(wide).slice(start, length)
     pieces = narrow(part)
@@ -38,7 +38,7 @@ def test_pieces(kind: pa.DataType, start: int, length: int, most: int, monkeypat
 def test_columns_come_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     column = pa.chunked_array([["abc"], ["d", None], []], pa.string())
     assert one_array(column).type == pa.string()
-    monkeypatch.setattr("gpu_ops.wide_text.MOST_TEXT", 3)
+    monkeypatch.setattr("gpu_ops.values.MOST_TEXT", 3)
     assert one_array(column).type == pa.large_string()
     assert one_array(column).to_pylist() == column.to_pylist()
     assert one_array(pa.chunked_array([], pa.string())).to_pylist() == []
@@ -78,5 +78,5 @@ def test_a_join_says_the_same(how: Any, emit: Any, monkeypatch: pytest.MonkeyPat
             return said
 
     expected = run()
-    monkeypatch.setattr("gpu_ops.wide_text.MOST_TEXT", 200)
+    monkeypatch.setattr("gpu_ops.values.MOST_TEXT", 200)
     assert run() == expected

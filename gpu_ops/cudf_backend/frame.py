@@ -18,7 +18,7 @@ import pylibcudf as plc
 
 from gpu_ops.arrays import Array
 from gpu_ops.cudf_backend.storage import DECIMAL, from_storage, storage_type, to_storage
-from gpu_ops.wide_text import narrow
+from gpu_ops.values import narrow
 
 Column = Any
 """A ``pylibcudf.Column``."""

@@ -25,7 +25,7 @@ from gpu_ops.cudf_backend.storage import decoded
 from gpu_ops.cudf_backend.store import CudfStore
 from gpu_ops.descriptions.keys import key_type
 from gpu_ops.kernels import Kernels
-from gpu_ops.wide_text import one_array
+from gpu_ops.values import one_array
 
 JOIN_FROM = math.inf
 """From so many needles per entry of a run on, `CudfKernels.search` goes by libcudf's hash join instead of by jumps.

@@ -37,7 +37,7 @@ def test_columns_in_pieces(kernels: Kernels, name: str) -> None:
 
 
 def test_more_text_than_offsets_reach(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpu_ops.wide_text.MOST_TEXT", 100)
+    monkeypatch.setattr("gpu_ops.values.MOST_TEXT", 100)
     for name in ("string", "binary"):
         table = pa.table({"c": pa.chunked_array([every(name)] * 3)})
         assert table.nbytes > 100
