@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple, Self, cast, get_ar
 import pyarrow as pa
 
 from gpu_ops.descriptions.description import Description, OutputColumn, line
-from gpu_ops.descriptions.inputs import Input, Layout, check_at_end, check_key_type, input_from_dict, input_to_dict
+from gpu_ops.descriptions.inputs import Input, Layout, check_key_type, input_from_dict, input_to_dict
 from gpu_ops.descriptions.keys import Shuffle
 from gpu_ops.errors import DescriptionError
 from gpu_ops.fields import check_fields, reading
@@ -72,7 +72,7 @@ class Aggregate(Description):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_at_end(self.inputs)
+        self._check_emit()
         names = self.source.schema.names
         if not self.measures:
             raise DescriptionError("an aggregate needs at least one of " + ", ".join(get_args(Function)))

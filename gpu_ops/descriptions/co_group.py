@@ -8,21 +8,21 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
 import pyarrow as pa
 
-from gpu_ops.descriptions.description import Description, OutputColumn, condition_text, equality, line
-from gpu_ops.descriptions.inputs import Input, Layout, check_at_end, input_from_dict, input_to_dict
-from gpu_ops.descriptions.join import Join
-from gpu_ops.descriptions.keys import Key, Shuffle, key_type
+from gpu_ops.descriptions.description import Emit, OutputColumn, condition_text, equality, line
+from gpu_ops.descriptions.inputs import Input, input_from_dict, input_to_dict
+from gpu_ops.descriptions.join import Join, JoinType
+from gpu_ops.descriptions.keys import Key
 from gpu_ops.errors import DescriptionError
 from gpu_ops.fields import check_fields
 
 
 @dataclasses.dataclass(frozen=True)
-class CoGroup(Description):
-    """Both inputs' rows key by key, when they have ended.
+class CoGroup(Join):
+    """Both inputs' rows key by key, when they have ended: of the same keys, partitions and refusals as their full join.
 
     The function that takes them is not part of the description: no code travels to a state server.
 
@@ -32,45 +32,29 @@ class CoGroup(Description):
         keys: the equality columns; at least one. Rows with a null in a key compared by ``=`` are left out.
     """
 
+    how: JoinType = dataclasses.field(default="full", init=False)
     left: Input
     right: Input
     keys: tuple[Key, ...]
+    where: str | None = dataclasses.field(default=None, init=False)
+    emit: Emit = dataclasses.field(default="at_end", init=False)
+    null_aware: bool = dataclasses.field(default=False, init=False)
+    suffixes: tuple[str, str] | None = dataclasses.field(default=None, init=False)
+    time_zone: str | None = dataclasses.field(default=None, init=False)
+    ansi: bool = dataclasses.field(default=False, init=False)
 
-    sorts_itself: ClassVar[bool] = True
+    takes_function: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_at_end(self.inputs)
         if not self.keys:
             raise DescriptionError("a co-group needs the columns that rows are grouped by")
-        _ = self.as_join
-
-    takes_function: ClassVar[bool] = True
+        super().__post_init__()
 
     @property
     def operator(self) -> str:
         """The module of `gpu_ops.operators` that runs it."""
         return "grouped"
-
-    @functools.cached_property
-    def as_join(self) -> Join:
-        """The full join of the same inputs; it has the same keys, partitions and refusals."""
-        return Join("full", self.left, self.right, self.keys, emit="at_end", suffixes=("_left", "_right"))
-
-    @property
-    def emit(self) -> Literal["at_end"]:
-        """When it has output."""
-        return "at_end"
-
-    @property
-    def inputs(self) -> tuple[Input, Input]:
-        """Left and right."""
-        return self.left, self.right
-
-    @property
-    def sides(self) -> tuple[str, ...]:
-        """What the inputs are called in metrics and snapshots."""
-        return "left", "right"
 
     @functools.cached_property
     def output(self) -> tuple[OutputColumn, ...]:
@@ -88,16 +72,6 @@ class CoGroup(Description):
     def own_column(self, number: int, column: OutputColumn) -> str | None:
         """Which column of one input an output column shows in a row that is of this input alone; None for none."""
         return column.column if column.side == number and column.column else None
-
-    @property
-    def equal_columns(self) -> list[tuple[str, ...]]:
-        """The key columns of both inputs."""
-        return self.as_join.equal_columns
-
-    @property
-    def compared_columns(self) -> list[tuple[int, str]]:
-        """The key columns, each with its input."""
-        return self.as_join.compared_columns
 
     @property
     def order_matters_at_end(self) -> bool:
@@ -129,21 +103,6 @@ class CoGroup(Description):
             parts.append(rows.select(names).rename_columns(source.schema.names))
         return parts[0], parts[1]
 
-    @property
-    def shuffled_by(self) -> tuple[Shuffle, ...]:
-        """What rows are partitioned by."""
-        return self.as_join.shuffled_by
-
-    @property
-    def key_types(self) -> tuple[pa.DataType, ...]:
-        """The types the keys are compared in."""
-        left, right = self.left.schema, self.right.schema
-        return tuple(key_type(left.field(k.left), right.field(k.right)) for k in self.keys)
-
-    def layout(self, side: int) -> Layout:
-        """The state layout of one input."""
-        return self.as_join.layout(side)
-
     def to_dict(self) -> dict[str, Any]:
         """What JSON has of it."""
         return {
@@ -153,7 +112,7 @@ class CoGroup(Description):
         }
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+    def from_dict(cls, data: Mapping[str, Any], **_: Any) -> Self:
         """From what `to_dict` gave."""
         left, right = (input_from_dict(i) for i in data["inputs"])
         return cls(left, right, tuple(Key(*k) for k in data["keys"]))

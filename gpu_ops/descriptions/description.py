@@ -10,7 +10,7 @@ import abc
 import functools
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Self, get_args
 
 import pyarrow as pa
 
@@ -128,6 +128,16 @@ class Description(abc.ABC):
     def rename_hint(self) -> str:
         """What else than a new name helps where two output columns have one: the end of a sentence."""
         return ", or give suffixes=('_l', '_r')"
+
+    def _check_emit(self) -> None:
+        """Refuses an ``emit`` that there is none of, and a TTL where no output comes before the end."""
+        if self.emit not in get_args(Emit):
+            raise DescriptionError(f"emit={self.emit!r}; it is one of {', '.join(get_args(Emit))}")
+        for source in self.inputs if self.emit == "at_end" else ():
+            if source.ttl_ms is not None:
+                raise DescriptionError(
+                    f"input '{source.name}': with emit='at_end' no row is forgotten, ttl= has no place"
+                )
 
     def _check_names(self, hint: str) -> None:
         """Refuses two output columns of one name.

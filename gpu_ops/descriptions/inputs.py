@@ -171,11 +171,15 @@ def check_key_type(source: Input, column: str) -> None:
         raise DescriptionError(f"input '{source.name}': column {column!r} of type {kind} cannot be a key")
 
 
-def check_at_end(inputs: Sequence[Input]) -> None:
-    """Refuses what has no meaning in a join without output until its input ends."""
-    for source in inputs:
-        if source.ttl_ms is not None:
-            raise DescriptionError(f"input '{source.name}': with emit='at_end' no row is forgotten, ttl= has no place")
+def check_equality(one: Input, column: str, other: Input, its: str) -> None:
+    """Refuses two columns that cannot be compared as keys, with a DescriptionError."""
+    for source, name in ((one, column), (other, its)):
+        if name not in source.schema.names:
+            raise DescriptionError(
+                f"input '{source.name}' has no column {name!r} to join on; there are {', '.join(source.schema.names)}"
+            )
+        check_key_type(source, name)
+    key_type(one.schema.field(column), other.schema.field(its))
 
 
 def input_to_dict(source: Input) -> dict[str, object]:

@@ -14,8 +14,7 @@ from gpu_ops.descriptions.description import EITHER, Description, Emit, OutputCo
 from gpu_ops.descriptions.inputs import (
     Input,
     Layout,
-    check_at_end,
-    check_key_type,
+    check_equality,
     check_sequence,
     input_from_dict,
     input_to_dict,
@@ -92,10 +91,7 @@ class Join(Description):
         check_fields(self)
         if self.how not in get_args(JoinType):
             raise DescriptionError(f"how={self.how!r}; it is one of {', '.join(get_args(JoinType))}")
-        if self.emit not in get_args(Emit):
-            raise DescriptionError(f"emit={self.emit!r}; it is one of {', '.join(get_args(Emit))}")
-        if self.emit == "at_end":
-            check_at_end(self.inputs)
+        self._check_emit()
         if self.left.name.lower() == self.right.name.lower():
             raise DescriptionError(f"both inputs are called {self.left.name!r}; give one another name")
         if self.how in ("semi", "anti") and self.right.bad_rows == "tag":
@@ -108,14 +104,7 @@ class Join(Description):
         if self.null_aware and not self.keys:
             raise DescriptionError("null_aware=True is NOT IN: it needs the columns that are compared")
         for key in self.keys:
-            for side, column in ((self.left, key.left), (self.right, key.right)):
-                if column not in side.schema.names:
-                    raise DescriptionError(
-                        f"input '{side.name}' has no column {column!r} to join on; "
-                        f"there are {', '.join(side.schema.names)}"
-                    )
-                check_key_type(side, column)
-            key_type(self.left.schema.field(key.left), self.right.schema.field(key.right))
+            check_equality(self.left, key.left, self.right, key.right)
         check_sequence(self.inputs)
         self._check_names("rename one, or give suffixes=")
         _ = self.condition

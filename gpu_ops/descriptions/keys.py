@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
@@ -44,6 +44,22 @@ class Equality(NamedTuple):
     """``IS NOT DISTINCT FROM`` instead of ``=``; never part of the common key."""
     using: bool = False
     """The step's own column is not shown."""
+
+
+InputColumn = tuple[int, str]
+"""An input's number and one of its columns."""
+
+
+def equal_classes(pairs: Iterable[tuple[InputColumn, InputColumn]]) -> dict[InputColumn, int]:
+    """The columns that pairs of equal ones make equal: those of one number.
+
+    Of ``a = b``, ``c = d`` and ``b = c`` all four get 0.
+    """
+    number: dict[InputColumn, int] = {}
+    for a, b in pairs:
+        one, other = number.setdefault(a, len(number)), number.setdefault(b, len(number))
+        number = {column: one if its == other else its for column, its in number.items()}
+    return number
 
 
 On = str | Sequence[str | tuple[str, str] | Key] | None

@@ -20,14 +20,13 @@ from gpu_ops.descriptions.description import Description, Emit, OutputColumn, co
 from gpu_ops.descriptions.inputs import (
     Input,
     Layout,
-    check_at_end,
-    check_key_type,
+    check_equality,
     check_sequence,
     input_from_dict,
     input_to_dict,
 )
 from gpu_ops.descriptions.join import session_to_dict
-from gpu_ops.descriptions.keys import Equality, Shuffle, key_type
+from gpu_ops.descriptions.keys import Equality, Shuffle, equal_classes, key_type
 from gpu_ops.descriptions.unique_keys import Chain, of_chain
 from gpu_ops.errors import DescriptionError
 from gpu_ops.fields import check_fields, reading
@@ -153,10 +152,7 @@ class MultiJoin(Description):
             raise DescriptionError(f"a multi-way join takes 2 to {MAX_INPUTS} inputs, not {count}")
         if len(self.steps) != count - 1:
             raise DescriptionError(f"{len(self.steps)} steps for {count} inputs; there is one per input but the first")
-        if self.emit not in get_args(Emit):
-            raise DescriptionError(f"emit={self.emit!r}; it is one of {', '.join(get_args(Emit))}")
-        if self.emit == "at_end":
-            check_at_end(self.inputs)
+        self._check_emit()
         names = [i.name.lower() for i in self.inputs]
         for source in self.inputs:
             if names.count(source.name.lower()) > 1:
@@ -170,7 +166,7 @@ class MultiJoin(Description):
         for number, step in enumerate(self.steps, start=1):
             self._check_step(number, step)
         check_sequence(self.inputs)
-        if not self._common:
+        if not self.common_key:
             chain = ", ".join(i.name for i in self.inputs)
             raise DescriptionError(
                 f"the joins of {chain} share no key: a multi-way join needs a column that = leads to in every "
@@ -191,15 +187,7 @@ class MultiJoin(Description):
         for key in step.on:
             if not 0 <= key.input < number:
                 raise DescriptionError(f"step {number} joins '{own.name}' on an input that is not to its left")
-            other = self.inputs[key.input]
-            for source, column in ((other, key.column), (own, key.own)):
-                if column not in source.schema.names:
-                    raise DescriptionError(
-                        f"input '{source.name}' has no column {column!r} to join on; "
-                        f"there are {', '.join(source.schema.names)}"
-                    )
-                check_key_type(source, column)
-            key_type(other.schema.field(key.column), own.schema.field(key.own))
+            check_equality(self.inputs[key.input], key.column, own, key.own)
         _ = self.key_types
 
     @functools.cached_property
@@ -208,17 +196,10 @@ class MultiJoin(Description):
 
         Those of one number are all equal in a row of the result in which their inputs are there.
         """
-        number: dict[tuple[int, str], int] = {}
-        for input_index, step in enumerate(self.steps, start=1):
-            for key in step.on:
-                if key.null_safe:
-                    continue
-                a, b = ((key.input, key.column), (input_index, key.own))
-                one, other = number.setdefault(a, len(number)), number.setdefault(b, len(number))
-                for column, its in number.items():
-                    if its == other:
-                        number[column] = one
-        return number
+        steps = enumerate(self.steps, start=1)
+        return equal_classes(
+            ((k.input, k.column), (number, k.own)) for number, step in steps for k in step.on if not k.null_safe
+        )
 
     @functools.cached_property
     def key_types(self) -> dict[tuple[int, str], pa.DataType]:
@@ -231,10 +212,10 @@ class MultiJoin(Description):
         return {column: fields[number].type for column, number in self.key_classes.items()}
 
     @functools.cached_property
-    def _common(self) -> tuple[tuple[str, ...], ...]:
-        """Every choice of one column per input such that rows that match have the same value in it.
+    def common_key(self) -> tuple[tuple[str, ...], ...]:
+        """The common join keys: every choice of one column per input such that rows that match are equal in it.
 
-        Flink's common join key: in each step an ``=`` leads from one of them to the step's own input.
+        As Flink has it: in each step an ``=`` leads from one of them to the step's own input.
         """
         found: list[tuple[str, ...]] = []
 
@@ -263,18 +244,13 @@ class MultiJoin(Description):
         """
         kept = [
             columns
-            for columns in self._common
+            for columns in self.common_key
             if all(
                 source.unique_key is None or source.updates == "retract" or column in source.unique_key
                 for source, column in zip(self.inputs, columns, strict=True)
             )
         ]
         return tuple(Shuffle(columns, self.key_types[0, columns[0]]) for columns in kept)
-
-    @property
-    def common_key(self) -> tuple[tuple[str, ...], ...]:
-        """The common join keys: of each, its column in every input."""
-        return self._common
 
     @functools.cached_property
     def conditions(self) -> tuple[Condition | None, ...]:

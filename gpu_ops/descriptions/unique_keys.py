@@ -14,10 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gpu_ops.descriptions.keys import Equality
-
-_Column = tuple[int, str]
-"""An input's number and one of its columns."""
+from gpu_ops.descriptions.keys import Equality, InputColumn, equal_classes
 
 
 class Chain(NamedTuple):
@@ -33,7 +30,7 @@ class Chain(NamedTuple):
     """Of each input: whether it has at most one row per join key."""
     shuffled: tuple[tuple[str, ...], ...]
     """What rows are distributed by: of each value, its column in every input."""
-    shown: dict[_Column, str]
+    shown: dict[InputColumn, str]
     """Columns of the changelog by what they show."""
 
 
@@ -42,7 +39,13 @@ def of_chain(chain: Chain) -> tuple[str, ...] | None:
     key = _identity(chain)
     if key is None:
         return None
-    equal = _equal_columns(chain)
+    # what a left step compares is equal only where it has found a match
+    equal = equal_classes(
+        ((k.input, k.column), (number, k.own))
+        for number, (left, on) in enumerate(zip(chain.lefts, chain.on, strict=True), start=1)
+        for k in on
+        if not left and not k.null_safe
+    )
     padded = {number for number, left in enumerate(chain.lefts, start=1) if left}
     for columns in chain.shuffled:
         # A step that is an inner join leaves no row whose common key is null.
@@ -53,13 +56,13 @@ def of_chain(chain: Chain) -> tuple[str, ...] | None:
             return None
         key.append((0, columns[0]))
     names: list[str] = []
-    taken: set[frozenset[_Column]] = set()
+    taken: set[int | InputColumn] = set()
     for column in key:
-        same = equal.get(column, frozenset([column]))
-        if same in taken:
+        its = equal.get(column, column)
+        if its in taken:
             continue
-        taken.add(same)
-        candidates = [column, *sorted(c for c in same if c[0] not in padded)]
+        taken.add(its)
+        candidates = [column, *sorted(c for c, number in equal.items() if number == its and c[0] not in padded)]
         name = next((chain.shown[c] for c in candidates if c in chain.shown), None)
         if name is None:
             return None
@@ -67,7 +70,7 @@ def of_chain(chain: Chain) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(names))
 
 
-def _identity(chain: Chain) -> list[_Column] | None:
+def _identity(chain: Chain) -> list[InputColumn] | None:
     """Columns that identify a row of a chain, none of an input that may be padded."""
     key = None if chain.keys[0] is None else [(0, c) for c in chain.keys[0]]
     for number, (left, on) in enumerate(zip(chain.lefts, chain.on, strict=True), start=1):
@@ -87,19 +90,3 @@ def _identity(chain: Chain) -> list[_Column] | None:
 def _strict(on: Sequence[Equality], columns: tuple[str, ...], number: int) -> bool:
     """Whether a step compares its own column of a common key by ``=``."""
     return any(not k.null_safe and k.own == columns[number] and k.column == columns[k.input] for k in on)
-
-
-def _equal_columns(chain: Chain) -> dict[_Column, frozenset[_Column]]:
-    """For each column that an inner step compares by ``=`` those that are equal to it in every row.
-
-    What a left step compares is equal only where it has found a match.
-    """
-    classes: list[set[_Column]] = []
-    for number, (left, on) in enumerate(zip(chain.lefts, chain.on, strict=True), start=1):
-        for key in on:
-            if left or key.null_safe:
-                continue
-            pair = {(key.input, key.column), (number, key.own)}
-            met = [c for c in classes if c & pair]
-            classes = [c for c in classes if not c & pair] + [pair.union(*met)]
-    return {column: frozenset(c) for c in classes for column in c}

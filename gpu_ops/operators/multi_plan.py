@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+from gpu_ops.descriptions.keys import InputColumn, equal_classes
 from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.state.columns import KeySet
 
@@ -108,7 +109,14 @@ def _path(
     """From an input's row to the tuple of everything to its left: first what must be there, then the rest."""
     path: list[Operation] = []
     closure = _closure(join, input_index)
-    group, compared, bound = _groups(join, closure), set[int](), {input_index}
+    # columns that the steps of the closure make equal
+    group = equal_classes(
+        ((k.input, k.column), (number, k.own))
+        for number in sorted(closure - {0})
+        for k in join.steps[number - 1].on
+        if not k.null_safe
+    )
+    compared, bound = set[int](), {input_index}
     unchecked = [p for p in sorted(closure) if p and join.conditions[p - 1] is not None]
 
     def now(operation: Bind | Extend, found: int) -> None:
@@ -145,23 +153,11 @@ def _closure(join: MultiJoin, input_index: int) -> set[int]:
     return found
 
 
-def _groups(join: MultiJoin, closure: set[int]) -> dict[tuple[int, str], int]:
-    """The columns that the steps of a closure make equal, by (input, column): those of one number are equal."""
-    group: dict[tuple[int, str], int] = {}
-    for number in sorted(closure - {0}):
-        for key in join.steps[number - 1].on:
-            if not key.null_safe:
-                a, b = (key.input, key.column), (number, key.own)
-                one, other = group.setdefault(a, len(group)), group.setdefault(b, len(group))
-                group = {column: one if its == other else its for column, its in group.items()}
-    return group
-
-
-def _pairs(group: dict[tuple[int, str], int], compared: set[int], bound: set[int], input_index: int) -> list[Pair]:
+def _pairs(group: dict[InputColumn, int], compared: set[int], bound: set[int], input_index: int) -> list[Pair]:
     """The columns of an input that equal columns of bound ones.
 
     Args:
-        group: see `_groups`.
+        group: which columns are equal, see `gpu_ops.descriptions.keys.equal_classes`.
         compared: groups whose bound columns have been compared with each other: one of them stands for all.
         bound: the inputs that are known.
         input_index: the input.
