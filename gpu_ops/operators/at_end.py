@@ -30,6 +30,7 @@ from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Kernels
 from gpu_ops.operators.operator import Operator, Output, TooMuch
 from gpu_ops.operators.sorted_merge import merge_join
+from gpu_ops.state.cold import Coolable
 from gpu_ops.state.columns import put_behind, taken_apart
 from gpu_ops.values import with_types
 
@@ -40,7 +41,7 @@ KIND_COLUMN = "__kind"
 _ROWS_AT_ONCE = 400_000
 
 
-class KeptInput:
+class KeptInput(Coolable):
     """The changes of one input, in order, parted by the hash of their key.
 
     Args:
@@ -70,14 +71,6 @@ class KeptInput:
     def host_bytes(self) -> int:
         """All of them: what is only kept stays on the host."""
         return self.nbytes
-
-    def cool_rows(self) -> int:
-        """Nothing to move."""
-        return 0
-
-    def cool_indexes(self) -> int:
-        """Nothing to move."""
-        return 0
 
     def warm(self) -> None:
         """Nothing to move."""

@@ -39,7 +39,7 @@ class Both:
 
 
 class Coolable(Protocol):
-    """A state table, as what can be moved to the host."""
+    """A state table, as what can be moved to the host; where nothing can be, as here, it lies there."""
 
     @property
     def nbytes(self) -> int:
@@ -51,9 +51,11 @@ class Coolable(Protocol):
 
     def cool_rows(self) -> int:
         """Move the oldest rows that are in GPU memory to the host's, some at least; the bytes freed, 0 if none is."""
+        return 0
 
     def cool_indexes(self) -> int:
         """The same of the indexes."""
+        return 0
 
     def warm(self) -> None:
         """Move everything back."""

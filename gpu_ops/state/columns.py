@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
@@ -69,19 +68,6 @@ class Growing:
         if slots.size:
             kept._data, kept.length = self.values[slots], int(slots.size)
         return kept
-
-
-def too_many_dead(kernels: Kernels, dead: int, live: int) -> bool:
-    """Whether a compaction is due: dead rows outnumber the live, so that each costs once."""
-    return dead > max(live, 4 if kernels.tiny_segments else 4096)
-
-
-def kept_slots(xp: Any, status: Array) -> tuple[Slots, Slots]:
-    """The slots a compaction keeps, ascending, and for every slot its new one, -1 for those that go."""
-    slots = xp.flatnonzero(status)
-    new_slots = xp.full(status.size, -1, np.int64)
-    new_slots[slots] = xp.arange(slots.size, dtype=np.int64)
-    return slots, new_slots
 
 
 def rows_at_once(kernels: Kernels) -> int:

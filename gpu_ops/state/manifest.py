@@ -149,14 +149,9 @@ class Manifest:
     def to_json(self) -> str:
         """The file's content; schemas are repeated in readable form."""
         description = json.loads(self.description)
+        fields = {name: getattr(self, name) for name in _FITS if name != "join"}
         content = {
-            "format": self.format,
-            "query_id": self.query_id,
-            "partitions": self.partitions,
-            "distribution": self.distribution,
-            "generation": self.generation,
-            "join_number": self.join_number,
-            **({} if self.sealed is None else {"sealed": self.sealed}),
+            **{name: value for name, value in fields.items() if name != "sealed" or value is not None},
             "created": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
             "schemas": {
                 source["name"]: {field.name: str(field.type) for field in _schema(source)}
@@ -183,7 +178,7 @@ class Manifest:
             raise _damaged(name, f"it is not JSON: {error}") from error
         if not isinstance(data, dict):
             raise _damaged(name, "it holds no JSON object")
-        version = _field(name, data, "format", _whole(1))
+        version = _field(name, data, "format")
         if version > FORMAT:
             raise StateError(
                 f"{name} has format {version}, this version of gpu-join reads up to {FORMAT}: "
@@ -192,17 +187,8 @@ class Manifest:
         # What earlier formats did not have; an unknown key is left alone.
         data = data if version >= _BOUND else {"distribution": SPARK, "generation": 0, **data}
         data = {"join_number": None, "sealed": None, **data}
-        found = cls(
-            json.dumps(_field(name, data, "join", _is_join), sort_keys=True),
-            _field(name, data, "partitions", _whole(1)),
-            _field(name, data, "query_id", _is_text),
-            _field(name, data, "distribution", (SPARK, ARROW).__contains__),
-            _field(name, data, "generation", _whole(0)),
-            version,
-            _field(name, data, "join_number", lambda value: value is None or _whole(1)(value)),
-            _field(name, data, "sealed", lambda value: value is None or _is_text(value)),
-            content.to_pybytes(),
-        )
+        fields = {field: _field(name, data, field) for field in _FITS}
+        found = cls(json.dumps(fields.pop("join"), sort_keys=True), raw=content.to_pybytes(), **fields)
         if version == 1 and (found.distribution, found.generation) != (SPARK, 0):
             raise _damaged(name, f"format=1 goes with neither {found.distribution=!s} nor {found.generation=!s}")
         return found
@@ -339,18 +325,14 @@ def _damaged(name: str, why: str) -> StateError:
     return StateError(f"{name} is damaged: {why}; restore it from a backup, or {_ADVICE}")
 
 
-def _field(name: str, data: Mapping[str, Any], field: str, fits: Callable[[Any], bool]) -> Any:
+def _field(name: str, data: Mapping[str, Any], field: str) -> Any:
     """A field of a manifest, if it is what it can be."""
     if field not in data:
         raise _damaged(name, f"it has no {field!r}")
-    if not fits(data[field]):
-        raise _damaged(name, f"{field}={_short(data[field])}")
+    if not _FITS[field](data[field]):
+        text = repr(data[field])
+        raise _damaged(name, f"{field}={text if len(text) <= 200 else f'{text[:200]} ...'}")
     return data[field]
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else f"{text[:200]} ..."
 
 
 def _whole(least: int) -> Callable[[Any], bool]:
@@ -368,6 +350,19 @@ def _is_join(value: Any) -> bool:
     except Exception:  # whatever a damaged description leads to: KeyError, ArrowInvalid, binascii.Error ...
         return False
     return True
+
+
+_FITS: Final[Mapping[str, Callable[[Any], bool]]] = {
+    "join": _is_join,
+    "partitions": _whole(1),
+    "query_id": _is_text,
+    "distribution": (SPARK, ARROW).__contains__,
+    "generation": _whole(0),
+    "format": _whole(1),
+    "join_number": lambda value: value is None or _whole(1)(value),
+    "sealed": lambda value: value is None or _is_text(value),
+}
+"""The fields of a manifest, and what each can be."""
 
 
 def _schema(source: dict[str, Any]) -> pa.Schema:

@@ -26,12 +26,10 @@ from gpu_ops.state.columns import (
     DEAD,
     LIVE,
     Growing,
-    kept_slots,
     put_behind,
     rows_at_once,
     stored_rows,
     taken_apart,
-    too_many_dead,
 )
 from gpu_ops.state.queue import TimeQueue
 from gpu_ops.state.runs import Runs
@@ -183,7 +181,8 @@ class StateTable:
         self.live = self.live_after()
         self._settle()
         self._journal = None
-        if too_many_dead(self.kernels, self._dead(), self.live):
+        # so that each dead row costs once
+        if self._dead() > max(self.live, 4 if self.kernels.tiny_segments else 4096):
             with postponed(self.kernels, "dropping dead rows"):
                 self.compact()
 
@@ -216,14 +215,16 @@ class StateTable:
 
     def compact(self) -> None:
         """Drop dead rows; done when they outnumber the live, so each dead row costs once."""
-        slots, new_slots = kept_slots(self.kernels.xp, self.status.values)
-        store, status = self.store.retained(slots), self.status.retained(slots)
+        xp, status = self.kernels.xp, self.status.values
+        slots, new_slots = xp.flatnonzero(status), xp.full(status.size, -1, np.int64)
+        new_slots[slots] = as_slots(self.kernels, 0, slots.size)
+        store, kept = self.store.retained(slots), self.status.retained(slots)
         beside = {name: column.retained(slots) for name, column in self.beside.items()}
         indexes = {name: index.renumbered(new_slots) for name, index in self.indexes.items()}
         queues = {name: queue.renumbered(new_slots) for name, queue in self.queues.items()}
         self._renumber(new_slots)
         # from here on nothing is allocated
-        self.store, self.status, self.beside, self.indexes, self.queues = store, status, beside, indexes, queues
+        self.store, self.status, self.beside, self.indexes, self.queues = store, kept, beside, indexes, queues
 
     def _renumber(self, new_slots: Slots) -> None:
         """What else of a kind of table goes by slots follows a compaction, all of it or, on an error, none."""
