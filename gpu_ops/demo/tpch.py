@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gpu_ops.demo.check import ROW_KIND
+from gpu_ops.descriptions.changelog import UPDATE_AFTER, decode_row_kinds, encode_row_kinds
 
 UPDATED, DELETED = 0.13, 0.07
 """Shares of the rows that are updated once, and that are deleted."""
@@ -47,8 +48,6 @@ _COLUMNS: Final = {
 }
 _KEYS: Final = {"orders": ("o_orderkey",), "lineitem": ("l_orderkey", "l_linenumber")}
 _UPDATED_COLUMN: Final = {"orders": "o_totalprice", "lineitem": "l_quantity"}
-_KINDS: Final = pa.array(["+I", "-U", "+U", "-D"])
-_INSERT, _UPDATE_BEFORE, _UPDATE_AFTER, _DELETE = range(4)
 
 # Of the whole span: how much earlier than its order a lineitem may come, and how much it is spread.
 _EARLY, _SPREAD = 0.02, 0.12
@@ -179,18 +178,18 @@ def change_stream(name: str, rows: pa.Table, last: int) -> pa.Table:
     index = np.concatenate([every, changed, changed + n, last_form[gone]])
     time = np.concatenate([inserted, updated[changed], updated[changed], deleted[gone]])
     lengths = [n, changed.size, changed.size, gone.size]
-    kind = np.repeat(np.array([_INSERT, _UPDATE_BEFORE, _UPDATE_AFTER, _DELETE], np.int8), lengths)
+    kind = np.repeat(np.arange(4, dtype=np.int8), lengths)  # the codes of row kinds, in this order
     row = index % n if n else index
     order = np.lexsort((kind, row, time))
     result = source.take(pa.array(index[order]))
-    return result.add_column(0, pa.field(ROW_KIND, pa.string(), nullable=False), _KINDS.take(kind[order]))
+    return result.add_column(0, pa.field(ROW_KIND, pa.string(), nullable=False), encode_row_kinds(kind[order]))
 
 
 def write(name: str, changes: pa.Table, folder: Path, files: int) -> Changes:
     """Writes a stream of changes as ``files`` Parquet files of nearly equal length."""
-    kinds = _numpy(pc.index_in(changes[ROW_KIND], _KINDS))
+    kinds = decode_row_kinds(changes[ROW_KIND], input_name=name, column_name=ROW_KIND, has_unique_key=True)
     cuts = np.linspace(0, changes.num_rows, files + 1).astype(np.int64)
-    cuts[1:-1] += kinds[cuts[1:-1]] == _UPDATE_AFTER  # an update stays whole
+    cuts[1:-1] += kinds[cuts[1:-1]] == UPDATE_AFTER  # an update stays whole
     parts = [changes.slice(a, b - a) for a, b in itertools.pairwise(cuts)]
     write_files(parts, folder)
     inserts, updates, _, deletes = (int(c) for c in np.bincount(kinds, minlength=4))
