@@ -50,8 +50,9 @@ def tokenize(file: Text) -> list[Token]:
     try:
         tokens = JobSql().tokenize(file.text)
     except TokenError as error:
-        opened = re.search(r":(\d+)$", str(error.__cause__))
-        raise file.error(_UNCLOSED, int(opened[1]) if opened else 0) from error
+        quote = re.search(r":(\d+)$", str(error.__cause__))
+        comment = max(0, file.text.find("/*", file.text.rfind("*/") + 1))
+        raise file.error(_UNCLOSED, int(quote[1]) if quote else comment) from error
     length, before = len(file.text), 0
     tokens.append(Token(_END, "", start=length, end=length))
     for token in tokens:

@@ -122,6 +122,8 @@ def test_each_word_of_a_statement_is_understood_or_refused():
         (ORDERS + SINK + "INSERT OVERWRITE changes SELECT 1", "INSERT OVERWRITE is not understood", "OVERWRITE"),
         (ORDERS + SINK + "INSERT INTO changes (a) SELECT 1", "expected SELECT or WITH, found '('", "(a)"),
         (ORDERS + SINK + "INSERT INTO changes SELECT 'x", "a quote or comment is opened here", "'x"),
+        (ORDERS + "-- 'fine\n/* a */ " + SINK + "/* b", "a quote or comment is opened here", "/* b"),
+        (ORDERS + SINK + "/*+ a */" + INSERT, "hints are not understood", "/*+ a"),
         ("CREATE TABLE a.b (x INT) WITH ('a'='b')", "catalogs and databases are not understood", ".b"),
         ("CREATE TABLE a (x INT)", "expected WITH and the table's options, found the end", ""),
         ("CREATE TABLE a (x INT) LIKE b", "LIKE is not understood", "LIKE"),
