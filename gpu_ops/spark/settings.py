@@ -9,8 +9,7 @@ from typing import Any, Final
 
 from gpu_ops.errors import DescriptionError
 from gpu_ops.memory import memory_size
-from gpu_ops.spark.cluster.tls import Tls
-from gpu_ops.spark.exchange.patience import DEFAULT_S
+from gpu_ops.spark.exchange.connection import DEFAULT_PATIENCE_S, Tls
 
 PREFIX: Final = "spark.gpu_ops."
 MEMORY_GPU: Final = PREFIX + "memory.gpu"
@@ -63,7 +62,7 @@ class Settings:
     server_gpu: float = 0.1
     executors: int | None = None
     start_timeout_s: float = 60.0
-    patience_s: float = DEFAULT_S
+    patience_s: float = DEFAULT_PATIENCE_S
     tls: Tls | None = None
     metrics: str | None = None
 
@@ -100,7 +99,7 @@ class Settings:
             server_gpu=share,
             executors=None if executors is None else int(executors),
             start_timeout_s=_seconds(START_TIMEOUT, given.get(START_TIMEOUT, "60s"), 1),
-            patience_s=_seconds(PATIENCE, given.get(PATIENCE, f"{DEFAULT_S:g}s"), 5),
+            patience_s=_seconds(PATIENCE, given.get(PATIENCE, f"{DEFAULT_PATIENCE_S:g}s"), 5),
             tls=_tls(given),
             metrics=given.get(METRICS),
         )
@@ -131,8 +130,7 @@ class Settings:
 
     def server_arguments(self) -> dict[str, list[str]]:
         """What state servers are started with: by kind, words of a command line."""
-        host = [] if self.tls is None else ["--tls-certificate", self.tls.certificate, "--tls-key", self.tls.key]
-        host += [] if self.memory_host is None else ["--host-memory", self.memory_host]
+        host = [] if self.memory_host is None else ["--host-memory", self.memory_host]
         gpu = [] if self.memory_gpu is None else ["--gpu-memory", self.memory_gpu]
         return {"cpu": host, "gpu": [*gpu, *host]}
 

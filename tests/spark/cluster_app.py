@@ -164,20 +164,15 @@ class App:
             time.sleep(0.1)
 
     def strangers(self) -> list[str]:
-        """What calls without the token get, from another address."""
-        address = self.directory.address
-        said = []
-        for request in ({"op": "locate", "token": "0" * 64}, {"op": "offer", "group": 0, "job": 1}):
-            caller = socket.create_connection((address.host, address.port), 10, source_address=("127.0.0.2", 0))
-            with caller if address.tls is None else address.tls.connect(caller, address.host) as connection:
-                connection.sendall(json.dumps(request).encode() + b"\n")
-                said.append(repr(connection.recv(100)))
-        try:
-            known = {} if address.tls is None else address.tls.flight_client
-            list(flight.FlightClient(self.run()[0].location, **known).do_action(flight.Action("ping", b"")))
-        except flight.FlightUnauthenticatedError as error:
-            said.append(str(error))
-        return said
+        """What calls with a wrong token get."""
+        found = []
+        directory, server = self.directory.address, self.run()[0].address
+        for address, action in ((directory, "locate"), (directory, "offer"), (server, "ping")):
+            try:
+                found.append(repr(address._replace(token="0" * 64).call(action, {"group": 0, "job": 1})))
+            except flight.FlightUnauthenticatedError as error:
+                found.append(str(error))
+        return found
 
     def lose_a_server(self) -> bool:
         os.kill(self.run()[0].pid, signal.SIGKILL)

@@ -108,7 +108,7 @@ def main(folder: Path) -> None:
     print(rescale(uri, 3))
     print(gpu_ops.finish(spark, state=uri).collect())
     servers: Any = Directory.of(spark).servers
-    for log in sorted(servers.logs.iterdir()):
+    for log in sorted(servers._launcher.logs.iterdir()):
         print(log.name, log.read_text(), sep="\n")
     spark.stop()
     server.stop()

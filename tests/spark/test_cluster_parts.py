@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import queue
 import signal
-import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,11 +17,10 @@ import pytest
 from state.support import TOKEN, Server, make_command, wire_batches
 
 from gpu_ops.errors import DescriptionError, StateError
-from gpu_ops.spark.cluster.agent import Keeper
+from gpu_ops.spark.cluster.agent import ServerGroup, own_address
 from gpu_ops.spark.cluster.remote import LostError, RemoteAgent
 from gpu_ops.spark.cluster.servers import ClusterServers
-from gpu_ops.spark.exchange.exchange import Address
-from gpu_ops.spark.servers.channel import Channel
+from gpu_ops.spark.exchange.connection import Address, FlightServer, format_location
 from gpu_ops.spark.servers.folders import LocalStateWarning, warn_of_local_folder
 from gpu_ops.spark.servers.memory import server_budget
 from gpu_ops.spark.settings import Settings
@@ -127,33 +127,42 @@ def test_other_state_folders_are_not(master: str, state: str) -> None:
 # --- an agent and its servers ------------------------------------------------------------------
 
 
-@pytest.fixture
-def ends() -> Iterator[tuple[RemoteAgent, threading.Thread]]:
-    """The directory's end of an agent that runs in a thread here, and that thread."""
-    here, there = socket.socketpair()
-    hello = {"group": 0, "job": 1, "stage": 1, "task": 1, "executor": "e", "host": "h", "cores": 2, "gpus": ["3", "5"]}
-    remote = RemoteAgent(Channel(here), hello)
-    failures: queue.Queue[BaseException] = queue.Queue()
+OFFER = {"group": 0, "job": 1, "stage": 1, "task": 1, "executor": "e", "host": "h", "cores": 2, "gpus": ["3", "5"]}
 
-    def keep() -> None:
+
+class Ends:
+    """The directory's end of an agent that runs in a thread here."""
+
+    def __init__(self) -> None:
+        self.server = FlightServer(TOKEN, actions={"commands": self._commands, "done": self._done})
+        address = Address(format_location("127.0.0.1", self.server.port), TOKEN)
+        self.remote = RemoteAgent(address, OFFER)
+        self.group = ServerGroup(address, self.remote.id, "127.0.0.1", ["3", "5"], {"cpu": ["--host-memory", "1g"]})
+        self.failures: queue.Queue[BaseException] = queue.Queue()
+        self.agent = threading.Thread(target=self._run)
+        self.agent.start()
+
+    def _commands(self, request: dict[str, Any], is_there: Callable[[], bool]) -> dict[str, Any]:
+        return self.remote.commands(request, is_there)
+
+    def _done(self, request: dict[str, Any], _: object) -> dict[str, Any]:
+        return self.remote.done(request)
+
+    def _run(self) -> None:
         try:
-            Keeper(Channel(there), TOKEN, "127.0.0.1", ["3", "5"], {"cpu": ["--host-memory", "1g"]}).run()
+            self.group.run()
         except StateError as error:
-            failures.put(error)
-        finally:
-            there.close()
+            self.failures.put(error)
 
-    listener = threading.Thread(target=remote.listen)
-    keeper = threading.Thread(target=keep)
-    keeper.failures = failures  # type: ignore[attr-defined]
-    listener.start()
-    keeper.start()
-    yield remote, keeper
-    remote.close()
-    keeper.join(30)
-    listener.join(30)
-    assert not keeper.is_alive()
-    assert not listener.is_alive()
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    made = Ends()
+    yield made
+    made.remote.leave()
+    made.agent.join(30)
+    made.server.end()
+    assert not made.agent.is_alive()
 
 
 def gone(pid: int) -> bool:
@@ -163,12 +172,12 @@ def gone(pid: int) -> bool:
         return True
 
 
-def test_an_agent_starts_servers_tells_of_their_end_and_leaves(ends: tuple[RemoteAgent, threading.Thread]) -> None:
-    remote, keeper = ends
+def test_an_agent_starts_servers_tells_of_their_end_and_leaves(ends: Ends) -> None:
+    remote = ends.remote
     first, second = remote.start("cpu", "cpu-0", 0), remote.start("gpu", "gpu-1", 1)
     assert "CUDA_VISIBLE_DEVICES=5" in Path(f"/proc/{second.pid}/environ").read_text().split("\0")
     assert "--host-memory" in Path(f"/proc/{first.pid}/cmdline").read_text().split("\0")
-    assert first.action("ping", b"", TOKEN)
+    assert first.address.call("ping")["pid"] == first.pid
     assert first.running
     os.kill(first.pid, signal.SIGKILL)
     until(lambda: not first.running)
@@ -178,20 +187,88 @@ def test_an_agent_starts_servers_tells_of_their_end_and_leaves(ends: tuple[Remot
     assert gone(second.pid)
     third = remote.start("cpu", "cpu-0", 0)
     remote.leave()
-    keeper.join(30)
+    ends.agent.join(30)
     assert gone(third.pid)
-    assert keeper.failures.empty()  # type: ignore[attr-defined]
+    assert ends.failures.empty()
     with pytest.raises(LostError):
         remote.start("cpu", "cpu-0", 0)
 
 
-def test_an_agent_whose_directory_is_gone_ends_its_servers(ends: tuple[RemoteAgent, threading.Thread]) -> None:
-    remote, keeper = ends
-    server = remote.start("cpu", "cpu-0", 0)
-    remote.close()
-    keeper.join(30)
+def test_an_agent_whose_directory_is_gone_ends_its_servers(ends: Ends) -> None:
+    server = ends.remote.start("cpu", "cpu-0", 0)
+    began = time.monotonic()
+    ends.server.end()
+    ends.agent.join(30)
+    assert time.monotonic() - began < 10
     until(lambda: gone(server.pid))
-    assert "is gone" in str(keeper.failures.get(timeout=1))  # type: ignore[attr-defined]
+    assert "is gone" in str(ends.failures.get(timeout=1))
+
+
+def test_an_agent_that_is_given_up_ends_its_servers(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = ends.remote.start("cpu", "cpu-0", 0)
+
+    def refuse(*_: object) -> dict[str, Any]:
+        raise StateError("given up")
+
+    monkeypatch.setattr(ends.remote, "commands", refuse)
+    ends.agent.join(30)
+    until(lambda: gone(server.pid))
+    assert "given up" in str(ends.failures.get(timeout=1))
+
+
+AGENT = """
+import os, sys
+sys.path[:0] = [{tests!r}]
+from gpu_ops.spark.cluster.agent import ServerGroup
+from gpu_ops.spark.exchange.connection import Address
+ServerGroup(Address({location!r}, {token!r}), {agent!r}, "127.0.0.1", [], {{}}).run()
+"""
+
+
+@pytest.mark.parametrize(("number", "silent"), [(signal.SIGKILL, 30.0), (signal.SIGSTOP, 2.0)])
+def test_an_agent_that_dies_or_stops_is_lost_within_seconds(
+    number: signal.Signals, silent: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is killed closes its connection; one that stops, or whose machine is gone, asks no more."""
+    monkeypatch.setattr("gpu_ops.spark.cluster.remote.SILENT_S", silent)
+    cluster = Cluster("a")
+    with FlightServer(TOKEN, actions={}) as server:
+        address = Address(format_location("127.0.0.1", server.port), TOKEN)
+        servers = ClusterServers(cluster, Settings(start_timeout_s=20), lambda: address)  # type: ignore[arg-type]
+        server._actions = servers.actions
+        cluster.servers = servers
+        cluster.land = lambda group, wanted: None
+        preparing = threading.Thread(target=servers.prepare)
+        preparing.start()
+        until(lambda: servers._groups)
+        agent = servers.offer({**OFFER, "executor": "a", "host": "a"})["agent"]
+        preparing.join(20)
+        text = AGENT.format(tests=str(Path(__file__).parents[1]), location=address.location, token=TOKEN, agent=agent)
+        with subprocess.Popen([sys.executable, "-c", text]) as process:
+            started = servers.start("cpu", 0, time.monotonic() + 20)
+            assert started.running
+            remote = servers._agents[agent]
+            heard = remote._heard
+            until(lambda: remote._heard != heard)
+            time.sleep(0.3)  # its next call is held: between two calls a death is noticed by silence only
+            began = time.monotonic()
+            process.send_signal(number)
+            until(lambda: not started.running)
+            assert time.monotonic() - began < 8
+            process.kill()
+        cluster.stopped = True
+        servers.close()
+        until(lambda: gone(started.pid))
+
+
+@pytest.mark.parametrize(("host", "own"), [("127.0.0.1", "127.0.0.1"), ("localhost", "127.0.0.1"), ("::1", "::1")])
+def test_an_agent_finds_its_own_address(host: str, own: str) -> None:
+    with FlightServer(TOKEN, host=own, actions={"x": lambda request, _: request}) as server:
+        address = Address(format_location(host, server.port), TOKEN)
+        assert own_address(address) == own
+        assert address.call("x", {"x": 1}) == {"x": 1}
+    with pytest.raises(StateError, match="does not answer"):
+        own_address(address)
 
 
 # --- who goes where ----------------------------------------------------------------------------
@@ -207,7 +284,7 @@ class Cluster:
         self.jobs: list[tuple[int, str | None]] = []
         self.stopped = False
         self._tasks: dict[int, str] = {}
-        self._agents: dict[str, list[Channel]] = {}
+        self._lost: set[str] = set()
         self.servers: ClusterServers
 
     def ids(self) -> list[str]:
@@ -231,26 +308,24 @@ class Cluster:
 
     def task(self, job: int, group: int, executor: str) -> None:
         """A task, until it leaves or its executor is lost."""
-        here, there = socket.socketpair()
-        task = len(self._tasks)
-        self._tasks[task] = executor
-        hello = {"group": group, "job": job, "stage": job, "task": task, "executor": executor, "host": executor,
+        number = len(self._tasks)
+        self._tasks[number] = executor
+        offer = {"group": group, "job": job, "stage": job, "task": number, "executor": executor, "host": executor,
                  "cores": 8, "gpus": []}  # fmt: skip
-        threading.Thread(target=self.servers.attach, args=(Channel(here), hello), daemon=True).start()
-        channel = Channel(there)
-        self._agents.setdefault(executor, []).append(channel)
-        try:
-            while (message := channel.receive()) is not None and message["do"] != "leave":
-                channel.send({"id": message["id"], "pid": 1, "location": f"{executor}/{message['number']}"})
-        except EOFError:
-            raise RuntimeError("ExecutorLostFailure") from None
-        finally:
-            channel.close()
+        request = {**self.servers.offer(offer), "ended": []}
+        while True:
+            commands = self.servers.commands(request, lambda: executor not in self._lost)["commands"]
+            if executor in self._lost:
+                raise RuntimeError("ExecutorLostFailure")
+            for command in commands:
+                if command["do"] == "leave":
+                    return
+                started = {"id": command["id"], "pid": 1, "location": f"{executor}/{command['number']}"}
+                self.servers.actions["done"]({**request, **started}, lambda: True)
 
     def lose(self, executor: str) -> None:
         self.names.remove(executor)
-        for channel in self._agents.pop(executor):
-            channel.close()
+        self._lost.add(executor)
 
 
 @pytest.fixture
@@ -259,7 +334,7 @@ def made() -> Iterator[Callable[..., Cluster]]:
 
     def make(*names: str, timeout: float = 20) -> Cluster:
         cluster = Cluster(*names)
-        address = Address("127.0.0.1", 1, TOKEN)
+        address = Address("grpc://127.0.0.1:1", TOKEN)
         cluster.servers = ClusterServers(cluster, Settings(start_timeout_s=timeout), lambda: address)  # type: ignore[arg-type]
         clusters.append(cluster)
         return cluster

@@ -17,7 +17,8 @@ import pytest
 from pyarrow import flight
 
 import gpu_ops
-from gpu_ops.spark.exchange.exchange import Exchange, ask, translate
+from gpu_ops.spark.exchange.connection import Address, translate
+from gpu_ops.spark.exchange.exchange import Exchange, ask
 from gpu_ops.spark.servers import pools
 from spark.support import Sink, Source, slow_join, start
 
@@ -64,8 +65,8 @@ class StandIn(flight.FlightServerBase):
 
 def run(faults: list[tuple[str, int]]) -> tuple[list[int], Exchange, StandIn]:
     with StandIn(list(faults)) as server:
-        where = {"location": f"grpc://127.0.0.1:{server.port}", "token": "t"}
-        exchange = Exchange(lambda failed: where, {"op": "apply"}, SCHEMA)
+        address = Address(f"grpc://127.0.0.1:{server.port}", "t")
+        exchange = Exchange(lambda failed: (address, {}), {"op": "apply"}, SCHEMA)
 
         def coming() -> Iterator[pa.RecordBatch]:
             yield batch(1, 2)
@@ -164,7 +165,7 @@ def test_a_server_that_stops_within_a_micro_batch_is_replaced(
     from gpu_ops.spark.servers.directory import Directory
 
     directory = Directory.of(spark)
-    monkeypatch.setattr(directory, "_address", directory.address._replace(server_patience_s=2.0))
+    monkeypatch.setattr(directory, "_address", directory.address._replace(patience_s=2.0))
     monkeypatch.setattr(pools, "PROBE_S", 2.0)
     left = Source(spark, tmp_path / "left", "k long, a string")
     right = Source(spark, tmp_path / "right", "k long, b double")
@@ -179,7 +180,7 @@ def test_a_server_that_stops_within_a_micro_batch_is_replaced(
         pool, until = directory.servers.pool("cpu"), time.monotonic() + 30
         while time.monotonic() < until:
             for server in pool.running:
-                if json.loads(server.action("metrics", b"", directory.servers.token))["calls"]:
+                if server.address.call("metrics")["calls"]:
                     os.kill(server.pid, signal.SIGSTOP)
                     stopped.append(server.pid)
                     return
@@ -213,14 +214,14 @@ def test_the_directory_refuses_strangers_and_lets_go(spark: Any, tmp_path: Path)
     from gpu_ops.spark.servers.directory import Directory
 
     directory = Directory.of(spark)
-    request = {"op": "locate", "join_id": "j", "query_id": "q", "run_id": "r", "batch_id": 0, "state": None,
+    request = {"join_id": "j", "query_id": "q", "run_id": "r", "batch_id": 0, "state": None,
                "backend": "cpu", "partition": 0, "partitions": 1, "attempt": 1, "evaluation": "e"}  # fmt: skip
     with pytest.raises(gpu_ops.StateError, match="refused the call"):
-        ask(directory.address._replace(token="0" * 64), request)
-    answer = ask(directory.address, request)
+        ask(directory.address._replace(token="0" * 64), "locate", request)
+    answer = ask(directory.address, "locate", request)
     assert answer["location"].startswith("grpc://127.0.0.1:")
     with pytest.raises(gpu_ops.DescriptionError, match="several partitions"):
-        ask(directory.address, {**request, "evaluation": "f"})
+        ask(directory.address, "locate", {**request, "evaluation": "f"})
     with pytest.raises(flight.FlightUnauthenticatedError):
         flight.FlightClient(answer["location"]).do_get(flight.Ticket(b""))
     deadline = time.monotonic() + 30

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from gpu_ops.errors import StateError
 from gpu_ops.spark.exchange.command import ApplyCommand
-from gpu_ops.spark.exchange.exchange import Address
+from gpu_ops.spark.exchange.connection import Address
 from gpu_ops.spark.exchange.task import Task
 from gpu_ops.spark.plan.build import Placed
 from gpu_ops.spark.servers.directory import _Known
@@ -176,7 +176,7 @@ def test_secrets_are_in_no_text() -> None:
     address = StateAddress.of(S3)
     assert str(address) == "s3://bucket/a/state"
     command = make_command(0, S3)
-    task = Task("t", {"join_id": "j", "state": address}, Address("h", 1, "t", 1.0, None), None, pa.schema([]))  # type: ignore[arg-type]
+    task = Task("t", {"join_id": "j", "state": address}, Address("grpc://h:1", "t"), None, pa.schema([]))  # type: ignore[arg-type]
     placed = Placed("j", address, "cpu", 1, "")
     known = _Known("q", "r", address, 0.0, 1)
     files = Files(pafs.LocalFileSystem(), "/x", address)

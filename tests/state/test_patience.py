@@ -10,7 +10,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from pyarrow import flight
 
 from gpu_ops.errors import StateError
 from gpu_ops.spark.exchange import patience
+from gpu_ops.spark.exchange.connection import Address
 from gpu_ops.spark.exchange.exchange import Exchange
 from gpu_ops.spark.servers.partition import PartitionState
 from gpu_ops.spark.servers.server import StateServer
@@ -30,13 +31,10 @@ BATCHES = wire_batches(5)
 ANSWERS = expected(BATCHES)
 
 
-def exchange(folder: str | None, batch: int, locate: Any, patience_s: float) -> Exchange:
+def exchange(folder: str | None, batch: int, locate: Callable[[str | None], str], patience_s: float) -> Exchange:
+    """An exchange with the server that listens where ``locate`` says."""
     command = json.loads(make_command(batch, folder, counted=True).to_json())
-    return Exchange(locate, command, WIRE_SCHEMA, patience_s=patience_s)
-
-
-def at(location: str) -> dict[str, Any]:
-    return {"location": location, "token": TOKEN}
+    return Exchange(lambda failed: (Address(locate(failed), TOKEN, patience_s=patience_s), {}), command, WIRE_SCHEMA)
 
 
 def table(found: Iterator[pa.RecordBatch], batch: int) -> pa.Table:
@@ -62,12 +60,12 @@ def test_a_server_that_stops_in_the_middle_is_replaced_and_fenced_when_it_goes_o
     with Server(tmp_path / "first.log") as first, Server(tmp_path / "second.log") as second:
         asked: list[str | None] = []
 
-        def locate(failed: str | None) -> Mapping[str, Any]:
+        def locate(failed: str | None) -> str:
             asked.append(failed)
-            return at(first.address if failed is None else second.address)
+            return first.address if failed is None else second.address
 
         def to(server: Server, batch: int) -> pa.Table:
-            return table(exchange(folder, batch, lambda failed: at(server.address), 20).run(rows[batch]), batch)
+            return table(exchange(folder, batch, lambda failed: server.address, 20).run(rows[batch]), batch)
 
         for batch in (0, 1):
             assert to(first, batch).equals(ANSWERS[batch])
@@ -87,7 +85,7 @@ def test_a_server_that_stops_in_the_middle_is_replaced_and_fenced_when_it_goes_o
 
 def test_a_server_that_stops_and_soon_goes_on_is_kept(tmp_path: Path) -> None:
     with Server(tmp_path / "log") as server:
-        waiting = exchange(str(tmp_path / "state"), 0, lambda failed: at(server.address), 30)
+        waiting = exchange(str(tmp_path / "state"), 0, lambda failed: server.address, 30)
         assert table(waiting.run(stopping(server, BATCHES[0], 2.0)), 0).equals(ANSWERS[0])
         assert waiting.retries == 0
 
@@ -105,7 +103,7 @@ class Flock:
         self._called = ""
         self.faults: collections.Counter[str] = collections.Counter()
 
-    def locate(self, failed: str | None) -> dict[str, Any]:
+    def locate(self, failed: str | None) -> str:
         """One that is there, often another one than before; or a new one."""
         there = [
             address
@@ -117,7 +115,7 @@ class Flock:
             self._servers[made.address] = made
             there = [made.address]
         self._called = self._chance.choice(there)
-        return at(self._called)
+        return self._called
 
     def rows(self, table: pa.Table) -> Iterator[pa.RecordBatch]:
         """The rows of a micro-batch, with something that happens while they come, or soon after."""
@@ -156,7 +154,11 @@ def test_servers_that_stop_and_die_at_any_moment_change_no_row(tmp_path: Path, c
         flock = Flock(tmp_path, random.Random(count), ending)
         for number, batch in enumerate(batches):
             command = make_command(number, str(tmp_path / "state"), counted=True, options={"snapshot_every": 7})
-            waiting = Exchange(flock.locate, json.loads(command.to_json()), WIRE_SCHEMA, patience_s=2)
+            waiting = Exchange(
+                lambda failed: (Address(flock.locate(failed), TOKEN, patience_s=2), {}),
+                json.loads(command.to_json()),
+                WIRE_SCHEMA,
+            )
             found = list(waiting.run(flock.rows(batch)))
             assert pa.Table.from_batches(found, answers[number].schema).equals(answers[number]), number
         assert min(flock.faults[kind] for kind in ("killed", "stopped")), flock.faults
@@ -181,7 +183,7 @@ def test_a_slow_server_that_lives_is_not_shot(
             return apply(self, *args, **kwargs)
 
     monkeypatch.setattr(PartitionState, "apply", slowly)
-    waiting = exchange(None, 0, lambda failed: at(within), 1.0)
+    waiting = exchange(None, 0, lambda failed: within, 1.0)
     assert table(waiting.run(BATCHES[0].to_batches()), 0).equals(ANSWERS[0])
     assert waiting.retries == 0
     said = [message for message in caplog.messages if "which lives and is joining" in message]
@@ -193,7 +195,7 @@ def test_a_stuck_file_system_is_named(
 ) -> None:
     free, fsync = threading.Event(), os.fsync
     folder = str(tmp_path / "state")
-    table(exchange(folder, 0, lambda failed: at(within), 5).run(BATCHES[0].to_batches()), 0)
+    table(exchange(folder, 0, lambda failed: within, 5).run(BATCHES[0].to_batches()), 0)
 
     def stuck(handle: int) -> None:
         free.wait(60)
@@ -202,17 +204,17 @@ def test_a_stuck_file_system_is_named(
     monkeypatch.setattr(files.os, "fsync", stuck)
     monkeypatch.setattr(patience, "FILES", 2)
     try:
-        waiting = exchange(folder, 1, lambda failed: at(within), 1.0)
+        waiting = exchange(folder, 1, lambda failed: within, 1.0)
         with pytest.raises(StateError, match=rf"writing {folder}/p/0/.*arrow for \d+ s.*state folder does not answer"):
             table(waiting.run(BATCHES[1].to_batches()), 1)
         assert waiting.retries == 0
         assert [text for text in caplog.messages if f"writing {folder}/p/0" in text and "has waited" in text]
         # Another attempt waits for the partition, and is told the same.
         with pytest.raises(StateError, match=rf"writing {folder}/p/0/.*state folder does not answer"):
-            table(exchange(folder, 1, lambda failed: at(within), 1.0).run(BATCHES[1].to_batches()), 1)
+            table(exchange(folder, 1, lambda failed: within, 1.0).run(BATCHES[1].to_batches()), 1)
     finally:
         free.set()
-    again = exchange(folder, 1, lambda failed: at(within), 20)
+    again = exchange(folder, 1, lambda failed: within, 20)
     assert table(again.run(BATCHES[1].to_batches()), 1).equals(ANSWERS[1])
 
 
@@ -227,7 +229,7 @@ def test_a_slow_file_system_that_moves_is_waited_for(
 
     monkeypatch.setattr(durable._Summed, "write", slowly)
     monkeypatch.setattr(patience, "FILES", 1)
-    waiting = exchange(str(tmp_path / "state"), 0, lambda failed: at(within), 1.0)
+    waiting = exchange(str(tmp_path / "state"), 0, lambda failed: within, 1.0)
     began = time.monotonic()
     assert table(waiting.run(BATCHES[0].to_batches()), 0).equals(ANSWERS[0])
     assert time.monotonic() - began > 1.5
@@ -252,7 +254,7 @@ class Forgetful(flight.FlightServerBase):
 def test_a_call_that_got_lost_is_repeated(within: str, said: object) -> None:
     with Forgetful(said) as server:
         forgetful = f"grpc://127.0.0.1:{server.port}"
-        waiting = exchange(None, 0, lambda failed: at(within if failed else forgetful), 1.0)
+        waiting = exchange(None, 0, lambda failed: within if failed else forgetful, 1.0)
         try:
             assert table(waiting.run(BATCHES[0].to_batches()), 0).equals(ANSWERS[0])
         finally:

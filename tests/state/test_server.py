@@ -22,7 +22,8 @@ from pyarrow import flight
 
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.spark.exchange.command import ApplyCommand
-from gpu_ops.spark.servers.server import ROWS_PER_MESSAGE, encode_error
+from gpu_ops.spark.exchange.connection import encode_error
+from gpu_ops.spark.servers.server import ROWS_PER_MESSAGE
 from state.support import (
     PRICES,
     TOKEN,

@@ -6,16 +6,23 @@ import itertools
 import logging
 import queue
 import threading
-from collections.abc import Mapping
+import time
+import uuid
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from gpu_ops.errors import StateError
-from gpu_ops.spark.servers.channel import Channel
+from gpu_ops.spark.exchange.connection import Address
 from gpu_ops.spark.servers.pools import Server
 from gpu_ops.spark.servers.process import START_S
 
 _log = logging.getLogger(__name__)
 
+SILENT_S: Final = 30.0
+"""How long the other end may be silent: an agent asks for commands every second, and is answered."""
+
+_HOLD_S: Final = 1.0
+_LOOK_S: Final = 0.25
 _MORE_S: Final = 10.0
 """How much longer than a server's start its answer may take."""
 
@@ -28,49 +35,59 @@ class RemoteAgent:
     """A task that has offered to run state servers.
 
     Args:
-        channel: to it.
-        hello: what it said first; see `gpu_ops.spark.cluster.agent`.
+        directory: the address that agents call; what calls to their servers bring is the same.
+        offer: see `gpu_ops.spark.cluster.agent`.
     """
 
-    def __init__(self, channel: Channel, hello: Mapping[str, Any]) -> None:
-        self._channel = channel
-        self.group, self.job = int(hello["group"]), int(hello["job"])
-        self.stage, self.task = int(hello["stage"]), int(hello["task"])
-        self.executor, self.host = str(hello["executor"]), str(hello["host"])
-        self.cores, self.gpus = int(hello["cores"]), [str(gpu) for gpu in hello["gpus"]]
+    def __init__(self, directory: Address, offer: Mapping[str, Any]) -> None:
+        self._directory, self.id = directory, uuid.uuid4().hex
+        self.group, self.job = int(offer["group"]), int(offer["job"])
+        self.stage, self.task = int(offer["stage"]), int(offer["task"])
+        self.executor, self.host = str(offer["executor"]), str(offer["host"])
+        self.cores, self.gpus = int(offer["cores"]), [str(gpu) for gpu in offer["gpus"]]
         self.executor_id: str | None = None
         self.alive = True
+        self._heard = time.monotonic()
         self._pids: set[int] = set()
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, queue.Queue[dict[str, Any] | None]] = {}
-        self._lock = threading.Lock()
+        self._commands: list[Mapping[str, Any]] = []
+        self._waiting: dict[int, queue.Queue[Mapping[str, Any] | None]] = {}
+        self._changed = threading.Condition()
 
-    def listen(self) -> None:
-        """Takes in what the agent says; returns when it is gone."""
-        try:
-            while True:
-                message = self._channel.receive()
-                if message is None:
-                    continue
-                if "gone" in message:
-                    self._pids.discard(int(message["gone"]))
-                    _log.warning("%s: state server %s has ended (%s)", self, message["name"], message["code"])
-                    continue
-                if "location" in message:
-                    self._pids.add(int(message["pid"]))
-                with self._lock:
-                    waits = self._waiting.pop(int(message["id"]), None)
-                if waits is not None:
-                    waits.put(message)
-        except (EOFError, OSError, ValueError, KeyError, TypeError) as error:
-            _log.info("%s is gone: %s", self, error)
-        finally:
-            with self._lock:
-                self.alive = False
-                waiting, self._waiting = list(self._waiting.values()), {}
-            for waits in waiting:
-                waits.put(None)
-            self._channel.close()
+    @property
+    def silent(self) -> bool:
+        """Whether it has not asked for commands for a long time."""
+        return time.monotonic() - self._heard > SILENT_S
+
+    def commands(self, request: Mapping[str, Any], is_there: Callable[[], bool]) -> dict[str, Any]:
+        """What the agent is to do next; waits a while for it. It is lost when it goes away meanwhile, or leaves.
+
+        Args:
+            request: ``ended``, the servers that have ended.
+            is_there: whether the agent still waits.
+        """
+        for server in request["ended"]:
+            self._pids.discard(int(server["pid"]))
+            _log.warning("%s: state server %s has ended (%s)", self, server["name"], server["code"])
+        until = time.monotonic() + _HOLD_S
+        with self._changed:
+            while not self._commands and self.alive and is_there() and time.monotonic() < until:
+                self._changed.wait(_LOOK_S)
+            self._heard = time.monotonic()
+            commands, self._commands = self._commands, []
+        if not is_there() or any(command["do"] == "leave" for command in commands):
+            self.lose()
+        return {"commands": commands}
+
+    def done(self, result: Mapping[str, Any]) -> dict[str, Any]:
+        """Takes in what came of a command."""
+        if "location" in result:
+            self._pids.add(int(result["pid"]))
+        with self._changed:
+            waits = self._waiting.pop(int(result["id"]), None)
+        if waits is not None:
+            waits.put(result)
+        return {}
 
     def start(self, kind: str, name: str, number: int) -> RemoteServer:
         """Starts a server and waits until it listens.
@@ -89,7 +106,7 @@ class RemoteAgent:
             raise StateError(f"{self}: {answer['error']}")
         pid = int(answer["pid"])
         _log.info("state server %s: process %d on %s", name, pid, self.host)
-        return RemoteServer(self, pid, str(answer["location"]))
+        return RemoteServer(self, pid, self._directory._replace(location=str(answer["location"])))
 
     def kill(self, pid: int) -> None:
         """Ends a server."""
@@ -100,32 +117,39 @@ class RemoteAgent:
             _log.debug("%s", error)
 
     def leave(self) -> None:
-        """Ends the task, and says it did what it was for."""
-        try:
-            self._channel.send({"do": "leave"})
-        except OSError as error:
-            _log.debug("%s: %s", self, error)
+        """Ends the task, and lets Spark see that it did what it was for."""
+        self._command({"do": "leave"})
 
-    def close(self) -> None:
-        """Ends the connection, and with it the task's servers."""
-        self._channel.close()
+    def lose(self) -> None:
+        """It is gone, or is given up: should it ask for commands again, it is refused, and ends with its servers."""
+        with self._changed:
+            self.alive = False
+            waiting, self._waiting = list(self._waiting.values()), {}
+            self._changed.notify_all()
+        for waits in waiting:
+            waits.put(None)
 
     def runs(self, pid: int) -> bool:
         """Whether a server is there."""
         return self.alive and pid in self._pids
 
-    def _ask(self, message: Mapping[str, Any], patience_s: float) -> dict[str, Any]:
+    def _command(self, command: Mapping[str, Any]) -> None:
+        with self._changed:
+            self._commands.append(command)
+            self._changed.notify_all()
+
+    def _ask(self, command: Mapping[str, Any], patience_s: float) -> Mapping[str, Any]:
         number = next(self._numbers)
-        waits: queue.Queue[dict[str, Any] | None] = queue.Queue(1)
-        with self._lock:
+        waits: queue.Queue[Mapping[str, Any] | None] = queue.Queue(1)
+        with self._changed:
             if not self.alive:
                 raise LostError(f"{self} is gone")
             self._waiting[number] = waits
+        self._command({"id": number, **command})
         try:
-            self._channel.send({"id": number, **message})
             answer = waits.get(timeout=patience_s)
-        except (OSError, queue.Empty) as error:
-            self.close()
+        except queue.Empty as error:
+            self.lose()
             raise LostError(f"{self} does not answer") from error
         if answer is None:
             raise LostError(f"{self} is gone")
@@ -141,11 +165,11 @@ class RemoteServer(Server):
     Args:
         agent: whose child it is.
         pid: its process id there.
-        location: where it listens.
+        address: of it.
     """
 
-    def __init__(self, agent: RemoteAgent, pid: int, location: str) -> None:
-        super().__init__(pid, location)
+    def __init__(self, agent: RemoteAgent, pid: int, address: Address) -> None:
+        super().__init__(pid, address)
         self.agent = agent
 
     @property

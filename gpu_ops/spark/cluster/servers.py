@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
-import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,9 +20,8 @@ from typing import Any, Final
 from gpu_ops.errors import StateError
 from gpu_ops.spark.cluster.agent import Agent
 from gpu_ops.spark.cluster.executors import Executors
-from gpu_ops.spark.cluster.remote import LostError, RemoteAgent, RemoteServer
-from gpu_ops.spark.exchange.exchange import Address
-from gpu_ops.spark.servers.channel import Channel
+from gpu_ops.spark.cluster.remote import SILENT_S, LostError, RemoteAgent, RemoteServer
+from gpu_ops.spark.exchange.connection import Action, Address
 from gpu_ops.spark.servers.pools import Pool, Servers
 from gpu_ops.spark.settings import START_TIMEOUT, Settings
 
@@ -44,7 +42,7 @@ class _Group:
         agent: the task that runs them, if one is there.
         waiting: tasks that could: copies of that one, or such as came to an executor that has a group.
         jobs: those that have a task for it which has not left.
-        lost: what was there, until that has been said.
+        lost: what was there, until that is logged.
         since: when it came to have no agent, by `time.monotonic`.
     """
 
@@ -66,11 +64,10 @@ class ClusterServers(Servers):
     """
 
     def __init__(self, executors: Executors, settings: Settings, address: Callable[[], Address]) -> None:
-        super().__init__(secrets.token_hex(32), settings.start_timeout_s)
+        super().__init__(settings.start_timeout_s)
         self._executors, self._settings, self._address = executors, settings, address
-        self.tls = settings.tls
+        self._agents: dict[str, RemoteAgent] = {}
         self._groups: list[_Group] = []
-        self._pools: dict[str, Pool] = {}
         self._changed = threading.Condition()
         self._preparing = threading.Lock()
         self._closed = False
@@ -134,15 +131,6 @@ class ClusterServers(Servers):
         for agent in before:
             agent.leave()
 
-    def pool(self, backend: str) -> Pool:
-        """The servers for a backend: the GPUs' for ``"auto"`` and ``"gpu"``, where there are any.
-
-        Raises:
-            StateError: as `prepare`.
-        """
-        self.prepare()
-        return self._pools["cpu"] if backend == "cpu" else self._pools.get("gpu", self._pools["cpu"])
-
     def start(self, kind: str, index: int, deadline: float) -> RemoteServer:
         """Starts the server of a slot and waits until it listens.
 
@@ -199,31 +187,55 @@ class ClusterServers(Servers):
 
     # --- agents ------------------------------------------------------------------------------
 
-    def attach(self, channel: Channel, hello: Mapping[str, Any]) -> None:
-        """Takes in a task that offers to run servers; returns when it is gone."""
-        agent = RemoteAgent(channel, hello)
+    @property
+    def actions(self) -> dict[str, Action]:
+        """What agents call the directory for."""
+        return {
+            "offer": lambda request, _: self.offer(request),
+            "commands": self.commands,
+            "done": lambda request, _: self._agent(request).done(request),
+        }
+
+    def offer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Takes in a task that offers to run servers; gives what it is called from now on."""
+        agent = RemoteAgent(self._address(), request)
         with self._changed:
+            self._agents[agent.id] = agent
             known = agent.group < len(self._groups) and not self._closed
             if known:
                 self._groups[agent.group].waiting.append(agent)
-                self._seat(self._groups[agent.group])
+                self._assign(self._groups[agent.group])
         if not known:
             agent.leave()
-        agent.listen()
-        self._drop(agent)
+        return {"agent": agent.id}
+
+    def commands(self, request: Mapping[str, Any], is_there: Callable[[], bool]) -> dict[str, Any]:
+        """What an agent is to do next; see `RemoteAgent.commands`."""
+        agent = self._agent(request)
+        found = agent.commands(request, is_there)
+        if not agent.alive:
+            self._drop(agent)
+        return found
+
+    def _agent(self, request: Mapping[str, Any]) -> RemoteAgent:
+        found = self._agents.get(str(request["agent"]))
+        if found is None:
+            raise StateError("the directory of state servers has given this agent up")
+        return found
 
     def _drop(self, agent: RemoteAgent) -> None:
-        agent.close()
+        agent.lose()
         with self._changed:
+            self._agents.pop(agent.id, None)
             for group in self._groups:
                 if agent in group.waiting:
                     group.waiting.remove(agent)
                 if group.agent is agent:
                     group.agent, group.lost, group.since = None, str(agent), time.monotonic()
-                    self._seat(group)
+                    self._assign(group)
             self._changed.notify_all()
 
-    def _seat(self, group: _Group, *, beside: bool = False) -> None:
+    def _assign(self, group: _Group, *, beside: bool = False) -> None:
         """Gives a group a task that waits for it, if there is one; ``beside``: also on an executor that has a group."""
         if group.agent is not None:
             self._dismiss(group)
@@ -256,8 +268,11 @@ class ClusterServers(Servers):
         """Sees to it that every group has a task, as long as the application runs."""
         while not self._closed and not self._executors.stopped and self._supervisor is threading.current_thread():
             if self._failure is not None and not self._pools:
-                return  # who waits for them is told; the next one to ask begins anew
+                return  # `prepare` raises it; the next call of it begins anew
             try:
+                for agent in [agent for agent in list(self._agents.values()) if agent.silent]:
+                    _log.warning("%s: silent for %.0f s, given up", agent, SILENT_S)
+                    self._drop(agent)
                 self._place()
             except Exception as error:  # the JVM may be going away at any moment
                 _log.debug("placement: %s", error)
@@ -271,7 +286,7 @@ class ClusterServers(Servers):
             if len(agents) == len(self._groups) or time.monotonic() < self._not_before:
                 return
         free = self._free(agents)
-        places: list[tuple[int, _Group, str | None]] = []
+        jobs: list[tuple[int, _Group, str | None]] = []
         with self._changed:
             for group in [g for g in self._groups if g.agent is None]:
                 if group.lost is not None:
@@ -280,16 +295,16 @@ class ClusterServers(Servers):
                 # An executor that is lost may be replaced, or not; in half of the time its partitions go on elsewhere.
                 late = time.monotonic() - group.since > min(_FOR_ANOTHER_S, self.patience_s / 2)
                 if late:
-                    self._seat(group, beside=True)
+                    self._assign(group, beside=True)
                 if group.agent is not None or group.jobs - {a.job for a in group.waiting}:
                     continue
                 if not free and (group.waiting or not late):
                     continue
                 serial = next(self._serial)
                 group.jobs.add(serial)
-                places.append((serial, group, free.pop(0) if free else None))
-        for place in places:
-            threading.Thread(target=self._run, args=place, name="gpu-join-servers", daemon=True).start()
+                jobs.append((serial, group, free.pop(0) if free else None))
+        for job in jobs:
+            threading.Thread(target=self._run, args=job, name="gpu-join-servers", daemon=True).start()
 
     def _free(self, agents: Sequence[RemoteAgent]) -> list[str | None]:
         """The ids of executors that have no agent; None for one whose id is not known."""
@@ -310,7 +325,7 @@ class ClusterServers(Servers):
             self._executors.run(
                 Agent(self._address(), serial, self._settings.server_arguments()), group.number, executor
             )
-        except Exception as error:  # whatever Spark says
+        except Exception as error:  # any error of Spark's
             failure = _gist(error)
         with self._changed:
             group.jobs.discard(serial)
@@ -323,7 +338,7 @@ class ClusterServers(Servers):
 
 
 def _gist(error: BaseException) -> str:
-    """The lines that matter of what Spark says of a job that failed."""
+    """The lines that matter of Spark's error of a job that failed."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     found = [line for line in lines if "Error" in line and not line.startswith(("at ", "File "))]
     return " / ".join((found or lines)[:3])[:1000] or repr(error)

@@ -60,7 +60,7 @@ class Rows:
             arrival = np.arange(arrived, arrived + batch.num_rows)
             arrived += batch.num_rows
             order = (side.astype(np.int64) << _SIDE_SHIFT) + (part << _PART_SHIFT) + arrival
-            yield self._wire_batch(side, order, batch)
+            yield wire_batch(self.wire, side, order, batch)
 
     def _sorted(self, batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         if not batches:
@@ -74,16 +74,25 @@ class Rows:
         for side, batch in zip(sides, batches, strict=True):
             order = rank[start : start + batch.num_rows]
             start += batch.num_rows
-            yield self._wire_batch(side, order, batch)
+            yield wire_batch(self.wire, side, order, batch)
 
-    def _wire_batch(
-        self, side: npt.NDArray[np.int8], order: npt.NDArray[np.int64], batch: pa.RecordBatch
-    ) -> pa.RecordBatch:
-        lanes = []
-        for place, field in enumerate(list(self.wire)[2:], start=1):
-            column = batch.column(place)
-            lanes.append(column if column.type == field.type else column.cast(field.type))
-        return pa.RecordBatch.from_arrays([pa.array(side), pa.array(order), *lanes], schema=self.wire)
+
+def wire_batch(
+    schema: pa.Schema, side: npt.NDArray[np.int8], order: npt.NDArray[np.int64], batch: pa.RecordBatch
+) -> pa.RecordBatch:
+    """Rows as they travel.
+
+    Args:
+        schema: of side, order and lanes.
+        side: n numbers of inputs.
+        order: n integers.
+        batch: n rows: their origin, then the lanes.
+    """
+    lanes = []
+    for number, field in enumerate(list(schema)[2:], start=1):
+        column = batch.column(number)
+        lanes.append(column if column.type == field.type else column.cast(field.type))
+    return pa.RecordBatch.from_arrays([pa.array(side), pa.array(order), *lanes], schema=schema)
 
 
 def origins(column: pa.Array) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int64]]:
@@ -139,13 +148,13 @@ class Packed:
         blobs: list[pa.Scalar] = []
         keys: list[tuple[int, int, str, int]] = []
         for batch in batches:
-            keys += zip(*(batch.column(place).to_pylist() for place in (2, 3, 4, 5)), strict=True)
+            keys += zip(*(batch.column(number).to_pylist() for number in (2, 3, 4, 5)), strict=True)
             blobs += batch.column(6)
         arrived = 0
-        for place in sorted(range(len(keys)), key=keys.__getitem__):
-            number = keys[place][0]
+        for message in sorted(range(len(keys)), key=keys.__getitem__):
+            number = keys[message][0]
             carried = self._inputs[number]
-            rows = pa.ipc.read_record_batch(blobs[place].as_buffer(), carried.schema)
+            rows = pa.ipc.read_record_batch(blobs[message].as_buffer(), carried.schema)
             order = pa.array(np.arange(arrived, arrived + rows.num_rows))
             side = pa.array(np.full(rows.num_rows, number, np.int8))
             arrived += rows.num_rows

@@ -11,7 +11,7 @@ import pyarrow as pa
 from gpu_ops.backends import Backend
 from gpu_ops.engine import JoinEngine
 from gpu_ops.memory import Budget
-from gpu_ops.spark.exchange.arrivals import INPUT_BITS, origins
+from gpu_ops.spark.exchange.arrivals import INPUT_BITS, origins, wire_batch
 from gpu_ops.spark.exchange.command import Wire, parse_join
 from gpu_ops.spark.exchange.left_over import ROWS_PER_BATCH, Function, grouped
 
@@ -82,12 +82,8 @@ class BoundedTask:
 
     def _to_wire(self, batch: pa.RecordBatch, inputs: int) -> pa.RecordBatch:
         side, _ = origins(batch.column(0))
-        lanes = []
-        for place, field in enumerate(list(self._schema)[2:], start=1):
-            column = batch.column(place)
-            lanes.append(column if column.type == field.type else column.cast(field.type))
         order = np.zeros(batch.num_rows, np.int64)  # numbered when the batches are put together
-        made = pa.RecordBatch.from_arrays([pa.array(side), pa.array(order), *lanes], schema=self._schema)
+        made = wire_batch(self._schema, side, order, batch)
         there = side < inputs
         return made if there.all() else made.filter(pa.array(there))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -195,26 +195,11 @@ class ApplyCommand:
             DescriptionError: it is none.
         """
         try:
-            data = json.loads(content)
-            numbers = {name: _number(data, name) for name in ("batch_id", "partition", "partitions")}
-            command = cls(
-                join_id=_text(data, "join_id"),
-                state=None if data.get("state") is None else StateAddress.of(_text(data, "state")),
-                description=_text(data, "description"),
-                query_id=_text(data, "query_id"),
-                backend=_text(data, "backend"),
-                wire=Wire.from_dict(data["wire"]),
-                options=dict(data.get("options") or {}),
-                counted=bool(data.get("counted", False)),
-                watermark=_maybe_whole(data, "watermark"),
-                clock_ms=_maybe_whole(data, "clock_ms"),
-                backlog=bool(data.get("backlog", False)),
-                distribution=str(data.get("distribution", SPARK)),
-                join_number=_maybe_whole(data, "join_number"),
-                call=None if data.get("call") is None else _text(data, "call"),
-                **numbers,
-            )
-            op = _text(data, "op")
+            data = dict(json.loads(content))
+            op, state, wire = data.pop("op"), data.pop("state"), data.pop("wire")
+            address = None if state is None else StateAddress.of(state)
+            command = cls(**data, state=address, wire=Wire.from_dict(wire))
+            command._check_types()
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             if isinstance(error, DescriptionError):
                 raise
@@ -224,6 +209,22 @@ class ApplyCommand:
         if command.partition >= command.partitions:
             raise DescriptionError(f"no partition {command.partition} of {command.partitions}")
         return command
+
+    def _check_types(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if type(value) not in _TYPES.get(str(field.type), (type(value),)):
+                raise TypeError(f"{field.name}={value!r}")
+        for name in ("batch_id", "partition", "partitions"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)!r}")
+
+
+_TYPES: Final = {
+    "str": (str,), "int": (int,), "bool": (bool,), "Mapping[str, Any]": (dict,),
+    "str | None": (str, type(None)), "int | None": (int, type(None)),
+}  # fmt: skip
+"""What an attribute of a command may be when it comes as JSON, by its annotation; no bool is taken for an int."""
 
 
 def parse_join(description: str) -> Description:
@@ -250,20 +251,6 @@ def _all(join: Description) -> str:
     """The names of all inputs, as they go between quotation marks."""
     *others, last = (source.name for source in join.inputs)
     return "', '".join(others) + f"' and '{last}" if others else last
-
-
-def _number(data: Mapping[str, Any], name: str) -> int:
-    value = data[name]
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise TypeError(f"{name}={value!r}")
-    return value
-
-
-def _maybe_whole(data: Mapping[str, Any], name: str) -> int | None:
-    value = data.get(name)
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-        raise TypeError(f"{name}={value!r}")
-    return value
 
 
 def _text(data: Mapping[str, Any], name: str) -> str:

@@ -1,4 +1,4 @@
-"""What the end of input makes the partitions of a state folder say; runs in Spark tasks, on the CPU."""
+"""The rows that the end of input emits for the partitions of a state folder; runs in Spark tasks, on the CPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Function = Callable[[Any, pa.Table], pa.Table]
 
 
 class LeftOver:
-    """The function of ``mapInArrow``: numbers of partitions in, what they have to say out.
+    """The function of ``mapInArrow``: numbers of partitions in, the rows they emit at the end of input out.
 
     Args:
         state: the state folder.
@@ -58,7 +58,7 @@ def grouped(described: Description, function: Function, part: pa.Table) -> Itera
 
 
 def left_over(state: Location, manifest: Manifest, partition: int, version: int) -> Iterator[pa.Table]:
-    """What the end of input makes one partition of a state folder say, part by part, on the CPU.
+    """The rows that the end of input emits for one partition of a state folder, part by part, on the CPU.
 
     Args:
         state: the folder.

@@ -8,7 +8,6 @@ asked over a connection of its own what it does.
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
@@ -16,15 +15,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import pyarrow as pa
-from pyarrow import flight
 
-from gpu_ops.errors import StateError
+from gpu_ops.errors import GpuJoinError, StateError
+from gpu_ops.spark.exchange.connection import Address
 from gpu_ops.state.activity import READING
 
 _log = logging.getLogger(__name__)
-
-DEFAULT_S: Final = 60.0
-"""Seconds without a sign of life after which a state server is given up."""
 
 FILES: Final = 10
 """So many times as long may a file take that does not move: what is written is made durable in one go at the end."""
@@ -41,28 +37,17 @@ class Watch:
     """Looks after one exchange, in a thread of its own; a context manager.
 
     Args:
-        location: of the server, for what is said.
-        connect: makes a connection to it, other than the exchange's.
-        headers: of a call.
+        server: asked over connections other than the exchange's.
         call: the exchange's name.
-        patience_s: how long a server may give no sign of life.
 
     Attributes:
         cancel: ends the exchange's call; None while there is none.
         verdict: why it was ended: an `UnreachableError`, or a `StateError` where the file system does not answer.
     """
 
-    def __init__(
-        self,
-        location: str,
-        connect: Callable[[], flight.FlightClient],
-        headers: list[tuple[bytes, bytes]],
-        call: str,
-        patience_s: float,
-    ) -> None:
-        self._location, self._connect, self._headers = location, connect, headers
-        self._body, self._patience_s = json.dumps({"call": call}).encode(), patience_s
-        self._quiet_s = patience_s / 4
+    def __init__(self, server: Address, call: str) -> None:
+        self._server, self._call = server, call
+        self._quiet_s = server.patience_s / 4
         self.cancel: Callable[[], object] | None = None
         self.verdict: Exception | None = None
         self._since: float | None = None
@@ -93,7 +78,7 @@ class Watch:
                 asked = None
                 continue
             if asked is None or asked.since != since:
-                asked = _Asked(since, self._location, self._patience_s)
+                asked = _Asked(since, self._server.location, self._server.patience_s)
             answer = self._ask()
             if answer is not None:
                 pause = self._quiet_s
@@ -105,19 +90,16 @@ class Watch:
                 return
 
     def _ask(self) -> Mapping[str, Any] | None:
-        """What the server says of the exchange; None if it does not answer."""
-        options = flight.FlightCallOptions(timeout=self._quiet_s, headers=self._headers)
+        """What the server reports of the exchange; None if it does not answer."""
         try:
-            with self._connect() as client:
-                (answer,) = client.do_action(flight.Action("ping", self._body), options)
-            return dict(json.loads(answer.body.to_pybytes()))
-        except (pa.ArrowException, OSError, ValueError) as error:
-            _log.debug("state server %s: %s", self._location, error)
+            return self._server.call("ping", {"call": self._call}, timeout_s=self._quiet_s)
+        except (pa.ArrowException, OSError, ValueError, GpuJoinError) as error:
+            _log.debug("state server %s: %s", self._server.location, error)
             return None
 
 
 class _Asked:
-    """What a server said, one time after another, while one call waited for it.
+    """A server's reports, one after another, while one call waits for it.
 
     Args:
         since: when the call began, by `time.monotonic`.

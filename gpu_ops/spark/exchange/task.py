@@ -5,33 +5,34 @@ from __future__ import annotations
 import gc
 import itertools
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from gpu_ops import errors
 from gpu_ops.spark.exchange.arrivals import Arrivals
-from gpu_ops.spark.exchange.exchange import Address, Exchange, ask
+from gpu_ops.spark.exchange.connection import Address
+from gpu_ops.spark.exchange.exchange import Exchange, ask
 from gpu_ops.spark.metrics.metrics import METRICS_TYPE, pack
 from gpu_ops.state.address import StateAddress
 
 
-class Place(NamedTuple):
+class TaskIdentity(NamedTuple):
     """Which micro-batch of which query, and which task of its stage.
 
     Attributes:
         query_id: Spark's id of the query.
         run_id: of the query's run.
         batch_id: the micro-batch.
-        task: the task's number within its stage.
+        number: of the task within its stage.
         attempt: Spark's id of the task attempt.
     """
 
     query_id: str
     run_id: str
     batch_id: int
-    task: int
+    number: int
     attempt: int
 
 
@@ -47,7 +48,6 @@ class Task:
         metrics: the names of what is counted, see `gpu_ops.spark.metrics.metrics.metric_names`.
         times: whether the directory is told the latest event times afterwards.
         hidden: the column in which metrics are observed, or None: then the directory is told them, too.
-        place: tells micro-batch and partition; by default Spark's task context does.
     """
 
     def __init__(
@@ -61,73 +61,72 @@ class Task:
         metrics: Sequence[str] = (),
         times: bool = False,
         hidden: str | None = None,
-        place: Callable[[], Place] | None = None,
     ) -> None:
         self.__name__ = name
         self._command, self._directory, self._arrivals = dict(command), directory, arrivals
-        self._output, self._place, self._times = output, place, times
+        self._output, self._times = output, times
         self._metrics, self._hidden = tuple(metrics), hidden
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Gives the partition's changes, then, if metrics are observed, one row with them."""
         freeze_imports()
-        place = self._place() if self._place is not None else task_place()
-        join_id = f"{self._command['join_id']}-{place.query_id}"
-        partition, batches = self._partition(place, batches)
+        task = task_identity()
+        join_id = f"{self._command['join_id']}-{task.query_id}"
+        partition, batches = self._partition(task, batches)
         evaluation = uuid.uuid4().hex
         state: StateAddress | None = self._command["state"]
         command = {
             **self._command,
             "join_id": join_id,
-            "query_id": place.query_id,
+            "query_id": task.query_id,
             "state": None if state is None else state.secret_uri,
             "counted": True,
-            "batch_id": place.batch_id,
+            "batch_id": task.batch_id,
             "partition": partition,
         }
 
-        def locate(failed: str | None) -> Mapping[str, Any]:
+        def locate(failed: str | None) -> tuple[Address, Mapping[str, Any]]:
             request = {
-                "op": "locate",
                 "join_id": join_id,
                 "state": command["state"],
                 "backend": command["backend"],
-                "query_id": place.query_id,
-                "batch_id": place.batch_id,
-                "run_id": place.run_id,
+                "query_id": task.query_id,
+                "batch_id": task.batch_id,
+                "run_id": task.run_id,
                 "partition": partition,
                 "partitions": command["partitions"],
-                "attempt": place.attempt,
+                "attempt": task.attempt,
                 "evaluation": evaluation,
                 "failed": failed,
                 "backlog": bool(command["options"].get("backlog", False)),
                 "timed": "watermark_ms" in self._metrics,
             }
-            return ask(self._directory, request)
+            answer = ask(self._directory, "locate", request)
+            return self._directory._replace(location=answer["location"]), answer["moment"]
 
-        exchange = Exchange(locate, command, self._arrivals.wire, patience_s=self._directory.server_patience_s)
+        exchange = Exchange(locate, command, self._arrivals.wire)
         for rows in exchange.run(self._arrivals.to_wire(batches)):
             if not rows.num_rows:
                 continue  # nobody's readers of Arrow streams are tried with such
             yield self._with_metrics(rows, pa.nulls(rows.num_rows, METRICS_TYPE))
-        said = exchange.answer["metrics"]
-        numbers = pack(self._metrics, said, backend=exchange.answer["backend"], retries=exchange.retries)
+        counted = exchange.answer["metrics"]
+        numbers = pack(self._metrics, counted, backend=exchange.answer["backend"], retries=exchange.retries)
         report: dict[str, Any] = {}
         if self._times:
-            report["latest"] = [said.get(f"{side}_max_time_ms") for side in ("left", "right")]
-            report["rows"] = [bool(said[f"{side}_rows_in"]) for side in ("left", "right")]
+            report["latest"] = [counted.get(f"{side}_max_time_ms") for side in ("left", "right")]
+            report["rows"] = [bool(counted[f"{side}_rows_in"]) for side in ("left", "right")]
         if self._hidden is None:
-            report |= {"run_id": place.run_id, "numbers": numbers}
+            report |= {"run_id": task.run_id, "numbers": numbers}
         if report:
-            where = {"join_id": join_id, "batch_id": place.batch_id, "partition": partition}
-            ask(self._directory, {"op": "report", **where, **report})
+            where = {"join_id": join_id, "batch_id": task.batch_id, "partition": partition}
+            ask(self._directory, "report", {**where, **report})
         if self._hidden is not None:
             yield self._metrics_row(numbers)
 
-    def _partition(self, place: Place, batches: Iterator[pa.RecordBatch]) -> tuple[int, Iterator[pa.RecordBatch]]:
+    def _partition(self, task: TaskIdentity, batches: Iterator[pa.RecordBatch]) -> tuple[int, Iterator[pa.RecordBatch]]:
         """The partition this task has, and its batches.
 
-        Rows say it. Without rows it is the task's number modulo the partitions: a join's tasks are
+        Its rows name it. Without rows it is the task's number modulo the partitions: a join's tasks are
         numbered in one go, so where no partition has rows each is taken once; where one has, its task
         checks that the numbers fit.
 
@@ -135,13 +134,13 @@ class Task:
             DescriptionError: they do not.
         """
         partitions = int(self._command["partitions"])
-        guess = place.task % partitions
+        guess = task.number % partitions
         for batch in batches:
             if batch.num_rows:
                 found = self._arrivals.partition(batch)
                 if found != guess:
                     raise errors.DescriptionError(
-                        f"task {place.task} of its stage has partition {found} of {partitions}: the "
+                        f"task {task.number} of its stage has partition {found} of {partitions}: the "
                         "changelog is coalesced, or unioned behind other partitions. Put it first in the "
                         "union, and use repartition() instead of coalesce()"
                     )
@@ -167,7 +166,7 @@ def freeze_imports() -> None:
         gc.freeze()
 
 
-def task_place() -> Place:
+def task_identity() -> TaskIdentity:
     """Where this Spark task stands, from the local properties that Structured Streaming sets.
 
     Raises:
@@ -181,4 +180,4 @@ def task_place() -> Place:
     if context is None or batch is None or query is None:
         raise errors.NotBuiltError("a join runs in a streaming query; this task belongs to none")
     run = context.getLocalProperty("spark.jobGroup.id") or ""
-    return Place(query, run, int(batch), context.partitionId(), context.taskAttemptId())
+    return TaskIdentity(query, run, int(batch), context.partitionId(), context.taskAttemptId())

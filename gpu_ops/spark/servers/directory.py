@@ -15,17 +15,17 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final, NamedTuple
 
+import pyarrow as pa
+
 from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.spark.cluster.executors import Executors, on_cluster
 from gpu_ops.spark.cluster.servers import ClusterServers
-from gpu_ops.spark.exchange.exchange import Address
+from gpu_ops.spark.exchange.connection import Action, Address, FlightServer, format_location
 from gpu_ops.spark.metrics.metrics import metric_names
 from gpu_ops.spark.metrics.task_metrics import TALLIES, Run
 from gpu_ops.spark.plan.recognition import JoinPlan, running_plan
 from gpu_ops.spark.plan.triggers import output_mode, takes_what_is_there
-from gpu_ops.spark.servers.channel import Channel
 from gpu_ops.spark.servers.embedded import EmbeddedServers
-from gpu_ops.spark.servers.listener import Listener
 from gpu_ops.spark.servers.pools import PROBE_S, Pool, Servers
 from gpu_ops.spark.servers.process import START_S
 from gpu_ops.spark.servers.recovery import check_all_did, left_behind
@@ -115,22 +115,28 @@ class Directory:
             host = str(conf.get("spark.driver.host"))
             bind = str(conf.get("spark.driver.bindAddress", host))
             self._servers = ClusterServers(Executors(context, settings), settings, lambda: self._address)
-            attach = self._servers.attach
         else:
             settings = dataclasses.replace(settings, tls=None)  # nothing leaves this machine
-            self._servers = EmbeddedServers.for_cores(int(context.defaultParallelism), settings.server_arguments())
-            attach = _refuse
+            self._servers = EmbeddedServers(int(context.defaultParallelism), settings.server_arguments())
+        token, tls = self._servers.token, settings.tls
+        actions: dict[str, Action] = {
+            "locate": lambda request, _: self.locate(request),
+            "report": lambda request, _: self.report(request),
+            **self._servers.actions,
+        }
         try:
-            token = self._servers.token
-            self._listener = Listener(
-                bind, settings.driver_port, token, answer=self.answer, attach=attach, tls=settings.tls
+            self._server = FlightServer(
+                token, host=bind, port=settings.driver_port, certificate=tls and tls[:2], actions=actions
             )
-        except StateError:
+        except (pa.ArrowException, OSError) as error:
             self._servers.close()
-            raise
+            raise StateError(
+                f"the directory of state servers cannot listen on {bind}:{settings.driver_port}: {error}"
+            ) from error
         # A task waits for a server to be probed and ended, for a place for another, and for that one to start.
         patience = PROBE_S + self._servers.patience_s + START_S + _MORE_S
-        self._address = Address(host, self._listener.port, token, patience, settings.tls, settings.patience_s)
+        location = format_location(host, self._server.port, encrypted=tls is not None)
+        self._address = Address(location, token, tls, patience, settings.patience_s)
         threading.Thread(target=self._sweep, name="gpu-join-sweep", daemon=True).start()
         atexit.register(self.close)
 
@@ -181,10 +187,6 @@ class Directory:
             users = [k for k in self._joins.values() if k.state is not None and k.state.identity == wanted]
         return next((k.query_id for k in users if k.run_id in active), None)
 
-    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Answers a call, whichever it is."""
-        return self.report(request) if request.get("op") == "report" else self.locate(request)
-
     def locate(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The server of a partition.
 
@@ -194,14 +196,16 @@ class Directory:
                 answer, or None; backlog: whether the join may begin with one.
 
         Returns:
-            location, token and a `Tls` or None; ``moment``, which goes with the command: join_number, for an interval
-            join watermark and clock_ms of the micro-batch, where there may be a backlog whether it is part of it.
+            location; ``moment``, which goes with the command: join_number, for an interval join watermark and clock_ms
+            of the micro-batch, where there may be a backlog whether it is part of it.
 
         Raises:
             StateError: another join uses the state folder, no server can be started, the micro-batch
                 does not follow, or some partitions have not done the one before.
             DescriptionError: one task runs several partitions, or an input needs another output mode.
         """
+        if self._closing.is_set():
+            raise StateError("the Spark application has ended, and its state servers with it")
         pool = self._servers.pool(str(request["backend"]))
         index = int(request["partition"]) % len(pool)
         opened = self._open(request)
@@ -213,10 +217,7 @@ class Directory:
             moment |= known.watermarks.begin(int(request["batch_id"]), now)._asdict()
         if request.get("backlog"):
             moment["backlog"] = self._in_backlog(known, str(request["run_id"]))
-        answer: dict[str, Any] = {"token": self._servers.token, "moment": moment}
-        answer["location"] = pool.location(index, failed=request.get("failed"))
-        answer["tls"] = self._servers.tls
-        return answer
+        return {"location": pool.location(index, failed=request.get("failed")), "moment": moment}
 
     def report(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Takes in what one partition says after a micro-batch.
@@ -244,9 +245,8 @@ class Directory:
             return
         self._closing.set()
         atexit.unregister(self.close)
-        self._listener.shutdown()
-        self._listener.server_close()
         self._servers.close()
+        self._server.end()
 
     def _open(self, request: Mapping[str, Any]) -> _Opened:
         """What its query's plan says of a join.
@@ -418,9 +418,3 @@ class Directory:
                         self._release(join_id)
             except Exception as error:  # the JVM may be going away at any moment
                 _log.debug("sweep: %s", error)
-
-
-def _refuse(channel: Channel, hello: Mapping[str, Any]) -> None:
-    """In local mode nobody else runs servers."""
-    del hello
-    channel.close()

@@ -225,7 +225,7 @@ class PartitionState:
         return Applied(result.changelog, dict(self._metrics), engine.backend, engine.backend_reason)
 
     def left_over(self, version: int) -> Iterator[pa.Table]:
-        """What the end of input makes the state of a version say, part by part; the state folder stays as it is.
+        """The rows that the end of input emits for a version of the state, in parts; the state folder stays as it is.
 
         Raises:
             StateError: there is no such version.

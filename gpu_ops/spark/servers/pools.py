@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import abc
-import json
 import logging
+import secrets
 import threading
 import time
+from collections.abc import Mapping
 from typing import Final
 
 import pyarrow as pa
-from pyarrow import flight
 
-from gpu_ops.errors import StateError
-from gpu_ops.spark.cluster.tls import Tls
+from gpu_ops.errors import GpuJoinError, StateError
+from gpu_ops.spark.exchange.connection import Action, Address
 
 _log = logging.getLogger(__name__)
 
@@ -26,11 +26,16 @@ class Server(abc.ABC):
 
     Args:
         pid: its process id, on the machine it runs on.
-        location: where it listens, as Flight writes it.
+        address: of it.
     """
 
-    def __init__(self, pid: int, location: str) -> None:
-        self.pid, self.location = pid, location
+    def __init__(self, pid: int, address: Address) -> None:
+        self.pid, self.address = pid, address
+
+    @property
+    def location(self) -> str:
+        """Where it listens, as Flight writes it."""
+        return self.address.location
 
     @property
     @abc.abstractmethod
@@ -45,34 +50,23 @@ class Server(abc.ABC):
     def kill(self) -> None:
         """Ends one that no longer answers."""
 
-    def action(self, name: str, body: bytes, token: str, tls: Tls | None = None) -> bytes:
-        """Runs a Flight action.
-
-        Raises:
-            FlightError: it did not answer in time, or refused.
-        """
-        headers = [(b"authorization", f"Bearer {token}".encode())]
-        with flight.FlightClient(self.location, **(tls.flight_client if tls is not None else {})) as client:
-            options = flight.FlightCallOptions(timeout=PROBE_S, headers=headers)
-            results = list(client.do_action(flight.Action(name, body), options))
-        return bytes(results[0].body.to_pybytes()) if results else b""
-
 
 class Servers(abc.ABC):
     """All state servers of an application.
 
     Args:
-        token: what every call must bring.
         patience_s: how long a server that is gone may take to come back.
+
+    Attributes:
+        token: what every call must bring.
+        no_gpu: why there are no servers with a GPU.
     """
 
-    def __init__(self, token: str, patience_s: float) -> None:
-        self.token, self.patience_s = token, patience_s
-        self.no_gpu = ""
-        self.tls: Tls | None = None
+    def __init__(self, patience_s: float) -> None:
+        self.token, self.patience_s, self.no_gpu = secrets.token_hex(32), patience_s, ""
+        self._pools: dict[str, Pool] = {}
 
-    @abc.abstractmethod
-    def prepare(self) -> None:
+    def prepare(self) -> None:  # noqa: B027 - there may be nothing to do
         """Sees to it that servers can be started.
 
         Raises:
@@ -88,9 +82,19 @@ class Servers(abc.ABC):
         """
         return 0
 
-    @abc.abstractmethod
+    @property
+    def actions(self) -> Mapping[str, Action]:
+        """What the directory is called for beside a partition's server."""
+        return {}
+
     def pool(self, backend: str) -> Pool:
-        """The servers for a backend: the GPUs' for ``"auto"`` and ``"gpu"``, where there are any."""
+        """The servers for a backend: the GPUs' for ``"auto"`` and ``"gpu"``, where there are any.
+
+        Raises:
+            StateError: as `prepare`.
+        """
+        self.prepare()
+        return self._pools["cpu"] if backend == "cpu" else self._pools.get("gpu", self._pools["cpu"])
 
     @abc.abstractmethod
     def start(self, kind: str, index: int, deadline: float) -> Server:
@@ -154,8 +158,8 @@ class Pool:
             server = self._slots[index]
             if server is not None and server.running and failed == server.location:
                 try:
-                    server.action("ping", b"", self._servers.token, self._servers.tls)
-                except (pa.ArrowException, OSError) as error:
+                    server.address.call("ping", timeout_s=PROBE_S)
+                except (pa.ArrowException, OSError, GpuJoinError) as error:
                     _log.warning("state server %d does not answer; it is replaced: %s", server.pid, error)
                     server.kill()
                     server = None  # also where a file system keeps the process from ending
@@ -175,9 +179,8 @@ class Pool:
         if server is None or not server.running:
             return
         try:
-            body = json.dumps({"join_id": join_id}).encode()
-            server.action("release", body, self._servers.token, self._servers.tls)
-        except (pa.ArrowException, OSError) as error:
+            server.address.call("release", {"join_id": join_id}, timeout_s=PROBE_S)
+        except (pa.ArrowException, OSError, GpuJoinError) as error:
             _log.warning("state server %d did not release join %s: %s", server.pid, join_id, error)
 
     def close(self) -> None:

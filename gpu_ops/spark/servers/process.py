@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from gpu_ops.errors import StateError
+from gpu_ops.spark.exchange.connection import Address, Tls, format_location
 from gpu_ops.spark.servers.pools import Server
 
 _log = logging.getLogger(__name__)
@@ -27,6 +28,7 @@ START_S: Final = 90.0
 """How long a state server may take to listen."""
 
 _STOP_S: Final = 5.0
+_MODULE: Final = "gpu_ops.spark.servers.server"
 
 ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """With a server per core each does with one thread; Arrow, OpenBLAS and MKL listen to these."""
@@ -40,11 +42,11 @@ class Process(Server):
 
     Args:
         popen: the child; its standard input stays open as long as it should live.
-        location: where it listens.
+        address: of it.
     """
 
-    def __init__(self, popen: subprocess.Popen[bytes], location: str) -> None:
-        super().__init__(popen.pid, location)
+    def __init__(self, popen: subprocess.Popen[bytes], address: Address) -> None:
+        super().__init__(popen.pid, address)
         self._popen = popen
 
     @property
@@ -89,23 +91,34 @@ class Launcher:
     Args:
         token: what every call must bring.
         host: the address they listen on.
-        module: what a child runs.
+        tls: encrypts connections, if given.
+        gpus: the ids of the GPUs, as CUDA_VISIBLE_DEVICES takes them.
+        arguments: for each kind of server more words for the command line.
     """
 
-    def __init__(self, token: str, *, host: str = "127.0.0.1", module: str = "gpu_ops.spark.servers.server") -> None:
-        self._token, self._host, self._module = token, host, module
+    def __init__(
+        self,
+        token: str,
+        *,
+        host: str = "127.0.0.1",
+        tls: Tls | None = None,
+        gpus: Sequence[str] = (),
+        arguments: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        self._token, self._host, self._tls, self._gpus = token, host, tls, gpus
+        self._arguments = dict(arguments or {})
         self.logs = Path(tempfile.mkdtemp(prefix="gpu-join-"))
         self._closed = False
         # The kernel may tie a child's life to the thread that started it; handlers' threads end.
         self._starter = concurrent.futures.ThreadPoolExecutor(1, "gpu-join-starter")
 
-    def start(self, name: str, environment: Mapping[str, str], arguments: Sequence[str] = ()) -> Process:
+    def start(self, kind: str, name: str, number: int = 0) -> Process:
         """Starts a server and waits until it listens.
 
         Args:
+            kind: ``"cpu"`` or ``"gpu"``.
             name: of its log.
-            environment: what it finds in its environment beside what this process has there.
-            arguments: more words for its command line.
+            number: which of the GPUs it has.
 
         Raises:
             StateError: it does not; with the end of its log.
@@ -113,7 +126,8 @@ class Launcher:
         if self._closed:
             raise StateError("the Spark application has ended, and its state servers with it")
         began = time.monotonic()
-        popen = self._starter.submit(self._spawn, name, environment, arguments).result()
+        gpu = {"CUDA_VISIBLE_DEVICES": self._gpus[number % len(self._gpus)]} if kind == "gpu" else ONE_THREAD
+        popen = self._starter.submit(self._spawn, name, gpu, self._arguments.get(kind, ())).result()
         try:
             port = _handshake(popen, began + START_S)
         except (ValueError, KeyError, TypeError, EOFError, OSError) as error:
@@ -121,9 +135,8 @@ class Launcher:
             why = f"{error}; exit code {popen.wait()}"
             raise StateError(f"state server {name} did not start ({why}):\n{self.tail(name)}") from error
         _log.info("state server %s: process %d, %.1f s", name, popen.pid, time.monotonic() - began)
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        scheme = "grpc+tls" if "--tls-certificate" in arguments else "grpc"
-        return Process(popen, f"{scheme}://{host}:{port}")
+        location = format_location(self._host, port, encrypted=self._tls is not None)
+        return Process(popen, Address(location, self._token, self._tls))
 
     def tail(self, name: str) -> str:
         """The end of a server's log."""
@@ -138,10 +151,11 @@ class Launcher:
 
     def _spawn(self, name: str, environment: Mapping[str, str], arguments: Sequence[str]) -> subprocess.Popen[bytes]:
         paths = [PACKAGE_ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
+        shown = [] if self._tls is None else ["--tls-certificate", self._tls.certificate, self._tls.key]
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_"))}
         with (self.logs / f"{name}.log").open("ab") as stderr:
             popen = subprocess.Popen(  # noqa: S603 - our own module, by our own interpreter
-                [sys.executable, "-m", self._module, "--backend", "auto", "--host", self._host, *arguments],
+                [sys.executable, "-m", _MODULE, "--backend", "auto", "--host", self._host, *shown, *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,

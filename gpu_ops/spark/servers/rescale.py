@@ -208,16 +208,16 @@ def _cut_state(join: Description, held: Sequence[Held], goes: _Goes) -> list[dic
     made: list[dict[str, pa.Table]] = [{} for _ in range(goes.partitions)]
     for number, side in enumerate(join.sides):
         whole = pa.concat_tables([part.tables[side] for part in held])
-        # by place, as behind the input's columns stands what may have their names
-        place = join.inputs[number].schema.get_field_index
-        target = goes.to([whole.column(place(by.columns[number])) for by in join.shuffled_by], len(whole))
+        # by position, as behind the input's columns stands what may have their names
+        position = join.inputs[number].schema.get_field_index
+        target = goes.to([whole.column(position(by.columns[number])) for by in join.shuffled_by], len(whole))
         for partition, tables in enumerate(made):
             tables[side] = whole.take(pa.array(np.flatnonzero(target == partition)))
     if _TIME not in join.sides and all(_TIME in part.tables for part in held):
         facts = [part.tables[_TIME].to_pylist()[0] for part in held]
-        told = {name: _together(name, [fact[name] for fact in facts]) for name in facts[0]}
+        merged = {name: _together(name, [fact[name] for fact in facts]) for name in facts[0]}
         for tables in made:
-            tables[_TIME] = pa.table({name: pa.array([value], pa.int64()) for name, value in told.items()})
+            tables[_TIME] = pa.table({name: pa.array([value], pa.int64()) for name, value in merged.items()})
     return made
 
 
@@ -245,6 +245,6 @@ def _cut_changes(join: Description, records: Sequence[Record], goes: _Goes) -> l
     sequence = np.argsort(whole[wire.order].to_numpy(), kind="stable")
     rank = np.empty(sequence.size, np.int64)
     rank[sequence] = np.arange(sequence.size)
-    place = whole.schema.get_field_index(wire.order)
-    whole = whole.set_column(place, whole.schema.field(place), pa.array(rank))
+    position = whole.schema.get_field_index(wire.order)
+    whole = whole.set_column(position, whole.schema.field(position), pa.array(rank))
     return [whole.take(pa.array(np.flatnonzero(target == partition))) for partition in range(goes.partitions)]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
-import hmac
 import json
 import logging
 import os
@@ -20,15 +19,15 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 from pyarrow import flight
 
-from gpu_ops.errors import BadInputError, ConditionError, DescriptionError, GpuJoinError, StateError
+from gpu_ops.errors import BadInputError, DescriptionError, StateError
 from gpu_ops.memory import Budget
 from gpu_ops.spark.exchange.command import ApplyCommand
+from gpu_ops.spark.exchange.connection import Action, FlightServer
 from gpu_ops.spark.servers.memory import host_memory, server_budget
 from gpu_ops.spark.servers.partition import AbandonedError, Applied, PartitionState
 from gpu_ops.state.activity import READING, Activity
@@ -39,29 +38,12 @@ _log = logging.getLogger(__name__)
 ROWS_PER_MESSAGE: Final = 1 << 16
 """Rows of a record batch of the answer, at most."""
 
-_LONGEST: Final = 3000  # gRPC carries an error twice, in headers of 8 KiB at most
 _POLL_S: Final = 1.0
 _IDLE_S: Final = 2.0
 _MOST_BYTES: Final = host_memory()
 
 
-class _Token(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Refuses every call without the application's token."""
-
-    def __init__(self, token: str) -> None:
-        self._expected = f"Bearer {token}".encode()
-
-    def start_call(self, info: flight.CallInfo, headers: Mapping[str, list[str | bytes]]) -> None:
-        given = [v for name, values in headers.items() if name.lower() == "authorization" for v in values]
-        for value in given:
-            if hmac.compare_digest(value if isinstance(value, bytes) else value.encode(), self._expected):
-                return
-        why = "a wrong" if given else "no"
-        _log.warning("refused a call of %s: it came with %s token", info.method, why)
-        raise flight.FlightUnauthenticatedError(f"this state server was called with {why} token")
-
-
-class StateServer(flight.FlightServerBase):  # type: ignore[misc]
+class StateServer(FlightServer):
     """Answers the calls of Spark tasks; calls for different partitions run at the same time.
 
     Args:
@@ -70,7 +52,7 @@ class StateServer(flight.FlightServerBase):  # type: ignore[misc]
         host: where to listen.
         port: 0 for any.
         budget: of memory, for all partitions together.
-        tls: files with the certificate and its key; without them connections are plain.
+        certificate: files with the certificate chain and its key; without them connections are plain.
     """
 
     def __init__(
@@ -81,7 +63,7 @@ class StateServer(flight.FlightServerBase):  # type: ignore[misc]
         host: str = "127.0.0.1",
         port: int = 0,
         budget: Budget | None = None,
-        tls: tuple[str, str] | None = None,
+        certificate: tuple[str, str] | None = None,
     ) -> None:
         self._backend, self._budget = backend, budget
         self._lock = threading.Lock()
@@ -91,12 +73,13 @@ class StateServer(flight.FlightServerBase):  # type: ignore[misc]
         self._last_call = time.monotonic()
         self._trimmed = True
         self.stopping = threading.Event()
-        listened = f"[{host}]" if ":" in host else host
-        shown = [] if tls is None else [(Path(tls[0]).read_bytes(), Path(tls[1]).read_bytes())]
-        scheme = "grpc+tls" if shown else "grpc"
-        super().__init__(
-            f"{scheme}://{listened}:{port}", middleware={"token": _Token(token)}, tls_certificates=shown or None
-        )
+        actions: dict[str, Action] = {
+            "ping": lambda request, _: self._ping(request),
+            "release": lambda request, _: self._release(request),
+            "metrics": lambda *_: self._status(),
+            "shutdown": lambda *_: self._stop(),
+        }
+        super().__init__(token, host=host, port=port, certificate=certificate, actions=actions)
 
     # --- Flight ------------------------------------------------------------------------------
 
@@ -108,7 +91,7 @@ class StateServer(flight.FlightServerBase):  # type: ignore[misc]
         writer: flight.MetadataRecordBatchWriter,
     ) -> None:
         """Applies one micro-batch to one partition; see `ApplyCommand`."""
-        with self._call("apply"):
+        with self.errors_as_status("apply"):
             command = ApplyCommand.parse(descriptor.command or b"")
             if command.backend == "auto" and self._backend != "auto":
                 command = ApplyCommand(**{**vars(command), "backend": self._backend})
@@ -134,25 +117,6 @@ class StateServer(flight.FlightServerBase):  # type: ignore[misc]
                 own.begin("sending the answer")
                 _send(writer, answer)
 
-    def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> Iterator[bytes]:
-        """``ping``, ``release``, ``metrics`` and ``shutdown``; answers are JSON."""
-        del context
-        with self._call(f"action {action.type!r}"):
-            if action.type == "ping":
-                answer = self._ping(action.body.to_pybytes() if action.body is not None else b"")
-            elif action.type == "metrics":
-                answer = self._status()
-            elif action.type == "release":
-                answer = self._release(action.body.to_pybytes() if action.body is not None else b"")
-            elif action.type == "shutdown":
-                _log.info("asked to stop")
-                answer = {}
-                self.stopping.set()
-            else:
-                known = "ping, release, metrics, shutdown"
-                raise DescriptionError(f"no action {action.type!r}; there are {known}")
-        return iter([json.dumps(answer).encode()])
-
     # --- partitions --------------------------------------------------------------------------
 
     def _partition(self, command: ApplyCommand) -> PartitionState:
@@ -167,31 +131,31 @@ class StateServer(flight.FlightServerBase):  # type: ignore[misc]
             held.close()
         return made
 
-    def _release(self, body: bytes) -> dict[str, Any]:
-        try:
-            join_id = json.loads(body)["join_id"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise DescriptionError('release takes {"join_id": ...}') from error
+    def _release(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        if "join_id" not in request:
+            raise DescriptionError('release takes {"join_id": ...}')
         with self._lock:
-            keys = [key for key in self._partitions if key[0] == join_id]
+            keys = [key for key in self._partitions if key[0] == request["join_id"]]
             dropped = [self._partitions.pop(key) for key in keys]
         for partition in dropped:
             partition.close()
         return {"released": len(dropped)}
 
-    def _ping(self, body: bytes) -> dict[str, Any]:
+    def _ping(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """That this server lives, and what the exchange ``{"call": name}`` does: None if there is none of that name."""
         with self._lock:
             held = list(self._partitions.values())
         used = {p.backend for p in held if p.backend is not None}
         answer = {"pid": os.getpid(), "backend": min(used, default=self._backend), "partitions": len(held)}
-        if not body:
+        if "call" not in request:
             return answer
-        try:
-            call = self._calls.get(json.loads(body)["call"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise DescriptionError('ping takes nothing, or {"call": ...}') from error
+        call = self._calls.get(str(request["call"]))
         return {**answer, "call": None if call is None else call.tell()}
+
+    def _stop(self) -> dict[str, Any]:
+        _log.info("asked to stop")
+        self.stopping.set()
+        return {}
 
     def _status(self) -> dict[str, Any]:
         with self._lock:
@@ -206,7 +170,7 @@ class StateServer(flight.FlightServerBase):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def _asked_after(self, call: str | None, activity: Activity) -> Iterator[None]:
-        """Whoever asks what a call does is told of this activity."""
+        """A ping that names the call is answered with this activity."""
         if call is None:
             yield
             return
@@ -217,18 +181,13 @@ class StateServer(flight.FlightServerBase):  # type: ignore[misc]
             self._calls.pop(call, None)
 
     @contextlib.contextmanager
-    def _call(self, what: str) -> Iterator[None]:
-        """Turns errors into what a client can turn back, and logs them."""
+    def errors_as_status(self, what: str) -> Iterator[None]:
+        """As the base class has it; and a server that does something is not idle."""
         with self._lock:
             self._running += 1
         try:
-            yield
-        except GpuJoinError as error:
-            _log.warning("%s refused: %s: %s", what, type(error).__name__, error)
-            raise flight.FlightServerError(encode_error(error)) from None
-        except Exception as error:
-            _log.exception("%s failed", what)
-            raise flight.FlightInternalError(encode_error(error)) from None
+            with super().errors_as_status(what):
+                yield
         finally:
             with self._lock:
                 self._running -= 1
@@ -243,23 +202,6 @@ class StateServer(flight.FlightServerBase):  # type: ignore[misc]
         pa.default_memory_pool().release_unused()
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)
-
-
-def encode_error(error: BaseException) -> str:
-    """An error as it travels: JSON with ``type``, ``message`` and for a `BadInputError` its ``fields``."""
-    kind = DescriptionError if isinstance(error, ConditionError) else type(error)
-    if not isinstance(error, BadInputError):
-        return json.dumps({"type": kind.__name__, "message": _cut(str(error), _LONGEST)})
-    sample = None if error.sample is None else _cut(str(error.sample), _LONGEST // 4)
-    fields = [error.input_name, error.column, _cut(error.problem, _LONGEST // 2), sample]
-    return json.dumps({"type": kind.__name__, "message": _cut(str(error), _LONGEST // 4), "fields": fields})
-
-
-def _cut(text: str, most: int) -> str:
-    """The beginning of a text, such that it takes about ``most`` bytes as ASCII JSON."""
-    if len(json.dumps(text)) <= most:
-        return text
-    return text[: most if text.isascii() else most // 12] + " ..."
 
 
 def _receive(
@@ -332,8 +274,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--gpu-memory", help="of all state; an amount, or a share of the card's")
     parser.add_argument("--host-memory", help="of all state; an amount, or a share of the machine's")
-    parser.add_argument("--tls-certificate")
-    parser.add_argument("--tls-key")
+    parser.add_argument("--tls-certificate", nargs=2, metavar=("CHAIN", "KEY"), help="files in PEM")
     options = parser.parse_args(arguments)
     logging.basicConfig(
         level=logging.INFO,
@@ -352,17 +293,17 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.write("a token of fewer than 16 characters is none\n")
         return 2
     budget = server_budget(options.gpu_memory, options.host_memory)
-    tls = (options.tls_certificate, options.tls_key) if options.tls_certificate and options.tls_key else None
-    server = StateServer(token, backend=options.backend, host=options.host, port=options.port, budget=budget, tls=tls)
+    server = StateServer(
+        token, backend=options.backend, host=options.host, port=options.port, budget=budget,
+        certificate=options.tls_certificate,
+    )  # fmt: skip
     sys.stdout.write(json.dumps({"port": server.port, "pid": os.getpid()}) + "\n")
     sys.stdout.flush()
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody reads more of it
     _log.info("listening on %s, port %d", options.host, server.port)
     _wait(server, parent)
     # Calls in progress are not waited for long: what they did durably stays, the rest is repeated.
-    closing = threading.Thread(target=server.shutdown, daemon=True)
-    closing.start()
-    closing.join(5)
+    server.end()
     logging.shutdown()
     sys.stderr.flush()
     os._exit(0)

@@ -37,7 +37,7 @@ class Moment(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What one partition says after a micro-batch.
+    """What one partition reports after a micro-batch.
 
     Attributes:
         latest: per input, the latest event time it has ever seen, ms.
@@ -53,7 +53,7 @@ class Watermarks:
 
     Args:
         join: the description.
-        manifest: what its state folder must belong to; says the number of partitions, too.
+        manifest: what its state folder must belong to; has the number of partitions, too.
         state: the folder, or None.
         upstream: for inputs that are changelogs of an interval join in the same query.
     """
@@ -101,15 +101,15 @@ class Watermarks:
             return self._moment
 
     def report(self, batch_id: int, partition: int, report: Report) -> None:
-        """Takes in what a partition says; again is as good as once."""
+        """Takes in a partition's report; again is as good as once."""
         with self._lock:
             if batch_id == self._batch:
                 self._reports[partition] = report
 
     def output_before(self, batch_id: int) -> int | None:
-        """The output watermark of the micro-batch before one: all it said by then is not older.
+        """The output watermark of the micro-batch before one: nothing it emitted by then is older.
 
-        Rows that a watermark ends are said under it, so what micro-batch N says may be as old as the
+        Rows that a watermark ends are emitted under it, so the output of micro-batch N may be as old as the
         output watermark of N - 1.
         """
         with self._lock:
