@@ -225,12 +225,11 @@ ServerGroup(Address({location!r}, {token!r}), {agent!r}, "127.0.0.1", [], {{}}).
 """
 
 
-@pytest.mark.parametrize(("number", "silent"), [(signal.SIGKILL, 30.0), (signal.SIGSTOP, 2.0)])
+@pytest.mark.parametrize(("number", "silent"), [(signal.SIGKILL, 30.0), (signal.SIGSTOP, 3.0)])
 def test_an_agent_that_dies_or_stops_is_lost_within_seconds(
     number: signal.Signals, silent: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that is killed closes its connection; one that stops, or whose machine is gone, asks no more."""
-    monkeypatch.setattr("gpu_ops.spark.cluster.remote.SILENT_S", silent)
     cluster = Cluster("a")
     with FlightServer(TOKEN, actions={}) as server:
         address = Address(format_location("127.0.0.1", server.port), TOKEN)
@@ -251,10 +250,11 @@ def test_an_agent_that_dies_or_stops_is_lost_within_seconds(
             heard = remote._heard
             until(lambda: remote._heard != heard)
             time.sleep(0.3)  # its next call is held: between two calls a death is noticed by silence only
+            monkeypatch.setattr("gpu_ops.spark.cluster.remote.SILENT_S", silent)
             began = time.monotonic()
             process.send_signal(number)
             until(lambda: not started.running)
-            assert time.monotonic() - began < 8
+            assert time.monotonic() - began < 15
             process.kill()
         cluster.stopped = True
         servers.close()
