@@ -22,7 +22,8 @@ view: Counter[tuple] = Counter()
 def fold(batch: DataFrame, number: int) -> None:
     """Applies a micro-batch to the view: +I and +U add a row, -U and -D remove one.
 
-    A view that outlives this program has to remember the number too: Spark may repeat its last micro-batch.
+    Spark may repeat its last micro-batch after a failure, and this would count it twice: gpu_ops.sinks has views that
+    do not.
     """
     for kind, *row in batch.collect():
         view[tuple(row)] += 1 if kind in ("+I", "+U") else -1

@@ -9,7 +9,11 @@ from typing import Any
 
 import pytest
 
+from gpu_ops.descriptions.description import Description
+from gpu_ops.operators.keyed import KeyedOperator
+
 SCRIPT = Path(__file__).resolve().parents[1] / "docs" / "draw_architecture.py"
+OPERATORS = Path("docs", "contributing", "add_an_operator.md")
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +42,17 @@ def test_the_page_has_what_the_code_has(draw, parts):
     assert draw["written"](page, parts, draw["promises"](parts)) == page, "run `python docs/draw_architecture.py`"
 
 
-def test_files_that_the_page_names_are_there(draw):
-    names = set(re.findall(r"`([\w/]+(?:\.py|/))`", draw["PAGE"].read_text()))
+def test_files_that_the_pages_name_are_there(draw):
     root = draw["ROOT"]
+    text = draw["PAGE"].read_text() + (root / OPERATORS).read_text()
+    names = {name for name in re.findall(r"`([\w/]+(?:\.py|/))`", text) if "distinct" not in name}
     paths = [path for folder in ("gpu_ops", "cpu_fallback", "docs", "tests") for path in (root / folder).rglob("*")]
     paths += [root / "cpu_fallback"]
     there = [f"/{path.relative_to(root)}" + "/" * path.is_dir() for path in paths]
     assert not [name for name in names if not any(path.endswith("/" + name) for path in there)]
+
+
+def test_the_page_on_operators_has_all_that_one_has_to_answer(draw):
+    text = (draw["ROOT"] / OPERATORS).read_text()
+    assert all(f"`{name}`" in text for name in Description.__abstractmethods__)
+    assert all(f"def {name}(" in text for name in KeyedOperator.__abstractmethods__)
