@@ -10,27 +10,24 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cpu_fallback import search
 from cpu_fallback.conditions import evaluate
 from cpu_fallback.frame import Frame
 from cpu_fallback.hashing import UInt64s, equal_arrays, hash_columns, valid_mask
 from cpu_fallback.store import CpuStore, slot_array
+from gpu_ops import layouts
 from gpu_ops.arrays import Array
 from gpu_ops.conditions import Condition
 from gpu_ops.descriptions.keys import key_type
-from gpu_ops.kernels import Kernels
+from gpu_ops.kernels import Kernels, SearchedRun
 from gpu_ops.values import fitted, one_array
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-_LOW = np.uint64(0xFFFFFFFF)
-# Larger buckets, rare but for keys of many rows, are left out of the common bisection: it would read farther off.
-_CROWDED = 15
 # What is too little to be worth packing, and so many ascending runs numpy merges sooner than it sorts.
 _FEW = 128
 _RUNS = 8
-# Needles at a time: what they read of a run fits the second-level cache.
-_BLOCK = 1 << 13
 
 
 class CpuKernels:
@@ -43,7 +40,6 @@ class CpuKernels:
     name = "cpu"
     xp: Any = np
     bucket = 16
-    spare_room = True
     host: Kernels | None = None
     memory_limit: int | None = None
     piece_bytes: int | None = None
@@ -157,67 +153,55 @@ class CpuKernels:
         """An empty store."""
         return CpuStore(schema)
 
-    def search(self, run: UInt64s, directory: Ints, shift: int, hashes: UInt64s) -> tuple[Array, Array]:
-        """Candidates of a sorted run: the first entry of each hash, and those that follow it."""
-        if not hashes.size or not run.size:
-            return np.empty(0, np.int64), np.empty(0, np.int64)
-        keys = hashes << np.uint64(32)
-        place = np.empty(keys.size, np.int64)
-        first, second = np.empty(keys.size, np.uint64), np.empty(keys.size, np.uint64)
-        # Block by block, so that the lines of the run which one step of the bisection reads are there for the next.
-        for start in range(0, keys.size, _BLOCK):
-            block = slice(start, start + _BLOCK)
-            at, key = place[block], keys[block]
-            _first_not_less(run, directory, shift, key, at)
-            # the exclusive or leaves the slot where the hash is the same
-            np.bitwise_xor(run.take(at, mode="clip", out=first[block]), key, out=first[block])
-            at += 1
-            np.bitwise_xor(run.take(at, mode="clip", out=second[block]), key, out=second[block])
-        needle = np.flatnonzero(first <= _LOW)
-        slots = first[needle].view(np.int64)
-        # Few hashes have more than one entry, but for keys of many rows: their ends are found by themselves.
-        twin = np.flatnonzero(second <= _LOW)
-        if twin.size:
-            begin = place[twin]
-            end = np.searchsorted(run, keys[twin] | _LOW, side="right")
-            number, position = self.expand(begin, np.maximum(end - begin, 0))
-            needle = np.concatenate([needle, twin[number]])
-            slots = np.concatenate([slots, (run[position] & _LOW).view(np.int64)])
-        return needle, slots
+    def directory(self, entries: UInt64s, shift: int) -> npt.NDArray[np.int32]:
+        """Where each hash prefix begins among ascending entries, and at the end their number."""
+        prefixes = (entries >> np.uint64(32 + shift)).view(np.int64)
+        begins = np.zeros((1 << (32 - shift)) + 1, np.int32)
+        np.cumsum(np.bincount(prefixes, minlength=begins.size - 1), dtype=np.int32, out=begins[1:])
+        return begins
 
-    def expand(self, first: Ints, count: Ints) -> tuple[Array, Array]:
-        """Ranges written out."""
-        before = np.cumsum(count) - count
-        number = np.repeat(np.arange(count.size, dtype=np.int64), count)
-        return number, np.arange(number.size, dtype=np.int64) + (first - before)[number]
+    def merge(self, buffer: UInt64s, size: int, added: UInt64s) -> tuple[UInt64s, UInt64s]:
+        """Two ascending arrays as one; a new buffer is twice as large: memory never touched costs nothing."""
+        total = size + added.size
+        if total > buffer.size:
+            buffer, full = np.empty(2 * total, np.uint64), buffer
+            buffer[:size] = full[:size]
+        entries = buffer[:total]
+        entries[size:] = added
+        entries.sort(kind="stable")  # a linear pass over two ascending arrays (timsort)
+        return entries, buffer
+
+    def search(
+        self,
+        runs: Sequence[SearchedRun],
+        needles: UInt64s,
+        times: tuple[Ints, Ints] | None = None,
+        *,
+        by_candidate: bool = False,
+        first: bool = False,
+    ) -> Ints:
+        """Candidates of sorted runs: pairs of slots."""
+        hashes, own = layouts.entry_hashes(needles), layouts.entry_slots(needles)
+        pairs = [np.empty(0, np.int64)]
+        for run in runs:
+            if times is None:
+                needle, slots = search.by_hash(run, hashes)
+            else:
+                needle, slots = search.by_time(run, hashes, *times, first=first)
+            pairs.append(layouts.pairs(slots, own[needle]) if by_candidate else layouts.pairs(own[needle], slots))
+        return pairs[1] if len(pairs) == 2 else np.concatenate(pairs)
+
+    def join(self, left: UInt64s, right: UInt64s) -> Array:
+        """Pairs of entries with the same hash, by a sorted merge."""
+        left, right = np.sort(left), np.sort(right)
+        needles: UInt64s = layouts.entry_hashes(left)
+        stored: UInt64s = layouts.entry_hashes(right)
+        first = np.searchsorted(stored, needles, side="left")
+        number, place = search.expand(first, np.searchsorted(stored, needles, side="right") - first)
+        return layouts.pairs(layouts.entry_slots(left)[number], layouts.entry_slots(right)[place])
 
     def close(self) -> None:
         """Nothing to give back."""
-
-
-def _first_not_less(run: UInt64s, directory: Ints, shift: int, key: UInt64s, at: Ints) -> None:
-    """Into ``at`` the position of the first entry of a run that is not less than a key; anything beyond the end."""
-    bucket = (key >> np.uint64(32 + shift)).view(np.int64)
-    at[:] = directory.take(bucket)
-    bucket += 1
-    count = directory.take(bucket) - at
-    width = int(count.max())
-    crowded = np.flatnonzero(count > _CROWDED) if width > _CROWDED else None
-    step = 1 << min(width, _CROWDED).bit_length() >> 1
-    # ``at`` is the last entry known to be less. A step out of the bucket ends at a greater entry, or, when the key
-    # is greater than all entries, anywhere.
-    at -= 1
-    middle, less, entry = np.empty_like(at), np.empty(at.size, bool), np.empty_like(key)
-    while step:
-        np.add(at, step, out=middle)
-        run.take(middle, mode="clip", out=entry)
-        np.less(entry, key, out=less)
-        np.multiply(less, step, out=middle)
-        at += middle
-        step >>= 1
-    at += 1
-    if crowded is not None:
-        at[crowded] = np.searchsorted(run, key[crowded])
 
 
 def _plain(column: pa.Array) -> pa.Array:

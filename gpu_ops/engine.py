@@ -18,6 +18,7 @@ from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import DescriptionError, GpuJoinError, StateError
 from gpu_ops.fields import reading, whole_number
 from gpu_ops.ingest import Ingested, ingest
+from gpu_ops.kernels import Probe
 from gpu_ops.memory import Budget, Memory
 from gpu_ops.operators.backlog import Backlog
 from gpu_ops.operators.operator import Operator
@@ -54,6 +55,8 @@ class JoinEngine:
             included; then the coldest state moves to the host. A `Budget` has both limits, and may be shared.
         tiny: test setting: the smallest possible segments.
         backlog: begin with a backlog: see `prepare`.
+        probe: how the GPU finds matching rows: ``"hash_join"`` by cuDF's hash join, ``"index"`` by a search of a sorted
+            index, ``"auto"`` by what a model of their costs says. Rows and their order are the same.
 
     Example:
         >>> engine = JoinEngine(join)
@@ -68,12 +71,13 @@ class JoinEngine:
         memory_limit: int | Budget | None = None,
         tiny: bool = False,
         backlog: bool = False,
+        probe: Probe = "auto",
     ) -> None:
         if not isinstance(join, Description):
             raise DescriptionError(f"an engine takes the description of a join, not {type(join).__name__}")
         self.join = join
         limit = memory_limit.gpu if isinstance(memory_limit, Budget) else memory_limit
-        self.kernels, self.backend_reason = make_kernels(backend, tiny_segments=tiny, memory_limit=limit)
+        self.kernels, self.backend_reason = make_kernels(backend, tiny_segments=tiny, memory_limit=limit, probe=probe)
         self.backend = self.kernels.name
         self.memory = Memory(self.kernels, memory_limit)
         if backlog:

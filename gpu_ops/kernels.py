@@ -11,7 +11,7 @@ Masks are bool arrays. Arrays returned are owned by the caller.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,33 @@ from gpu_ops.conditions import Condition
 
 Frame = Any
 """Named columns of equal length, in the backend's own form. Immutable."""
+
+
+Probe = Literal["auto", "hash_join", "index"]
+"""How the GPU finds candidates: by libcudf's hash join, by a search of the sorted index, or by what costs less.
+
+Rows and their order are the same. A host has the search only.
+"""
+
+
+class SearchedRun(Protocol):
+    """Entries of an index in ascending order: by hash, then by time where there are times, then by slot."""
+
+    @property
+    def entries(self) -> Array:
+        """N uint64, see `gpu_ops.layouts.entries`."""
+
+    @property
+    def times(self) -> Array | None:
+        """N int64, ascending within a hash; None where entries have no times."""
+
+    @property
+    def directory(self) -> Array:
+        """int32: where each hash prefix begins among the entries, and at the end their number."""
+
+    @property
+    def shift(self) -> int:
+        """The upper half of a hash shifted by it is its prefix."""
 
 
 class Store(Protocol):
@@ -72,8 +99,6 @@ class Kernels(Protocol):
     """numpy or cupy."""
     bucket: int
     """Entries of a run that share a hash prefix in its directory, on average: at most this many."""
-    spare_room: bool
-    """Whether arrays may be allocated larger than needed now: memory never touched costs nothing."""
     tiny_segments: bool
     """Test setting: merge and grow at the smallest sizes."""
     host: Kernels | None
@@ -152,28 +177,58 @@ class Kernels(Protocol):
     def store(self, schema: pa.Schema) -> Store:
         """An empty store for rows of this schema."""
 
-    def search(self, run: Array, directory: Array, shift: int, hashes: Array) -> tuple[Positions, Slots]:
-        """Candidates of a sorted run for each hash; see `gpu_ops.state.index`.
+    def directory(self, entries: Array, shift: int) -> Array:
+        """Where each hash prefix begins among ascending entries (int32), and at the end their number.
 
         Args:
-            run: uint64, ascending; high half a hash, low half a slot.
-            directory: int32, first position in ``run`` of each hash prefix, one more at the end.
-            shift: ``hash >> shift`` is its prefix.
-            hashes: uint64 needles, 32-bit values, in any order; quickest ascending.
-
-        Returns:
-            Positions of needles and slots (int64), in any order.
+            entries: n uint64.
+            shift: the upper half of a hash shifted by it is its prefix.
         """
 
-    def expand(self, first: Array, count: Array) -> tuple[Positions, Positions]:
-        """Ranges written out.
+    def merge(self, buffer: Array, size: int, added: Array) -> tuple[Array, Array]:
+        """Two ascending arrays of entries (uint64) as one.
 
         Args:
-            first: n int64, where each range begins.
-            count: n int64, how long it is.
+            buffer: begins with the one; the rest is room.
+            size: how many entries that are; nothing is left of them.
+            added: the other one.
 
         Returns:
-            Range numbers and positions (int64), range by range.
+            All entries, and the buffer that they are the beginning of: the same if they fit.
+        """
+
+    def search(
+        self,
+        runs: Sequence[SearchedRun],
+        needles: Array,
+        times: tuple[Array, Array] | None = None,
+        *,
+        by_candidate: bool = False,
+        first: bool = False,
+    ) -> Array:
+        """Candidates of sorted runs for each needle: entries with the same upper half of a hash.
+
+        Args:
+            runs: in this backend's memory.
+            needles: n entries (uint64) in any order; quickest ascending.
+            times: of runs with times, n earliest and n latest times (int64, inclusive), one per needle: only entries
+                within them are candidates.
+            by_candidate: give the candidate's slot first.
+            first: give only the first candidate of each run.
+
+        Returns:
+            Pairs (int64, see `gpu_ops.layouts.pairs`) of the needle's and the candidate's slot, in any order.
+        """
+
+    def join(self, left: Array, right: Array) -> Array:
+        """Pairs of entries with the same upper half of a hash, of rows that are looked up once.
+
+        Args:
+            left: n entries (uint64) in any order.
+            right: m.
+
+        Returns:
+            Pairs (int64, see `gpu_ops.layouts.pairs`) of left and right slots, in any order.
         """
 
     def close(self) -> None:

@@ -1,8 +1,9 @@
 """Changes looked up in a state of 1M to 1B rows, three ways that must find the same pairs.
 
 - `sorted_run`: what the engine does: hashes, `gpu_ops.state.index.HashIndex.probe`, and a comparison of the keys of
-  the candidates, since hashes may collide. `search` is its innermost part, `gpu_ops.kernels.Kernels.search` alone, and
-  `search_by_join` the other way that `gpu_ops.cudf_backend.kernels.JOIN_FROM` chooses by.
+  the candidates, since hashes may collide. Its innermost part, `gpu_ops.kernels.Kernels.search` alone, goes both ways:
+  `search` and `search_by_join`, of which `gpu_ops.cudf_backend.probe` chooses by its model. ``by_model`` has the
+  milliseconds that the model gives each.
 - `inner_join`: libcudf's hash join of the two key columns, which builds on the needles and passes over the state.
 - `mixed_inner_join`: the same with a condition beside the keys (here one that is always true).
 
@@ -19,8 +20,9 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.gpu.card import INPUTS, SECTOR, Plan, device_frame, free_bytes, lacks_memory
+from gpu_ops import layouts
 from gpu_ops.arrays import Array
-from gpu_ops.kernels import Kernels, as_slots
+from gpu_ops.kernels import Kernels, Probe, as_slots
 from gpu_ops.state.index import HashIndex
 
 Pairs = tuple[Array, Array]
@@ -58,17 +60,11 @@ class State:
         kept = kernels.xp.flatnonzero(kernels.equal_rows(own, ["k"], found, ["k"], [pa.int64()]))
         return at[kept], slots[kept]
 
-    def search(self, needles: Array) -> Pairs:
-        """Candidates of ascending half hashes in the one run there is."""
-        (run,) = self.index.runs
-        return self.kernels.search(run.entries, run.directory, run.shift, needles)
+    def search(self, needles: Array, way: Probe) -> Array:
+        """Candidates of ascending entries in the one run there is, as pairs in any order."""
+        from gpu_ops.cudf_backend.probe import probe_runs
 
-    def search_by_join(self, needles: Array) -> Pairs:
-        """The same candidates by a hash join of the half hashes."""
-        from gpu_ops.cudf_backend.kernels import search_by_join
-
-        (run,) = self.index.runs
-        return search_by_join(run.entries, needles)
+        return probe_runs(way, self.index.runs, needles, None, by_candidate=False)
 
 
 def _frame(keys: Array) -> Any:
@@ -116,13 +112,11 @@ def sorted_pairs(kernels: Kernels, maps: tuple[Any, Any]) -> Pairs:
     xp = kernels.xp
     if not maps[0].size():
         return xp.empty(0, np.int64), xp.empty(0, np.int64)
-    first, second = (values(column, np.int32).astype(np.int64) for column in maps)
-    return _in_order(kernels, (first, second))
+    return _in_order(kernels, layouts.pairs(*(values(column, np.int32).astype(np.int64) for column in maps)))
 
 
-def _in_order(kernels: Kernels, pairs: Pairs) -> Pairs:
-    packed = kernels.xp.sort((pairs[0] << 32) | pairs[1])
-    return packed >> 32, packed & 0xFFFFFFFF
+def _in_order(kernels: Kernels, pairs: Array) -> Pairs:
+    return layouts.unpaired(kernels.xp.sort(pairs))
 
 
 def equal_pairs(kernels: Kernels, found: dict[str, Pairs], where: str) -> None:
@@ -163,24 +157,27 @@ def probe(kernels: Kernels, sizes: Sequence[int], needles: Sequence[int], plan: 
 
 
 def _at(state: State, needles: int, plan: Plan) -> dict[str, Any]:
+    from gpu_ops.cudf_backend.probe import join_seconds, search_seconds
+
     kernels, xp, rows = state.kernels, state.kernels.xp, state.rows
     rng = np.random.default_rng([rows, needles])
     sets = [kernels.asarray(rng.integers(0, 2 * rows, needles)) for _ in range(INPUTS)]
-    halves = [xp.sort(state.hashes(_frame(keys)) >> np.uint64(32)) for keys in sets]
+    numbers = as_slots(kernels, 0, needles)
+    entries = [xp.sort(layouts.entries(state.hashes(_frame(keys)), numbers)) for keys in sets]
     least, place = xp.zeros(needles, np.int32), xp.arange(rows, dtype=np.int32)
 
     def mixed(keys: Array) -> Any:
         return mixed_join((keys, state.keys), ([least], [place]), both=False)
 
-    wanted, candidates = state.sorted_run(sets[0]), _in_order(kernels, state.search(halves[0]))
+    wanted, candidates = state.sorted_run(sets[0]), _in_order(kernels, state.search(entries[0], "index"))
     matches, near = int(wanted[0].size), int(candidates[0].size)
     pass_over, looked_at = 8 * (rows + needles) + 8 * matches, (8 + 2 * SECTOR) * needles + 16 * near
     # a way, its inputs, the bytes it must move, and a check of the pairs it found for the first input
     ways: dict[str, tuple[Callable[[Array], Any], list[Array], int, Callable[[Any], Pairs], Pairs]] = {
-        "search": (state.search, halves, looked_at, partial(_in_order, kernels), candidates),
+        "search": (partial(state.search, way="index"), entries, looked_at, partial(_in_order, kernels), candidates),
         "search_by_join": (
-            state.search_by_join,
-            halves,
+            partial(state.search, way="hash_join"),
+            entries,
             8 * (rows + needles) + 16 * near,
             partial(_in_order, kernels),
             candidates,
@@ -198,4 +195,6 @@ def _at(state: State, needles: int, plan: Plan) -> dict[str, Any]:
             figures[name] = {"left_out": f"memory: {error}"}
     said = {name: round(f["ms"].median, 3) if "ms" in f else f["left_out"] for name, f in figures.items()}
     print("probe", rows, "rows", needles, "needles", said, "ms", flush=True)
-    return {"rows": rows, "needles": needles, "candidates": near, "matches": matches, **figures}
+    model = {"search": 1e3 * search_seconds(1, needles), "search_by_join": 1e3 * join_seconds(rows, needles)}
+    counts = {"rows": rows, "needles": needles, "candidates": near, "matches": matches}
+    return {**counts, "by_model": model, **figures}

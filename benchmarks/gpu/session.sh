@@ -66,6 +66,7 @@ case $step in
     for folder in "$parts"/part-*; do
       if [ -e "$folder/check_gpu.py" ]; then "$python" "$folder/check_gpu.py"; break; fi
     done
+    verify --step smoke
     "$python" -m benchmarks.gpu.bench --out "$out/quick.json" --quick --budget-s 120
     verify --step contract --limit-s 300 "$@"
     ;;

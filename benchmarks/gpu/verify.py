@@ -1,6 +1,7 @@
 """Does the GPU backend do on this card what the tests ask, how fast, and does the demo run on it?
 
 Steps:
+- `smoke`: `benchmarks.gpu.smoke`, two minutes: is anything wrong at all?
 - `contract`: the backend contract tests, every column type, and engines row for row against the CPU backend.
 - `golden`: all golden cases of ``tests/conformance``.
 - `traces`: random traces row for row against `cpu_fallback`, and folds against SQL.
@@ -10,10 +11,11 @@ Steps:
 
 A step of tests fails when one of them failed or was skipped, when there were none, when something they need is not
 installed, or when it is not done after ``--limit-s``. All steps run, whatever the ones before them said; what they
-said goes into the benchmark's results, and the exit status is 1 when one failed.
+said goes into the benchmark's results, and the exit status is 1 when one failed; with ``--strict`` also when a step or
+a part of the benchmark was left out, or a target is missed.
 
-    python -m benchmarks.gpu.verify [--step NAME ...] [--quick] [--budget-s SECONDS] [--limit-s SECONDS] [--out PATH]
-                                    [PYTEST ARGUMENTS]
+    python -m benchmarks.gpu.verify [--step NAME ...] [--strict] [--quick] [--budget-s SECONDS] [--limit-s SECONDS]
+                                    [--out PATH] [PYTEST ARGUMENTS]
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ SUITES = {
 """The tests of each step."""
 ELSEWHERE = ("tests/oracle/test_flink.py", "tests/oracle/test_flink_multi.py")
 """They ask a live Flink, which no host with a card has; what it answered are the golden cases."""
-STEPS = (*SUITES, "bench", "demo")
+STEPS = ("smoke", *SUITES, "bench", "demo")
+SMOKE_S = 120.0
 MOST_WORKERS = 12
 _GRACE = 20.0
 """Seconds that pytest has to write its report."""
@@ -157,6 +160,24 @@ def workers() -> list[str]:
     return ["-n", str(min(MOST_WORKERS, cores // 2)), "--dist", "loadgroup"]
 
 
+def run_smoke() -> Result:
+    """The smoke step in a process of its own."""
+    try:
+        command = [sys.executable, "-m", "benchmarks.gpu.smoke"]
+        status = subprocess.run(command, cwd=ROOT, check=False, timeout=SMOKE_S).returncode
+    except subprocess.TimeoutExpired:
+        return Result("failed", problems=[f"not done after {SMOKE_S:.0f} s"])
+    return Result("failed" if status else "passed", problems=[f"it ended with {status}"] if status else [])
+
+
+def not_shown(results: dict[str, Any], steps: dict[str, Result]) -> list[str]:
+    """What keeps these results from showing all that is asked: steps and parts left out, targets not reached."""
+    found = [f"{name}: left out" for name, step in steps.items() if step.status == "left out"]
+    parts = results.get("parts", {}).items()
+    found += [f"{name}: {part['status']}" for name, part in parts if part["status"] != "done"]
+    return found + [f"target {t['name']}: {t['measured']}" for t in results["targets"] if t["reached"] is not True]
+
+
 def run_bench(out: Path, *, quick: bool, budget: float | None) -> Result:
     """Run the benchmark in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.gpu.bench", "--out", str(out)]
@@ -215,6 +236,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--step", action="append", choices=STEPS, help="only this one; as often as needed")
+    parser.add_argument("--strict", action="store_true", help="fail also if a target is missed or anything left out")
     parser.add_argument("--quick", action="store_true", help="the benchmark and the demo at small sizes")
     parser.add_argument("--budget-s", type=float, help="of the benchmark")
     parser.add_argument("--limit-s", type=float, help="of each step of tests")
@@ -241,6 +263,8 @@ def main() -> None:
         began = time.monotonic()
         if name in SUITES:
             step = run_tests(SUITES[name], [*workers(), *arguments], limit=options.limit_s)
+        elif name == "smoke":
+            step = run_smoke()
         elif name == "bench":
             step = run_bench(out, quick=options.quick, budget=options.budget_s)
         else:
@@ -248,8 +272,10 @@ def main() -> None:
         step.seconds = round(time.monotonic() - began, 1)
         steps[" ".join([name, *arguments])] = step  # a part of the tests is not all of them
         print(f"--- {name}: {step.status}", *step.problems[:50], sep="\n  ", flush=True)
-        record(out, steps)
+        results = record(out, steps)["results"]
     failed = [name for name, step in steps.items() if step.status == "failed"]
+    if options.strict:
+        failed += not_shown(results, steps)
     print(f"written: {out}")
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}")

@@ -103,16 +103,6 @@ def array_module() -> Any:
 
 def spread(counts: Any) -> Any:
     """Positions 0, 1, ... each repeated ``counts[i]`` times (int64)."""
-    return _spread(cp.cumsum(counts, dtype=np.int64))[0]
-
-
-def ranges(last: Any, counts: Any) -> tuple[Any, Any]:
-    """Ranges written out, of ``counts[i]`` positions before ``last[i]``: range numbers and positions (int64)."""
     ends = cp.cumsum(counts, dtype=np.int64)
-    number, place = _spread(ends)
-    return number, place + (last - ends)[number]
-
-
-def _spread(ends: Any) -> tuple[Any, Any]:
     place = cp.arange(int(ends[-1]) if ends.size else 0, dtype=np.int64)
-    return cp.searchsorted(ends, place, side="right"), place
+    return cp.searchsorted(ends, place, side="right")

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pylibcudf as plc
 
 from gpu_ops.arrays import Array
+from gpu_ops.cudf_backend.gather import gather_rows
 from gpu_ops.cudf_backend.storage import DECIMAL, from_storage, storage_type, to_storage
 from gpu_ops.values import narrow
 
@@ -130,13 +131,8 @@ class Places:
         if not present and rows.size:
             self._mask, self.missing = plc.transform.bools_to_mask(from_values(rows >= 0))
 
-    @functools.cached_property
-    def inside(self) -> Array:
-        """The positions, some row's where none is there."""
-        return cp.maximum(self.rows, 0) if self.missing else self.rows
-
     def column(self, numbers: Array) -> Column:
-        """A column of what was read at `inside`."""
+        """A column of what was read at the rows, anything where none is there."""
         column = from_lanes(numbers)
         return column.with_mask(self._mask, self.missing) if self.missing else column
 
@@ -161,11 +157,10 @@ def gather(
         return [nulls(kind, int(rows.size)) for kind in kinds]
     places = Places(rows, present=present)
     taken: list[Column] = [None] * len(columns)
-    for at, (column, kind) in enumerate(zip(columns, kinds, strict=True)):
-        lanes = None if column.null_count() else lanes_of(kind)
-        if lanes is not None:
-            numbers = values(column, lanes[0], lanes=lanes[1])
-            taken[at] = places.column((numbers if lanes[1] == 1 else numbers.reshape(-1, lanes[1]))[places.inside])
+    fixed = [at for at, column in enumerate(columns) if not column.null_count() and lanes_of(kinds[at]) is not None]
+    numbers = [lanes_of(kinds[at]) or (None, 0) for at in fixed]
+    for at, found in zip(fixed, gather_rows([[columns[at] for at in fixed]], [0], rows, numbers), strict=True):
+        taken[at] = places.column(found)
     others = [at for at, column in enumerate(taken) if column is None]
     for at, column in zip(others, places.gather([columns[at] for at in others]), strict=True):
         taken[at] = column

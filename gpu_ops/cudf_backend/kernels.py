@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,25 +16,19 @@ from gpu_ops.arrays import Array
 from gpu_ops.conditions import Condition
 from gpu_ops.cudf_backend import memory
 from gpu_ops.cudf_backend.conditions import evaluate
-from gpu_ops.cudf_backend.device import array_module, ranges, require_one_stream
+from gpu_ops.cudf_backend.device import array_module, require_one_stream
 from gpu_ops.cudf_backend.frame import Frame, choose, from_arrow, from_values, to_arrow_pieces, valid_mask
 from gpu_ops.cudf_backend.frame import values as numbers
 from gpu_ops.cudf_backend.hashing import convert, equal_columns, hash_columns
+from gpu_ops.cudf_backend.probe import join_entries, probe_runs
+from gpu_ops.cudf_backend.runs import directory, merged
+from gpu_ops.cudf_backend.search import search_runs, sorted_run
 from gpu_ops.cudf_backend.storage import decoded
 from gpu_ops.cudf_backend.store import CudfStore
 from gpu_ops.descriptions.keys import key_type
-from gpu_ops.kernels import Kernels
+from gpu_ops.kernels import Kernels, Probe, SearchedRun
 from gpu_ops.values import one_array
 
-JOIN_FROM = math.inf
-"""From so many needles per entry of a run on, `CudfKernels.search` goes by libcudf's hash join instead of by jumps.
-
-By the bytes they move: a jump reads about 64 bytes per needle (a sector of the directory, one of the run; less when
-needles are dense, as they come in hash order). The join converts and reads every entry of the run, some 16 bytes,
-builds and probes a hash table of the needles, and its pairs have to be sorted. So it might win from a quarter of a
-needle per entry on, if at all, and only in the smallest runs. Not measured on a card yet: ``benchmarks/gpu``, part
-``probe``, will tell.
-"""
 _PIECES = 32
 """Pieces of state, at least, in a full GPU."""
 
@@ -47,6 +40,7 @@ class CudfKernels:
         tiny_segments: test setting: merge and grow at the smallest sizes.
         memory_limit: bytes of GPU memory that all backends of this process may allocate together; None for most of
             what is free.
+        probe: how candidates are found, see `gpu_ops.kernels.Probe`.
 
     Raises:
         BackendError: cupy or pylibcudf was told to use other streams than the default one.
@@ -54,10 +48,10 @@ class CudfKernels:
 
     name = "gpu"
     bucket = 2
-    spare_room = False
 
-    def __init__(self, *, tiny_segments: bool = False, memory_limit: int | None = None) -> None:
+    def __init__(self, *, tiny_segments: bool = False, memory_limit: int | None = None, probe: Probe = "auto") -> None:
         require_one_stream()
+        self.probe = probe
         self.tiny_segments = tiny_segments
         self.xp: Any = array_module()
         self.host: Kernels | None = CpuKernels(tiny_segments=tiny_segments)
@@ -172,44 +166,37 @@ class CudfKernels:
         """An empty store."""
         return CudfStore(schema, self)
 
-    def search(self, run: Array, directory: Array, shift: int, hashes: Array) -> tuple[Array, Array]:
-        """Candidates of a sorted run, by needle, then by slot; see `JOIN_FROM`."""
-        if hashes.size >= JOIN_FROM * run.size:
-            return search_by_join(run, hashes)
-        return search_by_directory(run, directory, shift, hashes)
+    def directory(self, entries: Array, shift: int) -> Array:
+        """Where each hash prefix begins among ascending entries."""
+        return directory(entries, shift)
 
-    def expand(self, first: Array, count: Array) -> tuple[Array, Array]:
-        """Ranges written out."""
-        return ranges(first + count, count)
+    def merge(self, buffer: Array, size: int, added: Array) -> tuple[Array, Array]:
+        """Two ascending arrays as one, a new one: room that is not used yet would be GPU memory all the same."""
+        entries = merged(buffer[:size], added)
+        return entries, entries
+
+    def search(
+        self,
+        runs: Sequence[SearchedRun],
+        needles: Array,
+        times: tuple[Array, Array] | None = None,
+        *,
+        by_candidate: bool = False,
+        first: bool = False,
+    ) -> Array:
+        """Candidates of sorted runs, by `gpu_ops.cudf_backend.probe`; the first of each only ever by a search."""
+        if first:
+            return search_runs(runs, needles, times, by_candidate=by_candidate, first=True)
+        return probe_runs(self.probe, runs, needles, times, by_candidate=by_candidate)
+
+    def join(self, left: Array, right: Array) -> Array:
+        """Pairs of entries with the same hash, by libcudf's hash join but for ``probe="index"``: nothing is sorted."""
+        if self.probe == "index":
+            return search_runs([sorted_run(right)], cp.sort(left), None, by_candidate=False, first=False)
+        return join_entries(left, [right])
 
     def close(self) -> None:
         """Give back this backend's share of the memory pool."""
         if self._open:
             self._open = False
             memory.release()
-
-
-def search_by_directory(run: Array, directory: Array, shift: int, hashes: Array) -> tuple[Array, Array]:
-    """Each needle's bucket of the run, filtered by the whole hash; arguments as `gpu_ops.kernels.Kernels.search`."""
-    bucket = (hashes >> np.uint64(shift)).view(np.int64)
-    last = directory[1:][bucket]
-    needle, place = ranges(last, last - directory[bucket])
-    entry = run[place]
-    found = cp.flatnonzero((entry >> np.uint64(32)) == hashes[needle])
-    return needle[found], (entry[found] & np.uint64(0xFFFFFFFF)).view(np.int64)
-
-
-def search_by_join(run: Array, hashes: Array) -> tuple[Array, Array]:
-    """The same by a hash join of needles and run, built on the smaller side, in any order, then sorted."""
-    empty = cp.empty(0, np.int64)
-    if not run.size or not hashes.size:
-        return empty, empty
-    keys = (hashes.astype(np.uint32), (run >> np.uint64(32)).astype(np.uint32))
-    left, right = (plc.Table([from_values(key)]) for key in keys)
-    needles, places = plc.join.inner_join(left, right, plc.types.NullEquality.UNEQUAL)
-    if not needles.size():
-        return empty, empty
-    needle = numbers(needles, np.int32).astype(np.int64)
-    slot = (run[numbers(places, np.int32)] & np.uint64(0xFFFFFFFF)).view(np.int64)
-    pairs = cp.sort((needle << 32) | slot)
-    return pairs >> 32, pairs & 0xFFFFFFFF

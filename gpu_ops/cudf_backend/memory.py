@@ -11,8 +11,8 @@ import threading
 from typing import Any
 
 import cupy as cp
+import rmm
 import rmm.mr
-from rmm.allocators.cupy import rmm_cupy_allocator
 
 _log = logging.getLogger("gpu_ops")
 _lock = threading.Lock()
@@ -29,6 +29,7 @@ class _Pool:
     limit = 0
     resource: Any = None
     before: Any = None
+    device = 0
     allocator: Any = None
 
 
@@ -54,7 +55,8 @@ def acquire(limit: int | None) -> int:
             _Pool.limit = limit or int(_FREE_SHARE * cp.cuda.runtime.memGetInfo()[0])
             _Pool.resource = _make(_Pool.limit)
             rmm.mr.set_current_device_resource(_Pool.resource)
-            cp.cuda.set_allocator(rmm_cupy_allocator)
+            _Pool.device = cp.cuda.Device().id
+            cp.cuda.set_allocator(_allocate)
         except BaseException:
             _Pool.users = 0
             raise
@@ -78,9 +80,19 @@ def allocated() -> int | None:
     return int(_Pool.resource.get_allocated_bytes()) if _Pool.users else None
 
 
+def _allocate(size: int) -> Any:
+    """GPU memory for an array of cupy's.
+
+    RMM has a function for this, too; it makes an object for the stream each time, and asks the driver on which card
+    the memory is. Here there is one stream and one card.
+    """
+    buffer = rmm.DeviceBuffer(size=size)
+    return cp.cuda.MemoryPointer(cp.cuda.UnownedMemory(buffer.ptr, buffer.size, buffer, _Pool.device), 0)
+
+
 def _make(limit: int) -> Any:
-    # The driver's own pool grows and shrinks with use, and shares the card with other processes: Spark's plugin
-    # may be one. Virtual GPUs can lack it.
+    # The driver's own pool takes memory as it is used, and shares the card with other processes: Spark's plugin may
+    # be one. What it has taken it keeps until it is closed. Virtual GPUs can lack it.
     device = cp.cuda.Device().id
     if cp.cuda.runtime.deviceGetAttribute(_MEMORY_POOLS_SUPPORTED, device):
         pool = rmm.mr.CudaAsyncMemoryResource()

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pylibcudf as plc
 
 from gpu_ops.arrays import Array
-from gpu_ops.cudf_backend.frame import Frame, Places, gather, nulls
-from gpu_ops.cudf_backend.reach import Reach
+from gpu_ops.cudf_backend.frame import Frame, Places, gather, lanes_of, nulls
+from gpu_ops.cudf_backend.gather import MOST_SEGMENTS, gather_rows
 from gpu_ops.cudf_backend.storage import has_offsets, storage_type
 from gpu_ops.kernels import Kernels, Store
 from gpu_ops.state.cold import postponed
@@ -53,7 +53,6 @@ class CudfStore:
         self.cold: Store | None = None
         self.segments: list[plc.Table] = []
         self.length = 0
-        self._reached: Reach | None = None
         self._offsets = any(map(has_offsets, self.types.values()))
         self._growth = 0 if kernels.tiny_segments else _GROWTH
 
@@ -73,7 +72,6 @@ class CudfStore:
     def append(self, frame: Frame) -> None:
         """Add the frame's rows at the end."""
         if frame.length:
-            self._reached = None  # it would keep merged segments
             segment = plc.Table([frame.columns[name] for name in self.types])
             with postponed(self._kernels, "merging rows"):
                 self._merge(segment)
@@ -99,7 +97,6 @@ class CudfStore:
 
     def truncate(self, length: int) -> None:
         """Drop all slots from ``length`` on."""
-        self._reached = None
         while self.length > length:
             last = self.segments.pop()
             start = self.length - last.num_rows()
@@ -131,16 +128,26 @@ class CudfStore:
             columns = self.segments[0].columns()
             return gather([columns[place] for place in self._places(names)], slots, kinds, present=present)
         places = Places(slots, present=present)
-        taken = {} if self.cold is not None else self._reach().gather(names, places)
+        taken = {} if self.cold is not None else self._gather_fixed(places, names)
         others = [name for name in names if name not in taken]
         if others:
             taken |= zip(others, self._gather_by_part(places, others), strict=True)
         return [taken[name] for name in names]
 
-    def _reach(self) -> Reach:
-        if self._reached is None or not self._reached.is_of(self.segments):
-            self._reached = Reach(list(self.segments), self.types)
-        return self._reached
+    def _gather_fixed(self, places: Places, names: list[str]) -> dict[str, plc.Column]:
+        """The rows of those of the columns that have a fixed width and no nulls."""
+        if len(self.segments) > MOST_SEGMENTS:
+            return {}
+        fixed: dict[str, tuple[Any, int]] = {}
+        for name, at in zip(names, self._places(names), strict=True):
+            lanes = lanes_of(self.types[name])
+            if lanes is not None and not any(segment.columns()[at].null_count() for segment in self.segments):
+                fixed[name] = lanes
+        at_ = self._places(list(fixed))
+        segments = [[segment.columns()[at] for at in at_] for segment in self.segments]
+        starts = np.cumsum([0, *self._lengths()[:-1]]).tolist()
+        found = gather_rows(segments, starts, places.rows, list(fixed.values()))
+        return {name: places.column(numbers) for name, numbers in zip(fixed, found, strict=True)}
 
     def _gather_by_part(self, places: Places, names: list[str]) -> list[plc.Column]:
         """Part by part, then put in order."""
@@ -222,7 +229,6 @@ class CudfStore:
         host = self._kernels.host
         if not self.segments or host is None:
             return 0
-        self._reached = None
         segment = self.segments[0]
         frame = Frame(segment.num_rows(), dict(zip(self.types, segment.columns(), strict=True)), self.types)
         table = self._kernels.to_arrow(frame, self.schema)

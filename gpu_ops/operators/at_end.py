@@ -244,7 +244,7 @@ class JoinAtEnd(AtEnd):
     """A join that emits only at the end of its input; arguments as `AtEnd`."""
 
     def result(self, changes: tuple[Ingested, ...]) -> pa.Table:
-        """The join of a part, as insertions: by a sorted merge, or by the operator that joins live."""
+        """The join of a part, as insertions: at once, or by the operator that joins live."""
         if self.join.merges:
             return merge_join(self.join, self.kernels, changes)
         operator = operators.make(dataclasses.replace(self.join, emit="per_batch"), self.kernels, self._too_much)

@@ -118,6 +118,8 @@ class KeyedOperator(Operator):
     def _folded(self, rows: OutputRows, frame: Frame, doubtful: Positions) -> tuple[OutputRows, Frame]:
         """The rows and their values without those that cancel among the doubtful ones."""
         kernels, xp = self.kernels, self.kernels.xp
+        if not doubtful.size:
+            return rows, frame
         columns, types = tuple(c.name for c in self.join.output), tuple(c.type for c in self.join.output)
         some = frame if doubtful.size == rows.size else kernels.take(frame, doubtful, columns, present=True)
         left = doubtful[fold(kernels, some, rows.kinds[doubtful] == DELETE, columns, types)]

@@ -1,7 +1,7 @@
-"""A two-way join of rows that are all there: sorted merge, no state.
+"""A two-way join of rows that are all there: one join of key hashes, no state.
 
-What `at_end` does with a part of its input, where rows are found by keys. Both sides' key hashes are sorted with
-their row numbers and merged; hashes may collide, so what they pair is compared.
+What `at_end` does with a part of its input, where rows are found by keys: a sorted merge, on a GPU libcudf's hash
+join. Hashes may collide, so what they pair is compared.
 """
 
 from __future__ import annotations
@@ -95,28 +95,23 @@ def merge_join(join: Join, kernels: Kernels, changes: Sequence[Ingested]) -> pa.
 def _pairs(join: Join, kernels: Kernels, sides: Sequence[Present]) -> tuple[Slots, Slots]:
     """Matching rows."""
     xp = kernels.xp
-    keys, sorted_hashes = [], []
+    keys, entries = [], []
     for side, present in enumerate(sides):
         names = join.key_columns(side)
-        frame = present.store.take(xp.arange(present.length, dtype=np.int64), names, present=True)
-        hashes = kernels.hash_rows(frame, names, join.key_types)
         slots = xp.arange(present.length, dtype=np.int64)
+        frame = present.store.take(slots, names, present=True)
+        hashes = kernels.hash_rows(frame, names, join.key_types)
         strict = join.key_columns(side, strict=True)
         valid = kernels.valid(frame, strict) if strict else None
         if valid is not None:
             hashes, slots = hashes[valid], slots[valid]
         keys.append(frame)
-        sorted_hashes.append(xp.sort(layouts.entries(hashes, slots)))
-    left, right = sorted_hashes
-    needles, haystack = layouts.entry_hashes(left), layouts.entry_hashes(right)
-    first = xp.searchsorted(haystack, needles, side="left")
-    count = xp.searchsorted(haystack, needles, side="right") - first
-    found, at = kernels.expand(first, count)
-    slots_left, slots_right = layouts.entry_slots(left)[found], layouts.entry_slots(right)[at]
+        entries.append(layouts.entries(hashes, slots))
+    candidates = layouts.unpaired(xp.sort(kernels.join(*entries)))
 
     def residual(left: Slots, right: Slots) -> Positions | None:
         rows = zip(join.inputs, sides, (left, right), strict=True)
         return fulfilling(kernels, join.condition, {s.name: (p.store, at) for s, p, at in rows}, int(left.size))
 
     of_left, of_right = (Columns.of_frame(kernels, keys[side], join.key_columns(side)) for side in (0, 1))
-    return match(kernels, (slots_left, slots_right), join.key_types, (of_left, of_right), residual=residual)
+    return match(kernels, candidates, join.key_types, (of_left, of_right), residual=residual)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, cast, get_args
 
 from gpu_ops.errors import DescriptionError
+from gpu_ops.kernels import Probe
 from gpu_ops.memory import memory_size
 from gpu_ops.spark.exchange.connection import DEFAULT_PATIENCE_S, Tls
 
 PREFIX: Final = "spark.gpu_ops."
 MEMORY_GPU: Final = PREFIX + "memory.gpu"
 MEMORY_HOST: Final = PREFIX + "memory.host"
+GPU_PROBE: Final = PREFIX + "gpu.probe"
 DRIVER_PORT: Final = PREFIX + "driver.port"
 SERVER_GPU: Final = PREFIX + "server.gpu"
 SERVER_EXECUTORS: Final = PREFIX + "server.executors"
@@ -25,6 +27,7 @@ TLS: Final = tuple(f"{PREFIX}tls.{name}" for name in ("certificate", "key", "aut
 NAMES: Final = (
     MEMORY_GPU,
     MEMORY_HOST,
+    GPU_PROBE,
     DRIVER_PORT,
     SERVER_GPU,
     SERVER_EXECUTORS,
@@ -54,6 +57,7 @@ class Settings:
         tls: of connections on a cluster; None for plain ones.
         metrics: how they come to the driver: "observed" in Spark's progress, "reported" by the tasks, or None for
             the former unless the RAPIDS plugin is on.
+        gpu_probe: how GPUs find matching rows, see `gpu_ops.kernels.Probe`.
     """
 
     memory_gpu: str | None = None
@@ -65,6 +69,7 @@ class Settings:
     patience_s: float = DEFAULT_PATIENCE_S
     tls: Tls | None = None
     metrics: str | None = None
+    gpu_probe: Probe = "auto"
 
     @classmethod
     def of(cls, conf: Iterable[tuple[str, Any]]) -> Settings:
@@ -92,6 +97,9 @@ class Settings:
             raise DescriptionError(f"{SERVER_EXECUTORS}={given[SERVER_EXECUTORS]}; there is at least one")
         if given.get(METRICS) not in (None, *_METRICS):
             raise DescriptionError(f"{METRICS}={given[METRICS]!r}; it is one of {', '.join(_METRICS)}")
+        probe = given.get(GPU_PROBE, cls.gpu_probe)
+        if probe not in get_args(Probe):
+            raise DescriptionError(f"{GPU_PROBE}={probe!r}; it is one of {', '.join(get_args(Probe))}")
         return cls(
             memory_gpu=given.get(MEMORY_GPU),
             memory_host=given.get(MEMORY_HOST),
@@ -102,6 +110,7 @@ class Settings:
             patience_s=_seconds(PATIENCE, given.get(PATIENCE, f"{DEFAULT_PATIENCE_S:g}s"), 5),
             tls=_tls(given),
             metrics=given.get(METRICS),
+            gpu_probe=cast("Probe", probe),
         )
 
     @classmethod
@@ -132,6 +141,7 @@ class Settings:
         """What state servers are started with: by kind, words of a command line."""
         host = [] if self.memory_host is None else ["--host-memory", self.memory_host]
         gpu = [] if self.memory_gpu is None else ["--gpu-memory", self.memory_gpu]
+        gpu += [] if self.gpu_probe == "auto" else ["--gpu-probe", self.gpu_probe]
         return {"cpu": host, "gpu": [*gpu, *host]}
 
 

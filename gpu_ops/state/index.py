@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
-
-import numpy as np
 
 from gpu_ops import layouts
 from gpu_ops.arrays import Array, Hashes, Positions, Slots
@@ -32,6 +29,10 @@ class Run:
     """What the entries are the beginning of; the rest is room for more."""
     home: Kernels
     """The backend in whose memory it lies."""
+
+    @property
+    def times(self) -> None:
+        """Entries of a hash are in the order of their slots."""
 
     @property
     def nbytes(self) -> int:
@@ -84,21 +85,9 @@ class HashIndex(Runs[Run]):
         Returns:
             Slots (or positions) of needles and candidate slots (int64), ordered by needle's slot, then by candidate's.
         """
-        xp = self._xp
-        upper, own = layouts.entry_hashes(needles), layouts.entry_slots(needles)
         runs = [*self.runs, self.staged] if staged and self.staged is not None else self.runs
-        keys, uppers, asarray = [], Both(self._kernels, upper), self._kernels.asarray
-        for run in runs:
-            at, slots = run.home.search(run.entries, run.directory, run.shift, uppers.at(run.home))
-            if at.size:
-                if run.home is not self._kernels:
-                    at, slots = asarray(at), asarray(slots)
-                first, second = (slots, own[at]) if by_candidate else (own[at], slots)
-                keys.append(layouts.pairs(first, second))
-        if not keys:
-            return xp.empty(0, np.int64), xp.empty(0, np.int64)
+        pairs = self.found(runs, needles, by_candidate=by_candidate)
         # One key per pair, sorted as a value: cheaper than an argsort and two gathers.
-        pairs = keys[0] if len(keys) == 1 else xp.concatenate(keys)
         pairs.sort()
         first, second = layouts.unpaired(pairs)
         return (second, first) if by_candidate else (first, second)
@@ -125,8 +114,8 @@ class HashIndex(Runs[Run]):
 
 
 def _run(home: Kernels, entries: Array, buffer: Array | None = None) -> Run:
-    directory, shift = make_directory(home.xp, entries, _shift(home, entries.size))
-    return Run(entries, directory, shift, entries if buffer is None else buffer, home)
+    shift = _shift(home, entries.size)
+    return Run(entries, home.directory(entries, shift), shift, entries if buffer is None else buffer, home)
 
 
 def _shift(home: Kernels, size: int) -> int:
@@ -138,19 +127,12 @@ def _shift(home: Kernels, size: int) -> int:
 def _merge_two(run: Run, added: Run) -> Run:
     """A run with the entries of another, in its own buffer if they fit: then nothing is left of it."""
     home = run.home
-    size = run.entries.size
-    total, buffer = size + added.entries.size, run.buffer
-    if total > buffer.size:
-        buffer = home.xp.empty(2 * total if home.spare_room else total, np.uint64)
-        buffer[:size] = run.entries
-    entries = buffer[:total]
-    entries[size:] = added.entries
-    entries.sort(kind="stable")  # a linear pass over two sorted runs (timsort)
-    shift = _shift(home, total)
+    entries, buffer = home.merge(run.buffer, run.entries.size, added.entries)
+    shift = _shift(home, entries.size)
     if shift != run.shift:
         return _run(home, entries, buffer)
     # Where a prefix begins is how many entries come before it, in one part and in the other.
-    directory, _ = make_directory(home.xp, added.entries, shift)
+    directory = home.directory(added.entries, shift)
     directory += run.directory
     return Run(entries, directory, shift, buffer, home)
 
@@ -158,13 +140,3 @@ def _merge_two(run: Run, added: Run) -> Run:
 def prefix_shift(size: int, bucket: int) -> int:
     """How far a 32-bit hash is shifted to be a prefix shared by at most ``bucket`` of ``size`` entries on average."""
     return 32 - max(1, int(size // bucket).bit_length())
-
-
-def make_directory(xp: Any, entries: Array, shift: int | None = None) -> tuple[Array, int]:
-    """Where each hash prefix begins among ascending entries (int32), at the end their number; and the shift."""
-    if shift is None:
-        shift = prefix_shift(entries.size, 1)
-    prefixes = (entries >> np.uint64(32 + shift)).view(np.int64)
-    directory = xp.zeros((1 << (32 - shift)) + 1, np.int32)
-    xp.cumsum(xp.bincount(prefixes, minlength=directory.size - 1), dtype=np.int32, out=directory[1:])
-    return directory, shift

@@ -170,7 +170,7 @@ class KeyedTable(StateTable):
         new = staged.entries if staged is not None else self.kernels.xp.empty(0, np.uint64)
         if not killed.size:
             return new
-        hashes, matchable = self.hash_keys(self.store.take(killed, self.keys))
+        hashes, matchable = self.hash_keys(self.store.take(killed, self.keys, present=True))
         if matchable is not None:
             hashes, killed = hashes[matchable], killed[matchable]
         entries = self.kernels.xp.concatenate([layouts.entries(hashes, killed), new])

@@ -7,20 +7,18 @@ A micro-batch's run is *staged* until it is committed. The oldest runs may have 
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
+import numpy as np
+
 from gpu_ops.arrays import Array, Slots
-from gpu_ops.kernels import Kernels
-from gpu_ops.state.cold import postponed
+from gpu_ops.kernels import Kernels, SearchedRun
+from gpu_ops.state.cold import Both, postponed
 
 
-class AnyRun(Protocol):
+class AnyRun(SearchedRun, Protocol):
     """Immutable entries in ascending order, and what stands beside them."""
-
-    @property
-    def entries(self) -> Array:
-        """So many uint64."""
 
     @property
     def nbytes(self) -> int:
@@ -96,6 +94,29 @@ class Runs(abc.ABC, Generic[R]):
 
     def _near(self, run: R, added: R) -> bool:
         return bool(run.entries.size <= self.growth * added.entries.size)
+
+    def found(
+        self,
+        runs: Sequence[R],
+        needles: Array,
+        times: tuple[Array, Array] | None = None,
+        *,
+        by_candidate: bool = False,
+        first: bool = False,
+    ) -> Array:
+        """Candidates in some of the runs, in whichever memory each lies; see `gpu_ops.kernels.Kernels.search`."""
+        pairs = []
+        given = [Both(self._kernels, array) for array in (needles, *(times or ()))]
+        for home in (self._kernels.host, self._kernels):
+            there = [run for run in runs if run.home is home]
+            if home is not None and there:
+                own, *span = (array.at(home) for array in given)
+                within = (span[0], span[1]) if times is not None else None
+                found = home.search(there, own, within, by_candidate=by_candidate, first=first)
+                pairs.append(found if home is self._kernels else self._kernels.asarray(found))
+        if len(pairs) == 1:
+            return pairs[0]
+        return self._xp.concatenate([self._xp.empty(0, np.int64), *pairs])
 
     def discard(self) -> None:
         """Forget the staged rows."""

@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from gpu_ops import layouts
 from gpu_ops.arrays import Array, Hashes, Positions, Slots
-from gpu_ops.kernels import Kernels
+from gpu_ops.kernels import Kernels, as_slots
 from gpu_ops.state.cold import Both
-from gpu_ops.state.index import make_directory
+from gpu_ops.state.index import prefix_shift
 from gpu_ops.state.runs import Runs
 
 _SPAN = 1 << 32
 """Times that lie within this many units are sorted together with a hash, as one number."""
 
-# Buckets of up to this many entries are read in full: cheaper than bisecting them.
-_SCAN = 12
+_FOREVER = np.iinfo(np.int64).max
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -78,14 +76,10 @@ class TimeIndex(Runs[TimeRun]):
             Positions of needles and candidate slots (int64), by needle, then by slot. Hashes may
             collide: callers verify candidates by real equality.
         """
-        xp = self._xp
-        upper = layouts.entry_hashes(hashes)
         runs = [*(self.runs if committed else []), *([self.staged] if staged and self.staged is not None else [])]
-        wanted = [Both(self._kernels, array) for array in (upper, earliest, latest)]
-        found = [self._here(run, _search(run, *(w.at(run.home) for w in wanted))) for run in runs]
-        needles = xp.concatenate([xp.empty(0, np.int64), *(f[0] for f in found)])
-        slots = xp.concatenate([xp.empty(0, np.int64), *(f[1] for f in found)])
-        return layouts.unpaired(xp.sort(layouts.pairs(needles, slots)))
+        pairs = self.found(runs, self._needles(hashes), (earliest, latest))
+        pairs.sort()
+        return layouts.unpaired(pairs)
 
     def first(self, hashes: Hashes, earliest: Array) -> list[tuple[Positions, Slots]]:
         """Of each run the first committed entry of a needle's hash that is not too early, if there is one.
@@ -97,22 +91,11 @@ class TimeIndex(Runs[TimeRun]):
         Returns:
             For each run positions of needles, no more than once each, and slots (int64).
         """
-        wanted = [Both(self._kernels, array) for array in (layouts.entry_hashes(hashes), earliest)]
-        found = []
-        for run in self.runs:
-            xp, (upper, since) = run.home.xp, (w.at(run.home) for w in wanted)
-            first, last = _bucket(run, upper)
-            at = _bisect(xp, run, (upper, since), (first, last), after=False)
-            there = xp.flatnonzero(at < last)
-            there = there[layouts.entry_hashes(run.entries[at[there]]) == upper[there]]
-            found.append(self._here(run, (there, layouts.entry_slots(run.entries[at[there]]))))
-        return found
+        needles, latest = self._needles(hashes), self._xp.full(earliest.size, _FOREVER, np.int64)
+        return [layouts.unpaired(self.found([run], needles, (earliest, latest), first=True)) for run in self.runs]
 
-    def _here(self, run: TimeRun, found: tuple[Array, Array]) -> tuple[Array, Array]:
-        """What was found in a run, as arrays of the backend."""
-        if run.home is self._kernels:
-            return found
-        return self._kernels.asarray(found[0]), self._kernels.asarray(found[1])
+    def _needles(self, hashes: Array) -> Array:
+        return layouts.entries(hashes, as_slots(self._kernels, 0, hashes.size))
 
     @staticmethod
     def _merged(older: TimeRun, newer: TimeRun) -> TimeRun:
@@ -132,8 +115,7 @@ class TimeIndex(Runs[TimeRun]):
             alive = slots >= 0
             entries = layouts.entries(run.entries[alive], slots[alive])
             if entries.size:
-                made = make_directory(run.home.xp, entries)
-                index.runs.append(TimeRun(entries, run.times[alive], *made, run.home))
+                index.runs.append(_with_directory(run.home, entries, run.times[alive]))
         return index
 
 
@@ -148,46 +130,9 @@ def _run(home: Kernels, entries: Array, times: Array, *, merge: bool) -> TimeRun
         by_time = home.argsort(times)
         order = by_time[home.argsort(layouts.entry_hashes(entries[by_time]))]
     entries = entries[order]
-    return TimeRun(entries, times[order], *make_directory(home.xp, entries), home)
+    return _with_directory(home, entries, times[order])
 
 
-def _search(run: TimeRun, upper: Array, earliest: Array, latest: Array) -> tuple[Array, Array]:
-    """Needles and slots of a run, in the memory where it lies."""
-    xp = run.home.xp
-    first, last = _bucket(run, upper)
-    count = last - first
-    large = xp.flatnonzero(count > _SCAN)
-    if large.size:
-        part = upper[large]
-        ends = first[large], last[large]
-        first[large] = _bisect(xp, run, (part, earliest[large]), ends, after=False)
-        last = _bisect(xp, run, (part, latest[large]), ends, after=True)
-        count[large] = xp.maximum(last - first[large], 0)
-    needle, place = run.home.expand(first, count)
-    time = run.times[place]
-    entry = run.entries[place]
-    fits = (layouts.entry_hashes(entry) == upper[needle]) & (time >= earliest[needle]) & (time <= latest[needle])
-    found = xp.flatnonzero(fits)
-    return needle[found], layouts.entry_slots(entry[found])
-
-
-def _bucket(run: TimeRun, upper: Array) -> tuple[Array, Array]:
-    """Where the entries of each needle's bucket begin and end."""
-    bucket = (upper >> np.uint64(run.shift)).view(np.int64)
-    return run.directory[bucket].astype(np.int64), run.directory[bucket + 1].astype(np.int64)
-
-
-def _bisect(xp: Any, run: TimeRun, needles: tuple[Array, Array], ends: tuple[Array, Array], *, after: bool) -> Array:
-    """Within ``[ends[0], ends[1])``, the first entry not before (or, `after`, beyond) a needle's hash and time."""
-    upper, times = needles
-    low, high = ends[0].copy(), ends[1].copy()
-    open_ = xp.flatnonzero(low < high)
-    while open_.size:
-        middle = (low[open_] + high[open_]) >> 1
-        hashes, time = layouts.entry_hashes(run.entries[middle]), run.times[middle]
-        wanted, limit = upper[open_], times[open_]
-        before = (hashes < wanted) | ((hashes == wanted) & ((time <= limit) if after else (time < limit)))
-        low[open_] = xp.where(before, middle + 1, low[open_])
-        high[open_] = xp.where(before, high[open_], middle)
-        open_ = open_[low[open_] < high[open_]]
-    return low
+def _with_directory(home: Kernels, entries: Array, times: Array) -> TimeRun:
+    shift = prefix_shift(entries.size, 1)
+    return TimeRun(entries, times, home.directory(entries, shift), shift, home)

@@ -23,7 +23,7 @@ import pytest
 import gpu_ops
 from benchmarks.gpu.feed import Feed, description
 from gpu_ops.engine import JoinEngine
-from kernels.emulated_cupy import ndarray
+from kernels.emulated_cupy import RawKernel, ndarray
 from kernels.emulated_libcudf import Column, Table
 from kernels.emulation import emulated
 
@@ -129,6 +129,7 @@ def counting() -> Iterator[Calls]:
                 if callable(call) and not isinstance(call, type):
                     patch.setattr(getattr(plc, part), name, counted(f"plc.{name}", call))
         patch.setattr(Column, "to_arrow", counted("column.to_arrow", Column.to_arrow))
+        patch.setattr(RawKernel, "__call__", counted("cp.RawKernel", RawKernel.__call__))
         patch.setattr(ndarray, "__array_ufunc__", counted("ufunc", ndarray.__array_ufunc__))
         for name in ("sum", "all", "any", "max", "min", "astype", "sort", "copy"):
             patch.setattr(ndarray, name, counted(f"array.{name}", getattr(ndarray, name)))

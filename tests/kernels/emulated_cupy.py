@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from kernels.twins import TWINS
+
 HOST = np.ndarray
 
 
@@ -52,6 +54,11 @@ class ndarray(HOST):  # noqa: N801 - cupy's name
         memory = (ctypes.c_char * size).from_address(memptr.ptr)
         memory.owner = memptr  # numpy keeps this object alive with every view
         return np.frombuffer(memory, dtype).reshape(shape).view(cls)
+
+    @property
+    def data(self) -> Any:
+        """Where it is, as cupy has it."""
+        return types.SimpleNamespace(ptr=self.__array_interface__["data"][0])
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -139,6 +146,44 @@ def _repeat(values: Any, repeats: int) -> Any:
     return wrapped(np.repeat(plain(values), repeats))
 
 
+class RawKernel:
+    """A kernel of the backend's own, by its twin."""
+
+    def __init__(self, code: str, name: str) -> None:
+        assert f"__global__ void {name}(" in code
+        self._twin, self._arguments = TWINS[name], _arguments(code, name)
+
+    def __call__(self, grid: tuple[int], block: tuple[int], args: tuple[Any, ...]) -> None:
+        assert grid[0] > 0, "a launch of no threads"
+        assert len(args) == len(self._arguments)
+        for arg, kind in zip(args, self._arguments, strict=True):
+            _check(arg, kind)
+        self._twin(*(plain(arg) if isinstance(arg, ndarray) else arg for arg in args))
+
+
+_SCALARS = {"i64": np.int64, "int": np.int32, "bool": np.bool_}
+_POINTERS = {"u64": np.uint64, "i64": np.int64, "int": np.int32, "bool": np.bool_, "unsigned char": np.uint8}
+
+
+def _arguments(code: str, name: str) -> list[str]:
+    listed = code.split(f"__global__ void {name}(")[1].partition(")")[0]
+    return [" ".join(word for word in argument.split()[:-1] if word != "const") for argument in listed.split(",")]
+
+
+def _check(arg: Any, kind: str) -> None:
+    """cupy passes on what it is given, whatever the kernel takes it for."""
+    if kind.endswith("*"):
+        assert isinstance(arg, ndarray), f"{kind}: {type(arg)}"
+        assert arg.dtype == _POINTERS[kind[:-1].strip()], f"{kind}: {arg.dtype}"
+        assert arg.flags.c_contiguous
+    elif kind in _SCALARS:
+        assert type(arg) is _SCALARS[kind], f"{kind}: {type(arg)}"
+    else:
+        assert isinstance(arg, HOST), f"{kind}: {type(arg)}"
+        assert arg.size == 1, "only arrays of one element go by value"
+        assert arg.nbytes <= 4000, "a launch takes 4 KB of arguments"
+
+
 class _Memory:
     def __init__(self, ptr: int, size: int, owner: Any) -> None:
         self.ptr, self.size, self.owner = ptr, size, owner
@@ -166,6 +211,7 @@ def modules() -> dict[str, types.ModuleType]:
         clip=_device(np.clip),
         repeat=_repeat,
         add=types.SimpleNamespace(at=_add_at),
+        RawKernel=RawKernel,
     )
     state: dict[str, Any] = {"allocator": "cupy's own"}
     cupy.__dict__["cuda"] = types.SimpleNamespace(
@@ -192,7 +238,7 @@ class _Limiting:
 
 
 def _rmm() -> dict[str, types.ModuleType]:
-    names = ("rmm", "rmm.mr", "rmm.allocators", "rmm.allocators.cupy")
+    names = ("rmm", "rmm.mr")
     made = {name: types.ModuleType(name) for name in names}
     state: dict[str, Any] = {"resource": "the first"}
     made["rmm.mr"].__dict__.update(
@@ -201,7 +247,5 @@ def _rmm() -> dict[str, types.ModuleType]:
         CudaAsyncMemoryResource=lambda: "asynchronous",
         LimitingResourceAdaptor=_Limiting,
     )
-    made["rmm.allocators.cupy"].__dict__["rmm_cupy_allocator"] = lambda _bytes: None
-    made["rmm"].__dict__.update(mr=made["rmm.mr"], allocators=made["rmm.allocators"])
-    made["rmm.allocators"].__dict__["cupy"] = made["rmm.allocators.cupy"]
+    made["rmm"].__dict__["mr"] = made["rmm.mr"]
     return made

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from benchmarks.gpu import bench, interval, others, probe, state, transfer
+from benchmarks.gpu import bench, interval, others, probe, smoke, state, transfer
 from benchmarks.gpu.bench import PARTS, Sizes
 from benchmarks.gpu.card import Clock, Plan, copy_bandwidth, device
 from benchmarks.gpu.feed import Feed, description
@@ -60,6 +60,18 @@ def test_copy(gpu: Kernels) -> None:
     assert len(found["ms"].values) == 3
 
 
+def test_smoke(card: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it at a small size; and it says what is wrong."""
+    del card
+    honest = smoke.memory
+    steps = tuple(step for step in smoke.STEPS if step is not honest)  # the stand-in has no limit
+    monkeypatch.setattr(smoke, "STEPS", steps)
+    smoke.run(600)
+    monkeypatch.setattr(smoke, "STEPS", (honest,))
+    with pytest.raises(AssertionError, match="was not refused"):
+        smoke.run(600)
+
+
 def test_probe(gpu: Kernels) -> None:
     found = probe.probe(gpu, [1000, 3000], [500, 50], PLAN)
     sizes = [(entry["rows"], entry["needles"]) for entry in found["sizes"]]
@@ -69,6 +81,7 @@ def test_probe(gpu: Kernels) -> None:
         assert all(measured(entry[way]) for way in ways)
         assert 0.25 < entry["matches"] / entry["needles"] < 0.75  # half of the needles are there
         assert entry["candidates"] >= entry["matches"]
+        assert 0 < entry["by_model"]["search"] < 1
 
 
 def test_ways_that_differ_are_found(gpu: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -208,15 +208,6 @@ def test_cumulative_min(kernels: Kernels, size: int) -> None:
     np.testing.assert_array_equal(kernels.asnumpy(given), values)
 
 
-def test_expand(kernels: Kernels) -> None:
-    first, count = np.array([7, 0, 3, 9]), np.array([2, 0, 3, 1])
-    numbers, positions = kernels.expand(kernels.asarray(first), kernels.asarray(count))
-    assert kernels.asnumpy(numbers).tolist() == [0, 0, 2, 2, 2, 3]
-    assert kernels.asnumpy(positions).tolist() == [7, 8, 3, 4, 5, 9]
-    nothing = kernels.asarray(np.empty(0, np.int64))
-    assert [a.size for a in kernels.expand(nothing, nothing)] == [0, 0]
-
-
 def test_plain_values_tell_values_apart() -> None:
     """The model that `test_equality` compares with: every type has values that differ."""
     for name in TYPES:

@@ -68,7 +68,6 @@ METHODS = (
     "argsort",
     "scatter_add",
     "search",
-    "expand",
     "store",
 )
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import sys
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -143,11 +143,31 @@ def test_search(kernels: Kernels, bits: int) -> None:
 
 
 @only_on("gpu", "gpu-tiny", *EMULATED)
-@pytest.mark.parametrize("share", [0.0, 0.1, math.inf], ids=["join", "by_size", "directory"])
+@pytest.mark.parametrize("way", ["hash_join", "index", "some_of_each"])
 @pytest.mark.parametrize("bits", [3, 12, 64])
-def test_both_ways_of_search(kernels: Kernels, monkeypatch: pytest.MonkeyPatch, bits: int, share: float) -> None:
-    monkeypatch.setattr(sys.modules["gpu_ops.cudf_backend.kernels"], "JOIN_FROM", share)
+def test_every_way_of_search(kernels: Any, monkeypatch: pytest.MonkeyPatch, bits: int, way: str) -> None:
+    probe, taken = sys.modules["gpu_ops.cudf_backend.probe"], []
+    kernels.probe = "auto" if way == "some_of_each" else way
+    monkeypatch.setattr(probe, "CALL_SECONDS", 0)
+    for name in ("join_runs", "search_runs"):
+        honest = getattr(probe, name)
+        monkeypatch.setattr(probe, name, lambda *a, name=name, call=honest, **k: (taken.append(name), call(*a, **k))[1])
     search(kernels, bits)
+    wanted = {"hash_join": {"join_runs"}, "index": {"search_runs"}}.get(way, {"join_runs", "search_runs"})
+    assert set(taken) == wanted
+
+
+@only_on("gpu", "emulated")
+def test_what_is_joined(kernels: Kernels) -> None:
+    """Small runs, and only where there are needles enough to pay for the calls of a join; far from all or none."""
+    del kernels
+    joined: Any = sys.modules["gpu_ops.cudf_backend.probe"].joined
+    sizes = [100_000_000, 10_000_000, 1_000_000, 1000]
+    assert joined(sizes, 0) == joined(sizes, 100_000) == set()
+    assert joined(sizes, 10_000_000) == {1, 2, 3}
+    assert joined(sizes, 1_000_000_000) == {0, 1, 2, 3}
+    assert joined([100_000_000], 1_000_000) == set()
+    assert joined([], 1000) == set()
 
 
 def search(kernels: Kernels, bits: int) -> None:

@@ -79,7 +79,7 @@ def test_a_suite_that_is_not_there(checkout: Path) -> None:
 def test_suites_are_there() -> None:
     assert all((ROOT / path).exists() for paths in SUITES.values() for path in paths)
     assert all((ROOT / path).exists() for path in ELSEWHERE)
-    assert STEPS == ("contract", "golden", "traces", "bench", "demo")
+    assert STEPS == ("smoke", "contract", "golden", "traces", "bench", "demo")
     assert problems("<testsuites></testsuites>") == ["no test ran"]
 
 
@@ -93,6 +93,7 @@ def test_all_steps_run_and_are_recorded(tmp_path: Path, monkeypatch: pytest.Monk
         return Result("failed", problems=["skipped: it"]) if suites == SUITES["golden"] else Result("passed", tests=7)
 
     monkeypatch.setattr(verify, "run_tests", tests)
+    monkeypatch.setattr(verify, "run_smoke", lambda: Result("passed"))
     monkeypatch.setattr(verify, "run_bench", lambda *_, **__: Result("passed"))
     monkeypatch.setattr(verify, "missing", lambda names: [name for name in names if name == "pyspark"])
     command = ["verify", "--out", str(out), "--limit-s", "500"]
@@ -105,13 +106,16 @@ def test_all_steps_run_and_are_recorded(tmp_path: Path, monkeypatch: pytest.Monk
         monkeypatch.setattr(sys, "argv", [*command, "--step", "golden", "--backends", "gpu"])
         with pytest.raises(SystemExit, match="failed: golden --backends gpu"):
             verify.main()
-    assert ran == [*SUITES.values(), SUITES["traces"], SUITES["golden"]]
+        monkeypatch.setattr(sys, "argv", [*command, "--step", "traces", "--step", "demo", "--strict"])
+        with pytest.raises(SystemExit, match="failed: demo: left out, target engine: None, "):
+            verify.main()
+    assert ran == [*SUITES.values(), SUITES["traces"], SUITES["golden"], SUITES["traces"]]
     results = json.loads(out.read_text())["results"]
     assert results["device"]["name"] == NAME
     assert list(results["verify"]) == [*STEPS, "golden --backends gpu"]
     results["verify"].popitem()
     assert {name: step["status"] for name, step in results["verify"].items()} == {
-        "contract": "passed", "golden": "failed", "traces": "passed", "bench": "passed", "demo": "left out",
+        "smoke": "passed", "contract": "passed", "golden": "failed", "traces": "passed", "bench": "passed", "demo": "left out",
     }  # fmt: skip
     assert results["verify"]["demo"]["problems"] == ["not installed: pyspark"]
     assert results["targets"][-1] == {

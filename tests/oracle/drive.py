@@ -39,6 +39,7 @@ class Backend:
     """A backend to test on; ``-tiny`` is the same with the smallest segments."""
 
     name: str
+    probe: str = "auto"
 
     @property
     def gpu(self) -> bool:
@@ -49,7 +50,8 @@ class Backend:
         from gpu_ops.engine import JoinEngine
 
         kind = "gpu" if self.gpu else "cpu"
-        return contextlib.closing(JoinEngine(join, backend=kind, tiny=self.name.endswith("-tiny"), **options))
+        tiny = self.name.endswith("-tiny")
+        return contextlib.closing(JoinEngine(join, backend=kind, tiny=tiny, probe=self.probe, **options))
 
     def engine_within(self, join: Description, host_bytes: int) -> Any:
         """A fresh engine whose state has so many bytes of host memory, and none on a GPU."""

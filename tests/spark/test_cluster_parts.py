@@ -52,12 +52,13 @@ def test_settings() -> None:
         "spark.gpu_ops.server.startTimeout": "2min",
         "spark.gpu_ops.metrics": "reported",
         "spark.gpu_ops.server.patience": "1min",
+        "spark.gpu_ops.gpu.probe": "hash_join",
     }
     settings = Settings.of(given.items())
-    assert settings == Settings("0.4", "20g", 40123, 0.25, 3, 120.0, 60.0, metrics="reported")
+    assert settings == Settings("0.4", "20g", 40123, 0.25, 3, 120.0, 60.0, metrics="reported", gpu_probe="hash_join")
     assert settings.server_arguments() == {
         "cpu": ["--host-memory", "20g"],
-        "gpu": ["--gpu-memory", "0.4", "--host-memory", "20g"],
+        "gpu": ["--gpu-memory", "0.4", "--gpu-probe", "hash_join", "--host-memory", "20g"],
     }
     assert Settings.of([]) == Settings()
 
@@ -65,7 +66,8 @@ def test_settings() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("memory.gpuu", "1g"), ("memory.gpu", "lots"), ("memory.host", "-1"), ("driver.port", "x"),
+        ("memory.gpuu", "1g"), ("gpu.probe", "sorted"), ("memory.gpu", "lots"), ("memory.host", "-1"),
+        ("driver.port", "x"),
         ("driver.port", "70000"), ("server.gpu", "0.6"), ("server.gpu", "0"), ("server.executors", "0"),
         ("server.executors", "1.5"), ("server.startTimeout", "0s"), ("server.startTimeout", "soon"),
         ("server.patience", "4s"), ("server.patience", "2h"),

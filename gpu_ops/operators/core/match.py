@@ -1,8 +1,9 @@
 """Matching: candidates of an index become matches.
 
 An index finds rows by a hash (and perhaps a range of times); a candidate is a match if its row is alive at the instant
-asked for, really equal in the key, and the residual condition is true of the pair. That is the order here, cheapest
-first. Every operator's matches come from `match`; nothing else compares keys.
+asked for, really equal in the key, and the residual condition is true of the pair. The first two are asked of all
+candidates and looked at together: each look is a wait for the GPU. Every operator's matches come from `match`; nothing
+else compares keys.
 """
 
 from __future__ import annotations
@@ -106,12 +107,13 @@ def match(
         alive: gives, of pairs, a mask of those whose found row is there; None for all.
         residual: gives, of pairs, the positions of those for which the residual condition is true; None for all.
     """
-    xp, pairs = kernels.xp, candidates
+    pairs, mask = candidates, None
     if alive is not None:
-        pairs = _kept(pairs, positions(xp, alive(*pairs)))
+        mask = alive(*pairs)
     if types and pairs[0].size:
         same = equal(kernels, types, (columns[0], pairs[0]), (columns[1], pairs[1]))
-        pairs = _kept(pairs, positions(xp, same))
+        mask = same if mask is None else mask & same
+    pairs = _kept(pairs, positions(kernels.xp, mask))
     if residual is not None and pairs[0].size:
         pairs = _kept(pairs, residual(*pairs))
     return pairs

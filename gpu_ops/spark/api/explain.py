@@ -12,6 +12,7 @@ from gpu_ops.descriptions.intervals import show_ms
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.plan.recognition import JoinPlan, plans_of
 from gpu_ops.spark.servers.directory import Directory
+from gpu_ops.spark.settings import Settings
 
 _LAYOUTS = {
     "join_key_contains_unique_key": "at most one row per join key",
@@ -105,8 +106,10 @@ def _distribution(plan: JoinPlan) -> str:
 
 
 def _backend(plan: JoinPlan, df: DataFrame) -> str:
+    probe = f"; probe {Settings.of(df.sparkSession.sparkContext.getConf().getAll()).gpu_probe}"
     if plan.bounded:
-        return "gpu (asked for)" if plan.backend == "gpu" else "cpu (in Spark's tasks, which would share a card)"
+        asked = plan.backend == "gpu"
+        return f"gpu (asked for){probe}" if asked else "cpu (in Spark's tasks, which would share a card)"
     servers = Directory.of(df.sparkSession).servers
     pool = servers.pool(plan.backend)
     if plan.backend == "cpu":
@@ -119,7 +122,7 @@ def _backend(plan: JoinPlan, df: DataFrame) -> str:
     servers_text = (
         f"{len(pool)} state server{'s' if len(pool) > 1 else ''} {servers.where()}, {len(pool.running)} running"
     )
-    return f"{chosen} ({why}); {servers_text}"
+    return f"{chosen} ({why}); {servers_text}{probe if chosen == 'gpu' else ''}"
 
 
 def _input(source: Input, kept: str, *, derived: bool) -> list[str]:

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from gpu_ops.backends import Backend
 from gpu_ops.engine import JoinEngine
+from gpu_ops.kernels import Probe
 from gpu_ops.memory import Budget
 from gpu_ops.spark.exchange.arrivals import INPUT_BITS, origins, wire_batch
 from gpu_ops.spark.exchange.command import Wire, parse_join
@@ -34,6 +35,7 @@ class BoundedTask:
         wire: the mapping of the lanes.
         schema: of side, order and lanes.
         backend: ``"cpu"`` or ``"gpu"``.
+        probe: how a GPU finds matching rows, see `gpu_ops.kernels.Probe`.
         function: of a co-group, else None.
     """
 
@@ -45,16 +47,17 @@ class BoundedTask:
         schema: pa.Schema,
         *,
         backend: Backend,
+        probe: Probe,
         function: Function | None = None,
     ) -> None:
         self.__name__ = name
         self._description, self._wire, self._schema = description, wire, schema
-        self._backend, self._function = backend, function
+        self._backend, self._probe, self._function = backend, probe, function
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Gives bad rows that are to be tagged, then the result."""
         join = parse_join(self._description)
-        engine = JoinEngine(join, self._backend, memory_limit=Budget(host=IN_MEMORY))
+        engine = JoinEngine(join, self._backend, memory_limit=Budget(host=IN_MEMORY), probe=self._probe)
         try:
             for table in self._tables(batches, len(join.inputs)):
                 rows = self._wire.split(join, table)

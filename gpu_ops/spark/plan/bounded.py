@@ -27,6 +27,7 @@ from gpu_ops.spark.plan.union_layout import (
     wire_schema,
     with_stamp,
 )
+from gpu_ops.spark.settings import Settings
 from gpu_ops.spark.workers import make_importable
 
 _CO_GROUP: Final = "gpu_ops.coGroup"
@@ -69,7 +70,8 @@ def build_bounded(
     wire = Wire("__side", "__order", tuple((*x.columns, x.name) for x in lanes))
     task = BoundedTask(
         plan.function_name, join.to_json(), wire, wire_schema(lanes),
-        backend="gpu" if placed.backend == "gpu" else "cpu", function=function,
+        backend="gpu" if placed.backend == "gpu" else "cpu",
+        probe=Settings.of(session.sparkContext.getConf().getAll()).gpu_probe, function=function,
     )  # fmt: skip
     output = output_type(join, schemas) if function is None else function.schema
     found = rows.mapInArrow(task, plan.carried_by(output))

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import GpuJoinError, StateError
+from gpu_ops.kernels import Probe
 from gpu_ops.memory import Budget
 from gpu_ops.spark.exchange.command import ApplyCommand, Wire, parse_join
 from gpu_ops.spark.servers import recovery
@@ -67,6 +68,7 @@ class PartitionState:
         state: the state folder, by default the one the command names.
         clock: milliseconds since the epoch; what state TTL goes by.
         budget: of memory, shared with other partitions; the option ``memory_limit`` goes before it.
+        probe: how a GPU finds matching rows, see `gpu_ops.kernels.Probe`.
     """
 
     def __init__(
@@ -76,8 +78,9 @@ class PartitionState:
         state: StateAddress | Files | None = None,
         clock: Callable[[], int] | None = None,
         budget: Budget | None = None,
+        probe: Probe = "auto",
     ) -> None:
-        self._budget = budget
+        self._budget, self._probe = budget, probe
         self.join = parse_join(command.description)
         self.partition, self.partitions = command.partition, command.partitions
         self._identity = identity(command)
@@ -424,6 +427,7 @@ class PartitionState:
             self._backend,  # type: ignore[arg-type]  # the engine checks it
             memory_limit=self._options.get("memory_limit", self._budget),
             tiny=bool(self._options.get("tiny", False)),
+            probe=self._probe,
             # also where the user does not say so any more: a backlog that is stored goes live
             backlog=bool(self._options.get("backlog", False)) or self.join.why_no_backlog() is None,
         )

@@ -19,12 +19,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import pyarrow as pa
 from pyarrow import flight
 
 from gpu_ops.errors import BadInputError, DescriptionError, StateError
+from gpu_ops.kernels import Probe
 from gpu_ops.memory import Budget
 from gpu_ops.spark.exchange.command import ApplyCommand
 from gpu_ops.spark.exchange.connection import Action, FlightServer
@@ -52,6 +53,7 @@ class StateServer(FlightServer):
         host: where to listen.
         port: 0 for any.
         budget: of memory, for all partitions together.
+        probe: how a GPU finds matching rows, see `gpu_ops.kernels.Probe`.
         certificate: files with the certificate chain and its key; without them connections are plain.
     """
 
@@ -63,9 +65,10 @@ class StateServer(FlightServer):
         host: str = "127.0.0.1",
         port: int = 0,
         budget: Budget | None = None,
+        probe: Probe = "auto",
         certificate: tuple[str, str] | None = None,
     ) -> None:
-        self._backend, self._budget = backend, budget
+        self._backend, self._budget, self._probe = backend, budget, probe
         self._lock = threading.Lock()
         self._partitions: dict[tuple[str, str, int], PartitionState] = {}
         self._calls: dict[str, Activity] = {}
@@ -125,7 +128,7 @@ class StateServer(FlightServer):
             held = self._partitions.get(key)
             if held is not None and held.serves(command):
                 return held
-            made = self._partitions[key] = PartitionState(command, budget=self._budget)
+            made = self._partitions[key] = PartitionState(command, budget=self._budget, probe=self._probe)
         if held is not None:
             _log.info("%s: another description; what was held is dropped", held)
             held.close()
@@ -274,6 +277,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--gpu-memory", help="of all state; an amount, or a share of the card's")
     parser.add_argument("--host-memory", help="of all state; an amount, or a share of the machine's")
+    parser.add_argument("--gpu-probe", choices=get_args(Probe), default="auto", help="how matching rows are found")
     parser.add_argument("--tls-certificate", nargs=2, metavar=("CHAIN", "KEY"), help="files in PEM")
     options = parser.parse_args(arguments)
     logging.basicConfig(
@@ -295,7 +299,7 @@ def main(arguments: list[str] | None = None) -> int:
     budget = server_budget(options.gpu_memory, options.host_memory)
     server = StateServer(
         token, backend=options.backend, host=options.host, port=options.port, budget=budget,
-        certificate=options.tls_certificate,
+        probe=options.gpu_probe, certificate=options.tls_certificate,
     )  # fmt: skip
     sys.stdout.write(json.dumps({"port": server.port, "pid": os.getpid()}) + "\n")
     sys.stdout.flush()

@@ -1,0 +1,150 @@
+"""Is anything wrong at all? The first two minutes on a card, in the order in which things would break.
+
+- `kernels`: the backend's own CUDA kernels, each against numpy: merges, directories, searches, gathers over segments.
+- `joins`: libcudf's hash join finds what the search finds.
+- `scatter_add`: positions that come many times, in every type that is counted in.
+- `memory`: an allocation beyond the limit is refused, and what comes after it works.
+- `engine`: micro-batches through an engine, row for row as on the CPU, each way of probing.
+
+It compiles kernels that the tests need, and cupy keeps them on disk: tests that run beside each other find them there.
+
+    python -m benchmarks.gpu.smoke [--rows N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any, get_args
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.gpu.feed import Feed, description
+from cpu_fallback import CpuKernels
+from gpu_ops.backends import Backend, gpu_available, make_kernels
+from gpu_ops.engine import JoinEngine
+from gpu_ops.kernels import Kernels, Probe, as_slots
+from gpu_ops.state.index import HashIndex
+from gpu_ops.state.time_index import TimeIndex
+
+
+def kernels(gpu: Kernels, rows: int) -> None:
+    """Each CUDA kernel against numpy."""
+    rng = np.random.default_rng(1)
+    hashes = rng.integers(0, rows, rows).astype(np.uint64) << np.uint64(40)
+    times = rng.integers(-rows, rows, rows)
+    needles, low = rng.permutation(hashes)[: rows // 4], rng.integers(-rows, rows, rows // 4)
+    found = []
+    for on in (gpu, CpuKernels()):
+        index, timed = HashIndex(on), TimeIndex(on)
+        for start in range(0, rows, rows // 3 + 1):  # runs that are merged
+            part = slice(start, start + rows // 3 + 1)
+            slots = as_slots(on, start, hashes[part].size)
+            for made, more in ((index, ()), (timed, (on.asarray(times[part]),))):
+                made.stage(on.asarray(hashes[part]), slots, *more)
+                made.commit()
+        given = on.asarray(needles), on.asarray(low), on.asarray(low + rows // 8)
+        pairs = [*index.probe(given[0], staged=False), *timed.probe(*given)]
+        run = index.runs[-1]
+        found.append([on.asnumpy(array) for array in (*pairs, run.entries, on.directory(run.entries, 24))])
+    assert found[0][0].size > needles.size, "a search that finds too little"
+    _same(found)
+    schema = pa.schema([("a", pa.int64()), ("b", pa.int8()), ("c", pa.decimal128(30, 2)), ("d", pa.string())])
+    taken = []
+    for on in (gpu, CpuKernels()):
+        store = on.store(schema)
+        for start, size in ((0, rows), (7, rows // 50), (3, 2)):  # segments that stay apart
+            numbers = np.arange(start, start + size) % 100
+            store.append(on.frame(pa.table([pa.array(numbers).cast(field.type) for field in schema], schema=schema)))
+        slots = np.random.default_rng(2).integers(-1, len(store), rows // 2)
+        taken.append(on.to_arrow(store.take(on.asarray(slots), schema.names), schema))
+    assert taken[0].equals(taken[1]), "gathers over segments"
+
+
+def joins(gpu: Any, rows: int) -> None:
+    """Both ways of probing, and a join at once."""
+    rng, found = np.random.default_rng(3), []
+    hashes, others = (rng.integers(0, rows, rows).astype(np.uint64) << np.uint64(40) for _ in range(2))
+    index = HashIndex(gpu)
+    index.stage(gpu.asarray(hashes), as_slots(gpu, 0, rows))
+    chosen = gpu.probe
+    for way in ("hash_join", "index"):
+        gpu.probe = way
+        found.append([gpu.asnumpy(array) for array in index.probe(gpu.asarray(others), staged=True)])
+    gpu.probe = chosen
+    _same(found)
+
+
+def scatter_add(gpu: Kernels, rows: int) -> None:
+    """The same positions many times."""
+    rng = np.random.default_rng(4)
+    index, values = rng.integers(0, 100, rows), rng.integers(-5, 9, rows)
+    for kind in (np.int32, np.int64):
+        target = gpu.xp.zeros(100, kind)
+        gpu.scatter_add(target, gpu.asarray(index), gpu.asarray(values))
+        wanted = np.bincount(index, values, 100).astype(kind)
+        assert np.array_equal(gpu.asnumpy(target), wanted), f"scatter-adds of {kind.__name__}"
+
+
+def memory(gpu: Kernels, rows: int) -> None:
+    """More than the limit is refused."""
+    assert gpu.memory_limit is not None
+    with contextlib.suppress(MemoryError):
+        gpu.xp.empty(gpu.memory_limit + (1 << 20), np.int8)
+        raise AssertionError("an allocation beyond the limit was not refused")
+    scatter_add(gpu, rows)
+
+
+def engine(gpu: Kernels, rows: int) -> None:
+    """Engines row for row."""
+    del gpu
+    feed = Feed(4 * rows, rows)
+
+    def said(backend: Backend, emit: Any, probe: Probe) -> list[pa.Table]:
+        with contextlib.closing(JoinEngine(description(emit, unique=True), backend, probe=probe)) as made:
+            made.restore(feed.start())
+            return [made.process(*pair) for pair in feed.batches(3)]
+
+    for emit in ("per_batch", "per_event"):
+        wanted = said("cpu", emit, "auto")
+        for probe in get_args(Probe):
+            assert said("gpu", emit, probe) == wanted, f"{emit}, probe={probe!r}: other rows than on the CPU"
+
+
+def _same(found: list[list[np.ndarray]]) -> None:
+    for number, (one, other) in enumerate(zip(*found, strict=True)):
+        assert np.array_equal(one, other), f"array {number} differs"
+
+
+STEPS: tuple[Callable[[Kernels, int], None], ...] = (kernels, joins, scatter_add, memory, engine)
+
+
+def run(rows: int) -> None:
+    """All steps; raises what the first that fails does."""
+    gpu, why = make_kernels("gpu")
+    print(why, flush=True)
+    try:
+        for step in STEPS:
+            began = time.perf_counter()
+            step(gpu, rows)
+            print(f"smoke: {step.__name__}: {time.perf_counter() - began:.1f} s", flush=True)
+    finally:
+        gpu.close()
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rows", type=int, default=100_000)
+    options = parser.parse_args()
+    found, why = gpu_available()
+    if not found:
+        raise SystemExit(f"no GPU answers: {why}")
+    run(options.rows)
+
+
+if __name__ == "__main__":
+    main()

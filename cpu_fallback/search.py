@@ -1,0 +1,141 @@
+"""Lookups in sorted runs, see `gpu_ops.kernels.Kernels.search`: a jump to a hash prefix, then a bisection."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from cpu_fallback.hashing import UInt64s
+from gpu_ops import layouts
+from gpu_ops.arrays import Array
+from gpu_ops.kernels import SearchedRun
+
+Ints = npt.NDArray[np.int64]
+
+_LOW = np.uint64(0xFFFFFFFF)
+# Larger buckets, rare but for keys of many rows, are left out of the common bisection: it would read farther off.
+_CROWDED = 15
+# Needles at a time: what they read of a run fits the second-level cache.
+_BLOCK = 1 << 13
+# Buckets of up to this many entries with times are read in full: cheaper than bisecting them.
+_SCAN = 12
+
+
+def by_hash(found_in: SearchedRun, hashes: UInt64s) -> tuple[Ints, Ints]:
+    """Entries with a needle's hash: the first of each hash, and those that follow it.
+
+    Args:
+        found_in: a run.
+        hashes: n uint64, the upper halves of hashes.
+
+    Returns:
+        Positions of needles, and slots, in any order.
+    """
+    run = found_in.entries
+    if not hashes.size or not run.size:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    keys = hashes << np.uint64(32)
+    place = np.empty(keys.size, np.int64)
+    first, second = np.empty(keys.size, np.uint64), np.empty(keys.size, np.uint64)
+    # Block by block, so that the lines of the run which one step of the bisection reads are there for the next.
+    for start in range(0, keys.size, _BLOCK):
+        block = slice(start, start + _BLOCK)
+        at, key = place[block], keys[block]
+        _first_not_less(run, found_in.directory, found_in.shift, key, at)
+        # the exclusive or leaves the slot where the hash is the same
+        np.bitwise_xor(run.take(at, mode="clip", out=first[block]), key, out=first[block])
+        at += 1
+        np.bitwise_xor(run.take(at, mode="clip", out=second[block]), key, out=second[block])
+    needle = np.flatnonzero(first <= _LOW)
+    slots = first[needle].view(np.int64)
+    # Few hashes have more than one entry, but for keys of many rows: their ends are found by themselves.
+    twin = np.flatnonzero(second <= _LOW)
+    if twin.size:
+        begin = place[twin]
+        end = np.searchsorted(run, keys[twin] | _LOW, side="right")
+        number, position = expand(begin, np.maximum(end - begin, 0))
+        needle = np.concatenate([needle, twin[number]])
+        slots = np.concatenate([slots, (run[position] & _LOW).view(np.int64)])
+    return needle, slots
+
+
+def by_time(run: SearchedRun, hashes: UInt64s, earliest: Ints, latest: Ints, *, first: bool) -> tuple[Ints, Array]:
+    """Entries with a needle's hash and a time that it wants.
+
+    Args:
+        run: with times.
+        hashes: n uint64, the upper halves of hashes.
+        earliest: n.
+        latest: n, inclusive.
+        first: of each needle the first one only.
+
+    Returns:
+        Positions of needles, and slots.
+    """
+    times = run.times
+    assert times is not None
+    bucket = (hashes >> np.uint64(run.shift)).view(np.int64)
+    begin, end = run.directory[bucket].astype(np.int64), run.directory[bucket + 1].astype(np.int64)
+    count = end - begin
+    large = np.flatnonzero(count > (0 if first else _SCAN))
+    if large.size:
+        part, ends = hashes[large], (begin[large], end[large])
+        begin[large] = _bisect(run, part, earliest[large], ends, after=False)
+        if first:
+            count = np.minimum(end - begin, 1)
+        else:
+            count[large] = np.maximum(_bisect(run, part, latest[large], ends, after=True) - begin[large], 0)
+    needle, place = expand(begin, count)
+    time, entry = times[place], run.entries[place]
+    fits = (layouts.entry_hashes(entry) == hashes[needle]) & (time >= earliest[needle]) & (time <= latest[needle])
+    found = np.flatnonzero(fits)
+    return needle[found], layouts.entry_slots(entry[found])
+
+
+def expand(first: Ints, count: Ints) -> tuple[Ints, Ints]:
+    """Ranges written out: range numbers and positions, range by range."""
+    before = np.cumsum(count) - count
+    number = np.repeat(np.arange(count.size, dtype=np.int64), count)
+    return number, np.arange(number.size, dtype=np.int64) + (first - before)[number]
+
+
+def _first_not_less(run: UInt64s, directory: Ints, shift: int, key: UInt64s, at: Ints) -> None:
+    """Into ``at`` the position of the first entry of a run that is not less than a key; anything beyond the end."""
+    bucket = (key >> np.uint64(32 + shift)).view(np.int64)
+    at[:] = directory.take(bucket)
+    bucket += 1
+    count = directory.take(bucket) - at
+    width = int(count.max())
+    crowded = np.flatnonzero(count > _CROWDED) if width > _CROWDED else None
+    step = 1 << min(width, _CROWDED).bit_length() >> 1
+    # ``at`` is the last entry known to be less. A step out of the bucket ends at a greater entry, or, when the key
+    # is greater than all entries, anywhere.
+    at -= 1
+    middle, less, entry = np.empty_like(at), np.empty(at.size, bool), np.empty_like(key)
+    while step:
+        np.add(at, step, out=middle)
+        run.take(middle, mode="clip", out=entry)
+        np.less(entry, key, out=less)
+        np.multiply(less, step, out=middle)
+        at += middle
+        step >>= 1
+    at += 1
+    if crowded is not None:
+        at[crowded] = np.searchsorted(run, key[crowded])
+
+
+def _bisect(run: SearchedRun, hashes: UInt64s, times: Ints, ends: tuple[Ints, Ints], *, after: bool) -> Ints:
+    """Within ``[ends[0], ends[1])``, the first entry not before (or, `after`, beyond) a needle's hash and time."""
+    stored = run.times
+    assert stored is not None
+    low, high = ends[0].copy(), ends[1].copy()
+    open_ = np.flatnonzero(low < high)
+    while open_.size:
+        middle = (low[open_] + high[open_]) >> 1
+        entry, time = layouts.entry_hashes(run.entries[middle]), stored[middle]
+        wanted, limit = hashes[open_], times[open_]
+        before = (entry < wanted) | ((entry == wanted) & ((time <= limit) if after else (time < limit)))
+        low[open_] = np.where(before, middle + 1, low[open_])
+        high[open_] = np.where(before, high[open_], middle)
+        open_ = open_[low[open_] < high[open_]]
+    return low

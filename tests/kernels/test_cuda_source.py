@@ -1,0 +1,204 @@
+"""The backend's CUDA kernels themselves: compiled as C++ they do what their numpy twins do; NVRTC takes them for a card.
+
+Each part is skipped where its compiler is not installed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from cpu_fallback import CpuKernels
+from gpu_ops.state.index import HashIndex
+from gpu_ops.state.time_index import TimeIndex
+from kernels import emulated_cupy
+from kernels.conftest import only_on
+from kernels.twins import TWINS
+
+PRELUDE = Path(__file__).parent / "fake_cuda" / "kernel.h"
+COMPILER = ["g++", "-O1", "-std=c++20", "-w", "-fPIC", "-shared", "-fsanitize=undefined", "-fno-sanitize-recover=all"]
+
+
+class Compiled:
+    """The kernels of a source, launched on host memory beside their twins.
+
+    Args:
+        source: CUDA C.
+        folder: for the library.
+    """
+
+    def __init__(self, source: str, folder: Path) -> None:
+        names = [name for name in TWINS if f"__global__ void {name}(" in source]
+        code, library = folder / "kernels.cpp", folder / "kernels.so"
+        runs = [
+            f'extern "C" void run__{n}(void** p, unsigned g, unsigned b) {{ launch({n}, p, g, b); }}' for n in names
+        ]
+        code.write_text("\n".join(["#define SYNC 0", PRELUDE.read_text(), source, *runs]))
+        subprocess.run([*COMPILER, str(code), "-o", str(library)], check=True)
+        self._library, self.launched = ctypes.CDLL(str(library)), dict.fromkeys(names, 0)
+
+    def launch(self, name: str, grid: int, block: int, args: tuple[Any, ...]) -> None:
+        """Run a kernel; arrays are passed as pointers, scalars and structures by value."""
+        pointers, kept = [], []
+        for arg in args:
+            if isinstance(arg, emulated_cupy.ndarray):
+                value: Any = ctypes.c_void_p(arg.data.ptr)
+                kept.append(value)
+                pointers.append(ctypes.addressof(value))
+            else:
+                held = np.asarray(arg)
+                kept.append(held)
+                pointers.append(held.__array_interface__["data"][0])
+        getattr(self._library, f"run__{name}")((ctypes.c_void_p * len(args))(*pointers), grid, block)
+        self.launched[name] += 1
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cuda")
+
+
+@pytest.fixture
+def compiled(kernels: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Launches run the source, and its twin once more; both must write the same."""
+    if shutil.which("g++") is None:
+        pytest.skip("no g++")
+    del kernels
+    made: dict[str, Compiled] = {}
+    launched: dict[str, int] = {}
+
+    class Both(emulated_cupy.RawKernel):
+        def __init__(self, code: str, name: str) -> None:
+            super().__init__(code, name)
+            if code not in made:
+                own = folder / f"{len(list(folder.iterdir()))}"
+                own.mkdir()
+                made[code] = Compiled(code, own)
+            self._compiled, self._name = made[code], name
+
+        def __call__(self, grid: tuple[int], block: tuple[int], args: tuple[Any, ...]) -> None:
+            arrays = [at for at, arg in enumerate(args) if isinstance(arg, emulated_cupy.ndarray)]
+            before = [np.array(emulated_cupy.plain(args[at])) for at in arrays]
+            super().__call__(grid, block, args)
+            wanted = [np.array(emulated_cupy.plain(args[at])) for at in arrays]
+            for at, values in zip(arrays, before, strict=True):
+                emulated_cupy.plain(args[at])[...] = values
+            self._compiled.launch(self._name, grid[0], block[0], args)
+            for at, values in zip(arrays, wanted, strict=True):
+                np.testing.assert_array_equal(emulated_cupy.plain(args[at]), values)
+            launched[self._name] = launched.get(self._name, 0) + 1
+
+    monkeypatch.setattr(sys.modules["cupy"], "RawKernel", Both)
+    return launched
+
+
+def _hashes(rng: np.random.Generator, size: int) -> np.ndarray:
+    return rng.integers(0, 40, size).astype(np.uint64) << np.uint64(58)
+
+
+@only_on("emulated")
+def test_search(kernels: Any, compiled: dict[str, int]) -> None:
+    rng, total = np.random.default_rng(1), 0
+    kernels.probe = "index"
+    index, timed = HashIndex(kernels), TimeIndex(kernels)
+    for size in (600, 40, 3, 1):
+        hashes, slots = kernels.asarray(_hashes(rng, size)), kernels.asarray(np.arange(total, total + size))
+        for made, more in ((index, ()), (timed, (kernels.asarray(rng.integers(-50, 50, size)),))):
+            made.stage(hashes, slots, *more)
+            made.commit()
+        total += size
+    needles = kernels.asarray(_hashes(rng, 300))
+    low = kernels.asarray(rng.integers(-60, 50, 300))
+    assert len(index.runs) > 1
+    assert index.probe(needles, staged=True)[0].size > 1000
+    assert timed.probe(needles, low, low + 9)[0].size > 100
+    assert sum(needle.size for needle, _ in timed.first(needles, low)) > 100
+    assert compiled["find"] > 3
+    assert compiled["write_pairs"] > 3
+
+
+@only_on("emulated")
+@pytest.mark.parametrize("sizes", [(0, 0), (0, 5), (400, 0), (1000, 70), (3, 900)])
+def test_runs(kernels: Any, compiled: dict[str, int], sizes: tuple[int, int]) -> None:
+    rng = np.random.default_rng(sum(sizes))
+    entries = np.unique(rng.integers(0, 1 << 63, sum(sizes), np.uint64) * np.uint64(2))
+    mine = rng.permutation(entries.size) < sizes[0]
+    first, second = (kernels.asarray(entries[part]) for part in (mine, ~mine))
+    merged, _ = kernels.merge(first, first.size, second)
+    assert np.array_equal(kernels.asnumpy(merged), entries)
+    for shift in (31, 24, 20):
+        wanted = CpuKernels().directory(entries, shift)
+        assert np.array_equal(kernels.asnumpy(kernels.directory(merged, shift)), wanted)
+    assert compiled["begin_prefixes"] == 3
+
+
+@only_on("emulated")
+@pytest.mark.parametrize("missing", [False, True])
+def test_gather(kernels: Any, compiled: dict[str, int], missing: bool) -> None:
+    """More columns than one launch takes, of every width, in segments of every size."""
+    kinds = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.decimal128(30, 2), pa.float64(), pa.bool_(), pa.date32()]
+    schema = pa.schema([(f"c{at}", kind) for at, kind in enumerate(kinds)])
+    store, parts = kernels.store(schema), []
+    for size in (3000, 200, 13, 1):
+        numbers = pa.array(np.arange(size) % 100 + len(parts))
+        parts.append(pa.table([_cast(numbers, kind) for kind in kinds], schema=schema))
+        store.append(kernels.frame(parts[-1]))
+    whole = pa.concat_tables(parts)
+    rows = np.random.default_rng(1).integers(-1 if missing else 0, whole.num_rows, 500)
+    taken = kernels.to_arrow(store.take(kernels.asarray(rows), schema.names, present=not missing), schema)
+    assert taken.equals(whole.take(pa.array(rows, mask=rows < 0)))
+    assert len(store.segments) > 2
+    assert compiled["gather_rows"] == 2
+
+
+def _cast(numbers: pa.Array, kind: pa.DataType) -> pa.Array:
+    if pa.types.is_boolean(kind):
+        return pc.greater(numbers, 50)
+    return numbers.cast(pa.int32()).cast(kind) if pa.types.is_date(kind) else numbers.cast(kind)
+
+
+def _sources() -> dict[str, str]:
+    """All CUDA C of the backend, by module."""
+    found = {}
+    for name, module in list(sys.modules.items()):
+        if name.startswith("gpu_ops.cudf_backend.") and isinstance(module, types.ModuleType):
+            source = getattr(module, "SOURCE", None)
+            if source is not None:
+                found[name] = source
+    return found
+
+
+@only_on("emulated")
+def test_every_kernel_has_a_twin(kernels: Any) -> None:
+    del kernels
+    text = "".join(_sources().values())
+    assert text.count("__global__ void ") == len(TWINS)
+    assert all(f"__global__ void {name}(" in text for name in TWINS)
+
+
+@only_on("emulated")
+def test_nvrtc_compiles_them(kernels: Any) -> None:
+    """For the compute capability of an H100 and an H200, and the least that libcudf has; no card is needed for that."""
+    nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="not installed, it comes with pylibcudf")
+    del kernels
+    for name, source in _sources().items():
+        for arch in (b"sm_90", b"sm_75"):
+            status, program = nvrtc.nvrtcCreateProgram(source.encode(), b"kernels.cu", 0, [], [])
+            assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS
+            (status,) = nvrtc.nvrtcCompileProgram(program, 2, [b"-arch=" + arch, b"--std=c++17"])
+            _, size = nvrtc.nvrtcGetProgramLogSize(program)
+            log = b" " * size
+            nvrtc.nvrtcGetProgramLog(program, log)
+            assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS, f"{name}: {log.decode()}"
+            _, size = nvrtc.nvrtcGetCUBINSize(program)
+            assert size > 0
