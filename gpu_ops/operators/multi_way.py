@@ -1,8 +1,8 @@
 """The multi-way join: inner and left steps over many inputs, after Flink's ``StreamingMultiJoinOperator``.
 
-Law: each change is completed to tuples with the rows alive at its instant, input by input (`multi_plan`), and where a
-change of a left step's input makes or ends the last match of what is to its left, a pad comes or goes
-(`associations`) and is completed likewise. There is no intermediate state: only the inputs' rows, and counts.
+Law: each change is completed to tuples with the rows alive at its instant, input by input (`multi.lookups`), and where
+a change of a left step's input makes or ends the last match of what is to its left, a pad comes or goes
+(`multi.pads`) and is completed likewise. There is no intermediate state: only the inputs' rows, and counts.
 
 ``per_batch`` is the same with other instants: what dies goes first, input by input, then what is born comes, the last
 input's first. So a row of the result is hardly ever made and unmade, and what is left of that is folded.
@@ -23,13 +23,13 @@ from gpu_ops.descriptions.changelog import DELETE, INSERT
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.kernels import Frame, Kernels
-from gpu_ops.operators.associations import counted_changes, mark_afresh, step_count
 from gpu_ops.operators.core.emission import JOINED, PAD_COMES, PAD_GOES, OutputRows
 from gpu_ops.operators.core.lifetimes import Lifetimes
 from gpu_ops.operators.keyed import KeyedOperator
-from gpu_ops.operators.multi_plan import Bind, Extend, Lookup, Operation, make_plan
+from gpu_ops.operators.multi.lookups import Bind, Extend, Lookup, Operation, make_plan
+from gpu_ops.operators.multi.pads import counted_changes, mark_afresh, step_count
+from gpu_ops.operators.multi.tuples import NO_ROW, Finder, Tuples, join_tuples
 from gpu_ops.operators.operator import TooMuch
-from gpu_ops.operators.tuples import NO_ROW, Finder, Tuples, join_tuples
 from gpu_ops.state.keyed_table import KeyedTable
 
 

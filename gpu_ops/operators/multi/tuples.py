@@ -17,7 +17,7 @@ from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.kernels import Frame, Kernels
 from gpu_ops.operators.core.lifetimes import Lifetimes
 from gpu_ops.operators.core.match import Columns, fulfilling, match
-from gpu_ops.operators.multi_plan import Lookup
+from gpu_ops.operators.multi.lookups import Lookup
 from gpu_ops.state.columns import DEAD, DYING, LIVE
 from gpu_ops.state.keyed_table import KeyedTable
 

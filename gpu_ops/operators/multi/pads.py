@@ -21,8 +21,8 @@ from gpu_ops.arrays import Array, Instants, Positions, Slots
 from gpu_ops.kernels import Kernels, as_slots
 from gpu_ops.operators.core.counts import flickers, moments
 from gpu_ops.operators.core.lifetimes import ALWAYS, NEVER
-from gpu_ops.operators.multi_plan import Lookup
-from gpu_ops.operators.tuples import Finder, Tuples, fresh
+from gpu_ops.operators.multi.lookups import Lookup
+from gpu_ops.operators.multi.tuples import Finder, Tuples, fresh
 from gpu_ops.state.keyed_table import COUNT_COLUMN
 
 
