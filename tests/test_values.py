@@ -114,7 +114,7 @@ def test_rows_of_invalid_utf8_may_go(place: str, bad_rows: Any, backend: Backend
 def test_invalid_utf8_in_a_dictionary_and_in_a_condition() -> None:
     left = Input("words", pa.schema([("k", pa.int64()), ("v", pa.string())]), bad_rows="drop")
     right = Input("others", pa.schema([("r", pa.int64()), ("w", pa.string())]), bad_rows="drop")
-    engine = JoinEngine(Join("inner", left, right, (Key("k", "r"),), where="upper(v) <> w AND v LIKE '%'"), "cpu")
+    engine = JoinEngine(Join("inner", left, right, (Key("k", "r"),), where="v <> w AND v >= ''"), "cpu")
     coded = pa.DictionaryArray.from_arrays(pa.array([0, 1, 1], pa.int8()), text(b"\xff", b"ok"))
     said = engine.process(pa.table({"k": [1, 1, 1], "v": coded}), pa.table({"r": [1, 1], "w": text(b"\xfe", b"x")}))
     assert said["v"].to_pylist() == ["ok", "ok"]

@@ -1,56 +1,43 @@
 """The typed expression tree of a residual condition: what backends evaluate.
 
-Its operations are few (`Op`); `gpu_ops.conditions.lowering` brings everything else down to them. Both arguments of a
-comparison have the same type when they reach a backend (timestamps may differ in their zones).
-
-Types and implicit casts are those of Spark (TypeCoercion, AnsiTypeCoercion, DecimalPrecision), narrowed: what Spark
-would guess at (a string beside a number, a number beside a boolean) is refused here.
+Its operations are few (`Op`); `gpu_ops.conditions.builder` brings everything else down to them. The operands of a
+comparison have one type when they reach a backend.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
+from typing import Final
 
+import numpy as np
 import pyarrow as pa
 
-from gpu_ops.conditions import literals
+ADVICE: Final = (
+    "compute it as a column of the input, before the join (with Spark, where= and sql() do that by themselves)"
+)
 
-ANSI: ContextVar[bool] = ContextVar("ANSI", default=False)
-"""Whether the text that is being read is one of a session with ``spark.sql.ansi.enabled``."""
-
-Value = bool | int | float | Decimal | str | bytes | None
+Value = bool | int | float | Decimal | str | None
 
 
 class Op(StrEnum):
-    """Every operation a backend must know; of arguments typed as said; null makes null, unless said."""
+    """Every operation a backend must know; of arguments typed as stated; null makes null, unless stated."""
 
     EQ = "="
     """Two of one type. NaN equals NaN, -0.0 equals 0.0."""
     LT = "<"
     """As EQ; NaN is greater than any other number; strings and binary compare bytewise."""
-    LE = "<="
-    SAME = "<=>"
-    """IS NOT DISTINCT FROM: as EQ, and null is the same as null; never null."""
     AND = "and"
     """Two booleans, Kleene."""
     OR = "or"
     NOT = "not"
     IS_NULL = "is_null"
     """One of any type, nested ones too; NaN is no null."""
-    IN = "in"
-    """A value and literals of its type, none null: the OR of EQ."""
-    LIKE = "like"
-    r"""A string and a literal, the pattern of all of it: % and _ as in SQL, newlines too; \ escapes."""
     ADD = "+"
-    """Two of one numeric type (integers wrap around; ``Call.type`` of decimals has a digit more), or
-    timestamp and duration of one unit, or date and int32 days."""
+    """Two of one numeric type (integers wrap around; ``Call.type`` of decimals has a digit more)."""
     SUB = "-"
-    """As ADD; also two timestamps without zone, which make a duration."""
     MUL = "*"
     """Two of one numeric type, or two decimals (``Call.type`` holds any product)."""
     DIV = "/"
@@ -59,22 +46,12 @@ class Op(StrEnum):
     """Two integers or two floats; the sign is the dividend's (C's fmod); a zero divisor makes null."""
     NEG = "negate"
     """One number; the smallest integer stays as it is."""
-    ABS = "abs"
-    """As NEG."""
-    ADD_MONTHS = "add_months"
-    """A date or timestamp without zone and an int32 literal; the day is clipped to the month's last."""
     CASE = "case"
     """condition, value, ..., else: the value after the first condition that is true (unknown is not)."""
-    COALESCE = "coalesce"
-    """Two or more of one type."""
     CAST = "cast"
-    """One value, to ``Call.type``. The pairs there are: `gpu_ops.conditions.functions.cast`."""
-    TRY_CAST = "try_cast"
-    """A string to an integer, of digits only (CAST takes '1.9' too, as 1)."""
-    LOWER = "lower"
-    UPPER = "upper"
-    LENGTH = "length"
-    """Characters of a string, bytes of a binary; int32."""
+    """To a wider ``Call.type``: integer to integer, float, decimal; float to double; decimal to one with no fewer
+    digits before and after the point; timestamp or interval to nanoseconds (the farthest there are, where these do
+    not reach); null to any."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +70,7 @@ class Column:
 class Literal:
     """A constant, None for null.
 
-    Dates are days since 1970-01-01; timestamps (in UTC where zoned) and durations count the type's unit.
+    Dates are days since 1970-01-01; timestamps (in UTC where zoned) count the type's unit.
     """
 
     value: Value
@@ -117,23 +94,27 @@ class TypeProblemError(Exception):
 
 
 BOOL, INT, BIGINT, FLOAT, DOUBLE = pa.bool_(), pa.int32(), pa.int64(), pa.float32(), pa.float64()
-STRING, DATE, INTERVAL, MONTHS = pa.string(), pa.date32(), pa.duration("us"), pa.month_day_nano_interval()
+STRING, DATE = pa.string(), pa.date32()
 _NAMES = {
-    BOOL: "BOOLEAN", pa.int8(): "TINYINT", pa.int16(): "SMALLINT", INT: "INT", BIGINT: "BIGINT",
-    FLOAT: "FLOAT", DOUBLE: "DOUBLE", STRING: "STRING", pa.binary(): "BINARY", DATE: "DATE",
-    pa.null(): "NULL", MONTHS: "INTERVAL of months",
+    pa.int8(): "TINYINT", pa.int16(): "SMALLINT", INT: "INT", BIGINT: "BIGINT", FLOAT: "FLOAT", DOUBLE: "DOUBLE",
 }  # fmt: skip
-_SIGNED = {pa.uint8(): pa.int16(), pa.uint16(): INT, pa.uint32(): BIGINT, pa.uint64(): pa.decimal128(20, 0)}
+_BINARY = pa.binary()
+_WIDER = {
+    pa.uint8(): pa.int16(), pa.uint16(): INT, pa.uint32(): BIGINT, pa.uint64(): pa.decimal128(20, 0),
+    pa.float16(): FLOAT, pa.large_string(): STRING, pa.string_view(): STRING, pa.large_binary(): _BINARY,
+    pa.binary_view(): _BINARY, pa.date64(): DATE,
+}  # fmt: skip
 _DIGITS = {8: 3, 16: 5, 32: 10, 64: 20}  # decimal digits an integer type takes: Spark's DecimalType.forType
 _KINDS = (
     ("boolean", pa.types.is_boolean), ("integer", pa.types.is_signed_integer),
     ("float", lambda type_: type_ in (FLOAT, DOUBLE)), ("decimal", pa.types.is_decimal128),
     ("string", pa.types.is_string), ("binary", pa.types.is_binary), ("date", pa.types.is_date32),
-    ("timestamp", pa.types.is_timestamp), ("interval", pa.types.is_duration),
-    ("months", lambda type_: type_ == MONTHS), ("null", pa.types.is_null),
+    ("timestamp", lambda type_: pa.types.is_timestamp(type_) and type_.tz is not None),
+    ("timestamp_ntz", pa.types.is_timestamp), ("interval", pa.types.is_duration), ("null", pa.types.is_null),
 )  # fmt: skip
 NUMERIC = {"integer", "float", "decimal"}
-_COMPARABLE = {*NUMERIC, "boolean", "string", "binary", "date", "timestamp", "interval"}
+_TIMES = {"timestamp", "timestamp_ntz", "interval"}
+_COMPARABLE = {*_TIMES, "boolean", "string", "binary", "date"}
 
 
 def kind(type_: pa.DataType) -> str:
@@ -143,47 +124,34 @@ def kind(type_: pa.DataType) -> str:
 
 def type_name(type_: pa.DataType) -> str:
     """The type as Spark SQL writes it."""
-    match kind(type_):
-        case "decimal":
-            return f"DECIMAL({type_.precision},{type_.scale})"
-        case "timestamp":
-            return "TIMESTAMP" if type_.tz else "TIMESTAMP_NTZ"
-        case "interval":
-            return "INTERVAL"
-        case _:
-            return _NAMES.get(type_, str(type_))
+    family = kind(type_)
+    if family == "decimal":
+        return f"DECIMAL({type_.precision},{type_.scale})"
+    return _NAMES.get(type_) or (str(type_) if family == "other" else family.upper())
 
 
 def column_type(type_: pa.DataType) -> pa.DataType:
-    """A column's type in a condition, zone aside: dictionaries decoded, unsigned widened, seconds as microseconds."""
+    """A column's type in a condition: dictionaries decoded, unsigned widened, seconds as microseconds, zones as UTC."""
     if pa.types.is_dictionary(type_):
         return column_type(type_.value_type)
-    if type_ in _SIGNED:
-        return _SIGNED[type_]
-    if pa.types.is_float16(type_):
-        return FLOAT
-    if pa.types.is_large_string(type_) or pa.types.is_string_view(type_):
-        return STRING
-    if pa.types.is_large_binary(type_) or pa.types.is_fixed_size_binary(type_) or pa.types.is_binary_view(type_):
-        return pa.binary()
-    if pa.types.is_date64(type_):
-        return DATE
-    if pa.types.is_timestamp(type_) and type_.unit != "ns":
-        return pa.timestamp("us", type_.tz)
-    if pa.types.is_duration(type_) and type_.unit != "ns":
-        return INTERVAL
+    if pa.types.is_fixed_size_binary(type_):
+        return _BINARY
+    if kind(type_) in _TIMES:
+        unit = "ns" if type_.unit == "ns" else "us"
+        return pa.duration(unit) if pa.types.is_duration(type_) else pa.timestamp(unit, "UTC" if type_.tz else None)
     if pa.types.is_decimal(type_):
         scale = max(type_.scale, 0)
         precision = max(type_.precision - min(type_.scale, 0), scale)
         return pa.decimal128(precision, scale) if precision <= 38 else type_
-    return type_
+    return _WIDER.get(type_, type_)
 
 
 def decimal_type(precision: int, scale: int, doing: str, types: Sequence[pa.DataType]) -> pa.DataType:
     """DECIMAL(precision, scale), or what to do when that is wider than 38 digits (Spark would round)."""
     if precision > 38:
         names = " and ".join(type_name(type_) for type_ in types)
-        raise TypeProblemError(f"cannot {doing} {names} exactly in 38 digits: CAST to fewer digits, or to DOUBLE")
+        advice = "CAST them to fewer digits, or to DOUBLE, in columns of the inputs"
+        raise TypeProblemError(f"cannot {doing} {names} exactly in 38 digits: {advice}")
     return pa.decimal128(precision, scale)
 
 
@@ -196,105 +164,55 @@ def as_decimal(node: Node) -> pa.DataType:
     return pa.decimal128(_DIGITS[node.type.bit_width], 0)
 
 
-def common_type(nodes: Sequence[Node], doing: str) -> pa.DataType:
-    """The type that all nodes can take.
+def common_type(nodes: Sequence[Node], doing: str, *, ansi: bool) -> pa.DataType:
+    """The type that all nodes can take: Spark's (TypeCoercion, AnsiTypeCoercion), as far as it only widens numbers.
 
     Raises:
-        TypeProblemError: there is none; ``doing`` says what wanted it.
+        TypeProblemError: there is none; ``doing`` names what needed it.
     """
     typed = [node for node in nodes if kind(node.type) != "null"]
     types = [node.type for node in typed]
     kinds = {kind(type_) for type_ in types}
+    exact = [node for node in typed if kind(node.type) == "decimal" and not isinstance(node, Literal)]
     if not types:
         return pa.null()
-    if kinds <= NUMERIC:
-        if "float" in kinds:
-            wide = "decimal" in kinds or ("integer" in kinds and ANSI.get())
-            return DOUBLE if DOUBLE in types or wide else FLOAT
-        if "decimal" not in kinds:
-            return max(types, key=lambda type_: type_.bit_width)
+    if "float" in kinds and kinds <= NUMERIC and not exact:
+        wide = DOUBLE in types or "decimal" in kinds or ("integer" in kinds and ansi)
+        return DOUBLE if wide else FLOAT
+    if kinds == {"integer"}:
+        return max(types, key=lambda type_: type_.bit_width)
+    if kinds <= {"integer", "decimal"}:
         decimals = [as_decimal(node) for node in typed]
         scale = max(type_.scale for type_ in decimals)
         whole = max(type_.precision - type_.scale for type_ in decimals)
         return decimal_type(whole + scale, scale, doing, decimals)
-    if kinds <= {"date", "timestamp"} and "timestamp" in kinds:
-        stamps = [type_ for type_ in types if kind(type_) == "timestamp"]
-        return pa.timestamp(_unit(typed), next((type_.tz for type_ in stamps if type_.tz), None))
-    if kinds == {"interval"}:
-        return pa.duration(_unit(typed))
-    names = [type_name(type_) for type_ in {kind(type_): type_ for type_ in reversed(types)}.values()][::-1]
+    names = list(dict.fromkeys(type_name(type_) for type_ in types))
     if len(kinds) > 1:
-        raise TypeProblemError(f"cannot {doing} {' and '.join(names)}: CAST one of them")
+        written = "A constant time is written DATE '...', TIMESTAMP '...' or TIMESTAMP_NTZ '...'. "
+        hint = written if "string" in kinds and kinds & {"date", "timestamp", "timestamp_ntz"} else ""
+        raise TypeProblemError(f"cannot {doing} {' and '.join(names)}. {hint}To make one type of them, {ADVICE}")
     if not kinds <= _COMPARABLE:
         raise TypeProblemError(f"cannot {doing} values of type {names[0]}")
-    return types[0]
-
-
-def _unit(nodes: Sequence[Node]) -> str:
-    stamps = [node for node in nodes if kind(node.type) != "date"]
-    if all(node.type.unit == "us" for node in stamps):
-        return "us"
-    # The nanoseconds up to 9999-12-31 take more than 64 bits; beside so far a literal microseconds will do.
-    scales = {"date": 86_400 * 10**9, "timestamp": 1000, "interval": 1000}
-    far = [n for n in nodes if isinstance(n, Literal) and isinstance(n.value, int) and n.type != pa.timestamp("ns")]
-    return "us" if any(abs(int(n.value or 0)) * scales[kind(n.type)] >= 1 << 63 for n in far) else "ns"
+    return next((type_ for type_ in types if getattr(type_, "unit", None) == "ns"), types[0])
 
 
 def convert(node: Node, type_: pa.DataType) -> Node:
-    """The node in a type that `common_type` found: a literal at once, others by CAST, one step at a time."""
+    """The node in a type that `common_type` found: a literal at once, others by CAST."""
     if node.type == type_:
         return node
-    if isinstance(node, Literal):
-        return _convert_literal(node, type_)
-    own, new = kind(node.type), kind(type_)
-    if own == "date" and new == "timestamp" and type_.tz:
-        return Call(Op.CAST, (convert(node, pa.timestamp(type_.unit)),), type_)
-    if own == new == "timestamp" and node.type.unit != type_.unit and node.type.tz != type_.tz:
-        return convert(Call(Op.CAST, (node,), pa.timestamp(type_.unit, node.type.tz)), type_)
-    if own == "timestamp" and new == "date" and node.type.tz:
-        return Call(Op.CAST, (convert(node, pa.timestamp(node.type.unit)),), type_)
-    return Call(Op.CAST, (node,), type_)
-
-
-def _convert_literal(node: Literal, type_: pa.DataType) -> Literal:
+    if not isinstance(node, Literal):
+        return Call(Op.CAST, (node,), type_)
     value = node.value
     if value is None:
         return Literal(None, type_)
-    match kind(node.type), kind(type_):
-        case _, "float":
-            value = float(value)
-            if FLOAT in (node.type, type_):
-                value = struct.unpack("f", struct.pack("f", value))[0]
-        case _, "decimal":
-            assert isinstance(value, int | Decimal)
-            value = Decimal(value)
-        case _, "integer":
-            value = int(value)
-        case "timestamp", "date":
-            assert isinstance(value, int)
-            wall = _convert_literal(node, pa.timestamp("us")).value
-            assert isinstance(wall, int)
-            value = wall // 86_400_000_000
-        case "date", "timestamp":
-            assert isinstance(value, int)
-            midnight = Literal(value * 86_400_000_000, pa.timestamp("us"))
-            return _convert_literal(midnight, type_)
-        case "timestamp", "timestamp":
-            assert isinstance(value, int)
-            micros, nanos = (value, 0) if node.type.unit == "us" else divmod(value, 1000)
-            if node.type.tz and not type_.tz:
-                micros = literals.to_wall(micros, node.type.tz)
-            elif type_.tz and not node.type.tz:
-                micros = literals.to_utc(micros, type_.tz)
-            value = micros if type_.unit == "us" else _nanoseconds(micros, nanos)
-        case "interval", "interval":
-            assert isinstance(value, int)
-            value = value if node.type.unit == type_.unit else _nanoseconds(value, 0)
+    assert not isinstance(value, str)
+    match kind(type_):
+        case "float":
+            return Literal(float(np.float32(value)) if type_ == FLOAT else float(value), type_)
+        case "decimal":
+            return Literal(Decimal(value), type_)
+        case "timestamp" | "timestamp_ntz":  # microseconds; the nanoseconds up to 9999-12-31 take more than 64 bits
+            limit = ((1 << 63) - 1) // 1000
+            return Literal(min(max(int(value), -limit), limit) * 1000, type_)
         case _:
-            pass
-    return Literal(value, type_)
-
-
-def _nanoseconds(micros: int, nanos: int) -> int:
-    limit = ((1 << 63) - 1) // 1000
-    return min(max(micros, -limit), limit) * 1000 + nanos
+            return Literal(int(value), type_)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Self, get_args
 
 import pyarrow as pa
 
-from gpu_ops.conditions import Condition, parse, session_matters
+from gpu_ops.conditions import Condition, parse
 from gpu_ops.descriptions.description import EITHER, Description, Emit, OutputColumn, condition_text, equality, line
 from gpu_ops.descriptions.inputs import (
     Input,
@@ -34,26 +34,12 @@ JoinType = Literal["inner", "left", "right", "full", "semi", "anti"]
 """
 
 
-def session_to_dict(
-    wheres: Iterable[tuple[str, Mapping[str, pa.Schema]]], *, time_zone: str | None, ansi: bool
-) -> dict[str, object]:
-    """The session of conditions as JSON takes it: nothing of it that makes no difference to any.
+def ansi_to_dict(conditions: Iterable[Condition | None], *, ansi: bool) -> dict[str, bool]:
+    """ANSI mode as JSON takes it: only where it makes a difference to a condition.
 
-    So a state folder fits a session in another time zone, and one written before there was this entry still fits,
-    unless that would change what is joined.
-
-    Args:
-        wheres: conditions, each with the inputs it is over.
-        time_zone: as in `Join`.
-        ansi: as in `Join`.
+    So a state folder fits a session in the other mode, unless that would change what is joined.
     """
-    matters = [session_matters(sql, schemas, time_zone=time_zone, ansi=ansi) for sql, schemas in wheres]
-    found: dict[str, object] = {}
-    if any(zone for zone, _ in matters):
-        found["time_zone"] = next(zone for zone, _ in matters if zone)
-    if any(mode for _, mode in matters):
-        found["ansi"] = True
-    return found
+    return {"ansi": True} if ansi and any(c is not None and c.mode_matters for c in conditions) else {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,8 +55,6 @@ class Join(Description):
         emit: see `Emit`.
         null_aware: for anti: ``NOT IN`` (a null on the right suppresses every row).
         suffixes: appended to clashing column names of left and right, or None.
-        time_zone: the session's, in which the condition's times are read; by default that of the first zoned column,
-            else UTC.
         ansi: whether the condition is one of a session with ``spark.sql.ansi.enabled``.
     """
 
@@ -82,7 +66,6 @@ class Join(Description):
     emit: Emit = "per_batch"
     null_aware: bool = False
     suffixes: tuple[str, str] | None = None
-    time_zone: str | None = None
     ansi: bool = False
 
     sorts_itself: ClassVar[bool] = True
@@ -141,7 +124,7 @@ class Join(Description):
         """The residual condition, parsed and typed."""
         if self.where is None:
             return None
-        return parse(self.where, self._schemas, time_zone=self.time_zone, ansi=self.ansi)
+        return parse(self.where, self._schemas, ansi=self.ansi)
 
     @property
     def conditions(self) -> tuple[Condition | None, ...]:
@@ -304,8 +287,7 @@ class Join(Description):
             "suffixes": list(self.suffixes) if self.suffixes else None,
             "inputs": [input_to_dict(i) for i in self.inputs],
         }
-        wheres = [] if self.where is None else [(self.where, self._schemas)]
-        return data | session_to_dict(wheres, time_zone=self.time_zone, ansi=self.ansi)
+        return data | ansi_to_dict(self.conditions, ansi=self.ansi)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], **more: Any) -> Self:
@@ -321,7 +303,6 @@ class Join(Description):
             emit=data["emit"],
             null_aware=data["null_aware"],
             suffixes=(suffixes[0], suffixes[1]) if suffixes else None,
-            time_zone=data.get("time_zone"),
             ansi=data.get("ansi", False),
             **more,
         )

@@ -25,7 +25,7 @@ from gpu_ops.descriptions.inputs import (
     input_from_dict,
     input_to_dict,
 )
-from gpu_ops.descriptions.join import session_to_dict
+from gpu_ops.descriptions.join import ansi_to_dict
 from gpu_ops.descriptions.keys import Equality, Shuffle, equal_classes, key_type
 from gpu_ops.descriptions.unique_keys import Chain, of_chain
 from gpu_ops.errors import DescriptionError
@@ -67,7 +67,6 @@ class MultiJoin(Description):
         emit: see `gpu_ops.descriptions.join.Emit`.
         suffixes: one per input, appended to column names that another input has too; or None.
         shown: the inputs' order in the output; None for their own.
-        time_zone: as in `gpu_ops.descriptions.join.Join`.
         ansi: as in `gpu_ops.descriptions.join.Join`.
     """
 
@@ -76,7 +75,6 @@ class MultiJoin(Description):
     emit: Emit = "per_batch"
     suffixes: tuple[str, ...] | None = None
     shown: tuple[int, ...] | None = None
-    time_zone: str | None = None
     ansi: bool = False
 
     @classmethod
@@ -90,7 +88,6 @@ class MultiJoin(Description):
         where: str | Sequence[str | None] | None = None,
         emit: Emit = "per_batch",
         suffixes: Sequence[str] | None = None,
-        time_zone: str | None = None,
         ansi: bool = False,
     ) -> MultiJoin:
         """A description from what a user writes.
@@ -104,7 +101,6 @@ class MultiJoin(Description):
             where: residual conditions, one per step; a single text is the last step's.
             emit: see `gpu_ops.descriptions.join.Emit`.
             suffixes: one per input, for clashing column names.
-            time_zone: as in `gpu_ops.descriptions.join.Join`.
             ansi: as in `gpu_ops.descriptions.join.Join`.
 
         Raises:
@@ -137,7 +133,6 @@ class MultiJoin(Description):
             emit=emit,
             suffixes=tuple(suffixes) if suffixes is not None else None,
             shown=shown,
-            time_zone=time_zone,
             ansi=ansi,
         )
 
@@ -269,7 +264,7 @@ class MultiJoin(Description):
         return self._parse(" AND ".join(terms), input_index) if terms else None
 
     def _parse(self, sql: str, input_index: int) -> Condition:
-        return parse(sql, self._schemas(input_index), time_zone=self.time_zone, ansi=self.ansi)
+        return parse(sql, self._schemas(input_index), ansi=self.ansi)
 
     def _schemas(self, input_index: int) -> dict[str, pa.Schema]:
         """Of what a step's condition is over."""
@@ -395,9 +390,7 @@ class MultiJoin(Description):
             "shown": list(self.shown) if self.shown else None,
             "inputs": [input_to_dict(i) for i in self.inputs],
         }
-        steps = enumerate(self.steps, start=1)
-        wheres = [(step.where, self._schemas(input_index)) for input_index, step in steps if step.where is not None]
-        return data | session_to_dict(wheres, time_zone=self.time_zone, ansi=self.ansi)
+        return data | ansi_to_dict(self.conditions, ansi=self.ansi)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -408,7 +401,6 @@ class MultiJoin(Description):
             emit=data["emit"],
             suffixes=tuple(data["suffixes"]) if data["suffixes"] else None,
             shown=tuple(data["shown"]) if data["shown"] else None,
-            time_zone=data.get("time_zone"),
             ansi=data.get("ansi", False),
         )
 

@@ -155,8 +155,7 @@ class Builder:
             on = tuple(Equality(x.input, self.name(x.key.left), self.name(x.key.right), x.key.null_safe) for x in links)
             where = self.where(residual, run.inputs[: place + 1], run.computed[: place + 1], inputs[: place + 1])
             steps.append(Step(how, on, where))  # type: ignore[arg-type]
-        chooser = self.chooser
-        return MultiJoin(tuple(inputs), tuple(steps), emit=self.emit, time_zone=chooser.time_zone, ansi=chooser.ansi)
+        return MultiJoin(tuple(inputs), tuple(steps), emit=self.emit, ansi=self.chooser.ansi)
 
     def two_way(self, join: JoinOf, needed: frozenset[Column], refused: str) -> Stage:
         """A join of two inputs."""
@@ -184,7 +183,6 @@ class Builder:
                 where=where,
                 emit=self.emit,
                 null_aware=join.member is not None,
-                time_zone=self.chooser.time_zone,
                 ansi=self.chooser.ansi,
                 **more,
             )

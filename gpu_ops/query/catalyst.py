@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, TypedDict
+from typing import Any, Final
 
 from py4j.java_gateway import JavaClass
 from py4j.protocol import Py4JError
@@ -50,17 +50,9 @@ def frame_of(session: SparkSession, plan: Any) -> DataFrame:
     return DataFrame(dataset.ofRows(session._jsparkSession, plan), session)
 
 
-class ConditionSession(TypedDict):
-    """What of a session decides what a condition means; arguments of a join's description."""
-
-    time_zone: str
-    ansi: bool
-
-
-def condition_session(session: SparkSession) -> ConditionSession:
-    """The session as the conditions of a join see it, fixed when the join is built."""
-    zone, ansi = session.conf.get("spark.sql.session.timeZone"), session.conf.get("spark.sql.ansi.enabled", "false")
-    return {"time_zone": str(zone), "ansi": str(ansi).lower() == "true"}
+def ansi_mode(session: SparkSession) -> bool:
+    """Whether arithmetic in a join's condition fails where Spark's does; fixed when the join is built."""
+    return str(session.conf.get("spark.sql.ansi.enabled", "false")).lower() == "true"
 
 
 class Catalyst:

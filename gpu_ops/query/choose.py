@@ -19,7 +19,7 @@ from gpu_ops.conditions import parse
 from gpu_ops.descriptions.intervals import Interval, time_type
 from gpu_ops.errors import ConditionError, DescriptionError
 from gpu_ops.query.bounds import Bound, FinerThanMillisecondsError, bounds
-from gpu_ops.query.catalyst import Catalyst, position
+from gpu_ops.query.catalyst import Catalyst, ansi_mode, position
 from gpu_ops.query.errors import SqlError
 from gpu_ops.query.expressions import Column, Expr, Tree, is_no_op
 from gpu_ops.query.lower import Lowering, NotOursError, Parts, written
@@ -93,9 +93,9 @@ class Choice:
 class Chooser:
     """Chooses for the joins of one query."""
 
-    def __init__(self, sql: str, catalyst: Catalyst, *, time_zone: str, ansi: bool) -> None:
-        """Args: the query's text; the analyser; the session's settings."""
-        self.sql, self.catalyst, self.time_zone, self.ansi = sql, catalyst, time_zone, ansi
+    def __init__(self, sql: str, catalyst: Catalyst) -> None:
+        """Args: the query's text; the analyser."""
+        self.sql, self.catalyst, self.ansi = sql, catalyst, ansi_mode(catalyst.session)
         self._chosen: dict[JoinOf, Choice] = {}
         self._computed: dict[tuple[bool, Expr], tuple[Column, Expr]] = {}
 
@@ -244,7 +244,7 @@ class Chooser:
         names = {c: f"c{number}" for number, c in enumerate(columns)}
         try:
             schema = pa.schema([(names[c], c.type) for c in columns])
-            parse(written(parts, names.__getitem__), {"_": schema}, time_zone=self.time_zone, ansi=self.ansi)
+            parse(written(parts, names.__getitem__), {"_": schema}, ansi=self.ansi)
         except ConditionError as error:
             raise NotOursError(condition, error.message) from None
         for into, more in zip(made, own, strict=True):
@@ -275,7 +275,8 @@ class Chooser:
     def _meaning(self, expr: Expr) -> str:
         """What an expression computes, the same in each run of a query."""
         times = any("time" in str(node.fields.get("dataType")) for node in expr.tree.walk())
-        zone = self.time_zone if times or any("timeZoneId" in node.fields for node in expr.tree.walk()) else ""
+        zoned = times or any("timeZoneId" in node.fields for node in expr.tree.walk())
+        zone = self.catalyst.session.conf.get("spark.sql.session.timeZone") if zoned else ""
         return f"{expr.text(lambda c: c.label)} {zone}"
 
     def _is_text(self, expr: Expr) -> bool:

@@ -12,7 +12,7 @@ from gpu_ops.descriptions.description import Emit
 from gpu_ops.errors import DescriptionError, NotBuiltError
 from gpu_ops.query import errors
 from gpu_ops.query.build import Builder
-from gpu_ops.query.catalyst import Catalyst, condition_session
+from gpu_ops.query.catalyst import Catalyst
 from gpu_ops.query.choose import Chooser
 from gpu_ops.query.errors import SqlError
 from gpu_ops.query.nodes import Plan
@@ -61,7 +61,7 @@ def plan(
     relation, outputs = Reader(sql, tables, catalyst).read()
     if not _joins(relation):
         raise SqlError(errors.JOINS_NOTHING, sql, 1, 1)
-    chooser = Chooser(sql, catalyst, **condition_session(session))
+    chooser = Chooser(sql, catalyst)
     namer = Namer(relation, [column for _, column in outputs], chooser)
     builder = Builder(chooser, namer, emit=emit, multi_way=multi_way == "auto")
     return Plan(sql, builder.root(relation, outputs))

@@ -14,7 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from gpu_ops.descriptions.kinds import from_json
-from gpu_ops.errors import StateError
+from gpu_ops.errors import ConditionError, StateError
 from gpu_ops.state.files import Files
 
 FORMAT: Final = 3
@@ -347,6 +347,11 @@ def _is_text(value: Any) -> bool:
 def _is_join(value: Any) -> bool:
     try:
         from_json(json.dumps(value))
+    except ConditionError as error:
+        raise StateError(
+            f"the state folder's join has the condition {error.sql!r}, which this version of gpu-join evaluates no "
+            f"more: {error.message}. Go on with the version that wrote the folder, or {_ADVICE}"
+        ) from error
     except Exception:  # whatever a damaged description leads to: KeyError, ArrowInvalid, binascii.Error ...
         return False
     return True
@@ -369,7 +374,7 @@ def _schema(source: dict[str, Any]) -> pa.Schema:
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(source["schema"])))
 
 
-_DEFAULTS: Final = {"time_zone": "UTC", "ansi": False}
+_DEFAULTS: Final = {"ansi": False}
 """What is meant where a description does not have it: the session of its conditions."""
 
 

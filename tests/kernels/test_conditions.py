@@ -15,28 +15,12 @@ import pytest
 
 from cpu_fallback.conditions import evaluate
 from gpu_ops.conditions import Condition, parse
-from gpu_ops.conditions.expressions import BOOL, Call, Column, Literal, Op
-from gpu_ops.errors import BackendError, ConditionError, EvaluationError
+from gpu_ops.conditions.expressions import BOOL, Call, Op
+from gpu_ops.errors import ConditionError, EvaluationError
 from gpu_ops.kernels import Kernels
-from kernels.conftest import only_on
 from kernels.support import everything, frame_of
 
 _WORDS = ["", "a", "b", "ab", "a%", "a_b", "a\nb", "ä", "ÄÖ", "ß", "İ", "ΑΣ", "日本", "\\", "\U0001f600x"]
-_NUMBERS = [
-    "1",
-    " 12 ",
-    "-7",
-    "+3.9",
-    "1e3",
-    "abc",
-    "NaN",
-    "-inf",
-    "true",
-    "F",
-    "2147483648",
-    "9223372036854775808",
-    "",
-]
 
 
 def table(side: str, rows: int, rng: np.random.Generator) -> pa.Table:
@@ -71,7 +55,6 @@ def table(side: str, rows: int, rng: np.random.Generator) -> pa.Table:
         "c": column(cents, pa.decimal128(10, 2)),
         "w": column(wide, pa.decimal128(30, 10)),
         "s": column(_WORDS, pa.string()),
-        "t": column(_NUMBERS, pa.string()),
         "ls": column(_WORDS, pa.large_string()),
         "dict": column(_WORDS, pa.string()).dictionary_encode(),
         "x": column([b"", b"a", b"\xff", b"\0"], pa.binary()),
@@ -91,7 +74,7 @@ def table(side: str, rows: int, rng: np.random.Generator) -> pa.Table:
 
 
 _COMPARED = ["i8", "i32", "i64", "f", "d", "b", "c", "w", "s", "x", "day", "at", "ntz", "ns"]
-_PAIRS = [("i8", "i64"), ("u8", "i16"), ("u64", "i64"), ("i32", "d"), ("f", "d"), ("i64", "c"), ("c", "w"), ("w", "d"), ("s", "ls"), ("s", "dict"), ("x", "fx"), ("day", "d64"), ("day", "ntz"), ("day", "at"), ("at", "utc"), ("at", "ntz"), ("ntz", "ns"), ("i8", "f")]  # fmt: skip
+_PAIRS = [("i8", "i64"), ("u8", "i16"), ("u64", "i64"), ("i32", "d"), ("f", "d"), ("i64", "c"), ("c", "w"), ("s", "ls"), ("s", "dict"), ("x", "fx"), ("day", "d64"), ("at", "utc"), ("ntz", "ns"), ("i8", "f"), ("none", "s"), ("none", "w")]  # fmt: skip
 SQL = [
     *(f"l_{c} {op} r_{c}" for c in _COMPARED for op in ("=", "<", "<=", "<=>", "<>", ">=")),
     *(f"l_{a} {op} r_{b}" for a, b in _PAIRS for op in ("=", "<", ">=", "<=>")),
@@ -99,43 +82,25 @@ SQL = [
     *(f"l_{c} IS NOT NULL AND r_{c} IS NULL" for c in (*_COMPARED, "list", "none")),
     *(f"COALESCE(l_{c}, r_{c}) = r_{c}" for c in _COMPARED),
     *(f"CASE WHEN l_b THEN l_{c} WHEN r_b THEN r_{c} END <=> r_{c}" for c in _COMPARED),
-    *(f"CASE l_i8 WHEN 1 THEN 'one' WHEN r_i8 THEN l_s ELSE r_s END {op} 'one'" for op in ("<", ">")),
+    *(f"CASE WHEN l_i8 = 1 THEN 'one' WHEN l_i8 = r_i8 THEN l_s ELSE r_s END {op} 'one'" for op in ("<", ">")),
     "l_b AND r_b", "l_b OR r_b", "NOT l_b", "NOT (l_b AND r_b) OR (l_s = r_s)", "l_b AND NULL", "l_b OR NULL", "l_none",
     "TRUE", "FALSE", "NULL", "1 = 1", "NULL IS NULL", "'a' < 'b'", "NOT (1 = 2 AND l_b)", "COALESCE('a', 'b') = 'a'",
-    "l_i8 IN (1, 2, -7)", "l_i64 IN (1, NULL)", "l_d IN (0, 1.5D, -7.25D)", "l_s IN ('a', 'ä', '')", "l_c IN (0.5, 1.49)",
+    "l_i8 IN (1, 2, -7)", "l_i64 IN (1, NULL)", "l_d IN (0, 1.5, -7.25)", "l_s IN ('a', 'ä', '')", "l_c IN (0.5, 1.49)",
     "l_i8 NOT IN (1, 2)", "l_s NOT IN ('a', NULL)", "l_i8 IN (r_i8, 1)", "l_day IN (DATE '1970-01-01', DATE '9999-12-31')",
-    "l_d IN (CAST('NaN' AS DOUBLE), 1.5D)", "l_x IN (X'FF', X'')", "isnan(l_d)", "isnan(l_i8)",
-    *(f"l_s LIKE '{p}'" for p in ("a%", "%b", "_", "__", "a\\\\_b", "a\\\\%", "%a%b%", "", "%", "ä%", "_\n_", "\\\\\\\\", "\\\\\\\\%", "%\\\\\\\\", "%\\\\\\\\%")),
-    "l_s NOT LIKE 'a%'", "l_ls LIKE '%a%'",
+    "l_d IN (r_d, 1.5)",
     *(f"l_{a} {op} r_{a} {cmp} r_{b}" for a, b in (("i8", "i8"), ("i16", "i32"), ("i64", "i64"), ("f", "f"), ("d", "d"), ("c", "w"))
       for op in ("+", "-", "*") for cmp in ("<", "=")),
     "l_i32 / r_i8 < 1", "l_d / r_d < 1", "l_d / 0 IS NULL", "l_i64 / r_i64 = 1",
     *(f"l_{c} % r_{c} {op} 1" for c in ("i8", "i32", "i64", "f", "d") for op in ("<", "=")),
-    *(f"l_{c} % 0 IS NULL" for c in ("i8", "d")), "l_i8 % -1 = 0", "l_i64 % -1 = 0",
-    *(f"-l_{c} < r_{c}" for c in ("i8", "i64", "f", "d", "c", "w")), *(f"abs(l_{c}) < 2" for c in ("i8", "i64", "f", "d", "c", "w")),
-    "abs(l_w - r_w) < 0.5", "l_w + r_w > 0", "l_c * r_c > 1.5", "l_c * 3 = r_c", "l_i8 + l_c > r_w", "-l_i64 = l_i64",
+    *(f"l_{c} % 0 IS NULL" for c in ("i8", "d")), "l_i8 % -1 = 0", "l_i64 % -1 = 0", "5 % 3 = l_i8",
+    *(f"-l_{c} < r_{c}" for c in ("i8", "i64", "f", "d", "c", "w")),
+    "l_w - r_w < 0.5", "l_w + r_w > 0", "l_c * r_c > 1.5", "l_c * 3 = r_c", "l_i8 + l_c > r_w", "-l_i64 = l_i64",
     *(f"CAST(l_{a} AS {b}) = r_{c}" for a, b, c in (
-        ("i64", "TINYINT", "i8"), ("i64", "INT", "i32"), ("i8", "BIGINT", "i64"), ("i64", "DOUBLE", "d"), ("i64", "FLOAT", "f"),
-        ("b", "INT", "i32"), ("b", "DOUBLE", "d"), ("d", "INT", "i32"), ("d", "BIGINT", "i64"), ("d", "SMALLINT", "i16"), ("d", "FLOAT", "f"),
-        ("f", "BIGINT", "i64"), ("c", "BIGINT", "i64"), ("w", "INT", "i32"), ("c", "DOUBLE", "d"), ("w", "FLOAT", "f"), ("w", "DOUBLE", "d"),
-        ("w", "DECIMAL(10,2)", "c"), ("c", "DECIMAL(38,18)", "c"), ("w", "DECIMAL(20,0)", "w"), ("i64", "DECIMAL(10,2)", "c"),
-        ("i8", "DECIMAL(2,0)", "i8"), ("c", "DECIMAL(5,4)", "w"), ("i64", "DECIMAL(38,18)", "i64"), ("i32", "DECIMAL(12,2)", "c"),
-        ("t", "INT", "i32"), ("t", "BIGINT", "i64"), ("t", "DOUBLE", "d"), ("t", "FLOAT", "f"), ("t", "BOOLEAN", "b"),
-        ("i64", "STRING", "t"), ("i8", "STRING", "t"), ("day", "STRING", "t"), ("i8", "BOOLEAN", "b"), ("b", "STRING", "t"),
-        ("day", "TIMESTAMP_NTZ", "ntz"), ("day", "TIMESTAMP", "at"), ("ntz", "DATE", "day"), ("at", "DATE", "day"),
-        ("at", "TIMESTAMP_NTZ", "ntz"), ("ntz", "TIMESTAMP", "at"), ("ns", "TIMESTAMP_NTZ", "ntz"))),
-    *(f"CAST(l_{c} AS DOUBLE) < CAST(r_{c} AS DOUBLE) / 3" for c in ("c", "w", "i64")),
-    *(f"TRY_CAST(l_{a} AS {b}) = r_{c}" for a, b, c in (("t", "INT", "i32"), ("d", "INT", "i32"), ("i64", "TINYINT", "i8"), ("w", "INT", "i32"))),
-    "CAST(l_w AS DECIMAL(12,3)) IS NULL", "CAST(l_i64 AS DECIMAL(5,0)) IS NULL", "CAST(l_c AS DECIMAL(3,1)) IS NULL",
-    "TRY_CAST(l_t AS BIGINT) IS NULL", "CAST(l_t AS DOUBLE) IS NULL", "CAST(l_t AS INT) > 1",
-    "lower(l_s) = lower(r_s)", "upper(l_s) = upper(r_s)", "upper(l_s) = 'SS'", "length(l_s) > length(r_s)", "length(l_x) = 1",
-    "length(l_s) = 1", "length('') = 0", "length(l_fx) = 2", "lower('A') = 'a'", "CAST('7' AS INT) = l_i8",
-    "l_day + 3 > r_day", "l_day - 1 = r_day", "l_day - r_day > INTERVAL '3' DAY", "l_ntz - r_ntz < INTERVAL '2' HOUR",
-    "l_ntz + INTERVAL '1' DAY > r_ntz", "l_at + INTERVAL '1' DAY > r_at", "l_at - INTERVAL '90' MINUTE < r_at", "l_ns - r_ns < INTERVAL '1' SECOND",
-    *(f"l_{c} + INTERVAL '{n}' MONTH {op} r_{c}" for c in ("day", "ntz", "at") for n in (1, -1, 13, -25, 1200) for op in ("<", "=")),
-    *(f"l_day + INTERVAL '{n}' MONTH = DATE '2000-02-29'" for n in (0, 1, 12)),
-    "greatest(l_i8, r_i8) = 7", "least(l_d, r_d) < 0", "greatest(l_s, r_s) > 'a'", "nullif(l_i8, r_i8) IS NULL", "if(l_b, l_i8, r_i8) > 0",
-    "nvl2(l_s, r_s, 'none') = 'none'", "l_i8 BETWEEN r_i8 AND 7", "l_s BETWEEN 'a' AND 'b'", "l_i8 BETWEEN -1 AND 1 OR (l_s IS NULL AND r_d > 0)",
+        ("i8", "SMALLINT", "i16"), ("i16", "INT", "i32"), ("i8", "BIGINT", "i64"), ("i64", "DOUBLE", "d"), ("f", "DOUBLE", "d"), ("i8", "DOUBLE", "d"), ("none", "INT", "i32"))),
+    "CAST(l_i64 AS DOUBLE) < CAST(r_i64 AS DOUBLE) / 3", "CAST(1.5 AS DOUBLE) > l_d",
+    "l_ntz < TIMESTAMP_NTZ '2000-01-01 00:00:00'", "l_at < TIMESTAMP '2000-01-01 00:00:00Z'", "l_ns < TIMESTAMP_NTZ '9999-01-01 00:00:00'", "l_utc >= r_at",
+    "l_i8 BETWEEN r_i8 AND 7", "l_s BETWEEN 'a' AND 'b'", "l_i8 BETWEEN -1 AND 1 OR (l_s IS NULL AND r_d > 0)",
+    "COALESCE(l_none, l_s, r_s) > 'a'", "CASE WHEN l_b THEN l_none ELSE r_i8 END = 1",
 ]  # fmt: skip
 
 
@@ -221,26 +186,10 @@ def test_decimals_of_any_size(kernels: Kernels, seed: int) -> None:
     frames = pa.table({"a": left}), pa.table({"b": right})
     schemas = {"left": frames[0].schema, "right": frames[1].schema}
     for sql in (
-        "a < b", "a = b", "a + b > 1.5", "a - b < a", "-a < b", "abs(a) < abs(b)", "CAST(a AS DOUBLE) = CAST(b AS DOUBLE)",
-        "CAST(a AS DECIMAL(38,2)) > CAST(b AS DECIMAL(38,2))", "CAST(a AS DECIMAL(20,1)) < CAST(b AS DECIMAL(20,1))", "CAST(a AS BIGINT) > CAST(b AS BIGINT)",
-        "CAST(a AS DECIMAL(9,3)) * CAST(b AS DECIMAL(18,0)) > 0", "CAST(a AS DECIMAL(38,8)) <=> CAST(b AS DECIMAL(38,8))",
-        "CAST(a AS DOUBLE) < CAST(b AS DOUBLE) * 3", "CAST(a AS FLOAT) > CAST(b AS FLOAT)", "a IN (0, 1.5, 3)",
+        "a < b", "a = b", "a + b > 1.5", "a - b < a", "-a < b", "a <=> b", "a <= -b", "a * 7 > b * 3", "a IN (0, 1.5, 3)",
+        "a > b + 0.1", "CASE WHEN a < b THEN a ELSE b END < 0",
     ):  # fmt: skip
         _compare(kernels, parse(sql, schemas), *frames)
-
-
-def test_floats_of_decimals_are_the_same_bits(kernels: Kernels) -> None:
-    """Decimal to float rounds as Arrow does, to the last bit."""
-    rng = np.random.default_rng(9)
-    unscaled = rng.integers(-(1 << 62), 1 << 62, 500).tolist()
-    unscaled += [n * 10**17 + 3 for n in rng.integers(-(10**18), 10**18, 500).tolist()]
-    for scale in (0, 1, 6, 15, 20, 37):
-        column = pa.array([Decimal(f"{n}e-{scale}") for n in unscaled], pa.decimal128(38, scale))
-        for sql_type, kind in (("DOUBLE", pa.float64()), ("FLOAT", pa.float32())):
-            left, right = pa.table({"a": column}), pa.table({"b": column.cast(kind)})
-            condition = parse(f"CAST(a AS {sql_type}) = b", {"left": left.schema, "right": right.schema})
-            frames = {"left": kernels.frame(left), "right": kernels.frame(right)}
-            assert kernels.asnumpy(kernels.evaluate(condition, frames, len(column))).all(), (scale, sql_type)
 
 
 def test_the_result_is_the_callers(kernels: Kernels) -> None:
@@ -270,16 +219,13 @@ def test_what_fails_in_ansi_mode(kernels: Kernels) -> None:
         "i": pa.array([1, 2147483647, None, 0], pa.int32()),
         "l": pa.array([2**62, None, 5, 0], pa.int64()),
         "d": pa.array([1.0, math.nan, 1e300, None]),
-        "s": pa.array(["1", "x", None, "2"]),
-        "c": pa.array([Decimal("1.50"), None, Decimal("99.99"), Decimal(0)], pa.decimal128(10, 2)),
     }
     table = pa.table(columns)
     frame = kernels.frame(table)
     for sql, sample in (
-        ("i + 1 > 0", "left.i = 2147483647"), ("l * 2 > 0", f"left.l = {2**62}"), ("-l = abs(l)", None),
-        ("1 / i > 0", "left.i = 0"), ("i <> 0 AND 1 / i > 0", None), ("CAST(d AS INT) = 1", "left.d = nan"),
-        ("CAST(s AS INT) = i", "left.s = 'x', left.i = 2147483647"), ("TRY_CAST(s AS INT) = 1", None),
-        ("CAST(c AS DECIMAL(3,2)) > 0", "left.c = Decimal('99.99')"), ("COALESCE(i, 1 / 0) >= 0", "left.i = None"),
+        ("i + 1 > 0", "left.i = 2147483647"), ("l * 2 > 0", f"left.l = {2**62}"), ("-l < 0", None),
+        ("1 / i > 0", "left.i = 0"), ("i <> 0 AND 1 / i > 0", None), ("d > 1 OR l % i = 0", "left.d = None, left.l = 0, left.i = 0"),
+        ("COALESCE(i, 1 / 0) >= 0", "left.i = None"),
         ("CASE WHEN i = 0 THEN 0 ELSE l % i END = 0", None), ("CASE WHEN i > 0 THEN 0 ELSE l % i END = 0", "left.i = 0"),
     ):  # fmt: skip
         condition = parse(sql, {"left": table.schema}, ansi=True)
@@ -289,16 +235,3 @@ def test_what_fails_in_ansi_mode(kernels: Kernels) -> None:
             continue
         with pytest.raises(EvaluationError, match=re.escape(sample)):
             kernels.evaluate(condition, {"left": frame}, 4)
-
-
-@only_on("gpu", "emulated")
-def test_what_runs_on_the_host(kernels: Kernels) -> None:
-    from gpu_ops.cudf_backend.conditions import check
-
-    text = "lower(l_s) = 'a' AND l_i8 > 1 AND CAST(l_t AS INT) = TRY_CAST(r_t AS INT)"
-    assert check(_condition(text)) == ("lower", "cast", "try_cast")
-    assert check(_condition("l_s LIKE 'a%' AND l_w + r_c > 1 AND l_at < r_utc")) == ()
-    foreign = Call(Op.EQ, (Column("left", "l_u", pa.dense_union([])), Literal(None, pa.null())), BOOL)
-    object.__setattr__(foreign, "op", "soundex")
-    with pytest.raises(BackendError, match="soundex"):
-        check(Condition("soundex(l_u)", foreign, {"left": ("l_u",)}))

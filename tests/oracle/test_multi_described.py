@@ -105,9 +105,9 @@ CASES: dict[str, Written] = {
     "conditions over three": Written(
         (A, B, C),
         "SELECT A.*, B.*, C.* FROM A LEFT JOIN B ON A.k = B.k AND A.a >= B.b "
-        "LEFT JOIN C ON A.k = C.k AND (A.a + B.b > C.c OR B.b IS NULL AND C.g LIKE 'x%')",
+        "LEFT JOIN C ON A.k = C.k AND (A.a + B.b > C.c OR B.b IS NULL AND C.g > 'x')",
         [("k", "k"), ("A.k", "k")], "left",
-        {"suffixes": ["_1", "_2", "_3"], "where": ["A.a >= B.b", "A.a + B.b > C.c OR B.b IS NULL AND C.g LIKE 'x%'"]},
+        {"suffixes": ["_1", "_2", "_3"], "where": ["A.a >= B.b", "A.a + B.b > C.c OR B.b IS NULL AND C.g > 'x'"]},
     ),
     "a condition on the left only": Written(
         (A, B, C),

@@ -18,7 +18,7 @@ from gpu_ops.descriptions.intervals import Duration, Interval, Late, parse_bound
 from gpu_ops.descriptions.join import JoinType
 from gpu_ops.descriptions.keys import On, normalize_on
 from gpu_ops.errors import DescriptionError
-from gpu_ops.query.catalyst import condition_session
+from gpu_ops.query.catalyst import ansi_mode
 from gpu_ops.spark.api.checks import check_frames, run, spelled
 from gpu_ops.spark.api.functions import Applied, applied_schema
 from gpu_ops.spark.api.options import How, IntervalJoinOptions, check_options
@@ -139,7 +139,7 @@ def interval_join(
         emit="at_end" if static else emit,
         suffixes=options.get("suffixes"),
         interval=interval,
-        **condition_session(sides[0].df.sparkSession),
+        ansi=ansi_mode(sides[0].df.sparkSession),
     )
     _check_process(description, process, process_schema)
     changes = run(description, sides, options, upstream=upstream, heartbeat_ms=period)

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 from gpu_ops.descriptions.join import Join, JoinType
 from gpu_ops.descriptions.keys import On, normalize_on
 from gpu_ops.errors import DescriptionError
-from gpu_ops.query.catalyst import condition_session
+from gpu_ops.query.catalyst import ansi_mode
 from gpu_ops.spark.api.checks import check_frames, run, spelled
 from gpu_ops.spark.api.options import How, JoinOptions, SemiJoinOptions, check_options
 from gpu_ops.spark.api.streams import Stream, as_input, as_stream, resolve_key
@@ -104,6 +104,6 @@ def _join(
         emit="at_end" if static else options.get("emit", "per_batch"),
         null_aware=null_aware,
         suffixes=options.get("suffixes"),
-        **condition_session(first.df.sparkSession),
+        ansi=ansi_mode(first.df.sparkSession),
     )
     return run(description, sides, options, stacklevel=3)

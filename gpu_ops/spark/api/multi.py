@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 from gpu_ops.descriptions.keys import Equality
 from gpu_ops.descriptions.multi_join import MultiJoin, MultiOn, StepKeys
 from gpu_ops.errors import DescriptionError
-from gpu_ops.query.catalyst import condition_session
+from gpu_ops.query.catalyst import ansi_mode
 from gpu_ops.spark.api.checks import check_frames, run, spelled
 from gpu_ops.spark.api.options import ChangelogOptions, How, check_options
 from gpu_ops.spark.api.streams import Stream, as_input, as_stream, spelling
@@ -81,7 +81,7 @@ def multi_join(
         where=wheres,
         emit="at_end" if static else options.get("emit", "per_batch"),
         suffixes=suffixes,
-        **condition_session(streams[0].df.sparkSession),
+        ansi=ansi_mode(streams[0].df.sparkSession),
     )
     by_name = dict(zip(names, streams, strict=True))
     sides = [by_name[source.name] for source in join.inputs]  # a right join has turned them round

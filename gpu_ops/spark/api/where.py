@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import types as st
 
 from gpu_ops.errors import ConditionError
-from gpu_ops.query.catalyst import Catalyst, Frames, condition_session, position
+from gpu_ops.query.catalyst import Catalyst, Frames, position
 from gpu_ops.query.choose import Chooser
 from gpu_ops.query.errors import SqlError
 from gpu_ops.query.expressions import Column, Expr
@@ -56,7 +56,7 @@ def engine_condition(
     try:
         catalyst.check_expression(where)
         scans, conditions = Reader(sql, tables, catalyst).condition()
-        chooser = Chooser(sql, catalyst, **condition_session(catalyst.session))
+        chooser = Chooser(sql, catalyst)
         made: list[dict[Column, Expr]] = [{} for _ in sides]
         residual = [chooser.residual(condition, scans, made, padded) for condition in conditions]
     except SqlError as error:
