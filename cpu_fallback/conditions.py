@@ -69,8 +69,7 @@ def _array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 def _typed(array: pa.Array, type_: pa.DataType) -> pa.Array:
     """A column in the type that a condition gives it."""
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+    array = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
     return array if array.type == type_ else pc.cast(array, type_)
 
 
@@ -87,19 +86,27 @@ def _mask(datum: Datum, length: int) -> npt.NDArray[np.bool_]:
     return np.unpackbits(packed, count=skip + len(mask), bitorder="little")[skip:].view(np.bool_)
 
 
+def _may_be_nan(datum: Datum, type_: pa.DataType) -> bool:
+    """Whether a NaN may be among the values; False is certain, and found by one quick pass."""
+    if kind(type_) != "float":
+        return False
+    values = datum.to_numpy(zero_copy_only=False) if isinstance(datum, pa.Array) else np.array(datum.as_py(), float)
+    return bool(np.isnan(values).any())
+
+
 def _equal(args: list[Datum], node: Call) -> Datum:
     equal = pc.equal(*args)
-    if kind(node.args[0].type) != "float":
+    if not _may_be_nan(args[0], node.args[0].type):
         return equal
     return pc.or_(equal, pc.and_(*(pc.is_nan(arg) for arg in args)))
 
 
 def _less(args: list[Datum], node: Call) -> Datum:
     less = pc.less(*args)
-    if kind(node.args[0].type) != "float":
+    if not _may_be_nan(args[1], node.args[0].type):
         return less
     left, right = (pc.is_nan(arg) for arg in args)  # NaN is the greatest; IEEE finds nothing below it
-    return pc.or_(less, pc.and_(right, pc.invert(left)))
+    return pc.or_(less, pc.and_not(right, left))
 
 
 def _nonzero(divisor: Datum) -> Datum:
@@ -120,7 +127,11 @@ def _remainder(args: list[Datum], node: Call) -> Datum:
 def _case(args: list[Datum], _: Call) -> Datum:
     result = args[-1]
     for test, value in zip(args[-3::-2], args[-2::-2], strict=True):
-        result = pc.if_else(pc.fill_null(test, False), value, result)
+        true = pc.fill_null(test, False)
+        if pc.all(true).as_py():
+            result = value
+        elif pc.any(true).as_py():
+            result = pc.if_else(true, value, result)
     return result
 
 
@@ -135,23 +146,19 @@ def _cast(args: list[Datum], node: Call) -> Datum:
     return pc.cast(value, type_, safe=False)
 
 
-def _plain(function: Callable[..., Datum]) -> Callable[[list[Datum], Call], Datum]:
-    return lambda args, _: function(*args)
-
-
 _OPERATIONS: dict[Op, Callable[[list[Datum], Call], Datum]] = {
     Op.EQ: _equal,
     Op.LT: _less,
-    Op.AND: _plain(pc.and_kleene),
-    Op.OR: _plain(pc.or_kleene),
-    Op.NOT: _plain(pc.invert),
-    Op.IS_NULL: _plain(pc.is_null),
-    Op.ADD: _plain(pc.add),
-    Op.SUB: _plain(pc.subtract),
-    Op.MUL: _plain(pc.multiply),
+    Op.AND: lambda args, _: pc.and_kleene(*args),
+    Op.OR: lambda args, _: pc.or_kleene(*args),
+    Op.NOT: lambda args, _: pc.invert(*args),
+    Op.IS_NULL: lambda args, _: pc.is_null(*args),
+    Op.ADD: lambda args, _: pc.add(*args),
+    Op.SUB: lambda args, _: pc.subtract(*args),
+    Op.MUL: lambda args, _: pc.multiply(*args),
     Op.DIV: lambda args, _: pc.divide(args[0], _nonzero(args[1])),
     Op.MOD: _remainder,
-    Op.NEG: _plain(pc.negate),
+    Op.NEG: lambda args, _: pc.negate(*args),
     Op.CASE: _case,
     Op.CAST: _cast,
 }

@@ -52,10 +52,10 @@ class Lowering:
         self.one_side, self.column, self.plain = one_side, column, plain
 
     def lower(self, expr: Expr) -> Parts:
-        """Text of the engine's.
+        """Text in the engine's language (`gpu_ops.conditions`).
 
         Raises:
-            NotOursError: it cannot be said there.
+            NotOursError: that has no such expression.
         """
         if not self.one_side(expr):
             return self._structure(expr, self.lower)
@@ -73,7 +73,7 @@ class Lowering:
         return self._structure(expr, self._plain)
 
     def _structure(self, expr: Expr, lower: Callable[[Expr], Parts]) -> Parts:
-        """An expression by its kind; ``lower``: how its operands are said."""
+        """An expression by its kind; ``lower`` gives the text of its operands."""
         kind, args = expr.kind, expr.args
         if kind == "Literal":
             return [_literal(expr)]
