@@ -409,6 +409,8 @@ class Directory:
             now = time.monotonic()
             with self._lock:
                 idle = {j: k.run_id for j, k in self._joins.items() if now - k.seen > _SWEEP_S}
+                # and those that were refused after their folder was looked at
+                idle |= {j: opened.run_id for j, opened in list(self._opened.items()) if j not in self._joins}
             if not idle:
                 continue
             try:
