@@ -244,11 +244,12 @@ class Anything:
         return rng.choice(
             (
                 f"{a} = {b}", f"{a} < {b}", f"{a} <=> {b}", f"{a} IS NULL", f"{a} + {b} > 1", f"upper({a}) = {b}",
-                f"CAST({a} AS STRING) = CAST({b} AS STRING)", f"CAST({a} AS BIGINT) > 0", f"{a} LIKE '%a'",
-                f"{a} IN (1, 2)", f"{a} BETWEEN {b} AND {b}", f"coalesce({a}, {b}) IS NOT NULL", f"{a} > '2020-01-01'",
-                f"CAST({a} AS DATE) = CAST({b} AS DATE)", f"CAST({a} AS TIMESTAMP) = {b}", f"NOT {a} = 1.5",
-                f"{a} / {b} = 1",
-                f"CASE WHEN {a} = {b} THEN TRUE ELSE {a} IS NULL END", f"CAST({a} AS DECIMAL(38, 10)) = {b}",
+                f"CAST({a} AS BIGINT) > 0", f"CAST({a} AS DOUBLE) <= {b}", f"{a} > 'a'", f"-{a} < {b}",
+                f"{a} IN (1, 2)", f"{a} BETWEEN {b} AND {b}", f"coalesce({a}, {b}) IS NOT NULL",
+                f"{a} > DATE '2020-01-01'", f"{a} % {b} = 1",
+                f"{a} > TIMESTAMP '2020-01-01 00:00:00Z'", f"{a} > TIMESTAMP_NTZ '2020-01-01 00:00:00'",
+                f"NOT {a} = 1.5", f"{a} / {b} = 1", f"{a} * {b} <> 2",
+                f"CASE WHEN {a} = {b} THEN TRUE ELSE {a} IS NULL END",
             )
         )  # fmt: skip
 
