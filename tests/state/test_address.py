@@ -18,18 +18,19 @@ import pyarrow.fs as pafs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark.sql import types
 
 from gpu_ops.errors import StateError
 from gpu_ops.spark.exchange.command import ApplyCommand
 from gpu_ops.spark.exchange.connection import Address
 from gpu_ops.spark.exchange.task import Task
-from gpu_ops.spark.plan.build import Placed
+from gpu_ops.spark.plan.recognition import JoinPlan
 from gpu_ops.spark.servers.directory import _Known
 from gpu_ops.spark.servers.rescale import rescale
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import FINISHED
-from state.support import make_command
+from state.support import make_command, make_join
 from state.test_binding import folder_of
 
 KEY, SECRET = "AKIDEXAMPLE", "wJalr/XUtn+FEMI=K7"
@@ -177,10 +178,11 @@ def test_secrets_are_in_no_text() -> None:
     assert str(address) == "s3://bucket/a/state"
     command = make_command(0, S3)
     task = Task("t", {"join_id": "j", "state": address}, Address("grpc://h:1", "t"), None, pa.schema([]))  # type: ignore[arg-type]
-    placed = Placed("j", address, "cpu", 1, "")
+    plan = JoinPlan("0", make_join(), "j", "cpu", 1, "", str(address), address.identity, False, (), ())
+    carried = plan.carried_by(types.StructType([types.StructField("x", types.LongType())])).json()
     known = _Known("q", "r", address, 0.0, 1)
     files = Files(pafs.LocalFileSystem(), "/x", address)
-    holders: list[object] = [address, command, task, vars(task), placed, placed._asdict(), known, [address]]
+    holders: list[object] = [address, command, task, vars(task), plan, carried, known, [address]]
     for holder in (*holders, files.name("x"), {1: address}):
         assert all(map(hidden, texts(holder))), type(holder)
     record = logging.LogRecord("n", logging.INFO, "p", 1, "%s %r", (address, address), None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import uuid
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -17,8 +19,8 @@ from gpu_ops.spark.api.streams import Stream
 from gpu_ops.spark.api.where import without_hidden
 from gpu_ops.spark.datatypes import unlike_bytes
 from gpu_ops.spark.plan.bounded import build_bounded
-from gpu_ops.spark.plan.build import Placed, build
-from gpu_ops.spark.plan.recognition import plans_of
+from gpu_ops.spark.plan.build import build
+from gpu_ops.spark.plan.recognition import JoinPlan, plans_of
 from gpu_ops.spark.plan.union_layout import collated_key
 from gpu_ops.spark.servers.directory import Directory
 from gpu_ops.spark.servers.folders import warn_of_local_folder
@@ -92,20 +94,27 @@ def run(
         NotBuiltError: a key, or a column that a condition compares, with a collation.
         StateError: the state folder belongs to something else.
     """
-    placed = _place(description, sides, options, stacklevel=stacklevel + 1)
+    state = None if options.get("state") is None else StateAddress.of(options["state"])
+    plan = _plan(description, sides, options, state, stacklevel=stacklevel + 1)
     frames = [side.df for side in sides]
-    if not frames[0].isStreaming:
-        return without_hidden(build_bounded(description, frames, placed, function=function, query=query))
+    if plan.bounded:
+        return without_hidden(build_bounded(dataclasses.replace(plan, query=query), frames, function))
     if function is not None:
-        assert placed.state is not None
-        remember_function(frames[0].sparkSession, placed.state, function)
-    changes = build(description, frames, placed, upstream=upstream, heartbeat_ms=heartbeat_ms, query=query)
-    return without_hidden(changes)
+        assert state is not None
+        remember_function(frames[0].sparkSession, state, function)
+    plan = dataclasses.replace(plan, upstream=upstream, heartbeat_ms=heartbeat_ms, query=query)
+    return without_hidden(build(plan, frames, state))
 
 
-def _place(description: Description, sides: Sequence[Stream], options: Mapping[str, Any], *, stacklevel: int) -> Placed:
-    state, backend, backlog = options.get("state"), options.get("backend", "auto"), bool(options.get("backlog"))
-    df = sides[0].df
+def _plan(
+    description: Description,
+    sides: Sequence[Stream],
+    options: Mapping[str, Any],
+    state: StateAddress | None,
+    *,
+    stacklevel: int,
+) -> JoinPlan:
+    df, backend, backlog = sides[0].df, options.get("backend", "auto"), bool(options.get("backlog"))
     if backend not in ("auto", "cpu", "gpu"):
         raise DescriptionError(f"backend={backend!r}; it is one of auto, cpu, gpu")
     collated = collated_key(description, [side.df.schema for side in sides])
@@ -119,13 +128,12 @@ def _place(description: Description, sides: Sequence[Stream], options: Mapping[s
     static = not df.isStreaming
     given = zip(description.inputs, sides, strict=True)
     final = () if static else tuple(i.name for i, s in given if final_only(s.df, i.name, s.unique_key, s.row_kind))
-    address = None if state is None else StateAddress.of(state)
-    _check_state(description, static=static, state=address, backlog=backlog)
+    _check_state(description, static=static, state=state, backlog=backlog)
     chosen = options.get("name") or f"join_{next(_numbers)}"
     if not static:
-        _check_lineage(sides, chosen, address)
-    count, reason = _choose_partitions(description, options.get("partitions"), address, df)
-    if address is None and not static:
+        _check_lineage(sides, chosen, state)
+    count, reason = _choose_partitions(description, options.get("partitions"), state, df)
+    if state is None and not static:
         warnings.warn(
             f"join '{chosen}' has no state= folder: its state lives in memory only, and a restart on an "
             "old checkpoint will be refused",
@@ -140,10 +148,23 @@ def _place(description: Description, sides: Sequence[Stream], options: Mapping[s
                 NoWatermarkWarning,
                 stacklevel=stacklevel + 1,
             )
-    if address is not None:
-        warn_of_local_folder(df.sparkSession.sparkContext, address, stacklevel=stacklevel + 1)
+    if state is not None:
+        warn_of_local_folder(df.sparkSession.sparkContext, state, stacklevel=stacklevel + 1)
     derived = (i.name for i, s in zip(description.inputs, sides, strict=True) if i.unique_key and not s.unique_key)
-    return Placed(chosen, address, backend, count, reason, tuple(derived), backlog, final)
+    return JoinPlan(
+        uuid.uuid4().hex[:12],
+        description,
+        chosen,
+        backend,
+        count,
+        reason,
+        state=None if state is None else str(state),
+        state_identity=None if state is None else state.identity,
+        backlog=backlog,
+        derived=tuple(derived),
+        final_only=final,
+        bounded=static,
+    )
 
 
 def check_frames(frames: Sequence[DataFrame], names: Sequence[str]) -> bool:

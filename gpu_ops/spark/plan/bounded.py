@@ -14,8 +14,9 @@ from gpu_ops.spark.api.functions import Grouped
 from gpu_ops.spark.exchange.arrivals import INPUT_BITS
 from gpu_ops.spark.exchange.bounded_task import NO_INPUT, BoundedTask
 from gpu_ops.spark.exchange.command import Wire
-from gpu_ops.spark.plan.build import Placed, output_type, planned
+from gpu_ops.spark.plan.build import output_type
 from gpu_ops.spark.plan.column_metadata import marked
+from gpu_ops.spark.plan.recognition import JoinPlan
 from gpu_ops.spark.plan.union_layout import (
     ORIGIN,
     STAMP,
@@ -34,29 +35,20 @@ _CO_GROUP: Final = "gpu_ops.coGroup"
 """Metadata of the first column that a co-group gives; its value is the co-group's name."""
 
 
-def build_bounded(
-    join: Description,
-    inputs: Sequence[DataFrame],
-    placed: Placed,
-    *,
-    function: Grouped | None = None,
-    query: str | None = None,
-) -> DataFrame:
+def build_bounded(plan: JoinPlan, inputs: Sequence[DataFrame], function: Grouped | None = None) -> DataFrame:
     """The result over static DataFrames, as insertions, in a static DataFrame.
 
     It runs in Spark's tasks, on the CPU unless ``backend="gpu"``: tasks that run side by side would share a card.
 
     Args:
-        join: the description; it emits at the end.
+        plan: the join, which emits at the end, and where it runs.
         inputs: in its order; their columns are those of its inputs, and the row kinds.
-        placed: how many partitions, on which backend.
         function: of a co-group, else None.
-        query: the plan of the query of `gpu_ops.sql` that ends in it, or None.
     """
+    join = plan.join
     session = inputs[0].sparkSession
     schemas = [df.schema for df in inputs]
     lanes = assign_lanes(join, schemas)
-    plan = planned(join, placed, bounded=True, query=query)
     make_importable(session)
     ordered = join.order_matters_at_end
     sides = [to_lanes(df, number, lanes) for number, df in enumerate(inputs)]
@@ -64,22 +56,22 @@ def build_bounded(
         sides = [with_stamp(side, f.monotonically_increasing_id()) for side in sides]
     if join.result_without_rows:
         sides.append(_marker(sides[0]))
-    rows = shuffle(functools.reduce(DataFrame.unionAll, sides), join, lanes, placed.partitions)
+    rows = shuffle(functools.reduce(DataFrame.unionAll, sides), join, lanes, plan.partitions)
     if ordered:
         rows = rows.sortWithinPartitions(*_order(join, lanes))
     wire = Wire("__side", "__order", tuple((*x.columns, x.name) for x in lanes))
     task = BoundedTask(
         plan.function_name, join.to_json(), wire, wire_schema(lanes),
-        backend="gpu" if placed.backend == "gpu" else "cpu",
+        backend="gpu" if plan.backend == "gpu" else "cpu",
         probe=Settings.of(session.sparkContext.getConf().getAll()).gpu_probe, function=function,
     )  # fmt: skip
     output = output_type(join, schemas) if function is None else function.schema
     found = rows.mapInArrow(task, plan.carried_by(output))
     if function is not None:
         first, *others = (quoted(x.name) for x in output.fields)
-        named = first.alias(output.fields[0].name, metadata={**output.fields[0].metadata, _CO_GROUP: placed.name})
+        named = first.alias(output.fields[0].name, metadata={**output.fields[0].metadata, _CO_GROUP: plan.name})
         return found.select(named, *others)
-    return found.select(*marked(join, placed.name, plan.plan_id))
+    return found.select(*marked(join, plan.name, plan.plan_id))
 
 
 def _marker(like: DataFrame) -> DataFrame:

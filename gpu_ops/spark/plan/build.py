@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import uuid
+import dataclasses
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
@@ -29,68 +29,18 @@ from gpu_ops.spark.workers import make_importable
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.manifest import SPARK
 
-
-class Placed(NamedTuple):
-    """Where a join runs and keeps its state.
-
-    Attributes:
-        name: of its metrics.
-        state: the state folder, or None.
-        backend: what was asked for.
-        partitions: how many.
-        partitions_reason: why as many.
-        derived: the inputs whose unique key follows from the join that makes them.
-        backlog: whether it may begin with one.
-        final_only: the inputs that are insert-only in output mode ``append`` and in no other.
-    """
-
-    name: str
-    state: StateAddress | None
-    backend: str
-    partitions: int
-    partitions_reason: str
-    derived: tuple[str, ...] = ()
-    backlog: bool = False
-    final_only: tuple[str, ...] = ()
-
-
-def planned(join: Description, placed: Placed, *, bounded: bool, **more: Any) -> JoinPlan:
-    """A new plan of a join.
-
-    Args:
-        join: the description.
-        placed: where it runs.
-        bounded: whether its inputs are static.
-        more: further attributes of `JoinPlan`.
-    """
-    state = placed.state
-    shown, identity = (None, None) if state is None else (str(state), state.identity)
-    fields = placed._asdict() | {"state": shown, "state_identity": identity, "bounded": bounded, **more}
-    return JoinPlan(uuid.uuid4().hex[:12], join, **fields)
-
-
 _MISFIT: Final = -1
 
 
-def build(
-    join: Description,
-    inputs: Sequence[DataFrame],
-    placed: Placed,
-    *,
-    upstream: tuple[str | None, str | None] = (None, None),
-    heartbeat_ms: int | None = None,
-    query: str | None = None,
-) -> DataFrame:
+def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | None) -> DataFrame:
     """The changelog of a join as a streaming DataFrame.
 
     Args:
-        join: the description.
+        plan: the join, and where it runs; its name is unique in the query.
         inputs: in its order; their columns are those of its inputs, and the row kinds.
-        placed: where it runs; its name is unique in the query.
-        upstream: see `JoinPlan`.
-        heartbeat_ms: likewise.
-        query: likewise.
+        state: the state folder, or None.
     """
+    join, name = plan.join, plan.name
     session = inputs[0].sparkSession
     schemas = [df.schema for df in inputs]
     lanes = assign_lanes(join, schemas)
@@ -99,42 +49,37 @@ def build(
     # what is packed has an order of its own
     reordered = shuffle_reorders(session) and not packed
     stamped = tuple(n for n in range(len(inputs)) if join.order_matters(n)) if reordered else ()
-    plan = planned(
-        join,
-        placed,
-        bounded=False,
-        upstream=upstream,
-        heartbeat_ms=heartbeat_ms,
+    plan = dataclasses.replace(
+        plan,
         stamped=stamped,
         read=tuple(map(read_as, readings)),
         distribution=DISTRIBUTION if packed else SPARK,
         reported=metrics_reported(session),
-        query=query,
     )
     make_importable(session)
     names = metric_names(join.sides, interval=join.interval is not None)
     if packed:
-        travel = packed_rows(join, inputs, readings, lanes, placed.partitions)
+        travel = packed_rows(join, inputs, readings, lanes, plan.partitions)
     else:
-        travel = single_rows(join, inputs, lanes, placed.partitions, stamped)
+        travel = single_rows(join, inputs, lanes, plan.partitions, stamped)
     hidden = None if plan.reported else free_name(METRICS_COLUMN, join.output_schema.names)
     task = Task(
-        plan.function_name, _command(plan, placed.state, lanes), Directory.of(session).address, travel.arrivals,
+        plan.function_name, _command(plan, state, lanes), Directory.of(session).address, travel.arrivals,
         join.output_schema, metrics=names, times=join.by_event_time, hidden=hidden,
     )  # fmt: skip
     first, *others = union_order([open_tasks(df) for df in inputs])
     union = kept(travel.sides[first])
     for number in others:
         union = union.unionAll(travel.sides[number])
-    if heartbeat_ms is not None:
-        union = union.unionAll(heartbeats(session, heartbeat_ms, union.schema))
+    if plan.heartbeat_ms is not None:
+        union = union.unionAll(heartbeats(session, plan.heartbeat_ms, union.schema))
     output = output_type(join, schemas)
     if hidden is not None:
         output.add(hidden, spark_type(METRICS_TYPE))
     changes = travel.shuffle(union).mapInArrow(task, plan.carried_by(output))
     if hidden is not None:
-        changes = changes.observe(placed.name, observed(names, hidden)).filter(f.isnull(hidden))
-    return changes.select(*marked(join, placed.name, plan.plan_id))
+        changes = changes.observe(name, observed(names, hidden)).filter(f.isnull(hidden))
+    return changes.select(*marked(join, name, plan.plan_id))
 
 
 def union_order(inputs: Sequence[list[int | None]]) -> list[int]:
