@@ -333,12 +333,12 @@ def test_explain(spark: Any, feeds: list[Feed], tmp_path: Path) -> None:
     state = {"state": str(tmp_path / "state")}
     ends = gpu_ops.explain(gpu_ops.join(orders, prices, on="k", emit="at_end", **state))
     assert "  emit        at_end: nothing before the end of the input, then the result" in ends
-    assert "  attributes  speaks only when its input has ended; sorts it itself; no backlog: with emit='at_end'" in ends
+    assert "  attributes  output only once the input has ended; sorts it itself; no backlog: with emit='at_end'" in ends
     assert "              kept as it comes until the input ends" in ends
     live = gpu_ops.explain(in_memory(gpu_ops.multi_join, [orders, third], on="k"))
-    assert "  attributes  speaks as input comes; sorts nothing; can begin with a backlog\n" in live
+    assert "  attributes  output as input comes; sorts nothing; can begin with a backlog\n" in live
     text = gpu_ops.explain(gpu_ops.join(orders, prices, on="k", backlog=True, **state))
-    assert "begins with a backlog: runs with availableNow are taken in silently" in text
+    assert "begins with a backlog: runs with availableNow give no output" in text
     text = gpu_ops.explain(gpu_ops.aggregate(orders, "k", {"n": "count(DISTINCT a)", "m": "count(*)"}, **state))
     assert text.splitlines()[0].startswith("aggregate: orders  (metrics 'join_")
     assert "  group by    k\n  aggregates  n = count(DISTINCT a), m = count(*)\n" in text

@@ -158,7 +158,7 @@ def test_filters_of_several_layers_a_watermark_and_a_column_twice(spark: Any, tm
     right = gpu_ops.read_files(spark, str(tmp_path / "r"), "json", "k long")
     twice = left.where("v > 1").selectExpr("k", "s AS text", "v", "v AS again").where("text = 't1' AND again < 4")
     joined = in_memory(gpu_ops.join, twice.drop("text"), right.where("k <> 4"), "k")
-    assert "sifted by s, v" in gpu_ops.explain(joined) or "sifted by v, s" in gpu_ops.explain(joined)
+    assert "filtered by s, v" in gpu_ops.explain(joined) or "filtered by v, s" in gpu_ops.explain(joined)
     assert gpu_ops.explain(joined).count("read by Arrow") == 2
     sink = Sink()
     drain(joined, sink, tmp_path / "checkpoint")

@@ -30,7 +30,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_our_changelog(spark: Any, data: Path, tmp_path: Path, name: str, reader: Reader) -> None:
     changes = pipelines.ours(spark, data, query(name), tmp_path, reader=reader)
     # q20 filters auctions by their category
-    assert gpu_ops.explain(changes).count("sifted by category") == (reader == "arrow")
+    assert gpu_ops.explain(changes).count("filtered by category") == (reader == "arrow")
     measured = pipelines.run(changes, tmp_path, sink="parquet")
     found = check(query(name), data, sorted((tmp_path / "result").glob("*.parquet")))
     assert found.equal

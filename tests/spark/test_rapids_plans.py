@@ -82,7 +82,7 @@ def test_metrics_come_without_observe(seen: dict[str, Any]) -> None:
     expected = {"left_rows_in": 3, "right_rows_in": 2, "rows_out_insert": 3, "partitions": 2}
     assert [{name: m[name] for name in expected} for m in counted] == [expected] * 3
     assert len(seen["chain"]["metrics"]) == 2
-    assert "metrics     told to the driver" in seen["inserts"]["explained"]
+    assert "metrics     reported to the driver" in seen["inserts"]["explained"]
     assert (seen["job"]["in"], seen["job"]["out"]) == (5, 3)
 
 

@@ -55,7 +55,7 @@ def test_metrics_in_sparks_progress_and_in_the_listener(
         spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty(10_000)
     finally:
         spark.streams.removeListener(listener)
-    assert ("metrics     told to the driver" in gpu_ops.explain(joined)) == reported
+    assert ("metrics     reported to the driver" in gpu_ops.explain(joined)) == reported
     observed = observed_metrics(query.lastProgress)
     assert list(observed) == ([] if reported else ["watched"])
     (entry,) = gpu_ops.spark.join_progress(query.lastProgress)

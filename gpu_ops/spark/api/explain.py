@@ -80,18 +80,18 @@ def _explain(plan: JoinPlan, names: Mapping[str, str], df: DataFrame) -> str:
         whose = ", ".join(join.inputs[n].name for n in plan.stamped)
         lines.append(f"  order       rows carry a stamp ({whose}): the GPU shuffle of this session may reorder them")
     if plan.reported:
-        lines.append("  metrics     told to the driver by the tasks: join_progress() and listeners have them")
+        lines.append("  metrics     reported to the driver by the tasks: join_progress() and listeners have them")
     return "\n".join(lines)
 
 
 def _attributes(plan: JoinPlan) -> str:
     """What the operator does with the end of its input and with a backlog."""
     has = plan.join.attributes
-    words = ["speaks only when its input has ended" if has.output_only_after_end_of_input else "speaks as input comes"]
+    words = ["output only once the input has ended" if has.output_only_after_end_of_input else "output as input comes"]
     words.append("sorts it itself" if has.sorts_itself else "sorts nothing")
     if has.switches_from_backlog:
         does = "begins with a backlog" if plan.backlog else "can begin with a backlog"
-        words.append(does + (": runs with availableNow are taken in silently" if plan.backlog else ""))
+        words.append(does + (": runs with availableNow give no output" if plan.backlog else ""))
     else:
         words.append(f"no backlog: {plan.join.why_no_backlog()}")
     return "; ".join(words)

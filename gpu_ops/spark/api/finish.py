@@ -17,7 +17,7 @@ from gpu_ops.spark.api.where import without_hidden
 from gpu_ops.spark.datatypes import spark_type
 from gpu_ops.spark.exchange.command import parse_join
 from gpu_ops.spark.exchange.left_over import LeftOver
-from gpu_ops.spark.plan.column_metadata import marked
+from gpu_ops.spark.plan.column_metadata import changelog_columns
 from gpu_ops.spark.servers.directory import Directory
 from gpu_ops.spark.servers.recovery import stored_version
 from gpu_ops.spark.workers import make_importable
@@ -34,7 +34,7 @@ def finish(
     apply: Callable[[pa.Table, pa.Table], pa.Table] | None = None,
     schema: st.StructType | str | None = None,
 ) -> DataFrame:
-    """What is left to be said once the input has ended.
+    """The output that is left once the input has ended.
 
     With ``emit="at_end"``, of an aggregate and of a co-group that is the result; of a join that has seen nothing but
     backlog its net result; of an interval join the pads of rows that still waited.
@@ -78,7 +78,7 @@ def finish(
         files.create(FINISHED, json.dumps(content).encode())
         numbers = spark.range(0, manifest.partitions, 1, manifest.partitions)
         rows = numbers.mapInArrow(LeftOver(files.address, manifest, version, function), output)
-    return rows if function is not None else without_hidden(rows.select(*marked(join, "finish", "")))
+    return rows if function is not None else without_hidden(rows.select(*changelog_columns(join, "finish", "")))
 
 
 def reopen(*, state: Location) -> None:

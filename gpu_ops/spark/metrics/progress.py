@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from gpu_ops.spark.metrics.metrics import ALWAYS, METRICS_FIELD, OF_AN_INPUT
-from gpu_ops.spark.metrics.task_metrics import TALLIES
+from gpu_ops.spark.metrics.task_metrics import TASK_METRICS
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
@@ -50,15 +50,15 @@ def join_progress(progress: Any) -> list[JoinProgress]:
         progress: ``query.lastProgress``, or the progress a listener is given.
 
     Returns:
-        One entry per join of this pack; other observed metrics are left alone. What tasks told the driver themselves,
-        because the RAPIDS plugin is on, is among them.
+        One entry per join of this pack; other observed metrics are left alone. What tasks reported to the
+        driver, because the RAPIDS plugin is on, is among them.
     """
 
     def fact(name: str) -> Any:
         return progress[name] if isinstance(progress, Mapping) else getattr(progress, name)
 
     query_id, batch_id = str(fact("id")), int(fact("batchId"))
-    joins: dict[str, Mapping[str, Any]] = dict(TALLIES.of(query_id, batch_id))
+    joins: dict[str, Mapping[str, Any]] = dict(TASK_METRICS.of(query_id, batch_id))
     for name, row in observed_metrics(progress).items():
         values = _fields(row)
         if values.keys() == {METRICS_FIELD} and (numbers := _fields(values[METRICS_FIELD])).keys() >= ALWAYS:

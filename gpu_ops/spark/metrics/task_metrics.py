@@ -1,7 +1,7 @@
-"""Metrics that tasks tell the driver themselves, where Spark's progress cannot have them.
+"""Metrics that tasks report to the driver themselves, where Spark's progress cannot have them.
 
 NVIDIA's plugin cannot plan ``DataFrame.observe`` (NVIDIA/cudf-spark#14152: a query with an aggregate in it fails).
-Where the plugin is on, a task tells the directory what it counted, and
+Where the plugin is on, a task reports to the directory what it counted, and
 `gpu_ops.spark.metrics.progress.join_progress` finds it here.
 """
 
@@ -46,8 +46,8 @@ class _Latest(NamedTuple):
     partitions: dict[int, Packed]
 
 
-class Tallies:
-    """The metrics of micro-batches whose tasks have told them; the oldest are forgotten.
+class TaskMetrics:
+    """The metrics of micro-batches whose tasks have reported; the oldest are forgotten.
 
     Args:
         kept: how many micro-batches, all joins of all queries together, besides the latest of each that runs.
@@ -106,5 +106,5 @@ class Tallies:
             self._totals.popitem(last=False)
 
 
-TALLIES: Final = Tallies()
+TASK_METRICS: Final = TaskMetrics()
 """Of this driver. Ids of queries are unique, so all its applications share it."""

@@ -1,4 +1,4 @@
-"""The plan of a join over bounded input: lanes, union, repartition, mapInArrow. No servers, no state folder."""
+"""The plan of a join over bounded input: union layout, union, repartition, mapInArrow. No servers, no state folder."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from gpu_ops.spark.exchange.arrivals import INPUT_BITS
 from gpu_ops.spark.exchange.bounded_task import NO_INPUT, BoundedTask
 from gpu_ops.spark.exchange.command import Wire
 from gpu_ops.spark.plan.build import output_type
-from gpu_ops.spark.plan.column_metadata import marked
+from gpu_ops.spark.plan.column_metadata import changelog_columns
 from gpu_ops.spark.plan.recognition import JoinPlan
 from gpu_ops.spark.plan.union_layout import (
     ORIGIN,
     STAMP,
-    Lane,
-    assign_lanes,
+    UnionColumn,
+    in_union,
     quoted,
     shuffle,
-    to_lanes,
+    union_columns,
     wire_schema,
     with_stamp,
 )
@@ -48,20 +48,20 @@ def build_bounded(plan: JoinPlan, inputs: Sequence[DataFrame], function: Grouped
     join = plan.join
     session = inputs[0].sparkSession
     schemas = [df.schema for df in inputs]
-    lanes = assign_lanes(join, schemas)
+    layout = union_columns(join, schemas)
     make_importable(session)
     ordered = join.order_matters_at_end
-    sides = [to_lanes(df, number, lanes) for number, df in enumerate(inputs)]
+    sides = [in_union(df, number, layout) for number, df in enumerate(inputs)]
     if ordered:
         sides = [with_stamp(side, f.monotonically_increasing_id()) for side in sides]
     if join.result_without_rows:
-        sides.append(_marker(sides[0]))
-    rows = shuffle(functools.reduce(DataFrame.unionAll, sides), join, lanes, plan.partitions)
+        sides.append(_row_of_no_input(sides[0]))
+    rows = shuffle(functools.reduce(DataFrame.unionAll, sides), join, layout, plan.partitions)
     if ordered:
-        rows = rows.sortWithinPartitions(*_order(join, lanes))
-    wire = Wire("__side", "__order", tuple((*x.columns, x.name) for x in lanes))
+        rows = rows.sortWithinPartitions(*_order(join, layout))
+    wire = Wire("__side", "__order", tuple((*x.columns, x.name) for x in layout))
     task = BoundedTask(
-        plan.function_name, join.to_json(), wire, wire_schema(lanes),
+        plan.function_name, join.to_json(), wire, wire_schema(layout),
         backend="gpu" if plan.backend == "gpu" else "cpu",
         probe=Settings.of(session.sparkContext.getConf().getAll()).gpu_probe, function=function,
     )  # fmt: skip
@@ -71,21 +71,21 @@ def build_bounded(plan: JoinPlan, inputs: Sequence[DataFrame], function: Grouped
         first, *others = (quoted(x.name) for x in output.fields)
         named = first.alias(output.fields[0].name, metadata={**output.fields[0].metadata, _CO_GROUP: plan.name})
         return found.select(named, *others)
-    return found.select(*marked(join, plan.name, plan.plan_id))
+    return found.select(*changelog_columns(join, plan.name, plan.plan_id))
 
 
-def _marker(like: DataFrame) -> DataFrame:
+def _row_of_no_input(like: DataFrame) -> DataFrame:
     """A row of no input: where there is no row at all Spark runs no task, and an aggregate of nothing has a row."""
     values = [f.lit(NO_INPUT if x.name == ORIGIN else None).cast(x.dataType).alias(x.name) for x in like.schema.fields]
     return like.sparkSession.range(1).select(*values)
 
 
-def _order(join: Description, lanes: Sequence[Lane]) -> list[Column]:
+def _order(join: Description, layout: Sequence[UnionColumn]) -> list[Column]:
     """What puts each input's rows in order: its ``sequence_by``, nulls first, then its own order."""
     by = []
     for number, source in enumerate(join.inputs):
         if source.sequence_by is not None:
-            lane = next(x for x in lanes if x.columns[number] == source.sequence_by)
+            column = next(x for x in layout if x.columns[number] == source.sequence_by)
             own = f.col(ORIGIN).bitwiseAND((1 << INPUT_BITS) - 1) == number
-            by.append(f.when(own, f.col(lane.name)).asc_nulls_first())
+            by.append(f.when(own, f.col(column.name)).asc_nulls_first())
     return [*by, f.col(STAMP).asc()]

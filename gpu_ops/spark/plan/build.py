@@ -1,4 +1,4 @@
-"""The streaming plan of a join: lanes, union, repartition, mapInArrow, and observe with a filter for its metrics."""
+"""The streaming plan of a join: union, repartition, mapInArrow, and observe with a filter for its metrics."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.datatypes import spark_type
 from gpu_ops.spark.exchange.task import Task
 from gpu_ops.spark.metrics.metrics import METRICS_COLUMN, METRICS_TYPE, free_name, metric_names, observed
-from gpu_ops.spark.plan.column_metadata import marked
+from gpu_ops.spark.plan.column_metadata import changelog_columns
 from gpu_ops.spark.plan.heartbeat import heartbeats
 from gpu_ops.spark.plan.plugin import metrics_reported, shuffle_reorders
 from gpu_ops.spark.plan.recognition import JoinPlan, open_tasks
-from gpu_ops.spark.plan.union_layout import Lane, assign_lanes, kept, single_rows
+from gpu_ops.spark.plan.union_layout import UnionColumn, kept, single_rows, union_columns
 from gpu_ops.spark.servers.directory import Directory
 from gpu_ops.spark.sources.files import source_of
 from gpu_ops.spark.sources.packed_plan import packed_rows, read_as, reads_files
@@ -43,7 +43,7 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
     join, name = plan.join, plan.name
     session = inputs[0].sparkSession
     schemas = [df.schema for df in inputs]
-    lanes = assign_lanes(join, schemas)
+    layout = union_columns(join, schemas)
     packed = any(reads_files(df) for df in inputs)
     readings = tuple(source_of(df) for df in inputs) if packed else ()
     # what is packed has an order of its own
@@ -59,12 +59,12 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
     make_importable(session)
     names = metric_names(join.sides, interval=join.interval is not None)
     if packed:
-        travel = packed_rows(join, inputs, readings, lanes, plan.partitions)
+        travel = packed_rows(join, inputs, readings, layout, plan.partitions)
     else:
-        travel = single_rows(join, inputs, lanes, plan.partitions, stamped)
+        travel = single_rows(join, inputs, layout, plan.partitions, stamped)
     hidden = None if plan.reported else free_name(METRICS_COLUMN, join.output_schema.names)
     task = Task(
-        plan.function_name, _command(plan, state, lanes), Directory.of(session).address, travel.arrivals,
+        plan.function_name, _command(plan, state, layout), Directory.of(session).address, travel.arrivals,
         join.output_schema, metrics=names, times=join.by_event_time, hidden=hidden,
     )  # fmt: skip
     first, *others = union_order([open_tasks(df) for df in inputs])
@@ -79,7 +79,7 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
     changes = travel.shuffle(union).mapInArrow(task, plan.carried_by(output))
     if hidden is not None:
         changes = changes.observe(name, observed(names, hidden)).filter(f.isnull(hidden))
-    return changes.select(*marked(join, name, plan.plan_id))
+    return changes.select(*changelog_columns(join, name, plan.plan_id))
 
 
 def union_order(inputs: Sequence[list[int | None]]) -> list[int]:
@@ -111,8 +111,8 @@ def union_order(inputs: Sequence[list[int | None]]) -> list[int]:
     order = follow(0, list(range(len(inputs))))
     if order is None:
         raise DescriptionError(
-            "the joins that feed this one cannot be numbered through: give them the same partitions=, "
-            "and put changelogs first in a union"
+            "Spark's tasks would not fit the partitions of the joins that feed this one: give all of them the "
+            "same partitions=, and put changelogs first in a union"
         )
     return order
 
@@ -129,7 +129,7 @@ def _numbered(begin: int | None, parts: Sequence[int | None]) -> int | None:
     return begin
 
 
-def _command(plan: JoinPlan, state: StateAddress | None, lanes: Sequence[Lane]) -> dict[str, Any]:
+def _command(plan: JoinPlan, state: StateAddress | None, layout: Sequence[UnionColumn]) -> dict[str, Any]:
     """The exchange's command, without what only a task knows."""
     return {
         "op": "apply",
@@ -141,7 +141,7 @@ def _command(plan: JoinPlan, state: StateAddress | None, lanes: Sequence[Lane]) 
         "wire": {
             "side": "__side",
             "order": "__order",
-            "lanes": [[*x.columns, x.name] for x in lanes],
+            "lanes": [[*x.columns, x.name] for x in layout],
         },
         "options": {"backlog": True} if plan.backlog else {},
         "distribution": plan.distribution,

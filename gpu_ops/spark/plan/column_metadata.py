@@ -1,4 +1,4 @@
-"""What the columns of a changelog say about themselves, in Spark's column metadata.
+"""What is known of a changelog's columns, in Spark's column metadata.
 
 It survives filters, projections and ``foreachBatch``, and is how `gpu_ops.late` and the next join know
 what they are given.
@@ -18,7 +18,7 @@ from gpu_ops.descriptions.description import Description, OutputColumn
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.plan.union_layout import quoted
 
-MARK: Final = "gpu_ops.descriptions.changelog"
+_CHANGELOG: Final = "gpu_ops.changelog"
 """Of the row-kind column; its value is the join's name."""
 
 DELAY: Final = "gpu_ops.watermarkDelayMs"
@@ -32,13 +32,13 @@ KEY_COLUMN: Final = "gpu_ops.uniqueKeyColumn"
 
 _SPARK_DELAY: Final = "spark.watermarkDelayMs"
 _SOURCE: Final = "gpu_ops.watermarkOf"
-_INPUTS: Final = "gpu_ops.descriptions.inputs"
+_INPUTS: Final = "gpu_ops.inputs"
 _COLUMN: Final = ("gpu_ops.left", "gpu_ops.right")
 _TIME: Final = ("gpu_ops.leftTime", "gpu_ops.rightTime")
 
 
 class Delay(NamedTuple):
-    """What an event-time column says of its watermark.
+    """What is known of an event-time column's watermark.
 
     Attributes:
         ms: its delay.
@@ -63,7 +63,7 @@ def delays(df: DataFrame) -> dict[str, Delay]:
 
 def is_changelog(df: DataFrame) -> bool:
     """Whether a DataFrame still has the row kinds that a join of this pack gave it."""
-    return any(x.name == ROW_KIND_COLUMN and MARK in (x.metadata or {}) for x in df.schema.fields)
+    return any(x.name == ROW_KIND_COLUMN and _CHANGELOG in (x.metadata or {}) for x in df.schema.fields)
 
 
 def known_key(df: DataFrame, plan_id: str | None = None) -> tuple[str, ...] | None:
@@ -82,8 +82,8 @@ def known_key(df: DataFrame, plan_id: str | None = None) -> tuple[str, ...] | No
     return tuple(str(name) for name in key)
 
 
-def marked(join: Description, name: str, plan_id: str) -> list[Column]:
-    """The changelog's columns, row kind first, with what they say about themselves.
+def changelog_columns(join: Description, name: str, plan_id: str) -> list[Column]:
+    """The changelog's columns, row kind first, with their metadata.
 
     Args:
         join: the description.
@@ -91,16 +91,16 @@ def marked(join: Description, name: str, plan_id: str) -> list[Column]:
         plan_id: of the join.
     """
     inputs = [source.name for source in join.inputs]
-    mark: dict[str, Any] = {MARK: name, _INPUTS: inputs}
+    of_kind: dict[str, Any] = {_CHANGELOG: name, _INPUTS: inputs}
     key = join.unique_key
     if key is not None:
-        mark[KEY] = list(key)
-    columns = [f.col(ROW_KIND_COLUMN).alias(ROW_KIND_COLUMN, metadata=mark)]
+        of_kind[KEY] = list(key)
+    columns = [f.col(ROW_KIND_COLUMN).alias(ROW_KIND_COLUMN, metadata=of_kind)]
     for column in join.output:
-        says: dict[str, Any] = _metadata(join, column, plan_id) if join.interval is not None else {}
+        metadata: dict[str, Any] = _metadata(join, column, plan_id) if join.interval is not None else {}
         if key is not None and column.name in key:
-            says[KEY_COLUMN] = f"{plan_id} {column.name}"
-        columns.append(quoted(column.name).alias(column.name, metadata=says) if says else quoted(column.name))
+            metadata[KEY_COLUMN] = f"{plan_id} {column.name}"
+        columns.append(quoted(column.name).alias(column.name, metadata=metadata) if metadata else quoted(column.name))
     return columns
 
 

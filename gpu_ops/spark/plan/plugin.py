@@ -25,7 +25,7 @@ def shuffle_reorders(session: Any) -> bool:
 
 
 def metrics_reported(session: Any) -> bool:
-    """Whether tasks tell the driver a join's metrics, because Spark's progress cannot have them.
+    """Whether tasks report a join's metrics to the driver, because Spark's progress cannot have them.
 
     The plugin fails on every aggregate in ``DataFrame.observe`` (NVIDIA/cudf-spark#14152).
     """

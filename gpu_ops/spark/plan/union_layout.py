@@ -1,7 +1,7 @@
-"""Lanes: how the columns of all inputs travel in one stream of rows.
+"""The union layout: how the columns of all inputs travel in one stream of rows.
 
-A lane is one physical column that carries a column of one input in that input's rows and of another in
-the other's, so a union of them needs no padding. Keys share a lane first: then the shuffle hashes a plain column.
+A column of the union carries a column of one input in that input's rows and of another in the other's, so the union
+needs no padding. Keys share a column first: then the shuffle hashes a plain column.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STAMP = "__stamp"
 """Where the shuffle does not keep rows in order: a number that rises within a source partition."""
 
 
-class Lane(NamedTuple):
+class UnionColumn(NamedTuple):
     """One physical column: the column of each input that it carries, or None."""
 
     columns: tuple[str | None, ...]
@@ -53,20 +53,20 @@ def quoted(name: str) -> Column:
     return f.col("`" + name.replace("`", "``") + "`")
 
 
-def assign_lanes(join: Description, schemas: Sequence[st.StructType]) -> list[Lane]:
-    """A lane for every column of all inputs, row kinds included; those that carry several come first.
+def union_columns(join: Description, schemas: Sequence[st.StructType]) -> list[UnionColumn]:
+    """The columns of the union, row kinds included; those that carry a column of several inputs come first.
 
     Args:
-        join: its keys share a lane where their types are equal.
+        join: its keys share a column where their types are equal.
         schemas: of the DataFrames.
     """
     types = [{x.name: nullable(x.dataType) for x in schema.fields} for schema in schemas]
-    made: list[tuple[dict[int, str], st.DataType]] = []  # of each lane its column by input, and its type
-    placed: list[set[str]] = [set() for _ in types]
+    made: list[tuple[dict[int, str], st.DataType]] = []  # of each column of the union those of the inputs, and its type
+    taken: list[set[str]] = [set() for _ in types]
 
     def share(columns: Sequence[str | None]) -> None:
-        """Columns of equal types in one lane, as far as they have none yet."""
-        free = {n: c for n, c in enumerate(columns) if c is not None and c not in placed[n]}
+        """Columns of equal types in one, as far as they have none yet."""
+        free = {n: c for n, c in enumerate(columns) if c is not None and c not in taken[n]}
         while free:
             kind = next(types[n][c] for n, c in free.items())
             alike = {n: c for n, c in free.items() if types[n][c] == kind}
@@ -74,65 +74,69 @@ def assign_lanes(join: Description, schemas: Sequence[st.StructType]) -> list[La
             if len(alike) > 1:
                 made.append((alike, kind))
                 for n, column in alike.items():
-                    placed[n].add(column)
+                    taken[n].add(column)
 
     for columns in join.equal_columns:
         share(columns)
     share([source.row_kind for source in join.inputs])
     for number, own in enumerate(types):
         for column, kind in own.items():
-            if column in placed[number]:
+            if column in taken[number]:
                 continue
-            lane = next((x for x, its in made if its == kind and number not in x), None)
-            if lane is None:
+            free = next((x for x, its in made if its == kind and number not in x), None)
+            if free is None:
                 made.append(({number: column}, kind))
             else:
-                lane[number] = column
-    made.sort(key=lambda lane: len(lane[0]) == 1)
+                free[number] = column
+    made.sort(key=lambda column: len(column[0]) == 1)
     return [
-        Lane(tuple(lane.get(n) for n in range(len(types))), f"c{place}", kind)
-        for place, (lane, kind) in enumerate(made)
+        UnionColumn(tuple(carried.get(n) for n in range(len(types))), f"c{number}", kind)
+        for number, (carried, kind) in enumerate(made)
     ]
 
 
-def wire_schema(lanes: Sequence[Lane]) -> pa.Schema:
-    """The schema in which rows travel: side, order and lanes."""
+def wire_schema(layout: Sequence[UnionColumn]) -> pa.Schema:
+    """The schema in which rows travel: side, order and the columns of the union."""
     fixed = [pa.field("__side", pa.int8()), pa.field("__order", pa.int64())]
-    return pa.schema([*fixed, *(pa.field(x.name, arrow_type(x.type)) for x in lanes)])
+    return pa.schema([*fixed, *(pa.field(x.name, arrow_type(x.type)) for x in layout)])
 
 
 def single_rows(
-    join: Description, inputs: Sequence[DataFrame], lanes: Sequence[Lane], partitions: int, stamped: Sequence[int]
+    join: Description,
+    inputs: Sequence[DataFrame],
+    layout: Sequence[UnionColumn],
+    partitions: int,
+    stamped: Sequence[int],
 ) -> Travel:
     """Row by row, as any DataFrame has them.
 
     Args:
         join: the description.
         inputs: in its order.
-        lanes: of their columns.
+        layout: of their columns.
         partitions: of the join.
         stamped: the inputs whose rows carry a stamp, because the shuffle may reorder them and that matters.
     """
-    sides = [to_lanes(df, number, lanes) for number, df in enumerate(inputs)]
+    sides = [in_union(df, number, layout) for number, df in enumerate(inputs)]
     if stamped:
         clock, none = f.expr("java_method('java.lang.System', 'nanoTime')"), f.lit(0)
         sides = [with_stamp(df, clock if number in stamped else none) for number, df in enumerate(sides)]
-    wire = wire_schema(lanes)
-    return Travel(sides, lambda union: shuffle(union, join, lanes, partitions), Rows(wire, stamped=bool(stamped)))
+    wire = wire_schema(layout)
+    return Travel(sides, lambda union: shuffle(union, join, layout, partitions), Rows(wire, stamped=bool(stamped)))
 
 
-def to_lanes(df: DataFrame, number: int, lanes: Sequence[Lane]) -> DataFrame:
-    """One input's rows as they travel: origin and lanes.
+def in_union(df: DataFrame, number: int, layout: Sequence[UnionColumn]) -> DataFrame:
+    """One input's rows as they travel: origin and the columns of the union.
 
     Spark refuses ``monotonically_increasing_id`` in a stream. Its shuffle keeps the rows of one source
     partition in order, so the partition's number is enough; the receiving task counts the rest.
     """
     part = f.spark_partition_id().cast("bigint")
     columns = [(part * (1 << (INPUT_BITS + PARTITION_BITS)) + number).alias(ORIGIN)]
-    for lane in lanes:
-        own = lane.columns[number]
-        value = f.lit(None).cast(lane.type) if own is None else quoted(own)
-        columns.append(value.alias(lane.name))
+    for column in layout:
+        own = column.columns[number]
+        value = f.lit(None).cast(column.type) if own is None else quoted(own)
+        columns.append(value.alias(column.name))
     return df.select(*columns)
 
 
@@ -151,38 +155,38 @@ def kept(df: DataFrame) -> DataFrame:
     return df.select("*", f.expr("stack(1, true)").alias("__kept")).select(*names)
 
 
-def shuffle(rows: DataFrame, join: Description, lanes: Sequence[Lane], partitions: int) -> DataFrame:
+def shuffle(rows: DataFrame, join: Description, layout: Sequence[UnionColumn], partitions: int) -> DataFrame:
     """Rows by partition; their origin is joined by the number of the partition they are sent to.
 
     A task needs that number, and its own is no help: where a stage computes a union, Spark counts its
     tasks through. To add it after the shuffle would be simpler, but then the optimizer takes the join
     away where the shuffle turns out empty (AQEPropagateEmptyRelation). This is Spark's HashPartitioning.
     """
-    by = distribution(join, lanes)
+    by = distribution(join, layout)
     goes_to = f.pmod(f.hash(*by), f.lit(partitions)) if by else f.lit(0)
     whole = f.col(ORIGIN) + goes_to * (1 << INPUT_BITS)
     numbered = rows.select(whole.alias(ORIGIN), *(f.col(c) for c in rows.columns if c != ORIGIN))
     return numbered.repartition(partitions, *by)
 
 
-def distribution(join: Description, lanes: Sequence[Lane]) -> list[Column]:
+def distribution(join: Description, layout: Sequence[UnionColumn]) -> list[Column]:
     """The expressions by which rows are partitioned; none for a single partition.
 
     Rows that are equal in the join are equal here: all inputs' in the type they are compared in, one
     zero, one NaN.
     """
-    return [_distributed(by, lanes) for by in join.shuffled_by]
+    return [_distributed(by, layout) for by in join.shuffled_by]
 
 
-def _distributed(by: Shuffle, lanes: Sequence[Lane]) -> Column:
-    own = [next(x for x in lanes if x.columns[n] == column) for n, column in enumerate(by.columns)]
+def _distributed(by: Shuffle, layout: Sequence[UnionColumn]) -> Column:
+    own = [next(x for x in layout if x.columns[n] == column) for n, column in enumerate(by.columns)]
     kind = spark_type(by.type, *(x.type for x in own))
     different = list(dict.fromkeys(x.name for x in own))
     value: Column | None = None
     for name in reversed(different):
         numbers = [n for n, x in enumerate(own) if x.name == name]
-        lane = own[numbers[0]]
-        column = f.col(name) if arrow_type(lane.type) == by.type else f.col(name).cast(kind)
+        plain = arrow_type(own[numbers[0]].type) == by.type
+        column = f.col(name) if plain else f.col(name).cast(kind)
         if value is None:
             value = column
         else:

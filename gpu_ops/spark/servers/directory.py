@@ -22,7 +22,7 @@ from gpu_ops.spark.cluster.executors import Executors, on_cluster
 from gpu_ops.spark.cluster.servers import ClusterServers
 from gpu_ops.spark.exchange.connection import Action, Address, FlightServer, format_location
 from gpu_ops.spark.metrics.metrics import metric_names
-from gpu_ops.spark.metrics.task_metrics import TALLIES, Run
+from gpu_ops.spark.metrics.task_metrics import TASK_METRICS, Run
 from gpu_ops.spark.plan.recognition import JoinPlan, running_plan
 from gpu_ops.spark.plan.triggers import output_mode, takes_what_is_there
 from gpu_ops.spark.servers.embedded import EmbeddedServers
@@ -236,7 +236,7 @@ class Directory:
         if known is not None and known.plan is not None and request.get("run_id") == known.run_id:
             join, run = known.plan.join, Run(known.query_id, known.run_id, known.plan.name)
             names = metric_names(join.sides, interval=join.interval is not None)
-            TALLIES.take(run, batch_id, partition, names, request["numbers"])
+            TASK_METRICS.take(run, batch_id, partition, names, request["numbers"])
         return {"taken": True}
 
     def close(self) -> None:
@@ -396,7 +396,7 @@ class Directory:
             known = self._joins.pop(join_id, None)
             self._opened.pop(join_id, None)
         if known is not None:
-            TALLIES.over(known.query_id)
+            TASK_METRICS.over(known.query_id)
         for kind, index in sorted(known.servers) if known is not None else ():
             self._servers.pool(kind).release(index, join_id)
 

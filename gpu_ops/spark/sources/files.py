@@ -127,7 +127,7 @@ class Reading(NamedTuple):
 
 
 def source_of(df: DataFrame) -> Reading | None:
-    """The files whose rows a DataFrame is, sifted, columns left out, moved or renamed; None for anything else."""
+    """The files whose rows a DataFrame is, filtered, columns left out, moved or renamed; None for anything else."""
     node = analyzed(df)
     wanted = _identities(node.output())
     tested: list[int] = []

@@ -12,7 +12,7 @@ from pyspark.sql import types as st
 from gpu_ops.descriptions.description import Description
 from gpu_ops.spark.datatypes import arrow_schema, spark_type
 from gpu_ops.spark.exchange.arrivals import PACKED, Carried, Packed
-from gpu_ops.spark.plan.union_layout import Lane, Travel, wire_schema
+from gpu_ops.spark.plan.union_layout import Travel, UnionColumn, wire_schema
 from gpu_ops.spark.sources.files import Reading, holds_files
 from gpu_ops.spark.sources.murmur import int_hash
 from gpu_ops.spark.sources.packing import Packer, PackFiles, PackRows
@@ -36,15 +36,15 @@ def read_as(reading: Reading | None) -> str | None:
     """How a join itself reads the files of an input; None where Spark hands it rows."""
     if reading is None:
         return None
-    sifted = f", sifted by {', '.join(dict.fromkeys(reading.tested))}" if reading.conditions else ""
-    return f"files of {reading.source.location} ({reading.source.format.name}){sifted}"
+    filtered = f", filtered by {', '.join(dict.fromkeys(reading.tested))}" if reading.conditions else ""
+    return f"files of {reading.source.location} ({reading.source.format.name}){filtered}"
 
 
 def packed_rows(
     join: Description,
     inputs: Sequence[DataFrame],
     readings: Sequence[Reading | None],
-    lanes: Sequence[Lane],
+    layout: Sequence[UnionColumn],
     partitions: int,
 ) -> Travel:
     """Many rows in one, each made for a partition.
@@ -53,7 +53,7 @@ def packed_rows(
         join: the description.
         inputs: in its order.
         readings: `gpu_ops.spark.sources.files.source_of` each.
-        lanes: of their columns.
+        layout: of their columns.
         partitions: of the join.
     """
     schemas = [arrow_schema(df.schema, source.name) for df, source in zip(inputs, join.inputs, strict=True)]
@@ -63,8 +63,8 @@ def packed_rows(
         by = tuple((by.columns[number], by.type) for by in join.shuffled_by)
         packer = Packer(join.inputs[number].name, number, schemas[number], by, roads, MESSAGE_BYTES)
         sides.append(_packed(df, reading, packer))
-    carried = [Carried(schema, tuple(x.columns[number] for x in lanes)) for number, schema in enumerate(schemas)]
-    arrivals = Packed(wire_schema(lanes), carried)
+    carried = [Carried(schema, tuple(x.columns[number] for x in layout)) for number, schema in enumerate(schemas)]
+    arrivals = Packed(wire_schema(layout), carried)
     return Travel(sides, lambda union: union.repartition(partitions, "route"), arrivals)
 
 

@@ -13,7 +13,7 @@ from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.spark.metrics.metrics import METRICS_COLUMN, METRICS_TYPE, added_up, metric_names, observed, pack
-from gpu_ops.spark.metrics.task_metrics import Run, Tallies
+from gpu_ops.spark.metrics.task_metrics import Run, TaskMetrics
 from gpu_ops.spark.plan.plugin import PLUGIN, metrics_reported, shuffle_reorders
 
 RUN = Run("query", "run", "join")
@@ -49,44 +49,44 @@ def summed(*partitions: int) -> dict[str, Any]:
 
 
 def test_a_task_that_is_repeated_counts_once() -> None:
-    tallies = Tallies()
+    kept = TaskMetrics()
     for partition in (0, 1, 0):
-        tallies.take(RUN, 4, partition, NAMES, json.loads(json.dumps(PARTITIONS[partition])))
-    assert tallies.of("query", 4) == {"join": summed(0, 1)}
-    assert tallies.of("query", 3) == tallies.of("other", 4) == {}
+        kept.take(RUN, 4, partition, NAMES, json.loads(json.dumps(PARTITIONS[partition])))
+    assert kept.of("query", 4) == {"join": summed(0, 1)}
+    assert kept.of("query", 3) == kept.of("other", 4) == {}
 
 
 def test_a_micro_batch_that_is_over_takes_no_more() -> None:
-    tallies, other = Tallies(), RUN._replace(join="b")
-    tallies.take(RUN, 0, 0, NAMES, PARTITIONS[0])
-    tallies.take(other, 0, 0, NAMES, PARTITIONS[1])
-    tallies.take(RUN, 1, 0, NAMES, PARTITIONS[2])
-    tallies.take(RUN, 0, 1, NAMES, PARTITIONS[1])
-    assert tallies.of("query", 0) == {"join": summed(0), "b": summed(1)}
-    assert tallies.of("query", 1) == {"join": summed(2)}
+    kept, other = TaskMetrics(), RUN._replace(join="b")
+    kept.take(RUN, 0, 0, NAMES, PARTITIONS[0])
+    kept.take(other, 0, 0, NAMES, PARTITIONS[1])
+    kept.take(RUN, 1, 0, NAMES, PARTITIONS[2])
+    kept.take(RUN, 0, 1, NAMES, PARTITIONS[1])
+    assert kept.of("query", 0) == {"join": summed(0), "b": summed(1)}
+    assert kept.of("query", 1) == {"join": summed(2)}
 
 
 def test_a_new_run_counts_anew() -> None:
-    tallies, again = Tallies(), RUN._replace(run_id="again")
+    kept, again = TaskMetrics(), RUN._replace(run_id="again")
     for batch_id, partition in ((0, 0), (1, 0), (1, 1)):
-        tallies.take(RUN, batch_id, partition, NAMES, PARTITIONS[partition])
-    tallies.over("other")
-    tallies.over("query")
-    assert tallies.of("query", 1) == {"join": summed(0, 1)}
-    tallies.take(again, 0, 0, NAMES, PARTITIONS[2])
-    assert tallies.of("query", 0) == {"join": summed(2)}
-    tallies.take(again, 1, 0, NAMES, PARTITIONS[2])
-    assert tallies.of("query", 1) == {"join": summed(2)}
-    assert tallies.of("query", 0) == {"join": summed(2)}
+        kept.take(RUN, batch_id, partition, NAMES, PARTITIONS[partition])
+    kept.over("other")
+    kept.over("query")
+    assert kept.of("query", 1) == {"join": summed(0, 1)}
+    kept.take(again, 0, 0, NAMES, PARTITIONS[2])
+    assert kept.of("query", 0) == {"join": summed(2)}
+    kept.take(again, 1, 0, NAMES, PARTITIONS[2])
+    assert kept.of("query", 1) == {"join": summed(2)}
+    assert kept.of("query", 0) == {"join": summed(2)}
 
 
 def test_the_oldest_are_forgotten() -> None:
-    tallies = Tallies(kept=2)
+    kept = TaskMetrics(kept=2)
     for batch_id in range(5):
-        tallies.take(RUN, batch_id, 0, NAMES, PARTITIONS[0])
-    assert [bool(tallies.of("query", n)) for n in range(5)] == [False, False, True, True, True]
-    tallies.over("query")
-    assert [bool(tallies.of("query", n)) for n in range(5)] == [False, False, False, True, True]
+        kept.take(RUN, batch_id, 0, NAMES, PARTITIONS[0])
+    assert [bool(kept.of("query", n)) for n in range(5)] == [False, False, True, True, True]
+    kept.over("query")
+    assert [bool(kept.of("query", n)) for n in range(5)] == [False, False, False, True, True]
 
 
 class _Conf(dict[str, str]):

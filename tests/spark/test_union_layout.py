@@ -14,7 +14,7 @@ from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.spark.datatypes import arrow_schema
-from gpu_ops.spark.plan.union_layout import assign_lanes
+from gpu_ops.spark.plan.union_layout import union_columns
 
 TYPES = {"int": st.IntegerType(), "long": st.LongType(), "double": st.DoubleType(), "string": st.StringType()}
 
@@ -34,49 +34,49 @@ def inputs(frames: list[st.StructType], kinds: str) -> list[Input]:
     ]  # fmt: skip
 
 
-def lanes(join: Description, frames: list[st.StructType]) -> list[tuple[str | None, ...]]:
-    made = assign_lanes(join, frames)
-    assert [lane.name for lane in made] == [f"c{n}" for n in range(len(made))]
+def layout(join: Description, frames: list[st.StructType]) -> list[tuple[str | None, ...]]:
+    made = union_columns(join, frames)
+    assert [column.name for column in made] == [f"c{n}" for n in range(len(made))]
     for number, frame in enumerate(frames):
-        carried = [lane.columns[number] for lane in made if lane.columns[number] is not None]
+        carried = [column.columns[number] for column in made if column.columns[number] is not None]
         assert sorted(map(str, carried)) == sorted(frame.names)
-        for lane in made:
-            own = lane.columns[number]
-            assert own is None or frame[own].dataType == lane.type
-    return [lane.columns for lane in made]
+        for column in made:
+            own = column.columns[number]
+            assert own is None or frame[own].dataType == column.type
+    return [column.columns for column in made]
 
 
 def test_two_inputs_share_keys_then_row_kinds_then_types() -> None:
     frames = schemas("op string, k long, a string, n int", "x double, k long, op string, b string, c string")
     left, right = inputs(frames, "ab")
     join = Join("inner", left, right, (Key("k", "k"),), suffixes=("", "_r"))
-    assert lanes(join, frames) == [("k", "k"), ("op", "op"), ("a", "b"), ("n", None), (None, "x"), (None, "c")]
+    assert layout(join, frames) == [("k", "k"), ("op", "op"), ("a", "b"), ("n", None), (None, "x"), (None, "c")]
 
 
-def test_keys_of_different_types_have_their_own_lanes() -> None:
+def test_keys_of_different_types_have_columns_of_their_own() -> None:
     frames = schemas("k int, a long", "k long, b int")
     left, right = inputs(frames, "")
     join = Join("inner", left, right, (Key("k", "k"),), suffixes=("", "_r"))
-    assert lanes(join, frames) == [("k", "b"), ("a", "k")]
+    assert layout(join, frames) == [("k", "b"), ("a", "k")]
 
 
 def test_three_inputs() -> None:
     frames = schemas("op string, k long, a string", "k long, b string, x int", "op string, k long, c string, d string")
     join = MultiJoin.of(inputs(frames, "ac"), "k")
-    # b has no row kinds, so one of its own columns is in their lane
-    assert lanes(join, frames) == [("k", "k", "k"), ("op", "b", "op"), ("a", None, "c"), (None, "x", None),
+    # b has no row kinds, so one of its own columns travels with them
+    assert layout(join, frames) == [("k", "k", "k"), ("op", "b", "op"), ("a", None, "c"), (None, "x", None),
                                    (None, None, "d")]  # fmt: skip
 
 
 def test_a_key_of_two_types_among_four() -> None:
     frames = schemas("k int", "j long, v int", "k int", "j long")
     join = MultiJoin.of(inputs(frames, ""), [("a.k", "j"), ("a.k", "k"), ("b.j", "j")], suffixes=["", "", "_c", "_d"])
-    assert lanes(join, frames) == [("k", "v", "k", None), (None, "j", None, "j")]
+    assert layout(join, frames) == [("k", "v", "k", None), (None, "j", None, "j")]
 
 
 def test_sixty_four_inputs() -> None:
     frames = schemas(*(f"k long, v{n} long, w{n} string" for n in range(64)))
     sources = [Input(f"i{n}", arrow_schema(df, f"i{n}")) for n, df in enumerate(frames)]
-    assert lanes(MultiJoin.of(sources, "k"), frames) == [
+    assert layout(MultiJoin.of(sources, "k"), frames) == [
         ("k",) * 64, tuple(f"v{n}" for n in range(64)), tuple(f"w{n}" for n in range(64)),
     ]  # fmt: skip
