@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -126,12 +127,7 @@ class Builder:
         """A multi-way join."""
         wanted = needed | _columns([*run.above, *(c for conditions in run.residual for c in conditions)])
         wanted |= frozenset(c for links in run.links for link in links for c in (link.key.left, link.key.right))
-        nodes: list[Node] = []
-        inputs: list[Input] = []
-        for relation, made, name in zip(run.inputs, run.computed, input_names(run.inputs), strict=True):
-            below, source = self.side(relation, made, wanted, name)
-            nodes.append(below)
-            inputs.append(source)
+        nodes, inputs = self.sides(run.inputs, run.computed, wanted)
         description = self.multi_join(run, inputs)
         shown = {name: self.spoken(c, run.computed) for c, name in self.name.items()}
         common = [" = ".join(dict.fromkeys(shown[column] for column in key)) for key in description.common_key]
@@ -140,7 +136,7 @@ class Builder:
         remarks = [f"the other joins are apart: {refused}"] if count < total and refused else []
         remarks += self.remarks(run.inputs, run.residual, run.above)
         why = f"multi-way: {which} {', and '.join(common)}"
-        node = JoinNode("multi-way", description, tuple(nodes), why, tuple(remarks))
+        node = JoinNode("multi-way", description, nodes, why, tuple(remarks))
         return self.after(node, run.inputs, run.above, wanted)
 
     def spoken(self, column: Column, computed: Sequence[dict[Column, Expr]]) -> str:
@@ -164,17 +160,10 @@ class Builder:
         wanted |= frozenset(c for key in choice.keys for c in (key.left, key.right))
         wanted |= frozenset(choice.times or ())
         sides = (join.left, join.right)
-        nodes: list[Node] = []
-        inputs: list[Input] = []
-        for number, (relation, name) in enumerate(zip(sides, input_names(sides), strict=True)):
-            time = choice.times[number] if choice.times else None
-            below, source = self.side(relation, choice.computed[number], wanted, name, time)
-            nodes.append(below)
-            inputs.append(source)
+        nodes, inputs = self.sides(sides, choice.computed, wanted, choice.times or (None, None))
         where = self.where(choice.residual, sides, choice.computed, inputs)
         try:
-            more: dict[str, Any] = {} if choice.interval is None else {"interval": choice.interval}
-            kind = IntervalJoin if more else Join
+            kind: Any = Join if choice.interval is None else functools.partial(IntervalJoin, interval=choice.interval)
             description = kind(
                 how=join.how,
                 left=inputs[0],
@@ -184,7 +173,6 @@ class Builder:
                 emit=self.emit,
                 null_aware=join.member is not None,
                 ansi=self.chooser.ansi,
-                **more,
             )
         except DescriptionError as error:
             self.chooser.fail(str(error), join.java)
@@ -192,8 +180,21 @@ class Builder:
         if not choice.keys:
             remarks.insert(0, "no equality: every pair of rows is a candidate, in one partition")
         why = choice.why + (f"; {refused}" if refused and choice.kind == "regular" else "")
-        node = JoinNode(choice.kind, description, tuple(nodes), why, tuple(remarks))
+        node = JoinNode(choice.kind, description, nodes, why, tuple(remarks))
         return self.after(node, sides if join.how not in ("semi", "anti") else sides[:1], choice.above, wanted)
+
+    def sides(
+        self,
+        relations: Sequence[Relation],
+        computed: Sequence[dict[Column, Expr]],
+        wanted: frozenset[Column],
+        times: Sequence[Column | None] | None = None,
+    ) -> tuple[tuple[Node, ...], list[Input]]:
+        """The inputs of a join: their nodes and their descriptions."""
+        names = input_names(relations)
+        each = zip(relations, computed, names, times or [None] * len(names), strict=True)
+        made = [self.side(relation, more, wanted, name, time) for relation, more, name, time in each]
+        return tuple(node for node, _ in made), [source for _, source in made]
 
     def side(
         self,

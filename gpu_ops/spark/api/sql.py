@@ -176,20 +176,20 @@ class _Runner:
     def side(self, node: Node, source: Input) -> Stream:
         """An input of a join."""
         below = node.input if isinstance(node, Calc) else node
-        given = self.streams[below.table] if isinstance(below, Source) else None
-        timed = given is not None and source.event_time is not None
-        return Stream(
-            df=self.frame(node),
+        frame = self.frame(node)
+        given = self.streams[below.table] if isinstance(below, Source) else Stream(frame)
+        if source.event_time is None:
+            given = dataclasses.replace(given, delay_ms=None, idle_timeout_ms=None)
+        return dataclasses.replace(
+            given,
+            df=frame,
             unique_key=source.unique_key,
             row_kind=source.row_kind,
             sequence_by=source.sequence_by,
             ttl_ms=source.ttl_ms,
             name=source.name,
             updates=source.updates,
-            bad_rows=given.bad_rows if given is not None else "fail",
             event_time=source.event_time,
-            delay_ms=given.delay_ms if given is not None and timed else None,
-            idle_timeout_ms=given.idle_timeout_ms if given is not None and timed else None,
         )
 
     def joined(self, node: JoinNode, sides: Sequence[Stream]) -> DataFrame:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from gpu_ops.errors import StateError
@@ -18,17 +18,11 @@ def takes_what_is_there(queries: Iterable[Any], run_id: str) -> bool:
         run_id: of one of them.
 
     Raises:
-        StateError: it is over, or this version of Spark does not tell.
+        StateError: the run is over, or this version of Spark does not tell.
     """
-    query = _run(queries, run_id, "backlog=True goes by the trigger")
-    try:
-        trigger = str(query._jsq.streamingQuery().trigger().getClass().getName())
-    except Exception as error:  # whatever py4j makes of another version's classes
-        raise StateError(
-            f"backlog=True goes by the query's trigger, which this version of Spark does not tell ({error}): "
-            "leave backlog= out"
-        ) from error
-    return trigger.rpartition(".")[2].startswith("AvailableNowTrigger")
+    what, otherwise = "backlog=True goes by the query's trigger", "leave backlog= out"
+    name = _asked(queries, run_id, what, otherwise, lambda query: query.trigger().getClass().getName())
+    return name.rpartition(".")[2].startswith("AvailableNowTrigger")
 
 
 def output_mode(queries: Iterable[Any], run_id: str) -> str:
@@ -41,20 +35,18 @@ def output_mode(queries: Iterable[Any], run_id: str) -> str:
         run_id: of one of them.
 
     Raises:
-        StateError: it is over, or this version of Spark does not tell.
+        StateError: the run is over, or this version of Spark does not tell.
     """
     what = "a streaming aggregate without a unique key goes by the output mode"
-    query = _run(queries, run_id, what)
-    try:
-        return str(query._jsq.streamingQuery().outputMode().toString()).lower()
-    except Exception as error:  # as above
-        raise StateError(
-            f"{what}, which this version of Spark does not tell ({error}): say stream(..., unique_key=...)"
-        ) from error
+    otherwise = "give stream(..., unique_key=...)"
+    return _asked(queries, run_id, what, otherwise, lambda query: query.outputMode().toString()).lower()
 
 
-def _run(queries: Iterable[Any], run_id: str, why: str) -> Any:
+def _asked(queries: Iterable[Any], run_id: str, what: str, otherwise: str, ask: Callable[[Any], object]) -> str:
     query = next((query for query in queries if str(query.runId) == run_id), None)
     if query is None:
-        raise StateError(f"{why}, and the run {run_id} of the query is over")
-    return query
+        raise StateError(f"{what}, and the run {run_id} of the query is over")
+    try:
+        return str(ask(query._jsq.streamingQuery()))
+    except Exception as error:  # whatever py4j makes of another version's classes
+        raise StateError(f"{what}, which this version of Spark does not tell ({error}): {otherwise}") from error
