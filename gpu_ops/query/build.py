@@ -129,7 +129,7 @@ class Builder:
         wanted |= frozenset(c for links in run.links for link in links for c in (link.key.left, link.key.right))
         nodes, inputs = self.sides(run.inputs, run.computed, wanted)
         description = self.multi_join(run, inputs)
-        shown = {name: self.spoken(c, run.computed) for c, name in self.name.items()}
+        shown = {name: self.column_text(c, run.computed) for c, name in self.name.items()}
         common = [" = ".join(dict.fromkeys(shown[column] for column in key)) for key in description.common_key]
         count = len(run.steps)
         which = f"all {count} joins share" if count == total else f"{count} of {total} joins share"
@@ -139,7 +139,7 @@ class Builder:
         node = JoinNode("multi-way", description, nodes, why, tuple(remarks))
         return self.after(node, run.inputs, run.above, wanted)
 
-    def spoken(self, column: Column, computed: Sequence[dict[Column, Expr]]) -> str:
+    def column_text(self, column: Column, computed: Sequence[dict[Column, Expr]]) -> str:
         """A column as the query calls it."""
         found = next((made[column].text() for made in computed if column in made), None)
         return str(column) if found is None else f"({found})"

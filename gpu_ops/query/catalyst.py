@@ -1,7 +1,7 @@
 """Spark's analyser and some rules of its optimizer, called on a query over stand-ins of its inputs.
 
 The stand-ins are empty static relations with the inputs' columns, views of a session of their own: so no view of the
-user's is touched, and what a stream may not do is no matter here. Which input a leaf of the plan stands for is said by
+user's is touched, and what a stream may not do is no matter here. Which input a leaf of the plan stands for is in
 its columns' metadata, which lives through copies (a self-join, a common table expression used twice).
 """
 
@@ -243,6 +243,6 @@ def position(origin: Any) -> tuple[int, int]:
 
 
 def message_of(error: PySparkException) -> str:
-    """What Spark says, without the plan that it prints after that."""
+    """Spark's message, without the plan that it prints after that."""
     text = str(error).strip().split(" SQLSTATE", 1)[0].split("; line", 1)[0].splitlines()[0]
     return re.sub(r"\(line \d+, pos \d+\)$", "", text).rstrip(". ")

@@ -353,8 +353,8 @@ class Chooser:
         if kind in ("semi", "anti"):
             if join.member is not None:
                 return "null-aware anti: NOT IN, and a null may be on either side; all rows go to one partition"
-            return f"{kind}: {join.spoken}"
+            return f"{kind}: {join.sql_name}"
         both = [self.event_times(side) for side in (join.left, join.right)]
         if all(both):
-            return f"regular: {join.spoken} whose condition does not compare the event times: rows are kept for ever"
-        return f"regular: {join.spoken}"
+            return f"regular: {join.sql_name} whose condition does not compare the event times: rows are kept for ever"
+        return f"regular: {join.sql_name}"

@@ -1,4 +1,4 @@
-"""What a query may not say and what to do instead; the error that says so, with its place in the text."""
+"""What a query may not contain and what to do instead; its error, with line and column in the text."""
 
 from __future__ import annotations
 

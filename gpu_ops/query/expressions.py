@@ -21,7 +21,7 @@ class Column:
     Attributes:
         label: its own name.
         owner: the alias of its table, or empty.
-        nullable: whether a null can be in it, as far as its input says.
+        nullable: whether a null can be in it, as far as its input is known.
         event_time: whether it is the event time of its input.
     """
 
@@ -51,7 +51,7 @@ class Tree:
 
     Attributes:
         kind: the name of its class.
-        fields: what its JSON says besides.
+        fields: what else its JSON has.
         args: its children.
     """
 
@@ -171,7 +171,7 @@ class Expr:
         return found
 
     def text(self, call: Callable[[Column], str] = str) -> str:
-        """SQL text, near enough to read it; each column called as ``call`` says."""
+        """SQL text, near enough to read it; each column as ``call`` names it."""
         return _text(self, call)
 
 

@@ -73,7 +73,7 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class Calc:
-    """Rows filtered, then projected. A row kind goes along, as ``row_kind`` says.
+    """Rows filtered, then projected, with their row kind.
 
     Attributes:
         input: the node below.
@@ -108,7 +108,7 @@ class JoinNode:
         description: for the engine.
         inputs: as many as it has.
         why: this operator was taken.
-        remarks: more to say.
+        remarks: more about it.
     """
 
     kind: Literal["regular", "semi", "anti", "interval", "multi-way"]

@@ -33,7 +33,7 @@ class Reader:
         self.columns: dict[int, Column] = {}
         self._owners: dict[int, str] = {}
         self._aliases: dict[int, str] = {}
-        self._spoken: dict[frozenset[str], How] = {}
+        self._join_types: dict[frozenset[str], How] = {}
 
     def read(self) -> tuple[Relation, list[tuple[str, Column]]]:
         """The relation, and the result's columns by their names."""
@@ -82,7 +82,7 @@ class Reader:
             self._check(before)
         for node in before.walk():
             if node.kind == "Join":
-                self._spoken[_leaves(node)] = self._how(node)
+                self._join_types[_leaves(node)] = self._how(node)
         pushed = self.catalyst.pushed(joined)
         after = self._tree(pushed)
         self._take_leaves(pushed)
@@ -215,10 +215,10 @@ class Reader:
 
     def _join(self, node: Tree) -> Relation:
         left, right = (self._relation(side) for side in node.args)
-        how, before = self._how(node), self._spoken.get(_leaves(node))
-        spoken = f"{(before or how).upper()} JOIN"
+        how, before = self._how(node), self._join_types.get(_leaves(node))
+        sql_name = f"{(before or how).upper()} JOIN"
         if before not in (None, how) and "inner" not in (before,):
-            spoken += ", less the pads that a condition above it turns away"
+            sql_name += ", less the pads that a condition above it turns away"
         given = node.fields.get("condition")
         condition = self._expr(given, lambda: node.java.condition().get()) if given else None
         on: list[Expr] = []
@@ -233,7 +233,7 @@ class Reader:
                 members.append(member)
         if len(members) > 1:
             self.fail("NOT IN compares one expression of each side: write NOT EXISTS (...)", members[0].java)
-        return JoinOf(how, left, right, tuple(on), node.java, spoken, members[0] if members else None)
+        return JoinOf(how, left, right, tuple(on), node.java, sql_name, members[0] if members else None)
 
     def _how(self, node: Tree) -> How:
         given = node.fields["joinType"]
@@ -283,7 +283,7 @@ class Reader:
             on, above = [*relation.on, *right_over], left_over
         elif relation.how == "right":
             on, above = [*relation.on, *left_over], right_over
-        made = JoinOf(relation.how, left, right, tuple(on), relation.java, relation.spoken, relation.member)
+        made = JoinOf(relation.how, left, right, tuple(on), relation.java, relation.sql_name, relation.member)
         return filtered(made, above), []
 
 

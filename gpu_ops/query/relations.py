@@ -122,7 +122,7 @@ class JoinOf:
         right: of them.
         on: its condition, of those that are joined by AND.
         java: Catalyst's node.
-        spoken: how the query says so.
+        sql_name: the join as SQL writes it.
         member: the equality of NOT IN that is null-aware; it is none of ``on``.
     """
 
@@ -131,7 +131,7 @@ class JoinOf:
     right: Relation
     on: tuple[Expr, ...]
     java: Any
-    spoken: str
+    sql_name: str
     member: Expr | None = None
 
     @functools.cached_property

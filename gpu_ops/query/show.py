@@ -22,7 +22,7 @@ _SPECS: Final[dict[Layout, str]] = {
 
 
 def show(plan: Plan) -> str:
-    """The plan's tree; lines that begin with ``--`` say why the operator above them was taken."""
+    """The plan's tree; lines that begin with ``--`` give the reason for the operator above them."""
     return "\n".join(_tree(plan.root))
 
 

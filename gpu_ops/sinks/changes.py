@@ -18,7 +18,7 @@ from pyspark.sql import types as st
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.errors import BadInputError, DescriptionError
-from gpu_ops.spark.plan.column_metadata import MARK, known_key
+from gpu_ops.spark.plan.column_metadata import CHANGELOG, known_key
 from gpu_ops.spark.plan.union_layout import quoted
 
 COUNT: Final = "gpu_ops_count"
@@ -154,7 +154,7 @@ def view(write: Callable[[Changes], None], key: str | Sequence[str] | None, *, n
             repeated = f.max(f.when(f.col("copies") > 1, f.coalesce("after", "before").cast("string")))
             found = changed.agg(f.count("*"), repeated).first()
             if columns is not None and found[1] is not None:
-                mark = batch.schema[ROW_KIND_COLUMN].metadata.get(MARK, "changelog")
+                mark = batch.schema[ROW_KIND_COLUMN].metadata.get(CHANGELOG, "changelog")
                 raise BadInputError(mark, ", ".join(columns), "the view's key is not unique", found[1])
             if found[0]:
                 write(Changes(changed, schema, columns, query_of(batch), batch_id))

@@ -28,7 +28,7 @@ def aggregate(
 ) -> DataFrame:
     """One row per group, once the input has ended; retractions are honoured.
 
-    Types and nulls are Spark's. Of a stream it says nothing: run the query to its end, and `finish` gives the result.
+    Types and nulls are as in Spark. A stream has no output: run the query to its end, and `finish` gives the result.
     Example::
 
         gpu_ops.aggregate(orders, by="user_id", aggregates={"total": "sum(amount)", "n": "count(*)"}, state=...)
@@ -76,7 +76,7 @@ def co_group(
     """Gives a function both inputs' rows of the same keys, once they have ended; retractions are honoured.
 
     The function runs in Spark's tasks, once for many keys: it is given all rows of these keys, sorted by key, equal
-    keys in the order they came. Of streams it says nothing: run the query to its end, and `finish` gives the result.
+    keys in the order they came. Streams have no output: run the query to its end, and `finish` gives the result.
 
     Args:
         left: the left input.

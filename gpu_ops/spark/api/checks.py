@@ -225,7 +225,7 @@ def _check_output(description: Description, df: DataFrame) -> None:
     for column in description.output:
         if names.count(column.name.lower()) > 1:
             raise DescriptionError(
-                f"the changelog would have {column.name!r} twice (Spark does not tell case apart): "
+                f"the changelog would have {column.name!r} twice (Spark ignores case): "
                 f"rename one{description.rename_hint}"
             )
 
@@ -234,7 +234,7 @@ def _check_lineage(sides: Sequence[Stream], name: str, state: StateAddress | Non
     for plan in [p for side in sides for p in plans_of(side.df)]:
         if plan.join.emit == "at_end":
             raise DescriptionError(
-                f"'{plan.name}' says nothing before its input ends: join what gpu_ops.finish() gives, "
+                f"'{plan.name}' has no output before its input ends: join what gpu_ops.finish() gives, "
                 "a static DataFrame"
             )
         if plan.name == name:

@@ -1,4 +1,4 @@
-"""The end of input: what a state folder still has to say when nothing more will come."""
+"""The end of input: the output that a state folder still holds when nothing more will come."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def finish(
     if function is not None:
         output = function.schema
     version = stored_version(files, manifest)
-    if not _speaks(join, files, manifest, version):
+    if not _has_output(join, files, manifest, version):
         rows = spark.createDataFrame([], output)
     else:
         make_importable(spark)
@@ -118,8 +118,8 @@ def _function(
     return found
 
 
-def _speaks(join: Description, files: Files, manifest: Manifest, version: int) -> bool:
-    """Whether the end of input makes it say anything."""
+def _has_output(join: Description, files: Files, manifest: Manifest, version: int) -> bool:
+    """Whether the end of input gives any output."""
     if join.emit == "at_end":
         return True
     if version == 0 or join.interval is not None:

@@ -29,7 +29,7 @@ from gpu_ops.spark.plan.recognition import made_by
 from gpu_ops.spark.plan.union_layout import quoted
 
 EventTimes = tuple[str, str] | Literal["processing"] | None
-"""The event-time columns of left and right, ``"processing"``, or None where the inputs say it."""
+"""The event-time columns of left and right, ``"processing"``, or None where the inputs name them."""
 
 _CONTEXT = ("left_timestamp", "right_timestamp", "timestamp")
 
@@ -54,7 +54,7 @@ def interval_join(
     heartbeat: Duration | None = None,
     **options: Unpack[IntervalJoinOptions],
 ) -> DataFrame:
-    """Joins rows of two streaming DataFrames whose times are no further apart than the bounds say.
+    """Joins rows of two streaming DataFrames whose times are no further apart than the bounds allow.
 
     A pair matches when ``lower <= right time - left time <= upper``, besides its keys and condition. Rules:
     Flink's SQL interval join, or with ``keyed`` its DataStream one. Durations are ``"-5 minutes"``,
@@ -70,7 +70,7 @@ def interval_join(
         lower: from the left row's time plus this.
         upper: to the left row's time plus this.
         time: the event-time columns of left and right, or ``"processing"`` to go by the clock; may be left
-            out where the inputs say it.
+            out where the inputs name them.
         lower_inclusive: whether the lower bound itself matches.
         upper_inclusive: likewise the upper one.
         keyed: Flink's DataStream rules.
@@ -117,7 +117,7 @@ def interval_join(
         raise DescriptionError("heartbeat= is for pads that come with time; at the end of input all come at once")
     if process is not None and emit == "at_end" and not static:
         raise DescriptionError(
-            "process= is given what the query says, and with emit='at_end' that is nothing: apply the function "
+            "process= is given the output of the query, and with emit='at_end' there is none: apply the function "
             "with mapInArrow to what gpu_ops.finish() gives"
         )
     upstream: tuple[str | None, str | None] = (None, None)
@@ -186,12 +186,12 @@ def _timed(side: Stream, number: int, time: EventTimes) -> tuple[Stream, str | N
                 "withWatermark() or stream(..., event_time=)"
             )
         (column,) = found
-    says = found.get(column, Delay(0, None)) if side.delay_ms is None else Delay(side.delay_ms, None)
+    known = found.get(column, Delay(0, None)) if side.delay_ms is None else Delay(side.delay_ms, None)
     given = side.delay_ms is not None or column in found
-    side = dataclasses.replace(side, event_time=column, delay_ms=says.ms if given else None)
+    side = dataclasses.replace(side, event_time=column, delay_ms=known.ms if given else None)
     # The join that made a row knows how old its next ones may be; a column on its own only guesses.
-    made = None if says.plan_id is None else made_by(side.df)
-    return side, says.plan_id if made is not None and made.plan_id == says.plan_id else None
+    made = None if known.plan_id is None else made_by(side.df)
+    return side, known.plan_id if made is not None and made.plan_id == known.plan_id else None
 
 
 def _check_process(join: IntervalJoin, process: object, schema: object) -> None:

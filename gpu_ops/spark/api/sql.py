@@ -40,7 +40,7 @@ def sql(
     multi_way: MultiWay = "auto",
     **inputs: DataFrame | Stream,
 ) -> DataFrame:
-    """Joins streaming DataFrames as a query says; the result is the changelog of what it selects.
+    """Joins streaming DataFrames by a query in SQL; the result is the changelog of what it selects.
 
     Example::
 

@@ -1,4 +1,4 @@
-"""What a user says about a streaming DataFrame, and the input of a join it becomes."""
+"""What a user declares of a streaming DataFrame, and the input of a join it becomes."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _check(side: Stream, label: str) -> None:
     for option, ms in (("delay", side.delay_ms), ("idle_timeout", side.idle_timeout_ms)):
         if ms is not None and ms < 0:
             raise DescriptionError(f"input '{label}': {option} is not negative, this one is {ms} ms")
-    if side.event_time is None:  # interval_join(time=) may still say it
+    if side.event_time is None:  # interval_join(time=) may still name it
         side = dataclasses.replace(side, delay_ms=None, idle_timeout_ms=None)
     as_input(side, label, derive=False)
 
@@ -176,7 +176,7 @@ def _refuse_connect(df: Any) -> None:
 
 
 def resolve(df: DataFrame, column: str, name: str, what: str) -> str:
-    """A column's own spelling; Spark does not tell case apart unless told to."""
+    """A column's own spelling; Spark ignores case unless configured otherwise."""
     found = spelling(df, column)
     if found is None:
         raise DescriptionError(f"input '{name}': {what} names {column!r}; there are {', '.join(df.columns)}")

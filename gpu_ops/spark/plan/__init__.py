@@ -1,1 +1,1 @@
-"""The streaming plan of a join: how inputs become one stream, the shuffle, what columns say about themselves."""
+"""The streaming plan of a join: how inputs become one stream, the shuffle, the metadata of columns."""

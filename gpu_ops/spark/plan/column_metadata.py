@@ -18,7 +18,7 @@ from gpu_ops.descriptions.description import Description, OutputColumn
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.plan.union_layout import quoted
 
-_CHANGELOG: Final = "gpu_ops.changelog"
+CHANGELOG: Final = "gpu_ops.changelog"
 """Of the row-kind column; its value is the join's name."""
 
 DELAY: Final = "gpu_ops.watermarkDelayMs"
@@ -63,7 +63,7 @@ def delays(df: DataFrame) -> dict[str, Delay]:
 
 def is_changelog(df: DataFrame) -> bool:
     """Whether a DataFrame still has the row kinds that a join of this pack gave it."""
-    return any(x.name == ROW_KIND_COLUMN and _CHANGELOG in (x.metadata or {}) for x in df.schema.fields)
+    return any(x.name == ROW_KIND_COLUMN and CHANGELOG in (x.metadata or {}) for x in df.schema.fields)
 
 
 def known_key(df: DataFrame, plan_id: str | None = None) -> tuple[str, ...] | None:
@@ -91,7 +91,7 @@ def changelog_columns(join: Description, name: str, plan_id: str) -> list[Column
         plan_id: of the join.
     """
     inputs = [source.name for source in join.inputs]
-    of_kind: dict[str, Any] = {_CHANGELOG: name, _INPUTS: inputs}
+    of_kind: dict[str, Any] = {CHANGELOG: name, _INPUTS: inputs}
     key = join.unique_key
     if key is not None:
         of_kind[KEY] = list(key)
