@@ -147,9 +147,9 @@ class Builder:
     def multi_join(self, run: Run, inputs: Sequence[Input]) -> MultiJoin:
         """The description of a run."""
         steps = []
-        for place, (how, links, residual) in enumerate(zip(run.hows, run.links, run.residual, strict=True), start=1):
+        for index, (how, links, residual) in enumerate(zip(run.hows, run.links, run.residual, strict=True), start=1):
             on = tuple(Equality(x.input, self.name(x.key.left), self.name(x.key.right), x.key.null_safe) for x in links)
-            where = self.where(residual, run.inputs[: place + 1], run.computed[: place + 1], inputs[: place + 1])
+            where = self.where(residual, run.inputs[: index + 1], run.computed[: index + 1], inputs[: index + 1])
             steps.append(Step(how, on, where))  # type: ignore[arg-type]
         return MultiJoin(tuple(inputs), tuple(steps), emit=self.emit, ansi=self.chooser.ansi)
 

@@ -41,8 +41,8 @@ class Reader:
         names = [str(name) for name in analysed.schema().fieldNames()]
         relation = self.plan(analysed)
         seen: set[str] = set()
-        for place, name in enumerate(names):
-            node = analysed.expressions().apply(place) if str(analysed.nodeName()) == "Project" else analysed
+        for index, name in enumerate(names):
+            node = analysed.expressions().apply(index) if str(analysed.nodeName()) == "Project" else analysed
             if name.lower() == ROW_KIND_COLUMN:
                 self.fail(f"{name!r} is the first column of every result: give this one another name", node)
             if name.lower() in seen:
@@ -188,8 +188,8 @@ class Reader:
         below = self._relation(node.args[0])
         computed: dict[Column, Expr] = {}
         ids: dict[int, Column] = {}
-        for place, part in enumerate(node.fields["projectList"]):
-            expr = self._expr(part, lambda place=place: node.java.projectList().apply(place))  # type: ignore[misc]
+        for index, part in enumerate(node.fields["projectList"]):
+            expr = self._expr(part, lambda index=index: node.java.projectList().apply(index))  # type: ignore[misc]
             number, value = number_of(expr.tree), expr.args[0] if expr.kind == "Alias" else expr
             column = value.column
             if column is None:

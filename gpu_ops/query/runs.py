@@ -67,7 +67,7 @@ def run_of(steps: Sequence[JoinOf], chooser: Chooser) -> Run | str:
     residual: list[tuple[Residual, ...]] = []
     hows: list[str] = []
     padded = [False]
-    for place, step in enumerate(steps, start=1):
+    for index, step in enumerate(steps, start=1):
         choice = chooser.choice(step)
         if choice.kind != "regular":
             return f"{_one(choice.kind)} {choice.kind} join is no part of a multi-way join"
@@ -82,22 +82,22 @@ def run_of(steps: Sequence[JoinOf], chooser: Chooser) -> Run | str:
         for key in choice.keys:
             swapped = KeyColumns(key.right, key.left, key.null_safe) if turned and step is first else key
             sides = choice.computed[::-1] if turned and step is first else choice.computed
-            owner = _owner(swapped.left, sides[0], inputs[:place])
+            owner = _owner(swapped.left, sides[0], inputs[:index])
             if owner is None:
                 return f"the key {sides[0][swapped.left].text()!r} is made of several inputs"
             if swapped.left in sides[0] and padded[owner] and not chooser.null_of_pad(sides[0][swapped.left]):
                 return (
                     f"the key {sides[0][swapped.left].text()!r} is something else than null where its input has no row"
                 )
-            for column, side, number in ((swapped.left, sides[0], owner), (swapped.right, sides[1], place)):
+            for column, side, number in ((swapped.left, sides[0], owner), (swapped.right, sides[1], index)):
                 if column in side:
                     computed[number][column] = side[column]
             found.append(Link(owner, swapped))
         links.append(tuple(found))
         hows.append(how)
         try:
-            among = inputs[: place + 1]
-            made = computed[: place + 1]
+            among = inputs[: index + 1]
+            made = computed[: index + 1]
             residual.append(tuple(chooser.residual(x.expr, among, made, [*padded, False]) for x in choice.residual))
         except NotOursError as error:
             return f"the condition {error.expr.text()!r} is made of several inputs, or of one that may have no row"

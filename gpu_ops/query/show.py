@@ -98,8 +98,8 @@ def _multi_way(join: MultiJoin) -> str:
     hows = ", ".join(step.how.upper() for step in join.steps)
     unique = ", ".join(f"({', '.join(s.unique_key)})" if s.unique_key else "noUniqueKey" for s in join.inputs)
     terms = []
-    for place, step in enumerate(join.steps, start=1):
-        own = join.inputs[place].name
+    for index, step in enumerate(join.steps, start=1):
+        own = join.inputs[index].name
         equal = [
             f"{join.inputs[k.input].name}.{quoted(k.column)} {'IS NOT DISTINCT FROM' if k.null_safe else '='} "
             f"{own}.{quoted(k.own)}"

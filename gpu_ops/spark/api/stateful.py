@@ -100,11 +100,11 @@ def _check_key(found: _Found, plan: Any, name: str, unique_key: Sequence[str]) -
     """The unique key of an aggregate is what it groups by, and no filter may drop a row that replaces one."""
     attributes = _all(plan.output())
     wanted = {_id(a) for a in attributes if str(a.name()) in unique_key}
-    for place, node in enumerate(found.above):
+    for number, node in enumerate(found.above):
         kind = str(node.nodeName())
         if kind not in ROW_BY_ROW | _SHUFFLES:
             _refuse_between(node, name)
-        if kind == "Filter" and _groups(found.above[place:], _ids(node.references()), found.node) is None:
+        if kind == "Filter" and _groups(found.above[number:], _ids(node.references()), found.node) is None:
             raise DescriptionError(
                 f"input '{name}' filters a streaming aggregate: a row that it drops would leave the one it replaces. "
                 "Filter what the join gives (WHERE of sql()), or by the columns of the group"
@@ -118,7 +118,7 @@ def _check_key(found: _Found, plan: Any, name: str, unique_key: Sequence[str]) -
 
 
 def _groups(path: Sequence[Any], wanted: Set[int], aggregate: Any) -> set[int] | None:
-    """Which of the columns that an aggregate groups by, by their places, some columns are; None for any other.
+    """Which of the columns that an aggregate groups by, by their numbers, some columns are; None for any other.
 
     Args:
         path: the nodes down to the aggregate.
@@ -136,17 +136,17 @@ def _groups(path: Sequence[Any], wanted: Set[int], aggregate: Any) -> set[int] |
             return None
         ids = {renamed.get(x, x) for x in ids}
     if str(aggregate.nodeName()) == "Distinct":
-        places = {_id(x): n for n, x in enumerate(_all(aggregate.output()))}
-        return {places[x] for x in ids}
+        numbers = {_id(x): n for n, x in enumerate(_all(aggregate.output()))}
+        return {numbers[x] for x in ids}
     groups = _all(aggregate.groupingExpressions())
     found = set()
     for shown in _all(aggregate.aggregateExpressions()):
         if _id(shown) in ids:
             value = shown.child() if _is_alias(shown) else shown
-            place = next((n for n, group in enumerate(groups) if value.semanticEquals(group)), None)
-            if place is None:
+            number = next((n for n, group in enumerate(groups) if value.semanticEquals(group)), None)
+            if number is None:
                 return None
-            found.add(place)
+            found.add(number)
             ids.discard(_id(shown))
     return found if not ids else None
 
@@ -195,7 +195,7 @@ def _shown_group(found: _Found) -> str:
 
 
 def _all(scala: Any) -> list[Any]:
-    return [scala.apply(place) for place in range(scala.length())]
+    return [scala.apply(number) for number in range(scala.length())]
 
 
 def _ids(attributes: Any) -> set[int]:

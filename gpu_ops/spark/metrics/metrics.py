@@ -89,8 +89,8 @@ def observed(names: Sequence[str], column: str) -> Column:
     """
     from pyspark.sql import functions as f  # noqa: PLC0415 - a worker that only packs needs none
 
-    def field(partitions: Column, place: int, name: str) -> Column:
-        numbers = f.transform(partitions, lambda packed: f.get(packed, f.lit(place)))
+    def field(partitions: Column, index: int, name: str) -> Column:
+        numbers = f.transform(partitions, lambda packed: f.get(packed, f.lit(index)))
         latest = f.array_max(numbers)
         if name in _MARKS:
             return latest.alias(name)
@@ -100,7 +100,7 @@ def observed(names: Sequence[str], column: str) -> Column:
         return f.aggregate(numbers, zero, lambda total, n: total + f.coalesce(n, zero)).alias(name)
 
     def added(partitions: Column) -> Column:
-        return f.struct(*(field(partitions, place, name) for place, name in enumerate(names)))
+        return f.struct(*(field(partitions, index, name) for index, name in enumerate(names)))
 
     # in an array of its own, so that the aggregate is named once, and computed once
     collected = f.array(f.collect_list(f.col(column)))
