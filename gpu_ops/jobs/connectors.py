@@ -89,6 +89,7 @@ _LINES: Final = {"multi_line": FLAG, **_TIMES, "mode": Option(values=_MODES), "e
 _CSV: Final = {"header": FLAG, "delimiter": Option(spark="sep"), "quote": TEXT, "escape": TEXT, "null_value": TEXT}
 _WRITTEN: Final = {**_PATH, "compression": TEXT}
 _BROKER: Final = {"bootstrap_servers": Option(spark="kafka.bootstrap.servers", required=True)}
+_TOPIC: Final = {**_BROKER, "topic": Option(required=True)}
 _FEED: Final = {"change_feed": Option("flag", "readChangeFeed"), "starting_version": TEXT, "starting_timestamp": TEXT}
 
 SOURCES: Final[Mapping[str, Mapping[str, Option]]] = {
@@ -113,7 +114,15 @@ SINKS: Final[Mapping[str, Mapping[str, Option]]] = {
     "json": {**_WRITTEN, **_TIMES},
     "csv": {**_WRITTEN, **_CSV, **_TIMES},
     "delta": {**_PATH, "merge_schema": FLAG},
-    "kafka": {**_BROKER, "topic": Option(required=True), "key": Option("names", "")},
+    "kafka": {**_TOPIC, "key": Option("names", ""), "format": _one_of("json", "debezium-json")},
+    "upsert-kafka": _TOPIC,
+    "jdbc": {
+        "url": Option(required=True),
+        "table": Option(spark="dbtable", required=True),
+        "user": TEXT,
+        "password": TEXT,
+        "driver": TEXT,
+    },
     "console": {"rows": Option("count", "numRows"), "truncate": TEXT},
     "memory": {"table": Option(spark="", required=True)},
     "blackhole": {},
@@ -130,7 +139,6 @@ FOREIGN: Final = {
     "filesystem": "name the format instead: parquet, json or csv",
     "print": "it is called console here",
     "datagen": "rate makes rows with a timestamp and a value",
-    "upsert-kafka": "kafka takes the changelog as it is, with its row kinds",
 }
 """What Flink has and we have not, or have under another name."""
 
@@ -154,7 +162,7 @@ def package(connector: str, spark: str) -> str | None:
         Its coordinates, or None for one that Spark brings itself.
     """
     line = ".".join(spark.split(".")[:2])
-    if connector == "kafka":
+    if "kafka" in connector:
         return f"org.apache.spark:spark-sql-kafka-0-10_{'2.12' if line < '4' else '2.13'}:{spark}"
     if connector == "delta":
         return _DELTA.get(line, f"io.delta:delta-spark_{line}_2.13:4.4.0")

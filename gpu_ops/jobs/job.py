@@ -77,6 +77,8 @@ class Sink:
         row_kind: what the column of row kinds is called.
         key: columns that make a Kafka message's key.
         table: of the memory sink: the table's name.
+        format: of a Kafka message.
+        primary_key: of a view; None for the one that is known of the changelog.
     """
 
     connector: str
@@ -86,6 +88,15 @@ class Sink:
     row_kind: str = "row_kind"
     key: tuple[str, ...] = ()
     table: str = ""
+    format: str = "json"
+    primary_key: tuple[str, ...] | None = None
+
+    @property
+    def is_view(self) -> bool:
+        """Whether the sink is given the table that the changelog makes, see `gpu_ops.sinks`."""
+        if self.connector == "delta":
+            return self.primary_key is not None
+        return self.connector in ("jdbc", "upsert-kafka") or self.format == "debezium-json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,13 +206,27 @@ def _source(file: Text, table: TableText) -> Source:
 
 def _sink(file: Text, table: TableText) -> Sink:
     connector, settings = of_table(file, table, "sink")
-    if table.primary_key is not None:
-        problem = "a sink takes the changelog as it is; what its PRIMARY KEY would do, a MERGE does: leave it out"
-        raise file.error(problem, table.primary_key[0].at)
     if table.watermark is not None:
         raise file.error("a sink has no watermark", table.watermark[0].at)
-    columns = _columns(file, table)
-    return Sink(connector=connector, columns=columns, options=settings.spark, at=table.name.at, **settings.values)
+    columns, key = _columns(file, table), table.primary_key
+    sink = Sink(
+        connector=connector,
+        columns=columns,
+        options=settings.spark,
+        at=table.name.at,
+        primary_key=None if key is None else tuple(name.text for name in key),
+        **settings.values,
+    )
+    if key is not None and not sink.is_view:
+        problem = f"{connector} takes the changelog as it is: leave the PRIMARY KEY out. With one there are "
+        problem += "delta, jdbc, upsert-kafka, and kafka with 'format' = 'debezium-json'"
+        raise file.error(problem, key[0].at)
+    for name, at in settings.at.items() if sink.is_view else ():
+        if name in ("row_kind", "key") or (connector == "delta" and name != "path"):
+            raise file.error(f"a view has no option {name!r}", at)
+    for column in key or ():
+        _check_known(file, column, "", columns)
+    return sink
 
 
 def _columns(file: Text, table: TableText) -> tuple[tuple[str, str], ...] | None:

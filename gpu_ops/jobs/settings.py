@@ -66,7 +66,7 @@ def of_table(file: Text, table: TableText, kind: Literal["source", "sink"]) -> t
     options = connectors[connector]
     others = [setting for setting in table.settings if setting is not named]
     unknown = f"{connector} has no option {{!r}}; there are {{}}; {_PREFIX}NAME hands any other to Spark"
-    prefixes = (_PREFIX, "kafka.") if connector == "kafka" else (_PREFIX,)
+    prefixes = (_PREFIX, "kafka.") if "kafka" in connector else (_PREFIX,)
     found = _read(file, others, {**options, **common}, prefixes, unknown)
     for name, option in options.items():
         if option.required and name not in found.at:

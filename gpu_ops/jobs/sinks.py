@@ -13,6 +13,8 @@ from gpu_ops.jobs.job import Job, Sink
 from gpu_ops.jobs.sources import failed
 from gpu_ops.jobs.text import Text
 from gpu_ops.jobs.types import quoted
+from gpu_ops.sinks import delta_view, jdbc_view, kafka_debezium, kafka_upsert
+from gpu_ops.sinks.changes import View
 from gpu_ops.spark.plan.plugin import metrics_reported
 
 if TYPE_CHECKING:
@@ -43,10 +45,14 @@ def start(changes: DataFrame, job: Job, *, once: bool, last_join: str | None) ->
     counted = changes if known else changes.observe(OBSERVED, *counts)
     try:
         rows = shaped(counted, job.sink, job.file)
-        if job.sink.connector == "kafka":
-            rows = messages(rows, job.sink, job.file)
-        writer = rows.writeStream.format(FORMATS.get(job.sink.connector, job.sink.connector))
-        writer = writer.outputMode("append").queryName(job.sink.table or job.name).options(**job.sink.options)
+        if job.sink.is_view:
+            writer = rows.writeStream.foreachBatch(view(job.sink))
+        else:
+            if job.sink.connector == "kafka":
+                rows = messages(rows, job.sink, job.file)
+            writer = rows.writeStream.format(FORMATS.get(job.sink.connector, job.sink.connector))
+            writer = writer.options(**job.sink.options)
+        writer = writer.outputMode("append").queryName(job.sink.table or job.name)
         if job.checkpoint is not None:
             writer = writer.option("checkpointLocation", job.checkpoint)
         if once:
@@ -56,6 +62,18 @@ def start(changes: DataFrame, job: Job, *, once: bool, last_join: str | None) ->
         return writer.start()
     except AnalysisException as error:
         raise failed(changes.sparkSession, job.file, job.sink.connector, job.sink.at, error) from error
+
+
+def view(sink: Sink) -> View:
+    """What keeps the sink's table or topic."""
+    options = dict(sink.options)
+    if sink.connector == "delta":
+        return delta_view(options["path"], sink.primary_key)
+    if sink.connector == "jdbc":
+        return jdbc_view(options.pop("url"), options.pop("dbtable"), sink.primary_key, options=options)
+    servers, topic = options.pop("kafka.bootstrap.servers"), options.pop("topic")
+    kept = kafka_upsert if sink.connector == "upsert-kafka" else kafka_debezium
+    return kept(servers, topic, sink.primary_key, options=options)
 
 
 def shaped(changes: DataFrame, sink: Sink, file: Text) -> DataFrame:

@@ -135,7 +135,7 @@ def query_of(batch: DataFrame) -> str:
 
 
 def view(write: Callable[[Changes], None], key: str | Sequence[str] | None, *, needs_key: str = "") -> View:
-    """A function for ``foreachBatch`` that computes the net change of each micro-batch, and writes it if there is any.
+    """A function for ``foreachBatch`` that computes the net change of each micro-batch and writes it.
 
     Args:
         write: writes it.
@@ -156,7 +156,7 @@ def view(write: Callable[[Changes], None], key: str | Sequence[str] | None, *, n
             if columns is not None and found[1] is not None:
                 mark = batch.schema[ROW_KIND_COLUMN].metadata.get(CHANGELOG, "changelog")
                 raise BadInputError(mark, ", ".join(columns), "the view's key is not unique", found[1])
-            if found[0]:
+            if found[0] or batch_id == 0:  # the first one makes the table, be it empty
                 write(Changes(changed, schema, columns, query_of(batch), batch_id))
         finally:
             changed.unpersist()

@@ -25,6 +25,11 @@ def job(options: str, columns: str = " (id BIGINT, at TIMESTAMP)", sink: str = S
     return table(options, columns) + sink + settings + INSERT.replace("orders", "t")
 
 
+def view(connector: str, key: str, options: str = "") -> str:
+    options += "'bootstrap_servers' = 'b', 'topic' = 't'"
+    return f"CREATE TABLE changes (id INT, PRIMARY KEY ({key})) WITH ('connector' = '{connector}', {options});\n"
+
+
 PARQUET = "'connector' = 'parquet', 'path' = 'p'"
 
 
@@ -90,8 +95,18 @@ PARQUET = "'connector' = 'parquet', 'path' = 'p'"
         ),
         (
             job(PARQUET, sink="CREATE TABLE changes (id INT PRIMARY KEY) WITH ('connector' = 'console');\n"),
-            "a sink takes the changelog as it is",
+            "console takes the changelog as it is: leave the PRIMARY KEY out. With one there are delta, jdbc, ",
             "id INT",
+        ),
+        (
+            job(PARQUET, sink=view("upsert-kafka", "idd")),
+            "there is no column 'idd'; there are id",
+            "idd",
+        ),
+        (
+            job(PARQUET, sink=view("kafka", "id", "'format' = 'debezium-json', 'key' = 'id', ")),
+            "a view has no option 'key'",
+            "'id'",
         ),
         (
             job(PARQUET, sink="CREATE TABLE changes WITH ('connector' = 'memory');\n"),

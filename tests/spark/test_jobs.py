@@ -103,6 +103,27 @@ def test_once_and_once_more(spark: Any, tmp_path: Path, form: str, reader: str) 
     assert result(spark, tmp_path, form) == [(1, "book", None), (2, "pencil", 1.5)]
 
 
+VIEW = """(id BIGINT, item STRING, total DOUBLE, PRIMARY KEY (id) NOT ENFORCED)
+WITH ('connector' = 'jdbc', 'url' = '{url}', 'table' = 'totals');
+SET"""
+
+
+def test_a_view_in_a_database(spark: Any, tmp_path: Path) -> None:
+    url = f"jdbc:derby:memory:{tmp_path.name};create=true"
+    path = tmp_path / "shop.sql"
+    sink = re.compile(r"\(kind .*?SET", re.DOTALL)
+    path.write_text(sink.sub(VIEW.format(url=url), JOB.format(format="json"), count=1))
+    write(tmp_path / "orders", "json", ORDERS, (1, "book", 2), (2, "pen", 1))
+    write(tmp_path / "prices", "json", PRICES, ("+I", 1, 9.5), ("+I", 2, 0.5))
+    runner.run(load(path), console(), once=True)
+    write(tmp_path / "prices", "json", PRICES, ("-D", 1, 9.5))
+    screen = console()
+    runner.run(load(path), screen, once=True)
+    assert screen.export_text().startswith("micro-batch 1: 1 rows in, 2 changes out (1 +I, 1 -D); ")
+    found = spark.read.format("jdbc").options(url=url, dbtable="totals").load().collect()
+    assert sorted(tuple(row) for row in found) == [(1, "book", None), (2, "pen", 0.5)]
+
+
 @pytest.mark.parametrize("reported", [False, True])
 @pytest.mark.parametrize("where", ["", " WHERE p.price IS NULL OR o.item <> 'book'"])
 def test_changes_are_counted_where_they_can_be(
