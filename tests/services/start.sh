@@ -50,6 +50,11 @@ END
   fi
   nohup "${kafka[@]}" kafka.Kafka "$home/kafka/server.properties" > "$home/kafka/log" 2>&1 &
   echo $! > "$home/kafka/pid"
+  for _ in $(seq 60); do
+    if (: > /dev/tcp/localhost/19092) 2>/dev/null; then break; fi
+    running "$home/kafka/pid" || { tail -n 20 "$home/kafka/log"; exit 1; }
+    sleep 1
+  done
 fi
 
 if [ -z "$postgres" ]; then
