@@ -13,9 +13,11 @@ from gpu_ops.jobs.job import Job, Sink
 from gpu_ops.jobs.sources import failed
 from gpu_ops.jobs.text import Text
 from gpu_ops.jobs.types import quoted
-from gpu_ops.sinks import delta_view, jdbc_view, kafka_debezium, kafka_upsert
-from gpu_ops.sinks.changes import View
 from gpu_ops.spark.plan.plugin import metrics_reported
+from gpu_ops.spark.sinks.changes import View
+from gpu_ops.spark.sinks.delta import delta_view
+from gpu_ops.spark.sinks.jdbc import jdbc_view
+from gpu_ops.spark.sinks.kafka import kafka_debezium, kafka_upsert
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -34,7 +34,6 @@ from gpu_ops.errors import StateError
 from gpu_ops.state import activity
 from gpu_ops.state.files import TEMPORARY, Files, Stamp, as_sink
 from gpu_ops.state.manifest import Manifest
-from gpu_ops.state.times import NO_TIMES, Times
 
 _TRAILER: Final = struct.Struct("<8sQI")
 _MAGIC: Final = b"GPUJOIN1"
@@ -43,6 +42,51 @@ _BACKLOG: Final = "backlog"
 _CHECK: Final = "check"
 """The fact that is a checksum of the others: a reader of facts alone does not see the file's."""
 _ROWS_PER_BATCH: Final = 1 << 16
+
+
+Pair = tuple[int | None, int | None]
+"""Of left and right; None where there is nothing yet."""
+
+_TIMES: Final = ("watermark_ms", "left_latest_ms", "right_latest_ms")
+
+
+@dataclasses.dataclass(frozen=True)
+class Times:
+    """What a partition knows of event time after a micro-batch, in milliseconds since the epoch.
+
+    Attributes:
+        watermark: the one in force in the micro-batch, None while there is none.
+        latest: per input, the latest event time seen so far.
+    """
+
+    watermark: int | None = None
+    latest: Pair = (None, None)
+
+    def later(self, other: Times) -> Times:
+        """The later of each: what two partitions, or two micro-batches, know together."""
+        left, right = (later(a, b) for a, b in zip(self.latest, other.latest, strict=True))
+        return Times(later(self.watermark, other.watermark), (left, right))
+
+    def to_facts(self) -> dict[str, str]:
+        """As metadata of a file; what there is none of is left out."""
+        values = zip(_TIMES, (self.watermark, *self.latest), strict=True)
+        return {name: str(value) for name, value in values if value is not None}
+
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, str]) -> Times:
+        """The inverse of `to_facts`; other facts are left alone."""
+        watermark, left, right = (int(facts[name]) if name in facts else None for name in _TIMES)
+        return cls(watermark, (left, right))
+
+
+def later(a: int | None, b: int | None) -> int | None:
+    """The greater of two numbers, or the one that is there."""
+    if a is None or b is None:
+        return b if a is None else a
+    return max(a, b)
+
+
+NO_TIMES: Final = Times()
 
 
 @dataclasses.dataclass(frozen=True)

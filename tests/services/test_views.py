@@ -20,7 +20,7 @@ from spark.support import Row
 from spark.views import COLUMNS, Shop, in_rows
 
 from gpu_ops import sinks
-from gpu_ops.sinks import delta, jdbc, kafka
+from gpu_ops.spark.sinks import delta, jdbc, kafka
 from services.conftest import listens
 
 pytestmark = [pytest.mark.spark, pytest.mark.services]

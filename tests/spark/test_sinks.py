@@ -11,7 +11,7 @@ import pytest
 
 from gpu_ops import sinks
 from gpu_ops.errors import BadInputError, DescriptionError, StateError
-from gpu_ops.sinks.changes import key_of, net
+from gpu_ops.spark.sinks.changes import key_of, net
 from spark.support import fold
 from spark.views import COLUMNS, Checked, Shop, in_rows
 

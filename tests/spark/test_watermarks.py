@@ -14,10 +14,9 @@ from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.errors import StateError
 from gpu_ops.spark.servers.watermarks import Moment, Report, Watermarks, operator_watermark
-from gpu_ops.state.durable import PartitionLog, Record
+from gpu_ops.state.durable import PartitionLog, Record, Times
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest, ensure
-from gpu_ops.state.times import Times
 
 SCHEMA = pa.schema([("k", pa.int64()), ("t", pa.timestamp("us", "UTC"))])
 NOTHING = Report((None, None), (False, False))

@@ -22,10 +22,9 @@ from gpu_ops.spark.exchange.left_over import left_over
 from gpu_ops.spark.servers.partition import stored_state
 from gpu_ops.spark.servers.rescale import rescale
 from gpu_ops.state import durable
-from gpu_ops.state.durable import PartitionLog, Record
+from gpu_ops.state.durable import PartitionLog, Record, Times
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import MANIFEST, Manifest, ensure
-from gpu_ops.state.times import Times
 from state.support import WIRE, make_join, wire_batches
 from state.test_partition import opened
 

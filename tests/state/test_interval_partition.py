@@ -19,10 +19,9 @@ from gpu_ops.spark.exchange.command import ApplyCommand, Wire
 from gpu_ops.spark.exchange.left_over import left_over
 from gpu_ops.spark.servers.partition import Applied, PartitionState
 from gpu_ops.state.address import StateAddress
-from gpu_ops.state.durable import PartitionLog
+from gpu_ops.state.durable import PartitionLog, Times
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import FINISHED, Manifest
-from gpu_ops.state.times import Times
 
 TIME = pa.timestamp("us", "UTC")
 LEFT = pa.schema([("k", pa.int64()), ("t", TIME), ("a", pa.int64())])

@@ -131,18 +131,18 @@ class Flock:
     def strike(self) -> None:
         """Something happens to the server that is called, or to one that was."""
         address = self._called
-        pid, kind = self._servers[address].process.pid, self._chance.choice(("nothing", "killed", "stopped", "stopped"))
+        kind = self._chance.choice(("nothing", "killed", "stopped", "stopped"))
         if kind == "nothing" or address in self._asleep:
             return
         self.faults[kind] += 1
-        os.kill(pid, signal.SIGKILL if kind == "killed" else signal.SIGSTOP)
+        # By the process, not its number: it may have ended by itself meanwhile.
+        self._servers[address].process.send_signal(signal.SIGKILL if kind == "killed" else signal.SIGSTOP)
         if kind == "stopped":
             self._asleep.add(address)
             threading.Timer(self._chance.random() * 8, self._wake, (address,)).start()
 
     def _wake(self, address: str) -> None:
-        if self._servers[address].process.poll() is None:
-            os.kill(self._servers[address].process.pid, signal.SIGCONT)
+        self._servers[address].process.send_signal(signal.SIGCONT)
         self._asleep.discard(address)
 
 

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_ops.state.durable import PartitionLog, Record
+from gpu_ops.state.durable import NO_TIMES, PartitionLog, Record, Times
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest
-from gpu_ops.state.times import NO_TIMES, Times
 from state.support import make_join, wire_batches
 
 TABLE = wire_batches(1, rows=50)[0]

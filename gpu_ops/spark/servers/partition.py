@@ -28,10 +28,9 @@ from gpu_ops.spark.servers.pending import Pending, Recorded, identity
 from gpu_ops.state import activity
 from gpu_ops.state.activity import Activity
 from gpu_ops.state.address import StateAddress
-from gpu_ops.state.durable import PartitionLog, Record, Stored
+from gpu_ops.state.durable import NO_TIMES, Pair, PartitionLog, Record, Stored, Times
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest, check_open, ensure, remove_older
-from gpu_ops.state.times import NO_TIMES, Pair, Times
 
 _log = logging.getLogger(__name__)
 

@@ -6,9 +6,8 @@ import dataclasses
 from typing import NamedTuple
 
 from gpu_ops.spark.exchange.command import ApplyCommand
-from gpu_ops.state.durable import Record
+from gpu_ops.state.durable import Record, Times
 from gpu_ops.state.files import Stamp
-from gpu_ops.state.times import Times
 
 
 class Recorded(NamedTuple):

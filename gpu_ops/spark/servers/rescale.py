@@ -38,10 +38,9 @@ from gpu_ops.spark.servers.recovery import stored_version
 from gpu_ops.spark.sources.murmur import spark_hash
 from gpu_ops.spark.sources.packing import partition_of
 from gpu_ops.state.address import Location
-from gpu_ops.state.durable import PartitionLog, Record, Stored
+from gpu_ops.state.durable import NO_TIMES, PartitionLog, Record, Stored, Times
 from gpu_ops.state.files import Files, Stamp
 from gpu_ops.state.manifest import FORMAT, MANIFEST, SPARK, Manifest, check_open
-from gpu_ops.state.times import NO_TIMES, Times
 
 _TIME: Final = "time"
 _EARLIEST: Final = ("left_cleaned", "right_cleaned")

@@ -15,10 +15,9 @@ from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import StateError
 from gpu_ops.spark.servers import recovery
 from gpu_ops.state.address import StateAddress
-from gpu_ops.state.durable import PartitionLog
+from gpu_ops.state.durable import NO_TIMES, PartitionLog, Times, later
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest, ensure
-from gpu_ops.state.times import NO_TIMES, Times, later
 
 Upstream = Callable[[int], int | None]
 """The output watermark of the interval join that makes an input, in the micro-batch before this one."""

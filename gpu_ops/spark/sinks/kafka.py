@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
-from gpu_ops.sinks.changes import Changes, View, json, view
+from gpu_ops.spark.sinks.changes import Changes, View, json, view
 
 
 def kafka_upsert(

@@ -9,8 +9,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
-from gpu_ops.sinks.changes import COUNT, Changes, View, view
 from gpu_ops.spark.plan.union_layout import quoted
+from gpu_ops.spark.sinks.changes import COUNT, Changes, View, view
 
 
 def jdbc_view(

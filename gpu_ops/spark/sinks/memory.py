@@ -6,8 +6,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from gpu_ops.errors import StateError
-from gpu_ops.sinks.changes import COUNT, net, query_of
 from gpu_ops.spark.plan.union_layout import quoted
+from gpu_ops.spark.sinks.changes import COUNT, net, query_of
 
 
 class MemoryView:

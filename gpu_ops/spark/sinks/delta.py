@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from gpu_ops.sinks.changes import COUNT, Changes, View, view
+from gpu_ops.spark.sinks.changes import COUNT, Changes, View, view
 
 _TRANSACTION: Final = "spark.databricks.delta.write."
 _SOURCE: Final = "gpu_ops_changes"
