@@ -172,9 +172,9 @@ def changelog(spark: SparkSession, job: Job, console: Console) -> DataFrame:
 def _session(job: Job, console: Console) -> Iterator[SparkSession]:
     """A session for the job; one that there is already is used, and left running."""
     prepare_environment()
-    running = SparkSession.getActiveSession()
-    if running is not None:
-        yield running
+    if SparkSession.getActiveSession() is not None:
+        # Not the active one: PySpark takes that from whoever made a DataFrame last, a micro-batch's own session too.
+        yield SparkSession.builder.getOrCreate()
         return
     settings = {
         "spark.ui.showConsoleProgress": "false",

@@ -107,7 +107,7 @@ def test_at_the_end(engines: Backend, ways: Backend, how: Any) -> None:
 
 
 @only_on("gpu-tiny", "emulated-tiny")
-@pytest.mark.parametrize("ways", ["hash_join", "auto"], indirect=True)
+@pytest.mark.parametrize("ways", ["hash_join", pytest.param("auto", marks=pytest.mark.slow)], indirect=True)
 @pytest.mark.parametrize(
     "name", [name if name in FIRST else pytest.param(name, marks=pytest.mark.slow) for name in GOLDEN]
 )
