@@ -21,10 +21,10 @@ import pyarrow as pa
 
 from gpu_ops.conditions.builder import Builder, nodes_of
 from gpu_ops.conditions.expressions import Call, Column, Node, Op, TypeProblemError, column_type
-from gpu_ops.conditions.grammar import read
+from gpu_ops.conditions.grammar import backquoted, read
 from gpu_ops.errors import EvaluationError
 
-__all__ = ["Condition", "nodes_of", "parse"]
+__all__ = ["Condition", "backquoted", "nodes_of", "parse"]
 
 
 @dataclass(frozen=True)

@@ -83,6 +83,11 @@ class Token(NamedTuple):
         return "the end of the text" if self.kind == "end" else repr(self.text)
 
 
+def backquoted(name: str) -> str:
+    """A name as SQL text, whatever is in it."""
+    return "`" + name.replace("`", "``") + "`"
+
+
 def read(sql: str, resolve: Resolve, build: Builder) -> Node:
     """The condition that a text is, BOOLEAN.
 

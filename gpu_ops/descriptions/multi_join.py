@@ -15,7 +15,7 @@ from typing import Any, Literal, Self, cast, get_args
 
 import pyarrow as pa
 
-from gpu_ops.conditions import Condition, parse
+from gpu_ops.conditions import Condition, backquoted, parse
 from gpu_ops.descriptions.description import Description, Emit, OutputColumn, condition_text, equality, line
 from gpu_ops.descriptions.inputs import (
     Input,
@@ -254,7 +254,7 @@ class MultiJoin(Description):
 
     def _condition(self, input_index: int, step: Step) -> Condition | None:
         def quoted(source: Input, column: str) -> str:
-            return ".".join("`" + part.replace("`", "``") + "`" for part in (source.name, column))
+            return ".".join(map(backquoted, (source.name, column)))
 
         own = self.inputs[input_index]
         terms = [f"({quoted(self.inputs[k.input], k.column)} <=> {quoted(own, k.own)})" for k in step.on if k.null_safe]

@@ -9,12 +9,12 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
+from gpu_ops.conditions import backquoted
 from gpu_ops.errors import DescriptionError
 from gpu_ops.files.formats import FormatName
 from gpu_ops.jobs.connectors import package
 from gpu_ops.jobs.job import Source
 from gpu_ops.jobs.text import JobError, Text
-from gpu_ops.jobs.types import quoted
 from gpu_ops.spark.api.streams import Stream, stream
 from gpu_ops.spark.metrics.metrics import free_name
 from gpu_ops.spark.sources.files import read_files
@@ -86,7 +86,7 @@ def schema_text(source: Source) -> str:
     columns = list(source.columns or ())
     if source.row_kind is not None and source.row_kind.lower() not in {name.lower() for name, _ in columns}:
         columns.append((source.row_kind, "STRING"))
-    return ", ".join(f"{quoted(name)} {kind}" for name, kind in columns)
+    return ", ".join(f"{backquoted(name)} {kind}" for name, kind in columns)
 
 
 def _load(spark: SparkSession, source: Source) -> DataFrame:
@@ -143,12 +143,12 @@ def _delta(spark: SparkSession, source: Source) -> tuple[Source, DataFrame]:
     own = [source.row_kind] if source.row_kind is not None else []
     if source.columns is None:
         kept = [name for name in df.columns if name not in (_CHANGE, _VERSION, _TIME)]
-        chosen = [f.col(quoted(name)) for name in kept]
+        chosen = [f.col(backquoted(name)) for name in kept]
     else:
-        chosen = [f.col(quoted(name)).cast(kind).alias(name) for name, kind in source.columns]
+        chosen = [f.col(backquoted(name)).cast(kind).alias(name) for name, kind in source.columns]
         kept = [name for name, _ in source.columns]
     own += [source.sequence_by] if source.sequence_by is not None else []
-    return source, df.select(*chosen, *(f.col(quoted(name)) for name in own if name not in kept))
+    return source, df.select(*chosen, *(f.col(backquoted(name)) for name in own if name not in kept))
 
 
 def decode(df: DataFrame, source: Source) -> tuple[Source, DataFrame]:
@@ -178,9 +178,9 @@ def decode(df: DataFrame, source: Source) -> tuple[Source, DataFrame]:
     if drop:
         rows = rows.where(f"m.{corrupt} IS NULL")
     if not debezium:
-        return source, rows.select(*(f.col(f"m.{quoted(name)}") for name in row_type.names))
+        return source, rows.select(*(f.col(f"m.{backquoted(name)}") for name in row_type.names))
     changes = rows.select(f.explode(_changes()).alias("c"))
-    columns = [f.col(f"c.row.{quoted(name)}") for name in row_type.names]
+    columns = [f.col(f"c.row.{backquoted(name)}") for name in row_type.names]
     kind = free_name(_KIND, row_type.names)
     return dataclasses.replace(source, row_kind=kind), changes.select(f.col("c.kind").alias(kind), *columns)
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from sqlglot import TokenType as T
 
+from gpu_ops.conditions import backquoted
 from gpu_ops.jobs.tokens import Cursor
 
 _PLAIN: Final = (T.BOOLEAN, T.TINYINT, T.SMALLINT, T.INT, T.BIGINT, T.FLOAT, T.DOUBLE, T.DATE)
@@ -75,7 +76,7 @@ def _nested(cursor: Cursor) -> str:
 def _field(cursor: Cursor) -> str:
     name = cursor.name("a field's name")
     cursor.accepts(":")
-    return f"{quoted(name.text)}: {read_type(cursor)}"
+    return f"{backquoted(name.text)}: {read_type(cursor)}"
 
 
 def _sizes(cursor: Cursor, most: int) -> tuple[str, ...]:
@@ -89,8 +90,3 @@ def _sizes(cursor: Cursor, most: int) -> tuple[str, ...]:
         found.append(cursor.take().text)
     cursor.expect(")")
     return tuple(found)
-
-
-def quoted(name: str) -> str:
-    """A name as Spark's schema text has it."""
-    return f"`{name.replace('`', '``')}`"

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from gpu_ops.arrays import Array, Instants
+from gpu_ops.conditions import backquoted
 from gpu_ops.descriptions.changelog import DELETE, INSERT
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.join import Join
@@ -98,11 +99,8 @@ def null_aware_as_condition(join: Join) -> Join:
     left, right = join.left.name, join.right.name
 
     def not_false(key: Key) -> str:
-        a, b = f"{name(left)}.{name(key.left)}", f"{name(right)}.{name(key.right)}"
+        a, b = (".".join(map(backquoted, names)) for names in ((left, key.left), (right, key.right)))
         return f"({a} <=> {b})" if key.null_safe else f"({a} IS NULL OR {b} IS NULL OR {a} = {b})"
-
-    def name(text: str) -> str:
-        return "`" + text.replace("`", "``") + "`"
 
     terms = [not_false(k) for k in join.keys]
     if join.where is not None:

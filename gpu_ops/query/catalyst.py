@@ -18,6 +18,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as st
 
+from gpu_ops.conditions import backquoted
 from gpu_ops.errors import NotBuiltError
 from gpu_ops.query.errors import SqlError
 
@@ -88,8 +89,7 @@ class Catalyst:
             st.StructField(x.name, x.dataType, x.nullable, {**(x.metadata or {}), INPUT: name}) for x in schema.fields
         ]
         kind = self._class("org.apache.spark.sql.types.DataType").fromJson(st.StructType(fields).json())
-        quoted = "`" + name.replace("`", "``") + "`"
-        self._java.createDataFrame(self._class("java.util.ArrayList")(), kind).createOrReplaceTempView(quoted)
+        self._java.createDataFrame(self._class("java.util.ArrayList")(), kind).createOrReplaceTempView(backquoted(name))
 
     def analysed(self, sql: str) -> Any:
         """A query's plan, parsed, resolved and typed, and nothing run.

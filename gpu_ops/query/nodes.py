@@ -9,6 +9,7 @@ from typing import Final, Literal, NamedTuple
 
 import pyarrow as pa
 
+from gpu_ops.conditions import backquoted
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.query.expressions import Expr
@@ -29,7 +30,7 @@ def quoted(name: str) -> str:
     """A name as SQL text, in backticks where it needs them."""
     if _PLAIN.fullmatch(name) and name.isascii() and name.upper() not in _WORDS:
         return name
-    return "`" + name.replace("`", "``") + "`"
+    return backquoted(name)
 
 
 class Where(NamedTuple):

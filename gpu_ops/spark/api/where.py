@@ -9,6 +9,7 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql import types as st
 
+from gpu_ops.conditions import backquoted
 from gpu_ops.errors import ConditionError
 from gpu_ops.query.catalyst import Catalyst, Frames, position
 from gpu_ops.query.choose import Chooser
@@ -50,7 +51,7 @@ def engine_condition(
     for name, side in zip(names, sides, strict=True):
         own = tables[name].schema.names
         catalyst.view(name, st.StructType([x for x in side.df.schema.fields if x.name in own]))
-    first, *others = ["`" + name.replace("`", "``") + "`" for name in names]
+    first, *others = map(backquoted, names)
     tables_of = " CROSS JOIN ".join([first, *others[:-1]])
     sql = f"SELECT 1 FROM {tables_of} JOIN {others[-1]} ON\n{where}\n"  # noqa: S608 - parsed as one expression
     try:

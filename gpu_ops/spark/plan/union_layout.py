@@ -14,6 +14,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
+from gpu_ops.conditions import backquoted
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.keys import Shuffle
 from gpu_ops.spark.datatypes import arrow_type, is_binary_collated, nullable, spark_type
@@ -50,7 +51,7 @@ class Travel(NamedTuple):
 
 def quoted(name: str) -> Column:
     """A column by its exact name, dots and all."""
-    return f.col("`" + name.replace("`", "``") + "`")
+    return f.col(backquoted(name))
 
 
 def union_columns(join: Description, schemas: Sequence[st.StructType]) -> list[UnionColumn]:

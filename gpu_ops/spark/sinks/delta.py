@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from gpu_ops.conditions import backquoted
 from gpu_ops.spark.sinks.changes import COUNT, Changes, View, view
 
 _TRANSACTION: Final = "spark.databricks.delta.write."
@@ -51,8 +52,8 @@ def delta_view(table: str, key: str | Sequence[str] | None = None) -> View:
 
 def merge(table: str, changes: Changes) -> str:
     """The MERGE of what `Changes.signed` gives, under the name ``gpu_ops_changes``."""
-    names = [f"`{x.replace('`', '``')}`" for x in changes.schema.names]
-    key = [f"`{x.replace('`', '``')}`" for x in changes.key or changes.schema.names]
+    names = [*map(backquoted, changes.schema.names)]
+    key = [*map(backquoted, changes.key or changes.schema.names)]
     on = " AND ".join(f"t.{x} <=> s.{x}" for x in key)
     total = f"t.{COUNT} + s.{COUNT}"
     gone = f"s.{COUNT} < 0" if changes.key is not None else f"{total} = 0"
