@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+
+_RANDOM = np.random.default_rng(20)
 
 
 def holds(kind: pa.DataType) -> bool:
@@ -43,6 +46,33 @@ def told(array: pa.Array) -> pa.Array:
 def copied(array: pa.Array) -> pa.Array:
     """The array at offset 0, text in the smaller offsets, nulls above nested values put below too, as libcudf does."""
     return pa.concat_arrays([array, array.slice(0, 0)]) if len(array) else array.slice(0, 0)
+
+
+def owned(array: pa.Array) -> pa.Array:
+    """An array at offset 0 with values of its own, which may be written to; under a null they are anything."""
+    kind, buffers = array.type, array.buffers()
+    if pa.types.is_struct(kind):
+        below = [owned(array.field(i)) for i in range(kind.num_fields)]
+        return pa.Array.from_buffers(kind, len(array), buffers[:1], array.null_count, 0, below)
+    if pa.types.is_list(kind):
+        return pa.Array.from_buffers(kind, len(array), buffers[:2], array.null_count, 0, [owned(array.values)])
+    if not (pa.types.is_primitive(kind) or pa.types.is_decimal(kind)) or pa.types.is_boolean(kind):
+        return array
+    width = kind.bit_width // 8
+    data = np.zeros((len(array), width), np.uint8)
+    if buffers[1] is not None:
+        start = array.offset * width
+        data.reshape(-1)[:] = np.frombuffer(buffers[1], np.uint8)[start : start + data.size]
+    if array.null_count:
+        missing = ~valid(array)
+        data[missing] = _RANDOM.integers(0, 256, (int(missing.sum()), width), np.uint8)
+    mask = None if not array.null_count else pa.py_buffer(np.packbits(valid(array), bitorder="little"))
+    return pa.Array.from_buffers(kind, len(array), [mask, pa.py_buffer(data)], array.null_count)
+
+
+def booleans(array: pa.Array) -> np.ndarray:
+    """A byte for each, as libcudf has them; 1 for a null."""
+    return pc.fill_null(array, True).to_numpy(zero_copy_only=False).astype(np.uint8)
 
 
 def valid(array: pa.Array) -> np.ndarray:

@@ -78,7 +78,11 @@ class ndarray(HOST):  # noqa: N801 - cupy's name
         raise TypeError(f"numpy.{function.__name__} of a device array")
 
     def __getitem__(self, index: Any) -> Any:
-        return wrapped(self.view(HOST)[plain(index)])
+        where = plain(index)
+        found = self.view(HOST)[where]
+        if isinstance(found, np.generic):  # an element is a view, too
+            found = self.view(HOST)[(*where, ...) if isinstance(where, tuple) else (where, ...)]
+        return wrapped(found)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         where, values = plain(index), plain(value)
@@ -203,7 +207,7 @@ def modules() -> dict[str, types.ModuleType]:
     cupy.__dict__.update(
         __version__="14.2.0",
         ndarray=ndarray,
-        asarray=lambda values: np.array(values).view(ndarray),
+        asarray=lambda values: values if isinstance(values, ndarray) else np.array(values).view(ndarray),
         array=lambda values: np.array(plain(values)).view(ndarray),
         asnumpy=lambda values: np.array(values.view(HOST)),
         sort=_device(np.sort, kind=(None, "stable")),

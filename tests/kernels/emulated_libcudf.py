@@ -19,7 +19,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kernels.emulated_arrow import copied, has_offsets, holds, told, valid
+from kernels.emulated_arrow import booleans, copied, has_offsets, holds, owned, told, valid
 from kernels.emulated_cupy import ndarray, plain
 
 _RANDOM = np.random.default_rng(20)
@@ -62,6 +62,10 @@ class Span:
         self._owner = data
         self.ptr, self.size = (data.ctypes.data if data.nbytes else 0), data.nbytes
 
+    def bytes(self) -> np.ndarray:
+        """The memory itself."""
+        return self._owner.reshape(-1).view(np.uint8)
+
 
 def gpumemoryview(array: ndarray) -> Span:
     assert isinstance(array, ndarray), "pylibcudf takes device memory only"
@@ -69,11 +73,21 @@ def gpumemoryview(array: ndarray) -> Span:
 
 
 class Column:
-    """A column: an Arrow array that begins at its buffers' start, or a slice of one."""
+    """A column: values that begin at their buffers' start, or a slice of them.
 
-    array: pa.Array
+    What shares memory on the card shares it here: a column made of a device array, one with another mask, a child, a
+    slice, and the views of a column's buffers.
+    """
+
+    _kind: pa.DataType
+    _size: int
+    _nulls: int
     _offset = 0
-    _span: Span | None = None
+    _mask: np.ndarray | None = None
+    _values: np.ndarray | None = None
+    """Bytes of fixed-width values; a byte each of booleans."""
+    _array: pa.Array | None = None
+    """Text and nested values."""
 
     def __init__(
         self,
@@ -88,14 +102,46 @@ class Column:
         assert data_type.type_id is TypeId.DECIMAL128, "the only one that the backend makes this way"
         assert data.size == 16 * size
         assert (mask, null_count, offset, list(children)) == (None, 0, 0, [])
-        raw = np.array(data._owner).tobytes()
-        self.array = pa.Array.from_buffers(pa.decimal128(38, 0), size, [None, pa.py_buffer(raw)])
+        self._set(pa.decimal128(38, 0), size, data.bytes())
+
+    def _set(self, kind: pa.DataType, size: int, values: np.ndarray | None, nulls: int = 0) -> None:
+        self._kind, self._size, self._values, self._nulls = kind, size, values, nulls
 
     @classmethod
     def of(cls, array: pa.Array) -> Column:
+        """A column of its own memory."""
+        return cls.over(owned(copied(array)))
+
+    @classmethod
+    def over(cls, array: pa.Array) -> Column:
+        """A column over an array's memory, but for booleans."""
         made = cls.__new__(cls)
-        made.array = copied(array)
+        made._set(array.type, len(array), None, array.null_count)
+        mask, *rest = array.buffers()
+        made._mask = None if mask is None or not made._nulls else np.frombuffer(mask, np.uint8)
+        if pa.types.is_boolean(array.type):
+            made._values = booleans(array)
+        elif pa.types.is_primitive(array.type) or pa.types.is_decimal(array.type):
+            width = array.type.bit_width // 8
+            data = np.empty(0, np.uint8) if rest[0] is None else np.frombuffer(rest[0], np.uint8)
+            made._values = data[array.offset * width : (array.offset + len(array)) * width]
+        else:
+            made._array = array
+        if array.offset and made._mask is not None:
+            made._mask = np.packbits(valid(array), bitorder="little")
         return made
+
+    @property
+    def array(self) -> pa.Array:
+        """What it holds now."""
+        if self._array is not None:
+            return self._array
+        assert self._values is not None
+        mask = None if self._mask is None else pa.py_buffer(self._mask)
+        data = (
+            self._values if not pa.types.is_boolean(self._kind) else np.packbits(self._values != 0, bitorder="little")
+        )
+        return pa.Array.from_buffers(self._kind, self._size, [mask, pa.py_buffer(data)], self._nulls)
 
     @staticmethod
     def from_arrow(obj: pa.Array) -> Column:
@@ -110,16 +156,18 @@ class Column:
         assert isinstance(obj, ndarray), "not an array on the device"
         assert obj.ndim == 1
         assert obj.flags.c_contiguous
-        return cls.of(pa.array(np.array(plain(obj))))
+        made = cls.__new__(cls)
+        made._set(pa.from_numpy_dtype(obj.dtype), obj.size, plain(obj).view(np.uint8))
+        return made
 
     def to_arrow(self) -> pa.Array:
         return told(copied(self.array))
 
     def size(self) -> int:
-        return len(self.array)
+        return self._size
 
     def null_count(self) -> int:
-        return self.array.null_count
+        return self._nulls
 
     def offset(self) -> int:
         return self._offset
@@ -129,54 +177,42 @@ class Column:
 
     def data(self) -> Span:
         assert self._offset == 0, "a slice was not copied"
-        if self._span is None:
-            self._span = Span(self._bytes())
-        return self._span
-
-    def _bytes(self) -> np.ndarray:
-        kind = self.array.type
-        if pa.types.is_boolean(kind):
-            data = pc.fill_null(self.array, True).to_numpy(zero_copy_only=False).astype(np.uint8)
-        else:
-            width = kind.bit_width // 8
-            buffer = self.array.buffers()[1]
-            data = np.zeros(len(self.array) * width, np.uint8)
-            if buffer is not None:
-                data[:] = np.frombuffer(buffer, np.uint8, count=data.size)
-            missing = ~valid(self.array)
-            under = _RANDOM.integers(0, 256, (int(missing.sum()), width), np.uint8)
-            data.reshape(-1, width)[missing] = under
-        return data
+        assert self._values is not None
+        return Span(self._values)
 
     def null_mask(self) -> Span | None:
-        if not self.array.null_count:
-            return None
-        return Span(np.packbits(valid(self.array), bitorder="little"))
+        return None if self._mask is None else Span(self._mask)
 
     def with_mask(self, mask: Span | None, null_count: int) -> Column:
-        size = len(self.array)
         if mask is None:
             assert null_count == 0
-            buffers = [None, *self.array.buffers()[1:]]
         else:
-            assert null_count == size - int(np.unpackbits(mask._owner, count=size, bitorder="little").sum())
-            buffers = [pa.py_buffer(mask._owner), *self.array.buffers()[1:]]
-        assert not pa.types.is_nested(self.array.type)
-        return Column.of(pa.Array.from_buffers(self.array.type, size, buffers))
+            bits = np.unpackbits(mask.bytes(), count=self._size, bitorder="little")
+            assert null_count == self._size - int(bits.sum())
+        made = Column.__new__(Column)
+        made._set(self._kind, self._size, self._values, null_count)
+        made._mask = None if mask is None else mask.bytes()
+        if self._array is not None:
+            assert not pa.types.is_nested(self._kind)
+            buffers = [None if made._mask is None else pa.py_buffer(made._mask), *self._array.buffers()[1:]]
+            made._array = pa.Array.from_buffers(self._kind, self._size, buffers, null_count)
+        return made
 
     def device_buffer_size(self) -> int:
         return self.array.nbytes
 
     def child(self, index: int) -> Column:
-        assert pa.types.is_struct(self.array.type)
-        return Column.of(self.array.field(index))
+        assert pa.types.is_struct(self._kind)
+        return Column.over(self.array.field(index))
 
     def list_view(self) -> Any:
         lists = self.array
-        return types.SimpleNamespace(offsets=lambda: Column.of(lists.offsets), child=lambda: Column.of(lists.values))
+        return types.SimpleNamespace(
+            offsets=lambda: Column.over(lists.offsets), child=lambda: Column.over(lists.values)
+        )
 
     def to_scalar(self) -> Scalar:
-        assert len(self.array) == 1
+        assert self._size == 1
         return Scalar(self.array)
 
 
@@ -221,8 +257,8 @@ def slice_(input: Table, indices: list[int]) -> list[Table]:  # noqa: A002 - pyl
     start, stop = indices
     columns = []
     for column in input.columns():
-        part = Column.of(column.array.slice(start, stop - start))
-        part._offset = start or -1
+        part = Column.over(column.array.slice(start, stop - start))
+        part._offset = start or -1  # also of one that begins where the whole does: the backend is to copy it
         columns.append(part)
     return [Table(columns)]
 

@@ -248,6 +248,43 @@ def test_memory_goes_back(kernels: Kernels) -> None:
     assert memory.allocated() is None
 
 
+@only_on("gpu", "emulated")
+def test_memory_is_shared(kernels: Kernels) -> None:
+    """What shares memory on a card shares it in the emulation, where a write after it would go unnoticed otherwise."""
+    from gpu_ops.cudf_backend.frame import from_lanes, from_values, to_arrow, values, with_valid
+
+    def held(column: Any, kind: pa.DataType) -> list[Any]:
+        return list(to_arrow(column, kind).to_pylist())
+
+    numbers, flags = kernels.asarray(np.arange(3)), kernels.asarray(np.array([True, False, True]))
+    assert kernels.xp.asarray(numbers) is numbers
+    last, column, bools = numbers[-1], from_values(numbers), from_values(flags)
+    part = from_values(numbers[1:])
+    masked = with_valid(column, kernels.asarray(np.array([True, True, False])))
+    numbers[:], flags[:] = numbers + 7, ~flags
+    assert int(last) == 9
+    assert (held(column, pa.int64()), held(part, pa.int64())) == ([7, 8, 9], [8, 9])
+    assert (held(masked, pa.int64()), held(bools, pa.bool_())) == ([7, 8, None], [False, True, False])
+    halves = kernels.asarray(np.array([[1, 0], [2, 0]]))
+    decimals = from_lanes(halves)
+    halves[1, 0] = 5
+    assert held(decimals, pa.decimal128(38, 0)) == [Decimal(1), Decimal(5)]
+
+    kind = pa.struct({"a": pa.int32(), "b": pa.list_(pa.int16())})
+    nested = frame_of(kernels, c=pa.array([{"a": 1, "b": [4]}, {"a": 2, "b": [5]}], kind))
+    below, elements = (nested.columns["c"].child(i) for i in range(2))
+    values(below, np.int32)[0] = 3
+    values(elements.list_view().child(), np.int16)[1] = 6
+    assert held(nested.columns["c"], kind) == [{"a": 3, "b": [4]}, {"a": 2, "b": [6]}]
+
+    array = np.arange(2)
+    copy, frame = kernels.asarray(array), frame_of(kernels, c=pa.array(array))
+    array[:] = 9
+    given = kernels.asnumpy(copy)
+    copy[:] = 4
+    assert given.tolist() == held(frame.columns["c"], pa.int64()) == [0, 1]
+
+
 def test_close_twice(kernels: Kernels) -> None:
     kernels.close()
     kernels.close()
