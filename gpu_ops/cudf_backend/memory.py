@@ -1,7 +1,9 @@
 """One pool of GPU memory per process, for libcudf and cupy alike, with a budget.
 
 The pool is made by the first backend of the process and given back by the last (a state server has many: one
-per join and partition). cupy allocates through RMM, so one budget counts both.
+per join and partition). cupy allocates through RMM, so one budget counts both: small arrays by cupy's own pool on top
+of it, which goes without Python and the driver, large ones by themselves. What the small ones leave unused there goes
+back when anything finds no memory.
 """
 
 from __future__ import annotations
@@ -20,6 +22,13 @@ _MEMORY_POOLS_SUPPORTED = 115
 """``cudaDevAttrMemoryPoolsSupported``."""
 _FREE_SHARE = 0.9
 """Of the free memory, where nobody says a limit: the rest is for CUDA's own use and for other processes."""
+_KEPT_SHARE = 0.7
+"""Of the limit: unused memory that the pool holds beyond it goes back to the card at the next wait.
+
+State takes 0.6 at most, so a micro-batch's memory to work in need not be mapped anew each time.
+"""
+_SMALL = 1 << 20
+"""Bytes of an array, at most, that cupy's pool has. A large one, cut up there, would be lost to libcudf."""
 
 
 class _Pool:
@@ -31,6 +40,7 @@ class _Pool:
     before: Any = None
     device = 0
     allocator: Any = None
+    small: Any = None
 
 
 def acquire(limit: int | None) -> int:
@@ -56,6 +66,7 @@ def acquire(limit: int | None) -> int:
             _Pool.resource = _make(_Pool.limit)
             rmm.mr.set_current_device_resource(_Pool.resource)
             _Pool.device = cp.cuda.Device().id
+            _Pool.small = cp.cuda.MemoryPool(_through_rmm)
             cp.cuda.set_allocator(_allocate)
         except BaseException:
             _Pool.users = 0
@@ -70,32 +81,47 @@ def release() -> None:
         if _Pool.users:
             return
         cp.cuda.set_allocator(_Pool.allocator)
+        _Pool.small.free_all_blocks()
         rmm.mr.set_current_device_resource(_Pool.before)
-        _Pool.resource = _Pool.before = _Pool.allocator = None
+        _Pool.resource = _Pool.before = _Pool.allocator = _Pool.small = None
         _Pool.limit = 0
 
 
 def allocated() -> int | None:
-    """Bytes allocated through the pool; None without one."""
-    return int(_Pool.resource.get_allocated_bytes()) if _Pool.users else None
+    """Bytes allocated through the pool, unused ones of small arrays included; None without one."""
+    return int(_Pool.resource.upstream_mr.get_allocated_bytes()) if _Pool.users else None
 
 
 def _allocate(size: int) -> Any:
-    """GPU memory for an array of cupy's.
+    """GPU memory for an array of cupy's."""
+    return _Pool.small.malloc(size) if size <= _SMALL else _through_rmm(size)
+
+
+def _through_rmm(size: int) -> Any:
+    """A buffer of RMM's as cupy's memory.
 
     RMM has a function for this, too; it makes an object for the stream each time, and asks the driver on which card
     the memory is. Here there is one stream and one card.
     """
-    buffer = rmm.DeviceBuffer(size=size)
+    buffer = rmm.DeviceBuffer(size=size, mr=_Pool.resource)
     return cp.cuda.MemoryPointer(cp.cuda.UnownedMemory(buffer.ptr, buffer.size, buffer, _Pool.device), 0)
+
+
+def _give_back(_size: int) -> bool:
+    """Whether small arrays had left memory unused that is free now: then what found none is tried again."""
+    if _Pool.small is None:  # the last backend is gone; what it left behind may still be there
+        return False
+    before = _Pool.small.total_bytes()
+    _Pool.small.free_all_blocks()
+    return bool(_Pool.small.total_bytes() < before)
 
 
 def _make(limit: int) -> Any:
     # The driver's own pool takes memory as it is used, and shares the card with other processes: Spark's plugin may
-    # be one. What it has taken it keeps until it is closed. Virtual GPUs can lack it.
+    # be one. Virtual GPUs can lack it; RMM's gives nothing back before it is closed.
     device = cp.cuda.Device().id
     if cp.cuda.runtime.deviceGetAttribute(_MEMORY_POOLS_SUPPORTED, device):
-        pool = rmm.mr.CudaAsyncMemoryResource()
+        pool = rmm.mr.CudaAsyncMemoryResource(release_threshold=int(_KEPT_SHARE * limit))
     else:
         pool = rmm.mr.PoolMemoryResource(rmm.mr.CudaMemoryResource(), initial_pool_size=256 << 20)
-    return rmm.mr.LimitingResourceAdaptor(pool, limit)
+    return rmm.mr.FailureCallbackResourceAdaptor(rmm.mr.LimitingResourceAdaptor(pool, limit), _give_back)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import types
+import weakref
 from typing import Any
 
 import numpy as np
@@ -189,7 +190,7 @@ def _check(arg: Any, kind: str) -> None:
 
 
 class _Memory:
-    def __init__(self, ptr: int, size: int, owner: Any) -> None:
+    def __init__(self, ptr: int, size: int, owner: Any, _device: int = 0) -> None:
         self.ptr, self.size, self.owner = ptr, size, owner
 
 
@@ -224,6 +225,8 @@ def modules() -> dict[str, types.ModuleType]:
         Device=lambda: types.SimpleNamespace(id=0),
         UnownedMemory=_Memory,
         MemoryPointer=_Pointer,
+        MemoryPool=_Pool,
+        alloc=lambda size: state["allocator"](size),  # noqa: PLW0108 - it changes
         get_allocator=lambda: state["allocator"],
         set_allocator=lambda allocator: state.update(allocator=allocator),
         runtime=types.SimpleNamespace(
@@ -233,12 +236,84 @@ def modules() -> dict[str, types.ModuleType]:
     return {"cupy": cupy, "cupyx": cupyx, **_rmm()}
 
 
+class _Async:
+    def __init__(self, *, release_threshold: int) -> None:
+        assert release_threshold > 0
+
+    def allocate(self, size: int) -> np.ndarray:
+        return np.empty(size, np.uint8)
+
+    def free(self, size: int) -> None:
+        pass
+
+
 class _Limiting:
     def __init__(self, upstream: Any, limit: int) -> None:
-        self.upstream, self.limit = upstream, limit
+        self.upstream_mr, self._limit, self._used = upstream, limit, 0
 
     def get_allocated_bytes(self) -> int:
-        return 0
+        return self._used
+
+    def allocate(self, size: int) -> np.ndarray:
+        if self._used + size > self._limit:
+            raise MemoryError("std::bad_alloc: out_of_memory: RMM failure")
+        self._used += size
+        return self.upstream_mr.allocate(size)
+
+    def free(self, size: int) -> None:
+        self._used -= size
+
+
+class _Failing:
+    def __init__(self, upstream: Any, callback: Any) -> None:
+        self.upstream_mr, self._callback = upstream, callback
+
+    def allocate(self, size: int) -> np.ndarray:
+        while True:
+            try:
+                return self.upstream_mr.allocate(size)
+            except MemoryError:
+                if not self._callback(size):
+                    raise
+
+    def free(self, size: int) -> None:
+        self.upstream_mr.free(size)
+
+
+class _Buffer:
+    def __init__(self, *, size: int, mr: Any) -> None:
+        self._memory = mr.allocate(size)
+        self.ptr, self.size, self._mr = self._memory.ctypes.data, size, mr
+
+    def __del__(self) -> None:
+        if hasattr(self, "_mr"):
+            self._mr.free(self.size)
+
+
+class _Pool:
+    """cupy's, which keeps what is freed; it cuts nothing up."""
+
+    def __init__(self, allocator: Any) -> None:
+        self._allocator, self._free, self._total = allocator, [], 0
+
+    def malloc(self, size: int) -> _Pointer:
+        size = -(-size // 512) * 512
+        found = [memory for memory in self._free if memory.size == size]
+        if found:
+            self._free.remove(found[0])
+        else:
+            found = [self._allocator(size).memory]
+            self._total += size
+        memory = _Memory(found[0].ptr, size, found[0])
+        weakref.finalize(memory, self._free.append, found[0])
+        return _Pointer(memory, 0)
+
+    def total_bytes(self) -> int:
+        return self._total
+
+    def free_all_blocks(self) -> None:
+        self._total -= sum(memory.size for memory in self._free)
+        self._free.clear()
 
 
 def _rmm() -> dict[str, types.ModuleType]:
@@ -248,8 +323,9 @@ def _rmm() -> dict[str, types.ModuleType]:
     made["rmm.mr"].__dict__.update(
         get_current_device_resource=lambda: state["resource"],
         set_current_device_resource=lambda resource: state.update(resource=resource),
-        CudaAsyncMemoryResource=lambda: "asynchronous",
+        CudaAsyncMemoryResource=_Async,
         LimitingResourceAdaptor=_Limiting,
+        FailureCallbackResourceAdaptor=_Failing,
     )
-    made["rmm"].__dict__["mr"] = made["rmm.mr"]
+    made["rmm"].__dict__.update(mr=made["rmm.mr"], DeviceBuffer=_Buffer)
     return made

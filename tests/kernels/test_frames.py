@@ -249,6 +249,30 @@ def test_memory_goes_back(kernels: Kernels) -> None:
 
 
 @only_on("gpu", "emulated")
+def test_small_arrays_give_way(kernels: Kernels) -> None:
+    """What small arrays leave unused in cupy's pool is there for whatever finds no memory."""
+    import cupy as cp
+
+    from gpu_ops.cudf_backend import memory
+
+    kernels.close()
+    alone = type(kernels)(memory_limit=64 << 20)
+    small = [cp.cuda.alloc(1 << 20) for _ in range(40)]
+    del small
+    assert memory.allocated() == 40 << 20
+    again = cp.cuda.alloc(1 << 20)
+    assert memory.allocated() == 40 << 20
+    large = cp.cuda.alloc(60 << 20)
+    assert memory.allocated() == 61 << 20
+    with pytest.raises(MemoryError):
+        cp.cuda.alloc(4 << 20)
+    del large, again
+    assert memory.allocated() == 1 << 20
+    alone.close()
+    assert memory.allocated() is None
+
+
+@only_on("gpu", "emulated")
 def test_memory_is_shared(kernels: Kernels) -> None:
     """What shares memory on a card shares it in the emulation, where a write after it would go unnoticed otherwise."""
     from gpu_ops.cudf_backend.frame import from_lanes, from_values, to_arrow, values, with_valid

@@ -27,19 +27,9 @@ def plain(value: Any) -> Any:
     return np.frombuffer(raw, value.dtype).reshape(value.shape)
 
 
-class _Buffer:
-    """Memory as RMM hands it out."""
-
-    def __init__(self, *, size: int) -> None:
-        self._memory = cupy.cuda.memory.Memory(size)
-        self.ptr, self.size = self._memory.ptr, size
-
-
 def modules() -> dict[str, types.ModuleType]:
-    """In place of `emulated_cupy.modules`: RMM's stand-in takes memory from cupy itself."""
-    made: dict[str, Any] = {**_stand_ins(), **device.modules()}
-    made["rmm"].DeviceBuffer = _Buffer
-    return made
+    """In place of `emulated_cupy.modules`: all but RMM is cupy itself."""
+    return {**_stand_ins(), **device.modules()}
 
 
 emulated_cupy.modules = modules
