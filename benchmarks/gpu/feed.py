@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.inputs import Input
@@ -21,22 +22,25 @@ KIND = "op"
 SCHEMAS = tuple(pa.schema([("k", pa.int64()), (name, pa.int64())]) for name in "ab")
 MIXES = {"changes": (0.6, 0.15, 0.1), "inserts": (1.0, 0.0, 0.0)}
 """Of all changes of a micro-batch: those that insert, updates (each is two changes), those that delete."""
+KEYS = ("int64", "text", "skewed")
+"""Numbers; text of some 20 bytes; or numbers, of which a tenth of the left's rows have the same one: so the left has no
+unique key."""
 _KINDS = pa.array(["+I", "-U", "+U", "-D"])
 
 
-def description(emit: Emit, *, unique: bool, insert_only: bool = False) -> Join:
-    """A left join on an int64 key.
+def description(emit: Emit, *, unique: bool, insert_only: bool = False, keys: str = "int64") -> Join:
+    """A left join on one key.
 
     Args:
         emit: as of `gpu_ops.descriptions.join.Join`.
         unique: the key is each input's unique key; else the inputs are multisets.
         insert_only: without a row-kind column.
+        keys: of `KEYS`.
     """
-    names, key = ("left", "right"), ("k",) if unique else None
-    sides = [
-        Input(name, schema, row_kind=None if insert_only else KIND, unique_key=key)
-        for name, schema in zip(names, SCHEMAS, strict=True)
-    ]
+    sides = []
+    for side, name in enumerate(("left", "right")):
+        key = ("k",) if unique and (side or keys != "skewed") else None
+        sides.append(Input(name, _schema(side, keys), row_kind=None if insert_only else KIND, unique_key=key))
     return Join("left", *sides, normalize_on("k"), emit=emit)
 
 
@@ -47,11 +51,12 @@ class Feed:
         rows: per input in the beginning.
         changes: of a micro-batch, half of them from either input.
         mix: of `MIXES`.
+        keys: of `KEYS`.
         seed: of all that is random.
     """
 
-    def __init__(self, rows: int, changes: int, mix: str = "changes", seed: int = 7) -> None:
-        self.rows, self.half, self._mix = rows, changes // 2, mix
+    def __init__(self, rows: int, changes: int, mix: str = "changes", keys: str = "int64", seed: int = 7) -> None:
+        self.rows, self.half, self._mix, self._keys = rows, changes // 2, mix, keys
         inserts, updates, deletes = MIXES[mix]
         self._counts = int(inserts * self.half), int(updates * self.half), int(deletes * self.half)
         self._seed = seed
@@ -67,7 +72,7 @@ class Feed:
         tables = {}
         for side, name in enumerate(("left", "right")):
             keys = np.random.default_rng([self._seed, side]).permutation(self.rows)
-            tables[name] = pa.table([keys, _values(keys, 0)], schema=SCHEMAS[side])
+            tables[name] = self._columns(side, keys, 0)
         tables["left"] = tables["left"].append_column("__count", pa.array(np.ones(self.rows, np.int64)))
         return tables
 
@@ -102,13 +107,23 @@ class Feed:
         at = np.repeat(np.arange(what.size), twice)
         second = np.concatenate([np.zeros(1, bool), at[1:] == at[:-1]]) if at.size else np.zeros(0, bool)
         kind, key = what[at] + second, key[at]
-        table = pa.table([key, _values(key, (kind == 2).astype(np.int64))], schema=SCHEMAS[side])
+        table = self._columns(side, key, (kind == 2).astype(np.int64))
         return table if self._mix == "inserts" else table.append_column(KIND, _KINDS.take(pa.array(kind)))
 
+    def _columns(self, side: int, numbers: np.ndarray, version: int | np.ndarray) -> pa.Table:
+        """Rows by their numbers, and how often each was updated."""
+        if self._keys == "skewed":
+            key = np.where((numbers % 10 == 0) & (side == 0), 0, numbers)
+            return pa.table([key, 2 * numbers + version], schema=SCHEMAS[side])
+        key = pa.array(numbers)
+        if self._keys == "text":
+            key = pc.binary_join_element_wise("customer", key.cast(pa.string()), "-")
+        return pa.table([key, numbers % 1000 + version], schema=_schema(side, self._keys))
 
-def _values(keys: np.ndarray, version: int | np.ndarray) -> np.ndarray:
-    values: np.ndarray = keys % 1000 + version
-    return values
+
+def _schema(side: int, keys: str) -> pa.Schema:
+    own: pa.Schema = SCHEMAS[side]
+    return own.set(0, pa.field("k", pa.string())) if keys == "text" else own
 
 
 def _some(rows: int, count: int, seed: tuple[int, int]) -> np.ndarray:

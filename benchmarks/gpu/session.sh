@@ -5,9 +5,10 @@
 #   session.sh part             there, once for each part that was carried: unpack it
 #   session.sh check            there: does the stack work, does the backend keep its contract
 #   session.sh engine           there: copy bandwidth, the left join up to 100M rows, probes up to 1B rows
+#   session.sh shapes           there: 100k and 10M changes, ways of probing, keys, partitions, first micro-batches
 #   session.sh cpu              there: the CPU engine beside it, on one core
 #   session.sh parts            there: appends, merges, transfers, other joins
-#   session.sh golden|traces    there: all golden cases; the random traces
+#   session.sh contract|golden|traces   there: the rest of the contract tests; all golden cases; the random traces
 #   session.sh demo             there: the demo on Spark
 #   session.sh keep FOLDER      here: take over the results that came back
 #
@@ -30,7 +31,7 @@ on_card() {
     export JAVA_HOME=$site/spark-java PYSPARK_PYTHON=$python SPARK_LOCAL_IP=127.0.0.1
   fi
   mkdir -p "$out"
-  for file in "$results"/gpu-*.json; do
+  for file in "$results"/gpu-*; do
     if [ -e "$file" ] && [ ! -e "$out/$(basename "$file")" ]; then cp "$file" "$out/"; fi
   done
 }
@@ -68,19 +69,24 @@ case $step in
     done
     verify --step smoke
     "$python" -m benchmarks.gpu.bench --out "$out/quick.json" --quick --budget-s 120
-    verify --step contract --limit-s 300 "$@"
+    verify --step contract --limit-s 300 --resume "$@"
     ;;
-  engine) bench --part copy --part regular --part probe --budget-s 480 "$@" ;;
-  cpu) bench --part cpu --budget-s 480 "$@" ;;
+  engine) bench --part copy --part regular --part probe --budget-s 480 --resume "$@" ;;
+  shapes)
+    bench --part first --part sweep --part probes --part keys --part partitions --budget-s 480 --resume "$@"
+    ;;
+  cpu) bench --part cpu --budget-s 480 --resume "$@" ;;
   parts)
-    bench --part state --part transfer --part interval --part multi_way --part ways --part at_end --budget-s 420 "$@"
+    bench --part state --part transfer --part interval --part multi_way --part ways --part at_end --part snapshot \
+      --part peers --budget-s 480 --resume "$@"
     ;;
-  golden | traces) verify --step "$step" --limit-s 540 "$@" ;;
+  contract | golden | traces) verify --step "$step" --limit-s 500 --resume "$@" ;;
   demo) verify --step demo "$@" ;;
   keep)
     mkdir -p "$results"
-    cp "$1"/gpu-*.json "$results/"
-    ls "$results"/gpu-*.json
+    rm -f "$results"/gpu-*.passed
+    cp "$1"/gpu-* "$results/"
+    ls "$results"/gpu-*
     ;;
-  *) sed -n '2,17s/^# \{0,1\}//p' "$0"; exit 2 ;;
+  *) sed -n '2,18s/^# \{0,1\}//p' "$0"; exit 2 ;;
 esac

@@ -5,8 +5,10 @@
 - `scatter_add`: positions that come many times, in every type that is counted in.
 - `memory`: an allocation beyond the limit is refused, and what comes after it works.
 - `engine`: micro-batches through an engine, row for row as on the CPU, each way of probing.
+- `kinds`: the same of other operators, and of keys of other types.
 
-It compiles kernels that the tests need, and cupy keeps them on disk: tests that run beside each other find them there.
+It compiles most kernels that the tests need, and cupy keeps them on disk: tests that run beside each other find them
+there, and do not compile them once each.
 
     python -m benchmarks.gpu.smoke [--rows N]
 """
@@ -25,6 +27,13 @@ import pyarrow as pa
 from benchmarks.gpu.feed import Feed, description
 from cpu_fallback import CpuKernels
 from gpu_ops.backends import Backend, gpu_available, make_kernels
+from gpu_ops.descriptions.description import Description
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.interval_join import IntervalJoin
+from gpu_ops.descriptions.intervals import Interval
+from gpu_ops.descriptions.join import Join, JoinType
+from gpu_ops.descriptions.keys import normalize_on
+from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.engine import JoinEngine
 from gpu_ops.kernels import Kernels, Probe, as_slots
 from gpu_ops.state.index import HashIndex
@@ -114,12 +123,63 @@ def engine(gpu: Kernels, rows: int) -> None:
             assert said("gpu", emit, probe) == wanted, f"{emit}, probe={probe!r}: other rows than on the CPU"
 
 
+def kinds(gpu: Kernels, rows: int) -> None:
+    """Engines row for row: changes of few keys, so that pads come and go."""
+    del gpu
+    types = (pa.int32(), pa.float64(), pa.string(), pa.decimal128(20, 2), pa.date32())
+    semi: tuple[JoinType, ...] = ("semi", "anti")
+    joins = [Join("full", *_inputs(kind), normalize_on("k"), emit="per_event") for kind in types]
+    joins += [Join("full", *_inputs(pa.int64()), normalize_on("k"), emit=emit) for emit in ("per_batch", "at_end")]
+    joins += [Join(kind, *_inputs(pa.int64()), normalize_on("k")) for kind in semi]
+    every: list[Description] = [*joins, MultiJoin.of(_inputs(pa.int64(), 3), "k", "left")]
+    within = Interval(-5, 5, late="drop")
+    every.append(IntervalJoin("full", *_inputs(pa.int64(), event_time="t"), normalize_on("k"), interval=within))
+
+    def said(join: Description, backend: Backend) -> list[pa.Table]:
+        rng = np.random.default_rng(5)
+        with contextlib.closing(JoinEngine(join, backend)) as made:
+            given = [[_changes(source, rng, rows // 20) for source in join.inputs] for _ in range(3)]
+            found = [*(made.process(*tables, clock_ms=0) for tables in given), made.finish()]
+        if join.emit != "at_end":
+            return found
+        # its parts, by hashes, come in another order
+        return [table.sort_by([(name, "ascending") for name in table.schema.names]) for table in found]
+
+    for join in every:
+        assert said(join, "gpu") == said(join, "cpu"), f"{join.title}: other rows than on the CPU"
+
+
+def _inputs(key: pa.DataType, count: int = 2, event_time: str | None = None) -> list[Input]:
+    names = "abc"[:count]
+    schemas = [pa.schema([("k", key), (f"{n}t", pa.timestamp("us")), (f"{n}s", pa.string())]) for n in names]
+    if event_time is not None:
+        return [Input(n, s, event_time=f"{n}{event_time}", delay_ms=5) for n, s in zip(names, schemas, strict=True)]
+    return [Input(n, schema, row_kind="op") for n, schema in zip(names, schemas, strict=True)]
+
+
+def _changes(source: Input, rng: np.random.Generator, rows: int) -> pa.Table:
+    """Random rows, some of them taken back at once; a tenth of the keys are null."""
+    key, time, text = (field.type for field in source.schema)
+    numbers = rng.integers(0, max(2, rows // 4), rows, np.int32)
+    columns = [
+        pa.array(numbers, mask=rng.random(rows) < 0.1).cast(key),
+        pa.array(rng.integers(0, 20_000, rows)).cast(time),
+        pa.array(numbers % 7).cast(text),
+    ]
+    table = pa.table(columns, schema=source.schema)
+    if source.row_kind is None:
+        return table
+    gone = table.filter(pa.array(rng.random(rows) < 0.2))
+    kinds = pa.array(["+I"] * rows + ["-D"] * gone.num_rows)
+    return pa.concat_tables([table, gone]).append_column(source.row_kind, kinds)
+
+
 def _same(found: list[list[np.ndarray]]) -> None:
     for number, (one, other) in enumerate(zip(*found, strict=True)):
         assert np.array_equal(one, other), f"array {number} differs"
 
 
-STEPS: tuple[Callable[[Kernels, int], None], ...] = (kernels, joins, scatter_add, memory, engine)
+STEPS: tuple[Callable[[Kernels, int], None], ...] = (kernels, joins, scatter_add, memory, engine, kinds)
 
 
 def run(rows: int) -> None:

@@ -19,17 +19,18 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pyarrow as pa
 
 from benchmarks.common import write_results
 from benchmarks.gpu.card import Clock, Plan
-from benchmarks.gpu.feed import MIXES, Feed, description
+from benchmarks.gpu.feed import KEYS, MIXES, Feed, description
 from benchmarks.gpu.turns import take_turns, wait_for
 from gpu_ops.backends import Backend
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.engine import JoinEngine
+from gpu_ops.kernels import Probe
 
 ROOT = Path(__file__).resolve().parents[2]
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "ARROW_IO_THREADS")
@@ -47,6 +48,8 @@ class Case:
         emit: as of `gpu_ops.descriptions.join.Join`.
         mix: of `benchmarks.gpu.feed.MIXES`.
         unique: the key is a unique key; else the inputs are multisets.
+        keys: of `benchmarks.gpu.feed.KEYS`.
+        probe: as of `gpu_ops.engine.JoinEngine`.
     """
 
     rows: int
@@ -56,12 +59,15 @@ class Case:
     emit: Emit = "per_batch"
     mix: str = "changes"
     unique: bool = True
+    keys: str = "int64"
+    probe: Probe = "auto"
 
 
 def steady(backend: Backend, case: Case, plan: Plan) -> dict[str, Any]:
     """Micro-batches on a loaded state; what it says is that of `benchmarks.gpu.turns.take_turns`, and of the state."""
-    feed = Feed(case.rows // 2, case.changes, case.mix)
-    engine = JoinEngine(description(case.emit, unique=case.unique, insert_only=case.mix == "inserts"), backend)
+    feed = Feed(case.rows // 2, case.changes, case.mix, case.keys)
+    join = description(case.emit, unique=case.unique, insert_only=case.mix == "inserts", keys=case.keys)
+    engine = JoinEngine(join, backend, probe=case.probe)
     before = time.perf_counter()
     start = feed.start()
     made = time.perf_counter()
@@ -125,6 +131,8 @@ def main() -> None:
     parser.add_argument("--emit", choices=("per_batch", "per_event"), default=Case.emit)
     parser.add_argument("--mix", choices=tuple(MIXES), default=Case.mix)
     parser.add_argument("--unique", type=int, choices=(0, 1), default=1)
+    parser.add_argument("--keys", choices=KEYS, default=Case.keys)
+    parser.add_argument("--probe", choices=get_args(Probe), default=Case.probe)
     parser.add_argument("--seconds", type=float, help="after so many no further micro-batch begins")
     parser.add_argument("--out", required=True)
     options = parser.parse_args()

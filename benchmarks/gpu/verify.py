@@ -9,13 +9,15 @@ Steps:
 - `demo`: ``gpu-join demo --backend gpu``, from end to end on Spark. Left out, and said so, where there is no PySpark
   or no Java.
 
-A step of tests fails when one of them failed or was skipped, when there were none, when something they need is not
-installed, or when it is not done after ``--limit-s``. All steps run, whatever the ones before them said; what they
-said goes into the benchmark's results, and the exit status is 1 when one failed; with ``--strict`` also when a step or
-a part of the benchmark was left out, or a target is missed.
+All steps run, whatever the ones before them said; what they said goes into the benchmark's results, and the exit
+status is 1 when one failed or was cut short by ``--limit-s``; with ``--strict`` also when a step or any part of the
+benchmark was left out, or a target is missed. ``--resume`` goes on where an earlier call on the same code stopped:
+steps, tests and parts that are done are not run again. ``--list`` says what steps there are, and how they stand.
 
-    python -m benchmarks.gpu.verify [--step NAME ...] [--strict] [--quick] [--budget-s SECONDS] [--limit-s SECONDS]
-                                    [--out PATH] [PYTEST ARGUMENTS]
+Where tests run beside each other, the smoke step comes before them in any case: cupy keeps on disk what it compiles.
+
+    python -m benchmarks.gpu.verify [--list] [--step NAME ...] [--resume] [--strict] [--quick] [--budget-s SECONDS]
+                                    [--limit-s SECONDS] [--out PATH] [PYTEST ARGUMENTS]
 """
 
 from __future__ import annotations
@@ -23,141 +25,26 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime as dt
-import importlib.util
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import time
-import xml.etree.ElementTree as ET
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from benchmarks.gpu.passed import ROOT, digest
+from benchmarks.gpu.suites import SUITES, Result, missing, run_tests, workers
+
 NEEDED = ("pylibcudf", "cupy", "rmm", "numpy", "pandas", "pyarrow", "sqlglot")
 TESTS_NEED = ("pytest", "hypothesis", "duckdb")
 DEMO_NEEDS = ("pyspark", "duckdb", "typer", "rich")
 GENERATOR = "tpchgen-cli"
-SUITES = {
-    "contract": (
-        "tests/kernels",
-        "tests/test_types.py",
-        "tests/test_bad_input.py",
-        "tests/test_multi_input.py",
-        "tests/test_ttl.py",
-    ),
-    "golden": ("tests/conformance",),
-    "traces": ("tests/oracle", "tests/test_bounded.py"),
-}
-"""The tests of each step."""
-ELSEWHERE = ("tests/oracle/test_flink.py", "tests/oracle/test_flink_multi.py")
-"""They ask a live Flink, which no host with a card has; what it answered are the golden cases."""
 STEPS = ("smoke", *SUITES, "bench", "demo")
-SMOKE_S = 120.0
-MOST_WORKERS = 12
-_GRACE = 20.0
-"""Seconds that pytest has to write its report."""
-
-
-@dataclasses.dataclass
-class Result:
-    """How a step went.
-
-    Attributes:
-        status: ``"passed"``, ``"failed"`` or ``"left out"``.
-        seconds: how long it took.
-        problems: what is wrong, or why it is left out.
-        tests: how many ran; None for other steps.
-    """
-
-    status: str
-    seconds: float = 0.0
-    problems: list[str] = dataclasses.field(default_factory=list)
-    tests: int | None = None
-
-
-def missing(names: Sequence[str]) -> list[str]:
-    """Those that are not installed."""
-    return [name for name in names if importlib.util.find_spec(name) is None]
-
-
-def problems(report: str) -> list[str]:
-    """Why a JUnit report is no proof: failures, errors, skips, or no test at all."""
-    found = []
-    cases = list(ET.fromstring(report).iter("testcase"))  # noqa: S314 - our own report
-    for case in cases:
-        for kind in ("failure", "error", "skipped"):
-            for child in case.iter(kind):
-                lines = (child.get("message") or "").splitlines() or [""]
-                found.append(f"{kind}: {case.get('classname')}.{case.get('name')}: {lines[0]}")
-    return found if cases else ["no test ran"]
-
-
-def run_tests(
-    suites: Sequence[str], arguments: Sequence[str], *, limit: float | None = None, root: Path = ROOT
-) -> Result:
-    """Run the tests marked ``gpu`` of some files and folders.
-
-    Args:
-        suites: below ``root``.
-        arguments: for pytest.
-        limit: seconds after which they are interrupted.
-        root: the checkout.
-    """
-    absent = [suite for suite in suites if not (root / suite).exists()]
-    if absent:
-        return Result("failed", problems=[f"no such suite: {suite}" for suite in absent])
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu and not slow", "--backends", "gpu,gpu-tiny"]
-        command += [f"--junitxml={report}", "-p", "no:cacheprovider", *(f"--ignore={path}" for path in ELSEWHERE)]
-        command += [*_PLUGINS, *_QUIET]
-        status = _interrupted([*command, *suites, *arguments], root, limit)
-        text = report.read_text() if report.exists() else ""
-    found = problems(text) if text else ["pytest wrote no report"]
-    if status is None:
-        found.append(f"not done after {limit:.0f} s")
-    elif status and not found:
-        found.append(f"pytest ended with {status}")
-    return Result("failed" if found else "passed", problems=found, tests=text.count("<testcase "))
-
-
-_PLUGINS = [
-    option
-    for module, name in (("xdist", "xdist"), ("hypothesis", "_hypothesis_pytestplugin"))
-    if not missing([module])
-    for option in ("-p", name)
-]
-"""What else a host has brings warnings and options of its own; libraries' words about their future are not ours."""
-_QUIET = ["-W", "ignore::DeprecationWarning", "-W", "ignore::FutureWarning"]
-
-
-def _interrupted(command: Sequence[str], root: Path, limit: float | None) -> int | None:
-    """Run a command; its exit status, None if it was interrupted, as by Ctrl-C, so that pytest writes its report."""
-    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    with subprocess.Popen(command, cwd=root, env=environment) as process:
-        try:
-            return process.wait(limit)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)
-        try:
-            process.wait(_GRACE)
-        except subprocess.TimeoutExpired:
-            process.kill()
-        return None
-
-
-def workers() -> list[str]:
-    """Pytest's arguments to run tests beside each other, where it can: they leave the card idle most of the time."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-    if missing(["xdist"]) or cores < 4:
-        return []
-    return ["-n", str(min(MOST_WORKERS, cores // 2)), "--dist", "loadgroup"]
+SMOKE_S = 180.0
 
 
 def run_smoke() -> Result:
@@ -170,18 +57,60 @@ def run_smoke() -> Result:
     return Result("failed" if status else "passed", problems=[f"it ended with {status}"] if status else [])
 
 
+def left_out(results: Any, where: str = "") -> Iterator[str]:
+    """Whatever results say was left out, and why."""
+    if isinstance(results, dict):
+        if isinstance(results.get("left_out"), str):
+            yield f"{where}: {results['left_out']}"
+        for name, value in results.items():
+            if name == "left_out" and isinstance(value, dict):
+                yield from (f"{where} {key}: {why}" for key, why in value.items())
+            yield from left_out(value, f"{where} {name}".strip())
+    elif isinstance(results, list):
+        for number, value in enumerate(results):
+            yield from left_out(value, f"{where} {number}")
+
+
 def not_shown(results: dict[str, Any], steps: dict[str, Result]) -> list[str]:
     """What keeps these results from showing all that is asked: steps and parts left out, targets not reached."""
     found = [f"{name}: left out" for name, step in steps.items() if step.status == "left out"]
     parts = results.get("parts", {}).items()
     found += [f"{name}: {part['status']}" for name, part in parts if part["status"] != "done"]
+    found += [f"{why} (left out)" for why in left_out(results)]
     return found + [f"target {t['name']}: {t['measured']}" for t in results["targets"] if t["reached"] is not True]
 
 
-def run_bench(out: Path, *, quick: bool, budget: float | None) -> Result:
+def listed(results: dict[str, Any]) -> Iterator[str]:
+    """A line per step and part of the benchmark: what it is, and how it stands."""
+    from benchmarks.gpu import bench
+
+    stand: dict[str, Any] = {**results.get("parts", {}), **results.get("verify", {})}
+    for text in (__doc__ or "", bench.__doc__ or ""):
+        for line in text.splitlines():
+            names, colon, _ = line.removeprefix("- ").partition(": ")
+            if not line.startswith("- `") or not colon:
+                continue
+            said = [stand.get(name.strip("` ")) for name in names.split(",")]
+            yield f"{line}  [{', '.join(_stands(one) for one in said)}]"
+
+
+def _done(said: dict[str, Any] | None) -> bool:
+    return said is not None and said["status"] == "passed" and said.get("code") == digest()
+
+
+def _stands(said: dict[str, Any] | None) -> str:
+    if said is None:
+        return "not run yet"
+    tests = f", {said['passed']} of {said['of']}" if said.get("of") else ""
+    other = "" if said.get("code") == digest() else ", with other code"
+    return f"{said['status']}{tests}{other}"
+
+
+def run_bench(out: Path, *, quick: bool, budget: float | None, resume: bool) -> Result:
     """Run the benchmark in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.gpu.bench", "--out", str(out)]
     command += ["--quick"] if quick else []
+    command += ["--resume"] if resume else []
     command += ["--budget-s", str(budget)] if budget is not None else []
     status = subprocess.run(command, cwd=ROOT, check=False).returncode
     return Result("failed" if status else "passed", problems=[f"it ended with {status}"] if status else [])
@@ -226,7 +155,7 @@ def record(out: Path, steps: dict[str, Result]) -> dict[str, Any]:
     before = json.loads(out.read_text()) if out.exists() else {}
     results = before.get("results") or {"device": device(), "parts": {}}
     when = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
-    said = {name: {**dataclasses.asdict(step), "time": when} for name, step in steps.items()}
+    said = {name: {**dataclasses.asdict(step), "time": when, "code": digest()} for name, step in steps.items()}
     results["verify"] = {**results.get("verify", {}), **said}
     results["targets"] = targets(results)
     return write_results(out, "gpu", results, settings=before.get("settings"))
@@ -240,6 +169,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="the benchmark and the demo at small sizes")
     parser.add_argument("--budget-s", type=float, help="of the benchmark")
     parser.add_argument("--limit-s", type=float, help="of each step of tests")
+    parser.add_argument("--resume", action="store_true", help="leave out what is done, of the code as it is")
+    parser.add_argument("--list", action="store_true", help="say what steps there are, and how they stand")
     parser.add_argument(
         "--out", type=Path, help="of the results: a JSON file, or its folder; by default benchmarks/results"
     )
@@ -256,24 +187,39 @@ def main() -> None:
     from benchmarks.gpu.bench import result_path
 
     out = result_path(options.out)
+    results = json.loads(out.read_text())["results"] if out.exists() else {}
+    if options.list:
+        print(*listed(results), sep="\n")
+        return
     print(why, flush=True)
+    known = results.get("verify", {}) if options.resume else {}
     steps: dict[str, Result] = {}
+    if workers() and set(wanted) & set(SUITES) and "smoke" not in wanted:
+        wanted = ("smoke", *wanted)
     for name in wanted:
-        print(f"--- {name}", flush=True)
-        began = time.monotonic()
+        told = " ".join([name, *arguments]) if name in SUITES else name  # a part of the tests is not all of them
+        print(f"--- {told}", flush=True)
+        if name not in {"smoke", "bench"} and _done(known.get(told)):
+            print("passed before", flush=True)
+            continue
+        began, kept = time.monotonic(), out.with_suffix(f".{name}.passed")
         if name in SUITES:
-            step = run_tests(SUITES[name], [*workers(), *arguments], limit=options.limit_s)
+            tests = [*workers(), *arguments]
+            step = run_tests(SUITES[name], tests, limit=options.limit_s, keep=kept, resume=options.resume)
+            if told == name and step.status == "passed":
+                kept.unlink()  # the results say so
         elif name == "smoke":
             step = run_smoke()
         elif name == "bench":
-            step = run_bench(out, quick=options.quick, budget=options.budget_s)
+            step = run_bench(out, quick=options.quick, budget=options.budget_s, resume=options.resume)
         else:
             step = run_demo(quick=options.quick)
         step.seconds = round(time.monotonic() - began, 1)
-        steps[" ".join([name, *arguments])] = step  # a part of the tests is not all of them
-        print(f"--- {name}: {step.status}", *step.problems[:50], sep="\n  ", flush=True)
+        steps[told] = step
+        print(f"--- {told}: {step.status}", *step.problems[:50], sep="\n  ", flush=True)
         results = record(out, steps)["results"]
     failed = [name for name, step in steps.items() if step.status == "failed"]
+    failed += [f"{name} (cut short)" for name, step in steps.items() if step.status == "cut short"]
     if options.strict:
         failed += not_shown(results, steps)
     print(f"written: {out}")

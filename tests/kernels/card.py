@@ -68,6 +68,15 @@ def inner_join(left_keys: Table, right_keys: Table, nulls_equal: NullEquality) -
     return _maps(*_pairs(_values(left_keys)[0], _values(right_keys)[0]))
 
 
+def left_join(left_keys: Table, right_keys: Table, nulls_equal: NullEquality) -> tuple[Column, ...]:
+    """Rows without a partner get the least int32, as libcudf's ``JoinNoMatch``."""
+    assert nulls_equal is NullEquality.UNEQUAL
+    left, right = _values(left_keys)[0], _values(right_keys)[0]
+    ours, theirs = _pairs(left, right)
+    alone = np.setdiff1d(np.arange(left.size), ours)
+    return _maps(np.concatenate([ours, alone]), np.concatenate([theirs, np.full(alone.size, -(1 << 31))]))
+
+
 class Operation:
     """An expression's value, given the columns of both tables at some pairs."""
 
@@ -127,7 +136,7 @@ def emulated_card(free: int = MEMORY) -> Iterator[Any]:
         patch.setattr(ndarray, "get", _to_host, raising=False)
         sys.modules["cupyx"].__dict__["empty_pinned"] = np.empty
         plc: Any = sys.modules["pylibcudf"]
-        plc.join = types.SimpleNamespace(inner_join=inner_join, mixed_inner_join=mixed_inner_join)
+        plc.join = types.SimpleNamespace(inner_join=inner_join, left_join=left_join, mixed_inner_join=mixed_inner_join)
         expressions = types.ModuleType("pylibcudf.expressions")
         expressions.__dict__.update(_EXPRESSIONS)
         patch.setitem(sys.modules, "pylibcudf.expressions", expressions)

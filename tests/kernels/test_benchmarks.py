@@ -8,30 +8,32 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from benchmarks.gpu import bench, interval, others, probe, smoke, state, transfer
+from benchmarks.gpu import bench, first, interval, others, partitions, peers, probe, smoke, snapshot, state, transfer
 from benchmarks.gpu.bench import PARTS, Sizes
 from benchmarks.gpu.card import Clock, Plan, copy_bandwidth, device
-from benchmarks.gpu.feed import Feed, description
+from benchmarks.gpu.feed import KEYS, Feed, description
+from benchmarks.gpu.model import COUNTED, compared, micro_batch
 from benchmarks.gpu.steady import Case, one_core, steady
-from benchmarks.gpu.targets import CHANGES, STATE_ROWS, targets
+from benchmarks.gpu.targets import CHANGES, MANY, STATE_ROWS, targets
 from benchmarks.gpu.turns import take_turns
 from benchmarks.gpu.watch import HOST, TRANSFERS, Watch
 from gpu_ops.backends import make_kernels
 from gpu_ops.engine import JoinEngine
-from gpu_ops.kernels import Kernels
+from gpu_ops.kernels import Kernels, Probe
 from kernels.card import NAME, emulated_card
+from kernels.test_calls import MOST
 
 PLAN = Plan(rounds=3, bandwidth=1e9)
 TINY = Sizes(
-    copied_bytes=1 << 16, changes=200, batches=2, warmup=1, state=(2000, 1000), probe=(1000, 2000), needles=(200, 20), appended=2000,
+    copied_bytes=1 << 16, changes=200, sweep=(120, 400), partitions=(1, 3), batches=2, warmup=1, first=100, state=(2000, 1000), probe=(1000, 2000), needles=(200, 20), appended=2000,
     append_batch=100, counted=1000, merged=((1000, 100), (400, 40)), grown=2000, interval_batches=6, multi_way=1000,
-    at_end=500, ways=(1000,), ways_needles=100, cpu=(2000,), rounds=2,
+    at_end=500, ways=(1000,), ways_needles=100, snapshot=1000, peers=500, cpu=(2000,), rounds=2,
 )  # fmt: skip
 FIGURE = {"ms", "bytes", "gb_per_second", "share_of_copy_bandwidth"}
 
@@ -221,6 +223,84 @@ def test_engines_say_the_same(card: Any, emit: Any) -> None:
     assert first["rows_out"] == second["rows_out"] > 0
 
 
+@pytest.mark.parametrize("keys", KEYS)
+def test_keys_and_probes(card: Any, keys: str) -> None:
+    """The engines say the same, of keys of every sort, with every way of probing."""
+    case = Case(2000, changes=200, batches=2, warmup=1, keys=keys)
+    cpu = steady("cpu", case, PLAN)["rows_out"]
+    found = [steady("gpu", dataclasses.replace(case, probe=way), PLAN)["rows_out"] for way in get_args(Probe)]
+    assert found == [cpu] * len(get_args(Probe))
+
+
+def test_partitions(card: Any) -> None:
+    case = Case(2400, changes=240, batches=2, warmup=1)
+    one, three = (partitions.partitions("gpu", count, case, PLAN) for count in (1, 3))
+    cpu = partitions.partitions("cpu", 3, case, PLAN)
+    assert one["rows_out"] > 0
+    assert cpu["rows_out"] == three["rows_out"] > 0
+    assert len(three["ms"].values) == 2
+    assert three["by_model"]["arrow_to_arrow"] > one["by_model"]["arrow_to_arrow"]
+
+
+def test_first_micro_batches() -> None:
+    found = first.processes("cpu", 100, 60)
+    for name in ("cold", "warm"):
+        assert len(found[name]["micro_batches_s"]) == first.MICRO_BATCHES
+        assert found[name]["process_s"] > found[name]["import_s"] > 0
+    assert first.processes("cpu", 100, 0.01)["left_out"].startswith("time: ")
+
+
+def test_snapshot(card: Any) -> None:
+    found = snapshot.stall("gpu", 1000, 100, 3)
+    assert found["bytes"] > 1000
+    assert len(found["drain_ms"].values) == 3
+    assert found["times"] > 0
+
+
+def test_peers(gpu: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are here find the rows that they must; one that does not is found."""
+    here = ("libcudf", "polars", "duckdb")
+    found = peers.peers("gpu", 500, 200, PLAN)
+    assert found["all_rows"]["ours"]["rows_out"] == 500
+    for asked in ("all_rows", "micro_batch"):
+        assert {name for name in peers.PEERS if "alone" in found[asked][name]} == set(here)
+        assert all(found[asked][name]["arrow_to_arrow"]["ms"].median > 0 for name in here)
+        assert found[asked]["cudf.merge"]["left_out"] == "not installed: cudf"
+
+    def loses(left: Any, right: Any) -> Any:
+        return None, lambda: peers.polars(left, right)[1]().slice(1)
+
+    monkeypatch.setitem(peers.PEERS, "polars", (loses, ()))
+    with pytest.raises(AssertionError, match="polars found "):
+        peers.peers("gpu", 500, 200, PLAN)
+
+
+def test_model() -> None:
+    """What it counts on is what is counted; and a card that says otherwise is heard."""
+    for what, (calls, waits, _) in COUNTED.items():
+        assert calls / 2 <= MOST[what][0] <= calls
+        assert waits / 2 <= MOST[what][1] <= waits
+    with emulated_card():
+        few, many = (micro_batch(Case(10**8, changes=changes)) for changes in (10**5, 10**7))
+        joins = micro_batch(Case(10**8, changes=10**5, probe="hash_join"))
+        assert micro_batch(Case(10**8, keys="text")) is None
+    assert few is not None
+    assert many is not None
+    assert joins is not None
+    assert few["calls"] == many["calls"]
+    assert many["bytes"] == pytest.approx(100 * few["bytes"])
+    assert joins["join_alone"] > few["join_alone"] + 1
+    right, wrong = ({"ms": {"join_alone": {"median": times * few["join_alone"]}}} for times in (1.5, 3))
+    said = [{"by_model": few, "watched": right}, {"by_model": few, "watched": wrong}]
+    figure = {"by_model": {"search": 2.0, "other": 1.0}, "search": {"ms": {"median": 0.5}}}
+    found = [(line["where"], line["times"], line["refuted"]) for line in compared({"regular": said, "probe": [figure]})]
+    assert found == [
+        ("regular[0].join_alone", pytest.approx(1.5), False),
+        ("regular[1].join_alone", pytest.approx(3), True),
+        ("probe[0].search", 0.25, True),
+    ]
+
+
 def test_at_end(card: Any) -> None:
     first, second = (others.at_end(backend, 500, 200) for backend in ("gpu", "cpu"))
     assert first["rows_out"] == second["rows_out"] == 500
@@ -252,8 +332,9 @@ def test_one_core() -> None:
     assert one_core(case, 0.01)["left_out"].startswith("time: ")
 
 
-def test_all_parts(card: Any, tmp_path: Path) -> None:
+def test_all_parts(card: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "results" / "gpu.json"
+    monkeypatch.setattr(first, "processes", lambda *_: {"cold": {}})  # a process of its own has no stand-ins
     written = bench.measure(out, tuple(PARTS), TINY, Clock())
     assert json.loads(out.read_text()) == written
     results = written["results"]
@@ -262,13 +343,21 @@ def test_all_parts(card: Any, tmp_path: Path) -> None:
     assert results["device"].keys() >= {"name", "driver", "driver_cuda", "runtime_cuda", "memory_gib"}
     assert results["device"]["name"] == NAME
     assert {name: part["status"] for name, part in results["parts"].items()} == dict.fromkeys(PARTS, "done")
-    assert results.keys() == {"device", "parts", "targets", *PARTS}
+    assert results.keys() == {"device", "parts", "targets", "model", *PARTS}
     assert [case["emit"] for case in results["regular"]] == ["per_batch", "per_event", "per_batch", "per_batch"]
+    assert [case["changes"] for case in results["sweep"]] == [120, 400]
+    assert {line["where"].split("[")[0] for line in results["model"]} >= {
+        "regular",
+        "sweep",
+        "probe.sizes",
+        "partitions",
+    }
+    assert all(line["measured"] > 0 < line["by_model"] for line in results["model"])
     assert [case["backend"] for case in results["cpu"]] == ["cpu", "cpu"]
     assert results["regular"][0]["plain"]["share_of_copy_bandwidth"] > 0
     for spread in (results["regular"][0]["plain"]["ms"], results["probe"]["sizes"][0]["inner_join"]["ms"]):
         assert spread.keys() == {"median", "low", "high", "spread", "values"}
-    assert {target["name"] for target in results["targets"]} >= {"engine", "probe", "demo"}
+    assert {target["name"] for target in results["targets"]} >= {"join alone", "Arrow to Arrow", "probe", "demo"}
 
 
 def test_parts_one_by_one(card: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,6 +374,13 @@ def test_parts_one_by_one(card: Any, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert second["copy"] == first["copy"]
     assert second["parts"]["probe"]["status"] == "failed: MemoryError: too much"
     assert second["parts"]["at_end"]["status"] == "done"
+    monkeypatch.undo()
+    again = bench.measure(out, ["probe", "at_end"], TINY, Clock(), resume=True)["results"]
+    assert again["parts"]["at_end"] == second["parts"]["at_end"]  # it was done
+    assert again["parts"]["probe"]["status"] == "done"
+    again["at_end"]["left_out"] = "time: 5 s needed"
+    out.write_text(json.dumps({**json.loads(out.read_text()), "results": again}))
+    assert "left_out" not in bench.measure(out, ["at_end"], TINY, Clock(), resume=True)["results"]["at_end"]
     third = bench.measure(out, ["state"], TINY, Clock(0))["results"]
     assert third["parts"]["state"]["status"].startswith("left out: time: ")
     assert "state" not in third
@@ -295,7 +391,7 @@ def test_parts_one_by_one(card: Any, tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_targets() -> None:
     def case(rows: int, rate: float) -> dict[str, Any]:
         whole = dataclasses.asdict(Case(rows, changes=CHANGES))
-        watched = {"changes_per_second_without_transfer": rate}
+        watched = {"changes_per_second_without_transfer": rate, "changes_per_second_join_alone": 2 * rate}
         return {**whole, "plain": {"changes_per_second": rate / 2}, "watched": watched}
 
     def size(rows: int, ms: float) -> dict[str, Any]:
@@ -305,14 +401,18 @@ def test_targets() -> None:
     assert all(target["reached"] is None and target["measured"] is None for target in nothing)
     results = {
         "regular": [{**case(STATE_ROWS, 9e9), "emit": "per_event"}, case(STATE_ROWS, 60e6), case(1000, 1e9)],
+        "sweep": [{**case(STATE_ROWS, 99e6), "changes": MANY}],
         "cpu": [case(10_000_000, 4e6), {**case(STATE_ROWS, 1.0), "left_out": "time"}],
         "probe": {"sizes": [size(1_000_000, 2.0), size(100_000_000, 7.0)]},
         "verify": {"demo": {"status": "left out", "problems": ["no Java"]}},
     }
     found = {target["name"]: target for target in targets(results)}
-    assert found["engine"]["measured"] == 60e6
-    assert found["engine"]["reached"]
-    assert not found["engine, aimed at"]["reached"]
+    assert found["join alone"]["measured"] == 120e6
+    assert found["join alone"]["reached"]
+    assert found["Arrow to Arrow"]["measured"] == 30e6
+    assert not found["Arrow to Arrow"]["reached"]
+    assert found["join alone, aimed at"]["measured"] == 198e6
+    assert not found["join alone, aimed at"]["reached"]
     times = found["times the CPU engine, without transfer"]
     assert times["measured"] == 15
     assert not times["reached"]

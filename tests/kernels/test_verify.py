@@ -12,18 +12,10 @@ import pytest
 from oracle.drive import gpu_status
 
 from benchmarks.gpu import verify
-from benchmarks.gpu.verify import (
-    DEMO_NEEDS,
-    ELSEWHERE,
-    ROOT,
-    STEPS,
-    SUITES,
-    Result,
-    no_demo,
-    problems,
-    record,
-    run_tests,
-)
+from benchmarks.gpu.bench import PARTS
+from benchmarks.gpu.passed import ROOT, digest, passed
+from benchmarks.gpu.suites import ELSEWHERE, SUITES, Result, problems, run_tests
+from benchmarks.gpu.verify import DEMO_NEEDS, STEPS, left_out, no_demo, record
 from kernels.card import NAME, emulated_card
 
 _TEST = """
@@ -53,7 +45,7 @@ def test_tests(checkout: Path) -> None:
     def run(keyword: str) -> Result:
         return run_tests(["some"], ["-k", keyword], root=checkout)
 
-    assert run("passes") == Result("passed", tests=1)
+    assert run("passes") == Result("passed", tests=1, passed=1, of=1)
     found = run("passes or skips or fails")
     assert (found.status, found.tests) == ("failed", 3)
     skipped, failed = sorted(found.problems, reverse=True)
@@ -62,12 +54,27 @@ def test_tests(checkout: Path) -> None:
     assert "numbers" in failed
 
 
-def test_tests_that_take_too_long(checkout: Path) -> None:
-    slow = "import time\ndef test_is_slow(): time.sleep(60)\n"
+def test_a_run_cut_short_is_gone_on_with(checkout: Path, tmp_path: Path) -> None:
+    slow = "import os, time\ndef test_is_slow(): time.sleep(0 if os.path.exists('quick') else 60)\n"
     (checkout / "some" / "test_some.py").write_text(_TEST.replace("@pytest.mark.skip", f"{slow}@pytest.mark.skip"))
-    found = run_tests(["some"], ["-k", "passes or slow"], limit=3, root=checkout)
-    assert found.status == "failed"
-    assert found.problems[-1] == "not done after 3 s"
+    kept = tmp_path / "kept"
+
+    def run(keyword: str, *, resume: bool = True) -> Result:
+        return run_tests(["some"], ["-k", keyword], limit=4, root=checkout, keep=kept, resume=resume)
+
+    found = run("passes or slow")
+    assert (found.status, found.passed, found.of) == ("cut short", 1, 2)
+    assert found.problems == ["not done after 4 s: 1 of 2 tests have passed; --resume goes on"]
+    assert passed(kept) == {"some/test_some.py::test_passes"}
+    (checkout / "quick").write_text("")
+    assert run("passes or slow") == Result("passed", tests=1, passed=2, of=2)
+    assert run("passes or slow") == Result("passed", tests=0, passed=2, of=2)
+    assert run("nothing").problems == ["no test ran"]
+    assert run("passes or fails").status == "failed"
+    assert "some/test_some.py::test_fails" not in passed(kept)
+    kept.write_text(kept.read_text().replace(digest(), "of other code"))
+    assert run("passes or slow") == Result("passed", tests=2, passed=2, of=2)
+    assert run("passes", resume=False) == Result("passed", tests=1, passed=1, of=1)
 
 
 def test_a_suite_that_is_not_there(checkout: Path) -> None:
@@ -83,12 +90,15 @@ def test_suites_are_there() -> None:
     assert problems("<testsuites></testsuites>") == ["no test ran"]
 
 
-def test_all_steps_run_and_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_steps_run_and_are_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Whatever they say; one that failed makes the exit status 1, one that is left out does not."""
     out, ran = tmp_path / "gpu.json", []
 
-    def tests(suites: Any, arguments: Any, *, limit: float | None) -> Result:
+    def tests(suites: Any, arguments: Any, *, limit: float | None, keep: Path, resume: bool) -> Result:
         assert limit == 500
+        keep.write_text("")
         ran.append(suites)
         return Result("failed", problems=["skipped: it"]) if suites == SUITES["golden"] else Result("passed", tests=7)
 
@@ -107,9 +117,21 @@ def test_all_steps_run_and_are_recorded(tmp_path: Path, monkeypatch: pytest.Monk
         with pytest.raises(SystemExit, match="failed: golden --backends gpu"):
             verify.main()
         monkeypatch.setattr(sys, "argv", [*command, "--step", "traces", "--step", "demo", "--strict"])
-        with pytest.raises(SystemExit, match="failed: demo: left out, target engine: None, "):
+        with pytest.raises(SystemExit, match="failed: demo: left out, target join alone: None, "):
             verify.main()
-    assert ran == [*SUITES.values(), SUITES["traces"], SUITES["golden"], SUITES["traces"]]
+        monkeypatch.setattr(sys, "argv", [*command, "--step", "golden", "--step", "traces", "--resume"])
+        with pytest.raises(SystemExit, match=r"failed: golden$"):
+            verify.main()  # the traces have passed
+        assert not (tmp_path / "gpu.traces.passed").exists()
+        assert (tmp_path / "gpu.golden.passed").exists()
+        monkeypatch.setattr(sys, "argv", [*command, "--list"])
+        verify.main()
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("- `")]
+    said = {line.partition(":")[0].strip("- `"): line.partition("  [")[2] for line in lines}
+    assert (said["smoke"], said["golden"], said["copy"]) == ("passed]", "failed]", "not run yet]")
+    assert [name for names in said for name in names.split("`, `")] == [*STEPS, *PARTS]
+    suites = [SUITES["traces"], SUITES["golden"], SUITES["traces"], SUITES["golden"]]
+    assert ran == [*SUITES.values(), *suites]
     results = json.loads(out.read_text())["results"]
     assert results["device"]["name"] == NAME
     assert list(results["verify"]) == [*STEPS, "golden --backends gpu"]
@@ -122,6 +144,11 @@ def test_all_steps_run_and_are_recorded(tmp_path: Path, monkeypatch: pytest.Monk
         "name": "demo", "asked": "passes", "measured": "left out", "reached": None,
         "of": "the demo end to end on Spark with backend=gpu: not installed: pyspark",
     }  # fmt: skip
+
+
+def test_what_was_left_out_is_found_anywhere() -> None:
+    results = {"a": [{"b": 1}, {"left_out": "time"}], "probe": {"left_out": {"1000": "memory"}, "sizes": []}}
+    assert list(left_out(results)) == ["a 1: time", "probe 1000: memory"]
 
 
 def test_what_the_demo_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

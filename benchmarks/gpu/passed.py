@@ -1,0 +1,84 @@
+"""A plugin of pytest's: tests that have passed already are not run again, so that a run cut short is gone on with.
+
+Names of tests that passed stand in the file that the environment's ``GPU_VERIFY_PASSED`` names, one a line, below a
+digest of the code they passed with: of other code they say nothing. Beside it, in a file that ends in ``.counted``,
+stands how many tests there are and how many of them had passed before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+VARIABLE = "GPU_VERIFY_PASSED"
+CODE = ("gpu_ops", "cpu_fallback", "tests", "benchmarks")
+
+
+def digest(root: Path = ROOT) -> str:
+    """Of all Python code that tests and benchmarks run, 16 digits; of a checkout without git, too."""
+    found = hashlib.sha256()
+    for path in sorted(path for folder in CODE for path in (root / folder).rglob("*.py")):
+        found.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def passed(path: Path) -> set[str]:
+    """Tests that passed with the code as it is."""
+    code, *names = path.read_text().splitlines() if path.exists() else [""]
+    return set(names) if code == digest() else set()
+
+
+def begin(path: Path, *, afresh: bool) -> None:
+    """Make the file ready to be added to: empty if it is to be, or if the code was another."""
+    if afresh or not passed(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{digest()}\n")
+    counted(path).write_text("0 0")
+
+
+def counted(path: Path) -> Path:
+    """The file beside it."""
+    return path.with_name(f"{path.name}.counted")
+
+
+class Keeper:
+    """Adds the names of tests that pass, each when its last part is over.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._good = path, set[str]()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Of one part of a test: what comes before it, itself, what comes after it."""
+        if report.when == "call" and report.passed:
+            self._good.add(report.nodeid)
+        elif report.when == "teardown" and report.passed and report.nodeid in self._good:
+            with self._path.open("a") as file:
+                file.write(f"{report.nodeid}\n")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Only the process that hears of all tests keeps them."""
+    if VARIABLE in os.environ and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Keeper(Path(os.environ[VARIABLE])))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what has passed."""
+    if VARIABLE not in os.environ:
+        return
+    path = Path(os.environ[VARIABLE])
+    known = passed(path)
+    gone: Sequence[pytest.Item] = [item for item in items if item.nodeid in known]
+    counted(path).write_text(f"{len(items)} {len(gone)}")
+    items[:] = [item for item in items if item.nodeid not in known]
+    config.hook.pytest_deselected(items=gone)
