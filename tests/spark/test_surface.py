@@ -13,10 +13,13 @@ import pytest
 import gpu_ops
 import gpu_ops.spark
 from gpu_ops import stream
+from gpu_ops.spark.api.checks import default_partitions
 from gpu_ops.spark.metrics.metrics import metric_names
 from gpu_ops.spark.metrics.progress import observed_metrics
 from gpu_ops.spark.plan.build import union_order
 from gpu_ops.spark.plan.recognition import open_tasks, plans_of
+from gpu_ops.spark.servers.directory import Directory
+from gpu_ops.spark.servers.pools import Pool
 from spark.support import Sink, Source, drain, in_memory, start
 
 pytestmark = pytest.mark.spark
@@ -222,6 +225,33 @@ def test_explain(left: Source, right: Source, tmp_path: Path) -> None:
     ]
     with pytest.raises(gpu_ops.DescriptionError, match="no join of ours"):
         gpu_ops.explain(left.df)
+
+
+def test_on_gpus_a_join_has_two_partitions_for_each(
+    spark: Any, left: Source, right: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless it is told otherwise; the card is made up."""
+    assert default_partitions(200, 16, 0, 1) == (2, "2 per GPU, 1 in sight; spark.sql.shuffle.partitions is 200")
+    assert default_partitions(200, 16, 2, 2)[0] == 4
+    assert default_partitions(200, 3, 1, 2)[:1] == (3,)
+    assert default_partitions(3, 16, 0, 2) == (3, "spark.sql.shuffle.partitions")
+    assert default_partitions(200, 16, 0, 0)[0] == 16
+
+    def shown(**options: Any) -> str:
+        joined = in_memory(gpu_ops.join, left.df.drop("op"), right.df.drop("op"), on="k", **options)
+        return gpu_ops.explain(joined).split("partitions  ")[1].splitlines()[0]
+
+    servers = Directory.of(spark).servers
+    monkeypatch.setitem(servers._pools, "gpu", Pool(servers, "gpu", 1))
+    monkeypatch.setattr(type(spark.sparkContext), "defaultParallelism", 8)
+    before = spark.conf.get("spark.sql.shuffle.partitions")
+    spark.conf.set("spark.sql.shuffle.partitions", "6")
+    try:
+        assert shown() == "2 (2 per GPU, 1 in sight; spark.sql.shuffle.partitions is 6)"
+        assert shown(backend="cpu") == "6 (spark.sql.shuffle.partitions)"
+        assert shown(partitions=5) == "5 (asked for)"
+    finally:
+        spark.conf.set("spark.sql.shuffle.partitions", before)
 
 
 def test_memory_only_is_warned_about(left: Source, right: Source) -> None:

@@ -35,6 +35,8 @@ _SPELLINGS: Final = {
 }  # fmt: skip
 """What Spark also calls them, underscores left out."""
 
+PARTITIONS_PER_GPU: Final = 2
+
 _numbers = itertools.count(1)
 
 
@@ -132,7 +134,7 @@ def _plan(
     chosen = options.get("name") or f"join_{next(_numbers)}"
     if not static:
         _check_lineage(sides, chosen, state)
-    count, reason = _choose_partitions(description, options.get("partitions"), state, df)
+    count, reason = _choose_partitions(description, options.get("partitions"), state, df, backend)
     if state is None and not static:
         warnings.warn(
             f"join '{chosen}' has no state= folder: its state lives in memory only, and a restart on an "
@@ -251,7 +253,7 @@ def _check_lineage(sides: Sequence[Stream], name: str, state: StateAddress | Non
 
 
 def _choose_partitions(
-    description: Description, asked: int | None, state: StateAddress | None, df: DataFrame
+    description: Description, asked: int | None, state: StateAddress | None, df: DataFrame, backend: str
 ) -> tuple[int, str]:
     if not description.shuffled_by:
         return 1, "one partition: no equality column that rows could be distributed by"
@@ -264,9 +266,28 @@ def _choose_partitions(
         return manifest.partitions, "as the state folder is cut"
     session = df.sparkSession
     shuffle = int(str(session.conf.get("spark.sql.shuffle.partitions")))
-    taken = Directory.of(session).servers.tasks if df.isStreaming else 0
+    servers = Directory.of(session).servers if df.isStreaming else None
+    taken = servers.tasks if servers is not None else 0
     cores = max(1, session.sparkContext.defaultParallelism - taken)
-    if shuffle <= cores:
+    pool = servers.pool(backend) if servers is not None else None
+    return default_partitions(shuffle, cores, taken, len(pool) if pool is not None and pool.kind == "gpu" else 0)
+
+
+def default_partitions(shuffle: int, cores: int, taken: int, gpus: int) -> tuple[int, str]:
+    """How many partitions a join has that was not told, and why.
+
+    Engines on one GPU take turns, and each micro-batch of each costs the same number of calls: a second one fills the
+    gaps of the first, more only add calls.
+
+    Args:
+        shuffle: ``spark.sql.shuffle.partitions``, the most.
+        cores: for tasks, beside those of state servers.
+        taken: tasks of state servers.
+        gpus: state servers with a GPU; 0 if the join runs on none.
+    """
+    most, why = cores, "one per core beside state servers" if taken else "one per core"
+    if gpus and PARTITIONS_PER_GPU * gpus <= cores:
+        most, why = PARTITIONS_PER_GPU * gpus, f"{PARTITIONS_PER_GPU} per GPU, {gpus} in sight"
+    if shuffle <= most:
         return shuffle, "spark.sql.shuffle.partitions"
-    beside = " beside state servers" if taken else ""
-    return cores, f"one per core{beside}; spark.sql.shuffle.partitions is {shuffle}"
+    return most, f"{why}; spark.sql.shuffle.partitions is {shuffle}"

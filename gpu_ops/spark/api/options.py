@@ -24,8 +24,8 @@ class RunOptions(TypedDict, total=False):
     Attributes:
         state: a folder of its own for the state; without it the state lives in memory only.
         backend: ``"auto"``, ``"cpu"`` or ``"gpu"``.
-        partitions: how many; by default `spark.sql.shuffle.partitions`, but not more than the
-            application has cores, or what an existing state folder is cut into.
+        partitions: how many; by default what an existing state folder is cut into, or else
+            `spark.sql.shuffle.partitions`, but not more than the application has cores, or with GPUs two for each.
         name: of the operator, in ``query.lastProgress["observedMetrics"]``, too; by default ``join_1`` and so on.
     """
 
