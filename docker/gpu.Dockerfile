@@ -2,6 +2,7 @@
 # driver, the NVIDIA container toolkit). Build from the repository's root:
 #   docker build -f docker/gpu.Dockerfile -t gpu-join:gpu .
 #   docker run --rm --gpus all gpu-join:gpu make gpu-verify PYTHON=python
+# NVIDIA's plugin for Spark is in it, and off. SPARK_CONF_DIR=/opt/rapids/conf turns it on, as docker/compose.yaml does.
 FROM nvidia/cuda:13.0.1-runtime-ubuntu24.04
 
 # Ubuntu 24.04 has Python 3.12. git: the benchmark records the commit.
@@ -10,7 +11,12 @@ RUN apt-get update \
     && apt-get install --no-install-recommends -y git make openjdk-17-jre-headless procps python3 python3-venv \
     && rm -rf /var/lib/apt/lists/*
 
-RUN useradd --create-home --uid 1001 joiner
+# the plugin, with shims for Spark 4.2.0, from Maven Central (docs/rapids.md); Docker takes no file with another checksum
+ADD --checksum=sha256:3fb3b105cd61c869f7d164e1d6b5b2dab1e5b8f1e3c7f2e8c0e0e515a13886e1 --chmod=644 \
+    https://repo1.maven.org/maven2/com/nvidia/rapids-4-spark_2.13/26.08.1/rapids-4-spark_2.13-26.08.1-cuda13.jar \
+    /opt/rapids/rapids-4-spark_2.13-26.08.1-cuda13.jar
+
+RUN useradd --create-home --uid 1001 joiner && install -d -o joiner /home/joiner/state
 WORKDIR /home/joiner/gpu-join
 COPY --chown=joiner . .
 ENV PATH=/opt/venv/bin:$PATH
@@ -19,6 +25,12 @@ ENV PATH=/opt/venv/bin:$PATH
 RUN python3 -m venv /opt/venv \
     && pip install --no-cache-dir '.[gpu-cu13,demo,notebooks,metrics]' \
         'pyspark==4.2.0' 'pandas==2.3.3' 'pyarrow==26.0.1' pytest hypothesis
+
+# the plugin's settings beside state servers on one card, as gpu_ops says them
+RUN mkdir /opt/rapids/conf \
+    && python -c 'import glob, gpu_ops.spark as s; \
+[print(k, v) for k, v in s.rapids_conf(jar=glob.glob("/opt/rapids/*.jar")[0]).items()]' \
+        > /opt/rapids/conf/spark-defaults.conf
 
 USER 1001
 ENV PYTHONUNBUFFERED=1

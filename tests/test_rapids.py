@@ -68,6 +68,21 @@ def test_the_documentation_has_the_same_settings() -> None:
     assert f"rapids-4-spark_2.13-{RAPIDS_VERSION}-cuda13.jar" in DOCS
 
 
+def test_the_image_has_the_plugin_for_the_spark_it_has() -> None:
+    folder = Path(__file__).parents[1] / "docker"
+    image, compose = ((folder / name).read_text() for name in ("gpu.Dockerfile", "compose.yaml"))
+    jar = f"rapids-4-spark_2.13-{RAPIDS_VERSION}-cuda13.jar"
+    assert re.search(rf"--checksum=sha256:[0-9a-f]{{64}} [^#]*/{RAPIDS_VERSION}/{jar} [^#]*/opt/rapids/{jar}\n", image)
+    assert "FROM nvidia/cuda:13." in image
+    assert ".[gpu-cu13," in image
+    wanted = re.search(r"pyspark==([\d.]+)", image)
+    assert wanted is not None
+    assert wanted.group(1) in RAPIDS_SPARK_VERSIONS
+    assert "/opt/rapids/conf/spark-defaults.conf" in image
+    assert "SPARK_CONF_DIR: /opt/rapids/conf" in compose
+    assert "dockerfile: docker/gpu.Dockerfile" in compose
+
+
 def test_the_default_spark_is_one_that_the_plugin_supports() -> None:
     wanted = re.search(r'pyspark[^"]*==([\d.]+)', (Path(__file__).parents[1] / "pyproject.toml").read_text())
     assert wanted is not None
