@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -343,6 +345,75 @@ def test_a_batch_that_another_server_repeated_is_taken_from_the_folder(tmp_path:
 
 
 # --- snapshots ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def large_snapshots(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, list[int]]]:
+    """Every snapshot counts as large: it is written once the event is set; and which versions were begun."""
+    go, begun = threading.Event(), []
+    write = PartitionLog.write_snapshot
+
+    def waits(log: PartitionLog, version: int, *rest: Any, **facts: Any) -> int:
+        begun.append(version)
+        assert go.wait(60)
+        return write(log, version, *rest, **facts)
+
+    monkeypatch.setattr(PartitionLog, "write_snapshot", waits)
+    monkeypatch.setattr("gpu_ops.spark.servers.snapshots._AT_ONCE", -1)
+    yield go, begun
+    go.set()
+
+
+def test_micro_batches_go_on_while_a_snapshot_is_written(
+    tmp_path: Path, large_snapshots: tuple[threading.Event, list[int]]
+) -> None:
+    """It holds the version that it was begun at, and nothing is deleted before it is there."""
+    go, begun = large_snapshots
+    partition = opened(tmp_path, options={"snapshot_every": 2})
+    for batch, answer in enumerate(ANSWERS):
+        assert apply(partition, batch).changelog.equals(answer)
+    assert begun == [2]
+    folder = tmp_path / "p" / "0"
+    assert not list(folder.glob("*.snapshot"))
+    assert len(list(folder.glob("*.arrow"))) == len(ANSWERS)
+    # a server that stops without waiting leaves a folder that says the same
+    assert apply(opened(tmp_path), len(ANSWERS) - 1).changelog.equals(ANSWERS[-1])
+    go.set()
+    partition.close()
+    assert len(list(folder.glob("*.snapshot"))) == 1
+    assert len(list(folder.glob("*.arrow"))) == len(ANSWERS) - 2
+    assert apply(opened(tmp_path), len(ANSWERS) - 1).changelog.equals(ANSWERS[-1])
+    for record in folder.glob("*.arrow"):
+        record.unlink()
+    plain = opened(tmp_path / "plain")
+    for batch in range(2):
+        apply(plain, batch)
+    assert opened(tmp_path).held_at(2).tables == opened(tmp_path / "plain").held_at(2).tables
+
+
+def test_a_snapshot_that_fails_beside_micro_batches_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a folder may refuse is a warning, as the log is enough; anything else is the next micro-batch's error."""
+    monkeypatch.setattr("gpu_ops.spark.servers.snapshots._AT_ONCE", -1)
+    failures: list[Exception] = [StateError("no space left"), MemoryError("none left")]
+    for failure in failures:
+        folder = tmp_path / type(failure).__name__
+
+        def fails(*_: object, failure: Exception = failure, **__: object) -> int:
+            raise failure
+
+        monkeypatch.setattr(PartitionLog, "write_snapshot", fails)
+        partition = opened(folder, options={"snapshot_every": 2})
+        for batch in range(3):
+            apply(partition, batch)
+        if isinstance(failure, StateError):
+            partition.close()
+            assert "no snapshot of version 2: no space left" in caplog.text
+        else:
+            with pytest.raises(MemoryError, match="none left"):
+                partition.close()
+        assert apply(opened(folder), 3).changelog.equals(ANSWERS[3])
 
 
 def test_snapshots_cost_no_more_than_the_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,10 +25,11 @@ from gpu_ops.memory import Budget
 from gpu_ops.spark.exchange.command import ApplyCommand, Wire, parse_join
 from gpu_ops.spark.servers import recovery
 from gpu_ops.spark.servers.pending import Pending, Recorded, identity
+from gpu_ops.spark.servers.snapshots import Held, Snapshots
 from gpu_ops.state import activity
 from gpu_ops.state.activity import Activity
 from gpu_ops.state.address import StateAddress
-from gpu_ops.state.durable import NO_TIMES, Pair, PartitionLog, Record, Stored, Times
+from gpu_ops.state.durable import NO_TIMES, Pair, PartitionLog, Record, Times
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest, check_open, ensure, remove_older
 
@@ -47,16 +48,6 @@ class Applied:
     metrics: dict[str, int | float]
     backend: str
     backend_reason: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Held:
-    """The state of a version, as a snapshot has it."""
-
-    tables: dict[str, pa.Table]
-    clock_ms: int
-    times: Times
-    backlog: bool
 
 
 class PartitionState:
@@ -101,8 +92,7 @@ class PartitionState:
         self._found = self._manifest
         self._older = False
         self._log: PartitionLog | None = None
-        self._stored = Stored({}, {})
-        self._no_snapshot_before = 0
+        self._snapshots: Snapshots | None = None
         self._metrics: dict[str, int | float] = {}
         self.activity = Activity()
 
@@ -202,8 +192,9 @@ class PartitionState:
             # A half-sent repetition must not take the place of the whole one before it.
             _require(alive, batch_id)
             if self._log is not None:
+                assert self._snapshots is not None
                 stamp = self._log.write_record(batch_id, record)
-                self._stored.records[batch_id] = stamp[0]
+                self._snapshots.stored.records[batch_id] = stamp[0]
                 assert isinstance(self._location, Files)
                 why = self._found.why_moved(self._location)
         except BaseException:
@@ -242,7 +233,7 @@ class PartitionState:
             StateError: there is no such version.
         """
         with self._at(version) as engine:
-            return Held(engine.snapshot(), self._last_clock, self._times, self._in_backlog)
+            return self._state(engine)
 
     def rows_at(self, version: int) -> tuple[int, ...]:
         """How many live rows of each input the state of a version holds; the state folder stays as it is.
@@ -344,6 +335,8 @@ class PartitionState:
             check_open(files)
             found.check_unsealed(files.location)
         started = time.perf_counter()
+        if self._snapshots is not None:
+            self._snapshots.finish()  # what it writes would look like a leftover
         log = PartitionLog(files, found, self.partition)
         stored = log.stored(clean=not over)
         base = recovery.newest_snapshot(str(self), batch_id, log, stored)
@@ -363,7 +356,8 @@ class PartitionState:
                 engine.restore(tables)
             self._version = base
         self._engine, self._pending = engine, None
-        self._log, self._stored = log, stored
+        self._log = log
+        self._snapshots = Snapshots(str(self), log, stored, self.partition, self._options.get("snapshot_every"))
         self._found, self._older = found, self.partition == 0 and found.generation > 0
         for batch in range(since, batch_id):
             self._replay(engine, log.read_record(batch))
@@ -392,22 +386,12 @@ class PartitionState:
     # --- snapshots ---------------------------------------------------------------------------
 
     def _compact(self, engine: JoinEngine) -> None:
-        """Writes a snapshot when one is due, and deletes what it replaces."""
-        if self._log is None or self._version < self._no_snapshot_before:
-            return
-        every = self._options.get("snapshot_every")
-        if not recovery.snapshot_due(self._version, self.partition, self._stored, every):
-            return
-        try:
-            size = self._log.write_snapshot(
-                self._version, engine.snapshot(), self._last_clock, self._times, backlog=self._in_backlog
-            )
-            self._stored.snapshots[self._version] = size
-            self._stored = self._log.prune(self._version, self._stored)
-        except (StateError, OSError) as error:
-            # The log alone is enough to go on.
-            _log.warning("%s: no snapshot of version %d: %s", self, self._version, error)
-            self._no_snapshot_before = self._version + recovery.MIN_RECORDS
+        """Has a snapshot written when one is due, and deletes what it replaces."""
+        if self._snapshots is not None:
+            self._snapshots.take(self._version, lambda: self._state(engine))
+
+    def _state(self, engine: JoinEngine) -> Held:
+        return Held(engine.snapshot(), self._last_clock, self._times, self._in_backlog)
 
     def _remove_older(self) -> None:
         """Deletes what `gpu_ops.rescale` left: a micro-batch of what it made in its place is final."""
@@ -433,11 +417,14 @@ class PartitionState:
 
     def _forget(self) -> None:
         engine, self._engine, self._pending = self._engine, None, None
-        self._version = self._last_clock = self._no_snapshot_before = 0
+        self._version = self._last_clock = 0
         self._times, self._in_backlog = NO_TIMES, True
-        self._log, self._stored, self._older = None, Stored({}, {}), False
+        snapshots, self._snapshots = self._snapshots, None
+        self._log, self._older = None, False
         if engine is not None:
             engine.close()
+        if snapshots is not None:
+            snapshots.finish()
 
     def _held(self) -> str:
         if self._engine is None:

@@ -33,8 +33,9 @@ import pyarrow as pa
 from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.spark.exchange.command import Wire, parse_join
-from gpu_ops.spark.servers.partition import Held, stored_state
+from gpu_ops.spark.servers.partition import stored_state
 from gpu_ops.spark.servers.recovery import stored_version
+from gpu_ops.spark.servers.snapshots import Held
 from gpu_ops.spark.sources.murmur import spark_hash
 from gpu_ops.spark.sources.packing import partition_of
 from gpu_ops.state.address import Location
