@@ -17,14 +17,14 @@ from gpu_ops.descriptions.changelog import BAD_ROW_KIND, DELETE, INSERT, UPDATE_
 from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import DescriptionError, GpuJoinError, StateError
 from gpu_ops.fields import reading, whole_number
-from gpu_ops.ingest import Ingested, ingest
+from gpu_ops.ingest import ArrowStream, Ingested, ingest
 from gpu_ops.kernels import Probe
 from gpu_ops.memory import Budget, Memory
 from gpu_ops.operators.backlog import Backlog
 from gpu_ops.operators.operator import Operator
 from gpu_ops.output import append_rows
 
-Batch: TypeAlias = "pa.Table | pa.RecordBatch | None"
+Batch: TypeAlias = "ArrowStream | None"
 Watermark: TypeAlias = "int | tuple[int | None, int | None] | None"
 """The operator's, or that of each input, in milliseconds since the epoch."""
 
@@ -168,7 +168,9 @@ class JoinEngine:
         """Compute one micro-batch without changing the committed state.
 
         Args:
-            inputs: the changes of each input, in the join's order: its columns and its row-kind column, or None.
+            inputs: the changes of each input, in the join's order: its columns and its row-kind column, or None. An
+                Arrow table, or a DataFrame of pandas, polars, cuDF or whatever else has ``__arrow_c_stream__``; what
+                lies on a card goes through host memory.
             left: of a join of two inputs, the left's changes; instead of ``inputs``.
             right: the right's, likewise.
             orders: for each input one integer per change, which together put the changes of all inputs in a

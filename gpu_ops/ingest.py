@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,13 @@ from gpu_ops.descriptions.intervals import as_integers, too_far
 from gpu_ops.errors import BadInputError
 from gpu_ops.layouts import MAX_CHANGES
 from gpu_ops.values import Mask, readable, rebuilt, sample, wrong_text
+
+
+class ArrowStream(Protocol):
+    """A table: of Arrow, pandas, polars, cuDF, DuckDB and others."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """What Arrow's C data interface has of it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +61,7 @@ class Ingested:
 
 def ingest(
     join: Description,
-    batches: Sequence[pa.Table | pa.RecordBatch | None],
+    batches: Sequence[ArrowStream | None],
     orders: Sequence[npt.ArrayLike | None],
 ) -> tuple[Ingested, ...]:
     """Check, decode and order the changes of all inputs.
@@ -102,10 +109,8 @@ def _decode(
         batch = source.schema.empty_table()
         if source.row_kind is not None:
             batch = batch.append_column(source.row_kind, pa.array([], pa.string()))
-    if isinstance(batch, pa.RecordBatch):
-        batch = pa.Table.from_batches([batch])
     if not isinstance(batch, pa.Table):
-        raise BadInputError(source.name, None, f"takes an Arrow table or record batch, not {type(batch).__name__}")
+        batch = _to_table(source, batch)
     _check_columns(source, batch)
     rows = batch.num_rows
     sequence = np.arange(start, start + rows, dtype=np.int64) if order is None else _positions(source, order, rows)
@@ -130,6 +135,18 @@ def _decode(
             has_unique_key=source.unique_key is not None,
         )
     return Ingested(table, kinds, sequence, rows, bad, tagged)
+
+
+def _to_table(source: Input, batch: Any) -> pa.Table:
+    """What others than Arrow's tables say that they hold."""
+    if not hasattr(batch, "__arrow_c_stream__"):
+        problem = f"takes an Arrow table, or a DataFrame with __arrow_c_stream__, not {type(batch).__name__}"
+        raise BadInputError(source.name, None, problem)
+    try:
+        return pa.table(batch)
+    except (TypeError, ValueError, NotImplementedError, pa.ArrowException) as error:
+        problem = f"a {type(batch).__name__} that does not become an Arrow table: {error}"
+        raise BadInputError(source.name, None, problem) from None
 
 
 def _check_columns(source: Input, batch: pa.Table) -> None:

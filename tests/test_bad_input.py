@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pytest
 from oracle.drive import Backend
@@ -185,6 +186,38 @@ def test_bad_micro_batch(name: str, backend: Backend) -> None:
             "right": prices(3, kind=strings("-D", "+I", "+I")),
         }
         assert engine.process(**then).equals(untroubled.process(**then))
+
+
+def test_tables_of_others(backend: Backend) -> None:
+    """DataFrames of pandas and polars, and whatever gives an Arrow stream, as cuDF's does."""
+
+    class DataFrame:
+        """What cuDF's has of it: a copy to the host."""
+
+        def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+            assert requested_schema is None
+            return table.__arrow_c_stream__()
+
+    class Without:
+        def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+            raise NotImplementedError("no stream today")
+
+    source = Input("l", pa.schema([("k", pa.int64()), ("s", pa.string())]))
+    right = Input("r", pa.schema([("k", pa.int64()), ("t", pa.string())]))
+    join = Join("inner", source, right, keys=normalize_on("k"), emit="per_batch")
+    table = pa.table({"k": [1, 2], "s": ["a", None]})
+    second = table.rename_columns(["k", "t"])
+    with backend.engine(join) as engine:
+        wanted = engine.process(table, second)
+    assert wanted.num_rows == 2
+    for other in (table.to_pandas(), pl.from_arrow(table), table.to_batches()[0], DataFrame()):
+        with backend.engine(join) as engine:
+            assert engine.process(other, second).equals(wanted)
+    with backend.engine(join) as engine:
+        with pytest.raises(BadInputError, match="Without that does not become an Arrow table: no stream today"):
+            engine.process(Without(), second)
+        with pytest.raises(BadInputError, match="with __arrow_c_stream__, not dict"):
+            engine.process(table.to_pydict(), second)
 
 
 def test_good_but_unusual(backend: Backend) -> None:
