@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+
+from gpu_ops.arrays import Array
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -17,3 +22,14 @@ class Frame:
     def batch(self) -> pa.RecordBatch:
         """The columns as one record batch."""
         return pa.RecordBatch.from_arrays(list(self.columns.values()), names=list(self.columns))
+
+    def take(self, rows: Array, columns: Sequence[str], *, present: bool = False) -> Frame:
+        """Rows by position; -1 gives nulls, ``present`` if none is."""
+        wanted = pa.array(rows) if present else slot_array(rows)
+        return Frame(rows.size, {name: self.columns[name].take(wanted) for name in columns})
+
+
+def slot_array(slots: npt.NDArray[np.int64]) -> pa.Array:
+    """Slots as Arrow indices, -1 as null."""
+    missing = slots < 0
+    return pa.array(slots, mask=missing) if missing.any() else pa.array(slots)

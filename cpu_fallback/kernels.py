@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,16 +10,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cpu_fallback import search
+from cpu_fallback import matching, search
 from cpu_fallback.conditions import evaluate
 from cpu_fallback.frame import Frame
 from cpu_fallback.hashing import UInt64s, equal_arrays, hash_columns, valid_mask
-from cpu_fallback.store import CpuStore, slot_array
+from cpu_fallback.store import CpuStore
 from gpu_ops import layouts
-from gpu_ops.arrays import Array
+from gpu_ops.arrays import Array, Hashes, Positions, Slots
 from gpu_ops.conditions import Condition
 from gpu_ops.descriptions.keys import key_type
-from gpu_ops.kernels import Kernels, SearchedRun
+from gpu_ops.kernels import Among, Columns, Kernels, SearchedRun, as_slots
 from gpu_ops.values import fitted, one_array
 
 Ints = npt.NDArray[np.int64]
@@ -71,8 +71,7 @@ class CpuKernels:
 
     def take(self, frame: Frame, rows: Array, columns: Sequence[str], *, present: bool = False) -> Frame:
         """Rows of a frame by position; -1 gives nulls."""
-        wanted = pa.array(rows) if present else slot_array(rows)
-        return Frame(rows.size, {name: frame.columns[name].take(wanted) for name in columns})
+        return frame.take(rows, columns, present=present)
 
     def combine(self, columns: Sequence[tuple[str, Frame, str]]) -> Frame:
         """A frame of columns from row-aligned frames."""
@@ -115,6 +114,46 @@ class CpuKernels:
             equal = same if equal is None else equal & same
         return np.ones(left.length, bool) if equal is None else equal
 
+    def equal_at(
+        self,
+        types: Sequence[pa.DataType],
+        one: tuple[Columns, Array],
+        other: tuple[Columns, Array],
+        where: Array | None = None,
+    ) -> Array:
+        """Mask of pairs of equal rows."""
+        return matching.equal_at(self, types, one, other, where)
+
+    def matches(
+        self,
+        types: Sequence[pa.DataType],
+        pairs: Array,
+        columns: tuple[Columns, Columns],
+        among: Among | None,
+        *,
+        by_candidate: bool = False,
+    ) -> tuple[Array, Slots]:
+        """Candidates that match."""
+        return matching.matches(self, types, pairs, columns, among, by_candidate=by_candidate)
+
+    def sole_matches(
+        self,
+        types: Sequence[pa.DataType],
+        pairs: Array,
+        columns: tuple[Columns, Columns],
+        among: Among | None,
+        *,
+        size: int,
+    ) -> Slots:
+        """The slot that each needle matches, -1 for none."""
+        return matching.sole_matches(self, types, pairs, columns, among, size=size)
+
+    def grouped(
+        self, types: Sequence[pa.DataType], own: Columns, hashes: Hashes
+    ) -> tuple[Positions, Positions, Array, bool]:
+        """Rows put side by side where their hashes look alike."""
+        return matching.grouped(self, types, own, hashes)
+
     def evaluate(self, condition: Condition, frames: Mapping[str, Frame], length: int) -> Mask:
         """Mask of rows for which the condition is true."""
         batches = {name: frame.batch() for name, frame in frames.items()}
@@ -148,6 +187,15 @@ class CpuKernels:
     def cumulative_min(self, values: Ints) -> Ints:
         """Running minimum."""
         return np.minimum.accumulate(values)
+
+    def fused(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function itself."""
+        return function
+
+    def entries(self, hashes: Hashes, first: int, rows: Positions | None = None) -> Array:
+        """Entries of an index, in slots from ``first`` on."""
+        own = hashes if rows is None else hashes[rows]
+        return layouts.entries(own, as_slots(self, first, own.size))
 
     def store(self, schema: pa.Schema) -> CpuStore:
         """An empty store."""

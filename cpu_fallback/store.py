@@ -281,9 +281,3 @@ class CpuStore:
 
     def warm(self) -> None:
         """Nothing to move."""
-
-
-def slot_array(slots: npt.NDArray[np.int64]) -> pa.Array:
-    """Slots as Arrow indices, -1 as null."""
-    missing = slots < 0
-    return pa.array(slots, mask=missing) if missing.any() else pa.array(slots)

@@ -10,8 +10,8 @@ Masks are bool arrays. Arrays returned are owned by the caller.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -90,6 +90,34 @@ class Store(Protocol):
         """Move all rows back to GPU memory."""
 
 
+class Columns(NamedTuple):
+    """Columns that rows are compared by.
+
+    Attributes:
+        source: a frame or a `Store`.
+        names: the columns, in the order of their types.
+        rows: the row (position or slot) that each number stands for; None where the numbers are the rows.
+    """
+
+    source: Any
+    names: Sequence[str]
+    rows: Array | None = None
+
+
+class Among(NamedTuple):
+    """Rows of a store that count.
+
+    Attributes:
+        states: a number (int8) by slot.
+        least: the smallest one of rows that count.
+        most: the greatest one.
+    """
+
+    states: Array
+    least: int
+    most: int
+
+
 class Kernels(Protocol):
     """One backend."""
 
@@ -158,6 +186,73 @@ class Kernels(Protocol):
     ) -> Array:
         """Mask of rows equal in every column: null equals null, NaN equals NaN, -0.0 equals 0.0."""
 
+    def equal_at(
+        self,
+        types: Sequence[pa.DataType],
+        one: tuple[Columns, Array],
+        other: tuple[Columns, Array],
+        where: Array | None = None,
+    ) -> Array:
+        """Mask of n pairs of rows that are equal in every column, as `equal_rows` has it.
+
+        Args:
+            types: what the columns are compared as, one each.
+            one: columns, and the n rows of each pair's first part; none is -1 where they are looked at.
+            other: likewise of its second part.
+            where: mask of the pairs looked at, the others count as different; None for all.
+        """
+
+    def matches(
+        self,
+        types: Sequence[pa.DataType],
+        pairs: Array,
+        columns: tuple[Columns, Columns],
+        among: Among | None,
+        *,
+        by_candidate: bool = False,
+    ) -> tuple[Array, Slots]:
+        """Candidates whose row counts and is really equal to the one that looks.
+
+        Args:
+            types: what keys are compared as; none where there is no key.
+            pairs: n candidates as `search` gives them, in any order; may be changed.
+            columns: the key columns of the rows that look, and of those found.
+            among: the rows that count; None for all.
+            by_candidate: as it was given to `search`.
+
+        Returns:
+            The pairs' two parts, ordered as the pairs are.
+        """
+
+    def sole_matches(
+        self,
+        types: Sequence[pa.DataType],
+        pairs: Array,
+        columns: tuple[Columns, Columns],
+        among: Among | None,
+        *,
+        size: int,
+    ) -> Slots:
+        """The slot that each of ``size`` needles matches, -1 for none; no needle matches more than one.
+
+        Other arguments as `matches`.
+        """
+
+    def grouped(
+        self, types: Sequence[pa.DataType], own: Columns, hashes: Hashes
+    ) -> tuple[Positions, Positions, Array, bool]:
+        """Rows of a frame put side by side where their hashes look alike.
+
+        Args:
+            types: what the columns are compared as, one each.
+            own: the columns.
+            hashes: of the n rows.
+
+        Returns:
+            n positions of rows, by hash and else in their own order; the places among them where a hash begins, and
+            at the end n; for each of them the number of its hash; and whether rows with one hash are all equal.
+        """
+
     def evaluate(self, condition: Condition, frames: Mapping[str, Frame], length: int) -> Array:
         """Mask of rows for which the condition is true; unknown is not true."""
 
@@ -172,7 +267,24 @@ class Kernels(Protocol):
     def cumulative_min(self, values: Array) -> Array:
         """Running minimum of an int64 array."""
 
+    def fused(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, which works on arrays element by element, in one pass over them where the backend can.
+
+        Args:
+            function: of a module; operators and ufuncs only, nothing in place. Numbers that are no arguments take the
+                type of the arrays that they stand beside.
+        """
+
     # --- state -------------------------------------------------------------------------------
+
+    def entries(self, hashes: Hashes, first: int, rows: Positions | None = None) -> Array:
+        """Entries of an index (uint64, see `gpu_ops.layouts.entries`) in slots from ``first`` on.
+
+        Args:
+            hashes: uint64.
+            first: the first entry's slot.
+            rows: which of the hashes to take; None for all.
+        """
 
     def store(self, schema: pa.Schema) -> Store:
         """An empty store for rows of this schema."""

@@ -25,7 +25,13 @@ class HasStore(Protocol):
         """Its rows."""
 
 
-def gathered(join: Description, kernels: Kernels, tables: Sequence[HasStore], slots: Sequence[Slots]) -> Frame:
+def gathered(
+    join: Description,
+    kernels: Kernels,
+    tables: Sequence[HasStore],
+    slots: Sequence[Slots],
+    padded: Sequence[bool] | None = None,
+) -> Frame:
     """The values of n rows of the changelog, one gather per column; that of later times is left out.
 
     Args:
@@ -33,6 +39,7 @@ def gathered(join: Description, kernels: Kernels, tables: Sequence[HasStore], sl
         kernels: the backend.
         tables: of each input.
         slots: per input n slots, -1 for a row of nulls.
+        padded: per input, whether there are such; None for all.
     """
     columns = [c for c in join.output if c.other is None or c.side == EITHER]
     needed: list[dict[str, None]] = [{} for _ in tables]
@@ -40,7 +47,9 @@ def gathered(join: Description, kernels: Kernels, tables: Sequence[HasStore], sl
         needed[0 if column.other else column.side][column.column] = None
         if column.other is not None:
             needed[1][column.other] = None
-    frames = [t.store.take(s, list(n)) if n else None for t, s, n in zip(tables, slots, needed, strict=True)]
+    may = padded or [True] * len(tables)
+    parts_of = zip(tables, slots, needed, may, strict=True)
+    frames = [t.store.take(s, list(n), present=not nulls) if n else None for t, s, n, nulls in parts_of]
     parts = []
     for column in columns:
         if column.other is None:

@@ -1,7 +1,11 @@
-"""The card: whether one answers, and what cupy has to be there for."""
+"""The card: whether one answers, what cupy has to be there for, and how kernels of our own are launched.
+
+These are C source as text, compiled by cupy when first used.
+"""
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 from typing import Any
@@ -9,10 +13,13 @@ from typing import Any
 import cupy as cp
 import numpy as np
 
+from gpu_ops.arrays import Array
 from gpu_ops.errors import BackendError
 
 _LEAST = 70
 """Compute capability that libcudf's kernels are built for: Volta."""
+_THREADS = 256
+"""Of a block."""
 
 
 def describe_device() -> tuple[bool, str]:
@@ -106,3 +113,26 @@ def spread(counts: Any) -> Any:
     ends = cp.cumsum(counts, dtype=np.int64)
     place = cp.arange(int(ends[-1]) if ends.size else 0, dtype=np.int64)
     return cp.searchsorted(ends, place, side="right")
+
+
+@functools.cache
+def _kernel(source: str, name: str) -> Any:
+    return cp.RawKernel(source, name)
+
+
+def launch(source: str, name: str, threads: int, *arguments: Any) -> None:
+    """Run a kernel by at least so many threads.
+
+    Args:
+        source: its CUDA C, in which other kernels may stand, too.
+        name: of the kernel.
+        threads: one at least.
+        arguments: GPU arrays, which it gets as pointers; numpy scalars; and structured numpy arrays of one element,
+            which it gets by value, 4 KB of them together.
+    """
+    _kernel(source, name)((-(-threads // _THREADS),), (_THREADS,), arguments)
+
+
+def address(array: Array) -> int:
+    """Where an array begins in GPU memory: whoever passes it on keeps the array alive."""
+    return int(array.data.ptr)

@@ -9,7 +9,7 @@ import cupy as cp
 import numpy as np
 
 from gpu_ops.arrays import Array
-from gpu_ops.cudf_backend.launch import launch
+from gpu_ops.cudf_backend.device import launch
 
 MOST_SEGMENTS = 48
 MOST_COLUMNS = 6

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import cupy as cp
@@ -12,21 +13,21 @@ import pyarrow as pa
 import pylibcudf as plc
 
 from cpu_fallback import CpuKernels
-from gpu_ops.arrays import Array
+from gpu_ops.arrays import Array, Hashes, Positions, Slots
 from gpu_ops.conditions import Condition
-from gpu_ops.cudf_backend import memory
+from gpu_ops.cudf_backend import compare, memory
 from gpu_ops.cudf_backend.conditions import evaluate
 from gpu_ops.cudf_backend.device import array_module, require_one_stream
 from gpu_ops.cudf_backend.frame import Frame, choose, from_arrow, from_values, to_arrow_pieces, valid_mask
 from gpu_ops.cudf_backend.frame import values as numbers
 from gpu_ops.cudf_backend.hashing import convert, equal_columns, hash_columns
 from gpu_ops.cudf_backend.probe import join_entries, probe_runs
-from gpu_ops.cudf_backend.runs import directory, merged
+from gpu_ops.cudf_backend.runs import directory, made_entries, merged
 from gpu_ops.cudf_backend.search import search_runs, sorted_run
 from gpu_ops.cudf_backend.storage import decoded
 from gpu_ops.cudf_backend.store import CudfStore
 from gpu_ops.descriptions.keys import key_type
-from gpu_ops.kernels import Kernels, Probe, SearchedRun
+from gpu_ops.kernels import Among, Columns, Kernels, Probe, SearchedRun
 from gpu_ops.values import one_array
 
 _PIECES = 32
@@ -139,6 +140,46 @@ class CudfKernels:
             equal = same if equal is None else equal & same
         return cp.ones(left.length, bool) if equal is None else equal
 
+    def equal_at(
+        self,
+        types: Sequence[pa.DataType],
+        one: tuple[Columns, Array],
+        other: tuple[Columns, Array],
+        where: Array | None = None,
+    ) -> Array:
+        """Mask of pairs of equal rows."""
+        return compare.equal_at(self, types, one, other, where)
+
+    def matches(
+        self,
+        types: Sequence[pa.DataType],
+        pairs: Array,
+        columns: tuple[Columns, Columns],
+        among: Among | None,
+        *,
+        by_candidate: bool = False,
+    ) -> tuple[Array, Slots]:
+        """Candidates that match."""
+        return compare.matches(self, types, pairs, columns, among, by_candidate=by_candidate)
+
+    def sole_matches(
+        self,
+        types: Sequence[pa.DataType],
+        pairs: Array,
+        columns: tuple[Columns, Columns],
+        among: Among | None,
+        *,
+        size: int,
+    ) -> Slots:
+        """The slot that each needle matches, -1 for none."""
+        return compare.sole_matches(self, types, pairs, columns, among, size=size)
+
+    def grouped(
+        self, types: Sequence[pa.DataType], own: Columns, hashes: Hashes
+    ) -> tuple[Positions, Positions, Array, bool]:
+        """Rows put side by side where their hashes look alike."""
+        return compare.grouped(self, types, own, hashes)
+
     def evaluate(self, condition: Condition, frames: Mapping[str, Frame], length: int) -> Array:
         """Mask of rows for which the condition is true."""
         return evaluate(condition, frames, length)
@@ -161,6 +202,14 @@ class CudfKernels:
             return values.copy()
         lowest = plc.reduce.scan(from_values(values), plc.aggregation.min(), plc.reduce.ScanType.INCLUSIVE)
         return numbers(lowest, np.int64)
+
+    def fused(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function as one kernel, which cupy compiles when it is first called."""
+        return _fused(function)
+
+    def entries(self, hashes: Hashes, first: int, rows: Positions | None = None) -> Array:
+        """Entries of an index, in slots from ``first`` on."""
+        return made_entries(hashes, first, rows)
 
     def store(self, schema: pa.Schema) -> CudfStore:
         """An empty store."""
@@ -200,3 +249,9 @@ class CudfKernels:
         if self._open:
             self._open = False
             memory.release()
+
+
+@functools.cache
+def _fused(function: Callable[..., Any]) -> Callable[..., Any]:
+    made: Callable[..., Any] = cp.fuse(function)
+    return made

@@ -1,4 +1,4 @@
-"""What sorted runs are made by, a CUDA kernel each: merges, and directories of hash prefixes."""
+"""What sorted runs are made by, a CUDA kernel each: entries, merges, and directories of hash prefixes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import cupy as cp
 import numpy as np
 
 from gpu_ops.arrays import Array
-from gpu_ops.cudf_backend.launch import launch
+from gpu_ops.cudf_backend.device import launch
 
 SOURCE = """
 typedef unsigned long long u64;
@@ -20,6 +20,13 @@ __device__ i64 rank_of(u64 value, const u64* entries, i64 size, bool equal) {
     if (entries[middle] < value || (equal && entries[middle] == value)) low = middle + 1; else high = middle;
   }
   return low;
+}
+
+// One thread for an entry: the upper half of a row's hash, and its slot. Row i is `rows[i]`, or i where there are none.
+extern "C" __global__ void make_entries(
+    const u64* hashes, const i64* rows, bool every, i64 first, i64 size, u64* out) {
+  i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x;
+  if (at < size) out[at] = (hashes[every ? at : rows[at]] & 0xFFFFFFFF00000000u) | (u64)(first + at);
 }
 
 // One thread for an entry: its place is its own among its kind and its rank among the others.
@@ -37,6 +44,18 @@ extern "C" __global__ void begin_prefixes(const u64* entries, i64 size, i64 shif
   directory[prefix] = prefix == prefixes ? size : rank_of((u64)prefix << (32 + shift), entries, size, false);
 }
 """
+
+
+def made_entries(hashes: Array, first: int, rows: Array | None) -> Array:
+    """As `gpu_ops.kernels.Kernels.entries`."""
+    size = int(hashes.size if rows is None else rows.size)
+    out = cp.empty(size, np.uint64)
+    if size:
+        given = (
+            (hashes.view(np.int64), np.bool_(True)) if rows is None else (rows, np.bool_(False))
+        )  # all: none is read
+        launch(SOURCE, "make_entries", size, hashes, *given, np.int64(first), np.int64(size), out)
+    return out
 
 
 def merged(first: Array, second: Array) -> Array:

@@ -13,7 +13,7 @@ import cupy as cp
 import numpy as np
 
 from gpu_ops.arrays import Array
-from gpu_ops.cudf_backend.launch import address, launch
+from gpu_ops.cudf_backend.device import address, launch
 from gpu_ops.cudf_backend.runs import directory
 from gpu_ops.kernels import SearchedRun
 

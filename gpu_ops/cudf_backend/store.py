@@ -143,11 +143,16 @@ class CudfStore:
             lanes = lanes_of(self.types[name])
             if lanes is not None and not any(segment.columns()[at].null_count() for segment in self.segments):
                 fixed[name] = lanes
-        at_ = self._places(list(fixed))
-        segments = [[segment.columns()[at] for at in at_] for segment in self.segments]
-        starts = np.cumsum([0, *self._lengths()[:-1]]).tolist()
+        segments, starts = self.columns_by_segment(list(fixed))
         found = gather_rows(segments, starts, places.rows, list(fixed.values()))
         return {name: places.column(numbers) for name, numbers in zip(fixed, found, strict=True)}
+
+    def columns_by_segment(self, names: Sequence[str]) -> tuple[list[list[plc.Column]], list[int]]:
+        """Of each segment these columns and its first slot; of a store none of whose rows are in host memory."""
+        at_ = self._places(names)
+        columns = [segment.columns() for segment in self.segments]
+        starts = np.cumsum([0, *self._lengths()[:-1]]).tolist()
+        return [[own[at] for at in at_] for own in columns], starts
 
     def _gather_by_part(self, places: Places, names: list[str]) -> list[plc.Column]:
         """Part by part, then put in order."""
@@ -174,7 +179,7 @@ class CudfStore:
         rows = taken[0] if len(taken) == 1 else plc.concatenate.concatenate(taken)
         return gather(list(rows.columns()), back, [self.types[n] for n in names], present=not places.missing)
 
-    def _places(self, names: list[str]) -> list[int]:
+    def _places(self, names: Sequence[str]) -> list[int]:
         every = list(self.types)
         return [every.index(name) for name in names]
 

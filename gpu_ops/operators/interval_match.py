@@ -10,9 +10,9 @@ from gpu_ops.arrays import Array, Hashes, Instants, Positions, Slots
 from gpu_ops.descriptions.changelog import INSERT
 from gpu_ops.descriptions.interval_join import IntervalJoin
 from gpu_ops.descriptions.intervals import BEFORE_ALL, clipped, shifted
-from gpu_ops.kernels import Frame, Kernels
+from gpu_ops.kernels import Columns, Frame, Kernels
 from gpu_ops.operators.core.emission import OutputRows, left_right, with_nulls
-from gpu_ops.operators.core.match import Columns, fulfilling, match
+from gpu_ops.operators.core.match import fulfilling, match
 from gpu_ops.operators.timers import first_equal
 from gpu_ops.state.columns import LIVE
 from gpu_ops.state.interval_table import GHOST, IntervalTable
@@ -101,7 +101,7 @@ class IntervalMatch:
             kernels,
             (needle if rows is None else rows[needle], slots),
             table.key_types,
-            (Columns.of_frame(kernels, own.keys, table.keys), Columns.of_store(other.store, other.keys)),
+            (Columns(own.keys, table.keys), Columns(other.store, other.keys)),
             alive=lambda _, slots: other.status.values[slots] == LIVE,
             residual=lambda needle, slots: self._fulfilling(side, own.slots[needle], slots),
         )

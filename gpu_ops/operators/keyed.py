@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from gpu_ops.arrays import Array, Positions
@@ -20,7 +21,7 @@ from gpu_ops.descriptions.changelog import DELETE
 from gpu_ops.descriptions.join import Join
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Frame, Kernels
-from gpu_ops.operators.core.changes import apply_changes
+from gpu_ops.operators.core.changes import apply_changes, given
 from gpu_ops.operators.core.emission import OutputRows, fold
 from gpu_ops.operators.core.lifetimes import Lifetimes
 from gpu_ops.operators.core.pairs import Pairs, net_pairs, timed_pairs
@@ -34,6 +35,8 @@ class KeyedOperator(Operator):
     """A join by key over one partition."""
 
     tables: Sequence[KeyedTable]
+    padded: Sequence[bool] | None = None
+    """Of each input, whether nulls may stand for its row in the output; None for all."""
 
     @abc.abstractmethod
     def find(self, sides: Sequence[Lifetimes], *, net: bool) -> Any:
@@ -90,22 +93,23 @@ class KeyedOperator(Operator):
         total = sum(c.kinds.size for c in changes)
         event_kinds = None if net else kernels.xp.zeros(2 * total + 2, np.int8)
         sides = [
-            apply_changes(table, kernels.frame(change.table), change, event_kinds, net=net)
-            for table, change in zip(self.tables, changes, strict=True)
+            apply_changes(table, kernels.frame(change.table), what, event_kinds, net=net)
+            for table, change, what in zip(self.tables, changes, given(self.tables, changes, net=net), strict=True)
         ]
         updated = time.perf_counter()
         found = self.find(sides, net=net)
         probed = time.perf_counter()
         rows = self.rows(found, sides, event_kinds)
-        frame = gathered(self.join, kernels, self.tables, rows.slots)
-        kinds = kernels.asnumpy(rows.kinds)
+        frame = gathered(self.join, kernels, self.tables, rows.slots, self.padded)
+        kinds = _on_host(kernels, rows.kinds)
         if net and 0 < np.count_nonzero(kinds == DELETE) < kinds.size:
             rows, frame = self._folded(rows, frame, self.may_cancel(rows, sides, frame))
-            kinds = kernels.asnumpy(rows.kinds)
+            kinds = _on_host(kernels, rows.kinds)
         output = changelog_table(self.join, kernels, frame, kinds)
         metrics: dict[str, int | float] = {**self._counters}
-        for name, side, gone in zip(self.join.sides, sides, expired, strict=True):
-            metrics[f"{name}_unknown_retractions"] = int(side.unknown)
+        unknown = _counts(kernels, [side.unknown for side in sides])
+        for name, missed, gone in zip(self.join.sides, unknown, expired, strict=True):
+            metrics[f"{name}_unknown_retractions"] = missed
             metrics[f"{name}_expired"] = gone
         metrics |= {
             "update_ms": (updated - started) * 1e3,
@@ -120,6 +124,7 @@ class KeyedOperator(Operator):
         kernels, xp = self.kernels, self.kernels.xp
         if not doubtful.size:
             return rows, frame
+        rows.kinds = kernels.asarray(rows.kinds)
         columns, types = tuple(c.name for c in self.join.output), tuple(c.type for c in self.join.output)
         some = frame if doubtful.size == rows.size else kernels.take(frame, doubtful, columns, present=True)
         left = doubtful[fold(kernels, some, rows.kinds[doubtful] == DELETE, columns, types)]
@@ -135,6 +140,17 @@ class KeyedOperator(Operator):
         """Take over a snapshot; see `gpu_ops.operators.operator.Operator`."""
         for name, table in zip(self.join.sides, self.tables, strict=True):
             table.restore(state[name], settle)
+
+
+def _on_host(kernels: Kernels, kinds: Array) -> npt.NDArray[np.int8]:
+    return kinds if type(kinds) is np.ndarray else kernels.asnumpy(kinds)
+
+
+def _counts(kernels: Kernels, counts: Sequence[Array | int]) -> list[int]:
+    """Numbers and arrays of no dimensions as numbers, in one look."""
+    if kernels.host is None or any(isinstance(count, int) for count in counts):
+        return [int(count) for count in counts]
+    return kernels.asnumpy(kernels.xp.stack(counts)).tolist()
 
 
 class TwoWayJoin(KeyedOperator):

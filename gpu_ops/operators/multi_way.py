@@ -67,7 +67,7 @@ class MultiWayJoin(KeyedOperator):
         """All tuples that the micro-batch's changes make or unmake."""
         if net:
             for number, side in enumerate(sides):
-                side.happens(self.kernels.xp, deaths=number, births=2 * len(sides) - 1 - number)
+                side.happens(deaths=number, births=2 * len(sides) - 1 - number)
         finder = Finder(self.join, self.kernels, self.tables, sides)
         found = self._complete(finder, net=net)
         self._counters["candidates"] = finder.candidates
@@ -193,5 +193,4 @@ def _back(path: tuple[Operation, ...]) -> Lookup:
 
 def _untouched(kernels: Kernels, table: KeyedTable) -> Lifetimes:
     """No change of any row."""
-    nothing = kernels.xp.empty(0, np.int64)
-    return Lifetimes(len(table), nothing, None, nothing, nothing, 0)
+    return Lifetimes.of_new(kernels.xp, len(table), 0, kernels.xp.empty(0, np.int64))

@@ -46,6 +46,10 @@ def make(described: Description, kernels: Kernels, too_much: TooMuch) -> Regular
 class RegularJoin(TwoWayJoin):
     """See `gpu_ops.operators.keyed.TwoWayJoin`."""
 
+    def __init__(self, join: Join, kernels: Kernels, counted: tuple[bool, bool]) -> None:
+        super().__init__(join, kernels, counted)
+        self.padded = join.outer[1], join.outer[0]
+
     def rows(self, found: Pairs, sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
         """Pairs and pads; association counts are moved here."""
         if isinstance(found, NetPairs):

@@ -18,10 +18,10 @@ from gpu_ops.descriptions.changelog import INSERT
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.ingest import Ingested
-from gpu_ops.kernels import Frame, Kernels, Store
-from gpu_ops.operators.core.changes import apply_changes
+from gpu_ops.kernels import Columns, Frame, Kernels, Store
+from gpu_ops.operators.core.changes import apply_changes, given
 from gpu_ops.operators.core.emission import with_nulls
-from gpu_ops.operators.core.match import Columns, fulfilling, match
+from gpu_ops.operators.core.match import fulfilling, match
 from gpu_ops.output import changelog_table, gathered
 from gpu_ops.state.columns import KeySet
 from gpu_ops.state.keyed_table import KeyedTable
@@ -60,7 +60,8 @@ def present_rows(kernels: Kernels, source: Input, changes: Ingested) -> Present:
     if source.insert_only:
         return Present(kernels, source, FrameStore(kernels, frame), changes.kinds.size)
     table = KeyedTable(kernels, source, [KeySet((), (), ())], findable=True)
-    apply_changes(table, frame, changes, None, net=True)
+    (what,) = given([table], [changes], net=True)
+    apply_changes(table, frame, what, None, net=True)
     return Present(kernels, source, table.store, len(table))
 
 
@@ -113,5 +114,5 @@ def _pairs(join: Join, kernels: Kernels, sides: Sequence[Present]) -> tuple[Slot
         rows = zip(join.inputs, sides, (left, right), strict=True)
         return fulfilling(kernels, join.condition, {s.name: (p.store, at) for s, p, at in rows}, int(left.size))
 
-    of_left, of_right = (Columns.of_frame(kernels, keys[side], join.key_columns(side)) for side in (0, 1))
+    of_left, of_right = (Columns(keys[side], join.key_columns(side)) for side in (0, 1))
     return match(kernels, candidates, join.key_types, (of_left, of_right), residual=residual)

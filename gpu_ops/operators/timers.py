@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from gpu_ops.arrays import Array, Hashes, Positions, Slots, value_changes
-from gpu_ops.kernels import Frame, Kernels
+from gpu_ops.kernels import Columns, Frame, Kernels
 from gpu_ops.operators.core.groups import Groups
-from gpu_ops.operators.core.match import Columns, equal
+from gpu_ops.operators.core.match import equal
 from gpu_ops.state.columns import DEAD
 from gpu_ops.state.interval_table import IntervalTable
 
@@ -61,7 +61,7 @@ def first_equal(
     at = xp.searchsorted(sorted_, wanted[1], side="left")
     end = xp.searchsorted(sorted_, wanted[1], side="right")
     found = xp.full(wanted[1].size, -1, np.int64)
-    first, second = (Columns.of_frame(kernels, frame, names) for frame, _, names in (wanted, others))
+    first, second = (Columns(frame, names) for frame, _, names in (wanted, others))
     open_ = xp.flatnonzero(at < end)
     while open_.size:
         candidate = order[at[open_]]
@@ -126,7 +126,7 @@ def _lower(table: IntervalTable, keys: Frame, timer: Array, found: tuple[Positio
     """
     kernels, xp = table.kernels, table.kernels.xp
     needle, slots = found
-    own, stored = Columns.of_frame(kernels, keys, table.keys), Columns.of_store(table.store, table.keys)
+    own, stored = Columns(keys, table.keys), Columns(table.store, table.keys)
     same = equal(kernels, table.key_types, (own, needle), (stored, slots))
     right = same & (table.status.values[slots] != DEAD)
     at, swept = needle[right], table.sweep[slots[right]]

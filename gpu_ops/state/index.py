@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from gpu_ops import layouts
 from gpu_ops.arrays import Array, Hashes, Positions, Slots
-from gpu_ops.kernels import Kernels, as_slots
+from gpu_ops.kernels import Kernels
 from gpu_ops.state.cold import Both
 from gpu_ops.state.runs import Runs
 
@@ -54,8 +54,11 @@ class HashIndex(Runs[Run]):
             hashes: n uint64.
             slots: n int64, ascending.
         """
-        if slots.size:
-            entries = layouts.entries(hashes, slots)
+        self.stage_entries(layouts.entries(hashes, slots))
+
+    def stage_entries(self, entries: Array) -> None:
+        """The same, of n entries (uint64), which are sorted in place."""
+        if entries.size:
             entries.sort()
             self.staged = _run(self._kernels, entries)
 
@@ -69,28 +72,25 @@ class HashIndex(Runs[Run]):
         Returns:
             Positions of needles and candidate slots (int64), ordered by needle, then by slot.
         """
-        positions = as_slots(self._kernels, 0, hashes.size)
-        needles = layouts.entries(hashes, positions)
+        needles = self._kernels.entries(hashes, 0)
         needles.sort()
-        return self.meet(needles, staged=staged)
+        pairs = self.meet(needles, staged=staged)
+        pairs.sort()
+        return layouts.unpaired(pairs)
 
-    def meet(self, needles: Array, *, staged: bool, by_candidate: bool = False) -> tuple[Array, Slots]:
+    def meet(self, needles: Array, *, staged: bool, by_candidate: bool = False) -> Array:
         """Candidates for each of n entries, of another index perhaps.
 
         Args:
             needles: n uint64, ascending, so that what they look at lies in the order in which they look.
             staged: whether staged rows are candidates too.
-            by_candidate: order the pairs by candidate, then by needle, not the other way round.
+            by_candidate: give the candidate's slot first.
 
         Returns:
-            Slots (or positions) of needles and candidate slots (int64), ordered by needle's slot, then by candidate's.
+            Pairs (int64, see `gpu_ops.layouts.pairs`) of the needle's and the candidate's slot, in any order.
         """
         runs = [*self.runs, self.staged] if staged and self.staged is not None else self.runs
-        pairs = self.found(runs, needles, by_candidate=by_candidate)
-        # One key per pair, sorted as a value: cheaper than an argsort and two gathers.
-        pairs.sort()
-        first, second = layouts.unpaired(pairs)
-        return (second, first) if by_candidate else (first, second)
+        return self.found(runs, needles, by_candidate=by_candidate)
 
     @staticmethod
     def _merged(older: Run, newer: Run) -> Run:

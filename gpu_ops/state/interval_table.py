@@ -16,7 +16,7 @@ import pyarrow as pa
 from gpu_ops.arrays import Array, Hashes, Slots
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.intervals import shifted
-from gpu_ops.kernels import Frame, Kernels
+from gpu_ops.kernels import Frame, Kernels, as_slots
 from gpu_ops.state.columns import LIVE, Growing, KeySet
 from gpu_ops.state.queue import TimeQueue
 from gpu_ops.state.table import StateTable
@@ -137,7 +137,7 @@ class IntervalTable(StateTable):
         Returns:
             Their slots.
         """
-        slots = self.append(frame)
+        slots = as_slots(self.kernels, len(self), self.append(frame))
         if not slots.size:
             return slots
         self.time[self.first_new :] = times

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gpu_ops import layouts
-from gpu_ops.arrays import Array, Hashes, Slots, distinct
+from gpu_ops.arrays import Array, Hashes, Positions, Slots, distinct
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.kernels import Frame, Kernels, as_slots
 from gpu_ops.state.columns import DEAD, DYING, LIVE, KeySet
@@ -116,45 +116,47 @@ class KeyedTable(StateTable):
         """The association counts of a two-way join."""
         return self.beside[COUNT_COLUMN].values
 
-    def hash_keys(self, frame: Frame, identity: Hashes | None = None) -> tuple[Hashes, Array | None]:
-        """Key hashes of a frame's rows, and the mask of those that can match at all (None: all).
-
-        Args:
-            frame: n rows.
-            identity: their n identity hashes, if known: they may be the same.
-        """
-        same = (self.keys, self.key_types) == (self.identity, self.identity_types)
-        known = identity if same else None
-        hashes = self.kernels.hash_rows(frame, self.keys, self.key_types) if known is None else known
-        return hashes, self.kernels.valid(frame, self.strict) if self.strict else None
-
     def hash_identity(self, frame: Frame) -> Hashes:
         """Hashes by which a row to be retracted is found."""
         return self.kernels.hash_rows(frame, self.identity, self.identity_types)
 
     # --- a micro-batch -----------------------------------------------------------------------
 
-    def prepare(self, frame: Frame, identity: Hashes | None, killed: Slots, refreshed: Slots | None = None) -> None:
+    def prepare(
+        self,
+        frame: Frame,
+        identity: Hashes | None,
+        killed: Slots,
+        refreshed: Slots | None = None,
+        *,
+        rows: Positions | None = None,
+    ) -> None:
         """Stage new rows and mark rows that die.
 
         Args:
             frame: the n new rows.
-            identity: their n identity hashes, if rows are findable.
+            identity: identity hashes, if rows are findable.
             killed: committed slots that die, ascending.
             refreshed: committed slots that are written without a change.
+            rows: which of the hashes are theirs; None for all.
         """
-        slots = self.append(frame)
-        if slots.size:
-            hashes, matchable = self.hash_keys(frame, identity)
-            _stage(self.key_index, hashes, slots, matchable)
+        first = len(self)
+        added = self.append(frame)
+        if added:
+            matchable = self.kernels.valid(frame, self.strict) if self.strict else None
+            if identity is not None and (self.keys, self.key_types) == (self.identity, self.identity_types):
+                self._stage(self.key_index, identity, first, matchable, rows)
+            else:
+                self._stage(self.key_index, self.kernels.hash_rows(frame, self.keys, self.key_types), first, matchable)
             if matchable is not None and self._track_null_keys:
-                self._null_keys_after += int(slots.size) - int(matchable.sum())
+                self._null_keys_after += added - int(matchable.sum())
             for number, keys in enumerate(self.key_sets[1:], start=1):
                 own = self.kernels.hash_rows(frame, keys.names, keys.types)
-                _stage(self.index(number), own, slots, self.kernels.valid(frame, keys.strict))
+                self._stage(self.index(number), own, first, self.kernels.valid(frame, keys.strict))
             if self.identity_index is not None and identity is not None and not self._one_index:
-                self.identity_index.stage(identity, slots)
-            self._written.append(slots)
+                self._stage(self.identity_index, identity, first, None, rows)
+            if self.written is not None:
+                self._written.append(as_slots(self.kernels, first, added))
         if killed.size:
             self.status.values[killed] = DYING
             self.journal.undo.append(lambda: self.status.values.__setitem__(killed, LIVE))
@@ -164,13 +166,25 @@ class KeyedTable(StateTable):
         if refreshed is not None:
             self._written.append(refreshed)
 
+    def _stage(
+        self, index: HashIndex, hashes: Hashes, first: int, matchable: Array | None, rows: Positions | None = None
+    ) -> None:
+        """Put new rows into an index, those that can match at all; ``rows``: which of the hashes are theirs."""
+        if matchable is None:
+            index.stage_entries(self.kernels.entries(hashes, first, rows))
+        else:
+            able = self.kernels.xp.flatnonzero(matchable)
+            index.stage(hashes[able if rows is None else rows[able]], able + first)
+
     def touched(self) -> Array:
         """Index entries, ascending, of the rows that the prepared micro-batch brings or takes and that can match."""
         staged, killed = self.key_index.staged, self.killed
         new = staged.entries if staged is not None else self.kernels.xp.empty(0, np.uint64)
         if not killed.size:
             return new
-        hashes, matchable = self.hash_keys(self.store.take(killed, self.keys, present=True))
+        keys = self.store.take(killed, self.keys, present=True)
+        hashes = self.kernels.hash_rows(keys, self.keys, self.key_types)
+        matchable = self.kernels.valid(keys, self.strict) if self.strict else None
         if matchable is not None:
             hashes, killed = hashes[matchable], killed[matchable]
         entries = self.kernels.xp.concatenate([layouts.entries(hashes, killed), new])
@@ -244,7 +258,3 @@ class KeyedTable(StateTable):
             queue = self.queues[_EXPIRY] = TimeQueue(self.kernels)
             queue.add(self.written.copy(), as_slots(self.kernels, 0, len(self)))
             queue.commit()
-
-
-def _stage(index: HashIndex, hashes: Hashes, slots: Slots, matchable: Array | None) -> None:
-    index.stage(*((hashes, slots) if matchable is None else (hashes[matchable], slots[matchable])))

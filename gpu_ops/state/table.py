@@ -104,8 +104,8 @@ class StateTable:
         """The slot of the prepared micro-batch's first row."""
         return self.journal.first_new
 
-    def append(self, frame: Frame) -> Slots:
-        """Stage new rows, all numbers beside them 0; their slots.
+    def append(self, frame: Frame) -> int:
+        """Stage new rows, all numbers beside them 0; how many.
 
         Raises:
             StateError: there is no room for so many.
@@ -121,7 +121,7 @@ class StateTable:
             self.status.extend(added, LIVE)
             for column in self.beside.values():
                 column.extend(added, 0)
-        return as_slots(self.kernels, first, added)
+        return added
 
     def move(self, slots: Slots, old: int, new: int) -> None:
         """Give committed rows of one status another, undoably."""
@@ -144,7 +144,7 @@ class StateTable:
             deltas: n numbers.
         """
         if slots.size:
-            deltas = deltas.astype(np.int32)
+            deltas = deltas.astype(np.int32) if deltas.dtype != np.int32 else deltas
             self.kernels.scatter_add(self.beside[name].values, slots, deltas)
             self.journal.undo.append(lambda: self.kernels.scatter_add(self.beside[name].values, slots, -deltas))
 

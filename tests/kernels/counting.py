@@ -30,6 +30,7 @@ from kernels.emulation import emulated
 _PACK = str(Path(gpu_ops.__file__).parent)
 _LIBCUDF = ("copying", "concatenate", "binaryop", "hashing", "join", "reduce", "transform", "unary")
 _WAITS = {
+    "cp.compress",
     "cp.flatnonzero",
     "cp.asnumpy",
     "cp.asarray",
@@ -123,6 +124,7 @@ def counting() -> Iterator[Calls]:
         for name, call in list(vars(cupy).items()):
             if callable(call) and not isinstance(call, (type, np.ufunc)):
                 patch.setattr(cupy, name, counted(f"cp.{name}", call))
+        patch.setattr(cupy, "fuse", lambda function, own=cupy.fuse: counted("cp.fuse", own(function)))
         patch.setattr(cupy.add, "at", counted("cp.add.at", cupy.add.at))
         for part in _LIBCUDF:
             for name, call in list(vars(getattr(plc, part)).items()):

@@ -123,10 +123,12 @@ def _device(function: Any, **only: Any) -> Any:
 _FUNCTIONS = [
     "ascontiguousarray",
     "broadcast_to",
+    "compress",
     "concatenate",
     "cumsum",
     "flatnonzero",
     "searchsorted",
+    "stack",
     "take",
     "tile",
     "unique",
@@ -134,7 +136,7 @@ _FUNCTIONS = [
     "zeros_like",
 ]
 _CREATORS = ["arange", "empty", "full", "ones", "zeros"]
-_UFUNCS = ["abs", "fmod", "isnan", "logical_or", "maximum", "minimum"]
+_UFUNCS = ["abs", "fmod", "isnan", "logical_or", "maximum", "minimum", "not_equal"]
 
 
 def _add_at(target: Any, index: Any, values: Any) -> None:
@@ -167,7 +169,14 @@ class RawKernel:
 
 
 _SCALARS = {"i64": np.int64, "int": np.int32, "bool": np.bool_}
-_POINTERS = {"u64": np.uint64, "i64": np.int64, "int": np.int32, "bool": np.bool_, "unsigned char": np.uint8}
+_POINTERS = {
+    "u64": np.uint64,
+    "i64": np.int64,
+    "int": np.int32,
+    "bool": np.bool_,
+    "unsigned char": np.uint8,
+    "signed char": np.int8,
+}
 
 
 def _arguments(code: str, name: str) -> list[str]:
@@ -187,6 +196,34 @@ def _check(arg: Any, kind: str) -> None:
         assert isinstance(arg, HOST), f"{kind}: {type(arg)}"
         assert arg.size == 1, "only arrays of one element go by value"
         assert arg.nbytes <= 4000, "a launch takes 4 KB of arguments"
+
+
+class _Fused:
+    """A function of arrays and numbers, as one kernel: nothing of it is done by itself."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any) -> Any:
+        sizes = {arg.size for arg in args if isinstance(arg, ndarray)}
+        assert len(sizes) == 1, f"arrays of different sizes: {sizes}"
+        assert all(arg is None or isinstance(arg, (ndarray, int)) for arg in args)
+        result = self._function(*(plain(arg).view(_Operand) if isinstance(arg, ndarray) else arg for arg in args))
+        return wrapped(tuple(map(_host, result)) if isinstance(result, tuple) else _host(result))
+
+
+class _Operand(HOST):
+    """What a fused function works on."""
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        assert method == "__call__", "not element by element"
+        flags = any(isinstance(given, HOST) and given.dtype == bool for given in inputs)
+        assert not (flags and any(type(given) is int for given in inputs)), "cupy makes small integers of flags"
+        return getattr(ufunc, method)(*map(_host, inputs), **options).view(_Operand)
+
+
+def _host(value: Any) -> Any:
+    return value.view(HOST) if isinstance(value, HOST) else value
 
 
 class _Memory:
@@ -217,6 +254,7 @@ def modules() -> dict[str, types.ModuleType]:
         repeat=_repeat,
         add=types.SimpleNamespace(at=_add_at),
         RawKernel=RawKernel,
+        fuse=lambda function: _Fused(function).__call__,
     )
     state: dict[str, Any] = {"allocator": "cupy's own"}
     cupy.__dict__["cuda"] = types.SimpleNamespace(

@@ -6,6 +6,7 @@ Each part is skipped where its compiler is not installed.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,8 @@ import pyarrow.compute as pc
 import pytest
 
 from cpu_fallback import CpuKernels
+from gpu_ops import layouts
+from gpu_ops.kernels import Among, Columns
 from gpu_ops.state.index import HashIndex
 from gpu_ops.state.time_index import TimeIndex
 from kernels import emulated_cupy
@@ -159,6 +162,81 @@ def test_gather(kernels: Any, compiled: dict[str, int], missing: bool) -> None:
     assert taken.equals(whole.take(pa.array(rows, mask=rows < 0)))
     assert len(store.segments) > 2
     assert compiled["gather_rows"] == 2
+
+
+FIXED = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.decimal128(30, 2), pa.float32(), pa.float64(), pa.bool_()]
+
+
+@only_on("emulated")
+@pytest.mark.parametrize("kinds", [(kind,) for kind in FIXED] + [(pa.int64(), pa.float64(), pa.date32())], ids=str)
+def test_compare(kernels: Any, compiled: dict[str, int], kinds: tuple[pa.DataType, ...]) -> None:
+    """Rows of a frame against those of a store in several segments, some of whom do not count."""
+    rng, names = np.random.default_rng(3), [f"c{at}" for at in range(len(kinds))]
+    schema = pa.schema(zip(names, kinds, strict=True))
+    store, parts = kernels.store(schema), []
+    for size in (300, 20, 1):
+        parts.append(pa.table([_cast(pa.array(rng.integers(0, 6, size)), kind) for kind in kinds], schema=schema))
+        store.append(kernels.frame(parts[-1]))
+    there = pa.concat_tables(parts)
+    own = there.take(pa.array(rng.integers(0, there.num_rows, 90)))
+    rows = rng.permutation(90)[:70]
+    looking = Columns(kernels.frame(own), names, kernels.asarray(rows))
+    states = rng.integers(0, 3, there.num_rows).astype(np.int8)
+    needle, slot = (index.ravel() for index in np.mgrid[:70, : there.num_rows])
+    mine, theirs = own.take(pa.array(rows)).to_pylist(), there.to_pylist()
+    same = np.array([mine[a] == theirs[b] for a, b in zip(needle, slot, strict=True)])
+    columns, given = (looking, Columns(store, names)), [kernels.asarray(array) for array in (needle, slot)]
+    for where in (None, rng.random(same.size) < 0.5):
+        found = kernels.equal_at(
+            kinds,
+            (columns[0], given[0]),
+            (columns[1], given[1]),
+            None if where is None else kernels.asarray(where),
+        )
+        assert np.array_equal(kernels.asnumpy(found), same if where is None else same & where)
+    order = rng.permutation(same.size)
+    for among, counts in ((None, states >= 0), ((1, 1), states == 1), ((1, 2), states > 0)):
+        those = None if among is None else Among(kernels.asarray(states), *among)
+        wanted = np.flatnonzero(same & counts[slot])
+        for by_candidate in (False, True):
+            pairs = layouts.pairs(*((slot, needle) if by_candidate else (needle, slot)))
+            got = kernels.matches(kinds, kernels.asarray(pairs[order]), columns, those, by_candidate=by_candidate)
+            by = wanted[np.lexsort((needle[wanted], slot[wanted]))] if by_candidate else wanted
+            assert [kernels.asnumpy(part).tolist() for part in got] == [needle[by].tolist(), slot[by].tolist()]
+        sole = wanted[np.unique(needle[wanted], return_index=True)[1]]
+        others = np.setdiff1d(order, wanted)[:50]
+        pairs = kernels.asarray(layouts.pairs(needle, slot)[np.concatenate([sole, others])])
+        put = np.full(70, -1)
+        put[needle[sole]] = slot[sole]
+        assert kernels.asnumpy(kernels.sole_matches(kinds, pairs, columns, those, size=70)).tolist() == put.tolist()
+    assert min(compiled[name] for name in ("compare_rows", "mark_matches", "put_matches")) >= 2
+
+
+@only_on("emulated")
+def test_groups(kernels: Any, compiled: dict[str, int]) -> None:
+    """Hashes that are alike to the last bit that counts, of rows that are equal and of others."""
+    rng = np.random.default_rng(4)
+    values = rng.integers(0, 50, 400)
+    own = Columns(kernels.frame(pa.table({"a": values})), ["a"])
+    for sharing in (1, 3):
+        hashes = (values // sharing).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        order, bounds, group, alike = kernels.grouped([pa.int64()], own, kernels.asarray(hashes))
+        order, bounds, group = (kernels.asnumpy(array) for array in (order, bounds, group))
+        assert alike == (sharing == 1)
+        parts = [order[low:high].tolist() for low, high in itertools.pairwise(bounds)]
+        assert sorted(parts) == sorted(np.flatnonzero(hashes == one).tolist() for one in np.unique(hashes))
+        assert np.array_equal(group, np.repeat(np.arange(len(parts)), np.diff(bounds)))
+    assert compiled["begin_groups"] == compiled["number_groups"] == 2
+
+
+@only_on("emulated")
+@pytest.mark.parametrize("rows", [None, [2, 0, 2]])
+def test_entries(kernels: Any, compiled: dict[str, int], rows: list[int] | None) -> None:
+    hashes = np.array([1 << 63 | 5, 7 << 32, 3 << 40], np.uint64)
+    picked = None if rows is None else np.array(rows)
+    made = kernels.entries(kernels.asarray(hashes), 11, None if picked is None else kernels.asarray(picked))
+    assert np.array_equal(kernels.asnumpy(made), CpuKernels().entries(hashes, 11, picked))  # type: ignore[arg-type]
+    assert compiled["make_entries"] == 1
 
 
 def _cast(numbers: pa.Array, kind: pa.DataType) -> pa.Array:

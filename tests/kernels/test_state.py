@@ -10,7 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from gpu_ops import layouts
 from gpu_ops.kernels import Kernels
+from gpu_ops.operators.core.pairs import _net
+from gpu_ops.operators.core.visibility import _crosses
 from gpu_ops.state.index import HashIndex
 from kernels.conftest import EMULATED, only_on
 from kernels.support import TYPES, everything, rows_of, same
@@ -49,6 +52,27 @@ def test_store_is_a_growing_table(kernels: Kernels, seed: int) -> None:
             same(kernels.to_arrow(taken, wanted.schema), wanted)
     whole = store.take(rows_of(kernels, range(model.num_rows)), schema.names)
     same(kernels.to_arrow(whole, schema), model.combine_chunks())
+
+
+def test_fused_functions(kernels: Kernels) -> None:
+    """They give what they give on host arrays, of the same types."""
+    rng = np.random.default_rng(2)
+    counts, slots = [rng.integers(0, 3, 500, np.int32) for _ in "ab"], [rng.integers(0, 1 << 31, 500) for _ in "ab"]
+    dies = [rng.random(500) < 0.5 for _ in "ab"]
+    given: list[tuple[Any, list[Any]]] = [
+        (layouts.unpaired, [layouts.pairs(*slots)]),
+        *(
+            (_crosses, [counts[0], after, slots[0], 1 << 30, gone])
+            for after in (None, counts[1])
+            for gone in (None, dies[0])
+        ),
+        *((_net, [*slots, 1 << 30, 1 << 30, *gone]) for gone in (dies, [dies[0], None], [None, dies[1]])),
+    ]
+    for function, arguments in given:
+        there = [kernels.asarray(a) if isinstance(a, np.ndarray) else a for a in arguments]
+        for ours, theirs in zip(kernels.fused(function)(*there), function(*arguments), strict=True):
+            assert ours.dtype == theirs.dtype
+            assert np.array_equal(kernels.asnumpy(ours), theirs)
 
 
 @only_on("emulated")

@@ -95,6 +95,115 @@ def gather_rows(sources: Any, segments: Any, threads: Any, size: Any, rows: np.n
                 target[mine] = data.reshape(-1, width)[own]
 
 
+def _rows(told: Any, numbers: np.ndarray) -> np.ndarray:
+    return memory(told["rows"], np.int64, int(numbers.max()) + 1)[numbers] if told["rows"] else numbers
+
+
+def _equal(compared: Any, numbers: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Whether rows are equal, one by one."""
+    by, equal = compared[0], np.ones(numbers.size, bool)
+    for column in range(int(by["columns"]) if numbers.size else 0):
+        width = int(by["widths"][column])
+        found = []
+        for told, which in ((by["one"], numbers), (by["other"], others)):
+            rows, starts = _rows(told, which), told["starts"][: int(told["segments"])]
+            owner, values = np.searchsorted(starts, rows, side="right") - 1, np.empty((rows.size, abs(width)), np.uint8)
+            for number in range(starts.size):
+                mine = np.flatnonzero(owner == number)
+                if mine.size:
+                    own = rows[mine] - starts[number]
+                    data = memory(told["data"][column, number], np.uint8, (int(own.max()) + 1) * abs(width))
+                    values[mine] = data.reshape(-1, abs(width))[own]
+            found.append(values)
+        if width > 0:
+            equal &= (found[0] == found[1]).all(axis=1)
+        else:
+            a, b = (values.view({-4: np.float32, -8: np.float64}[width])[:, 0] for values in found)
+            equal &= (a == b) | (np.isnan(a) & np.isnan(b))
+    return equal
+
+
+def compare_rows(
+    compared: Any, size: Any, rows: np.ndarray, others: np.ndarray, where: Any, everywhere: Any, out: np.ndarray
+) -> None:
+    """Of `gpu_ops.cudf_backend.compare`."""
+    assert rows.size == others.size == out.size == size
+    at = np.arange(rows.size) if everywhere else np.flatnonzero(where)
+    out[:] = False
+    out[at] = _equal(compared, rows[at], others[at])
+
+
+def _matching(
+    compared: Any, needle: np.ndarray, slot: np.ndarray, states: np.ndarray, every: Any, least: Any, most: Any
+) -> np.ndarray:
+    there = np.ones(slot.size, bool) if every else (states[slot] >= least) & (states[slot] <= most)
+    at = np.flatnonzero(there)
+    there[at] = _equal(compared, needle[at], slot[at])
+    return there
+
+
+def mark_matches(
+    compared: Any,
+    size: Any,
+    pairs: np.ndarray,
+    by_candidate: Any,
+    states: np.ndarray,
+    every: Any,
+    least: Any,
+    most: Any,
+    out: np.ndarray,
+) -> None:
+    """Of `gpu_ops.cudf_backend.compare`."""
+    assert pairs.size == out.size == size
+    first, second = pairs >> 32, pairs & 0xFFFFFFFF
+    needle, slot = (second, first) if by_candidate else (first, second)
+    out[:] = _matching(compared, needle, slot, states, every, least, most)
+
+
+def put_matches(
+    compared: Any, size: Any, pairs: np.ndarray, states: np.ndarray, every: Any, least: Any, most: Any, out: np.ndarray
+) -> None:
+    """Of `gpu_ops.cudf_backend.compare`."""
+    assert pairs.size == size
+    needle, slot = pairs >> 32, pairs & 0xFFFFFFFF
+    found = np.flatnonzero(_matching(compared, needle, slot, states, every, least, most))
+    assert np.unique(needle[found]).size == found.size, "a needle with two matches: on a card any of them may stay"
+    out[needle[found]] = slot[found]
+
+
+def pack_positions(hashes: np.ndarray, size: Any, bits: Any, out: np.ndarray) -> None:
+    """Of `gpu_ops.cudf_backend.compare`."""
+    assert hashes.size == out.size == size
+    shift = np.uint64(bits)
+    out[:] = (hashes >> shift << shift) | np.arange(int(size)).astype(np.uint64)
+
+
+def begin_groups(
+    compared: Any, packed: np.ndarray, size: Any, bits: Any, order: np.ndarray, begins: np.ndarray
+) -> None:
+    """Of `gpu_ops.cudf_backend.compare`."""
+    assert packed.size == order.size == begins.size == size
+    order[:] = packed & np.uint64((1 << int(bits)) - 1)
+    hashes = packed >> np.uint64(bits)
+    begins[0] = 1
+    begins[1:] = np.where(hashes[1:] != hashes[:-1], 1, np.where(_equal(compared, order[1:], order[:-1]), 0, 1 << 32))
+
+
+def number_groups(running: np.ndarray, size: Any, group: np.ndarray, bounds: np.ndarray) -> None:
+    """Of `gpu_ops.cudf_backend.compare`."""
+    assert running.size == group.size == size
+    group[:] = (running & 0xFFFFFFFF) - 1
+    assert bounds.size == group[-1] + 2
+    bounds[:] = np.searchsorted(group, np.arange(bounds.size))
+
+
+def make_entries(hashes: np.ndarray, rows: np.ndarray, every: Any, first: Any, size: Any, out: np.ndarray) -> None:
+    """Of `gpu_ops.cudf_backend.runs`."""
+    assert out.size == size
+    own = hashes if every else hashes[rows]
+    out[:] = (own & ~LOW) | np.arange(int(first), int(first + size)).astype(np.uint64)
+
+
 def merge_entries(first: np.ndarray, size: Any, second: np.ndarray, total: Any, out: np.ndarray) -> None:
     """Of `gpu_ops.cudf_backend.runs`."""
     assert (first.size, first.size + second.size, out.size) == (size, total, total)
@@ -110,4 +219,18 @@ def begin_prefixes(entries: np.ndarray, size: Any, shift: Any, prefixes: Any, di
     )
 
 
-TWINS = {kernel.__name__: kernel for kernel in (find, write_pairs, gather_rows, merge_entries, begin_prefixes)}
+_KERNELS = (
+    find,
+    write_pairs,
+    gather_rows,
+    merge_entries,
+    begin_prefixes,
+    make_entries,
+    compare_rows,
+    mark_matches,
+    put_matches,
+    pack_positions,
+    begin_groups,
+    number_groups,
+)
+TWINS = {kernel.__name__: kernel for kernel in _KERNELS}

@@ -12,56 +12,92 @@ Laws:
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from gpu_ops.arrays import Array, Hashes, Instants, Positions, Slots
 from gpu_ops.descriptions.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
 from gpu_ops.ingest import Ingested
-from gpu_ops.kernels import Frame
+from gpu_ops.kernels import Among, Columns, Frame, Kernels
 from gpu_ops.operators.core.groups import Groups, within
 from gpu_ops.operators.core.lifetimes import NEVER, Lifetimes, NetChange
-from gpu_ops.operators.core.match import Columns, equal, match
+from gpu_ops.operators.core.match import equal, match_among, sole_match
 from gpu_ops.state.columns import LIVE
 from gpu_ops.state.keyed_table import KeyedTable
 
 
-def apply_changes(
-    table: KeyedTable, frame: Frame, change: Ingested, event_kinds: Array | None, *, net: bool
-) -> Lifetimes:
+class Given(NamedTuple):
+    """What the changes of one input do, in the backend's memory."""
+
+    inserts: Array | None
+    """Mask of those that bring a row; None where all do, and none looks for a row that is there."""
+    kinds: Array | None
+    """Their row kinds; None of a net change."""
+    sequence: Array | None
+    """Their positions in the micro-batch's total order; None of a net change."""
+
+
+def given(tables: Sequence[KeyedTable], changes: Sequence[Ingested], *, net: bool) -> list[Given]:
+    """What `apply_changes` takes, of several inputs, moved together.
+
+    Args:
+        tables: of each input.
+        changes: of each input.
+        net: only the net change counts.
+    """
+    kernels = tables[0].kernels
+    looking = [_looking(table, change.kinds) for table, change in zip(tables, changes, strict=True)]
+    flags = [mask.view(np.int8) for mask in looking if mask is not None]
+    moved = iter(_moved(kernels, [*flags, *([] if net else [change.kinds for change in changes])]))
+    inserts = [None if mask is None else next(moved).view(bool) for mask in looking]
+    if net:
+        return [Given(mask, None, None) for mask in inserts]
+    sequences = _moved(kernels, [change.sequence for change in changes])
+    return [Given(*of_input) for of_input in zip(inserts, moved, sequences, strict=True)]
+
+
+def _looking(table: KeyedTable, kinds: Array) -> Array | None:
+    """Mask of changes that bring a row; None where all do, and none looks for a row that is there."""
+    if table.identity_index is None or not kinds.size:
+        return None
+    inserts = (kinds == INSERT) | (kinds == UPDATE_AFTER)
+    # With a TTL even an insertion is looked up: it refreshes the equal rows there are.
+    looks = table.source.unique_key is not None or table.written is not None or not inserts.all()
+    return inserts if looks else None
+
+
+def _moved(kernels: Kernels, arrays: Sequence[Array]) -> list[Array]:
+    """Host arrays of one type in the backend's memory: each way there is a wait, so they go together."""
+    if kernels.host is None or not arrays:
+        return list(arrays)
+    moved, ends = kernels.asarray(np.concatenate(arrays)), np.cumsum([array.size for array in arrays]).tolist()
+    return [moved[end - array.size : end] for array, end in zip(arrays, ends, strict=True)]
+
+
+def apply_changes(table: KeyedTable, frame: Frame, change: Given, event_kinds: Array | None, *, net: bool) -> Lifetimes:
     """Resolve one input's changes and prepare its table for them.
 
     Args:
         table: the input's state.
         frame: n changed rows, by ascending sequence.
-        change: their row kinds, and their positions in the micro-batch's total order.
+        change: what they do.
         event_kinds: one row kind per instant, filled in for this input's instants; None if ``net``.
         net: fold the micro-batch to its net change: what is born and dies within it is left out,
             every death is at instant 0, every birth at instant 1.
     """
     kernels, xp = table.kernels, table.kernels.xp
-    size = int(change.kinds.size)
-    nothing = xp.empty(0, np.int64)
-    inserts = sequence = None
-    if not net or table.identity_index is not None:
-        inserts = (change.kinds == INSERT) | (change.kinds == UPDATE_AFTER)
-    # With a TTL even an insertion is looked up: it refreshes the equal rows there are.
-    plain = inserts is None or table.identity_index is None or not size
-    if table.source.unique_key is None and table.written is None and inserts is not None:
-        plain = plain or bool(inserts.all())
-    if inserts is not None and not (net and plain):
-        inserts = kernels.asarray(inserts)
-    if not net:
+    size, inserts, sequence = kernels.num_rows(frame), change.inserts, change.sequence
+    if sequence is not None:
         assert event_kinds is not None
-        kinds, sequence = kernels.asarray(change.kinds), kernels.asarray(change.sequence)
         takes = 2 * sequence
-        event_kinds[takes] = xp.where(inserts, UPDATE_BEFORE, kinds)
-        event_kinds[takes + 1] = xp.where(inserts, kinds, DELETE)
+        event_kinds[takes] = UPDATE_BEFORE if inserts is None else xp.where(inserts, UPDATE_BEFORE, change.kinds)
+        event_kinds[takes + 1] = change.kinds if inserts is None else xp.where(inserts, change.kinds, DELETE)
     identity = table.hash_identity(frame) if table.identity_index is not None else None
-    if plain:
-        births = xp.empty(size, np.int64) if sequence is None else 2 * sequence + 1
-        found, rows = Lifetimes(len(table), births, None, nothing, nothing, 0), None
+    if inserts is None:
+        found, rows = Lifetimes.of_new(xp, len(table), size, None if sequence is None else 2 * sequence + 1), None
     else:
         assert identity is not None
         groups = Groups(kernels, frame, table.identity, table.identity_types, identity)
@@ -71,12 +107,10 @@ def apply_changes(
         else:
             rows, found = _by_unique_key(batch) if sequence is not None else _by_unique_key_net(batch)
     if net:
-        found.net = NetChange(table.status)
-        found.happens(xp, deaths=0, births=1)
+        found.net = NetChange(xp, table.status)
     if rows is not None:
         frame = kernels.take(frame, rows, table.source.schema.names, present=True)
-        identity = identity[rows] if identity is not None else None
-    table.prepare(frame, identity, found.killed, found.refreshed)
+    table.prepare(frame, identity, found.killed, found.refreshed, rows=rows)
     if found.deaths is not None:
         table.end_stillborn(found.first_new + xp.flatnonzero(found.deaths < NEVER))
     return found
@@ -96,21 +130,31 @@ class _InputChanges:
     event_kinds: Array | None
 
 
+class _Candidates(NamedTuple):
+    """Committed rows that rows of the micro-batch may equal; see `gpu_ops.kernels.Kernels.matches`."""
+
+    types: Sequence[pa.DataType]
+    pairs: Array
+    columns: tuple[Columns, Columns]
+    among: Among | None
+
+
+def _candidates(batch: _InputChanges, rows: Positions) -> _Candidates:
+    """Of rows in the order of their groups; which of them finds a row is said by its number."""
+    table, index = batch.table, batch.table.identity_index
+    assert index is not None
+    # groups are in the order of their hashes, as entries are
+    pairs = index.meet(table.kernels.entries(batch.hashes, 0, rows), staged=False)
+    columns = Columns(batch.frame, table.identity, rows), Columns(table.store, table.identity)
+    among = None if table.all_alive else Among(table.status.values, LIVE, LIVE)
+    return _Candidates(table.identity_types, pairs, columns, among)
+
+
 def _instances(batch: _InputChanges, wanted: Array | None) -> tuple[Array, Slots]:
-    """Committed live rows equal to the leaders of the wanted groups (None: all): group numbers, slots, sorted."""
-    table, frame, kernels, xp = batch.table, batch.frame, batch.table.kernels, batch.table.kernels.xp
-    assert table.identity_index is not None
-    numbers = None if wanted is None else xp.flatnonzero(wanted)
-    leaders = batch.groups.leader if numbers is None else batch.groups.leader[numbers]
-    names = table.identity
-    leading = Columns(lambda rows, _: kernels.take(frame, leaders[rows], names, present=True), names)
-    needle, slots = match(
-        kernels,
-        table.identity_index.probe(batch.hashes[leaders], staged=False),
-        table.identity_types,
-        (leading, Columns.of_store(table.store, names)),
-        alive=lambda _, slots: None if table.all_alive else table.status.values[slots] == LIVE,
-    )
+    """Committed live rows equal to those of the wanted groups (None: all): group numbers, slots, sorted."""
+    kernels, leader = batch.table.kernels, batch.groups.leader
+    numbers = None if wanted is None else kernels.xp.flatnonzero(wanted)
+    needle, slots = match_among(kernels, *_candidates(batch, leader if numbers is None else leader[numbers]))
     return needle if numbers is None else numbers[needle], slots
 
 
@@ -186,7 +230,7 @@ def _by_unique_key(batch: _InputChanges) -> tuple[Positions, Lifetimes]:
     assert event_kinds is not None
     xp, order, starts = table.kernels.xp, groups.order, groups.starts
     insert = batch.inserts[order]
-    stored = _stored(batch)
+    stored = _stored(batch, groups.leader)
     there = stored >= 0
     before = _present_before(batch, insert, there)
     when = 2 * sequence[order]
@@ -194,46 +238,34 @@ def _by_unique_key(batch: _InputChanges) -> tuple[Positions, Lifetimes]:
     killed, killed_at = stored[gone], when[starts[gone]]
     # the row that a change brings is taken by the key's next change, whatever that is
     deaths = xp.full(order.size, NEVER, np.int64)
-    deaths[order[:-1]] = xp.where(groups.first[1:], NEVER, when[1:])
+    deaths[order[:-1]] = xp.where(groups.group[1:] != groups.group[:-1], NEVER, when[1:])
     event_kinds[when[xp.flatnonzero(insert & before)] + 1] = UPDATE_AFTER
     return _lifetimes(batch, deaths, (killed, killed_at), order.size - (insert | before).sum())
 
 
 def _by_unique_key_net(batch: _InputChanges) -> tuple[Positions, Lifetimes]:
     """Of each key only the last change matters, and the row that was there before."""
-    table, groups = batch.table, batch.groups
-    kernels, xp, order, starts = table.kernels, table.kernels.xp, groups.order, groups.starts
-    insert = batch.inserts[order]
-    stored = _stored(batch)
+    table, groups, last = batch.table, batch.groups, batch.groups.last
+    kernels, xp = table.kernels, table.kernels.xp
+    insert, comes = batch.inserts[groups.order], batch.inserts[last]
+    stored = _stored(batch, last)
     leaves = stored >= 0
-    unknown = order.size - (insert | _present_before(batch, insert, leaves)).sum()
-    last = xp.full(starts.size, order.size - 1, np.int64)
-    last[:-1] = starts[1:] - 1
-    last = order[last]
-    comes = batch.inserts[last]
-    refreshed = None
-    both = xp.flatnonzero(leaves & comes)
-    if both.size:
-        # the same row again, value for value, is no change
-        names, types = table.source.schema.names, [f.type for f in table.source.schema]
-        now, before = Columns.of_frame(kernels, batch.frame, names), Columns.of_store(table.store, names)
-        differs = ~equal(kernels, types, (now, last[both]), (before, stored[both]))
-        leaves[both] = differs
-        comes[both] = differs
-        if table.written is not None:
-            refreshed = stored[both[xp.flatnonzero(~differs)]]
-    rows, killed = last[xp.flatnonzero(comes)], stored[xp.flatnonzero(leaves)]
-    rows, found = _net(batch, rows, killed, unknown)
-    found.refreshed = refreshed
+    unknown = insert.size - (insert | _present_before(batch, insert, leaves)).sum()
+    # the same row again, value for value, is no change
+    names, types = table.source.schema.names, [f.type for f in table.source.schema]
+    now, before = Columns(batch.frame, names), Columns(table.store, names)
+    again = equal(kernels, types, (now, last), (before, stored), leaves & comes)
+    comes ^= again
+    leaves ^= again
+    rows, found = _net(batch, xp.compress(comes, last), xp.compress(leaves, stored), unknown)
+    if table.written is not None:
+        found.refreshed = xp.compress(again, stored)
     return rows, found
 
 
-def _stored(batch: _InputChanges) -> Slots:
-    """The slot of each key's row, -1 for none."""
-    stored = batch.table.kernels.xp.full(batch.groups.leader.size, -1, np.int64)
-    owner, slots = _instances(batch, None)
-    stored[owner] = slots
-    return stored
+def _stored(batch: _InputChanges, rows: Positions) -> Slots:
+    """The slot of each key's row, -1 for none; ``rows``: one row of each group."""
+    return sole_match(batch.table.kernels, *_candidates(batch, rows), size=rows.size)
 
 
 def _present_before(batch: _InputChanges, insert: Array, there: Array) -> Array:
@@ -257,17 +289,16 @@ def _lifetimes(
     births = 2 * batch.sequence[rows] + 1
     return rows, Lifetimes(
         len(batch.table),
-        births,
+        rows.size,
         late if late.size and bool((late < NEVER).any()) else None,
         slots[by_slot],
-        instants[by_slot],
         unknown,
+        instants=(births, instants[by_slot]),
     )
 
 
 def _net(batch: _InputChanges, rows: Positions, killed: Slots, unknown: Array) -> tuple[Positions, Lifetimes]:
     """Rows that come and slots that go, put in ascending order."""
-    xp = batch.table.kernels.xp
-    rows, killed = xp.sort(rows), xp.sort(killed)
-    births, deaths = xp.empty(rows.size, np.int64), xp.empty(killed.size, np.int64)  # see `Lifetimes.happens`
-    return rows, Lifetimes(len(batch.table), births, None, killed, deaths, unknown)
+    rows.sort()
+    killed.sort()
+    return rows, Lifetimes(len(batch.table), rows.size, None, killed, unknown)

@@ -33,6 +33,7 @@ class OutputRows:
     """
 
     kinds: Array
+    """In host memory where `net_rows` made them: only the host looks at them."""
     slots: tuple[Slots, ...]
     """Of each input; -1 stands for a row of nulls."""
     instants: Instants
@@ -75,7 +76,7 @@ def in_order(kernels: Kernels, parts: Sequence[tuple[OutputRows, int]]) -> Outpu
 def net_rows(xp: Any, leaving: Sequence[tuple[Slots, ...]], coming: Sequence[tuple[Slots, ...]]) -> OutputRows:
     """The rows of a net change, by the slots of each input; those that leave first, all at one instant."""
     slots = tuple(xp.concatenate(of_input) for of_input in zip(*leaving, *coming, strict=True))
-    kinds = xp.full(slots[0].size, INSERT, np.int8)
+    kinds = np.full(slots[0].size, INSERT, np.int8)
     kinds[: sum(int(slots_of_rows[0].size) for slots_of_rows in leaving)] = DELETE
     return OutputRows(kinds, slots, xp.zeros(kinds.size, np.int64))
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
-import numpy as np
-
 from gpu_ops.arrays import Array, Hashes, Positions, value_changes
-from gpu_ops.kernels import Frame, Kernels
-from gpu_ops.operators.core.match import Columns, equal
+from gpu_ops.kernels import Columns, Frame, Kernels
+from gpu_ops.operators.core.match import equal
 
 
 class Groups:
@@ -17,44 +16,48 @@ class Groups:
     Attributes:
         order: n row positions, group by group.
         group: n group numbers, for the rows in that order.
-        first: n flags: first of its group.
-        starts: where they are, one per group.
-        leader: one row position per group.
+        bounds: where groups begin in that order, ascending, and at the end n.
     """
 
     def __init__(
         self, kernels: Kernels, frame: Frame, columns: tuple[str, ...], types: tuple[Any, ...], hashes: Hashes
     ) -> None:
-        xp = kernels.xp
-        # Positions in the lower bits: one sort of values, and few hashes are alike in what is left of them.
-        bits = np.uint64(hashes.size.bit_length())
-        lower = (np.uint64(1) << bits) - np.uint64(1)
-        packed = hashes & ~lower
-        packed |= xp.arange(hashes.size, dtype=np.uint64)
-        packed.sort()
-        order = (packed & lower).view(np.int64)
-        packed >>= bits
-        first, own = value_changes(xp, packed), Columns.of_frame(kernels, frame, columns)
+        own = Columns(frame, columns)
+        self.order, self.bounds, self.group, alike = kernels.grouped(types, own, hashes)
+        if not alike:
+            self._part(kernels, types, own)
+
+    def _part(self, kernels: Kernels, types: tuple[Any, ...], own: Columns) -> None:
+        """Hashes that look equal, unequal rows: within such a group, put those unlike its leader last."""
+        xp, order, first = kernels.xp, self.order, value_changes(kernels.xp, self.group)
         while True:
             group = xp.cumsum(first) - 1
-            starts = xp.flatnonzero(first)
-            leader = order[starts]
-            if starts.size == order.size:
-                break
-            rest = xp.flatnonzero(~first)
+            leader, rest = order[xp.flatnonzero(first)], xp.flatnonzero(~first)
             same = equal(kernels, types, (own, order[rest]), (own, leader[group[rest]]))
             if bool(same.all()):
                 break
-            # Hashes that look equal, unequal rows: within such a group, put those unlike its leader last.
             mark = 2 * group
             mark[rest] += ~same
             refine = kernels.argsort(mark)
             order, mark = order[refine], mark[refine]
             first = value_changes(xp, mark)
-        self.order: Positions = order
-        self.starts: Positions = starts
-        self.leader: Positions = leader
-        self.group, self.first = group, first
+        self.order, self.group = order, group
+        self.bounds = xp.flatnonzero(xp.concatenate([first, xp.ones(1, bool)]))
+
+    @property
+    def starts(self) -> Positions:
+        """Where groups begin in their order."""
+        return self.bounds[:-1]
+
+    @functools.cached_property
+    def leader(self) -> Positions:
+        """The first row of each group."""
+        return self.order[self.starts]
+
+    @functools.cached_property
+    def last(self) -> Positions:
+        """The last row of each group."""
+        return self.order[self.bounds[1:] - 1]
 
 
 def within(xp: Any, groups: Groups, flags: Array) -> Array:

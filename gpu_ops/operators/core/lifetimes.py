@@ -27,40 +27,62 @@ NEVER = 1 << INSTANT_BITS
 class Lifetimes:
     """What a micro-batch does to one input, by row.
 
-    The n new rows get the slots from ``first_new`` on.
+    The new rows get the slots from ``first_new`` on.
     """
 
     first_new: int
-    births: Instants
-    """Instants, one per new row, ascending."""
+    new: int
+    """How many new rows there are."""
     deaths: Instants | None
     """Instants, one per new row; None when none of them dies."""
     killed: Slots
     """Slots of committed rows that die, ascending."""
-    killed_at: Instants
-    """Instants, one per killed row."""
     unknown: Array | int
     """How many retractions were of rows that were not there; a number, or an array of no dimensions."""
     refreshed: Slots | None = None
     """Slots of committed rows that the micro-batch writes without changing them, for their TTL."""
     net: NetChange | None = None
     """Of a net change: when everything happens."""
+    instants: tuple[Instants, Instants] | None = None
+    """See `births` and `killed_at`; of a net change made when asked for."""
+
+    @classmethod
+    def of_new(cls, xp: Any, first_new: int, new: int, births: Instants | None) -> Lifetimes:
+        """New rows and no others; ``births``: None of a net change."""
+        nothing = xp.empty(0, np.int64)
+        return cls(first_new, new, None, nothing, 0, instants=None if births is None else (births, nothing))
 
     @property
     def any_death(self) -> bool:
         """Whether any row dies."""
         return self.deaths is not None or bool(self.killed.size)
 
-    def happens(self, xp: Any, *, deaths: int, births: int) -> None:
+    @property
+    def births(self) -> Instants:
+        """Instants, one per new row, ascending."""
+        return self._instants()[0]
+
+    @property
+    def killed_at(self) -> Instants:
+        """Instants, one per killed row."""
+        return self._instants()[1]
+
+    def _instants(self) -> tuple[Instants, Instants]:
+        if self.instants is None:
+            assert self.net is not None
+            full = self.net.xp.full
+            births = full(self.new, self.net.births, np.int64)
+            self.instants = births, full(self.killed.size, self.net.deaths, np.int64)
+        return self.instants
+
+    def happens(self, *, deaths: int, births: int) -> None:
         """Of a net change: put all deaths, and all births, at one instant."""
         assert self.net is not None
-        self.net = dataclasses.replace(self.net, deaths=deaths, births=births)
-        self.births = xp.full(self.births.size, births, np.int64)
-        self.killed_at = xp.full(self.killed.size, deaths, np.int64)
+        self.net, self.instants = dataclasses.replace(self.net, deaths=deaths, births=births), None
 
     def events(self, kernels: Kernels) -> tuple[Slots, Instants, Array]:
         """Each row that comes and each that goes, in no order: its slot, when, and 1 or -1."""
-        xp, new = kernels.xp, as_slots(kernels, self.first_new, self.births.size)
+        xp, new = kernels.xp, as_slots(kernels, self.first_new, self.new)
         slots, instants = [new, self.killed], [self.births, self.killed_at]
         if self.deaths is not None:
             dying = xp.flatnonzero(self.deaths != NEVER)
@@ -78,7 +100,7 @@ class Lifetimes:
 
     def born(self, xp: Any, slots: Slots) -> Instants:
         """When the rows at these slots were born."""
-        if self.births.size == 0:
+        if self.new == 0:
             return xp.full(slots.size, ALWAYS, np.int64)
         if self.net is not None:
             return xp.where(slots >= self.first_new, self.net.births, ALWAYS)
@@ -103,6 +125,8 @@ class Lifetimes:
 class NetChange:
     """When a net change happens, and the states of rows, in which those that die are marked."""
 
+    xp: Any
+    """numpy or cupy."""
     status: Growing
     deaths: int = 0
     births: int = 1

@@ -2,62 +2,36 @@
 
 An index finds rows by a hash (and perhaps a range of times); a candidate is a match if its row is alive at the instant
 asked for, really equal in the key, and the residual condition is true of the pair. The first two are asked of all
-candidates and looked at together: each look is a wait for the GPU. Every operator's matches come from `match`; nothing
-else compares keys.
+candidates and looked at together: each look is a wait for the GPU. Every operator's matches come from here, and
+nothing else compares keys.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from gpu_ops.arrays import Array, Positions, Slots
 from gpu_ops.conditions import Condition
-from gpu_ops.kernels import Frame, Kernels, Store
+from gpu_ops.kernels import Among, Columns, Kernels, Store
 
 Pairs = tuple[Array, Slots]
 """n positions (or slots) of the rows that look, and n slots of rows they find: parallel int64 arrays."""
 
-
-class Columns(NamedTuple):
-    """Columns that rows are compared by.
-
-    Attributes:
-        take: gives rows of these columns by position or slot, of which none is -1.
-        names: the columns, in the order of their types.
-    """
-
-    take: Callable[[Array, Sequence[str]], Frame]
-    names: Sequence[str]
-
-    @classmethod
-    def of_frame(cls, kernels: Kernels, frame: Frame, names: Sequence[str]) -> Columns:
-        """Columns of a frame; rows by position."""
-        return cls(lambda rows, columns: kernels.take(frame, rows, columns, present=True), names)
-
-    @classmethod
-    def of_store(cls, store: Store, names: Sequence[str]) -> Columns:
-        """Columns of a store; rows by slot."""
-        return cls(lambda rows, columns: store.take(rows, columns, present=True), names)
+Residual = Callable[[Array, Slots], Positions | None]
+"""Gives, of pairs, the positions of those for which a residual condition is true; None for all."""
 
 
 def equal(
-    kernels: Kernels, types: Sequence[pa.DataType], one: tuple[Columns, Array], other: tuple[Columns, Array]
+    kernels: Kernels,
+    types: Sequence[pa.DataType],
+    one: tuple[Columns, Array],
+    other: tuple[Columns, Array],
+    where: Array | None = None,
 ) -> Array:
-    """Mask of pairs whose rows are equal in every column, null to null.
-
-    Args:
-        kernels: the backend.
-        types: what the columns are compared as, one each.
-        one: columns, and the n rows of each pair's first part.
-        other: likewise of its second part.
-    """
-    (first, rows), (second, slots) = one, other
-    return kernels.equal_rows(
-        first.take(rows, first.names), first.names, second.take(slots, second.names), second.names, types
-    )
+    """Mask of pairs whose rows are equal in every column, null to null; see `gpu_ops.kernels.Kernels.equal_at`."""
+    return kernels.equal_at(types, one, other, where)
 
 
 def fulfilling(
@@ -95,7 +69,7 @@ def match(
     columns: tuple[Columns, Columns],
     *,
     alive: Callable[[Array, Slots], Array | None] | None = None,
-    residual: Callable[[Array, Slots], Positions | None] | None = None,
+    residual: Residual | None = None,
 ) -> Pairs:
     """The candidates that match, in their order.
 
@@ -113,19 +87,52 @@ def match(
     if types and pairs[0].size:
         same = equal(kernels, types, (columns[0], pairs[0]), (columns[1], pairs[1]))
         mask = same if mask is None else mask & same
-    pairs = _kept(pairs, positions(kernels.xp, mask))
-    if residual is not None and pairs[0].size:
-        pairs = _kept(pairs, residual(*pairs))
-    return pairs
+    kept = None if mask is None else kernels.xp.flatnonzero(mask)
+    if kept is not None and kept.size < pairs[0].size:
+        pairs = pairs[0][kept], pairs[1][kept]
+    return _fulfilling(pairs, residual)
 
 
-def positions(xp: Any, mask: Array | None) -> Positions | None:
-    """Where a mask is true; None where that is everywhere."""
-    if mask is None:
-        return None
-    found = xp.flatnonzero(mask)
-    return None if found.size == mask.size else found
+def match_among(
+    kernels: Kernels,
+    types: Sequence[pa.DataType],
+    candidates: Array,
+    columns: tuple[Columns, Columns],
+    among: Among | None,
+    *,
+    by_candidate: bool = False,
+    residual: Residual | None = None,
+) -> Pairs:
+    """As `match`, where the rows that are there are known by their state: the backend looks at all of it at once.
+
+    Args:
+        kernels: the backend.
+        types: what keys are compared as; none where there is no key.
+        candidates: n pairs, each one number; may be changed.
+        columns: the key columns of the rows that look, and of those found.
+        among: the rows that are there; None for all.
+        by_candidate: the rows found come first in the pairs.
+        residual: as of `match`.
+
+    Returns:
+        The matches, ordered as the pairs are.
+    """
+    return _fulfilling(kernels.matches(types, candidates, columns, among, by_candidate=by_candidate), residual)
 
 
-def _kept(pairs: Pairs, at: Positions | None) -> Pairs:
-    return pairs if at is None else (pairs[0][at], pairs[1][at])
+def sole_match(
+    kernels: Kernels,
+    types: Sequence[pa.DataType],
+    candidates: Array,
+    columns: tuple[Columns, Columns],
+    among: Among | None,
+    *,
+    size: int,
+) -> Slots:
+    """As `match_among`, where each of ``size`` rows that look matches one at most: its slot, -1 for none, of each."""
+    return kernels.sole_matches(types, candidates, columns, among, size=size)
+
+
+def _fulfilling(pairs: Pairs, residual: Residual | None) -> Pairs:
+    kept = residual(*pairs) if residual is not None and pairs[0].size else None
+    return pairs if kept is None else (pairs[0][kept], pairs[1][kept])

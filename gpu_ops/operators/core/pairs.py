@@ -15,9 +15,10 @@ import numpy as np
 
 from gpu_ops.arrays import Array, Instants, Positions, Slots
 from gpu_ops.conditions import Condition
+from gpu_ops.kernels import Among, Columns
 from gpu_ops.operators.core.lifetimes import ALWAYS, NEVER, Lifetimes
-from gpu_ops.operators.core.match import Columns, fulfilling, match
-from gpu_ops.state.columns import DEAD, LIVE
+from gpu_ops.operators.core.match import fulfilling, match_among
+from gpu_ops.state.columns import DYING, LIVE
 from gpu_ops.state.keyed_table import KeyedTable
 
 Tables = tuple[KeyedTable, KeyedTable]
@@ -65,12 +66,19 @@ def net_pairs(tables: Tables, sides: Sides, condition: Condition | None, names: 
     xp = tables[0].kernels.xp
     slots = _candidates(tables, sides, condition, names)
     dying = sides[0].dying(slots[0]), sides[1].dying(slots[1])
-    dies = dying[1] if dying[0] is None else dying[0] if dying[1] is None else dying[0] | dying[1]
-    if dies is None:  # then all pairs have a new row
+    if dying[0] is None and dying[1] is None:  # then all pairs have a new row
         return NetPairs(slots, slice(None), xp.empty(0, np.int64), xp.ones(slots[0].size, np.int32), dying)
-    new = (slots[0] >= sides[0].first_new) | (slots[1] >= sides[1].first_new)
-    deltas = new.astype(np.int32) - dies
-    return NetPairs(slots, xp.flatnonzero(deltas > 0), xp.flatnonzero(deltas < 0), deltas, dying)
+    deltas, comes, goes = tables[0].kernels.fused(_net)(*slots, sides[0].first_new, sides[1].first_new, *dying)
+    return NetPairs(slots, xp.flatnonzero(comes), xp.flatnonzero(goes), deltas, dying)
+
+
+def _net(  # noqa: PLR0917 - what is fused takes no keywords
+    left: Array, right: Array, new_left: int, new_right: int, left_dies: Array | None, right_dies: Array | None
+) -> tuple[Array, Array, Array]:
+    """What pairs of slots do to counts; masks of those that come, and of those that go."""
+    new = (left >= new_left) | (right >= new_right)
+    dies: Array = right_dies if left_dies is None else left_dies if right_dies is None else left_dies | right_dies
+    return new.astype(np.int32) - dies, new & ~dies, dies & ~new
 
 
 def timed_pairs(tables: Tables, sides: Sides, condition: Condition | None, names: tuple[str, str]) -> TimedPairs:
@@ -116,12 +124,8 @@ def _probe(
         return xp.empty(0, np.int64), xp.empty(0, np.int64)
     everything = side == 0
 
-    def alive(found: Slots, slots: Slots) -> Array | None:
-        del found
-        if other.all_alive and not sides[1 - side].killed.size:
-            return None
-        status = other.status.values[slots]
-        return status != DEAD if everything else status == LIVE
+    every = other.all_alive and not sides[1 - side].killed.size
+    among = None if every else Among(other.status.values, LIVE, DYING if everything else LIVE)
 
     def residual(found: Slots, slots: Slots) -> Positions | None:
         rows = {names[side]: (own.store, found), names[1 - side]: (other.store, slots)}
@@ -129,5 +133,5 @@ def _probe(
 
     # The other side's rows are read in the order in which they lie, the touched ones are few and near.
     candidates = other.key_index.meet(touched, staged=everything, by_candidate=True)
-    columns = Columns.of_store(own.store, own.keys), Columns.of_store(other.store, other.keys)
-    return match(kernels, candidates, own.key_types, columns, alive=alive, residual=residual)
+    columns = Columns(own.store, own.keys), Columns(other.store, other.keys)
+    return match_among(kernels, own.key_types, candidates, columns, among, by_candidate=True, residual=residual)

@@ -30,6 +30,7 @@ from gpu_ops.state.keyed_table import KeyedTable
 # What happens to a row at an instant; its own birth sorts first, its death last.
 _BORN, _BEGIN, _END, _BARRIER, _DIES = range(5)
 _DELTA = np.array([0, 1, -1, 0, 0], np.int64)
+_MARK = 1 << layouts.SLOT_BITS
 
 
 @dataclasses.dataclass
@@ -141,7 +142,7 @@ def visible_per_batch(
     Returns:
         Slots of the rows that stop being visible, and of those that become it.
     """
-    xp = table.kernels.xp
+    kernels, xp = table.kernels, table.kernels.xp
     slots, count = pairs.slots[side], table.count
     crossed = barriers is not None and any(b.crossings(table).size for b in barriers)
     if crossed:
@@ -153,16 +154,12 @@ def visible_per_batch(
     killed_before = count[change.killed]
     table.add_counts(slots, pairs.deltas)
     if not crossed:
-        moved, dying = before == 0, pairs.dying[side]
-        if pairs.goes.size:
-            moved ^= count[slots] == 0
-        moved &= slots < change.first_new
-        if dying is not None:
-            moved &= ~dying
-        touched = xp.flatnonzero(moved)
-        # whether the count was zero, packed beside the row
-        packed = distinct(xp, (slots[touched] << 1) | (before[touched] != 0))
-        rows, before = packed >> 1, packed & 1
+        # without a pair that goes, no count falls to zero
+        after = count[slots] if pairs.goes.size else None
+        moved, marked = kernels.fused(_crosses)(before, after, slots, change.first_new, pairs.dying[side])
+        rows = distinct(xp, xp.compress(moved, marked))
+        number = int((rows < _MARK).sum()) if pairs.goes.size else rows.size
+        met, left = rows[:number], rows[number:] - _MARK
 
     def visible(counts: Array, which: Slots | None, moment: str) -> Array:
         shown = counts == 0 if when_alone else counts != 0
@@ -178,16 +175,26 @@ def visible_per_batch(
     born = xp.flatnonzero(visible(count[change.first_new :], None, "after")) + change.first_new
     died = change.killed
     if died.size:
-        died = died[xp.flatnonzero(visible(killed_before, died, "before"))]
+        died = xp.compress(visible(killed_before, died, "before"), died)
     if barriers is not None:
+        if not crossed:
+            rows, before = xp.concatenate([met, left]), xp.arange(rows.size) >= number
         was, is_now = visible(before, rows, "before"), visible(count[rows], rows, "after")
-        hides, shows = rows[xp.flatnonzero(was > is_now)], rows[xp.flatnonzero(is_now > was)]
+        hides, shows = xp.compress(was > is_now, rows), xp.compress(is_now > was, rows)
     else:
-        zero, other = rows, rows[:0]
-        if pairs.goes.size:
-            zero, other = rows[xp.flatnonzero(before == 0)], rows[xp.flatnonzero(before)]
-        hides, shows = (zero, other) if when_alone else (other, zero)
+        hides, shows = (met, left) if when_alone else (left, met)
     return xp.concatenate([died, hides]), xp.concatenate([shows, born])
+
+
+def _crosses(
+    before: Array, after: Array | None, slots: Slots, first_new: int, dies: Array | None
+) -> tuple[Array, Array]:
+    """Of rows that were there and stay, a mask of those whose count becomes zero or stops being it; and their slots.
+
+    Slots are `_MARK` higher where the count was not zero. ``after``: None where it only grows.
+    """
+    moved = (before == 0 if after is None else (before == 0) ^ (after == 0)) & (slots < first_new)
+    return moved if dies is None else moved & ~dies, slots + ((before != 0).astype(np.int64) << layouts.SLOT_BITS)
 
 
 def _keyless(table: KeyedTable, slots: Slots) -> Array:

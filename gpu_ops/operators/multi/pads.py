@@ -102,11 +102,11 @@ def counted_changes(
     kernels, xp = finder.kernels, finder.kernels.xp
     table, side, owner_side = finder.tables[owner], finder.sides[input_index], finder.sides[owner]
     # new rows of the owner find what they match, and stays
-    new = as_slots(kernels, owner_side.first_new, owner_side.births.size)
+    new = as_slots(kernels, owner_side.first_new, owner_side.new)
     if new.size:
         rows, _ = finder.matches({owner: new}, own_lookup, step=input_index, committed=True)
         table.add(step_count(input_index), new[rows], xp.ones(rows.size, np.int32))
-    touched = xp.concatenate([side.killed, as_slots(kernels, side.first_new, side.births.size)])
+    touched = xp.concatenate([side.killed, as_slots(kernels, side.first_new, side.new)])
     rows, slots = finder.matches({input_index: touched}, back, step=input_index)
     pairs = {input_index: touched[rows], owner: slots}
     births = side.born(xp, pairs[input_index]), owner_side.born(xp, slots)

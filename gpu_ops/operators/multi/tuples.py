@@ -14,9 +14,9 @@ import numpy as np
 
 from gpu_ops.arrays import Array, Instants, Positions, Slots
 from gpu_ops.descriptions.multi_join import MultiJoin
-from gpu_ops.kernels import Frame, Kernels
+from gpu_ops.kernels import Columns, Frame, Kernels
 from gpu_ops.operators.core.lifetimes import Lifetimes
-from gpu_ops.operators.core.match import Columns, fulfilling, match
+from gpu_ops.operators.core.match import fulfilling, match
 from gpu_ops.operators.multi.lookups import Lookup
 from gpu_ops.state.columns import DEAD, DYING, LIVE
 from gpu_ops.state.keyed_table import KeyedTable
@@ -115,7 +115,7 @@ class Finder:
             kernels,
             (found if rows is None else rows[found], slot),
             types,
-            (Columns.of_frame(kernels, sources, names), Columns.of_store(table.store, [c for c, _ in lookup.pairs])),
+            (Columns(sources, names), Columns(table.store, [c for c, _ in lookup.pairs])),
             alive=lambda found, others: self._alive(
                 table, side, others, None if instants is None else instants[found], committed=committed
             ),
