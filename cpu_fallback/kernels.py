@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cpu_fallback import matching, search
+from cpu_fallback import groups, matching, search
 from cpu_fallback.conditions import evaluate
 from cpu_fallback.frame import Frame
 from cpu_fallback.hashing import UInt64s, equal_arrays, hash_columns, valid_mask
@@ -196,6 +196,14 @@ class CpuKernels:
         """Entries of an index, in slots from ``first`` on."""
         own = hashes if rows is None else hashes[rows]
         return layouts.entries(own, as_slots(self, first, own.size))
+
+    def aggregate(self, table: pa.Table, by: Sequence[str], calls: Sequence[tuple[Any, str]]) -> pa.Table:
+        """Groups of rows, by Arrow."""
+        return groups.aggregate(table, by, calls)
+
+    def sorted_order(self, keys: pa.Table) -> pa.Array:
+        """Positions of rows in ascending order, by Arrow."""
+        return groups.sorted_order(keys)
 
     def store(self, schema: pa.Schema) -> CpuStore:
         """An empty store."""

@@ -275,6 +275,23 @@ class Kernels(Protocol):
                 type of the arrays that they stand beside.
         """
 
+    # --- rows that are all there -------------------------------------------------------------
+
+    def aggregate(self, table: pa.Table, by: Sequence[str], calls: Sequence[tuple[Any, str]]) -> pa.Table:
+        """Groups of rows, in an order that follows from them; null, and NaN, is a key like any other.
+
+        Args:
+            table: n rows; of floats in it zero is one value.
+            by: the columns whose values make a group; none for one group.
+            calls: columns and functions, as of `pyarrow.TableGroupBy.aggregate`.
+
+        Returns:
+            A row per group: the ``by`` columns, and a column per call, named ``column_function``.
+        """
+
+    def sorted_order(self, keys: pa.Table) -> pa.Array:
+        """Positions of rows in ascending order, column by column: NaN behind numbers, nulls last; a stable sort."""
+
     # --- state -------------------------------------------------------------------------------
 
     def entries(self, hashes: Hashes, first: int, rows: Positions | None = None) -> Array:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pylibcudf as plc
 
 from gpu_ops.arrays import Array
-from gpu_ops.cudf_backend import decimals
+from gpu_ops.cudf_backend.conditions import decimals
 from gpu_ops.cudf_backend.device import spread
 from gpu_ops.cudf_backend.frame import Column, from_values, gather, valid_mask, values
 from gpu_ops.cudf_backend.storage import decoded, element_type, is_bytes, is_decimal, is_list, storage_type

@@ -15,8 +15,8 @@ import pylibcudf as plc
 from cpu_fallback import CpuKernels
 from gpu_ops.arrays import Array, Hashes, Positions, Slots
 from gpu_ops.conditions import Condition
-from gpu_ops.cudf_backend import compare, memory
-from gpu_ops.cudf_backend.conditions import evaluate
+from gpu_ops.cudf_backend import compare, groups, memory
+from gpu_ops.cudf_backend.conditions.evaluate import evaluate
 from gpu_ops.cudf_backend.device import array_module, require_one_stream
 from gpu_ops.cudf_backend.frame import Frame, choose, from_arrow, from_values, to_arrow_pieces, valid_mask
 from gpu_ops.cudf_backend.frame import values as numbers
@@ -210,6 +210,22 @@ class CudfKernels:
     def entries(self, hashes: Hashes, first: int, rows: Positions | None = None) -> Array:
         """Entries of an index, in slots from ``first`` on."""
         return made_entries(hashes, first, rows)
+
+    def aggregate(self, table: pa.Table, by: Sequence[str], calls: Sequence[tuple[Any, str]]) -> pa.Table:
+        """Groups of rows by libcudf, and on the CPU where that would not be the same."""
+        if not groups.countable(table, by, calls):
+            assert self.host is not None
+            return self.host.aggregate(table, by, calls)
+        first, found = groups.aggregate(self.frame(table), by, calls)
+        keys = table.select(list(by)).take(pa.array(first))
+        return pa.table([*keys.columns, *found.values()], names=[*by, *found])
+
+    def sorted_order(self, keys: pa.Table) -> pa.Array:
+        """Positions of rows in ascending order by libcudf, and on the CPU where that would not be the same."""
+        if not groups.sortable(keys):
+            assert self.host is not None
+            return self.host.sorted_order(keys)
+        return pa.array(groups.sorted_order(self.frame(keys)))
 
     def store(self, schema: pa.Schema) -> CudfStore:
         """An empty store."""

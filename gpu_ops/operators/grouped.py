@@ -1,4 +1,4 @@
-"""Aggregates and co-groups over an input that has ended; Arrow groups and sorts, whatever the backend keeps rows in.
+"""Aggregates and co-groups over an input that has ended; the backend groups and sorts.
 
 Law: the input is folded, so a retraction takes its row away, and the rows that are left are grouped. Null is a key of a
 group; NaN is one value, and so is zero.
@@ -55,10 +55,10 @@ class AggregateAtEnd(AtEnd):
                 nan = pc.is_nan(column)
                 # Arrow leaves NaN out; it is the greatest number
                 columns[name] = pc.if_else(nan, pa.scalar(None, column.type), columns[name])
-                columns[f"{name}_nan"] = pc.fill_null(nan, False)
-                calls.append((f"{name}_nan", "any"))
+                columns[f"{name}_nan"] = pc.fill_null(nan, False).cast(pa.int8())
+                calls.append((f"{name}_nan", "max"))
         grouped = pa.table(columns) if columns else pa.table({"_": pa.nulls(rows.num_rows)})
-        found = pa.TableGroupBy(grouped, by, use_threads=False).aggregate(calls)
+        found = self.kernels.aggregate(grouped, by, calls)
         data = [found[k].cast(c.type) for k, c in zip(by, join.output, strict=False)]
         for number, measure in enumerate(join.measures):
             kind = join.output[len(by) + number].type
@@ -72,9 +72,9 @@ def _measured(found: pa.Table, name: str, measure: Measure) -> Any:
     if measure.column is None:
         return found["count_all"]
     values = found[f"{name}_{_ARROW[measure.function]}"]
-    if f"{name}_nan_any" not in found.column_names:
+    if f"{name}_nan_max" not in found.column_names:
         return values
-    some = pc.fill_null(found[f"{name}_nan_any"], False)
+    some = pc.fill_null(found[f"{name}_nan_max"], 0).cast(pa.bool_())
     wins = some if measure.function == "max" else pc.and_(some, values.is_null())
     return pc.if_else(wins, pa.scalar(float("nan"), values.type), values)
 
@@ -96,8 +96,7 @@ class CoGroupAtEnd(AtEnd):
                 [_one_value(rows[c].cast(t)) for c, t in zip(names, join.key_types, strict=True)],
                 names=[f"k{n}" for n in range(len(names))],
             )
-            order = _sorting(by)
-            sorted_rows = rows.take(order)
+            sorted_rows = rows.take(self.kernels.sorted_order(by))
             data = [encode_row_kinds(np.full(rows.num_rows, INSERT, np.int8))]
             data.append(pa.array(np.full(rows.num_rows, side, np.int8)))
             for column in join.output[1:]:
@@ -110,19 +109,6 @@ class CoGroupAtEnd(AtEnd):
 def _folded(kernels: Kernels, source: Input, changes: Ingested) -> pa.Table:
     """The rows that are left of an input's changes."""
     return changes.table if source.insert_only else present_rows(kernels, source, changes).to_arrow()
-
-
-def _sorting(keys: pa.Table) -> pa.Array:
-    """The order of rows by key; of equal keys, as they stand."""
-    first = keys.column(0)
-    if keys.num_columns == 1 and pa.types.is_integer(first.type) and not first.null_count:
-        # numpy sorts integers several times as fast as Arrow, but equal ones stay in order only by its slow way
-        values = first.to_numpy()
-        order = np.argsort(values)
-        found = values[order]
-        if not bool((found[1:] == found[:-1]).any()):
-            return pa.array(order)
-    return pc.sort_indices(keys, sort_keys=[(c, "ascending") for c in keys.column_names])
 
 
 def _one_value(column: Any) -> Any:

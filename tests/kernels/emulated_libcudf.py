@@ -12,7 +12,7 @@ import itertools
 import re
 import types
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -48,6 +48,26 @@ class OutOfBoundsPolicy(enum.IntEnum):
 class BinaryOperator(enum.IntEnum):
     EQUAL = 0
     LESS = 1
+
+
+class NullPolicy(enum.IntEnum):
+    EXCLUDE = 0
+    INCLUDE = 1
+
+
+class Order(enum.IntEnum):
+    ASCENDING = 0
+    DESCENDING = 1
+
+
+class NullOrder(enum.IntEnum):
+    AFTER = 0
+    BEFORE = 1
+
+
+class Aggregation(NamedTuple):
+    name: str
+    policy: NullPolicy | None = None
 
 
 class ScanType(enum.IntEnum):
@@ -342,9 +362,65 @@ def bools_to_mask(input: Column) -> tuple[Span, int]:  # noqa: A002 - pylibcudf'
     return Span(np.packbits(bits, bitorder="little")), int((~bits).sum())
 
 
-def scan(col: Column, agg: str, inclusive: ScanType) -> Column:
-    assert (agg, inclusive) == ("min", ScanType.INCLUSIVE), "the only one that the backend makes"
+def scan(col: Column, agg: Aggregation, inclusive: ScanType) -> Column:
+    assert (agg, inclusive) == (Aggregation("min"), ScanType.INCLUSIVE), "the only one that the backend makes"
     return Column.of(pa.array(np.minimum.accumulate(_integers(col, pa.int64()))))
+
+
+class GroupByRequest:
+    def __init__(self, values: Column, aggregations: list[Aggregation]) -> None:
+        assert isinstance(values, Column)
+        self.values, self.aggregations = values, aggregations
+
+
+class GroupBy:
+    def __init__(self, keys: Table, null_handling: NullPolicy = NullPolicy.EXCLUDE) -> None:
+        assert keys.num_rows(), "groups of nothing are left to the caller"
+        self.keys, self.null_handling = keys, null_handling
+
+    def aggregate(self, requests: list[GroupByRequest]) -> tuple[Table, list[Table]]:
+        """Groups come in any order; NaN is one value, and so is zero."""
+        assert self.null_handling is NullPolicy.INCLUDE, "libcudf leaves rows with null keys out otherwise"
+        names = [f"k{n}" for n in range(len(self.keys.columns()))]
+        keys = []
+        for column in self.keys.columns():
+            array = column.array
+            if pa.types.is_floating(array.type):
+                array = pc.if_else(pc.equal(array, 0.0), pa.scalar(0.0, array.type), array)
+            keys.append(array)
+        results = []
+        mixed = None
+        for request in requests:
+            assert request.values.size() == self.keys.num_rows()
+            columns = []
+            for name, policy in request.aggregations:
+                assert not pa.types.is_floating(request.values.array.type) or name != "sum", (
+                    "sums differ in their last bits"
+                )
+                options = (
+                    pc.CountOptions("only_valid" if policy is NullPolicy.EXCLUDE else "all")
+                    if name == "count"
+                    else None
+                )
+                grouped = pa.TableGroupBy(
+                    pa.table([*keys, request.values.array], [*names, "v"]), names, use_threads=False
+                )
+                found = grouped.aggregate([("v", name, options)])
+                mixed = _RANDOM.permutation(found.num_rows) if mixed is None else mixed
+                kind = {"count": pa.int32(), "sum": pa.int64()}.get(name, request.values.array.type)
+                columns.append(Column.of(found[f"v_{name}"].combine_chunks().cast(kind).take(pa.array(mixed))))
+            results.append(Table(columns))
+        return Table([Column.of(found[name].combine_chunks().take(pa.array(mixed))) for name in names]), results
+
+
+def stable_sorted_order(source_table: Table, column_order: list[Order], null_precedence: list[NullOrder]) -> Column:
+    columns = source_table.columns()
+    assert set(column_order) == {Order.ASCENDING}
+    assert set(null_precedence) == {NullOrder.AFTER}
+    assert len(columns) == len(column_order) == len(null_precedence)
+    table = pa.table([column.array for column in columns], [f"k{n}" for n in range(len(columns))])
+    order = pc.sort_indices(table, sort_keys=[(name, "ascending") for name in table.column_names])
+    return Column.of(order.cast(pa.int32()))
 
 
 def is_valid(input: Column) -> Column:  # noqa: A002 - pylibcudf's name
@@ -361,12 +437,19 @@ def modules() -> dict[str, types.ModuleType]:
         DataType=DataType,
         TypeId=TypeId,
         gpumemoryview=gpumemoryview,
-        types=space(NullEquality=NullEquality),
+        types=space(NullEquality=NullEquality, NullOrder=NullOrder, NullPolicy=NullPolicy, Order=Order),
         copying=space(gather=gather, slice=slice_, OutOfBoundsPolicy=OutOfBoundsPolicy),
         concatenate=space(concatenate=concatenate),
         binaryop=space(binary_operation=binary_operation, BinaryOperator=BinaryOperator),
         hashing=space(xxhash_64=xxhash_64),
-        aggregation=space(min=lambda: "min"),
+        aggregation=space(
+            min=lambda: Aggregation("min"),
+            max=lambda: Aggregation("max"),
+            sum=lambda: Aggregation("sum"),
+            count=lambda null_handling=NullPolicy.INCLUDE: Aggregation("count", null_handling),
+        ),
+        groupby=space(GroupBy=GroupBy, GroupByRequest=GroupByRequest),
+        sorting=space(stable_sorted_order=stable_sorted_order),
         reduce=space(scan=scan, ScanType=ScanType),
         join=space(inner_join=inner_join),
         strings=space(

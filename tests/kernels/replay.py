@@ -27,7 +27,7 @@ import pytest
 from kernels import emulated_libcudf
 from kernels.emulated_arrow import told
 from kernels.emulated_cupy import HOST, ndarray
-from kernels.emulated_libcudf import Column, DataType, Scalar, Span, Table
+from kernels.emulated_libcudf import Aggregation, Column, DataType, GroupBy, GroupByRequest, Scalar, Span, Table
 
 DRIVER = """
 #include <string.h>
@@ -58,6 +58,10 @@ def describe(value: Any) -> str:
     if isinstance(value, pa.Array):
         buffers = [buffer is not None for buffer in value.buffers()]
         return f"arrow {value.type} {min(len(value), 2)} {value.offset > 0} {value.null_count > 0} {buffers}"
+    if isinstance(value, GroupByRequest):
+        return f"{describe(value.values)} {value.aggregations}"
+    if isinstance(value, GroupBy):
+        return f"groups {describe(value.keys)}"
     if isinstance(value, DataType):
         return f"type {value.type_id.name}"
     if isinstance(value, (list, tuple)):
@@ -94,6 +98,7 @@ class Recorder:
         for name in METHODS.split():
             setattr(Column, name, self.wrap(f"Column.{name}", getattr(Column, name)))
         Table.copy = self.wrap("Table.copy", Table.copy)  # type: ignore[method-assign]
+        GroupBy.aggregate = self.wrap("GroupBy.aggregate", GroupBy.aggregate)  # type: ignore[method-assign]
         for name in ("from_arrow", "from_cuda_array_interface"):
             setattr(Column, name, staticmethod(self.wrap(f"Column.{name}", getattr(Column, name))))
         for owner, name in ((Column, "Column"), (Table, "Table")):
@@ -185,6 +190,12 @@ class Player:
             return self.column(value.array)
         if isinstance(value, Table):
             return plc.Table([self.column(column.array) for column in value.columns()])
+        if isinstance(value, Aggregation):
+            return getattr(plc.aggregation, value.name)(*([] if value.policy is None else [self.real(value.policy)]))
+        if isinstance(value, GroupByRequest):
+            return plc.groupby.GroupByRequest(self.real(value.values), self.real(value.aggregations))
+        if isinstance(value, GroupBy):
+            return plc.groupby.GroupBy(self.real(value.keys), self.real(value.null_handling))
         if isinstance(value, Span):
             return self.view(value._owner.view(np.uint8).reshape(-1))
         if isinstance(value, DataType):
@@ -198,7 +209,7 @@ class Player:
             return Memory(value.view(HOST))
         if isinstance(value, (list, tuple)):
             return type(value)(self.real(v) for v in value)
-        return plc.aggregation.min() if value == "min" else value
+        return value
 
     def play(self, calls: Sequence[Call]) -> list[str]:
         """What came of each call.
@@ -228,7 +239,7 @@ class Player:
         try:
             given = [self.real(value) for value in args]
             named = {k: self.real(v) for k, v in options.items()}
-            if path in (["Column"], ["Table"]) and (last in METHODS.split()):
+            if path in (["Column"], ["Table"], ["GroupBy"]) and last in [*METHODS.split(), "aggregate"]:
                 call, given = getattr(given[0], last), given[1:]
             else:
                 call = self.library
@@ -252,12 +263,14 @@ _ALLOCATE = {
     "Column.from_arrow",
     "Column.copy",
     "Column.to_scalar",
+    "GroupBy.aggregate",
     "binaryop.binary_operation",
     "concatenate.concatenate",
     "copying.gather",
     "hashing.xxhash_64",
     "join.inner_join",
     "reduce.scan",
+    "sorting.stable_sorted_order",
     "strings.attributes.count_bytes",
     "strings.attributes.count_characters",
     "strings.contains.like",

@@ -19,8 +19,9 @@ import pytest
 from kernels.replay import DRIVER
 
 HERE = Path(__file__).parent
-RECORDED = ("test_frames.py", "test_equality.py", "test_state.py", "test_conditions.py")
+RECORDED = ("test_frames.py", "test_groups.py", "test_equality.py", "test_state.py", "test_conditions.py")
 CALLS = {
+    "GroupBy.aggregate",
     "Column.from_arrow",
     "Column.to_arrow",
     "Column.__new__",
@@ -33,6 +34,7 @@ CALLS = {
     "hashing.xxhash_64",
     "join.inner_join",
     "reduce.scan",
+    "sorting.stable_sorted_order",
     "strings.attributes.count_characters",
     "strings.contains.like",
     "transform.bools_to_mask",

@@ -36,7 +36,7 @@ def _chain(node: ast.AST) -> list[str] | None:
 
 def _uses() -> Iterator[tuple[str, tuple[str, ...], int | None, tuple[str, ...]]]:
     """Where, what, and for calls the number of positional arguments and the names of the others."""
-    for path in sorted(BACKEND.glob("*.py")):
+    for path in sorted(BACKEND.rglob("*.py")):
         tree = ast.parse(path.read_text())
         called = {id(node.func): node for node in ast.walk(tree) if isinstance(node, ast.Call)}
         inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
@@ -88,7 +88,7 @@ def test_methods_exist(libraries: dict[str, Any]) -> None:
     for owner, names in METHODS.items():
         for name in names.split():
             assert hasattr(getattr(libraries["plc"], owner), name), f"{owner}.{name}"
-    text = "".join(path.read_text() for path in BACKEND.glob("*.py"))
+    text = "".join(path.read_text() for path in BACKEND.rglob("*.py"))
     for name in [
         "child",
         "copy",

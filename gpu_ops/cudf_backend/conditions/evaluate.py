@@ -19,8 +19,8 @@ import pylibcudf as plc
 from gpu_ops.arrays import Array
 from gpu_ops.conditions import Condition, nodes_of
 from gpu_ops.conditions.expressions import Call, Column, Literal, Op, kind
-from gpu_ops.cudf_backend import decimals
-from gpu_ops.cudf_backend.decimals import Wide
+from gpu_ops.cudf_backend.conditions import decimals
+from gpu_ops.cudf_backend.conditions.decimals import Wide
 from gpu_ops.cudf_backend.frame import Frame, choose, to_arrow, valid_mask, values
 from gpu_ops.cudf_backend.hashing import rescale
 from gpu_ops.cudf_backend.storage import decoded, is_bytes, is_decimal, storage_type, to_storage

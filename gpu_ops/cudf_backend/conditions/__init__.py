@@ -1,0 +1,1 @@
+"""Conditions on the card, and the arithmetic of decimals that they need."""
