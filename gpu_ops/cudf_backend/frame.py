@@ -17,6 +17,7 @@ import pyarrow as pa
 import pylibcudf as plc
 
 from gpu_ops.arrays import Array
+from gpu_ops.cudf_backend import memory
 from gpu_ops.cudf_backend.gather import gather_rows
 from gpu_ops.cudf_backend.storage import DECIMAL, from_storage, storage_type, to_storage
 from gpu_ops.values import narrow
@@ -52,14 +53,96 @@ def to_arrow(column: Column, kind: pa.DataType) -> pa.Array:
     return from_storage(column.to_arrow(), kind)
 
 
-def to_arrow_pieces(column: Column, kind: pa.DataType) -> list[pa.Array]:
-    """The same, text in as many arrays as offsets of 32 bits need."""
+def to_arrow_pieces(column: Column, kind: pa.DataType, stored: pa.Array | None = None) -> list[pa.Array]:
+    """The same, text in as many arrays as offsets of 32 bits need; ``stored`` if it has been copied already."""
     if column.size() == 0:
         return [pa.array([], kind)]
-    stored = column.to_arrow()
+    if stored is None:
+        stored = column.to_arrow()
     if not pa.types.is_large_string(stored.type):
         return [from_storage(stored, kind)]
     return [from_storage(piece, kind) for piece in narrow(stored)]
+
+
+def copied_out(columns: Sequence[Column], kinds: Sequence[pa.DataType]) -> list[pa.Array | None]:
+    """Columns as they are stored, in Arrow, by one wait: copies on a stream of their own to page-locked memory.
+
+    libcudf copies to memory that is not page-locked, through a small buffer of the driver's, a column at a time, and
+    waits for every kernel that any thread has launched. These copies wait for what was launched before them. What they
+    fill is the array's own memory, which is used again when nobody holds it any more.
+
+    Args:
+        columns: n columns.
+        kinds: the Arrow types that they stand for.
+
+    Returns:
+        n arrays; None for a column that is left to libcudf: nested or empty ones, and what there is no memory for.
+    """
+    copies: list[tuple[int, int, int]] = []
+    made: list[tuple[Column, pa.DataType, list[pa.Buffer]] | None] = []
+    for column, kind in zip(columns, kinds, strict=True):
+        spans = _spans(column, storage_type(kind))
+        block = memory.PAGES.block(sum(_padded(size) for _, size in spans)) if spans else None
+        if block is None:
+            made.append(None)
+            continue
+        at, buffers = 0, []
+        for address, size in spans:
+            copies.append((block.address + at, address, size))
+            buffers.append(block.buffer(at, size))
+            at += _padded(size)
+        made.append((column, storage_type(kind), buffers))
+    if copies:
+        _copy_out(copies)
+    return [None if parts is None else _array(*parts) for parts in made]
+
+
+def _copy_out(copies: Sequence[tuple[int, int, int]]) -> None:
+    """Bytes to page-locked addresses, from addresses on the card, so many each; waits for them."""
+    launched, done = (cp.cuda.Event(disable_timing=True) for _ in range(2))
+    launched.record()
+    stream = _stream()
+    stream.wait_event(launched)
+    try:
+        for to, source, size in copies:
+            if size:
+                cp.cuda.runtime.memcpyAsync(to, source, size, cp.cuda.runtime.memcpyDeviceToHost, stream.ptr)
+    finally:
+        done.record(stream)
+        done.synchronize()
+
+
+@functools.cache
+def _stream() -> Any:
+    return cp.cuda.Stream(non_blocking=True)
+
+
+def _padded(size: int) -> int:
+    return -(-size // 64) * 64
+
+
+def _spans(column: Column, stored: pa.DataType) -> list[tuple[int, int]]:
+    """Addresses and bytes of a column's buffers: null mask if it has nulls, offsets if it is text, values."""
+    rows = column.size()
+    if not rows or column.offset() or pa.types.is_nested(stored):
+        return []
+    found = [(column.null_mask().ptr, -(-rows // 8))] if column.null_count() else []
+    if not pa.types.is_string(stored):
+        width = 1 if pa.types.is_boolean(stored) else stored.bit_width // 8
+        return [*found, (column.data().ptr, rows * width)]
+    offsets, text = column.child(0), column.data()
+    width = 8 if offsets.type().id() == plc.TypeId.INT64 else 4
+    return [*found, (offsets.data().ptr, (rows + 1) * width), (0, 0) if text is None else (text.ptr, text.size)]
+
+
+def _array(column: Column, stored: pa.DataType, buffers: list[pa.Buffer]) -> pa.Array:
+    rows, missing = column.size(), column.null_count()
+    mask = buffers.pop(0) if missing else None
+    if pa.types.is_boolean(stored):  # a byte each
+        buffers = [pa.py_buffer(np.packbits(np.frombuffer(buffers[0], np.bool_), bitorder="little"))]
+    if pa.types.is_string(stored) and buffers[0].size == 8 * (rows + 1):
+        stored = pa.large_string()
+    return pa.Array.from_buffers(stored, rows, [mask, *buffers], missing)
 
 
 def nulls(kind: pa.DataType, length: int) -> Column:

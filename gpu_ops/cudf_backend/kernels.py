@@ -18,7 +18,7 @@ from gpu_ops.conditions import Condition
 from gpu_ops.cudf_backend import compare, groups, memory
 from gpu_ops.cudf_backend.conditions.evaluate import evaluate
 from gpu_ops.cudf_backend.device import array_module, require_one_stream
-from gpu_ops.cudf_backend.frame import Frame, choose, from_arrow, from_values, to_arrow_pieces, valid_mask
+from gpu_ops.cudf_backend.frame import Frame, choose, copied_out, from_arrow, from_values, to_arrow_pieces, valid_mask
 from gpu_ops.cudf_backend.frame import values as numbers
 from gpu_ops.cudf_backend.hashing import convert, equal_columns, hash_columns
 from gpu_ops.cudf_backend.probe import join_entries, probe_runs
@@ -70,8 +70,9 @@ class CudfKernels:
     def to_arrow(self, frame: Frame, schema: pa.Schema) -> pa.Table:
         """Columns to Arrow, by position; text of more than 2 GiB in several chunks."""
         arrays = []
-        for (name, column), field in zip(frame.columns.items(), schema, strict=True):
-            pieces = to_arrow_pieces(column, frame.types[name])
+        copied = copied_out(list(frame.columns.values()), [frame.types[name] for name in frame.columns])
+        for (name, column), stored, field in zip(frame.columns.items(), copied, schema, strict=True):
+            pieces = to_arrow_pieces(column, frame.types[name], stored)
             arrays.append(pa.chunked_array([x if x.type == field.type else x.cast(field.type) for x in pieces]))
         return pa.Table.from_arrays(arrays, schema=schema)
 

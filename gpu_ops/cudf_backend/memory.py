@@ -1,4 +1,4 @@
-"""One pool of GPU memory per process, for libcudf and cupy alike, with a budget.
+"""One pool of GPU memory per process, for libcudf and cupy alike, with a budget; and page-locked memory beside it.
 
 The pool is made by the first backend of the process and given back by the last (a state server has many: one
 per join and partition). cupy allocates through RMM, so one budget counts both: small arrays by cupy's own pool on top
@@ -8,11 +8,13 @@ back when anything finds no memory.
 
 from __future__ import annotations
 
+import collections
 import logging
 import threading
 from typing import Any
 
 import cupy as cp
+import pyarrow as pa
 import rmm
 import rmm.mr
 
@@ -29,6 +31,10 @@ State takes 0.6 at most, so a micro-batch's memory to work in need not be mapped
 """
 _SMALL = 1 << 20
 """Bytes of an array, at most, that cupy's pool has. A large one, cut up there, would be lost to libcudf."""
+_MOST_LOCKED = 1 << 30
+"""Bytes of page-locked memory, at most: nothing else on the host can use it."""
+_LEAST_LOCKED = 1 << 16
+"""Bytes of its smallest blocks; others are powers of two, so that they fit again."""
 
 
 class _Pool:
@@ -85,11 +91,17 @@ def release() -> None:
         rmm.mr.set_current_device_resource(_Pool.before)
         _Pool.resource = _Pool.before = _Pool.allocator = _Pool.small = None
         _Pool.limit = 0
+    PAGES.drop()
 
 
 def allocated() -> int | None:
-    """Bytes allocated through the pool, unused ones of small arrays included; None without one."""
-    return int(_Pool.resource.upstream_mr.get_allocated_bytes()) if _Pool.users else None
+    """Bytes in use of what was allocated through the pool; None without one."""
+    return reserved() - int(_Pool.small.free_bytes()) if _Pool.users else None
+
+
+def reserved() -> int:
+    """The same with what small arrays have left unused: what counts for the limit."""
+    return int(_Pool.resource.upstream_mr.get_allocated_bytes())
 
 
 def _allocate(size: int) -> Any:
@@ -125,3 +137,69 @@ def _make(limit: int) -> Any:
     else:
         pool = rmm.mr.PoolMemoryResource(rmm.mr.CudaMemoryResource(), initial_pool_size=256 << 20)
     return rmm.mr.FailureCallbackResourceAdaptor(rmm.mr.LimitingResourceAdaptor(pool, limit), _give_back)
+
+
+class Block:
+    """Page-locked memory of the host's; whoever holds a part of it keeps all of it.
+
+    Attributes:
+        address: where it begins.
+    """
+
+    def __init__(self, memory: Any, size: int, home: collections.deque[tuple[int, Any]]) -> None:
+        self._memory, self._size, self._home = memory, size, home
+        self.address = int(memory.ptr)
+
+    def buffer(self, start: int, size: int) -> pa.Buffer:
+        """A part of it."""
+        return pa.foreign_buffer(self.address + start, size, self)
+
+    def __del__(self) -> None:
+        self._home.append((self._size, self._memory))  # without a lock: this may run in the middle of anything
+
+
+class Pages:
+    """Page-locked memory, which is used again once nobody holds it. Safe for threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free: dict[int, list[Any]] = {}
+        self._returned: collections.deque[tuple[int, Any]] = collections.deque()
+        self.total = 0
+
+    def block(self, size: int) -> Block | None:
+        """So many bytes; None if `_MOST_LOCKED` are in use, or the host allows no more."""
+        size = max(_LEAST_LOCKED, 1 << (size - 1).bit_length())
+        with self._lock:
+            self._collect()
+            if self._free.get(size):
+                return Block(self._free[size].pop(), size, self._returned)
+            if self.total + size > _MOST_LOCKED:
+                self._drop()
+            if self.total + size > _MOST_LOCKED:
+                return None
+            try:
+                memory = cp.cuda.PinnedMemory(size)
+            except cp.cuda.runtime.CUDARuntimeError:
+                return None
+            self.total += size
+            return Block(memory, size, self._returned)
+
+    def drop(self) -> None:
+        """Give back what nobody holds."""
+        with self._lock:
+            self._collect()
+            self._drop()
+
+    def _collect(self) -> None:
+        while self._returned:
+            size, memory = self._returned.popleft()
+            self._free.setdefault(size, []).append(memory)
+
+    def _drop(self) -> None:
+        self.total -= sum(size * len(blocks) for size, blocks in self._free.items())
+        self._free.clear()
+
+
+PAGES = Pages()
+"""Of this process."""

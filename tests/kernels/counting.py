@@ -23,7 +23,7 @@ import pytest
 import gpu_ops
 from benchmarks.gpu.feed import Feed, description
 from gpu_ops.engine import JoinEngine
-from kernels.emulated_cupy import RawKernel, ndarray
+from kernels.emulated_cupy import Event, RawKernel, Runtime, ndarray
 from kernels.emulated_libcudf import Column, Table
 from kernels.emulation import emulated
 
@@ -36,6 +36,7 @@ _WAITS = {
     "cp.asarray",
     "cp.unique",
     "column.to_arrow",
+    "cp.Event.synchronize",
     "plc.bools_to_mask",
 }
 """The host learns a size, a value or a number of nulls, or copies memory that is not page-locked."""
@@ -111,6 +112,11 @@ def counting() -> Iterator[Calls]:
         if found.on and not inside[0]:
             found.note("array[] =", 2 * _size(value) + (index.nbytes if isinstance(index, np.ndarray) else 0))
 
+    def copied(self: Any, to: int, source: int, size: int, *rest: Any, own: Any = Runtime.memcpyAsync) -> None:
+        own(self, to, source, size, *rest)
+        if found.on:
+            found.note("cp.memcpyAsync", 2 * size)
+
     def read(own: Any) -> Any:
         def reads(self: Any) -> Any:
             if found.on and not inside[0]:
@@ -131,6 +137,8 @@ def counting() -> Iterator[Calls]:
                 if callable(call) and not isinstance(call, type):
                     patch.setattr(getattr(plc, part), name, counted(f"plc.{name}", call))
         patch.setattr(Column, "to_arrow", counted("column.to_arrow", Column.to_arrow))
+        patch.setattr(Event, "synchronize", counted("cp.Event.synchronize", Event.synchronize))
+        patch.setattr(Runtime, "memcpyAsync", copied)
         patch.setattr(RawKernel, "__call__", counted("cp.RawKernel", RawKernel.__call__))
         patch.setattr(ndarray, "__array_ufunc__", counted("ufunc", ndarray.__array_ufunc__))
         for name in ("sum", "all", "any", "max", "min", "astype", "sort", "copy"):

@@ -257,6 +257,7 @@ def modules() -> dict[str, types.ModuleType]:
         fuse=lambda function: _Fused(function).__call__,
     )
     state: dict[str, Any] = {"allocator": "cupy's own"}
+    runtime = Runtime()
     cupy.__dict__["cuda"] = types.SimpleNamespace(
         is_available=lambda: True,
         get_current_stream=lambda: types.SimpleNamespace(ptr=0),
@@ -267,11 +268,78 @@ def modules() -> dict[str, types.ModuleType]:
         alloc=lambda size: state["allocator"](size),  # noqa: PLW0108 - it changes
         get_allocator=lambda: state["allocator"],
         set_allocator=lambda allocator: state.update(allocator=allocator),
-        runtime=types.SimpleNamespace(
-            deviceGetAttribute=lambda _attribute, _device: 1, memGetInfo=lambda: (1 << 40, 1 << 40)
-        ),
+        PinnedMemory=_Pinned,
+        Event=Event,
+        Stream=runtime.stream,
+        runtime=runtime,
     )
     return {"cupy": cupy, "cupyx": cupyx, **_rmm()}
+
+
+class Event:
+    """Recorded on the default stream, whose work is done at once, or on another."""
+
+    def __init__(self, *, disable_timing: bool) -> None:
+        assert disable_timing, "one that keeps time costs more"
+
+    def record(self, stream: _Stream | None = None) -> None:
+        self.of, self.work = stream, [] if stream is None else list(stream.work)
+
+    def synchronize(self) -> None:
+        if self.of is not None:
+            for step in self.work:
+                step()
+            self.of.work = []
+            self.of.after = False
+
+
+class _Stream:
+    """What is asked of it is done when somebody waits for it."""
+
+    ptr = 8
+
+    def __init__(self, *, non_blocking: bool) -> None:
+        assert non_blocking
+        self.work: list[Any] = []
+        self.after = False
+
+    def wait_event(self, event: Event) -> None:
+        assert event.of is None
+        self.after = True
+
+
+class Runtime(types.SimpleNamespace):
+    CUDARuntimeError = RuntimeError
+    memcpyDeviceToHost = 2  # noqa: N815 - cupy's name
+
+    def __init__(self) -> None:
+        self.streams: list[_Stream] = []
+
+    def stream(self, *, non_blocking: bool) -> _Stream:
+        made = _Stream(non_blocking=non_blocking)
+        made.ptr = len(self.streams) + 8
+        self.streams.append(made)
+        return made
+
+    def memcpyAsync(self, to: int, source: int, size: int, kind: int, stream: int) -> None:  # noqa: N802 - cupy's name
+        assert kind == self.memcpyDeviceToHost
+        assert size > 0
+        assert self.streams[stream - 8].after, "copied before the kernels that fill it"
+        self.streams[stream - 8].work.append(lambda: ctypes.memmove(to, source, size))
+
+    @staticmethod
+    def deviceGetAttribute(_attribute: int, _device: int) -> int:  # noqa: N802 - cupy's name
+        return 1
+
+    @staticmethod
+    def memGetInfo() -> tuple[int, int]:  # noqa: N802 - cupy's name
+        return 1 << 40, 1 << 40
+
+
+class _Pinned:
+    def __init__(self, size: int) -> None:
+        self._memory = np.full(size, 0xA5, np.uint8)
+        self.ptr = self._memory.ctypes.data
 
 
 class _Async:
@@ -348,6 +416,9 @@ class _Pool:
 
     def total_bytes(self) -> int:
         return self._total
+
+    def free_bytes(self) -> int:
+        return sum(memory.size for memory in self._free)
 
     def free_all_blocks(self) -> None:
         self._total -= sum(memory.size for memory in self._free)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 import itertools
-import re
 import types
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -28,6 +27,8 @@ _RANDOM = np.random.default_rng(20)
 class TypeId(enum.IntEnum):
     BOOL8 = 1
     DECIMAL128 = 2
+    INT32 = 3
+    INT64 = 4
 
 
 class DataType:
@@ -197,8 +198,14 @@ class Column:
 
     def data(self) -> Span:
         assert self._offset == 0, "a slice was not copied"
-        assert self._values is not None
-        return Span(self._values)
+        if self._values is not None:
+            return Span(self._values)
+        text = self.array.buffers()[2]
+        return Span(np.frombuffer(text or b"", np.uint8))
+
+    def type(self) -> Any:
+        """Of the offsets of text."""
+        return types.SimpleNamespace(id=lambda: TypeId[str(self._kind).upper()])
 
     def null_mask(self) -> Span | None:
         return None if self._mask is None else Span(self._mask)
@@ -222,6 +229,12 @@ class Column:
         return self.array.nbytes
 
     def child(self, index: int) -> Column:
+        if not pa.types.is_nested(self._kind):
+            assert index == 0
+            assert self._size, "text of no rows may have no offsets"
+            width = pa.int64() if pa.types.is_large_string(self._kind) else pa.int32()
+            offsets = self.array.buffers()[1]
+            return Column.over(pa.Array.from_buffers(width, self._size + 1, [None, offsets]))
         assert pa.types.is_struct(self._kind)
         return Column.over(self.array.field(index))
 
@@ -335,27 +348,6 @@ def inner_join(left_keys: Table, right_keys: Table, nulls_equal: NullEquality) -
     return tuple(Column.of(pa.array(side[mixed].astype(np.int32))) for side in (ours, theirs))  # type: ignore[return-value]
 
 
-def like(input: Column, pattern: str, escape_character: str) -> Column:  # noqa: A002 - pylibcudf's name
-    """As ``like_fn`` of strings/like.cu: an escape is taken off wherever it stands."""
-    wild = {"%": ".*", "_": "."}
-    spelled = re.sub(
-        rf"({re.escape(escape_character)}.)|(.)",
-        lambda m: re.escape(m[1][1]) if m[1] else wild.get(m[2], re.escape(m[2])),
-        pattern,
-        flags=re.DOTALL,
-    )
-    found = [None if x is None else re.fullmatch(spelled, x, re.DOTALL) is not None for x in input.array.to_pylist()]
-    return Column.of(pa.array(found, pa.bool_()))
-
-
-def count_characters(source_strings: Column) -> Column:
-    return Column.of(pc.utf8_length(source_strings.array).cast(pa.int32()))
-
-
-def count_bytes(source_strings: Column) -> Column:
-    return Column.of(pc.binary_length(_bytes(source_strings)).cast(pa.int32()))
-
-
 def bools_to_mask(input: Column) -> tuple[Span, int]:  # noqa: A002 - pylibcudf's name
     assert input.null_count() == 0
     bits = input.array.to_numpy(zero_copy_only=False)
@@ -452,10 +444,6 @@ def modules() -> dict[str, types.ModuleType]:
         sorting=space(stable_sorted_order=stable_sorted_order),
         reduce=space(scan=scan, ScanType=ScanType),
         join=space(inner_join=inner_join),
-        strings=space(
-            contains=space(like=like),
-            attributes=space(count_characters=count_characters, count_bytes=count_bytes),
-        ),
         transform=space(bools_to_mask=bools_to_mask),
         unary=space(is_valid=is_valid),
     )

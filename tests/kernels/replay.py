@@ -41,7 +41,9 @@ int cuGetProcAddress_v2(const char *name, void **found, int version, unsigned lo
 """
 """A ``libcuda.so.1`` with a context and nothing else."""
 NO_CARD = ("cudaErrorInsufficientDriver", "cudaErrorNoDevice")
-METHODS = "copy data null_mask null_count size offset child with_mask device_buffer_size list_view to_arrow to_scalar"
+METHODS = (
+    "copy data type null_mask null_count size offset child with_mask device_buffer_size list_view to_arrow to_scalar"
+)
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]
 """Name, arguments by position, arguments by name."""
 
@@ -94,7 +96,7 @@ class Recorder:
 
     def install(self) -> None:
         """From now on, in this process, all stand-ins for pylibcudf note their calls."""
-        made, spaces = emulated_libcudf.modules, ("strings",)
+        made = emulated_libcudf.modules
         for name in METHODS.split():
             setattr(Column, name, self.wrap(f"Column.{name}", getattr(Column, name)))
         Table.copy = self.wrap("Table.copy", Table.copy)  # type: ignore[method-assign]
@@ -109,8 +111,6 @@ class Recorder:
             library = modules["pylibcudf"]
             library.gpumemoryview = self.wrap("gpumemoryview", library.gpumemoryview)
             parts = {name: part for name, part in vars(library).items() if not isinstance(part, type)}
-            for space in spaces:
-                parts |= {f"{space}.{name}": part for name, part in vars(parts[space]).items()}
             for name, part in parts.items():
                 for call, function in list(getattr(part, "__dict__", {}).items()):
                     if callable(function) and not isinstance(function, type):
@@ -271,8 +271,6 @@ _ALLOCATE = {
     "join.inner_join",
     "reduce.scan",
     "sorting.stable_sorted_order",
-    "strings.attributes.count_bytes",
-    "strings.attributes.count_characters",
     "strings.contains.like",
     "transform.bools_to_mask",
     "unary.is_valid",

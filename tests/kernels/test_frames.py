@@ -249,6 +249,38 @@ def test_memory_goes_back(kernels: Kernels) -> None:
 
 
 @only_on("gpu", "emulated")
+def test_page_locked_memory_is_used_again(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An array out of GPU memory keeps its memory for as long as it is held, and no longer."""
+    from gpu_ops.cudf_backend import memory
+
+    table = everything(300, np.random.default_rng(4))
+    frame = kernels.frame(table)
+    held = kernels.to_arrow(frame, table.schema)
+    once = memory.PAGES.total
+    assert once > 0
+    totals = set()
+    for _ in range(3):
+        same(kernels.to_arrow(frame, table.schema), table)
+        totals.add(memory.PAGES.total)
+    assert len(totals) == 1
+    assert once < max(totals) <= 2 * once
+    same(held, table)
+    part = held["string"].slice(7, 5)
+    wanted = table["string"].slice(7, 5).to_pylist()
+    del held
+    kernels.to_arrow(frame, table.schema)
+    assert part.to_pylist() == wanted
+    monkeypatch.setattr(memory, "_MOST_LOCKED", 2 * once)
+    beyond = [kernels.to_arrow(frame, table.schema) for _ in range(3)]
+    assert memory.PAGES.total <= 2 * once
+    for found in beyond:
+        same(found, table)
+    del beyond, found, part
+    kernels.close()
+    assert memory.PAGES.total == 0
+
+
+@only_on("gpu", "emulated")
 def test_small_arrays_give_way(kernels: Kernels) -> None:
     """What small arrays leave unused in cupy's pool is there for whatever finds no memory."""
     import cupy as cp
@@ -259,15 +291,15 @@ def test_small_arrays_give_way(kernels: Kernels) -> None:
     alone = type(kernels)(memory_limit=64 << 20)
     small = [cp.cuda.alloc(1 << 20) for _ in range(40)]
     del small
-    assert memory.allocated() == 40 << 20
+    assert (memory.allocated(), memory.reserved()) == (0, 40 << 20)
     again = cp.cuda.alloc(1 << 20)
-    assert memory.allocated() == 40 << 20
+    assert (memory.allocated(), memory.reserved()) == (1 << 20, 40 << 20)
     large = cp.cuda.alloc(60 << 20)
-    assert memory.allocated() == 61 << 20
+    assert memory.allocated() == memory.reserved() == 61 << 20
     with pytest.raises(MemoryError):
         cp.cuda.alloc(4 << 20)
     del large, again
-    assert memory.allocated() == 1 << 20
+    assert (memory.allocated(), memory.reserved()) == (0, 1 << 20)
     alone.close()
     assert memory.allocated() is None
 

@@ -35,8 +35,6 @@ CALLS = {
     "join.inner_join",
     "reduce.scan",
     "sorting.stable_sorted_order",
-    "strings.attributes.count_characters",
-    "strings.contains.like",
     "transform.bools_to_mask",
     "unary.is_valid",
 }

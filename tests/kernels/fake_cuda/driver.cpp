@@ -80,6 +80,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* found, const void* m
 // --- streams and events: everything is done at once ---
 cudaError_t cudaStreamCreate(cudaStream_t* stream) { return *stream = (cudaStream_t)std::malloc(8), cudaSuccess; }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) { return cudaStreamCreate(stream); }
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) { return cudaStreamCreate(stream); }
 YES(cudaStreamDestroy, cudaStream_t)
 YES(cudaStreamSynchronize, cudaStream_t)
 YES(cudaStreamQuery, cudaStream_t)
