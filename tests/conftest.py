@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from oracle.drive import BACKENDS, Backend, gpu_status
 
 os.environ["TZ"] = "UTC"
 time.tzset()
+# Virtual machines live for seconds here: their second compiler takes more than it gives.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
 
 _QUIET = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture)
 settings.register_profile("default", deadline=None, max_examples=60, suppress_health_check=_QUIET)
@@ -64,3 +67,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("other_backend", [backend_param(b) for b in others])
     if "backend" in metafunc.fixturenames and "case" not in metafunc.fixturenames:
         metafunc.parametrize("backend", [backend_param(b) for b in backends(metafunc.config)])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of tests marked ``one_in(n)`` all but every n-th, by name, are slow ones: the soak has them all."""
+    for item in items:
+        mark = item.get_closest_marker("one_in")
+        if mark is not None and not item.get_closest_marker("gpu") and zlib.crc32(item.nodeid.encode()) % mark.args[0]:
+            item.add_marker(pytest.mark.slow)

@@ -10,6 +10,7 @@ cut at every watermark besides.
 from __future__ import annotations
 
 import contextlib
+import zlib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def slow(case: Case, label: str, emit: Emit, backend: Backend) -> bool:
     """Small micro-batches take their time: the short run has all cases in seven events ``per_event``.
 
-    It has the first case of each kind in one event as well, and in seven the other ways. The long run
+    It has every third of the first cases of each kind in one event as well, and in seven the other ways. The long run
     has every case every way.
     """
     if label == "all":
@@ -62,7 +63,7 @@ def slow(case: Case, label: str, emit: Emit, backend: Backend) -> bool:
     plain = emit == "per_event" and backend.name == "cpu"
     further = case.name.endswith(("_2", "_3", "_long")) or "_late" in case.name
     if label == "split1":
-        return further or not plain
+        return further or not plain or zlib.crc32(case.name.encode()) % 3 != 0
     return not plain and (further or (emit == "per_batch" and backend.name.endswith("-tiny")))
 
 

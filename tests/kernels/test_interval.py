@@ -16,6 +16,8 @@ from gpu_ops.descriptions.join import Join
 from kernels.conftest import EMULATED, only_on
 from kernels.engines import CPU, Batches, alike, run
 
+pytestmark = pytest.mark.one_in(3)
+
 
 def batches_of(shape: IntervalShape, join: Join, seed: int, *, events: int = 200) -> Batches:
     # nanoseconds near the last that int64 holds

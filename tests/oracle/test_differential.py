@@ -29,6 +29,8 @@ from oracle.drive import (
 from oracle.rules import Rules
 from oracle.traces import HOWS, LAYOUTS, Recipe, Shape, recipe, trace
 
+pytestmark = pytest.mark.one_in(3)
+
 CPU = Backend("cpu")
 SHAPES = [
     *(Shape(how, layout, layout) for how in HOWS for layout in LAYOUTS),

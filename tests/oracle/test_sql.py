@@ -15,6 +15,8 @@ from oracle.drive import Backend, cuts
 from oracle.sql import reference
 from oracle.traces import HOWS, LAYOUTS, Recipe, Shape, recipe, trace
 
+pytestmark = pytest.mark.one_in(3)
+
 EMITS: tuple[Emit, ...] = ("per_event", "per_batch")
 
 
