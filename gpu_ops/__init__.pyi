@@ -38,4 +38,5 @@ from gpu_ops.spark.api.streams import stream as stream
 from gpu_ops.spark.metrics.backlog_progress import BacklogProgress as BacklogProgress
 from gpu_ops.spark.metrics.progress import ProgressListener as ProgressListener
 from gpu_ops.spark.plan.column_metadata import late as late
+from gpu_ops.spark.sinks.files import write_files as write_files
 from gpu_ops.spark.sources.files import read_files as read_files

@@ -69,6 +69,27 @@ Condition: TypeAlias = Compared | OneOf | Missing | Flag | Not | Both | Either
 """Columns are numbers, of a batch or of what a plan looks up."""
 
 
+class Taken(NamedTuple):
+    """Which rows and columns of batches are taken.
+
+    Attributes:
+        columns: by their numbers.
+        tested: those that the conditions go by; theirs are places in it.
+        conditions: all true for each row that is taken.
+    """
+
+    columns: tuple[int, ...]
+    tested: tuple[int, ...] = ()
+    conditions: tuple[Condition, ...] = ()
+
+    def of(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+        """What is taken of a batch, in a schema of as many columns and of their types."""
+        if self.conditions:
+            true = truth(self.conditions, batch.select(list(self.tested)))
+            batch = batch.filter(true, null_selection_behavior="drop")
+        return pa.RecordBatch.from_arrays([batch.column(n) for n in self.columns], schema=schema)
+
+
 def truth(conditions: Sequence[Condition], batch: pa.RecordBatch) -> pa.Array:
     """For each row whether all conditions are true, null for unknown.
 

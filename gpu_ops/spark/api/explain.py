@@ -11,6 +11,7 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.intervals import show_ms
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.plan.recognition import JoinPlan, plans_of
+from gpu_ops.spark.plan.selection import taken_of_join
 from gpu_ops.spark.servers.directory import Directory
 from gpu_ops.spark.settings import Settings
 
@@ -43,7 +44,11 @@ def explain(df: DataFrame) -> str:
         raise DescriptionError("explain() takes what gpu_ops.join() returned; this plan has no join of ours")
     queries = [plan.query for plan in plans if plan.query is not None]
     names = {plan.plan_id: plan.name for plan in plans}
-    return "\n\n".join([*queries, *(_explain(plan, names, df) for plan in plans)])
+    texts = [_explain(plan, names, df) for plan in plans]
+    taken = taken_of_join(df)
+    if isinstance(taken, str) and not plans[0].bounded:
+        texts[0] += f"\n  files       write_files() would take Spark's rows, not Arrow's: {taken}"
+    return "\n\n".join([*queries, *texts])
 
 
 def _explain(plan: JoinPlan, names: Mapping[str, str], df: DataFrame) -> str:

@@ -64,8 +64,8 @@ class Task:
     ) -> None:
         self.__name__ = name
         self._command, self._directory, self._arrivals = dict(command), directory, arrivals
-        self._output, self._times = output, times
-        self._metrics, self._hidden = tuple(metrics), hidden
+        self.output, self._times = output, times
+        self._metrics, self.hidden = tuple(metrics), hidden
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Gives the partition's changes, then, if metrics are observed, one row with them."""
@@ -115,12 +115,12 @@ class Task:
         if self._times:
             report["latest"] = [counted.get(f"{side}_max_time_ms") for side in ("left", "right")]
             report["rows"] = [bool(counted[f"{side}_rows_in"]) for side in ("left", "right")]
-        if self._hidden is None:
+        if self.hidden is None:
             report |= {"run_id": task.run_id, "numbers": numbers}
         if report:
             where = {"join_id": join_id, "batch_id": task.batch_id, "partition": partition}
             ask(self._directory, "report", {**where, **report})
-        if self._hidden is not None:
+        if self.hidden is not None:
             yield self._metrics_row(numbers)
 
     def _partition(self, task: TaskIdentity, batches: Iterator[pa.RecordBatch]) -> tuple[int, Iterator[pa.RecordBatch]]:
@@ -148,15 +148,15 @@ class Task:
         return guess, iter(())
 
     def _with_metrics(self, rows: pa.RecordBatch, metrics: pa.Array) -> pa.RecordBatch:
-        if self._hidden is None:
+        if self.hidden is None:
             return rows
-        schema = self._output.append(pa.field(self._hidden, METRICS_TYPE))
+        schema = self.output.append(pa.field(self.hidden, METRICS_TYPE))
         return pa.RecordBatch.from_arrays([*rows.columns, metrics], schema=schema)
 
     def _metrics_row(self, numbers: list[int | None]) -> pa.RecordBatch:
         # The row kind is the one column that is never null; no row kind is empty.
-        columns = [pa.array([""]), *(pa.nulls(1, field.type) for field in list(self._output)[1:])]
-        row = pa.RecordBatch.from_arrays(columns, schema=self._output)
+        columns = [pa.array([""]), *(pa.nulls(1, field.type) for field in list(self.output)[1:])]
+        row = pa.RecordBatch.from_arrays(columns, schema=self.output)
         return self._with_metrics(row, pa.array([numbers], METRICS_TYPE))
 
 

@@ -201,13 +201,13 @@ def _join_below(df: DataFrame, through: Set[str]) -> JoinPlan | None:
     node = analyzed(df)
     while (plan := JoinPlan.of(node)) is None:
         below = children_of(node)
-        if len(below) != 1 or not (str(node.nodeName()) in through or _hides_metrics(node)):
+        if len(below) != 1 or not (str(node.nodeName()) in through or hides_metrics(node)):
             return None
         (node,) = below
     return plan
 
 
-def _hides_metrics(node: Any) -> bool:
+def hides_metrics(node: Any) -> bool:
     """Whether it is the filter right above a join that takes the row with the metrics out."""
     below = node.children().head()
     if str(node.nodeName()) != "Filter" or str(below.nodeName()) != "CollectMetrics":

@@ -21,9 +21,9 @@ from gpu_ops.files.row_filter import Condition
 from gpu_ops.query.catalyst import frame_of
 from gpu_ops.spark.api.functions import applied_schema
 from gpu_ops.spark.datatypes import arrow_schema
-from gpu_ops.spark.plan.recognition import MAPS, JoinPlan, analyzed, children_of, metadata_of
+from gpu_ops.spark.plan.recognition import MAPS, JoinPlan, children_of, metadata_of
+from gpu_ops.spark.plan.selection import selection
 from gpu_ops.spark.sources.packing import ReadFiles
-from gpu_ops.spark.sources.predicates import conditions_of
 from gpu_ops.spark.workers import make_importable
 
 SOURCE_OPTIONS: Final = (
@@ -128,34 +128,13 @@ class Reading(NamedTuple):
 
 def source_of(df: DataFrame) -> Reading | None:
     """The files whose rows a DataFrame is, filtered, columns left out, moved or renamed; None for anything else."""
-    node = analyzed(df)
-    wanted = _identities(node.output())
-    tested: list[int] = []
-    conditions: list[Condition] = []
-    while node.children().length() == 1:
-        name = str(node.nodeName())
-        if name == "Project":
-            made = _projected(node.projectList())
-            if any(column not in made for column in (*wanted, *tested)):
-                return None
-            wanted = [made[column] for column in wanted]
-            tested = [made[column] for column in tested]
-        elif name == "Filter":
-            condition = conditions_of(node.condition(), tested)
-            if condition is None:
-                return None
-            conditions.append(condition)
-        elif name in MAPS:
-            source = _source(node, df.sparkSession)
-            if source is None:
-                return None
-            there = dict(zip(_identities(node.output()), source.format.schema.names, strict=True))
-            names = [tuple(there[column] for column in columns) for columns in (wanted, tested)]
-            return Reading(source, names[0], names[1], tuple(reversed(conditions)))
-        elif name != "SubqueryAlias":  # not even a watermark: Spark's operators behind the join may go by it
-            return None
-        node = node.children().head()
-    return None
+    found = selection(df, lambda node: str(node.nodeName()) in MAPS)
+    source = None if isinstance(found, str) else _source(found.node, df.sparkSession)
+    if isinstance(found, str) or source is None:
+        return None
+    names, taken = source.format.schema.names, found.taken
+    columns, tested = (tuple(names[n] for n in numbers) for numbers in (taken.columns, taken.tested))
+    return Reading(source, columns, tested, taken.conditions)
 
 
 def _source(node: Any, session: SparkSession) -> Source | None:
@@ -187,24 +166,6 @@ def _zone(spark: SparkSession, format: str) -> str:  # noqa: A002
         assert spark._jvm is not None
         return str(spark._jvm.java.util.TimeZone.getDefault().getID())
     return str(spark.conf.get("spark.sql.session.timeZone"))
-
-
-def _identities(attributes: Any) -> list[int]:
-    return [int(attributes.apply(place).exprId().id()) for place in range(attributes.length())]
-
-
-def _projected(expressions: Any) -> dict[int, int]:
-    """By which column of its child a projection has each of its columns; computed ones are left out."""
-    made = {}
-    for place in range(expressions.length()):
-        expression = expressions.apply(place)
-        own, name = int(expression.exprId().id()), str(expression.nodeName())
-        if name == "Alias":
-            expression = expression.child()
-            name = str(expression.nodeName())
-        if name == "AttributeReference":
-            made[own] = int(expression.exprId().id())
-    return made
 
 
 def _text(value: object) -> str:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gpu_ops.files.formats import FileFormat
-from gpu_ops.files.row_filter import Condition, truth
+from gpu_ops.files.row_filter import Condition, Taken
 from gpu_ops.spark.exchange.arrivals import PACKED
 from gpu_ops.spark.exchange.task import freeze_imports
 from gpu_ops.state.manifest import ARROW
@@ -150,10 +150,10 @@ class PackFiles:
         tested: Sequence[str],
         conditions: tuple[Condition, ...],
     ) -> None:
-        self._packer, self._format, self._conditions = packer, format, conditions
+        self._packer, self._format = packer, format
         self._read = tuple(dict.fromkeys((*columns, *tested)))
-        self._columns = [self._read.index(name) for name in columns]
-        self._tested = [self._read.index(name) for name in tested]
+        places = [tuple(map(self._read.index, names)) for names in (columns, tested)]
+        self._taken = Taken(places[0], places[1], conditions)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Gives the rows of the partition's files, packed.
@@ -164,12 +164,8 @@ class PackFiles:
         freeze_imports()
         for uri, time in files_in_order(batches):
             rows = self._format.read(uri, self._read, self._packer.input_name)
-            yield from self._packer.pack(map(self._taken, rows), time, uri)
-
-    def _taken(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        if self._conditions:
-            batch = batch.filter(truth(self._conditions, batch.select(self._tested)), null_selection_behavior="drop")
-        return pa.RecordBatch.from_arrays([batch.column(n) for n in self._columns], schema=self._packer.schema)
+            taken = (self._taken.of(batch, self._packer.schema) for batch in rows)
+            yield from self._packer.pack(taken, time, uri)
 
 
 class ReadFiles:

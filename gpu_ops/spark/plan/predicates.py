@@ -1,7 +1,8 @@
 """A filter in one of Spark's plans as conditions that files can be sifted by, where they mean the same there.
 
-Comparisons of columns with constants, ``IN``, ``IS NULL``, and what AND, OR and NOT make of them; integers, text in the
-order of its bytes, booleans, dates and timestamps. In floating point Spark's NaN is equal to itself and Arrow's is not.
+Comparisons of columns with constants, ``IN``, ``IS NULL`` of any column, and what AND, OR and NOT make of them;
+integers, text in the order of its bytes, booleans, dates and timestamps. In floating point Spark's NaN is equal to
+itself and Arrow's is not.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def _condition(expression: Any, columns: list[int]) -> Condition:
     if name == "Not":
         return Not(_condition(expression.child(), columns))
     if name in ("IsNull", "IsNotNull"):
-        missing = Missing(_column(expression.child(), columns)[0])
+        missing = Missing(_place(expression.child(), columns))
         return missing if name == "IsNull" else Not(missing)
     if name == "In":
         column, kind = _column(expression.value(), columns)
@@ -99,12 +100,16 @@ def _column(expression: Any, columns: list[int]) -> tuple[int, str]:
         own = _type(expression)
         if own not in _INTEGERS or kind not in _INTEGERS[_INTEGERS.index(own) :]:
             raise _UnknownError
+    return _place(expression, columns), kind
+
+
+def _place(expression: Any, columns: list[int]) -> int:
     if str(expression.nodeName()) != "AttributeReference":
         raise _UnknownError
     number = int(expression.exprId().id())
     if number not in columns:
         columns.append(number)
-    return columns.index(number), kind
+    return columns.index(number)
 
 
 def _type(expression: Any) -> str:

@@ -1,0 +1,192 @@
+"""Tasks that write their rows into files themselves: to Spark goes one row per file."""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+import json
+import os
+import uuid
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+from gpu_ops.files.formats import file_system_of
+from gpu_ops.files.row_filter import Taken
+from gpu_ops.spark.exchange.task import Task, TaskIdentity, freeze_imports, task_identity
+from gpu_ops.spark.metrics.metrics import METRICS_TYPE
+
+FILE_COLUMN: Final = "file"
+"""What `FileTask` gives: a `WrittenFile` as JSON."""
+
+STAGING: Final = "_staging"
+"""The folder in which files lie that no commit has made visible yet; Spark takes no notice of such a name."""
+
+_NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
+_ROWS_PER_GROUP: Final = (1 << 16, 1 << 20)
+_MOST_PARTITIONS: Final = 1 << 14
+_LONGEST_TEXT: Final = 64
+
+
+class WrittenFile(NamedTuple):
+    """A file that a task has written.
+
+    Attributes:
+        path: below the output folder, once it is committed.
+        lies: below the output folder, where it is now.
+        size: bytes.
+        rows: how many.
+        partition: by partition column its value as text, None for null.
+        statistics: as Delta's log has them, ``{}`` elsewhere: Parquet's files have their own.
+    """
+
+    path: str
+    lies: str
+    size: int
+    rows: int
+    partition: dict[str, str | None]
+    statistics: dict[str, Any]
+
+
+class FileWriter(NamedTuple):
+    """How rows become files.
+
+    Attributes:
+        location: the output folder, as Hadoop writes it.
+        format: ``"parquet"`` or ``"arrow"``.
+        schema: of the rows, the columns of partitions included.
+        partition_by: columns that become folders ``name=value``.
+        staged: whether files lie in `STAGING` until they are committed; else they have names that never come again.
+        file_bytes: of a file's rows in memory, about; in Parquet they are smaller.
+        compression: as pyarrow calls it, None for none.
+    """
+
+    location: str
+    format: str
+    schema: pa.Schema
+    partition_by: tuple[str, ...]
+    staged: bool
+    file_bytes: int
+    compression: str | None
+
+    def write(self, batches: Iterator[pa.RecordBatch], task: TaskIdentity) -> list[WrittenFile]:
+        """Writes rows, in their order, and says which files they are in now.
+
+        Args:
+            batches: of `schema`.
+            task: the files are called after it.
+        """
+        first = next(batches, None)
+        if first is None:
+            return []
+        # Flight's buffers need not lie as Arrow's dataset writer wants them: those that do not are copied, unsaid.
+        os.environ.setdefault("ACERO_ALIGNMENT_HANDLING", "reallocate")
+        attempt = uuid.uuid4().hex
+        base = f"{STAGING}/{task.batch_id}/{attempt}" if self.staged else ""
+        named = f"part-{task.batch_id:010d}-{task.number:05d}"
+        named = f"{named}-{{i}}" if self.staged else f"{named}-{attempt}-{{i}}.{self.format}"
+        file_system, root = file_system_of(self.location, "write_files()")
+        found: list[Any] = []
+        rows_per_file = max(1, self.file_bytes * first.num_rows // max(1, first.nbytes))
+        kind = ds.ParquetFileFormat() if self.format == "parquet" else ds.IpcFileFormat()
+        ds.write_dataset(
+            pa.RecordBatchReader.from_batches(self.schema, itertools.chain([first], batches)),
+            f"{root}/{base}".rstrip("/"),
+            basename_template=named,
+            format=kind,
+            file_options=kind.make_write_options(compression=self.compression),
+            partitioning=ds.partitioning(pa.schema([self.schema.field(x) for x in self.partition_by]), flavor="hive"),
+            filesystem=file_system,
+            use_threads=False,
+            max_partitions=_MOST_PARTITIONS,
+            max_rows_per_file=rows_per_file,
+            min_rows_per_group=min(rows_per_file, _ROWS_PER_GROUP[0]),
+            max_rows_per_group=min(rows_per_file, _ROWS_PER_GROUP[1]),
+            file_visitor=found.append,
+            existing_data_behavior="overwrite_or_ignore",
+        )
+        return [self._written(root, base, file) for file in found]
+
+    def _written(self, root: str, base: str, file: Any) -> WrittenFile:
+        lies = file.path[len(root) + 1 :]
+        path = f"{lies[len(base) + 1 :]}.{self.format}" if base else lies
+        folders = (folder.partition("=") for folder in path.split("/")[:-1])
+        values = {unquote(name): None if value == _NO_VALUE else unquote(value) for name, _, value in folders}
+        metadata = file.metadata
+        rows = metadata.num_rows if metadata is not None else 0
+        return WrittenFile(path, lies, file.size, rows, values, {} if self.staged else _statistics(metadata))
+
+
+def _statistics(metadata: Any) -> dict[str, Any]:
+    """What Delta's log says of a Parquet file: rows, and the smallest and largest of integers, dates and short text."""
+    found: dict[str, dict[str, Any]] = {"minValues": {}, "maxValues": {}, "nullCount": {}}
+    for place in range(metadata.num_columns):
+        groups = [metadata.row_group(n).column(place) for n in range(metadata.num_row_groups)]
+        own = [group.statistics for group in groups]
+        name = groups[0].path_in_schema
+        if name != metadata.schema.column(place).name or any(x is None or not x.has_null_count for x in own):
+            continue  # a part of a nested column
+        found["nullCount"][name] = sum(x.null_count for x in own)
+        ends = [(x.min, x.max) for x in own if x.has_min_max]
+        if ends and all(_short(value) for pair in ends for value in pair):
+            found["minValues"][name] = _shown(min(least for least, _ in ends))
+            found["maxValues"][name] = _shown(max(most for _, most in ends))
+    return {"numRecords": metadata.num_rows, **found}
+
+
+def _short(value: Any) -> bool:
+    if isinstance(value, str):
+        return len(value) <= _LONGEST_TEXT
+    return isinstance(value, int | dt.date) and not isinstance(value, bool | dt.datetime)
+
+
+def _shown(value: Any) -> Any:
+    return value.isoformat() if isinstance(value, dt.date) else value
+
+
+class FileTask:
+    """The function of ``mapInArrow`` that writes a partition's rows; gives `FILE_COLUMN`, and metrics as `Task` does.
+
+    Args:
+        source: gives the rows: a join's task, or None where Spark's rows come.
+        taken: what is written of them.
+        writer: writes it.
+    """
+
+    def __init__(self, source: Task | None, taken: Taken, writer: FileWriter) -> None:
+        self.__name__ = "gpu_join_files" if source is None else source.__name__
+        self._source, self._taken, self._writer = source, taken, writer
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Gives a row per file, then the row with metrics, if the join's task gives one."""
+        freeze_imports()
+        metrics: list[pa.RecordBatch] = []
+        files = self._writer.write(self._rows(batches, metrics), task_identity())
+        named = pa.array([json.dumps(file._asdict()) for file in files], pa.string())
+        hidden = self._source.hidden if self._source is not None else None
+        if hidden is None:
+            yield pa.RecordBatch.from_arrays([named], names=[FILE_COLUMN])
+            return
+        names = [FILE_COLUMN, hidden]
+        yield pa.RecordBatch.from_arrays([named, pa.nulls(len(files), METRICS_TYPE)], names=names)
+        for batch in metrics:
+            columns = [pa.nulls(batch.num_rows, pa.string()), batch.column(batch.num_columns - 1)]
+            yield pa.RecordBatch.from_arrays(columns, names=names)
+
+    def _rows(self, batches: Iterator[pa.RecordBatch], metrics: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        schema = self._writer.schema
+        if self._source is None:
+            for batch in batches:
+                columns = [
+                    c if c.type == x.type else c.cast(x.type) for c, x in zip(batch.columns, schema, strict=True)
+                ]
+                yield pa.RecordBatch.from_arrays(columns, schema=schema)
+            return
+        for batch in self._source(batches):
+            if self._source.hidden is not None and not batch.column(batch.num_columns - 1).null_count:
+                metrics.append(batch)
+            else:
+                yield self._taken.of(batch, schema)

@@ -1,0 +1,220 @@
+"""`gpu_ops.write_files`: each change once, through restarts and repeated micro-batches, by any reader."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import polars as pl
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import functions as f
+
+import gpu_ops
+from gpu_ops.errors import DescriptionError
+from gpu_ops.spark.sinks import files as sink
+from spark.support import Row, fold
+from spark.views import COLUMNS, Shop
+
+pytestmark = pytest.mark.spark
+
+CHANGES = ["row_kind", *COLUMNS]
+
+
+class Written:
+    """A join's changelog in files.
+
+    Args:
+        spark: the session.
+        folder: of everything.
+        format: of the files.
+        options: of `gpu_ops.write_files`.
+    """
+
+    def __init__(self, spark: Any, folder: Path, format: str, **options: Any) -> None:  # noqa: A002
+        self.spark, self.shop, self.format, self.options = spark, Shop(spark, folder), format, options
+        self.folder, self.checkpoint = folder / "out", folder / "checkpoint"
+        self.changes = self.shop.changes
+
+    def run(self, files: int = 0) -> Any:
+        """So many micro-batches more; gives the query."""
+        for _ in range(files):
+            self.shop.more()
+        query = gpu_ops.write_files(
+            self.changes, str(self.folder), format=self.format, checkpoint=str(self.checkpoint), availableNow=True,
+            **self.options,
+        )  # fmt: skip
+        query.awaitTermination()
+        return query
+
+    def forget(self, number: int) -> None:
+        """Spark's note that a micro-batch is done, so that it comes again."""
+        for file in (self.checkpoint / "commits").glob(f"*{number}*"):
+            file.unlink()
+
+    def by_spark(self) -> list[Row]:
+        if self.format == "arrow":
+            schema = ", ".join(f"{x.name} {x.dataType.simpleString()}" for x in self.changes.schema)
+            rows = gpu_ops.read_files(self.spark, str(self.folder), "arrow", schema)
+            query = rows.writeStream.format("memory").queryName("arrow_files").trigger(availableNow=True).start()
+            query.awaitTermination()
+            found = self.spark.table("arrow_files")
+        else:
+            found = self.spark.read.parquet(str(self.folder))
+        return [tuple(row) for row in found.select(*CHANGES).collect()]
+
+    def by_polars(self) -> list[Row]:
+        read = pl.scan_ipc if self.format == "arrow" else pl.scan_parquet
+        return read(f"{self.folder}/**/part-*.{self.format}", hive_partitioning=True).select(CHANGES).collect().rows()
+
+    def by_duckdb(self) -> list[Row]:
+        names = ", ".join(CHANGES)
+        return duckdb.sql(
+            f"SELECT {names} FROM read_parquet('{self.folder}/**/*.parquet', hive_partitioning=true)"
+        ).fetchall()
+
+    def by_delta(self) -> list[Row]:
+        return pl.read_delta(str(self.folder)).select(CHANGES).rows()
+
+
+def folded(rows: Iterable[Row]) -> list[Row]:
+    """The table that changes make; files have no order among each other."""
+    return fold(sorted(rows, key=lambda row: str(row[0][0])))
+
+
+def same(rows: list[Row], *others: list[Row]) -> None:
+    for other in others:
+        assert Counter(rows) == Counter(other)
+
+
+@pytest.mark.parametrize(
+    ("format", "options"),
+    [("parquet", {}), ("parquet", {"partition_by": "item", "file_bytes": 1}), ("arrow", {}), ("delta", {})],
+)  # fmt: skip
+def test_every_change_once_through_restarts_and_repeated_micro_batches(
+    spark: Any,
+    tmp_path: Path,
+    format: str,  # noqa: A002
+    options: dict[str, Any],
+) -> None:
+    if format == "delta":
+        pytest.importorskip("deltalake")
+    written = Written(spark, tmp_path, format, **options)
+    readers: list[Callable[[], list[Row]]] = {
+        "parquet": [written.by_duckdb, written.by_polars, written.by_spark],
+        "arrow": [written.by_polars, written.by_spark],
+        "delta": [written.by_delta],
+    }[format]
+    query = written.run(2)
+    assert query.lastProgress["observedMetrics"]["shop"]["metrics"]["partitions"] > 0
+    first, *others = [read() for read in readers]
+    assert len(first) > 10
+    same(first, *others)
+    assert folded(first) == written.shop.expected()
+    written.forget(1)  # done, and Spark does not know it
+    written.run()
+    same(first, *(read() for read in readers))
+    written.run(11)  # Spark's log is compacted
+    rows = [read() for read in readers]
+    same(*rows)
+    assert folded(rows[0]) == written.shop.expected()
+    if options:
+        assert {path.name for path in written.folder.glob("item=*")} > {"item=1", "item=__HIVE_DEFAULT_PARTITION__"}
+        assert len(list(written.folder.rglob("*.parquet"))) > 60
+
+
+@pytest.mark.parametrize("moment", ["_move", "_log", "tidy"])
+def test_a_commit_that_breaks_off_is_made_again(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Between files moved, between the last one and the log, and behind the log."""
+    written = Written(spark, tmp_path, "parquet")
+    written.run(1)
+    calls = Counter[str]()
+
+    def broken(*args: Any) -> Any:
+        calls["all"] += 1
+        if moment != "_move" or calls["all"] > 1:
+            raise OSError("the machine goes down")
+        return kept(*args)
+
+    name = {"_move": "_move", "_log": "_statuses", "tidy": "tidy"}[moment]
+    kept = getattr(sink._LogCommit, name)
+    with monkeypatch.context() as patch:
+        patch.setattr(sink._LogCommit, name, broken)
+        with pytest.raises(StreamingQueryException, match="the machine goes down"):
+            written.run(1)
+    written.run(1)
+    rows = written.by_spark()
+    same(rows, written.by_duckdb())
+    assert folded(rows) == written.shop.expected()
+    assert not list(written.folder.glob("_staging/*"))
+
+
+def test_selected_rows_and_columns_are_arrows_too(spark: Any, tmp_path: Path) -> None:
+    written = Written(spark, tmp_path, "parquet")
+    whole = written.changes
+    written.changes = whole.where("quantity > 1 OR price IS NULL").select(
+        f.col("row_kind"), f.col("id").alias("order id"), "item", "quantity", "price"
+    )
+    assert "write_files()" not in gpu_ops.explain(written.changes)
+    written.run(3)
+    found = written.spark.read.parquet(str(written.folder)).withColumnRenamed("order id", "id").select(*CHANGES)
+    wanted = [row for row in written.shop.expected() if (row[2] is not None and row[2] > 1) or row[3] is None]
+    assert folded(tuple(row) for row in found.collect()) == wanted
+
+
+def test_computed_columns_go_through_sparks_rows(spark: Any, tmp_path: Path) -> None:
+    written = Written(spark, tmp_path, "parquet")
+    written.changes = written.changes.withColumn("quantity", f.col("quantity") * 2)
+    assert "write_files() would take Spark's rows, not Arrow's: a column is computed" in gpu_ops.explain(
+        written.changes
+    )
+    assert "only Spark evaluates" in gpu_ops.explain(written.shop.changes.where("quantity % 2 = 0"))
+    written.run(2)
+    doubled = [(i, k, None if n is None else 2 * n, p) for i, k, n, p in written.shop.expected()]
+    assert folded(written.by_spark()) == sorted(doubled, key=repr)
+
+
+def test_a_folder_belongs_to_one_query(spark: Any, tmp_path: Path) -> None:
+    written = Written(spark, tmp_path, "parquet")
+    written.run(1)
+    owner = written.folder / "_gpu_ops.json"
+    mine = owner.read_text()
+    owner.write_text(json.dumps({"query": "another"}))
+    with pytest.raises(StreamingQueryException, match="has the files of query another, and this is query"):
+        written.run(1)
+    owner.unlink()
+    with pytest.raises(StreamingQueryException, match="has the files of another of Spark's queries"):
+        written.run()
+    owner.write_text(mine)
+    written.run()
+    assert folded(written.by_spark()) == written.shop.expected()
+
+
+def test_a_table_with_other_columns_is_refused(spark: Any, tmp_path: Path) -> None:
+    deltalake = pytest.importorskip("deltalake")
+    written = Written(spark, tmp_path, "delta", partition_by="item")
+    deltalake.write_deltalake(str(written.folder), pl.DataFrame({"row_kind": ["+I"], "id": [1]}))
+    with pytest.raises(StreamingQueryException, match=re.escape("out has the columns row_kind")):
+        written.run(1)
+
+
+def test_what_cannot_be_written_is_refused(spark: Any, tmp_path: Path) -> None:
+    changes = Shop(spark, tmp_path).changes
+    for options, message in (
+        ({"format": "csv"}, "there are 'parquet', 'delta' and 'arrow'"),
+        ({"partition_by": "of"}, "partition_by names 'of'; there are row_kind, item"),
+        ({"partition_by": ["item", "price"]}, "partition_by='price' is double; integers"),
+    ):
+        with pytest.raises(DescriptionError, match=message):
+            gpu_ops.write_files(changes, str(tmp_path / "out"), **options)
+    with pytest.raises(DescriptionError, match="takes a streaming DataFrame"):
+        gpu_ops.write_files(spark.range(1), str(tmp_path / "out"))
+    with pytest.raises(DescriptionError, match="names all columns"):
+        gpu_ops.write_files(changes.select("item"), str(tmp_path / "out"), partition_by="item")
