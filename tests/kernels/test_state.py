@@ -12,7 +12,8 @@ import pytest
 
 from gpu_ops import layouts
 from gpu_ops.kernels import Kernels
-from gpu_ops.operators.core.pairs import _net
+from gpu_ops.operators.core.lifetimes import NEVER
+from gpu_ops.operators.core.pairs import _net, _timed
 from gpu_ops.operators.core.visibility import _crosses
 from gpu_ops.state.index import HashIndex
 from kernels.conftest import EMULATED, only_on
@@ -61,6 +62,10 @@ def test_fused_functions(kernels: Kernels) -> None:
     dies = [rng.random(500) < 0.5 for _ in "ab"]
     given: list[tuple[Any, list[Any]]] = [
         (layouts.unpaired, [layouts.pairs(*slots)]),
+        (layouts.moments, [slots[0], slots[1] % (1 << layouts.INSTANT_BITS), 4]),
+        (layouts.moments, [slots[0], slots[1] % (1 << layouts.INSTANT_BITS), rng.integers(0, 5, 500)]),
+        (layouts.unpacked_moments, [rng.integers(0, 1 << 62, 500)]),
+        (_timed, [rng.integers(-1, 2, 500), rng.integers(NEVER - 1, NEVER + 1, 500)]),
         *(
             (_crosses, [counts[0], after, slots[0], 1 << 30, gone])
             for after in (None, counts[1])
@@ -70,7 +75,9 @@ def test_fused_functions(kernels: Kernels) -> None:
     ]
     for function, arguments in given:
         there = [kernels.asarray(a) if isinstance(a, np.ndarray) else a for a in arguments]
-        for ours, theirs in zip(kernels.fused(function)(*there), function(*arguments), strict=True):
+        ours_, theirs_ = kernels.fused(function)(*there), function(*arguments)
+        parts = zip(ours_, theirs_, strict=True) if isinstance(theirs_, tuple) else [(ours_, theirs_)]
+        for ours, theirs in parts:
             assert ours.dtype == theirs.dtype
             assert np.array_equal(kernels.asnumpy(ours), theirs)
 

@@ -94,9 +94,14 @@ def timed_pairs(tables: Tables, sides: Sides, condition: Condition | None, names
             slots = slots[0][live], slots[1][live]
             births, deaths = (births[0][live], births[1][live]), (deaths[0][live], deaths[1][live])
             begin, end = begin[live], end[live]
-    comes, goes = begin != ALWAYS, end != NEVER
-    deltas = comes.astype(np.int32) - goes
+    deltas, comes, goes = tables[0].kernels.fused(_timed)(begin, end)
     return TimedPairs(slots, xp.flatnonzero(comes), xp.flatnonzero(goes), deltas, births, deaths, begin, end)
+
+
+def _timed(begin: Instants, end: Instants) -> tuple[Array, Array, Array]:
+    """What pairs of these times do to counts; masks of those that come, and of those that go."""
+    comes, goes = begin != ALWAYS, end != NEVER
+    return comes.astype(np.int32) - goes, comes, goes
 
 
 def _candidates(

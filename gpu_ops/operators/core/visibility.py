@@ -96,16 +96,17 @@ def visible_per_event(
     slots, counts = pairs.slots[side], table.count
     begins, ends = pairs.comes, pairs.goes
     own, own_at, sign = change.events(kernels)
+    packed_of = kernels.fused(layouts.moments)
     events = [
-        layouts.moments(slots[begins], pairs.begin[begins], _BEGIN),
-        layouts.moments(slots[ends], pairs.end[ends], _END),
-        layouts.moments(own, own_at, xp.where(sign > 0, _BORN, _DIES)),
+        packed_of(slots[begins], pairs.begin[begins], _BEGIN),
+        packed_of(slots[ends], pairs.end[ends], _END),
+        packed_of(own, own_at, xp.where(sign > 0, _BORN, _DIES)),
     ]
     if barriers is not None:
         events.extend(_barrier_events(table, change, barriers))
     # One packed number per event: sorting the numbers sorts by row, instant and order within it.
     packed = xp.sort(xp.concatenate(events))
-    slot, instant, code = layouts.unpacked_moments(packed)
+    slot, instant, code = kernels.fused(layouts.unpacked_moments)(packed)
     found = moments(xp, slot, instant, xp.asarray(_DELTA)[code], lambda at: counts[slot[at]])
     rows, when = slot[found.start], instant[found.start]
     dies = code[found.last] == _DIES
