@@ -1,6 +1,7 @@
 """How near the whole query comes to the same Spark pipeline with a no-op `mapInArrow`, on `local[2]`.
 
-And how near, or beyond, where Arrow reads its files (`gpu_ops.read_files`); the no-op pipeline has Spark's reader.
+And how near, or beyond, where Arrow reads its files (`gpu_ops.read_files`); the no-op pipeline has Spark's reader. Then
+with `read_files` into Parquet files: by `gpu_ops.write_files`, and by Spark's own sink.
 
 python -m benchmarks.pipeline_limit [--rows 4000000] [--batch 1000000] [--rounds 3] [--warmup 3]
 """
@@ -12,6 +13,8 @@ import json
 import sys
 import tempfile
 from pathlib import Path
+
+from pyspark.sql import DataFrame
 
 from benchmarks import changes
 from benchmarks.common import interleave, ratio, summarise, write_results
@@ -34,12 +37,16 @@ def main() -> None:
         # one file of each input in a micro-batch: one source partition for each core
         changes.write(changes.generate(options.rows), data, files=batches)
         spark = local_session()
+
+        def arrow(work: Path) -> DataFrame:
+            return our_join(spark, data, work, 1, emit=options.emit, reader="arrow")
+
         runs = interleave(
             {
                 "query": lambda: fresh(lambda work: our_join(spark, data, work, 1, emit=options.emit)),
-                "query_arrow": lambda: fresh(
-                    lambda work: our_join(spark, data, work, 1, emit=options.emit, reader="arrow")
-                ),
+                "query_arrow": lambda: fresh(arrow),
+                "parquet_by_tasks": lambda: fresh(arrow, "write_files"),
+                "parquet_by_spark": lambda: fresh(arrow, "parquet"),
                 "no_op": lambda: fresh(lambda _: no_op(spark, data, 1, 2)),
             },
             options.rounds,
@@ -51,6 +58,7 @@ def main() -> None:
         "rows_per_second": rates,
         "query_over_no_op": ratio(rates["query"], rates["no_op"]),
         "query_arrow_over_no_op": ratio(rates["query_arrow"], rates["no_op"]),
+        "write_files_over_spark_parquet": ratio(rates["parquet_by_tasks"], rates["parquet_by_spark"]),
         "runs": runs,
     }
     settings = {k: v for k, v in vars(options).items() if k != "out"} | {"master": "local[2]"}

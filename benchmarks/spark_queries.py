@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
 
 import gpu_ops
 import gpu_ops.spark
@@ -136,7 +137,19 @@ def no_op(spark: SparkSession, data: Path, files_per_trigger: int, partitions: i
     return rows.mapInArrow(same, rows.schema)
 
 
-def run(df: DataFrame, work: Path) -> dict[str, Any]:
+Sink = Literal["noop", "parquet", "write_files"]
+"""Spark's no-op sink, its Parquet sink, or Parquet by `gpu_ops.write_files`."""
+
+
+def _start(df: DataFrame, work: Path, sink: Sink) -> StreamingQuery:
+    checkpoint, path = str(work / "checkpoint"), str(work / "out")
+    if sink == "write_files":
+        return gpu_ops.write_files(df, path, checkpoint=checkpoint, availableNow=True)
+    writer = df.writeStream.format(sink).option("checkpointLocation", checkpoint).trigger(availableNow=True)
+    return (writer if sink == "noop" else writer.option("compression", "snappy").option("path", path)).start()
+
+
+def run(df: DataFrame, work: Path, sink: Sink = "noop") -> dict[str, Any]:
     """Run a query over all files there are; what Spark says of it.
 
     Returns:
@@ -145,10 +158,7 @@ def run(df: DataFrame, work: Path) -> dict[str, Any]:
         `folded_rows`, rows of the result at the end, and `last_metrics` of the last micro-batch; of several joins
         the one whose name sorts last. `state_bytes` of each join's inputs at the end.
     """
-    checkpoint = work / "checkpoint"
-    query = (
-        df.writeStream.format("noop").option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
-    )
+    query = _start(df, work, sink)
     query.awaitTermination()
     progress = [p for p in query.recentProgress if p["numInputRows"]]
     begins = [dt.datetime.fromisoformat(p["timestamp"]).timestamp() for p in progress]
@@ -192,11 +202,11 @@ def _rows_in(progress: list[Any]) -> int:
     return sum(int(n) for (join,) in counted for name, n in join.metrics.items() if name.endswith("_rows_in"))
 
 
-def fresh(case: Callable[[Path], DataFrame]) -> dict[str, Any]:
+def fresh(case: Callable[[Path], DataFrame], sink: Sink = "noop") -> dict[str, Any]:
     """Run a case in a new working folder, removed afterwards."""
     work = Path(tempfile.mkdtemp(prefix="gpu-join-bench-"))
     try:
-        return run(case(work), work)
+        return run(case(work), work, sink)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 

@@ -11,6 +11,7 @@ from gpu_ops.descriptions.co_group import CoGroup
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.interval_join import IntervalJoin
 from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.latest import Latest
 from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.fields import reading
 
@@ -28,4 +29,6 @@ def from_json(text: str) -> Description:
         return _KINDS[data["kind"]].from_dict(data)
 
 
-_KINDS: Final[Mapping[str, type[Description]]] = {"multi_join": MultiJoin, "aggregate": Aggregate, "co_group": CoGroup}
+_KINDS: Final[Mapping[str, type[Description]]] = {
+    "multi_join": MultiJoin, "aggregate": Aggregate, "co_group": CoGroup, "latest": Latest
+}  # fmt: skip

@@ -55,7 +55,7 @@ class IntervalMatch:
         return shifted(self._kernels.xp, times, -self._upper), shifted(self._kernels.xp, times, -self._lower)
 
     def pairs(self, side: int, new: tuple[NewRows, NewRows], over: int) -> OutputRows:
-        """NewRows rows of one side with the rows they meet.
+        """New rows of one side with the rows they meet.
 
         The left's meet all rows, the right's those that were there, so no pair is found twice. Rows that pass
         through have to be met while they come: only by what came before them.

@@ -7,11 +7,13 @@ import itertools
 import uuid
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from pyspark.sql import DataFrame, SparkSession
 
+from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import Description
+from gpu_ops.descriptions.latest import Latest
 from gpu_ops.errors import DescriptionError, NotBuiltError, StateError
 from gpu_ops.spark.api.functions import Grouped, remember_function
 from gpu_ops.spark.api.stateful import final_only
@@ -29,6 +31,10 @@ from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest, check_open
 
+if TYPE_CHECKING:
+    from gpu_ops.descriptions.join import Join
+    from gpu_ops.descriptions.multi_join import MultiJoin
+
 _SPELLINGS: Final = {
     "outer": "full", "fullouter": "full", "leftouter": "left", "rightouter": "right",
     "leftsemi": "semi", "leftanti": "anti",
@@ -36,6 +42,9 @@ _SPELLINGS: Final = {
 """What Spark also calls them, underscores left out."""
 
 PARTITIONS_PER_GPU: Final = 2
+
+_LATEST: Final = "latest"
+"""In a join's state folder: the state of its upsert inputs' latest rows."""
 
 _numbers = itertools.count(1)
 
@@ -97,6 +106,7 @@ def run(
         StateError: the state folder belongs to something else.
     """
     state = None if options.get("state") is None else StateAddress.of(options["state"])
+    description, sides = _in_partitions(description, sides, options, state)
     plan = _plan(description, sides, options, state, stacklevel=stacklevel + 1)
     frames = [side.df for side in sides]
     if plan.bounded:
@@ -106,6 +116,56 @@ def run(
         remember_function(frames[0].sparkSession, state, function)
     plan = dataclasses.replace(plan, upstream=upstream, heartbeat_ms=heartbeat_ms, query=query)
     return without_hidden(build(plan, frames, state))
+
+
+def _in_partitions(
+    description: Description, sides: Sequence[Stream], options: Mapping[str, Any], state: StateAddress | None
+) -> tuple[Description, Sequence[Stream]]:
+    """A join that upserts would keep in one partition, of inputs that have become changelogs with retractions.
+
+    The old and the new row of an upsert have to meet, and no column that the join is distributed by need be the
+    same in both. `gpu_ops.latest` gives the old row with the new one; its state is in the join's folder, too. A folder
+    that was begun in one partition stays so.
+    """
+    if not sides[0].df.isStreaming or description.emit == "at_end" or options.get("backlog"):
+        return description, sides
+    if description.shuffled_by or not description.equal_columns or description.interval is not None:
+        return description, sides
+    upserts = [
+        number
+        for number, source in enumerate(description.inputs)
+        if source.unique_key is not None and source.updates == "upsert"
+        and not {columns[number] for columns in description.equal_columns} <= set(source.unique_key)
+    ]  # fmt: skip
+    given = [description.inputs[number] for number in upserts]
+    if any(x.bad_rows == "tag" or x.sequence_by or ROW_KIND_COLUMN in x.schema.names for x in given):
+        return description, sides
+    made = cast("Join | MultiJoin", description).with_inputs(
+        [
+            dataclasses.replace(source, row_kind=ROW_KIND_COLUMN, updates="retract") if number in upserts else source
+            for number, source in enumerate(description.inputs)
+        ],
+        description.emit,
+    )
+    files = None if state is None else Files.at(state)
+    begun = files is not None and Manifest.read(files) is not None and not files.folders(_LATEST)
+    if not made.shuffled_by or begun:
+        return description, sides
+    changed = list(sides)
+    for number in upserts:
+        source = description.inputs[number]
+        more = {name: options[name] for name in ("backend", "partitions") if name in options}
+        more["name"] = None if options.get("name") is None else f"{options['name']}_{source.name}"
+        at = None if state is None else state.below(_LATEST).below(str(number))
+        latest = Latest(source, description.emit)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", MemoryOnlyStateWarning)  # the join warns
+            plan = _plan(latest, [sides[number]], {**more, "state": at}, at, stacklevel=1)
+        rows = build(plan, [sides[number].df], at)
+        changed[number] = Stream(
+            rows, source.unique_key, ROW_KIND_COLUMN, ttl_ms=source.ttl_ms, name=source.name, updates="retract"
+        )
+    return made, changed
 
 
 def _plan(

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any, Unpack, cast
 
 from pyspark.sql import DataFrame
 
 from gpu_ops.descriptions.join import Join, JoinType
 from gpu_ops.descriptions.keys import On, normalize_on
+from gpu_ops.descriptions.latest import Latest
 from gpu_ops.errors import DescriptionError
 from gpu_ops.query.catalyst import ansi_mode
 from gpu_ops.spark.api.checks import check_frames, run, spelled
-from gpu_ops.spark.api.options import How, JoinOptions, SemiJoinOptions, check_options
-from gpu_ops.spark.api.streams import Stream, as_input, as_stream, resolve_key
+from gpu_ops.spark.api.options import ChangelogOptions, How, JoinOptions, SemiJoinOptions, check_options
+from gpu_ops.spark.api.streams import Stream, as_input, as_stream, resolve, resolve_key
 from gpu_ops.spark.api.where import engine_condition
 
 
@@ -76,6 +78,50 @@ def anti_join(
     """
     check_options("anti_join", options, SemiJoinOptions)
     return _join(left, right, on, "anti", options, null_aware=null_aware)
+
+
+def latest(
+    input: DataFrame | Stream,  # noqa: A002 - what it is called everywhere else in this pack
+    key: str | Sequence[str] | None = None,
+    **options: Unpack[ChangelogOptions],
+) -> DataFrame:
+    """The latest row of each key of a stream of upserts (and deletes), as a changelog with retractions.
+
+    A join distributes an upsert input by its unique key, as the old and the new row of a key have to meet; where the
+    join goes by other columns, all its rows are in one partition. This gives the old row with the new one, so that
+    the join is distributed by its own columns::
+
+        orders = gpu_ops.latest(orders, key="id", state=...)
+        gpu_ops.join(orders, prices, on="item", state=...)
+
+    Args:
+        input: a streaming DataFrame or a `stream`; its ``row_kind`` tells deletes. Within a micro-batch
+            ``sequence_by`` tells which change is the last, between micro-batches the later one is.
+        key: the columns that identify a row; by default the stream's ``unique_key``.
+        options: ``emit, state, backend, partitions, name, backlog``, as in `join`; no ``emit="at_end"``.
+
+    Returns:
+        A streaming DataFrame: ``row_kind``, then the input's columns; its unique key is ``key``.
+
+    Raises:
+        TypeError: no such option.
+        DescriptionError: no such column, no key, or a static DataFrame.
+        NotBuiltError: Spark Connect.
+        StateError: the state folder belongs to something else.
+    """
+    check_options("latest", options, ChangelogOptions)
+    source = as_stream(input, "the input")
+    label = source.name or "input"
+    if check_frames([source.df], ["the input"]):
+        raise DescriptionError(f"input '{label}': latest() takes a stream; a static DataFrame has no later rows")
+    if source.event_time is not None:
+        raise DescriptionError(f"input '{label}': event_time= is for gpu_ops.interval_join()")
+    if key is not None:
+        columns = (key,) if isinstance(key, str) else tuple(key)
+        unique = tuple(resolve(source.df, column, label, "key") for column in columns)
+        source = dataclasses.replace(source, unique_key=unique)
+    described = Latest(as_input(source, "input", derive=False), options.get("emit", "per_batch"))
+    return run(described, [source], options, stacklevel=2)
 
 
 def _join(

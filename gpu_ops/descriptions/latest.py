@@ -1,0 +1,116 @@
+"""The latest row of each key as a user writes it down: upserts and deletes in, retractions out.
+
+After Flink's ``StreamExecChangelogNormalize`` (``ProcTimeDeduplicateKeepLastRowFunction``), which its planner puts
+above an upsert source for the same reason: what comes after needs the old row, and may be distributed by any column.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any, Self
+
+from gpu_ops.descriptions.description import Description, Emit, OutputColumn, line
+from gpu_ops.descriptions.inputs import Input, Layout, check_key_type, input_from_dict, input_to_dict
+from gpu_ops.descriptions.keys import Shuffle
+from gpu_ops.errors import DescriptionError
+from gpu_ops.fields import check_fields
+
+
+@dataclasses.dataclass(frozen=True)
+class Latest(Description):
+    """The latest row of each unique key.
+
+    Attributes:
+        source: the input, with a unique key.
+        emit: ``per_batch`` or ``per_event``.
+    """
+
+    source: Input
+    emit: Emit = "per_batch"
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        self._check_emit()
+        if self.emit == "at_end":
+            raise DescriptionError(
+                "emit='at_end' has no place here: a join of the same input with it folds upserts, too"
+            )
+        if self.source.unique_key is None:
+            raise DescriptionError(f"input '{self.source.name}': the latest row of what? Give key=")
+        for column in self.source.unique_key:
+            check_key_type(self.source, column)
+        self._check_names("rename it")
+
+    @property
+    def operator(self) -> str:
+        """The module of `gpu_ops.operators` that runs it."""
+        return "latest"
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The unique key's columns."""
+        assert self.source.unique_key is not None
+        return self.source.unique_key
+
+    @property
+    def inputs(self) -> tuple[Input]:
+        """Its one input."""
+        return (self.source,)
+
+    @functools.cached_property
+    def output(self) -> tuple[OutputColumn, ...]:
+        """The input's columns."""
+        return tuple(OutputColumn(field.name, 0, field.name, None, field.type) for field in self.source.schema)
+
+    def own_column(self, number: int, column: OutputColumn) -> str | None:
+        """Each shows itself."""
+        del number
+        return column.column
+
+    @property
+    def rename_hint(self) -> str:
+        """Nothing else than a new name helps where two output columns have one."""
+        return ""
+
+    @property
+    def equal_columns(self) -> list[tuple[str, ...]]:
+        """The unique key's."""
+        return [(column,) for column in self.key]
+
+    @property
+    def compared_columns(self) -> list[tuple[int, str]]:
+        """The unique key's."""
+        return [(0, column) for column in self.key]
+
+    @property
+    def shuffled_by(self) -> tuple[Shuffle, ...]:
+        """The unique key: the old and the new row of a key have to meet."""
+        return tuple(Shuffle((column,), self.source.schema.field(column).type) for column in self.key)
+
+    def layout(self, number: int) -> Layout:
+        """The state layout of its input."""
+        del number
+        return "unique_key"
+
+    def _unique_key(self) -> tuple[str, ...] | None:
+        return self.key
+
+    @property
+    def title(self) -> str:
+        """It in one line, for people."""
+        return f"latest row of {self.source.name} by {', '.join(self.key)}"
+
+    def lines(self) -> list[str]:
+        """Of what, by what."""
+        return [f"latest row of each key: {self.source.name}", line("key", ", ".join(self.key))]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What JSON has of it."""
+        return {"kind": "latest", "emit": self.emit, "inputs": [input_to_dict(self.source)]}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """From what `to_dict` gave."""
+        return cls(input_from_dict(data["inputs"][0]), data["emit"])

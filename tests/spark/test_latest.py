@@ -1,0 +1,125 @@
+"""Upserts whose unique key is not in the join key: normalised first, then distributed by the join key."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gpu_ops
+from gpu_ops import stream
+from gpu_ops.errors import DescriptionError
+from spark.support import Row, Sink, Source, drain, slow_join
+
+pytestmark = pytest.mark.spark
+
+ORDERS, PRICES = "op string, id long, item string, quantity int", "op string, item string, price double"
+
+
+class Upserts:
+    """Orders by id, prices by item; each change replaces the row of its key, or takes it away."""
+
+    def __init__(self, spark: Any, folder: Path) -> None:
+        self.choice = random.Random(5)
+        self.orders = Source(spark, folder / "orders", ORDERS)
+        self.prices = Source(spark, folder / "prices", PRICES)
+        self.kept: dict[str, dict[Any, Row]] = {"orders": {}, "prices": {}}
+
+    def more(self, rows: int = 25) -> None:
+        for name, source, keys in (("orders", self.orders, range(12)), ("prices", self.prices, "abcde")):
+            changes = []
+            for _ in range(rows):
+                key, op = self.choice.choice(list(keys)), self.choice.choice(["+I", "+U", "+U", "-D"])
+                item = self.choice.choice("abcdef")
+                row = (key, item, self.choice.randrange(3)) if name == "orders" else (key, self.choice.random())
+                names = ("id", "item", "quantity") if name == "orders" else ("item", "price")
+                changes.append({"op": op, **dict(zip(names, row, strict=True))})
+                self.kept[name].pop(key, None)
+                if op != "-D":
+                    self.kept[name][key] = row
+            source.add(*changes)
+
+    def inputs(self) -> tuple[Any, Any]:
+        orders = stream(self.orders.df, name="orders", row_kind="op", unique_key="id")
+        return orders, stream(self.prices.df, name="prices", row_kind="op", unique_key="item")
+
+    def expected(self) -> list[Row]:
+        left = [(row[1], row[0], row[2]) for row in self.kept["orders"].values()]
+        return slow_join("left", left, list(self.kept["prices"].values()), 2)
+
+
+@pytest.mark.parametrize("emit", ["per_batch", "per_event"])
+def test_a_join_of_upserts_by_another_column_is_distributed_by_it(spark: Any, tmp_path: Path, emit: Any) -> None:
+    feed, state, sink = Upserts(spark, tmp_path), tmp_path / "state", Sink()
+    for _ in range(3):
+        for _ in range(2):
+            feed.more()
+        changes = gpu_ops.join(*feed.inputs(), on="item", how="left", emit=emit, state=str(state), name="shop")
+        text = gpu_ops.explain(changes)
+        assert text.count("partitions  2 (") == 2
+        assert "latest row of each key: orders  (metrics 'shop_orders')" in text
+        assert "input       orders: row kinds in 'row_kind', unique key id (retract)" in text
+        query = drain(changes.select("row_kind", "item", "id", "quantity", "price"), sink, tmp_path / "checkpoint")
+        assert sink.table == feed.expected()
+        rows = [query.lastProgress["observedMetrics"][name]["metrics"] for name in ("shop", "shop_orders")]
+        assert [row["partitions"] for row in rows] == [2, 2]
+    assert sorted(path.name for path in state.iterdir() if path.is_dir()) == ["latest", "p"]
+    assert [path.name for path in (state / "latest").iterdir()] == ["0"]
+
+
+def test_three_inputs_and_sql(spark: Any, tmp_path: Path) -> None:
+    feed, sink = Upserts(spark, tmp_path), Sink()
+    for _ in range(3):
+        feed.more()
+    orders, prices = feed.inputs()
+    query = "SELECT o.item, id, quantity, price FROM o LEFT JOIN p ON o.item = p.item"
+    drain(gpu_ops.sql(query, o=orders, p=prices, state=str(tmp_path / "sql")), sink, tmp_path / "by_sql")
+    assert sink.table == feed.expected()
+    sink, again = (
+        Sink(),
+        stream(feed.prices.df.withColumnRenamed("price", "again"), name="again", row_kind="op", unique_key="item"),
+    )
+    many = gpu_ops.multi_join([orders, prices, again], on="item", how="left", state=str(tmp_path / "multi"))
+    drain(many.select("row_kind", "item", "id", "quantity", "price"), sink, tmp_path / "by_multi")
+    assert sink.table == feed.expected()
+    assert "latest row of each key: orders" in gpu_ops.explain(many)
+
+
+def test_a_folder_that_was_begun_in_one_partition_stays_so(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed, state, sink = Upserts(spark, tmp_path), str(tmp_path / "state"), Sink()
+    from gpu_ops.spark.api import checks
+
+    def changes() -> Any:
+        joined = gpu_ops.join(*feed.inputs(), on="item", how="left", state=state)
+        return joined.select("row_kind", "item", "id", "quantity", "price")
+
+    feed.more()
+    with monkeypatch.context() as patch:
+        patch.setattr(checks, "_in_partitions", lambda description, sides, *_: (description, sides))
+        drain(changes(), sink, tmp_path / "checkpoint")
+    feed.more()
+    assert "latest row" not in gpu_ops.explain(changes())
+    drain(changes(), sink, tmp_path / "checkpoint")
+    assert sink.table == feed.expected()
+
+
+def test_latest_alone(spark: Any, tmp_path: Path) -> None:
+    feed, sink = Upserts(spark, tmp_path), Sink()
+    orders, _ = feed.inputs()
+    for _ in range(3):
+        feed.more()
+        latest = gpu_ops.latest(orders, state=str(tmp_path / "state"))
+        drain(latest, sink, tmp_path / "checkpoint")
+        assert sink.table == sorted(feed.kept["orders"].values(), key=repr)
+    assert json.loads(latest.schema.json())["fields"][0]["metadata"]["gpu_ops.uniqueKey"] == ["id"]
+    with pytest.raises(DescriptionError, match="the latest row of what"):
+        gpu_ops.latest(feed.orders.df)
+    with pytest.raises(DescriptionError, match="key names 'of'; there are op, id, item, quantity"):
+        gpu_ops.latest(feed.orders.df, "of")
+    with pytest.raises(DescriptionError, match=r"latest\(\) takes a stream"):
+        gpu_ops.latest(spark.range(1), "id")
