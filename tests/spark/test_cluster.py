@@ -20,6 +20,7 @@ TESTS = Path(__file__).parent.parent
 
 pytestmark = [
     pytest.mark.spark,
+    pytest.mark.xdist_group("cluster"),  # the application runs once
     pytest.mark.skipif(importlib.util.find_spec("pyspark") is None or _missing() is not None, reason="no Spark"),
 ]
 
