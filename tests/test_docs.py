@@ -36,7 +36,6 @@ def run_blocks(path: Path) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.xdist_group("spark")
 @pytest.mark.parametrize("path", [p for p in FILES if any(b[0] == "python" for b in blocks(p))], ids=lambda p: p.name)
 def test_blocks(path, tmp_path):
     # a process of its own: the blocks start a session as a user would

@@ -24,7 +24,7 @@ PROGRAMS = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem != "f
 WITH_SPARK = [name for name in PROGRAMS if "feed" in (EXAMPLES / f"{name}.py").read_text()]
 _SETTINGS = ("spark.sql.shuffle.partitions", "spark.sql.session.timeZone")
 
-on_spark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+on_spark = [pytest.mark.spark]
 
 
 def expected(name: str) -> str:
@@ -56,7 +56,6 @@ def test_on_spark(name, session, monkeypatch, capsys):
 
 
 @pytest.mark.spark
-@pytest.mark.xdist_group("spark")
 def test_job(session):
     printed = Console(record=True, width=200, file=io.StringIO())
     runner.run(load(EXAMPLES / "job.sql"), printed, once=True)

@@ -21,7 +21,7 @@ import pytest
 
 from benchmarks import changes
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.spark]
 
 ROOT = Path(__file__).resolve().parents[2]
 PATTERNS = {

