@@ -124,7 +124,9 @@ def test_every_change_once_through_restarts_and_repeated_micro_batches(
     same(*rows)
     assert folded(rows[0]) == written.shop.expected()
     if options:
-        assert {path.name for path in written.folder.glob("item=*")} > {"item=1", "item=__HIVE_DEFAULT_PARTITION__"}
+        folders = {path.name for path in written.folder.glob("item=*")}
+        assert len(folders) > 2
+        assert "item=__HIVE_DEFAULT_PARTITION__" in folders
         assert len(list(written.folder.rglob("*.parquet"))) > 15
 
 
