@@ -127,7 +127,7 @@ def test_every_change_once_through_restarts_and_repeated_micro_batches(
         folders = {path.name for path in written.folder.glob("item=*")}
         assert len(folders) > 2
         assert "item=__HIVE_DEFAULT_PARTITION__" in folders
-        assert len(list(written.folder.rglob("*.parquet"))) > 15
+        assert len(list(written.folder.rglob("*.parquet"))) == len(rows[0])  # one row each
 
 
 @pytest.mark.parametrize("moment", ["_move", "_log", "tidy"])
