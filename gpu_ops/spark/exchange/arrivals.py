@@ -95,6 +95,12 @@ def wire_batch(
     return pa.RecordBatch.from_arrays([pa.array(side), pa.array(order), *lanes], schema=schema)
 
 
+def typed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """A batch in the types of a schema of as many columns."""
+    columns = [c if c.type == kind else c.cast(kind) for c, kind in zip(batch.columns, schema.types, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
 def origins(column: pa.Array) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int64]]:
     """Number of the input and source partition of n rows, from their origin."""
     origin = column.to_numpy()

@@ -16,6 +16,7 @@ import pyarrow.dataset as ds
 
 from gpu_ops.files.formats import file_system_of
 from gpu_ops.files.row_filter import Taken
+from gpu_ops.spark.exchange.arrivals import typed
 from gpu_ops.spark.exchange.task import Task, TaskIdentity, freeze_imports, task_identity
 from gpu_ops.spark.metrics.metrics import METRICS_TYPE
 
@@ -38,7 +39,6 @@ class WrittenFile(NamedTuple):
         path: below the output folder, once it is committed.
         lies: below the output folder, where it is now.
         size: bytes.
-        rows: how many.
         partition: by partition column its value as text, None for null.
         statistics: as Delta's log has them, ``{}`` elsewhere: Parquet's files have their own.
     """
@@ -46,7 +46,6 @@ class WrittenFile(NamedTuple):
     path: str
     lies: str
     size: int
-    rows: int
     partition: dict[str, str | None]
     statistics: dict[str, Any]
 
@@ -115,9 +114,7 @@ class FileWriter(NamedTuple):
         path = f"{lies[len(base) + 1 :]}.{self.format}" if base else lies
         folders = (folder.partition("=") for folder in path.split("/")[:-1])
         values = {unquote(name): None if value == _NO_VALUE else unquote(value) for name, _, value in folders}
-        metadata = file.metadata
-        rows = metadata.num_rows if metadata is not None else 0
-        return WrittenFile(path, lies, file.size, rows, values, {} if self.staged else _statistics(metadata))
+        return WrittenFile(path, lies, file.size, values, {} if self.staged else _statistics(file.metadata))
 
 
 def _statistics(metadata: Any) -> dict[str, Any]:
@@ -179,11 +176,7 @@ class FileTask:
     def _rows(self, batches: Iterator[pa.RecordBatch], metrics: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         schema = self._writer.schema
         if self._source is None:
-            for batch in batches:
-                columns = [
-                    c if c.type == x.type else c.cast(x.type) for c, x in zip(batch.columns, schema, strict=True)
-                ]
-                yield pa.RecordBatch.from_arrays(columns, schema=schema)
+            yield from (typed(batch, schema) for batch in batches)
             return
         for batch in self._source(batches):
             if self._source.hidden is not None and not batch.column(batch.num_columns - 1).null_count:

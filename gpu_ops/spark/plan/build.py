@@ -77,9 +77,21 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
     if hidden is not None:
         output.add(hidden, spark_type(METRICS_TYPE))
     changes = travel.shuffle(union).mapInArrow(task, plan.carried_by(output))
-    if hidden is not None:
-        changes = changes.observe(name, observed(names, hidden)).filter(f.isnull(hidden))
-    return changes.select(*changelog_columns(join, name, plan.plan_id))
+    return observing(changes, plan, hidden).select(*changelog_columns(join, name, plan.plan_id))
+
+
+def observing(rows: DataFrame, plan: JoinPlan, hidden: str | None) -> DataFrame:
+    """What the tasks of a join give, with their metrics observed; see `gpu_ops.spark.plan.recognition.hides_metrics`.
+
+    Args:
+        rows: what they give.
+        plan: the join.
+        hidden: the column with metrics, or None where there is none.
+    """
+    if hidden is None:
+        return rows
+    names = metric_names(plan.join.sides, interval=plan.join.interval is not None)
+    return rows.observe(plan.name, observed(names, hidden)).filter(f.isnull(hidden))
 
 
 def union_order(inputs: Sequence[list[int | None]]) -> list[int]:

@@ -16,7 +16,6 @@ import pyarrow.fs as pafs
 from py4j.protocol import Py4JError
 from pyspark.serializers import CPickleSerializer
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as f
 from pyspark.sql import types as st
 from pyspark.sql.streaming import StreamingQuery
 
@@ -28,7 +27,8 @@ from gpu_ops.spark.api.streams import spelling
 from gpu_ops.spark.datatypes import arrow_schema, spark_type
 from gpu_ops.spark.exchange.file_task import FILE_COLUMN, STAGING, FileTask, FileWriter, WrittenFile
 from gpu_ops.spark.exchange.task import Task
-from gpu_ops.spark.metrics.metrics import METRICS_TYPE, metric_names, observed
+from gpu_ops.spark.metrics.metrics import METRICS_TYPE
+from gpu_ops.spark.plan.build import observing
 from gpu_ops.spark.plan.recognition import JoinPlan
 from gpu_ops.spark.plan.selection import taken_of_join
 from gpu_ops.spark.sinks.changes import query_of
@@ -129,10 +129,7 @@ def _files(changes: DataFrame, writer: FileWriter) -> DataFrame:
         output = output.add(task.hidden, spark_type(METRICS_TYPE))
     below = frame_of(spark, found.node.children().head())
     files = below.mapInArrow(FileTask(task, found.taken, writer._replace(schema=schema)), plan.carried_by(output))
-    if task.hidden is not None:
-        names = metric_names(plan.join.sides, interval=plan.join.interval is not None)
-        files = files.observe(plan.name, observed(names, task.hidden)).filter(f.isnull(task.hidden))
-    return files.select(FILE_COLUMN)
+    return observing(files, plan, task.hidden).select(FILE_COLUMN)
 
 
 def _task_of(node: Any, spark: SparkSession) -> Task:
@@ -196,7 +193,8 @@ class _LogCommit:
         self._log = log(1, self._spark._jsparkSession, f"{self._location}/{_LOG}", none)
         if self._latest() >= number:
             return True
-        self._delete(self._files_of(number))  # of a commit that was cut short
+        for path in self._files_of(number):  # of a commit that was cut short
+            self._files.delete_file(path)
         return False
 
     def _latest(self) -> int:
@@ -224,10 +222,6 @@ class _LogCommit:
     def _files_of(self, number: int) -> list[str]:
         everything = self._files.get_file_info(pafs.FileSelector(self._root, recursive=True))
         return [x.path for x in everything if x.base_name.startswith(f"part-{number:010d}-")]
-
-    def _delete(self, paths: Sequence[str]) -> None:
-        for path in paths:
-            self._files.delete_file(path)
 
     def commit(self, query: str, number: int, files: Sequence[WrittenFile], schema: pa.Schema) -> None:
         """See `_Commit`."""

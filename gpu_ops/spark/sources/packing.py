@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from gpu_ops.files.formats import FileFormat
 from gpu_ops.files.row_filter import Condition, Taken
-from gpu_ops.spark.exchange.arrivals import PACKED
+from gpu_ops.spark.exchange.arrivals import PACKED, typed
 from gpu_ops.spark.exchange.task import freeze_imports
 from gpu_ops.state.manifest import ARROW
 
@@ -121,12 +121,8 @@ class PackRows:
         freeze_imports()
         context = TaskContext.get()
         part = context.partitionId() if context is not None else 0
-        yield from self._packer.pack(map(self._typed, batches), part, "")
-
-    def _typed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        schema = self._packer.schema
-        columns = [c if c.type == x.type else c.cast(x.type) for c, x in zip(batch.columns, schema, strict=True)]
-        return pa.RecordBatch.from_arrays(columns, schema=schema)
+        rows = (typed(batch, self._packer.schema) for batch in batches)
+        yield from self._packer.pack(rows, part, "")
 
 
 class PackFiles:
