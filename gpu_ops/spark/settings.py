@@ -42,6 +42,11 @@ _METRICS: Final = ("observed", "reported")
 _SECONDS: Final = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
 
 
+def given_at_start(context: Any) -> dict[str, str]:
+    """The names under ``spark.gpu_ops.`` in the configuration that an application started with, and their values."""
+    return {PREFIX + str(pair._1()): str(pair._2()) for pair in context._jsc.sc().getConf().getAllWithPrefix(PREFIX)}
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """What the application sets.
@@ -112,6 +117,15 @@ class Settings:
             metrics=given.get(METRICS),
             gpu_probe=cast("Probe", probe),
         )
+
+    @classmethod
+    def of_application(cls, context: Any) -> Settings:
+        """Those that an application started with; `of` says what it raises.
+
+        Args:
+            context: its SparkContext. Its ``getConf()`` costs a call into the JVM per setting, a tenth of a second.
+        """
+        return cls.of(given_at_start(context).items())
 
     @classmethod
     def check_session(cls, session: Mapping[str, str], application: Mapping[str, str]) -> None:

@@ -16,7 +16,7 @@ def make_importable(session: SparkSession) -> None:
     context = session.sparkContext
     if not one_machine(context):
         return  # another machine has its own interpreter and packages
-    if not os.environ.get("PYSPARK_PYTHON") and not context.getConf().contains("spark.pyspark.python"):
+    if not os.environ.get("PYSPARK_PYTHON") and not session.conf.get("spark.pyspark.python", None):
         context.pythonExec = sys.executable
     if "site-packages" not in PACKAGE_ROOT:
         known = [*context.environment.get("PYTHONPATH", "").split(os.pathsep)]

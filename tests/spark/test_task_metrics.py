@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -15,6 +16,7 @@ from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.spark.metrics.metrics import METRICS_COLUMN, METRICS_TYPE, added_up, metric_names, observed, pack
 from gpu_ops.spark.metrics.task_metrics import Run, TaskMetrics
 from gpu_ops.spark.plan.plugin import PLUGIN, metrics_reported, shuffle_reorders
+from gpu_ops.spark.settings import PREFIX
 
 RUN = Run("query", "run", "join")
 NAMES = metric_names(("left", "right"), interval=True)
@@ -100,11 +102,11 @@ class _Conf(dict[str, str]):
     def sparkContext(self) -> _Conf:  # noqa: N802 - Spark's name
         return self
 
-    def getConf(self) -> _Conf:  # noqa: N802
-        return self
-
-    def getAll(self) -> list[tuple[str, str]]:  # noqa: N802
-        return list(self.items())
+    @property
+    def _jsc(self) -> Any:
+        found = [(n, v) for n, v in self.items() if n.startswith(PREFIX)]
+        pairs = [Mock(**{"_1.return_value": n.removeprefix(PREFIX), "_2.return_value": v}) for n, v in found]
+        return Mock(**{"sc.return_value.getConf.return_value.getAllWithPrefix.return_value": pairs})
 
 
 @pytest.mark.parametrize(

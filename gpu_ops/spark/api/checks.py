@@ -26,7 +26,7 @@ from gpu_ops.spark.plan.recognition import JoinPlan, plans_of
 from gpu_ops.spark.plan.union_layout import collated_key
 from gpu_ops.spark.servers.directory import Directory
 from gpu_ops.spark.servers.folders import warn_of_local_folder
-from gpu_ops.spark.settings import PREFIX, Settings
+from gpu_ops.spark.settings import PREFIX, Settings, given_at_start
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest, check_open
@@ -260,8 +260,7 @@ def _check_settings(session: SparkSession) -> None:
     # All names in one text, and few values: a call into the JVM for each of some hundred settings takes longer.
     names = str(session._jsparkSession.conf().getAll().keys().mkString("\n")).splitlines()
     own = {name: str(session.conf.get(name)) for name in names if name.startswith(PREFIX)}
-    started = session.sparkContext._jsc.sc().getConf().getAllWithPrefix(PREFIX)
-    Settings.check_session(own, {PREFIX + str(pair._1()): str(pair._2()) for pair in started})
+    Settings.check_session(own, given_at_start(session.sparkContext))
 
 
 def _check_state(description: Description, *, static: bool, state: StateAddress | None, backlog: bool) -> None:

@@ -111,7 +111,7 @@ def _distribution(plan: JoinPlan) -> str:
 
 
 def _backend(plan: JoinPlan, df: DataFrame) -> str:
-    probe = f"; probe {Settings.of(df.sparkSession.sparkContext.getConf().getAll()).gpu_probe}"
+    probe = f"; probe {Settings.of_application(df.sparkSession.sparkContext).gpu_probe}"
     if plan.bounded:
         asked = plan.backend == "gpu"
         return f"gpu (asked for){probe}" if asked else "cpu (in Spark's tasks, which would share a card)"

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from gpu_ops.conditions import backquoted
+
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
@@ -89,22 +91,21 @@ def observed(names: Sequence[str], column: str) -> Column:
     """
     from pyspark.sql import functions as f  # noqa: PLC0415 - a worker that only packs needs none
 
-    def field(partitions: Column, index: int, name: str) -> Column:
-        numbers = f.transform(partitions, lambda packed: f.get(packed, f.lit(index)))
-        latest = f.array_max(numbers)
+    def field(index: int, name: str) -> str:
+        numbers = f"transform(partitions, packed -> get(packed, {index}))"
         if name in _MARKS:
-            return latest.alias(name)
-        if name in _TIMES:
-            return (f.coalesce(latest, f.lit(0)) / 1000.0).alias(name)
-        zero = f.lit(0).cast("bigint")
-        return f.aggregate(numbers, zero, lambda total, n: total + f.coalesce(n, zero)).alias(name)
+            made = f"array_max({numbers})"
+        elif name in _TIMES:
+            made = f"coalesce(array_max({numbers}), 0) / 1000D"
+        else:
+            made = f"aggregate({numbers}, 0L, (total, n) -> total + coalesce(n, 0L))"
+        return f"{made} AS {backquoted(name)}"
 
-    def added(partitions: Column) -> Column:
-        return f.struct(*(field(partitions, index, name) for index, name in enumerate(names)))
-
-    # in an array of its own, so that the aggregate is named once, and computed once
-    collected = f.array(f.collect_list(f.col(column)))
-    return f.get(f.transform(collected, added), f.lit(0)).alias(METRICS_FIELD)
+    fields = ", ".join(field(index, name) for index, name in enumerate(names))
+    # in an array of its own, so that the aggregate is named once, and computed once; as text, because of function
+    # calls from Python there would be thousands, which take a second
+    collected = f"array(collect_list({backquoted(column)}))"
+    return f.expr(f"get(transform({collected}, partitions -> struct({fields})), 0)").alias(METRICS_FIELD)
 
 
 def added_up(names: Sequence[str], partitions: Sequence[Sequence[int | None]]) -> dict[str, int | float | None]:

@@ -63,7 +63,7 @@ def build_bounded(plan: JoinPlan, inputs: Sequence[DataFrame], function: Grouped
     task = BoundedTask(
         plan.function_name, join.to_json(), wire, wire_schema(layout),
         backend="gpu" if plan.backend == "gpu" else "cpu",
-        probe=Settings.of(session.sparkContext.getConf().getAll()).gpu_probe, function=function,
+        probe=Settings.of_application(session.sparkContext).gpu_probe, function=function,
     )  # fmt: skip
     output = output_type(join, schemas) if function is None else function.schema
     found = rows.mapInArrow(task, plan.carried_by(output))

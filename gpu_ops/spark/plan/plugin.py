@@ -11,7 +11,7 @@ PLUGIN: Final = "com.nvidia.spark.SQLPlugin"
 
 def plugin_on(session: Any) -> bool:
     """Whether the RAPIDS plugin rewrites this session's plans."""
-    plugins = session.sparkContext.getConf().get("spark.plugins", "") or ""
+    plugins = session.conf.get("spark.plugins", "") or ""
     enabled = session.conf.get("spark.rapids.sql.enabled", "true")
     return PLUGIN in plugins and str(enabled).lower() != "false"
 
@@ -29,5 +29,5 @@ def metrics_reported(session: Any) -> bool:
 
     The plugin fails on every aggregate in ``DataFrame.observe`` (NVIDIA/cudf-spark#14152).
     """
-    asked = Settings.of(session.sparkContext.getConf().getAll()).metrics
+    asked = Settings.of_application(session.sparkContext).metrics
     return plugin_on(session) if asked is None else asked == "reported"

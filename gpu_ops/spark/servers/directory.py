@@ -106,7 +106,7 @@ class Directory:
         self._closing = threading.Event()
         self._context = context
         conf = context.getConf()
-        settings = Settings.of(conf.getAll())
+        settings = Settings.of_application(context)
         host = bind = _LOOPBACK
         self._servers: Servers
         if on_cluster(context):
