@@ -92,20 +92,21 @@ def observed(names: Sequence[str], column: str) -> Column:
     from pyspark.sql import functions as f  # noqa: PLC0415 - a worker that only packs needs none
 
     def field(index: int, name: str) -> str:
-        numbers = f"transform(partitions, packed -> get(packed, {index}))"
-        if name in _MARKS:
-            made = f"array_max({numbers})"
-        elif name in _TIMES:
-            made = f"coalesce(array_max({numbers}), 0) / 1000D"
-        else:
-            made = f"aggregate({numbers}, 0L, (total, n) -> total + coalesce(n, 0L))"
-        return f"{made} AS {backquoted(name)}"
+        number = f"get(found.{'most' if name in _MARKS or name in _TIMES else 'sum'}, {index})"
+        return f"{f'coalesce({number}, 0) / 1000D' if name in _TIMES else number} AS {backquoted(name)}"
 
+    def over_partitions(nothing: str, both: str) -> str:
+        start = f"array_repeat(CAST({nothing} AS BIGINT), {len(names)})"
+        return f"aggregate(partitions, {start}, (before, more) -> zip_with(before, more, (x, y) -> {both}))"
+
+    total, most = over_partitions("0", "x + coalesce(y, 0)"), over_partitions("NULL", "greatest(x, y)")
     fields = ", ".join(field(index, name) for index, name in enumerate(names))
-    # in an array of its own, so that the aggregate is named once, and computed once; as text, because of function
-    # calls from Python there would be thousands, which take a second
-    collected = f"array(collect_list({backquoted(column)}))"
-    return f.expr(f"get(transform({collected}, partitions -> struct({fields})), 0)").alias(METRICS_FIELD)
+    # As text: of calls into the JVM there would be thousands, which take a second. What an array of one is
+    # transformed from is computed once, and the fields are short, as Spark analyses them in every micro-batch.
+    collected = (
+        f"transform(array(collect_list({backquoted(column)})), partitions -> struct({total} AS sum, {most} AS most))"
+    )
+    return f.expr(f"get(transform({collected}, found -> struct({fields})), 0)").alias(METRICS_FIELD)
 
 
 def added_up(names: Sequence[str], partitions: Sequence[Sequence[int | None]]) -> dict[str, int | float | None]:
