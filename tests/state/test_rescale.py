@@ -274,8 +274,12 @@ def beside(seed: int, folder: Path) -> Counter[str]:
 
 def test_a_folder_that_is_cut_anew_beside_its_running_query_loses_nothing(tmp_path: Path) -> None:
     """``gpu-join rescale`` destroyed what the query needed."""
-    happened = sum((beside(seed, tmp_path / str(seed)) for seed in range(2, 11)), Counter[str]())
-    assert {"query refused", "cut", "cut refused"} <= happened.keys(), happened
+    wanted, happened = {"query refused", "cut", "cut refused"}, Counter[str]()
+    for seed in range(2, 60):  # what happens to whom also depends on the machine
+        happened += beside(seed, tmp_path / str(seed))
+        if seed >= 10 and wanted <= happened.keys():
+            break
+    assert wanted <= happened.keys(), happened
 
 
 @pytest.mark.slow
