@@ -72,15 +72,19 @@ def moments(slots: Slots, instants: Instants, codes: Array | int) -> Array:
     return (((slots << INSTANT_BITS) | instants) << CODE_BITS) | codes
 
 
-def unpacked_moments(made: Array) -> tuple[Slots, Instants, Array]:
-    """Slots, instants and codes of n moments."""
-    rest = made >> CODE_BITS
-    return rest >> INSTANT_BITS, rest & ((1 << INSTANT_BITS) - 1), made & ((1 << CODE_BITS) - 1)
+def without_codes(made: Array) -> tuple[Array, Array]:
+    """Slots and instants of n moments, as `owned` has them; and their codes."""
+    return made >> CODE_BITS, made & ((1 << CODE_BITS) - 1)
 
 
 def owned(owners: Array, instants: Instants) -> Array:
     """N numbers of whatever is counted and n instants, sorted in this order."""
     return (owners << INSTANT_BITS) | instants
+
+
+def unowned(made: Array) -> tuple[Array, Instants]:
+    """Both parts of what `owned` gives."""
+    return made >> INSTANT_BITS, made & ((1 << INSTANT_BITS) - 1)
 
 
 def sorted_positions(xp: Any, keys: Array) -> Positions:

@@ -30,8 +30,10 @@ def test_pairs(rows: list[tuple[int, int]]) -> None:
 
 @given(st.lists(st.tuples(SLOTS, INSTANTS, st.integers(0, 2**CODE_BITS - 1)), min_size=1))
 def test_moments(rows: list[tuple[int, int, int]]) -> None:
-    made = layouts.unpacked_moments(np.sort(layouts.moments(*np.array(rows, np.int64).T)))
+    owned, codes = layouts.without_codes(np.sort(layouts.moments(*np.array(rows, np.int64).T)))
+    made = (*layouts.unowned(owned), codes)
     assert list(zip(*(m.tolist() for m in made), strict=True)) == sorted(rows)
+    assert layouts.owned(*layouts.unowned(owned)).tolist() == owned.tolist()
 
 
 @given(st.lists(st.tuples(st.integers(-1, 2 * MAX_CHANGES + 1), st.integers(0, 2**RANK_BITS - 1)), min_size=1))

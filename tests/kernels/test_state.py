@@ -64,7 +64,7 @@ def test_fused_functions(kernels: Kernels) -> None:
         (layouts.unpaired, [layouts.pairs(*slots)]),
         (layouts.moments, [slots[0], slots[1] % (1 << layouts.INSTANT_BITS), 4]),
         (layouts.moments, [slots[0], slots[1] % (1 << layouts.INSTANT_BITS), rng.integers(0, 5, 500)]),
-        (layouts.unpacked_moments, [rng.integers(0, 1 << 62, 500)]),
+        (layouts.without_codes, [rng.integers(0, 1 << 62, 500)]),
         (_timed, [rng.integers(-1, 2, 500), rng.integers(NEVER - 1, NEVER + 1, 500)]),
         *(
             (_crosses, [counts[0], after, slots[0], 1 << 30, gone])

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from gpu_ops import layouts
 from gpu_ops.arrays import Array, Instants, Positions, value_changes
 
 
@@ -28,8 +29,12 @@ class Moments:
     """Position of the moment's first event."""
     last: Positions
     """Position of its last event."""
-    opens: Array
-    """Whether it is its row's first moment."""
+    rows: Array
+    """Whose moment it is."""
+    instants: Instants
+    """When."""
+    opening: Positions
+    """Which of the moments are the first ones of their rows."""
     after: Array
     """The row's count after it."""
     row: Array
@@ -47,33 +52,32 @@ class Moments:
         """
         before = xp.empty(state.size, bool)
         before[1:] = state[:-1]
-        opening = xp.flatnonzero(self.opens)
-        before[opening] = initial
+        before[self.opening] = initial
         return xp.flatnonzero(state != before)
 
 
-def moments(xp: Any, rows: Array, instants: Instants, deltas: Array, base: Callable[[Positions], Array]) -> Moments:
+def moments(xp: Any, owned: Array, deltas: Array, base: Callable[[Positions], Array]) -> Moments:
     """Counts after each moment.
 
     Args:
         xp: numpy or cupy.
-        rows: n events, whose counts each moves, ascending.
-        instants: n, ascending within a row.
+        owned: n events, ascending: whose count each moves and when, in one number of `gpu_ops.layouts.owned`.
         deltas: n numbers by which.
         base: gives the counts before the micro-batch, of the rows of some events.
     """
-    new_row = value_changes(xp, rows)
-    start = xp.flatnonzero(new_row | value_changes(xp, instants))
+    start = xp.flatnonzero(value_changes(xp, owned))
+    rows, instants = layouts.unowned(owned[start])
+    opens = value_changes(xp, rows)
+    opening = xp.flatnonzero(opens)
     last = xp.empty(start.size, np.int64)
     last[:-1] = start[1:] - 1
-    last[-1:] = rows.size - 1
+    last[-1:] = owned.size - 1
     moved = xp.cumsum(deltas)
-    row_starts = xp.flatnonzero(new_row)
+    row_starts = start[opening]
     before = base(row_starts).astype(np.int64)
     offset = before - xp.where(row_starts > 0, moved[row_starts - 1], 0)
-    opens = new_row[start]
     row = xp.cumsum(opens) - 1
-    return Moments(start, last, opens, moved[last] + offset[row], row, before)
+    return Moments(start, last, rows, instants, opening, moved[last] + offset[row], row, before)
 
 
 def flickers(xp: Any, rows: Array, changes: Array) -> Array:

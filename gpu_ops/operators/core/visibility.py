@@ -106,13 +106,13 @@ def visible_per_event(
         events.extend(_barrier_events(table, change, barriers))
     # One packed number per event: sorting the numbers sorts by row, instant and order within it.
     packed = xp.sort(xp.concatenate(events))
-    slot, instant, code = kernels.fused(layouts.unpacked_moments)(packed)
-    found = moments(xp, slot, instant, xp.asarray(_DELTA)[code], lambda at: counts[slot[at]])
-    rows, when = slot[found.start], instant[found.start]
+    owned, code = kernels.fused(layouts.without_codes)(packed)
+    found = moments(xp, owned, xp.asarray(_DELTA)[code], lambda at: counts[layouts.unowned(owned[at])[0]])
+    rows, when = found.rows, found.instants
     dies = code[found.last] == _DIES
     visible = ((found.after == 0) == when_alone) & ~dies
     was_visible = (found.base == 0) == when_alone
-    opening = rows[xp.flatnonzero(found.opens)]
+    opening = rows[found.opening]
     if barriers is not None:
         keyless = _keyless(table, opening)
         here = xp.where(keyless[found.row], barriers[1].at(table, when), barriers[0].at(table, when))

@@ -57,8 +57,9 @@ def crossings(
     """
     xp = kernels.xp
     owner, instants, deltas = events
-    order = kernels.argsort(layouts.owned(owner, instants))
-    found = moments(xp, owner[order], instants[order], deltas[order], lambda at: before[order[at]])
+    owned = layouts.owned(owner, instants)
+    order = kernels.argsort(owned)
+    found = moments(xp, owned[order], deltas[order], lambda at: before[order[at]])
     first = order[found.start]
     at = found.switches(xp, found.after == 0, found.base == 0)
     if own is not None:
