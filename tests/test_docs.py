@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import re
+import shutil
 import subprocess
 import sys
+import traceback
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -35,16 +40,56 @@ def run_blocks(path: Path) -> None:
             assert printed.getvalue() == after[1]
 
 
+def run_pages(pages: Iterable[str], answers: TextIO) -> None:
+    """Run pages, each in a session of its own that it starts itself, and in the working folder, emptied before.
+
+    Args:
+        pages: their paths, a line each.
+        answers: a line for each: JSON of what went wrong, or of nothing.
+    """
+    from pyspark.sql import SparkSession  # not everyone who tests has it
+
+    for page in pages:
+        for left in Path().iterdir():
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        wrong = ""
+        try:
+            run_blocks(Path(page.strip()))
+        except BaseException:  # whatever it is, it is the page's
+            wrong = traceback.format_exc()
+        session = SparkSession.getActiveSession()
+        if session is not None:
+            session.stop()
+        print(json.dumps(wrong), file=answers, flush=True)
+
+
+@pytest.fixture(scope="session")
+def page_runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
+    """A process like a user's; one for all pages, whose JVM has done most of its compiling after the first."""
+    code = f"""import os, sys; sys.path.insert(0, {str(ROOT)!r})
+from tests.test_docs import run_pages
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+run_pages(sys.stdin, answers)"""
+    folder, pipe = tmp_path_factory.mktemp("pages"), subprocess.PIPE
+    with (
+        (folder.parent / "pages.log").open("w") as log,
+        subprocess.Popen(
+            [sys.executable, "-c", code], cwd=folder, stdin=pipe, stdout=pipe, stderr=log, text=True
+        ) as process,
+    ):
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+
+
 @pytest.mark.spark
 @pytest.mark.parametrize("path", [p for p in FILES if any(b[0] == "python" for b in blocks(p))], ids=lambda p: p.name)
-def test_blocks(path, tmp_path):
-    # a process of its own: the blocks start a session as a user would
-    code = f"import sys, pathlib; sys.path.insert(0, {str(ROOT)!r})\n"
-    code += f"from tests.test_docs import run_blocks; run_blocks(pathlib.Path({str(path)!r}))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+def test_blocks(path, page_runner):
+    print(path, file=page_runner.stdin, flush=True)
+    answer = page_runner.stdout.readline()
+    assert answer, "the process has ended"
+    assert not json.loads(answer), json.loads(answer)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
