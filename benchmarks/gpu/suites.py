@@ -156,4 +156,4 @@ def workers() -> list[str]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     if missing(["xdist"]) or cores < 4:
         return []
-    return ["-n", str(min(MOST_WORKERS, cores // 2)), "--dist", "loadgroup"]
+    return ["-n", str(min(MOST_WORKERS, cores // 2))]
