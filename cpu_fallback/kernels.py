@@ -19,7 +19,7 @@ from gpu_ops import layouts
 from gpu_ops.arrays import Array, Hashes, Positions, Slots
 from gpu_ops.conditions import Condition
 from gpu_ops.descriptions.keys import key_type
-from gpu_ops.kernels import Among, Columns, Kernels, SearchedRun, as_slots
+from gpu_ops.kernels import Among, Columns, DataFrames, Kernels, SearchedRun, as_slots
 from gpu_ops.values import fitted, one_array
 
 Ints = npt.NDArray[np.int64]
@@ -43,6 +43,8 @@ class CpuKernels:
     host: Kernels | None = None
     memory_limit: int | None = None
     piece_bytes: int | None = None
+    dataframes: DataFrames | None = None
+    gives_frames = False
 
     def __init__(self, *, tiny_segments: bool = False) -> None:
         self.tiny_segments = tiny_segments

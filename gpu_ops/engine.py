@@ -1,11 +1,11 @@
-"""JoinEngine: one partition of one join, Arrow in, Arrow changelog out. No Spark here."""
+"""JoinEngine: one partition of one join, tables in, a changelog out. No Spark here."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -15,18 +15,20 @@ from gpu_ops import operators
 from gpu_ops.backends import Backend, make_kernels
 from gpu_ops.descriptions.changelog import BAD_ROW_KIND, DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
 from gpu_ops.descriptions.description import Description
-from gpu_ops.errors import DescriptionError, GpuJoinError, StateError
+from gpu_ops.errors import BackendError, DescriptionError, GpuJoinError, StateError
 from gpu_ops.fields import reading, whole_number
-from gpu_ops.ingest import ArrowStream, Ingested, ingest
+from gpu_ops.ingest import ArrowStream, Ingested, ingest, repeatable
 from gpu_ops.kernels import Probe
 from gpu_ops.memory import Budget, Memory
 from gpu_ops.operators.backlog import Backlog
 from gpu_ops.operators.operator import Operator
-from gpu_ops.output import append_rows
+from gpu_ops.output import Changelog, append_rows, num_rows, together
 
 Batch: TypeAlias = "ArrowStream | None"
 Watermark: TypeAlias = "int | tuple[int | None, int | None] | None"
 """The operator's, or that of each input, in milliseconds since the epoch."""
+Given = Literal["arrow", "cudf"]
+"""As what an engine gives its changelogs: Arrow tables, or DataFrames of cuDF's."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,13 +36,14 @@ class MicroBatch:
     """The output of a micro-batch.
 
     Attributes:
-        changelog: rows of the join's ``output_schema``.
+        changelog: rows of the join's ``output_schema``: an Arrow table, or a ``cudf.DataFrame`` if the engine's
+            ``output`` is ``"cudf"``.
         sequence: for each of them, the position in the micro-batch's total order of the change that
             caused it; 0 throughout in ``per_batch``, but for an interval join; -1 for what the watermark ended.
         metrics: counts, bytes and milliseconds, by name.
     """
 
-    changelog: pa.Table
+    changelog: Changelog
     sequence: npt.NDArray[np.int64]
     metrics: dict[str, int | float]
 
@@ -57,10 +60,21 @@ class JoinEngine:
         backlog: begin with a backlog: see `prepare`.
         probe: how the GPU finds matching rows: ``"hash_join"`` by cuDF's hash join, ``"index"`` by a search of a sorted
             index, ``"auto"`` by what a model of their costs says. Rows and their order are the same.
+        output: what changelogs are: ``"arrow"`` tables, or with the GPU ``"cudf"`` DataFrames, whose rows do not
+            leave it.
+
+    Raises:
+        BackendError: the GPU was asked for and none answers; or ``output="cudf"`` without the GPU or cuDF, or with a
+            column that cuDF has no type for: a date, bytes, a timestamp with a zone, something nested.
 
     Example:
         >>> engine = JoinEngine(join)
         >>> engine.process(left=orders, right=prices)
+
+        DataFrames of cuDF's in, one out, and no row on the host in between:
+
+        >>> engine = JoinEngine(join, "gpu", output="cudf")
+        >>> engine.process(left=cudf.DataFrame({"id": [1, 2], "item": ["book", "pen"]}))
     """
 
     def __init__(
@@ -72,13 +86,18 @@ class JoinEngine:
         tiny: bool = False,
         backlog: bool = False,
         probe: Probe = "auto",
+        output: Given = "arrow",
     ) -> None:
         if not isinstance(join, Description):
             raise DescriptionError(f"an engine takes the description of a join, not {type(join).__name__}")
         self.join = join
+        if output not in get_args(Given):
+            raise DescriptionError(f"output={output!r}; it is one of {', '.join(get_args(Given))}")
         limit = memory_limit.gpu if isinstance(memory_limit, Budget) else memory_limit
         self.kernels, self.backend_reason = make_kernels(backend, tiny_segments=tiny, memory_limit=limit, probe=probe)
         self.backend = self.kernels.name
+        if output == "cudf":
+            self._give_frames()
         self.memory = Memory(self.kernels, memory_limit)
         if backlog:
             join.check_backlog()
@@ -89,6 +108,15 @@ class JoinEngine:
         self._begins_with_backlog = backlog
         self._backlog: Backlog | None = None
         self._operator = self._fresh_operator()
+
+    def _give_frames(self) -> None:
+        """Have changelogs made as DataFrames, if they can be."""
+        frames, cpu = self.kernels.dataframes, f"the GPU backend is needed, this is the CPU's ({self.backend_reason})"
+        problem = cpu if frames is None else frames.lacks(self.join.output_schema)
+        if problem is not None:
+            self.kernels.close()
+            raise BackendError(f"output='cudf': {problem}")
+        self.kernels.gives_frames = True
 
     def _fresh_operator(self) -> Operator:
         if self._begins_with_backlog:
@@ -109,7 +137,7 @@ class JoinEngine:
         clock_ms: int | None = None,
         watermark: Watermark = None,
         backlog: bool = False,
-    ) -> pa.Table:
+    ) -> Changelog:
         """Apply one micro-batch and return its changelog; arguments as `prepare`."""
         result = self.prepare(
             *inputs, left=left, right=right, orders=orders, left_order=left_order, right_order=right_order,
@@ -118,7 +146,7 @@ class JoinEngine:
         self.commit()
         return result.changelog
 
-    def finish(self) -> pa.Table:
+    def finish(self) -> Changelog:
         """End the input: the output that is left.
 
         With ``emit="at_end"`` that is the whole result, as insertions; nothing may follow. So it is for a backlog that
@@ -129,17 +157,24 @@ class JoinEngine:
             StateError: a micro-batch is prepared, or the input has ended already.
         """
         self._check_there()
-        return pa.concat_tables([self.join.output_schema.empty_table(), *self.finish_parts()])
+        parts = [self.join.output_schema.empty_table(), *self._ending()]
+        return self._given_out(together(self.join, self.kernels, parts))
 
-    def finish_parts(self) -> Iterator[pa.Table]:
-        """As `finish`, in tables that together are the result: with ``emit="at_end"`` it need not fit in memory."""
+    def finish_parts(self) -> Iterator[Changelog]:
+        """As `finish`, in parts that together are the result: with ``emit="at_end"`` it need not fit in memory."""
+        yield from map(self._given_out, self._ending())
+
+    def _ending(self) -> Iterator[Changelog]:
         if self._prepared:
             raise StateError("commit or discard the prepared micro-batch before the input ends")
         self._check_open()
         self._finished = self.join.emit == "at_end"
         last = self._operator.last_watermark_ms
         if last is not None:
-            yield self.process(clock_ms=last, watermark=last)
+            nothing = [None] * len(self.join.inputs)
+            ending = self._begin(ingest(self.join, nothing, nothing), last, last, time.perf_counter())
+            self.commit()
+            yield ending.changelog
         elif not self._finished:
             yield self.join.output_schema.empty_table()
         yield from self._operator.finish()
@@ -169,8 +204,10 @@ class JoinEngine:
 
         Args:
             inputs: the changes of each input, in the join's order: its columns and its row-kind column, or None. An
-                Arrow table, or a DataFrame of pandas, polars, cuDF or whatever else has ``__arrow_c_stream__``; what
-                lies on a card goes through host memory.
+                Arrow table, or a DataFrame of pandas, polars or whatever else has ``__arrow_c_stream__``, or of cuDF,
+                whose index does not count. With the GPU the rows of cuDF's stay there, and its text is taken for valid
+                UTF-8; they go through host memory if a column is nested or categorical, if one of them is an
+                error, and where changes are only kept (``emit="at_end"``, a backlog).
             left: of a join of two inputs, the left's changes; instead of ``inputs``.
             right: the right's, likewise.
             orders: for each input one integer per change, which together put the changes of all inputs in a
@@ -205,9 +242,21 @@ class JoinEngine:
         elif backlog:
             raise DescriptionError("this engine does not begin with a backlog: make it with backlog=True")
         batches, orders_given = self._arguments(inputs, (left, right), orders, (left_order, right_order))
-        changes = ingest(self.join, batches, orders_given)
+        batches = repeatable(self.join, batches)
+        changes = self.memory.within(
+            "taking in a micro-batch",
+            self._operator,
+            lambda: ingest(self.join, batches, orders_given, self.kernels.dataframes),
+        )
         now = int(time.time() * 1000) if clock_ms is None else whole_number("clock_ms", clock_ms)
-        given = self._given(watermark)
+        batch = self._begin(changes, now, self._given(watermark), started)
+        try:
+            return dataclasses.replace(batch, changelog=self._given_out(batch.changelog))
+        except BaseException:
+            self.discard()
+            raise
+
+    def _begin(self, changes: tuple[Ingested, ...], now: int, given: Watermark, started: float) -> MicroBatch:
         self._clock_ms = max(self._clock_ms, now)
         self._prepared = True
         try:
@@ -215,6 +264,14 @@ class JoinEngine:
         except BaseException:
             self.discard()
             raise
+
+    def _given_out(self, changelog: Changelog) -> Changelog:
+        """A changelog as what the engine gives."""
+        if not self.kernels.gives_frames:
+            return changelog
+        assert self.kernels.dataframes is not None
+        frame = self.kernels.frame(changelog) if isinstance(changelog, pa.Table) else changelog
+        return self.kernels.dataframes.made(frame, self.join.output_schema)
 
     def _arguments(
         self,
@@ -276,7 +333,7 @@ class JoinEngine:
         )
         output = made.table
         for side, change in enumerate(changes):
-            output = append_rows(self.join, side, output, change.tagged, BAD_ROW_KIND)
+            output = append_rows(self.join, self.kernels, side, output, rows=change.tagged, kind=BAD_ROW_KIND)
         self.memory.check(self._operator.tables)
         metrics: dict[str, int | float] = {}
         for name, table, change in zip(self.join.sides, self._operator.tables, changes, strict=True):
@@ -296,7 +353,7 @@ class JoinEngine:
             metrics[f"rows_out_{name}"] = int(np.count_nonzero(made.kinds == kind))
         metrics |= made.metrics
         metrics["update_ms"] = metrics.get("update_ms", 0) + (ingested - started) * 1e3
-        beside = np.zeros(output.num_rows - made.sequence.size, np.int64)
+        beside = np.zeros(num_rows(self.kernels, output) - made.sequence.size, np.int64)
         return MicroBatch(output, np.concatenate([made.sequence, beside]), metrics)
 
     def commit(self) -> None:

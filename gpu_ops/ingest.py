@@ -11,13 +11,21 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpu_ops.descriptions.changelog import INSERT, SHORT_STRINGS, decode_row_kinds, known_row_kinds
+from gpu_ops.descriptions.changelog import (
+    INSERT,
+    SHORT_STRINGS,
+    SPELLINGS,
+    codes_of,
+    decode_row_kinds,
+    known_row_kinds,
+)
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.inputs import Input, check_sequence
-from gpu_ops.descriptions.intervals import as_integers, too_far
+from gpu_ops.descriptions.intervals import as_integers, farthest, too_far
 from gpu_ops.errors import BadInputError
+from gpu_ops.kernels import DataFrames, Frame, Kernels, Mask, Rows
 from gpu_ops.layouts import MAX_CHANGES
-from gpu_ops.values import Mask, readable, rebuilt, sample, wrong_text
+from gpu_ops.values import readable, rebuilt, sample, wrong_text
 
 
 class ArrowStream(Protocol):
@@ -31,8 +39,8 @@ class ArrowStream(Protocol):
 class Ingested:
     """The changes of one input, in order."""
 
-    table: pa.Table
-    """n rows of the input's schema, by ascending sequence."""
+    rows: pa.Table | Rows
+    """n rows of the input's schema, by ascending sequence; where they came in."""
     kinds: npt.NDArray[np.int8]
     """n row-kind codes."""
     sequence: npt.NDArray[np.int64]
@@ -46,23 +54,50 @@ class Ingested:
 
     def take(self, order: npt.NDArray[np.int64]) -> Ingested:
         """The changes at these positions; their sequence is left as it was."""
-        return dataclasses.replace(self, table=self.table.take(pa.array(order)), kinds=self.kinds[order])
+        rows = self.rows.take(pa.array(order) if isinstance(self.rows, pa.Table) else order)
+        return dataclasses.replace(self, rows=rows, kinds=self.kinds[order])
 
     def pick(self, mask: npt.NDArray[np.bool_]) -> Ingested:
         """Some of the changes."""
+        rows = self.rows
         return dataclasses.replace(
             self,
-            table=self.table.filter(pa.array(mask)),
+            rows=rows.filter(pa.array(mask)) if isinstance(rows, pa.Table) else rows.take(np.flatnonzero(mask)),
             kinds=self.kinds[mask],
             sequence=self.sequence[mask],
             times=None if self.times is None else self.times[mask],
         )
+
+    @property
+    def table(self) -> pa.Table:
+        """The rows in Arrow, copied out if they are in the backend's memory."""
+        return self.rows if isinstance(self.rows, pa.Table) else self.rows.table()
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """One column in Arrow."""
+        return self.rows[name] if isinstance(self.rows, pa.Table) else self.rows.column(name)
+
+    def frame(self, kernels: Kernels) -> Frame:
+        """The rows in the backend's memory."""
+        return kernels.frame(self.rows) if isinstance(self.rows, pa.Table) else self.rows.frame
+
+
+def repeatable(join: Description, batches: Sequence[ArrowStream | None]) -> list[Any]:
+    """The same, but what may give its rows only once is an Arrow table; DataFrames on a card stay there.
+
+    Raises:
+        BadInputError: what is none of these.
+    """
+    stays = [batch is None or isinstance(batch, pa.Table) or hasattr(batch, "to_pylibcudf") for batch in batches]
+    given = zip(join.inputs, batches, stays, strict=True)
+    return [batch if stay else _to_table(source, batch) for source, batch, stay in given]
 
 
 def ingest(
     join: Description,
     batches: Sequence[ArrowStream | None],
     orders: Sequence[npt.ArrayLike | None],
+    dataframes: DataFrames | None = None,
 ) -> tuple[Ingested, ...]:
     """Check, decode and order the changes of all inputs.
 
@@ -70,6 +105,7 @@ def ingest(
         join: its description.
         batches: one per input.
         orders: likewise.
+        dataframes: how the backend takes rows that are in its memory already, if it can.
 
     Raises:
         BadInputError: names the input, the column and a sample value.
@@ -78,7 +114,12 @@ def ingest(
     start = 0
     kind = join.time_type
     for source, batch, order in zip(join.inputs, batches, orders, strict=True):
-        decoded = _decode(source, batch, order, start, kind)
+        rows = None
+        if dataframes is not None and not (batch is None or isinstance(batch, pa.Table)):
+            rows = dataframes.rows(batch, source.schema, source.row_kind)
+        decoded = None if rows is None else _decode_there(source, rows, order, start, kind)
+        if decoded is None:
+            decoded = _decode(source, batch, order, start, kind)
         start += decoded.rows_in
         sides.append(decoded)
     total = sum(s.kinds.size for s in sides)
@@ -98,7 +139,7 @@ def _with_times(source: Input, kind: pa.DataType | None, changes: Ingested) -> I
         raise BadInputError(source.name, source.row_kind, "an interval join takes insertions only", found)
     if source.event_time is None or kind is None:
         return changes
-    return dataclasses.replace(changes, times=as_integers(changes.table[source.event_time], kind))
+    return dataclasses.replace(changes, times=as_integers(changes.column(source.event_time), kind))
 
 
 def _decode(
@@ -137,13 +178,51 @@ def _decode(
     return Ingested(table, kinds, sequence, rows, bad, tagged)
 
 
+def _decode_there(
+    source: Input, rows: Rows, order: npt.ArrayLike | None, start: int, time_type: pa.DataType | None
+) -> Ingested | None:
+    """As `_decode`, of rows in the backend's memory; their text is taken for valid.
+
+    Returns:
+        None where something is an error: `_decode` says which, and looks at all rows for a sample.
+    """
+    size = len(rows)
+    sequence = np.arange(start, start + size, dtype=np.int64) if order is None else _positions(source, order, size)
+    needed = [*(source.unique_key or ()), *([] if source.event_time is None else [source.event_time])]
+    wrong = np.zeros(size, np.bool_)
+    for field in source.schema:
+        missing = rows.nulls(field.name) if field.name in needed or not field.nullable else None
+        if missing is not None and not field.nullable:
+            return None
+        finer = _finer(source, field, time_type)
+        far = None if finer is None else rows.beyond(field.name, farthest(field.type, finer))
+        for mask in (missing, far):
+            wrong |= False if mask is None else mask
+    places = None if source.row_kind is None else rows.words(SPELLINGS)
+    if places is not None:
+        wrong |= places < 0
+    tagged, bad = None, int(wrong.sum())
+    if bad and source.bad_rows == "fail":
+        return None
+    if bad:
+        tagged = rows.take(np.flatnonzero(wrong)).table() if source.bad_rows == "tag" else None
+        rows, sequence = rows.take(np.flatnonzero(~wrong)), sequence[~wrong]
+        places = None if places is None else places[~wrong]
+    if places is None:
+        kinds: npt.NDArray[np.int8] | None = np.full(len(rows), INSERT, np.int8)
+    else:
+        kinds = codes_of(places, has_unique_key=source.unique_key is not None)
+    return None if kinds is None else Ingested(rows, kinds, sequence, size, bad, tagged)
+
+
 def _to_table(source: Input, batch: Any) -> pa.Table:
     """What others than Arrow's tables say that they hold."""
     if not hasattr(batch, "__arrow_c_stream__"):
         problem = f"takes an Arrow table, or a DataFrame with __arrow_c_stream__, not {type(batch).__name__}"
         raise BadInputError(source.name, None, problem)
     try:
-        return pa.table(batch)
+        # a DataFrame of cuDF's says its index as a column otherwise, where rows were picked from another
+        return batch.to_arrow(preserve_index=False) if hasattr(batch, "to_pylibcudf") else pa.table(batch)
     except (TypeError, ValueError, NotImplementedError, pa.ArrowException) as error:
         problem = f"a {type(batch).__name__} that does not become an Arrow table: {error}"
         raise BadInputError(source.name, None, problem) from None
@@ -239,20 +318,26 @@ def _faults(source: Input, table: pa.Table, time_type: pa.DataType | None) -> It
         text = wrong_text(column)
         if text is not None:
             yield name, "holds text that is not valid UTF-8", text[1], text[0]
-        finer = time_type if name == source.event_time else None
-        if finer is None and pa.types.is_timestamp(column.type) and column.type.unit in ("s", "ms"):
-            finer = pa.timestamp("us", column.type.tz)
+        finer = _finer(source, table.schema.field(name), time_type)
         far = None if finer is None else too_far(column, finer)
         if far is not None:
             shown = column.cast(pa.int64()).filter(pa.array(far))[0].as_py()
             yield name, f"is too far from 1970 to be compared in {finer}", shown, far
 
 
+def _finer(source: Input, field: pa.Field, time_type: pa.DataType | None) -> pa.DataType | None:
+    """The type that a column's times have to reach in, to be compared; None where all do."""
+    finer = time_type if field.name == source.event_time else None
+    if finer is None and pa.types.is_timestamp(field.type) and field.type.unit in ("s", "ms"):
+        return pa.timestamp("us", field.type.tz)
+    return finer
+
+
 def _in_total_order(inputs: Sequence[Input], sides: Sequence[Ingested]) -> list[Ingested]:
     """Each input by its own order, and positions in the total order of all instead of the order given."""
     by, kind = [source.sequence_by for source in inputs], check_sequence(inputs)
     if kind is not None:
-        values = [side.table[name] for side, name in zip(sides, by, strict=True)]
+        values = [side.column(name) for side, name in zip(sides, by, strict=True) if name is not None]
         values = [v if v.type == kind else v.cast(kind) for v in values]
         return _ranked(sides, pa.chunked_array([chunk for v in values for chunk in v.chunks], kind))
     own = [_by_own_sequence(s, name) if name is not None else s for s, name in zip(sides, by, strict=True)]
@@ -262,7 +347,7 @@ def _in_total_order(inputs: Sequence[Input], sides: Sequence[Ingested]) -> list[
 def _by_own_sequence(side: Ingested, column: str) -> Ingested:
     """The input's changes by its sequence column, in the positions its changes held before."""
     positions = np.sort(side.sequence)
-    order = _order(side.table[column], side.sequence)
+    order = _order(side.column(column), side.sequence)
     return dataclasses.replace(side.take(order), sequence=positions)
 
 

@@ -23,12 +23,71 @@ from gpu_ops.conditions import Condition
 Frame = Any
 """Named columns of equal length, in the backend's own form. Immutable."""
 
+Mask = npt.NDArray[np.bool_]
+
 
 Probe = Literal["auto", "hash_join", "index"]
 """How the GPU finds candidates: by libcudf's hash join, by a search of the sorted index, or by what costs less.
 
 Rows and their order are the same. A host has the search only.
 """
+
+
+class Rows(Protocol):
+    """Rows that came in a DataFrame of the backend's memory, and stay there. Arrays are the host's."""
+
+    @property
+    def frame(self) -> Frame:
+        """Their columns."""
+
+    def __len__(self) -> int:
+        """Number of rows."""
+
+    def take(self, order: npt.NDArray[np.int64]) -> Rows:
+        """The rows at n positions."""
+
+    def table(self) -> pa.Table:
+        """All columns, copied out."""
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """One column, copied out."""
+
+    def nulls(self, name: str) -> Mask | None:
+        """Which values are null; None for none."""
+
+    def beyond(self, name: str, limit: int) -> Mask | None:
+        """Which integers or times, as integers, are not between ``-limit`` and ``limit``; None for none."""
+
+    def words(self, known: Sequence[str]) -> npt.NDArray[np.int8]:
+        """Which of the known words stands in the column beside each row (see `DataFrames.rows`); -1 for none."""
+
+
+class DataFrames(Protocol):
+    """DataFrames of another library in the backend's memory, taken and given without the host."""
+
+    def lacks(self, schema: pa.Schema) -> str | None:
+        """Why DataFrames of this schema cannot be given; None where they can."""
+
+    def rows(self, given: object, schema: pa.Schema, beside: str | None) -> Rows | None:
+        """A DataFrame's rows, in memory of their own: what becomes of it later does not matter.
+
+        Args:
+            given: it may be anything.
+            schema: the columns to be taken, in this order.
+            beside: a further column, of text.
+
+        Returns:
+            None for what is no such DataFrame, has no rows, other columns, or some that do not go without the host.
+        """
+
+    def numbers(self, name: str, values: Array, kind: pa.DataType) -> Frame:
+        """A frame of one column over an array's memory: int64, of a type that is a count of something."""
+
+    def together(self, parts: Sequence[pa.Table | Frame], schema: pa.Schema) -> Frame:
+        """Rows one after the other, by position and in the schema's types."""
+
+    def made(self, frame: Frame, schema: pa.Schema) -> Any:
+        """A DataFrame of a frame's columns, by position and in the schema's types; its memory is nobody else's."""
 
 
 class SearchedRun(Protocol):
@@ -133,6 +192,10 @@ class Kernels(Protocol):
     """The backend of host memory, for state that the GPU's has no room for; None if this is it."""
     memory_limit: int | None
     """Bytes of GPU memory that all backends of the process may allocate together; None on the host."""
+    dataframes: DataFrames | None
+    """How DataFrames in the backend's memory come and go; None on the host."""
+    gives_frames: bool
+    """Whether changelogs are made as frames, to be given as DataFrames; else in Arrow."""
     piece_bytes: int | None
     """What is merged to be larger than this many bytes could no longer be moved in parts; None for no limit."""
 

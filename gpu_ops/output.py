@@ -1,9 +1,9 @@
-"""From output rows (kinds and slots) to the changelog in Arrow."""
+"""From output rows (kinds and slots) to the changelog, in Arrow or as a frame of the backend."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -11,10 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpu_ops.arrays import Array, Slots
-from gpu_ops.descriptions.changelog import encode_row_kinds
+from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN, SHORT_STRINGS, encode_row_kinds
 from gpu_ops.descriptions.description import EITHER, Description
 from gpu_ops.descriptions.intervals import as_integers, from_integers, too_far
 from gpu_ops.kernels import Frame, Kernels, Store
+
+Changelog: TypeAlias = Any
+"""Rows of a join's ``output_schema``: an Arrow table; where the backend ``gives_frames`` also one of its frames."""
 
 
 class HasStore(Protocol):
@@ -62,8 +65,8 @@ def gathered(
 
 def changelog_table(
     join: Description, kernels: Kernels, frame: Frame, kinds: npt.NDArray[np.int8], later: Array | None = None
-) -> pa.Table:
-    """The changelog in Arrow.
+) -> Changelog:
+    """The changelog.
 
     Args:
         join: its description.
@@ -72,11 +75,42 @@ def changelog_table(
         kinds: their n row kinds.
         later: for an interval join with a timestamp column, the later time of each row's two parts.
     """
+    if kernels.gives_frames:
+        return _framed(join, kernels, frame, kinds, later)
     data = kernels.to_arrow(frame, pa.schema(list(join.output_schema)[1 : 1 + len(join.output) - (later is not None)]))
     columns = [encode_row_kinds(kinds), *data.columns]
     if later is not None:
         columns.append(from_integers(kernels.asnumpy(later), join.output[-1].type))
     return pa.Table.from_arrays(columns, schema=join.output_schema)
+
+
+def _framed(
+    join: Description, kernels: Kernels, frame: Frame, kinds: npt.NDArray[np.int8], later: Array | None
+) -> Frame:
+    """The changelog as a frame: a row kind's text is one of four rows."""
+    texts = kernels.frame(pa.table({ROW_KIND_COLUMN: pa.array(SHORT_STRINGS, pa.string())}))
+    told = kernels.take(texts, kernels.asarray(kinds).astype(np.int64), [ROW_KIND_COLUMN], present=True)
+    parts = [(ROW_KIND_COLUMN, told, ROW_KIND_COLUMN)]
+    own = join.output if later is None else join.output[:-1]
+    parts += [(column.name, frame, column.name) for column in own]
+    if later is not None:
+        assert kernels.dataframes is not None
+        last = join.output[-1]
+        parts.append((last.name, kernels.dataframes.numbers(last.name, later, last.type), last.name))
+    return kernels.combine(parts)
+
+
+def together(join: Description, kernels: Kernels, parts: Sequence[Changelog]) -> Changelog:
+    """Parts of a changelog as one."""
+    if not kernels.gives_frames:
+        return pa.concat_tables(parts)
+    assert kernels.dataframes is not None
+    return parts[0] if len(parts) == 1 else kernels.dataframes.together(parts, join.output_schema)
+
+
+def num_rows(kernels: Kernels, changelog: Changelog) -> int:
+    """Rows of a changelog."""
+    return changelog.num_rows if isinstance(changelog, pa.Table) else kernels.num_rows(changelog)
 
 
 def later_times(xp: Any, slots: Sequence[Slots], times: Sequence[Array]) -> Array:
@@ -95,11 +129,14 @@ def later_times(xp: Any, slots: Sequence[Slots], times: Sequence[Array]) -> Arra
     return xp.maximum(*found)
 
 
-def append_rows(join: Description, side: int, output: pa.Table, rows: pa.Table | None, kind: str) -> pa.Table:
+def append_rows(
+    join: Description, kernels: Kernels, side: int, output: Changelog, *, rows: pa.Table | None, kind: str
+) -> Changelog:
     """The changelog with rows of one input handed out after it, the other side's columns null.
 
     Args:
         join: its description.
+        kernels: the backend.
         side: whose rows they are.
         output: the changelog.
         rows: of the input's schema, or None.
@@ -118,7 +155,7 @@ def append_rows(join: Description, side: int, output: pa.Table, rows: pa.Table |
             columns.append(_times(rows[name], column.type))
         else:
             columns.append(rows[name].cast(column.type))
-    return pa.concat_tables([output, pa.Table.from_arrays(columns, schema=output.schema)])
+    return together(join, kernels, [output, pa.Table.from_arrays(columns, schema=join.output_schema)])
 
 
 def _times(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:

@@ -8,7 +8,7 @@
 #   session.sh shapes           there: 100k and 10M changes, ways of probing, keys, partitions, first micro-batches
 #   session.sh cpu              there: the CPU engine beside it, on one core
 #   session.sh parts            there: appends, merges, transfers, other joins
-#   session.sh contract|golden|traces   there: the rest of the contract tests; all golden cases; the random traces
+#   session.sh contract|dataframes|golden|traces   there: the rest of the contract; cuDF; all golden cases; random traces
 #   session.sh demo             there: the demo on Spark
 #   session.sh keep FOLDER      here: take over the results that came back
 #
@@ -80,7 +80,7 @@ case $step in
     bench --part state --part transfer --part interval --part multi_way --part ways --part at_end --part snapshot \
       --part peers --budget-s 480 --resume "$@"
     ;;
-  contract | golden | traces) verify --step "$step" --limit-s 500 --resume "$@" ;;
+  contract | dataframes | golden | traces) verify --step "$step" --limit-s 500 --resume "$@" ;;
   demo) verify --step demo "$@" ;;
   keep)
     mkdir -p "$results"

@@ -28,10 +28,13 @@ SUITES = {
         "tests/test_multi_input.py",
         "tests/test_ttl.py",
     ),
+    "dataframes": ("tests/test_dataframes.py",),
     "golden": ("tests/conformance",),
     "traces": ("tests/oracle", "tests/test_bounded.py"),
 }
 """The tests of each step."""
+SUITES_NEED = {"dataframes": ("cudf",)}
+"""What a step's tests need beside what all do; where it is not installed, the step is left out."""
 ELSEWHERE = ("tests/oracle/test_flink.py", "tests/oracle/test_flink_multi.py")
 """They ask a live Flink, which no host with a card has; what it answered are the golden cases."""
 MOST_WORKERS = 12

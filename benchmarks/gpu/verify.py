@@ -3,6 +3,7 @@
 Steps:
 - `smoke`: `benchmarks.gpu.smoke`, two minutes: is anything wrong at all?
 - `contract`: the backend contract tests, every column type, and engines row for row against the CPU backend.
+- `dataframes`: cuDF's DataFrames in and out. Left out, and said so, where cuDF is not installed.
 - `golden`: all golden cases of ``tests/conformance``.
 - `traces`: random traces row for row against `cpu_fallback`, and folds against SQL.
 - `bench`: the benchmark, `benchmarks.gpu.bench`.
@@ -37,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.passed import ROOT, digest
-from benchmarks.gpu.suites import SUITES, Result, missing, run_tests, workers
+from benchmarks.gpu.suites import SUITES, SUITES_NEED, Result, missing, run_tests, workers
 
 NEEDED = ("pylibcudf", "cupy", "rmm", "numpy", "pandas", "pyarrow", "sqlglot")
 TESTS_NEED = ("pytest", "hypothesis", "duckdb")
@@ -203,7 +204,10 @@ def main() -> None:
             print("passed before", flush=True)
             continue
         began, kept = time.monotonic(), out.with_suffix(f".{name}.passed")
-        if name in SUITES:
+        lacking = missing(SUITES_NEED.get(name, ()))
+        if lacking:
+            step = Result("left out", problems=[f"not installed: {', '.join(lacking)}"])
+        elif name in SUITES:
             tests = [*workers(), *arguments]
             step = run_tests(SUITES[name], tests, limit=options.limit_s, keep=kept, resume=options.resume)
             if told == name and step.status == "passed":

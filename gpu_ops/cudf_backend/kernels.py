@@ -17,6 +17,7 @@ from gpu_ops.arrays import Array, Hashes, Positions, Slots
 from gpu_ops.conditions import Condition
 from gpu_ops.cudf_backend import compare, groups, memory
 from gpu_ops.cudf_backend.conditions.evaluate import evaluate
+from gpu_ops.cudf_backend.dataframes import CudfFrames
 from gpu_ops.cudf_backend.device import array_module, require_one_stream
 from gpu_ops.cudf_backend.frame import Frame, choose, copied_out, from_arrow, from_values, to_arrow_pieces, valid_mask
 from gpu_ops.cudf_backend.frame import values as numbers
@@ -27,7 +28,7 @@ from gpu_ops.cudf_backend.search import search_runs, sorted_run
 from gpu_ops.cudf_backend.storage import decoded
 from gpu_ops.cudf_backend.store import CudfStore
 from gpu_ops.descriptions.keys import key_type
-from gpu_ops.kernels import Among, Columns, Kernels, Probe, SearchedRun
+from gpu_ops.kernels import Among, Columns, DataFrames, Kernels, Probe, SearchedRun
 from gpu_ops.values import one_array
 
 _PIECES = 32
@@ -59,6 +60,8 @@ class CudfKernels:
         self.memory_limit: int | None = memory.acquire(memory_limit)
         # Small enough that state leaves in steps, large enough that there are few pieces to look in.
         self.piece_bytes: int | None = self.memory_limit // _PIECES
+        self.dataframes: DataFrames | None = CudfFrames(self)
+        self.gives_frames = False
         self._open = True
 
     def frame(self, table: pa.Table) -> Frame:

@@ -9,7 +9,7 @@ changelog, ``bad`` and ``late`` ones, have no code.
 from __future__ import annotations
 
 import functools
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -45,8 +45,10 @@ DEBEZIUM: Final = {"c": INSERT, "r": INSERT, "u": UPDATE_AFTER, "d": DELETE}
 
 _SHORT: Final = np.frombuffer("".join(SHORT_STRINGS).encode(), "u2")
 _SPELLINGS: Final = {**FLINK, **DELTA, **DEBEZIUM}
+SPELLINGS: Final = tuple(_SPELLINGS)
+"""All of them; what stands where among them is what `codes_of` takes."""
 _CODES: Final = np.array(list(_SPELLINGS.values()), np.int8)
-_DEBEZIUM_UPDATE: Final = list(_SPELLINGS).index("u")
+_DEBEZIUM_UPDATE: Final = SPELLINGS.index("u")
 
 
 def decode_row_kinds(
@@ -70,16 +72,23 @@ def decode_row_kinds(
     quick = _decode_short(column, has_unique_key=has_unique_key)
     if quick is not None:
         return quick
-    position = pc.index_in(column, _strings_of(tuple(_SPELLINGS)).cast(column.type))
+    position = pc.index_in(column, _strings_of(SPELLINGS).cast(column.type))
     if position.null_count:
         bad = sample(column.filter(pc.is_null(position)))
         known = "+I -U +U -D, insert update_preimage update_postimage delete, or c u d r"
         raise BadInputError(input_name, column_name, f"unknown row kind; known are {known}", str(bad))
-    index = position.to_numpy(zero_copy_only=False)
-    if not has_unique_key and bool((index == _DEBEZIUM_UPDATE).any()):
+    codes = codes_of(position.to_numpy(zero_copy_only=False), has_unique_key=has_unique_key)
+    if codes is None:
         raise BadInputError(
             input_name, column_name, "an update without its old row needs unique_key= on the input", "u"
         )
+    return codes
+
+
+def codes_of(index: npt.NDArray[Any], *, has_unique_key: bool) -> npt.NDArray[np.int8] | None:
+    """Row-kind codes of n places among `SPELLINGS`; None if one is an update that names no old row."""
+    if not has_unique_key and bool((index == _DEBEZIUM_UPDATE).any()):
+        return None
     codes: npt.NDArray[np.int8] = _CODES[index]
     return codes
 
@@ -87,7 +96,7 @@ def decode_row_kinds(
 def known_row_kinds(column: pa.Array | pa.ChunkedArray, *, input_name: str, column_name: str) -> pa.Array:
     """Mask of the values that `decode_row_kinds` knows; other arguments and errors as there."""
     column = _strings(column, input_name, column_name)
-    return pc.is_in(column, _strings_of(tuple(_SPELLINGS)).cast(column.type))
+    return pc.is_in(column, _strings_of(SPELLINGS).cast(column.type))
 
 
 def _strings(column: pa.Array | pa.ChunkedArray, input_name: str, column_name: str) -> pa.Array:

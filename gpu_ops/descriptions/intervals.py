@@ -230,7 +230,7 @@ def as_integers(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> npt.ND
 
 def too_far(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> npt.NDArray[np.bool_] | None:
     """Which times are not between `BEFORE_ALL` and `AFTER_ALL` in a unit that is no coarser; None for none."""
-    limit = (AFTER_ALL - 1) // (_per_second(kind) // _per_second(column.type))
+    limit = farthest(column.type, kind)
     values = column.cast(pa.int64())
     ends = pc.min_max(values).as_py()
     if ends["min"] is None or (ends["min"] >= -limit and ends["max"] <= limit):
@@ -238,6 +238,11 @@ def too_far(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> npt.NDArra
     far = pc.or_(pc.less(values, -limit), pc.greater(values, limit))
     mask: npt.NDArray[np.bool_] = far.fill_null(False).to_numpy()
     return mask
+
+
+def farthest(own: pa.DataType, kind: pa.DataType) -> int:
+    """The greatest time of a type, as an integer, that is between `BEFORE_ALL` and `AFTER_ALL` in a unit no coarser."""
+    return (AFTER_ALL - 1) // (_per_second(kind) // _per_second(own))
 
 
 def clipped(time: int) -> int:

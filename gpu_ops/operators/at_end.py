@@ -30,6 +30,7 @@ from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Kernels
 from gpu_ops.operators.operator import Operator, Output, TooMuch
 from gpu_ops.operators.sorted_merge import merge_join
+from gpu_ops.output import Changelog, together
 from gpu_ops.state.cold import Coolable
 from gpu_ops.state.columns import put_behind, taken_apart
 from gpu_ops.values import with_types
@@ -183,7 +184,7 @@ class AtEnd(Operator):
         self.tables = tuple(KeptInput(kernels, s, part_keys(join, i)) for i, s in enumerate(join.inputs))
 
     @abc.abstractmethod
-    def result(self, changes: tuple[Ingested, ...]) -> pa.Table:
+    def result(self, changes: tuple[Ingested, ...]) -> Changelog:
         """What a part of the input amounts to: rows of the ``output_schema``.
 
         Args:
@@ -200,7 +201,7 @@ class AtEnd(Operator):
         self._clock_ms = max(self._clock_ms, clock_ms)
         super().commit(clock_ms)
 
-    def finish(self) -> Iterator[pa.Table]:
+    def finish(self) -> Iterator[Changelog]:
         """The result, part by part, as insertions."""
         sizes = np.sum([t.sizes() for t in self.tables], axis=0)
         at_once = 4 if self.kernels.tiny_segments else _ROWS_AT_ONCE
@@ -243,7 +244,7 @@ class AtEnd(Operator):
 class JoinAtEnd(AtEnd):
     """A join that emits only at the end of its input; arguments as `AtEnd`."""
 
-    def result(self, changes: tuple[Ingested, ...]) -> pa.Table:
+    def result(self, changes: tuple[Ingested, ...]) -> Changelog:
         """The join of a part, as insertions: at once, or by the operator that joins live."""
         if self.join.merges:
             return merge_join(self.join, self.kernels, changes)
@@ -253,7 +254,7 @@ class JoinAtEnd(AtEnd):
             operator.commit(self._clock_ms)
             nothing = tuple(c.pick(np.zeros(c.kinds.size, np.bool_)) for c in changes)
             parts.append(operator.prepare(nothing, self._clock_ms, operator.last_watermark_ms).table)
-        return pa.concat_tables(parts)
+        return together(self.join, self.kernels, parts)
 
 
 make = JoinAtEnd

@@ -18,6 +18,7 @@ from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Kernels
 from gpu_ops.operators.at_end import KIND_COLUMN, KeptInput, in_turn, keep
 from gpu_ops.operators.operator import InputTable, Operator, Output, TooMuch
+from gpu_ops.output import Changelog, together
 
 
 class Backlog(Operator):
@@ -72,7 +73,7 @@ class Backlog(Operator):
         for name, value in first.metrics.items():
             metrics[name] = metrics.get(name, 0) + value
         return Output(
-            pa.concat_tables([first.table, then.table]),
+            together(self.join, self.kernels, [first.table, then.table]),
             np.concatenate([np.full(first.sequence.size, -1, np.int64), then.sequence]),
             np.concatenate([first.kinds, then.kinds]),
             metrics,
@@ -118,7 +119,7 @@ class Backlog(Operator):
         self._live = self._make()
         self._live.restore(state, settle)
 
-    def finish(self) -> Iterator[pa.Table]:
+    def finish(self) -> Iterator[Changelog]:
         """The backlog's net result, if no live micro-batch has come; nothing is changed."""
         if self._live is None:
             yield self._make().prepare_net(self._all(), 0).table

@@ -125,7 +125,7 @@ class IntervalOperator(Operator):
                 admitted.append(change)
                 continue
             if self.interval.late == "tag":
-                late.append((side, change.table.filter(pa.array(below)), change.sequence[below]))
+                late.append((side, change.pick(below).table, change.sequence[below]))
             admitted.append(change.pick(~below))
         parts = [*((rows, PAD_COMES) for rows in pads), *self.apply((admitted[0], admitted[1]), clock_ms)]
         if self.join.emit == "per_batch":
@@ -140,7 +140,7 @@ class IntervalOperator(Operator):
         output = changelog_table(self.join, self.kernels, frame, kinds, later)
         sequences = [self.kernels.asnumpy(rows.instants) >> 1]
         for side, table, sequence in late:
-            output = append_rows(self.join, side, output, table, LATE_ROW_KIND)
+            output = append_rows(self.join, self.kernels, side, output, rows=table, kind=LATE_ROW_KIND)
             sequences.append(sequence)
         metrics |= self._times()
         metrics |= {"probe_ms": (joined - started) * 1e3, "emit_ms": (time.perf_counter() - joined) * 1e3}
@@ -288,7 +288,7 @@ class IntervalOperator(Operator):
             latest = int(host.max())
             seen[side] = latest if seen[side] is None else max(int(seen[side] or 0), latest)
             self._next = dataclasses.replace(self._next, seen=(seen[0], seen[1]))
-        frame, times = kernels.frame(change.table), kernels.asarray(host)
+        frame, times = change.frame(kernels), kernels.asarray(host)
         hashes = table.hash_keys(frame)
         kept = None
         if not self.interval.keyed and watermark > BEFORE_ALL:

@@ -93,7 +93,7 @@ class KeyedOperator(Operator):
         total = sum(c.kinds.size for c in changes)
         event_kinds = None if net else kernels.xp.zeros(2 * total + 2, np.int8)
         sides = [
-            apply_changes(table, kernels.frame(change.table), what, event_kinds, net=net)
+            apply_changes(table, change.frame(kernels), what, event_kinds, net=net)
             for table, change, what in zip(self.tables, changes, given(self.tables, changes, net=net), strict=True)
         ]
         updated = time.perf_counter()

@@ -15,6 +15,7 @@ from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import NotBuiltError
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Kernels
+from gpu_ops.output import Changelog
 from gpu_ops.state.cold import Coolable
 
 SIDES = ("left", "right")
@@ -34,7 +35,7 @@ class Output:
         metrics: counts, milliseconds and times, by name.
     """
 
-    table: pa.Table
+    table: Changelog
     sequence: npt.NDArray[np.int64]
     kinds: npt.NDArray[np.int8]
     metrics: dict[str, int | float]
@@ -110,7 +111,7 @@ class Operator(abc.ABC):
         """A watermark after all times, which ends what waits for one; None where nothing does."""
         return None
 
-    def finish(self) -> Iterator[pa.Table]:
+    def finish(self) -> Iterator[Changelog]:
         """What comes out at the end of input beside that, part by part."""
         yield from ()
 

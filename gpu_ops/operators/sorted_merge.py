@@ -22,7 +22,7 @@ from gpu_ops.kernels import Columns, Frame, Kernels, Store
 from gpu_ops.operators.core.changes import apply_changes, given
 from gpu_ops.operators.core.emission import with_nulls
 from gpu_ops.operators.core.match import fulfilling, match
-from gpu_ops.output import changelog_table, gathered
+from gpu_ops.output import Changelog, changelog_table, gathered
 from gpu_ops.state.columns import KeySet
 from gpu_ops.state.keyed_table import KeyedTable
 
@@ -56,7 +56,7 @@ class FrameStore:
 
 def present_rows(kernels: Kernels, source: Input, changes: Ingested) -> Present:
     """What is left of an input's changes."""
-    frame = kernels.frame(changes.table)
+    frame = changes.frame(kernels)
     if source.insert_only:
         return Present(kernels, source, FrameStore(kernels, frame), changes.kinds.size)
     table = KeyedTable(kernels, source, [KeySet((), (), ())], findable=True)
@@ -65,7 +65,7 @@ def present_rows(kernels: Kernels, source: Input, changes: Ingested) -> Present:
     return Present(kernels, source, table.store, len(table))
 
 
-def merge_join(join: Join, kernels: Kernels, changes: Sequence[Ingested]) -> pa.Table:
+def merge_join(join: Join, kernels: Kernels, changes: Sequence[Ingested]) -> Changelog:
     """The join of two inputs, as insertions.
 
     Args:

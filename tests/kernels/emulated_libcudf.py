@@ -24,16 +24,47 @@ from kernels.emulated_cupy import ndarray, plain
 _RANDOM = np.random.default_rng(20)
 
 
-class TypeId(enum.IntEnum):
-    BOOL8 = 1
-    DECIMAL128 = 2
-    INT32 = 3
-    INT64 = 4
+_UNITS = {"s": "SECONDS", "ms": "MILLISECONDS", "us": "MICROSECONDS", "ns": "NANOSECONDS"}
+_KINDS: dict[str, pa.DataType] = {
+    "BOOL8": pa.bool_(),
+    "DECIMAL128": pa.decimal128(38, 0),
+    **{f"INT{bits}": getattr(pa, f"int{bits}")() for bits in (8, 16, 32, 64)},
+    **{f"UINT{bits}": getattr(pa, f"uint{bits}")() for bits in (8, 16, 32, 64)},
+    "FLOAT32": pa.float32(),
+    "FLOAT64": pa.float64(),
+    "STRING": pa.string(),
+    **{f"TIMESTAMP_{name}": pa.timestamp(unit) for unit, name in _UNITS.items()},
+    **{f"DURATION_{name}": pa.duration(unit) for unit, name in _UNITS.items()},
+}
+TypeId = enum.IntEnum("TypeId", [*_KINDS, "LIST", "STRUCT"])  # type: ignore[misc]
+_IDS = {kind: TypeId[name] for name, kind in _KINDS.items()}
 
 
 class DataType:
     def __init__(self, type_id: TypeId, scale: int = 0) -> None:
         self.type_id, self.scale = type_id, scale
+
+    def id(self) -> TypeId:
+        return self.type_id
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DataType) and (self.type_id, self.scale) == (other.type_id, other.scale)
+
+    def __hash__(self) -> int:
+        return hash((self.type_id, self.scale))
+
+    @classmethod
+    def of(cls, kind: pa.DataType) -> DataType:
+        """As libcudf calls it."""
+        if pa.types.is_nested(kind):
+            return cls(TypeId.STRUCT if pa.types.is_struct(kind) else TypeId.LIST)
+        if pa.types.is_decimal128(kind):
+            return cls(TypeId.DECIMAL128, -kind.scale)
+        return cls(_IDS[pa.string() if pa.types.is_large_string(kind) else kind])
+
+    def kind(self) -> pa.DataType:
+        """The type of Arrow's."""
+        return pa.decimal128(38, -self.scale) if self.type_id is TypeId.DECIMAL128 else _KINDS[self.type_id.name]
 
 
 class NullEquality(enum.IntEnum):
@@ -120,10 +151,13 @@ class Column:
         offset: int,
         children: Iterable[Column],
     ) -> None:
-        assert data_type.type_id is TypeId.DECIMAL128, "the only one that the backend makes this way"
-        assert data.size == 16 * size
-        assert (mask, null_count, offset, list(children)) == (None, 0, 0, [])
-        self._set(pa.decimal128(38, 0), size, data.bytes())
+        kind = data_type.kind()
+        assert pa.types.is_primitive(kind) or pa.types.is_decimal128(kind), "the backend makes no others this way"
+        assert data.size == kind.bit_width // 8 * size
+        assert (offset, list(children)) == (0, [])
+        assert (mask is None) == (null_count == 0)
+        self._set(kind, size, data.bytes(), null_count)
+        self._mask = None if mask is None else mask.bytes()
 
     def _set(self, kind: pa.DataType, size: int, values: np.ndarray | None, nulls: int = 0) -> None:
         self._kind, self._size, self._values, self._nulls = kind, size, values, nulls
@@ -203,9 +237,8 @@ class Column:
         text = self.array.buffers()[2]
         return Span(np.frombuffer(text or b"", np.uint8))
 
-    def type(self) -> Any:
-        """Of the offsets of text."""
-        return types.SimpleNamespace(id=lambda: TypeId[str(self._kind).upper()])
+    def type(self) -> DataType:
+        return DataType.of(self._kind)
 
     def null_mask(self) -> Span | None:
         return None if self._mask is None else Span(self._mask)

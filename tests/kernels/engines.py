@@ -24,13 +24,15 @@ def run(
     batches: Batches,
     start: dict[str, pa.Table] | None = None,
     before: Callable[[Any, int], object] = lambda _engine, _number: None,
+    **options: Any,
 ) -> Result:
     """Changelogs, their sequences and the state after; every other micro-batch is first discarded once.
 
-    ``before`` each micro-batch, and after the last, something may be done to the engine.
+    ``before`` each micro-batch, and after the last, something may be done to the engine. ``options`` are
+    the engine's.
     """
     tables, sequences = [], []
-    with backend.engine(join) as engine:
+    with backend.engine(join, **options) as engine:
         if start is not None:
             engine.restore(start)
         for number, given in enumerate(batches):

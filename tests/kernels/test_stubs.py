@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 
 import gpu_ops
+from kernels.emulated_libcudf import _KINDS
 
 BACKEND = Path(gpu_ops.__file__).parent / "cudf_backend"
 LIBRARIES = {"plc": "pylibcudf", "pylibcudf": "pylibcudf", "cp": "cupy", "cupyx": "cupyx", "rmm": "rmm"}
 METHODS = {
-    "Column": "child children copy data device_buffer_size list_view null_count null_mask offset size to_arrow to_scalar with_mask",
+    "Column": "child children copy data device_buffer_size list_view null_count null_mask offset size to_arrow to_scalar type with_mask",
     "Table": "columns copy num_rows",
 }  # fmt: skip
 
@@ -112,7 +113,7 @@ def test_enums_exist(libraries: dict[str, Any]) -> None:
     assert plc.reduce.ScanType.INCLUSIVE.name == "INCLUSIVE"
     assert plc.types.NullEquality.UNEQUAL.name == "UNEQUAL"
     assert {"EQUAL", "LESS"} <= set(plc.binaryop.BinaryOperator.__members__)
-    assert {"BOOL8", "DECIMAL128"} <= set(plc.TypeId.__members__)
+    assert set(_KINDS) <= set(plc.TypeId.__members__)
 
 
 def test_uses_are_found() -> None:

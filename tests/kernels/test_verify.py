@@ -86,7 +86,7 @@ def test_a_suite_that_is_not_there(checkout: Path) -> None:
 def test_suites_are_there() -> None:
     assert all((ROOT / path).exists() for paths in SUITES.values() for path in paths)
     assert all((ROOT / path).exists() for path in ELSEWHERE)
-    assert STEPS == ("smoke", "contract", "golden", "traces", "bench", "demo")
+    assert STEPS == ("smoke", "contract", "dataframes", "golden", "traces", "bench", "demo")
     assert problems("<testsuites></testsuites>") == ["no test ran"]
 
 
@@ -137,7 +137,8 @@ def test_all_steps_run_and_are_recorded(
     assert list(results["verify"]) == [*STEPS, "golden --backends gpu"]
     results["verify"].popitem()
     assert {name: step["status"] for name, step in results["verify"].items()} == {
-        "smoke": "passed", "contract": "passed", "golden": "failed", "traces": "passed", "bench": "passed", "demo": "left out",
+        "smoke": "passed", "contract": "passed", "dataframes": "passed", "golden": "failed", "traces": "passed",
+        "bench": "passed", "demo": "left out",
     }  # fmt: skip
     assert results["verify"]["demo"]["problems"] == ["not installed: pyspark"]
     assert results["targets"][-1] == {
