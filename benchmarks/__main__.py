@@ -5,7 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 
-ALL = ("at_end", "engine", "interval", "nexmark", "pipeline_limit", "vs_flink", "vs_flink --multi", "vs_spark")
+ALL = (
+    "at_end",
+    "at_length",
+    "engine",
+    "interval",
+    "nexmark",
+    "pipeline_limit",
+    "vs_flink",
+    "vs_flink --multi",
+    "vs_spark",
+)
 
 
 def main() -> None:
