@@ -42,3 +42,5 @@ from gpu_ops.spark.metrics.progress import ProgressListener as ProgressListener
 from gpu_ops.spark.plan.column_metadata import late as late
 from gpu_ops.spark.sinks.files import write_files as write_files
 from gpu_ops.spark.sources.files import read_files as read_files
+from gpu_ops.spark.sources.kafka import debezium as debezium
+from gpu_ops.spark.sources.kafka import read_kafka as read_kafka

@@ -253,15 +253,8 @@ def _parsed(block: bytes, wanted: pa.Schema) -> list[pa.RecordBatch]:
     if not block.isascii():
         block.decode()  # Arrow takes any bytes for text
 
-    def read(schema: pa.Schema) -> pa.Table:
-        return pjson.read_json(
-            pa.BufferReader(block),
-            pjson.ReadOptions(use_threads=False, block_size=len(block) + 1),
-            pjson.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
-        )
-
     try:
-        return list(read(wanted).to_batches())
+        return list(read_objects(block, wanted).to_batches())
     except pa.ArrowInvalid as error:
         numbered = re.fullmatch(r"(.*) in row (\d+)", str(error), re.DOTALL)
         if numbered is not None:  # of the block, which its reader knows nothing of
@@ -270,10 +263,27 @@ def _parsed(block: bytes, wanted: pa.Schema) -> list[pa.RecordBatch]:
             raise _WrongError(numbered.group(1), sample=_shown(row)) from error
         for field in wanted:
             try:
-                read(pa.schema([field]))
+                read_objects(block, pa.schema([field]))
             except pa.ArrowInvalid as of_one:
                 raise _WrongError(str(of_one), field.name) from error
         raise
+
+
+def read_objects(block: bytes | pa.Buffer, schema: pa.Schema) -> pa.Table:
+    """JSON objects, one behind the other, as Arrow reads them; what the schema does not name is left out.
+
+    Args:
+        block: UTF-8, nothing but objects: at a null between them some versions of Arrow end the process.
+        schema: of types that Arrow reads from JSON.
+
+    Raises:
+        ArrowException: no JSON, or a value of another type.
+    """
+    return pjson.read_json(
+        pa.BufferReader(block),
+        pjson.ReadOptions(use_threads=False, block_size=len(block) + 1),
+        pjson.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
+    )
 
 
 @functools.lru_cache(maxsize=64)

@@ -101,6 +101,7 @@ SOURCES: Final[Mapping[str, Mapping[str, Option]]] = {
         **_BROKER,
         "topic": Option(spark="subscribe", required=True),
         "format": _one_of("json", "debezium-json"),
+        "encoded": Option("names", ""),
         "starting_offsets": TEXT,
         "max_offsets_per_trigger": COUNT,
         "fail_on_data_loss": FLAG,

@@ -37,6 +37,7 @@ class Source:
         options: for Spark's reader, by Spark's names.
         at: where it is written down, an offset in the file.
         format: of the values in a Kafka topic: json or debezium-json.
+        encoded: how values of those messages are written, ``column=encoding`` each, see `gpu_ops.read_kafka`.
         reader: of files: spark, or arrow for `gpu_ops.read_files`.
         unique_key: as in `gpu_ops.stream`, like those that follow.
         row_kind: the column of row kinds, or None.
@@ -54,6 +55,7 @@ class Source:
     options: Mapping[str, str]
     at: int
     format: str = "json"
+    encoded: tuple[str, ...] = ()
     reader: str = "spark"
     unique_key: tuple[str, ...] | None = None
     row_kind: str | None = None

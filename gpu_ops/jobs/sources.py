@@ -18,9 +18,10 @@ from gpu_ops.jobs.text import JobError, Text
 from gpu_ops.spark.api.streams import Stream, stream
 from gpu_ops.spark.metrics.metrics import free_name
 from gpu_ops.spark.sources.files import read_files
+from gpu_ops.spark.sources.kafka import rows_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 _FILES: Final = ("parquet", "json", "csv")
 _CHANGE, _VERSION, _TIME = "_change_type", "_commit_version", "_commit_timestamp"
@@ -43,7 +44,10 @@ def open_source(spark: SparkSession, source: Source, file: Text) -> Stream:
         if source.connector == "delta":
             source, df = _delta(spark, source)
         elif source.connector == "kafka":
-            source, df = decode(_load(spark, source), source)
+            try:
+                source, df = decode(_load(spark, source), source)
+            except DescriptionError as error:
+                raise file.error(str(error), source.at) from error
         elif source.connector in _FILES:
             df = _read_files(spark, source, file)
         else:
@@ -156,47 +160,18 @@ def decode(df: DataFrame, source: Source) -> tuple[Source, DataFrame]:
 
     Args:
         df: messages; their ``value`` is binary or text. One without a value, a tombstone, is no change.
-        source: its columns, its format, and what to do with a message that is not JSON: ``bad_rows`` drop leaves
-            it out, anything else fails.
+        source: its columns, its format, and what to do with a message that cannot be read: ``bad_rows``.
 
     Returns:
         The source, with the column of row kinds, and the rows.
     """
-    rows = df.where("value IS NOT NULL")
-    debezium = source.format == "debezium-json"
-    row_type = st.StructType.fromDDL(schema_text(source))
-    schema = row_type
-    if debezium:
-        envelope = st.StructType().add("before", row_type).add("after", row_type).add("op", "string")
-        schema = st.StructType([*envelope.fields, st.StructField("payload", envelope)])
-    drop = source.bad_rows == "drop"
-    corrupt = free_name("__corrupt", row_type.names)
-    if drop:
-        schema = st.StructType([*schema.fields, st.StructField(corrupt, st.StringType())])
-    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": corrupt} if drop else {"mode": "FAILFAST"}
-    rows = rows.select(f.from_json(f.col("value").cast("string"), schema, options).alias("m"))
-    if drop:
-        rows = rows.where(f"m.{corrupt} IS NULL")
-    if not debezium:
-        return source, rows.select(*(f.col(f"m.{backquoted(name)}") for name in row_type.names))
-    changes = rows.select(f.explode(_changes()).alias("c"))
-    columns = [f.col(f"c.row.{backquoted(name)}") for name in row_type.names]
-    kind = free_name(_KIND, row_type.names)
-    return dataclasses.replace(source, row_kind=kind), changes.select(f.col("c.kind").alias(kind), *columns)
-
-
-def _changes() -> Column:
-    """The changes in a message of Debezium's, with or without its schema around it: an array of row kinds and rows."""
-    before, after, op = (f.coalesce(f.col(f"m.payload.{n}"), f.col(f"m.{n}")) for n in ("before", "after", "op"))
-
-    def change(kind: str, row: Column) -> Column:
-        return f.struct(f.lit(kind).alias("kind"), row.alias("row"))
-
-    unknown = f.raise_error(f.concat(f.lit("a message of Debezium's has the op "), f.coalesce(op, f.lit("null"))))
-    return (
-        f.when(op.isin("c", "r"), f.array(change("+I", after)))
-        .when((op == "u") & before.isNull(), f.array(change("+U", after)))
-        .when(op == "u", f.array(change("-U", before), change("+U", after)))
-        .when(op == "d", f.array(change("-D", before)))
-        .otherwise(unknown)
+    schema = schema_text(source)
+    encoded = {}
+    for text in source.encoded:
+        column, _, encoding = text.partition("=")
+        encoded[column.strip()] = encoding.strip()
+    kind = free_name(_KIND, st.StructType.fromDDL(schema).names)
+    rows = rows_of(
+        df, source.format, schema, name=source.name, row_kind=kind, encoded=encoded, bad_rows=source.bad_rows
     )
+    return source if source.format == "json" else dataclasses.replace(source, row_kind=kind), rows

@@ -25,3 +25,5 @@ from gpu_ops.spark.rapids import RAPIDS_SPARK_VERSIONS as RAPIDS_SPARK_VERSIONS
 from gpu_ops.spark.rapids import rapids_conf as rapids_conf
 from gpu_ops.spark.servers.folders import LocalStateWarning as LocalStateWarning
 from gpu_ops.spark.sources.files import read_files as read_files
+from gpu_ops.spark.sources.kafka import debezium as debezium
+from gpu_ops.spark.sources.kafka import read_kafka as read_kafka

@@ -22,9 +22,9 @@ from gpu_ops.spark.plan.plugin import metrics_reported, shuffle_reorders
 from gpu_ops.spark.plan.recognition import JoinPlan, open_tasks
 from gpu_ops.spark.plan.union_layout import UnionColumn, kept, single_rows, union_columns
 from gpu_ops.spark.servers.directory import Directory
-from gpu_ops.spark.sources.files import source_of
-from gpu_ops.spark.sources.packed_plan import packed_rows, read_as, reads_files
+from gpu_ops.spark.sources.packed_plan import packed_rows, reads_itself
 from gpu_ops.spark.sources.packing import DISTRIBUTION
+from gpu_ops.spark.sources.readings import source_of
 from gpu_ops.spark.workers import make_importable
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.manifest import SPARK
@@ -44,7 +44,7 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
     session = inputs[0].sparkSession
     schemas = [df.schema for df in inputs]
     layout = union_columns(join, schemas)
-    packed = any(reads_files(df) for df in inputs)
+    packed = any(reads_itself(df) for df in inputs)
     readings = tuple(source_of(df) for df in inputs) if packed else ()
     # what is packed has an order of its own
     reordered = shuffle_reorders(session) and not packed
@@ -52,7 +52,7 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
     plan = dataclasses.replace(
         plan,
         stamped=stamped,
-        read=tuple(map(read_as, readings)),
+        read=tuple(None if reading is None else str(reading) for reading in readings),
         distribution=DISTRIBUTION if packed else SPARK,
         reported=metrics_reported(session),
     )

@@ -24,6 +24,8 @@ from gpu_ops.spark.plan.union_layout import quoted
 COUNT: Final = "gpu_ops_count"
 """In a view without a key: how often the row is there."""
 
+_SECONDS: Final = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
+
 View = Callable[[DataFrame, int], None]
 
 
@@ -165,5 +167,6 @@ def view(write: Callable[[Changes], None], key: str | Sequence[str] | None, *, n
 
 
 def json(value: Column) -> Column:
-    """A struct as JSON text, nulls among its fields written."""
-    return f.to_json(value, {"ignoreNullFields": "false"})
+    """A struct as JSON text, nulls among its fields and microseconds written; Spark's own format has milliseconds."""
+    times = {"timestampFormat": f"{_SECONDS}XXX", "timestampNTZFormat": _SECONDS}
+    return f.to_json(value, {"ignoreNullFields": "false", **times})

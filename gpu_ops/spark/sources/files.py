@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
 from gpu_ops.errors import DescriptionError
 from gpu_ops.files.formats import OPTIONS, FileFormat, FormatName
-from gpu_ops.files.row_filter import Condition
+from gpu_ops.files.row_filter import Taken
 from gpu_ops.query.catalyst import frame_of
 from gpu_ops.spark.api.functions import applied_schema
 from gpu_ops.spark.datatypes import arrow_schema
-from gpu_ops.spark.plan.recognition import MAPS, JoinPlan, children_of, metadata_of
-from gpu_ops.spark.plan.selection import selection
-from gpu_ops.spark.sources.packing import ReadFiles
+from gpu_ops.spark.plan.recognition import metadata_of
+from gpu_ops.spark.sources.packing import Packer, PackFiles, ReadFiles
 from gpu_ops.spark.workers import make_importable
 
 SOURCE_OPTIONS: Final = (
@@ -33,6 +33,10 @@ SOURCE_OPTIONS: Final = (
 """What Spark's own file source is told."""
 
 _CONTENT: Final = "path STRING, modificationTime TIMESTAMP, length BIGINT, content BINARY"
+
+
+FILES: Final = "gpu_ops.files"
+"""In the metadata of a stream of paths: how the files are read. Only the function above it sees that column."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,9 +53,19 @@ class Source:
     format: FileFormat
     location: str
 
+    def __str__(self) -> str:
+        return f"files of {self.location} ({self.format.name})"
 
-_FILES: Final = "gpu_ops.files"
-"""In the metadata of a stream of paths: how the files are read. Only the function above it sees that column."""
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the rows."""
+        return self.format.schema
+
+    def packed(self, packer: Packer, taken: Taken, packed_type: st.StructType) -> DataFrame:
+        """The rows as they travel; see `gpu_ops.spark.sources.packed_plan`."""
+        names = self.schema.names
+        columns, tested = ([names[n] for n in numbers] for numbers in (taken.columns, taken.tested))
+        return self.files.mapInArrow(PackFiles(packer, self.format, columns, tested, taken.conditions), packed_type)
 
 
 def read_files(
@@ -103,61 +117,23 @@ def read_files(
         if name in SOURCE_OPTIONS:
             stream = stream.option(name, value)
     # Without its content a file is not opened.
-    how = {_FILES: json.dumps({"format": format, "options": read.options, "location": path})}
+    how = {FILES: json.dumps({"format": format, "options": read.options, "location": path})}
     paths = f.col("path").alias("path", metadata=how)
     files = stream.load(path).select(paths, f.unix_micros("modificationTime").alias("time"))
     make_importable(spark)
     return files.mapInArrow(ReadFiles("gpu_files", read, path), declared)
 
 
-class Reading(NamedTuple):
-    """What is read of files.
-
-    Attributes:
-        source: the files.
-        columns: for each column of the DataFrame the one of the files.
-        tested: those that `conditions` go by; theirs are places in it.
-        conditions: all true for each row that is taken.
-    """
-
-    source: Source
-    columns: tuple[str, ...]
-    tested: tuple[str, ...]
-    conditions: tuple[Condition, ...]
-
-
-def source_of(df: DataFrame) -> Reading | None:
-    """The files whose rows a DataFrame is, filtered, columns left out, moved or renamed; None for anything else."""
-    found = selection(df, lambda node: str(node.nodeName()) in MAPS)
-    source = None if isinstance(found, str) else _source(found.node, df.sparkSession)
-    if isinstance(found, str) or source is None:
-        return None
-    names, taken = source.format.schema.names, found.taken
-    columns, tested = (tuple(names[n] for n in numbers) for numbers in (taken.columns, taken.tested))
-    return Reading(source, columns, tested, taken.conditions)
-
-
-def _source(node: Any, session: SparkSession) -> Source | None:
+def source(node: Any, session: SparkSession) -> Source | None:
     """The stream of files that a node of a plan reads, or None."""
     below = node.children().head()
-    how = metadata_of(below, _FILES)
+    how = metadata_of(below, FILES)
     if how is None:
         return None
     given = json.loads(how)
     schema = arrow_schema(st._parse_datatype_json_string(node.schema().json()), given["location"])
     read = FileFormat(given["format"], schema, tuple(map(tuple, given["options"])))
     return Source(frame_of(session, below), read, given["location"])
-
-
-def holds_files(node: Any) -> bool:
-    """Whether a plan's rows come from files that Arrow reads, and from no join of this pack."""
-    below = children_of(node)
-    if str(node.nodeName()) in MAPS:
-        if metadata_of(below[0], _FILES) is not None:
-            return True
-        if JoinPlan.of(node) is not None:
-            return False
-    return any(map(holds_files, below))
 
 
 def _zone(spark: SparkSession, format: str) -> str:  # noqa: A002

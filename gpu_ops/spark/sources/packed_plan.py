@@ -1,4 +1,4 @@
-"""The plan of a join whose inputs are packed: files -> mapInArrow(pack) -> repartition by route."""
+"""The plan of a join whose inputs are packed: files or messages -> mapInArrow(pack) -> repartition by route."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from gpu_ops.descriptions.description import Description
 from gpu_ops.spark.datatypes import arrow_schema, spark_type
 from gpu_ops.spark.exchange.arrivals import PACKED, Carried, Packed
 from gpu_ops.spark.plan.union_layout import Travel, UnionColumn, wire_schema
-from gpu_ops.spark.sources.files import Reading, holds_files
 from gpu_ops.spark.sources.murmur import int_hash
-from gpu_ops.spark.sources.packing import Packer, PackFiles, PackRows
+from gpu_ops.spark.sources.packing import Packer, PackRows
+from gpu_ops.spark.sources.readings import Reading, holds_sources
 
 _PACKED_TYPE: Final = st.StructType([st.StructField(x.name, spark_type(x.type), False) for x in PACKED])
 
@@ -23,21 +23,13 @@ MESSAGE_BYTES: Final = 1 << 18
 """About as much goes into one of Spark's rows."""
 
 
-def reads_files(df: DataFrame) -> bool:
-    """Whether rows of `gpu_ops.read_files` are among those of a DataFrame, and no join of this pack between.
+def reads_itself(df: DataFrame) -> bool:
+    """Whether rows of `gpu_ops.read_files`, `read_kafka` or `debezium` are among those of a DataFrame, no join between.
 
     Then the join that takes it distributes packed rows, whatever else happens to them before: so a filter added
     to a query does not change where its state lies.
     """
-    return holds_files(df._jdf.queryExecution().analyzed())
-
-
-def read_as(reading: Reading | None) -> str | None:
-    """How a join itself reads the files of an input; None where Spark hands it rows."""
-    if reading is None:
-        return None
-    filtered = f", filtered by {', '.join(dict.fromkeys(reading.tested))}" if reading.conditions else ""
-    return f"files of {reading.source.location} ({reading.source.format.name}){filtered}"
+    return holds_sources(df._jdf.queryExecution().analyzed())
 
 
 def packed_rows(
@@ -52,7 +44,7 @@ def packed_rows(
     Args:
         join: the description.
         inputs: in its order.
-        readings: `gpu_ops.spark.sources.files.source_of` each.
+        readings: `gpu_ops.spark.sources.readings.source_of` each.
         layout: of their columns.
         partitions: of the join.
     """
@@ -71,8 +63,7 @@ def packed_rows(
 def _packed(df: DataFrame, reading: Reading | None, packer: Packer) -> DataFrame:
     if reading is None:
         return df.mapInArrow(PackRows(packer), _PACKED_TYPE)
-    task = PackFiles(packer, reading.source.format, reading.columns, reading.tested, reading.conditions)
-    return reading.source.files.mapInArrow(task, _PACKED_TYPE)
+    return reading.source.packed(packer, reading.taken, _PACKED_TYPE)
 
 
 def routes(partitions: int) -> tuple[int, ...]:

@@ -102,6 +102,14 @@ def partition_of(keys: list[pa.Array], rows: int, partitions: int) -> npt.NDArra
     return (hash_columns(keys, rows) % np.uint64(partitions)).astype(np.int32)
 
 
+def source_partition() -> int:
+    """The number of this Spark task within its stage."""
+    from pyspark import TaskContext  # noqa: PLC0415 - so that tests of the rest need no pyspark
+
+    context = TaskContext.get()
+    return int(context.partitionId()) if context is not None else 0
+
+
 class PackRows:
     """The function of ``mapInArrow``: rows of any DataFrame in, `PACKED` out.
 
@@ -116,13 +124,9 @@ class PackRows:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Gives the partition's rows, packed."""
-        from pyspark import TaskContext  # noqa: PLC0415 - so that tests of the rest need no pyspark
-
         freeze_imports()
-        context = TaskContext.get()
-        part = context.partitionId() if context is not None else 0
         rows = (typed(batch, self._packer.schema) for batch in batches)
-        yield from self._packer.pack(rows, part, "")
+        yield from self._packer.pack(rows, source_partition(), "")
 
 
 class PackFiles:

@@ -1,0 +1,344 @@
+"""What messages say: rows of a declared schema, with their row kinds, and which messages say nothing that can be read.
+
+A message without a value, a tombstone, deletes the row of its key where a key is declared, and says nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from typing import Final, Literal, NamedTuple, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gpu_ops.errors import DescriptionError
+from gpu_ops.messages import texts
+from gpu_ops.messages.connect import Encodings, Group, groups
+from gpu_ops.messages.encodings import ENCODINGS, decoded, fits, holds, written
+
+MessageFormatName = Literal["json", "debezium-json"]
+MESSAGE_FORMATS: Final[tuple[str, ...]] = get_args(MessageFormatName)
+
+Positions = npt.NDArray[np.int64]
+
+_BLOCK_BYTES: Final = 8 << 20
+"""About as much is read at once."""
+
+_OPS: Final = ("c", "r", "u", "d", "m")
+_CREATE, _READ, _UPDATE, _DELETE, _MESSAGE = range(len(_OPS))
+
+_KINDS: Final = ("+I", "-U", "+U", "-D", "u")
+_INSERTED, _OLD, _NEW, _DELETED, _UPSERTED = range(len(_KINDS))
+"""The last one is an update that names no old row: an input without a unique key refuses it."""
+
+_WRONG_NUMBER: Final = re.compile(r"Column\((/.*)\) changed from number to string")
+
+
+class Bad(NamedTuple):
+    """A message that cannot be read: its position, and why."""
+
+    at: int
+    problem: str
+
+
+class Rows(NamedTuple):
+    """What n messages say.
+
+    Attributes:
+        rows: in the order of the messages, their row kinds first if there are any.
+        at: of each row the position of its message.
+        bad: the messages that cannot be read, in their order.
+    """
+
+    rows: pa.RecordBatch
+    at: Positions
+    bad: list[Bad]
+
+
+class _Said(NamedTuple):
+    """Rows of some messages; ``order`` is twice the position of the message, and one more for what comes second."""
+
+    order: Positions
+    columns: list[pa.Array]
+
+    def taken(self, mask: npt.NDArray[np.bool_]) -> _Said:
+        """Some of the rows."""
+        if mask.all():
+            return self
+        return _Said(self.order[mask], [column.filter(pa.array(mask)) for column in self.columns])
+
+
+_Parse: TypeAlias = Callable[[Group, Set[str]], tuple[list[_Said], list[Bad]]]
+"""What messages say, given the paths of numbers that are texts; it raises where Arrow cannot read all of them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MessageFormat:
+    """How messages are read.
+
+    Attributes:
+        name: one of `MESSAGE_FORMATS`.
+        schema: of the rows.
+        required: columns without nulls. The old row of an update or a delete may lack them: sources send of it what
+            their log has, often but its key.
+        row_kind: the name of the column of row kinds; None without one.
+        key: columns that the message's key has, as a JSON object: then a value replaces the row of its key, and a
+            tombstone deletes it. Only for ``json``.
+        encoded: by column one of `gpu_ops.messages.encodings.ENCODINGS`; a schema that comes with a message has
+            precedence.
+        zone: Arrow's name of that of texts of times that name none.
+
+    Raises:
+        DescriptionError: no such format or column, or a column that messages do not have.
+    """
+
+    name: str
+    schema: pa.Schema
+    required: tuple[str, ...] = ()
+    row_kind: str | None = None
+    key: tuple[str, ...] = ()
+    encoded: tuple[tuple[str, str], ...] = ()
+    zone: str = "UTC"
+
+    def __post_init__(self) -> None:
+        if self.name not in MESSAGE_FORMATS:
+            raise DescriptionError(f"format={self.name!r}; there are {', '.join(MESSAGE_FORMATS)}")
+        if not self.schema.names:
+            raise DescriptionError("a schema without columns")
+        for field in self.schema:
+            if self.schema.names.count(field.name) > 1:
+                raise DescriptionError(f"column {field.name!r} appears twice")
+            if not holds(field.type):
+                raise DescriptionError(f"column {field.name!r} is {field.type}; a message of format json has none")
+        if self.row_kind is not None and self.row_kind.lower() in map(str.lower, self.schema.names):
+            raise DescriptionError(f"the row-kind column {self.row_kind!r} is among the columns; name another")
+        if self.key and self.name != "json":
+            raise DescriptionError(f"key= is for format json; messages of {self.name} say themselves what is deleted")
+        for what, names in (("key", self.key), ("encoded", tuple(name for name, _ in self.encoded))):
+            for name in names:
+                if name not in self.schema.names:
+                    raise DescriptionError(f"{what}= names {name!r}; there are {', '.join(self.schema.names)}")
+        for name, encoding in self.encoded:
+            if encoding not in ENCODINGS:
+                raise DescriptionError(f"encoded= has {encoding!r} for {name!r}; there are {', '.join(ENCODINGS)}")
+            kind = self.schema.field(name).type
+            if not fits(encoding, kind):
+                raise DescriptionError(f"encoded= has {encoding!r} for {name!r}, which is {kind}")
+
+    @property
+    def with_kinds(self) -> bool:
+        """Whether rows have row kinds."""
+        return self.name != "json" or bool(self.key)
+
+    @property
+    def output(self) -> pa.Schema:
+        """Of the rows, their row kinds first if there are any."""
+        if not self.with_kinds:
+            return self.schema
+        return pa.schema([pa.field(self.row_kind, pa.string()), *self.schema])
+
+    def read(self, values: pa.Array, keys: pa.Array | None = None) -> Rows:
+        """What n messages say.
+
+        Args:
+            values: n texts, as bytes.
+            keys: n texts; None where they are not needed.
+        """
+        values = values.cast(pa.binary())
+        there = values.is_valid().to_numpy(zero_copy_only=False)
+        said, bad = list[_Said](), list[Bad]()
+        for at, some in _blocks(np.flatnonzero(there), values.filter(pa.array(there)), bad):
+            plain = self.name == "json" and not {"schema", "payload"}.isdisjoint(self.schema.names)
+            alone = Group(at, some, wrapped=False, encodings={})
+            read = self._rows if self.name == "json" else self._changes
+            for group in [alone] if plain else groups(some, at):
+                self._read(group, read, said, bad)
+        if self.key and keys is not None:
+            gone, of_gone = np.flatnonzero(~there), keys.cast(pa.binary()).filter(pa.array(~there))
+            named = of_gone.is_valid().to_numpy(zero_copy_only=False)
+            bad += [Bad(int(at), "a message with neither key nor value") for at in gone[~named]]
+            for at, some in _blocks(gone[named], of_gone.filter(pa.array(named)), bad, "its key "):
+                for group in groups(some, at):
+                    self._read(group, self._deletes, said, bad)
+        return self._in_order(said, sorted(bad))
+
+    def _read(
+        self, group: Group, parse: _Parse, said: list[_Said], bad: list[Bad], numbers: Set[str] = frozenset()
+    ) -> None:
+        """Adds what messages say that are read alike; where they cannot be read together, what their halves say."""
+        size = group.at.size
+        unread = next((f"column {name!r} {x}" for name, x in group.encodings.items() if self._unread(name, x)), None)
+        if unread is not None:
+            bad += [Bad(int(at), unread) for at in group.at]
+            return
+        if not size:
+            return
+        try:
+            rows, wrong = parse(group, numbers)
+        except (pa.ArrowException, ValueError) as error:
+            problem = str(error)
+        else:
+            said += rows
+            bad += wrong
+            return
+        if size > 1:
+            for part in (slice(0, size // 2), slice(size // 2, size)):
+                values = group.values.slice(part.start, part.stop - part.start)
+                self._read(group._replace(at=group.at[part], values=values), parse, said, bad, numbers)
+            return
+        # Spark and others write NaN and infinities as texts
+        number = _WRONG_NUMBER.search(problem)
+        if number is not None and number.group(1) not in numbers:
+            self._read(group, parse, said, bad, numbers | {number.group(1)})
+        else:
+            bad.append(Bad(int(group.at[0]), problem))
+
+    def _unread(self, name: str, encoding: str) -> bool:
+        """Whether a column is written in a way that is not read, as the schema of a message says."""
+        return name in self.schema.names and encoding.partition(":")[0] not in ENCODINGS
+
+    def _rows(self, group: Group, numbers: Set[str]) -> tuple[list[_Said], list[Bad]]:
+        """What messages say that are rows."""
+        encodings = {**dict(self.encoded), **group.encodings}
+        (row,), at = _members(group, {"": self._written(self.schema.names, encodings, _path(group), numbers)})
+        columns = self._columns(row, encodings)
+        lacking = self._lacking(columns)
+        bad = [Bad(int(at[place]), problem) for place, problem in lacking.items()]
+        good = _without(at.size, lacking)
+        kinds = [_kinds(np.full(at.size, _UPSERTED))] if self.key else []
+        return [_Said(2 * at, [*kinds, *columns]).taken(good)], bad
+
+    def _changes(self, group: Group, numbers: Set[str]) -> tuple[list[_Said], list[Bad]]:
+        """What messages say that are Debezium's envelopes."""
+        encodings = {**dict(self.encoded), **group.encodings}
+        wanted = {
+            name: self._written(self.schema.names, encodings, f"{_path(group)}/{name}", numbers)
+            for name in ("before", "after")
+        }
+        (before, after, op), at = _members(group, {**wanted, "op": pa.string()})
+        code = pc.index_in(op, pa.array(_OPS)).fill_null(-1).to_numpy()
+        has_old, has_new = (row.is_valid().to_numpy(zero_copy_only=False) for row in (before, after))
+        problems = {
+            f"has no row in {member!r}, which its op needs": wrong
+            for member, wrong in (
+                ("before", (code == _DELETE) & ~has_old),
+                ("after", np.isin(code, (_CREATE, _READ, _UPDATE)) & ~has_new),
+            )
+        }
+        found: dict[int, str] = {int(n): _unknown(op[int(n)].as_py()) for n in np.flatnonzero(code < 0)}
+        for problem, wrong in problems.items():
+            found |= {int(place): problem for place in np.flatnonzero(wrong)}
+        new = np.flatnonzero(np.isin(code, (_CREATE, _READ, _UPDATE)) & has_new)
+        columns = self._columns(after.take(pa.array(new)), encodings)
+        lacking = self._lacking(columns)
+        found |= {int(new[place]): problem for place, problem in lacking.items()}
+        kinds = np.where(code[new] != _UPDATE, _INSERTED, np.where(has_old[new], _NEW, _UPSERTED))
+        said = [_Said(2 * at[new] + 1, [_kinds(kinds), *columns]).taken(_without(new.size, lacking))]
+        good = _without(at.size, found)
+        old = np.flatnonzero(np.isin(code, (_UPDATE, _DELETE)) & has_old & good)
+        if old.size:
+            gone = self._columns(before.take(pa.array(old)), encodings)
+            kinds = np.where(code[old] == _UPDATE, _OLD, _DELETED)
+            said.append(_Said(2 * at[old], [_kinds(kinds), *gone]))
+        return said, [Bad(int(at[place]), problem) for place, problem in found.items()]
+
+    def _deletes(self, group: Group, numbers: Set[str]) -> tuple[list[_Said], list[Bad]]:
+        """What messages without a value say, by their keys."""
+        encodings = {**dict(self.encoded), **group.encodings}
+        (row,), at = _members(group, {"": self._written(self.key, encodings, _path(group), numbers)})
+        given = dict(zip(self.key, self._columns(row, encodings), strict=True))
+        columns = [given.get(field.name, pa.nulls(at.size, field.type)) for field in self.schema]
+        return [_Said(2 * at, [_kinds(np.full(at.size, _DELETED)), *columns])], []
+
+    def _written(self, names: Sequence[str], encodings: Encodings, path: str, numbers: Set[str]) -> pa.DataType:
+        """A row as Arrow reads it from JSON."""
+        fields = []
+        for name in names:
+            kind = self.schema.field(name).type
+            fields.append(pa.field(name, written(kind, encodings.get(name, "text"), f"{path}/{name}", numbers)))
+        return pa.struct(fields)
+
+    def _columns(self, rows: pa.StructArray, encodings: Encodings) -> list[pa.Array]:
+        """The columns of rows, none of which is null, in their types."""
+        made = []
+        for field, values in zip(rows.type, rows.flatten(), strict=True):
+            kind = self.schema.field(field.name).type
+            try:
+                made.append(decoded(values, kind, encodings.get(field.name, "text"), self.zone))
+            except pa.ArrowException as error:
+                raise pa.ArrowInvalid(f"column {field.name!r}: {error}") from error
+        return made
+
+    def _lacking(self, columns: Sequence[pa.Array]) -> dict[int, str]:
+        """Rows that have null where there may be none, and what is wrong with them."""
+        found: dict[int, str] = {}
+        for name in self.required:
+            column = columns[self.schema.get_field_index(name)]
+            if column.null_count:
+                nulls = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))
+                found |= {int(place): f"column {name!r} is null or missing" for place in nulls}
+        return found
+
+    def _in_order(self, said: Sequence[_Said], bad: list[Bad]) -> Rows:
+        if not said:
+            return Rows(pa.RecordBatch.from_pylist([], schema=self.output), np.zeros(0, np.int64), bad)
+        order = np.concatenate([part.order for part in said])
+        pieces = zip(*(part.columns for part in said), strict=True)
+        columns = [piece[0] if len(piece) == 1 else pa.concat_arrays(piece) for piece in pieces]
+        rows = pa.RecordBatch.from_arrays(columns, schema=self.output)
+        if order.size and bool((np.diff(order) < 0).any()):
+            sequence = np.argsort(order, kind="stable")
+            order, rows = order[sequence], rows.take(pa.array(sequence))
+        return Rows(rows, order // 2, bad)
+
+
+def _blocks(
+    at: Positions, values: pa.BinaryArray, bad: list[Bad], what: str = ""
+) -> Iterator[tuple[Positions, pa.BinaryArray]]:
+    """Messages that may be JSON objects, in parts that are read at once; adds the others to ``bad``."""
+    if not at.size:
+        return
+    values, fine = texts.objects(values)
+    bad += [Bad(int(place), f"{what}is no JSON object") for place in at[~fine]]
+    if not fine.all():
+        at, values = at[fine], values.filter(pa.array(fine))
+    step = max(1, int(at.size * _BLOCK_BYTES / max(values.nbytes, 1)))
+    for start in range(0, at.size, step):
+        yield at[start : start + step], values.slice(start, step)
+
+
+def _members(group: Group, wanted: Mapping[str, pa.DataType]) -> tuple[list[pa.Array], Positions]:
+    """Members of messages, or themselves where the name is empty, and their positions; null payloads are left out."""
+    fields = list(wanted[""]) if "" in wanted else [pa.field(name, kind) for name, kind in wanted.items()]
+    if group.wrapped:
+        found = texts.read(group.values, pa.schema([pa.field("payload", pa.struct(fields))])).column(0)
+        there = found.is_valid()
+        found, at = found.filter(there), group.at[there.to_numpy(zero_copy_only=False)]
+    else:
+        found, at = texts.read(group.values, pa.schema(fields)).to_struct_array(), group.at
+    return [found] if "" in wanted else found.flatten(), at
+
+
+def _path(group: Group) -> str:
+    return "/payload" if group.wrapped else ""
+
+
+def _kinds(codes: Positions) -> pa.Array:
+    return pa.array(_KINDS).take(pa.array(codes))
+
+
+def _without(size: int, places: Mapping[int, str]) -> npt.NDArray[np.bool_]:
+    """All of n places but some."""
+    good = np.ones(size, bool)
+    good[list(places)] = False
+    return good
+
+
+def _unknown(op: str | None) -> str:
+    if op == "t":
+        return "a truncate (op t) empties its table, which a stream of changes cannot say"
+    return "has no op" if op is None else f"has the op {op}, which is none of Debezium's"

@@ -1,0 +1,153 @@
+"""The task that makes rows of messages."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from gpu_ops.descriptions.changelog import BAD_ROW_KIND
+from gpu_ops.errors import BadInputError
+from gpu_ops.files.row_filter import Taken
+from gpu_ops.messages.rows import Bad, MessageFormat, Positions, Rows
+from gpu_ops.spark.exchange.arrivals import typed
+from gpu_ops.spark.exchange.task import freeze_imports
+from gpu_ops.spark.sources.packing import Packer, source_partition
+
+_log = logging.getLogger(__name__)
+
+VALUE: Final = "__value"
+KEY: Final = "__key"
+"""Columns of messages, as the task is given them."""
+
+POSITION: Final = ("topic", "partition", "offset")
+"""Where a message stands, as Spark's reader of Kafka has it."""
+
+
+class ReadMessages:
+    """The function of ``mapInArrow``: messages in, their rows out, in the order of the messages.
+
+    Args:
+        format: how they are read.
+        location: what errors call the input.
+        output: of the rows: row kinds if there are any, the columns, and some of the messages' behind them.
+        bad_rows: what becomes of a message that cannot be read: ``fail``, ``drop`` or ``tag``.
+        bad: with ``drop`` the last column: how many were left out, in a row of its own, or None if nobody asks; with
+            ``tag`` the last column: where they stand, why they cannot be read, and what they are.
+    """
+
+    __name__ = "gpu_messages"
+
+    def __init__(
+        self,
+        format: MessageFormat,  # noqa: A002
+        location: str,
+        output: pa.Schema,
+        bad_rows: str,
+        bad: str | None,
+    ) -> None:
+        self._format, self._location, self.output = format, location, output
+        self._bad_rows, self._bad = bad_rows, bad
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Gives the rows of a partition's messages.
+
+        Raises:
+            BadInputError: a message that cannot be read, where ``bad_rows`` is ``fail``.
+        """
+        freeze_imports()
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            keys = batch[KEY] if self._format.key else None
+            found = self._format.read(batch[VALUE], keys)
+            if found.bad and self._bad_rows == "fail":
+                first = found.bad[0]
+                raise BadInputError(self._location, None, _where(batch, first), _sample(batch, first))
+            yield from self._given(batch, found)
+
+    def _given(self, batch: pa.RecordBatch, found: Rows) -> Iterator[pa.RecordBatch]:
+        columns, at = found.rows.columns, found.at
+        if found.bad and self._bad_rows == "tag":
+            columns, at = _with_bad(columns, at, found.bad)
+        beside = self.output.names[len(columns) : None if self._bad is None else -1]
+        columns = [*columns, *batch.select(beside).take(pa.array(at)).columns]
+        if self._bad is not None:
+            told = self._bad_rows == "tag"
+            columns.append(_told(batch, at, found.bad) if told else pa.nulls(at.size, pa.int64()))
+        elif found.bad:
+            _log.warning("%s: %d messages left out, the first is %s", self._location, *_counted(batch, found.bad))
+        yield typed(pa.RecordBatch.from_arrays(columns, names=self.output.names), self.output)
+        if found.bad and self._bad is not None and self._bad_rows == "drop":
+            nothing = [pa.nulls(1, kind) for kind in self.output.types[:-1]]
+            yield pa.RecordBatch.from_arrays([*nothing, pa.array([len(found.bad)])], schema=self.output)
+
+
+class PackMessages:
+    """The function of ``mapInArrow``: messages in, their rows out as `gpu_ops.spark.exchange.arrivals.PACKED`.
+
+    Args:
+        packer: of the input.
+        read: what makes rows of them.
+        taken: what is taken of the rows.
+    """
+
+    __name__ = "gpu_join_pack_messages"
+
+    def __init__(self, packer: Packer, read: ReadMessages, taken: Taken) -> None:
+        self._packer, self._read, self._taken = packer, read, taken
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Gives the rows of a partition's messages, packed.
+
+        Raises:
+            BadInputError: a message that cannot be read.
+        """
+        taken = (self._taken.of(batch, self._packer.schema) for batch in self._read(batches))
+        yield from self._packer.pack(taken, source_partition(), "")
+
+
+def _with_bad(rows: Sequence[pa.Array], at: Positions, bad: Sequence[Bad]) -> tuple[list[pa.Array], Positions]:
+    """Rows with one for each message that cannot be read, in its place: its row kind, and else nothing."""
+    kinds, *others = rows
+    tagged = pa.array([BAD_ROW_KIND] * len(bad), kinds.type)
+    at = np.concatenate([at, [one.at for one in bad]]).astype(np.int64)
+    order = np.argsort(at, kind="stable")
+    columns = [tagged, *(pa.nulls(len(bad), column.type) for column in others)]
+    sorted_rows = [
+        pa.concat_arrays([column, more]).take(pa.array(order)) for column, more in zip(rows, columns, strict=True)
+    ]
+    return sorted_rows, at[order]
+
+
+def _told(batch: pa.RecordBatch, at: Positions, bad: Sequence[Bad]) -> pa.Array:
+    """For each row null, or what there is to be said of its message."""
+    words = {one.at: f"{_where(batch, one)}: {_text(batch, one)}" for one in bad}
+    wrong = np.isin(at, list(words))
+    told = pa.array([words[int(place)] for place in at[wrong]], pa.string())
+    index = np.cumsum(wrong) - 1
+    return told.take(pa.array(index, mask=~wrong))
+
+
+def _counted(batch: pa.RecordBatch, bad: Sequence[Bad]) -> tuple[int, str]:
+    return len(bad), _where(batch, bad[0])
+
+
+def _where(batch: pa.RecordBatch, bad: Bad) -> str:
+    """Where a message stands, and why it cannot be read."""
+    known = [name for name in POSITION if name in batch.schema.names]
+    place = ", ".join(f"{name} {batch[name][bad.at].as_py()}" for name in known)
+    return f"a message{' at ' + place if place else ''}: {bad.problem}"
+
+
+def _sample(batch: pa.RecordBatch, bad: Bad) -> str | None:
+    text = _text(batch, bad)
+    return text or None
+
+
+def _text(batch: pa.RecordBatch, bad: Bad) -> str:
+    value = batch[VALUE][bad.at]
+    return value.as_buffer().to_pybytes().decode(errors="replace") if value.is_valid else ""
