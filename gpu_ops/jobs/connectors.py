@@ -9,6 +9,7 @@ from typing import Final, Literal, get_args
 from gpu_ops.backends import Backend
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.inputs import Updates
+from gpu_ops.messages.rows import MESSAGE_FORMATS
 
 Kind = Literal["text", "count", "flag", "path", "state", "duration", "names"]
 
@@ -100,8 +101,9 @@ SOURCES: Final[Mapping[str, Mapping[str, Option]]] = {
     "kafka": {
         **_BROKER,
         "topic": Option(spark="subscribe", required=True),
-        "format": _one_of("json", "debezium-json"),
+        "format": _one_of(*MESSAGE_FORMATS),
         "encoded": Option("names", ""),
+        "schema_registry": OURS,
         "starting_offsets": TEXT,
         "max_offsets_per_trigger": COUNT,
         "fail_on_data_loss": FLAG,

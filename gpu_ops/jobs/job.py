@@ -36,8 +36,9 @@ class Source:
         columns: names and Spark types; None takes them from the data.
         options: for Spark's reader, by Spark's names.
         at: where it is written down, an offset in the file.
-        format: of the values in a Kafka topic: json or debezium-json.
+        format: of the values in a Kafka topic: one of `gpu_ops.messages.rows.MESSAGE_FORMATS`.
         encoded: how values of those messages are written, ``column=encoding`` each, see `gpu_ops.read_kafka`.
+        schema_registry: where the schemas of messages in Avro are, or None.
         reader: of files: spark, or arrow for `gpu_ops.read_files`.
         unique_key: as in `gpu_ops.stream`, like those that follow.
         row_kind: the column of row kinds, or None.
@@ -56,6 +57,7 @@ class Source:
     at: int
     format: str = "json"
     encoded: tuple[str, ...] = ()
+    schema_registry: str | None = None
     reader: str = "spark"
     unique_key: tuple[str, ...] | None = None
     row_kind: str | None = None

@@ -172,6 +172,7 @@ def decode(df: DataFrame, source: Source) -> tuple[Source, DataFrame]:
         encoded[column.strip()] = encoding.strip()
     kind = free_name(_KIND, st.StructType.fromDDL(schema).names)
     rows = rows_of(
-        df, source.format, schema, name=source.name, row_kind=kind, encoded=encoded, bad_rows=source.bad_rows
-    )
-    return source if source.format == "json" else dataclasses.replace(source, row_kind=kind), rows
+        df, source.format, schema, name=source.name, row_kind=kind, encoded=encoded, bad_rows=source.bad_rows,
+        schema_registry=source.schema_registry,
+    )  # fmt: skip
+    return source if kind not in rows.columns else dataclasses.replace(source, row_kind=kind), rows

@@ -21,7 +21,7 @@ Encodings = Mapping[str, str]
 _AROUND: Final = r'^\{[ \t\r\n]*"(schema|payload)"[ \t\r\n]*:'
 _PAYLOAD: Final = b'"payload":'
 
-_BY_NAME: Final = {
+ENCODING_OF: Final = {
     "io.debezium.time.Timestamp": "ms",
     "io.debezium.time.MicroTimestamp": "us",
     "io.debezium.time.NanoTimestamp": "ns",
@@ -32,6 +32,8 @@ _BY_NAME: Final = {
         "is a decimal whose scale is each value's own; set decimal.handling.mode or the column's scale at its source"
     ),
 }
+"""By a schema's name, one of `gpu_ops.messages.encodings.ENCODINGS`, or what is wrong with it."""
+
 _DECIMAL: Final = "org.apache.kafka.connect.data.Decimal"
 
 
@@ -43,12 +45,14 @@ class Group(NamedTuple):
         values: their texts.
         wrapped: whether the row or envelope is the ``payload``.
         encodings: as their schema has them; none where they have no schema.
+        avro: their schema where they are in Avro; None where they are JSON.
     """
 
     at: npt.NDArray[np.int64]
     values: pa.BinaryArray
     wrapped: bool
     encodings: Encodings
+    avro: Any = None
 
 
 def groups(values: pa.BinaryArray, at: npt.NDArray[np.int64]) -> Iterator[Group]:
@@ -117,8 +121,8 @@ def _within(field: Any) -> Iterator[str]:
     name = field.get("name")
     if name == _DECIMAL:
         yield f"base64:{int((field.get('parameters') or {}).get('scale', 0))}"
-    elif name in _BY_NAME:
-        yield _BY_NAME[name]
+    elif name in ENCODING_OF:
+        yield ENCODING_OF[name]
     else:
         for part in (*_fields(field), field.get("items")):
             yield from _within(part)

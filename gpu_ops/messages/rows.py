@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpu_ops.errors import DescriptionError
-from gpu_ops.messages import texts
+from gpu_ops.messages import avro, texts
 from gpu_ops.messages.connect import Encodings, Group, groups
 from gpu_ops.messages.encodings import ENCODINGS, decoded, fits, holds, written
 
-MessageFormatName = Literal["json", "debezium-json"]
+MessageFormatName = Literal["json", "debezium-json", "avro", "debezium-avro"]
 MESSAGE_FORMATS: Final[tuple[str, ...]] = get_args(MessageFormatName)
 
 Positions = npt.NDArray[np.int64]
@@ -34,6 +34,9 @@ _CREATE, _READ, _UPDATE, _DELETE, _MESSAGE = range(len(_OPS))
 _KINDS: Final = ("+I", "-U", "+U", "-D", "u")
 _INSERTED, _OLD, _NEW, _DELETED, _UPSERTED = range(len(_KINDS))
 """The last one is an update that names no old row: an input without a unique key refuses it."""
+
+_REFUSED: Final = (ValueError, OverflowError, pa.ArrowTypeError, pa.ArrowNotImplementedError, pa.ArrowCapacityError)
+"""What Arrow says of values that are not as they should be; `pa.ArrowInvalid` is a ValueError."""
 
 _WRONG_NUMBER: Final = re.compile(r"Column\((/.*)\) changed from number to string")
 
@@ -86,11 +89,13 @@ class MessageFormat:
         required: columns without nulls. The old row of an update or a delete may lack them: sources send of it what
             their log has, often but its key.
         row_kind: the name of the column of row kinds; None without one.
-        key: columns that the message's key has, as a JSON object: then a value replaces the row of its key, and a
-            tombstone deletes it. Only for ``json``.
+        key: columns that the message's key has: then a value replaces the row of its key, and a tombstone deletes it.
+            Not with envelopes.
         encoded: by column one of `gpu_ops.messages.encodings.ENCODINGS`; a schema that comes with a message has
             precedence.
         zone: Arrow's name of that of texts of times that name none.
+        registry: the address of the schema registry of messages in Avro.
+        avro_schema: theirs, as JSON text, where they have no registry.
 
     Raises:
         DescriptionError: no such format or column, or a column that messages do not have.
@@ -103,6 +108,8 @@ class MessageFormat:
     key: tuple[str, ...] = ()
     encoded: tuple[tuple[str, str], ...] = ()
     zone: str = "UTC"
+    registry: str | None = None
+    avro_schema: str | None = None
 
     def __post_init__(self) -> None:
         if self.name not in MESSAGE_FORMATS:
@@ -113,11 +120,23 @@ class MessageFormat:
             if self.schema.names.count(field.name) > 1:
                 raise DescriptionError(f"column {field.name!r} appears twice")
             if not holds(field.type):
-                raise DescriptionError(f"column {field.name!r} is {field.type}; a message of format json has none")
+                raise DescriptionError(
+                    f"column {field.name!r} is {field.type}; a message of format {self.name} has none"
+                )
         if self.row_kind is not None and self.row_kind.lower() in map(str.lower, self.schema.names):
             raise DescriptionError(f"the row-kind column {self.row_kind!r} is among the columns; name another")
-        if self.key and self.name != "json":
-            raise DescriptionError(f"key= is for format json; messages of {self.name} say themselves what is deleted")
+        if self.is_avro:
+            avro.checked(self.registry, self.avro_schema)
+            if self.encoded:
+                raise DescriptionError("encoded= is for JSON; Avro's schemas say how values are written")
+        elif (self.registry, self.avro_schema) != (None, None):
+            raise DescriptionError(f"schema_registry= and avro_schema= are for Avro, not for {self.name}")
+        if self.key and self.avro_schema is not None:
+            raise DescriptionError("key= with avro_schema= is not built: keys have a schema of their own")
+        if self.key and self.is_debezium:
+            raise DescriptionError(
+                f"key= is for formats json and avro; messages of {self.name} say themselves what is deleted"
+            )
         for what, names in (("key", self.key), ("encoded", tuple(name for name, _ in self.encoded))):
             for name in names:
                 if name not in self.schema.names:
@@ -132,7 +151,17 @@ class MessageFormat:
     @property
     def with_kinds(self) -> bool:
         """Whether rows have row kinds."""
-        return self.name != "json" or bool(self.key)
+        return self.is_debezium or bool(self.key)
+
+    @property
+    def is_debezium(self) -> bool:
+        """Whether messages are Debezium's envelopes."""
+        return self.name.startswith("debezium")
+
+    @property
+    def is_avro(self) -> bool:
+        """Whether messages are in Avro; else they are JSON."""
+        return self.name.endswith("avro")
 
     @property
     def output(self) -> pa.Schema:
@@ -151,20 +180,31 @@ class MessageFormat:
         values = values.cast(pa.binary())
         there = values.is_valid().to_numpy(zero_copy_only=False)
         said, bad = list[_Said](), list[Bad]()
-        for at, some in _blocks(np.flatnonzero(there), values.filter(pa.array(there)), bad):
-            plain = self.name == "json" and not {"schema", "payload"}.isdisjoint(self.schema.names)
-            alone = Group(at, some, wrapped=False, encodings={})
-            read = self._rows if self.name == "json" else self._changes
-            for group in [alone] if plain else groups(some, at):
-                self._read(group, read, said, bad)
+        read = self._changes if self.is_debezium else self._rows
+        for group in self._groups(np.flatnonzero(there), values.filter(pa.array(there)), bad):
+            self._read(group, read, said, bad)
         if self.key and keys is not None:
             gone, of_gone = np.flatnonzero(~there), keys.cast(pa.binary()).filter(pa.array(~there))
             named = of_gone.is_valid().to_numpy(zero_copy_only=False)
             bad += [Bad(int(at), "a message with neither key nor value") for at in gone[~named]]
-            for at, some in _blocks(gone[named], of_gone.filter(pa.array(named)), bad, "its key "):
-                for group in groups(some, at):
-                    self._read(group, self._deletes, said, bad)
+            for group in self._groups(gone[named], of_gone.filter(pa.array(named)), bad, "its key "):
+                self._read(group, self._deletes, said, bad)
         return self._in_order(said, sorted(bad))
+
+    def _groups(self, at: Positions, values: pa.BinaryArray, bad: list[Bad], what: str = "") -> Iterator[Group]:
+        """Messages that are read at once; adds to ``bad`` those that are no messages of the format at all."""
+        if not at.size:
+            return
+        if self.is_avro:
+            for group in avro.groups(values, at, self.registry, self.avro_schema):
+                if group.avro is not None:
+                    yield group
+                else:
+                    bad += [Bad(int(place), f"{what}has no header of a schema registry") for place in group.at]
+            return
+        plain = not self.is_debezium and not {"schema", "payload"}.isdisjoint(self.schema.names)
+        for places, some in _blocks(at, values, bad, what):
+            yield from [Group(places, some, wrapped=False, encodings={})] if plain else groups(some, places)
 
     def _read(
         self, group: Group, parse: _Parse, said: list[_Said], bad: list[Bad], numbers: Set[str] = frozenset()
@@ -179,7 +219,7 @@ class MessageFormat:
             return
         try:
             rows, wrong = parse(group, numbers)
-        except (pa.ArrowException, ValueError) as error:
+        except _REFUSED as error:
             problem = str(error)
         else:
             said += rows
@@ -208,6 +248,9 @@ class MessageFormat:
         columns = self._columns(row, encodings)
         lacking = self._lacking(columns)
         bad = [Bad(int(at[place]), problem) for place, problem in lacking.items()]
+        if self.key:
+            no_row = "has a payload of null; what deletes a row is a message without a value"
+            bad += [Bad(int(place), no_row) for place in np.setdiff1d(group.at, at)]
         good = _without(at.size, lacking)
         kinds = [_kinds(np.full(at.size, _UPSERTED))] if self.key else []
         return [_Said(2 * at, [*kinds, *columns]).taken(good)], bad
@@ -255,11 +298,14 @@ class MessageFormat:
         return [_Said(2 * at, [_kinds(np.full(at.size, _DELETED)), *columns])], []
 
     def _written(self, names: Sequence[str], encodings: Encodings, path: str, numbers: Set[str]) -> pa.DataType:
-        """A row as Arrow reads it from JSON."""
+        """A row as Arrow reads it from JSON, or as it makes it of what is read from Avro."""
         fields = []
         for name in names:
-            kind = self.schema.field(name).type
-            fields.append(pa.field(name, written(kind, encodings.get(name, "text"), f"{path}/{name}", numbers)))
+            kind, encoding = self.schema.field(name).type, encodings.get(name, "text")
+            if self.is_avro:
+                fields.append(pa.field(name, avro.in_memory(kind, encoding)))
+            else:
+                fields.append(pa.field(name, written(kind, encoding, f"{path}/{name}", numbers)))
         return pa.struct(fields)
 
     def _columns(self, rows: pa.StructArray, encodings: Encodings) -> list[pa.Array]:
@@ -269,7 +315,7 @@ class MessageFormat:
             kind = self.schema.field(field.name).type
             try:
                 made.append(decoded(values, kind, encodings.get(field.name, "text"), self.zone))
-            except pa.ArrowException as error:
+            except _REFUSED as error:
                 raise pa.ArrowInvalid(f"column {field.name!r}: {error}") from error
         return made
 
@@ -314,7 +360,11 @@ def _blocks(
 def _members(group: Group, wanted: Mapping[str, pa.DataType]) -> tuple[list[pa.Array], Positions]:
     """Members of messages, or themselves where the name is empty, and their positions; null payloads are left out."""
     fields = list(wanted[""]) if "" in wanted else [pa.field(name, kind) for name, kind in wanted.items()]
-    if group.wrapped:
+    if group.avro is not None:
+        found, at = avro.read(group.values, group.avro, pa.struct(fields)), group.at
+        there = found.is_valid()
+        found, at = found.filter(there), at[there.to_numpy(zero_copy_only=False)]
+    elif group.wrapped:
         found = texts.read(group.values, pa.schema([pa.field("payload", pa.struct(fields))])).column(0)
         there = found.is_valid()
         found, at = found.filter(there), group.at[there.to_numpy(zero_copy_only=False)]

@@ -79,9 +79,9 @@ PARQUET = "'connector' = 'parquet', 'path' = 'p'"
         ),
         (job("'connector' = 'kafka', 'topic' = 't'"), "kafka needs the option 'bootstrap_servers'", "'kafka'"),
         (
-            job("'connector' = 'kafka', 'bootstrap_servers' = 'b', 'topic' = 't', 'format' = 'avro'"),
-            "format is one of json, debezium-json, not 'avro'",
-            "'avro'",
+            job("'connector' = 'kafka', 'bootstrap_servers' = 'b', 'topic' = 't', 'format' = 'orc'"),
+            "format is one of json, debezium-json, avro, debezium-avro, not 'orc'",
+            "'orc'",
         ),
         (
             job(PARQUET, sink="CREATE TABLE changes WITH ('connector' = 'rate');\n"),

@@ -233,13 +233,15 @@ def test_tombstones_delete_by_key() -> None:
 
     wrapped = {"schema": {"type": "struct"}, "payload": {"id": 3}}
     found = keyed(
-        ({"id": 1}, {"id": 1, "name": "a"}), ({"id": 1}, None), (wrapped, None), (None, None), (b"x", None), ({}, {})
-    )
+        ({"id": 1}, {"id": 1, "name": "a"}), ({"id": 1}, None), (wrapped, None), (None, None), (b"x", None), ({}, {}),
+        ({"id": 4}, {"schema": None, "payload": None}),
+    )  # fmt: skip
     rows = found.rows.select(["row_kind", "id", "name"]).to_pylist()
     assert [(at, *one.values()) for at, one in zip(found.at, rows, strict=True)] == [
         (0, "u", 1, "a"), (1, "-D", 1, None), (2, "-D", 3, None), (5, "u", None, None),
     ]  # fmt: skip
-    assert found.bad == [(3, "a message with neither key nor value"), (4, "its key is no JSON object")]
+    assert found.bad[:2] == [(3, "a message with neither key nor value"), (4, "its key is no JSON object")]
+    assert [(at, problem[:21]) for at, problem in found.bad[2:]] == [(6, "has a payload of null")]
 
 
 CONNECT = {
@@ -327,9 +329,9 @@ def test_unscaled_decimals(numbers: list[int | None]) -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"name": "xml"}, "format='xml'; there are json, debezium-json"),
+        ({"name": "xml"}, "format='xml'; there are json, debezium-json, avro, debezium-avro"),
         ({"row_kind": "ID"}, "the row-kind column 'ID' is among the columns"),
-        ({"name": "debezium-json", "key": ("id",)}, "key= is for format json"),
+        ({"name": "debezium-json", "key": ("id",)}, "key= is for formats json and avro"),
         ({"key": ("x",)}, "key= names 'x'; there are id, name"),
         ({"encoded": (("id", "ms"),)}, "encoded= has 'ms' for 'id', which is int64"),
         ({"encoded": (("id", "week"),)}, "encoded= has 'week' for 'id'; there are ms"),

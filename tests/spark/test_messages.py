@@ -149,7 +149,7 @@ def test_what_cannot_be_is_refused(spark: Any) -> None:
     ):
         with pytest.raises(DescriptionError, match=problem):
             gpu_ops.debezium(df, SCHEMA, **options)
-    with pytest.raises(DescriptionError, match="rows of plain json have none"):
+    with pytest.raises(DescriptionError, match="plain rows have none"):
         rows_of(df, "json", SCHEMA, name="x", bad_rows="tag")
     for given in ({}, {"subscribePattern": "a.*"}):
         with pytest.raises(DescriptionError, match="takes a topic, or options with subscribePattern"):

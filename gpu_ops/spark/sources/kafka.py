@@ -52,6 +52,8 @@ def read_kafka(
     key: str | Sequence[str] | None = None,
     row_kind: str = ROW_KIND_COLUMN,
     encoded: Mapping[str, str] | None = None,
+    schema_registry: str | None = None,
+    avro_schema: str | None = None,
     include: Sequence[str] = (),
     bad_rows: BadRows = "fail",
     name: str | None = None,
@@ -66,16 +68,20 @@ def read_kafka(
         spark: the session, with Spark's Kafka package.
         servers: ``kafka.bootstrap.servers``.
         topic: one, or several with commas between; None where ``options`` has ``subscribePattern`` or ``assign``.
-        format: ``"json"``: each value is a row. ``"debezium-json"``: each is an envelope of Debezium's, see `debezium`.
+        format: ``"json"`` or ``"avro"``: each value is a row. ``"debezium-json"`` or ``"debezium-avro"``: each is an
+            envelope of Debezium's, see `debezium`.
         schema: of the rows: a schema or its DDL text. Other members of messages are left out, columns that they lack
             are null; ``NOT NULL`` holds for rows that are new, not for the old rows of updates and deletes.
-        key: for ``json``, columns that the messages' keys are JSON objects of: the topic is a table then, a value
-            replaces the row of its key and a message without a value deletes it. `gpu_ops.stream` needs the same
+        key: for rows, columns that the messages' keys are objects of, too: the topic is a table then, a value replaces
+            the row of its key and a message without a value deletes it. `gpu_ops.stream` needs the same
             ``unique_key``. Without ``key`` messages without a value are left out.
         row_kind: what the first column, of row kinds, is called: there is one with Debezium's envelopes or a ``key``.
         encoded: how values are written where it is not as ISO 8601, numbers and text: by column ``ms``, ``us`` or
             ``ns`` (times as numbers since 1970), ``days`` (dates), ``base64`` (decimals as base64 of their unscaled
             bytes). A schema that a message brings says it itself. Binary columns are base64 in any case.
+        schema_registry: for Avro, the address of a schema registry with Confluent's interface, as the tasks reach it.
+            Needs fastavro (``pip install 'gpu-join[kafka]'``), which reads messages one by one.
+        avro_schema: for Avro without a registry, whose messages begin with no header: their schema, as JSON text.
         include: columns of Spark's reader behind the rows: ``timestamp``, ``offset`` and so on. They are the message's:
             a row that is taken back has other ones than when it came, so changes with them need a ``unique_key``.
         bad_rows: what becomes of a message that cannot be read: ``"fail"`` (an error that names topic, partition and
@@ -100,7 +106,7 @@ def read_kafka(
     label = name or topic or next(given[option] for option in _TOPICS if option in given)
     return rows_of(
         messages, format, schema, name=label, key=key, row_kind=row_kind, encoded=encoded, include=include,
-        bad_rows=bad_rows,
+        bad_rows=bad_rows, schema_registry=schema_registry, avro_schema=avro_schema,
     )  # fmt: skip
 
 
@@ -153,12 +159,14 @@ def rows_of(
     encoded: Mapping[str, str] | None = None,
     include: Sequence[str] = (),
     bad_rows: BadRows = "fail",
+    schema_registry: str | None = None,
+    avro_schema: str | None = None,
 ) -> DataFrame:
     """The rows of messages; arguments and errors as in `read_kafka` and `debezium`."""
     session = messages.sparkSession
     declared = applied_schema(schema, "schema")
     keys = (key,) if isinstance(key, str) else tuple(key or ())
-    kinds = row_kind if format != "json" or keys else None
+    kinds = row_kind if format not in ("json", "avro") or keys else None
     read = MessageFormat(
         format,
         arrow_schema(declared, name),
@@ -167,12 +175,14 @@ def rows_of(
         keys,
         tuple((encoded or {}).items()),
         arrow_zone(str(session.conf.get("spark.sql.session.timeZone"))),
+        schema_registry,
+        avro_schema,
     )
     if bad_rows not in _BAD_ROWS:
         raise DescriptionError(f"bad_rows={bad_rows!r}; it is one of {', '.join(_BAD_ROWS)}")
     if bad_rows == "tag" and kinds is None:
         raise DescriptionError(
-            "bad_rows='tag' marks messages by their row kind, and rows of plain json have none; use 'drop', or key="
+            "bad_rows='tag' marks messages by their row kind, and plain rows have none; use 'drop', or key="
         )
     fields = [*([st.StructField(row_kind, st.StringType())] if kinds else []), *declared.fields]
     beside = [_column(messages, column, "include") for column in include]

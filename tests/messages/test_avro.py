@@ -1,0 +1,188 @@
+"""Messages in Avro, with a registry of our own on a local port."""
+
+from __future__ import annotations
+
+import datetime as dt
+import http.server
+import io
+import json
+import threading
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pytest
+
+from gpu_ops.errors import BackendError, DescriptionError
+from gpu_ops.messages.rows import MessageFormat
+
+COLUMNS = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("name", pa.string()),
+        ("price", pa.decimal128(10, 2)),
+        ("at", pa.timestamp("us", "UTC")),
+        ("local", pa.timestamp("us")),
+        ("day", pa.date32()),
+        ("data", pa.binary()),
+        ("tags", pa.list_(pa.struct([("n", pa.float64())]))),
+    ]
+)
+DECIMAL = {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}
+ROW = {
+    "type": "record",
+    "name": "Value",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "name", "type": ["null", "string"], "default": None},
+        {"name": "price", "type": ["null", DECIMAL], "default": None},
+        {"name": "at", "type": ["null", {"type": "long", "logicalType": "timestamp-millis"}], "default": None},
+        {"name": "local", "type": {"type": "long", "connect.name": "io.debezium.time.MicroTimestamp"}},
+        {"name": "day", "type": {"type": "int", "connect.name": "io.debezium.time.Date"}},
+        {"name": "data", "type": "bytes"},
+        {"name": "tags", "type": {"type": "array", "items": {"type": "record", "name": "Tag", "fields": [
+            {"name": "n", "type": "int"}, {"name": "more", "type": {"type": "map", "values": "string"}}]}}},
+        {"name": "other", "type": "boolean"},
+    ],
+}  # fmt: skip
+ENVELOPE = {
+    "type": "record",
+    "name": "Envelope",
+    "namespace": "shop.orders",
+    "fields": [
+        {"name": "before", "type": ["null", ROW], "default": None},
+        {"name": "after", "type": ["null", "Value"], "default": None},
+        {"name": "op", "type": "string"},
+    ],
+}
+KEY = {"type": "record", "name": "Key", "fields": [{"name": "id", "type": "int"}]}
+TEXT = {"type": "record", "name": "Text", "fields": [{"name": "id", "type": "string"}]}
+AT = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
+
+
+def said(number: int, **more: Any) -> dict[str, Any]:
+    """A row as it is sent."""
+    row = {"id": number, "name": "é", "price": Decimal("1.50"), "at": AT, "local": 1_700_000_000_123_456, "day": 19000}
+    return row | {"data": b"\x00\xff", "tags": [{"n": 1, "more": {"a": "b"}}], "other": True} | more
+
+
+def told(number: int, **more: Any) -> dict[str, Any]:
+    """A row as it is read."""
+    local = dt.datetime(2023, 11, 14, 22, 13, 20, 123456)
+    row = {**said(number), "local": local, "day": dt.date(2022, 1, 8), "tags": [{"n": 1.0}]}
+    return {name: (row | more)[name] for name in COLUMNS.names}
+
+
+def written(schema: Any, value: Any, number: int | None = None) -> bytes:
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, fastavro.parse_schema(json.loads(json.dumps(schema))), value)
+    return (b"" if number is None else b"\0" + number.to_bytes(4, "big")) + out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def registry() -> Iterator[str]:
+    schemas = {1: ENVELOPE, 2: ROW, 3: KEY, 4: TEXT}
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            number = int(self.path.rpartition("/")[2])
+            known = number in schemas and self.path.startswith("/schemas/ids/")
+            self.send_response(200 if known else 404)
+            self.end_headers()
+            self.wfile.write(json.dumps({"schema": json.dumps(schemas[number])} if known else {}).encode())
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("localhost", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://localhost:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_envelopes(registry: str) -> None:
+    form = MessageFormat("debezium-avro", COLUMNS, ("name",), "row_kind", registry=registry)
+    values = [
+        written(ENVELOPE, {"op": "c", "after": said(1)}, 1),
+        None,
+        written(ENVELOPE, {"op": "u", "before": said(1), "after": said(1, price=None)}, 1),
+        written(TEXT, {"id": "x"}, 4),
+        written(ENVELOPE, {"op": "c", "after": said(2, name=None)}, 1),
+        written(ENVELOPE, {"op": "d", "before": said(1)}, 1),
+        b"\x00\x00",
+        written(ENVELOPE, {"op": "c", "after": said(3)}, 1)[:-3],
+        written(ENVELOPE, {"op": "c", "after": said(3)}, 1) + b"\x00",
+        written(ENVELOPE, {"op": "t"}, 1),
+    ]
+    found = form.read(pa.array(values, pa.binary()))
+    found.rows.validate(full=True)
+    assert found.rows.to_pylist() == [
+        {"row_kind": "+I", **told(1)}, {"row_kind": "-U", **told(1)}, {"row_kind": "+U", **told(1, price=None)},
+        {"row_kind": "-D", **told(1)},
+    ]  # fmt: skip
+    assert list(found.at) == [0, 2, 2, 5]
+    problems = dict(found.bad)
+    assert list(problems) == [3, 4, 6, 7, 8, 9]
+    assert problems[3] == "has no op"
+    assert problems[4] == "column 'name' is null or missing"
+    assert problems[6] == "has no header of a schema registry"
+    assert problems[7].startswith("is no Avro of its schema")
+    assert problems[8] == "is longer than its schema says"
+    assert problems[9].startswith("a truncate")
+
+
+def test_rows_by_key(registry: str) -> None:
+    form = MessageFormat("avro", COLUMNS, (), "row_kind", ("id",), registry=registry)
+    keys = [written(KEY, {"id": 1}, 3)] * 2
+    found = form.read(pa.array([written(ROW, said(1), 2), None], pa.binary()), pa.array(keys, pa.binary()))
+    nothing = dict.fromkeys(COLUMNS.names) | {"id": 1}
+    assert found.rows.to_pylist() == [{"row_kind": "u", **told(1)}, {"row_kind": "-D", **nothing}]
+
+
+def test_a_schema_without_a_registry() -> None:
+    form = MessageFormat("avro", COLUMNS, avro_schema=json.dumps(ROW))
+    found = form.read(pa.array([written(ROW, said(7))], pa.binary()))
+    assert (found.rows.to_pylist(), found.bad) == ([told(7)], [])
+
+
+@pytest.mark.parametrize(
+    ("column", "kind", "problem"),
+    [
+        ("id", pa.timestamp("us"), "column 'id' is long in its schema, and not timestamp[us]"),
+        ("id", pa.string(), "column 'id' is long in its schema, and not string"),
+        ("other", pa.int64(), "column 'other' is boolean in its schema, and not int64"),
+        ("at", pa.int64(), "column 'at' is timestamp-millis in its schema, and not int64"),
+        ("price", pa.float64(), "column 'price' is decimal in its schema, and not double"),
+        ("day", pa.timestamp("us"), "column 'day' is int in its schema, and not timestamp[us]"),
+        ("tags", pa.list_(pa.struct([("n", pa.string())])), "column 'tags[].n' is int in its schema, and not string"),
+        ("price", pa.decimal128(3, 1), "column 'price'"),
+    ],
+)
+def test_a_value_of_another_type(column: str, kind: pa.DataType, problem: str) -> None:
+    form = MessageFormat("avro", pa.schema([(column, kind)]), avro_schema=json.dumps(ROW))
+    price = Decimal("1234.55")
+    found = form.read(pa.array([written(ROW, said(1, price=price))], pa.binary()))
+    assert not found.rows.num_rows
+    if kind != pa.decimal128(3, 1):
+        assert problem in found.bad[0].problem
+
+
+def test_what_cannot_be_is_refused(registry: str) -> None:
+    for options, problem in (
+        ({}, "Avro needs schema_registry=, or avro_schema="),
+        ({"registry": "registry:8081"}, "is no address such as http"),
+        ({"registry": "http://me:secret@registry"}, "with a password is not built"),
+        ({"avro_schema": '{"type": "x"}'}, "no schema of Avro"),
+        ({"registry": registry, "encoded": (("id", "ms"),)}, "encoded= is for JSON"),
+        ({"name": "json", "registry": registry}, "are for Avro, not for json"),
+    ):
+        with pytest.raises(DescriptionError, match=problem):
+            MessageFormat(**{"name": "avro", "schema": COLUMNS} | options)
+    form = MessageFormat("avro", COLUMNS, registry=registry)
+    with pytest.raises(BackendError, match=r"does not give schema 9: .*/schemas/ids/9: .*404"):
+        form.read(pa.array([b"\0\0\0\0\x09"]))
