@@ -11,12 +11,16 @@ from typing import Any
 
 import duckdb
 import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as f
 
 import gpu_ops
 from gpu_ops.errors import DescriptionError
+from gpu_ops.spark.exchange.file_task import FileWriter
+from gpu_ops.spark.exchange.task import TaskIdentity
 from gpu_ops.spark.sinks import files as sink
 from spark.support import Row, fold
 from spark.views import COLUMNS, Shop
@@ -220,3 +224,17 @@ def test_what_cannot_be_written_is_refused(spark: Any, tmp_path: Path) -> None:
         gpu_ops.write_files(spark.range(1), str(tmp_path / "out"))
     with pytest.raises(DescriptionError, match="names all columns"):
         gpu_ops.write_files(changes.select("item"), str(tmp_path / "out"), partition_by="item")
+
+
+@pytest.mark.parametrize("rows", [1000, 10_000])  # too few of them tell nothing
+def test_only_values_that_repeat_go_into_parquets_dictionaries(tmp_path: Path, rows: int) -> None:
+    numbers = pa.array(range(rows))
+    (batch,) = pa.table(
+        {"id": numbers, "text": numbers.cast("string"), "kind": ["+I"] * rows, "p": [1] * rows}
+    ).to_batches()
+    writer = FileWriter(f"file:{tmp_path}", "parquet", batch.schema, ("p",), False, 1 << 20, "snappy")
+    (file,) = writer.write(iter([batch]), TaskIdentity("query", "run", 0, 0, 0))
+    group = pq.read_metadata(tmp_path / file.lies).row_group(0)
+    found = {group.column(n).path_in_schema: group.column(n).has_dictionary_page for n in range(group.num_columns)}
+    assert found == {"id": rows < 4096, "text": rows < 4096, "kind": True}
+    assert pq.read_table(tmp_path / file.lies, partitioning=None).equals(pa.table(batch.select(["id", "text", "kind"])))
