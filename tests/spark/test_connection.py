@@ -16,6 +16,7 @@ from pyarrow import flight
 from state.support import TOKEN, raw_exchange
 
 from gpu_ops.errors import DescriptionError, GpuJoinError, StateError
+from gpu_ops.spark.exchange import exchange
 from gpu_ops.spark.exchange.connection import Address, FlightServer, format_location
 from gpu_ops.spark.exchange.exchange import ask
 
@@ -133,6 +134,31 @@ def test_a_directory_that_is_gone_is_told_of_at_once() -> None:
     caller.join(10)
     assert time.monotonic() - began < 5
     assert "does not answer" in failures[0]
+
+
+def test_a_directory_is_asked_over_one_connection_and_another_once_that_is_gone_or_old(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[Address] = []
+    connect = Address.connect
+    monkeypatch.setattr(Address, "connect", lambda self: made.append(self) or connect(self))
+    server = FlightServer(TOKEN, actions={"echo": echo})
+    address = Address(format_location("127.0.0.1", server.port), TOKEN)
+    assert [ask(address, "echo", {"x": n})["x"] for n in range(3)] == [0, 1, 2]
+    assert len(made) == 1
+    server.end()
+    with pytest.raises(StateError, match="does not answer"):
+        ask(address, "echo", {"x": 3})
+    server = FlightServer(TOKEN, port=port(address), actions={"echo": echo})
+    assert ask(address, "echo", {"x": 4})["x"] == 4
+    server.end()
+    server = FlightServer(TOKEN, port=port(address), actions={"echo": echo})  # the connection died unnoticed
+    assert ask(address, "echo", {"x": 5})["x"] == 5
+    known = len(made)
+    monkeypatch.setattr(exchange, "_KEPT_S", 0.0)
+    assert ask(address, "echo", {"x": 6})["x"] == 6
+    assert len(made) == known + 1
+    server.end()
 
 
 def test_errors_come_back_as_what_they_were(address: Address) -> None:

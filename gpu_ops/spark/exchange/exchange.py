@@ -19,6 +19,11 @@ from gpu_ops.spark.exchange.patience import UnreachableError, Watch
 
 _ATTEMPTS: Final = 6
 _PAUSE_S: Final = 0.2
+_KEPT_S: Final = 30.0
+"""A connection that was silent for longer may be dead, and a call over it would wait in vain: there is a new one."""
+
+_asked: dict[Address, tuple[float, flight.FlightClient]] = {}
+"""By directory when it was asked last, and over which connection: to make one takes five times as long as to ask."""
 
 
 def ask(directory: Address, action: str, request: Mapping[str, object]) -> dict[str, Any]:
@@ -29,7 +34,7 @@ def ask(directory: Address, action: str, request: Mapping[str, object]) -> dict[
         StateError: there is no directory; the driver is gone.
     """
     try:
-        return directory.call(action, request)
+        return _ask(directory, action, request)
     except flight.FlightUnauthenticatedError as error:
         raise errors.StateError(f"the directory of state servers in the driver refused the call: {error}") from error
     except flight.FlightTimedOutError as error:
@@ -39,6 +44,22 @@ def ask(directory: Address, action: str, request: Mapping[str, object]) -> dict[
         ) from error
     except (pa.ArrowException, OSError) as error:
         raise errors.StateError(f"the driver's directory of state servers does not answer: {error}") from error
+
+
+def _ask(directory: Address, action: str, request: Mapping[str, object]) -> dict[str, Any]:
+    at, client = _asked.pop(directory, (0.0, None))
+    if client is not None and time.monotonic() - at < _KEPT_S:
+        try:
+            answer = directory.call(action, request, client=client)
+        except flight.FlightUnavailableError:
+            pass  # the connection is gone; whether the directory is, a new one tells
+        else:
+            _asked[directory] = time.monotonic(), client
+            return answer
+    client = directory.connect()
+    answer = directory.call(action, request, client=client)
+    _asked[directory] = time.monotonic(), client
+    return answer
 
 
 @functools.lru_cache(maxsize=32)
