@@ -17,9 +17,11 @@ import pytest
 from pyarrow import flight
 
 import gpu_ops
+from gpu_ops.errors import StateError
 from gpu_ops.spark.exchange.connection import Address, translate
 from gpu_ops.spark.exchange.exchange import Exchange, ask
 from gpu_ops.spark.servers import pools
+from gpu_ops.spark.servers.embedded import EmbeddedServers
 from spark.support import Sink, Source, slow_join, start
 
 SCHEMA = pa.schema([("x", pa.int64())])
@@ -113,6 +115,22 @@ def test_refusals_come_back_as_their_class() -> None:
     assert str(other) == "ValueError: oops"
     assert translate(RuntimeError("Socket closed")) is None
     assert translate(RuntimeError('{"type": "AbandonedError", "message": "m"}')) is None
+
+
+def test_servers_come_up_before_they_are_asked_for_and_not_once_all_is_over() -> None:
+    servers = EmbeddedServers(2)
+    pool, until = servers.pool("cpu"), time.monotonic() + 60
+    servers.begin("cpu", 1)
+    while not pool.running and time.monotonic() < until:
+        time.sleep(0.05)
+    (server,) = pool.running
+    servers.begin("cpu", 1)
+    assert pool.location(0) == server.location
+    servers.begin("cpu", 5)  # the other is coming up
+    servers.close()
+    assert pool.running == []
+    with pytest.raises(StateError, match="has ended"):
+        pool.location(0)
 
 
 @pytest.mark.spark

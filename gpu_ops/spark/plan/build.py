@@ -63,8 +63,9 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
     else:
         travel = single_rows(join, inputs, layout, plan.partitions, stamped)
     hidden = None if plan.reported else free_name(METRICS_COLUMN, join.output_schema.names)
+    directory = Directory.of(session)
     task = Task(
-        plan.function_name, _command(plan, state, layout), Directory.of(session).address, travel.arrivals,
+        plan.function_name, _command(plan, state, layout), directory.address, travel.arrivals,
         join.output_schema, metrics=names, times=join.by_event_time, hidden=hidden,
     )  # fmt: skip
     first, *others = union_order([open_tasks(df) for df in inputs])
@@ -77,6 +78,7 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
     if hidden is not None:
         output.add(hidden, spark_type(METRICS_TYPE))
     changes = travel.shuffle(union).mapInArrow(task, plan.carried_by(output))
+    directory.servers.begin(plan.backend, plan.partitions)
     return observing(changes, plan, hidden).select(*changelog_columns(join, name, plan.plan_id))
 
 

@@ -25,6 +25,10 @@ class EmbeddedServers(Servers):
         if gpus:
             self._pools["gpu"] = Pool(self, "gpu", len(gpus))
 
+    def begin(self, backend: str, partitions: int) -> None:
+        """Starts the servers of a join, in the background."""
+        self.pool(backend).begin(partitions)
+
     def start(self, kind: str, index: int, deadline: float) -> Process:
         """Starts the server of a slot and waits until it listens.
 
@@ -40,6 +44,7 @@ class EmbeddedServers(Servers):
 
     def close(self) -> None:
         """Ends all servers."""
+        self._launcher.refuse()
         for pool in self._pools.values():
             pool.close()
         self._launcher.close()

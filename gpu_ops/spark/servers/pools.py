@@ -73,6 +73,14 @@ class Servers(abc.ABC):
             StateError: they cannot.
         """
 
+    def begin(self, backend: str, partitions: int) -> None:  # noqa: B027 - they may come when they are needed
+        """Sees to it that the servers of a join come up while Spark plans its query; does not wait for them.
+
+        Args:
+            backend: of the join.
+            partitions: of the join.
+        """
+
     @property
     def tasks(self) -> int:
         """How many of the application's tasks they are; asks for them to be prepared.
@@ -173,6 +181,18 @@ class Pool:
         finally:
             self._locks[index].release()
 
+    def begin(self, size: int) -> None:
+        """Starts the servers of the first slots side by side, and does not wait for them."""
+        for index, server in enumerate(self._slots[:size]):
+            if server is None:
+                threading.Thread(target=self._begin, args=(index,), name="gpu-join-start", daemon=True).start()
+
+    def _begin(self, index: int) -> None:
+        try:
+            self.location(index)
+        except (StateError, RuntimeError) as error:  # the latter where Python is at its end
+            _log.debug("state server %s-%d: %s", self.kind, index, error)  # whoever needs it tries again, and is told
+
     def release(self, index: int, join_id: str) -> None:
         """Lets a slot's server drop a join from memory, if it runs."""
         server = self._slots[index]
@@ -187,6 +207,8 @@ class Pool:
         """Ends all of them, side by side."""
         for server in self.running:
             server.stop(wait=False)
-        for started in self._slots:
+        for index, lock in enumerate(self._locks):
+            with lock:  # one that is coming up is there by then, or refused
+                started = self._slots[index]
             if started is not None:
                 started.stop()

@@ -109,6 +109,7 @@ class Launcher:
         self._arguments = dict(arguments or {})
         self.logs = Path(tempfile.mkdtemp(prefix="gpu-join-"))
         self._closed = False
+        self._starting: set[subprocess.Popen[bytes]] = set()
         # The kernel may tie a child's life to the thread that started it; handlers' threads end.
         self._starter = concurrent.futures.ThreadPoolExecutor(1, "gpu-join-starter")
 
@@ -133,7 +134,12 @@ class Launcher:
         except (ValueError, KeyError, TypeError, EOFError, OSError) as error:
             popen.kill()
             why = f"{error}; exit code {popen.wait()}"
+            for pipe in filter(None, (popen.stdin, popen.stdout)):
+                with contextlib.suppress(OSError):
+                    pipe.close()
             raise StateError(f"state server {name} did not start ({why}):\n{self.tail(name)}") from error
+        finally:
+            self._starting.discard(popen)
         _log.info("state server %s: process %d, %.1f s", name, popen.pid, time.monotonic() - began)
         location = format_location(self._host, port, encrypted=self._tls is not None)
         return Process(popen, Address(location, self._token, self._tls))
@@ -143,9 +149,15 @@ class Launcher:
         log = self.logs / f"{name}.log"
         return log.read_text(errors="replace")[-2000:] if log.exists() else ""
 
+    def refuse(self) -> None:
+        """Starts no more servers, and ends those that do not listen yet."""
+        self._closed = True
+        for popen in list(self._starting):
+            popen.kill()
+
     def close(self) -> None:
         """Starts no more of them, and forgets their logs."""
-        self._closed = True
+        self.refuse()
         self._starter.shutdown()
         shutil.rmtree(self.logs, ignore_errors=True)
 
@@ -163,7 +175,10 @@ class Launcher:
                 close_fds=True,  # Spark's sockets and other servers' pipes stay with this process
                 start_new_session=True,  # an interrupt in a notebook is not meant for a server
             )
+        self._starting.add(popen)
         _write_token(popen.stdin, self._token)
+        if self._closed:
+            popen.kill()  # its handshake fails
         return popen
 
 

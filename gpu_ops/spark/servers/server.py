@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import importlib
 import json
 import logging
 import os
@@ -305,6 +306,7 @@ def main(arguments: list[str] | None = None) -> int:
     sys.stdout.flush()
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody reads more of it
     _log.info("listening on %s, port %d", options.host, server.port)
+    importlib.import_module("cpu_fallback")  # half a second, and either backend needs it; a call may come meanwhile
     _wait(server, parent)
     # Calls in progress are not waited for long: what they did durably stays, the rest is repeated.
     server.end()
