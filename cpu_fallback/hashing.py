@@ -14,6 +14,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gpu_ops.values import as_bytes
+
 UInt64s = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
 
@@ -56,7 +58,8 @@ def hash_array(column: pa.Array) -> UInt64s:
     elif _is_text(kind):
         # categorize=False: keys are mostly distinct, a factorization first would cost more
         filled = pc.fill_null(column, "" if "string" in str(kind) else b"") if column.null_count else column
-        hashes = pd.util.hash_array(filled.to_numpy(zero_copy_only=False), categorize=False)
+        # as bytes, whose hashes are those of the text: below a null struct text may be no UTF-8
+        hashes = pd.util.hash_array(as_bytes(filled).to_numpy(zero_copy_only=False), categorize=False)
     else:
         lanes = _lanes(column)
         hashes = mix(lanes[0])

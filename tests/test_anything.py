@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from kernels.support import plain_rows
 
@@ -484,6 +484,7 @@ def check_pairs(join: Description, taken: list[dict[str, Any]], engine: JoinEngi
 
 
 @given(st.integers(0, 2**32))
+@example(2607695)  # text below a null struct that is no UTF-8
 def test_every_call_ends_in_a_result_or_an_error_of_the_pack(seed: int) -> None:
     attempt(seed)
 
