@@ -243,6 +243,7 @@ def test_on_gpus_a_join_has_two_partitions_for_each(
 
     servers = Directory.of(spark).servers
     monkeypatch.setitem(servers._pools, "gpu", Pool(servers, "gpu", 1))
+    monkeypatch.setattr(Pool, "begin", lambda *_: None)  # nothing can be started on it
     monkeypatch.setattr(type(spark.sparkContext), "defaultParallelism", 8)
     before = spark.conf.get("spark.sql.shuffle.partitions")
     spark.conf.set("spark.sql.shuffle.partitions", "6")
