@@ -27,7 +27,7 @@ from gpu_ops.output import Changelog, append_rows, num_rows, together
 Batch: TypeAlias = "ArrowStream | None"
 Watermark: TypeAlias = "int | tuple[int | None, int | None] | None"
 """The operator's, or that of each input, in milliseconds since the epoch."""
-Given = Literal["arrow", "cudf"]
+OutputFormat = Literal["arrow", "cudf"]
 """As what an engine gives its changelogs: Arrow tables, or DataFrames of cuDF's."""
 
 
@@ -86,13 +86,13 @@ class JoinEngine:
         tiny: bool = False,
         backlog: bool = False,
         probe: Probe = "auto",
-        output: Given = "arrow",
+        output: OutputFormat = "arrow",
     ) -> None:
         if not isinstance(join, Description):
             raise DescriptionError(f"an engine takes the description of a join, not {type(join).__name__}")
         self.join = join
-        if output not in get_args(Given):
-            raise DescriptionError(f"output={output!r}; it is one of {', '.join(get_args(Given))}")
+        if output not in get_args(OutputFormat):
+            raise DescriptionError(f"output={output!r}; it is one of {', '.join(get_args(OutputFormat))}")
         limit = memory_limit.gpu if isinstance(memory_limit, Budget) else memory_limit
         self.kernels, self.backend_reason = make_kernels(backend, tiny_segments=tiny, memory_limit=limit, probe=probe)
         self.backend = self.kernels.name

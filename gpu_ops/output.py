@@ -89,8 +89,8 @@ def _framed(
 ) -> Frame:
     """The changelog as a frame: a row kind's text is one of four rows."""
     texts = kernels.frame(pa.table({ROW_KIND_COLUMN: pa.array(SHORT_STRINGS, pa.string())}))
-    told = kernels.take(texts, kernels.asarray(kinds).astype(np.int64), [ROW_KIND_COLUMN], present=True)
-    parts = [(ROW_KIND_COLUMN, told, ROW_KIND_COLUMN)]
+    kind_column = kernels.take(texts, kernels.asarray(kinds).astype(np.int64), [ROW_KIND_COLUMN], present=True)
+    parts = [(ROW_KIND_COLUMN, kind_column, ROW_KIND_COLUMN)]
     own = join.output if later is None else join.output[:-1]
     parts += [(column.name, frame, column.name) for column in own]
     if later is not None:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpu_ops.errors import BackendError, DescriptionError
-from gpu_ops.messages.connect import ENCODING_OF, Encodings, Group
+from gpu_ops.messages.connect import ENCODING_OF, Encodings, Group, by_column
 from gpu_ops.messages.encodings import TIMES
 
 _HEADER: Final = 5
@@ -115,14 +115,14 @@ def _misfit(schema: Any, wanted: pa.DataType, named: dict[str, Any], path: str =
     schema = named.get(schema, schema) if isinstance(schema, str) else schema
     if isinstance(schema, list):
         return next(filter(None, (_misfit(one, wanted, named, path) for one in schema if one != "null")), None)
-    said = schema if isinstance(schema, Mapping) else {"type": schema}
-    kind, logical = said["type"], str(said.get("logicalType", ""))
+    definition = schema if isinstance(schema, Mapping) else {"type": schema}
+    kind, logical = definition["type"], str(definition.get("logicalType", ""))
     if isinstance(kind, list | Mapping):
         return _misfit(kind, wanted, named, path)
-    if "name" in said:
-        named[said["name"]] = said
+    if "name" in definition:
+        named[definition["name"]] = definition
     if kind in ("record", "error"):
-        for field in _fields(said):  # in any case: a type is defined where it comes first
+        for field in _fields(definition):  # in any case: a type is defined where it comes first
             index = wanted.get_field_index(field["name"]) if t.is_struct(wanted) else -1
             inner = wanted.field(index).type if index >= 0 else pa.null()
             problem = _misfit(field["type"], inner, named, f"{path}.{field['name']}" if path else field["name"])
@@ -131,7 +131,7 @@ def _misfit(schema: Any, wanted: pa.DataType, named: dict[str, Any], path: str =
         fine = t.is_struct(wanted)
     elif kind in ("array", "map"):
         inner = wanted.value_type if t.is_list(wanted) else pa.null()
-        problem = _misfit(said.get("items", said.get("values")), inner, named, f"{path}[]")
+        problem = _misfit(definition.get("items", definition.get("values")), inner, named, f"{path}[]")
         if problem is not None:
             return problem
         fine = t.is_list(wanted) and kind == "array"
@@ -141,8 +141,8 @@ def _misfit(schema: Any, wanted: pa.DataType, named: dict[str, Any], path: str =
         fine = t.is_timestamp(wanted) and wanted.tz is None
     elif logical in ("date", "decimal", "uuid", "duration") or logical.startswith("time-"):
         fine = bool({"date": t.is_date, "decimal": t.is_decimal}.get(logical, t.is_time)(wanted))
-    elif kind in ("int", "long") and said.get("connect.name") in ENCODING_OF:
-        is_time = t.is_date if ENCODING_OF[said["connect.name"]] == "days" else t.is_timestamp
+    elif kind in ("int", "long") and definition.get("connect.name") in ENCODING_OF:
+        is_time = t.is_date if ENCODING_OF[definition["connect.name"]] == "days" else t.is_timestamp
         fine = is_time(wanted) or t.is_integer(wanted)
     else:
         fine = any(is_one(wanted) for is_one in _FITTING.get(kind, ()))
@@ -173,13 +173,7 @@ def in_memory(kind: pa.DataType, encoding: str) -> pa.DataType:
 def encodings_of(schema: Any) -> Encodings:
     """How columns are written, by the ``connect.name`` of their fields: Debezium's times are plain longs."""
     rows = [part for field in _fields(schema) if field["name"] in _ROWS for part in _records(field["type"])]
-    made: dict[str, str] = {}
-    for row in rows or [schema]:
-        for field in _fields(row):
-            said = sorted(set(_within(field["type"])))
-            if said:
-                made[field["name"]] = said[0] if len(said) == 1 else f"is written in ways {', '.join(said)}"
-    return made
+    return by_column((field["name"], _within(field["type"])) for row in rows or [schema] for field in _fields(row))
 
 
 def _within(kind: Any) -> Iterator[str]:

@@ -7,7 +7,7 @@ and the same in nearly all.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -105,12 +105,16 @@ def encodings_of(schema: Any) -> Encodings:
     """How the columns of a row are written, by Kafka Connect's schema of it or of an envelope."""
     fields = _fields(schema)
     rows = [field for field in fields if field.get("field") in ("before", "after") and field.get("type") == "struct"]
+    return by_column((str(field.get("field")), _within(field)) for row in rows or [schema] for field in _fields(row))
+
+
+def by_column(columns: Iterable[tuple[str, Iterable[str]]]) -> Encodings:
+    """How columns are written, of all ways found within each; in several at once they are not read."""
     made: dict[str, str] = {}
-    for row in rows or [schema]:
-        for field in _fields(row):
-            said = sorted(set(_within(field)))
-            if said:
-                made[str(field.get("field"))] = said[0] if len(said) == 1 else f"is written in ways {', '.join(said)}"
+    for name, found in columns:
+        ways = sorted(set(found))
+        if ways:
+            made[name] = ways[0] if len(ways) == 1 else f"is written in ways {', '.join(ways)}"
     return made
 
 

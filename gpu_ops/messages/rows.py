@@ -62,20 +62,20 @@ class Rows(NamedTuple):
     bad: list[Bad]
 
 
-class _Said(NamedTuple):
+class _Parsed(NamedTuple):
     """Rows of some messages; ``order`` is twice the position of the message, and one more for what comes second."""
 
     order: Positions
     columns: list[pa.Array]
 
-    def taken(self, mask: npt.NDArray[np.bool_]) -> _Said:
+    def taken(self, mask: npt.NDArray[np.bool_]) -> _Parsed:
         """Some of the rows."""
         if mask.all():
             return self
-        return _Said(self.order[mask], [column.filter(pa.array(mask)) for column in self.columns])
+        return _Parsed(self.order[mask], [column.filter(pa.array(mask)) for column in self.columns])
 
 
-_Parse: TypeAlias = Callable[[Group, Set[str]], tuple[list[_Said], list[Bad]]]
+_Parse: TypeAlias = Callable[[Group, Set[str]], tuple[list[_Parsed], list[Bad]]]
 """What messages say, given the paths of numbers that are texts; it raises where Arrow cannot read all of them."""
 
 
@@ -179,17 +179,17 @@ class MessageFormat:
         """
         values = values.cast(pa.binary())
         there = values.is_valid().to_numpy(zero_copy_only=False)
-        said, bad = list[_Said](), list[Bad]()
+        parsed, bad = list[_Parsed](), list[Bad]()
         read = self._changes if self.is_debezium else self._rows
         for group in self._groups(np.flatnonzero(there), values.filter(pa.array(there)), bad):
-            self._read(group, read, said, bad)
+            self._read(group, read, parsed, bad)
         if self.key and keys is not None:
             gone, of_gone = np.flatnonzero(~there), keys.cast(pa.binary()).filter(pa.array(~there))
             named = of_gone.is_valid().to_numpy(zero_copy_only=False)
             bad += [Bad(int(at), "a message with neither key nor value") for at in gone[~named]]
             for group in self._groups(gone[named], of_gone.filter(pa.array(named)), bad, "its key "):
-                self._read(group, self._deletes, said, bad)
-        return self._in_order(said, sorted(bad))
+                self._read(group, self._deletes, parsed, bad)
+        return self._in_order(parsed, sorted(bad))
 
     def _groups(self, at: Positions, values: pa.BinaryArray, bad: list[Bad], what: str = "") -> Iterator[Group]:
         """Messages that are read at once; adds to ``bad`` those that are no messages of the format at all."""
@@ -207,7 +207,7 @@ class MessageFormat:
             yield from [Group(places, some, wrapped=False, encodings={})] if plain else groups(some, places)
 
     def _read(
-        self, group: Group, parse: _Parse, said: list[_Said], bad: list[Bad], numbers: Set[str] = frozenset()
+        self, group: Group, parse: _Parse, parsed: list[_Parsed], bad: list[Bad], numbers: Set[str] = frozenset()
     ) -> None:
         """Adds what messages say that are read alike; where they cannot be read together, what their halves say."""
         size = group.at.size
@@ -222,18 +222,18 @@ class MessageFormat:
         except _REFUSED as error:
             problem = str(error)
         else:
-            said += rows
+            parsed += rows
             bad += wrong
             return
         if size > 1:
             for part in (slice(0, size // 2), slice(size // 2, size)):
                 values = group.values.slice(part.start, part.stop - part.start)
-                self._read(group._replace(at=group.at[part], values=values), parse, said, bad, numbers)
+                self._read(group._replace(at=group.at[part], values=values), parse, parsed, bad, numbers)
             return
         # Spark and others write NaN and infinities as texts
         number = _WRONG_NUMBER.search(problem)
         if number is not None and number.group(1) not in numbers:
-            self._read(group, parse, said, bad, numbers | {number.group(1)})
+            self._read(group, parse, parsed, bad, numbers | {number.group(1)})
         else:
             bad.append(Bad(int(group.at[0]), problem))
 
@@ -241,7 +241,7 @@ class MessageFormat:
         """Whether a column is written in a way that is not read, as the schema of a message says."""
         return name in self.schema.names and encoding.partition(":")[0] not in ENCODINGS
 
-    def _rows(self, group: Group, numbers: Set[str]) -> tuple[list[_Said], list[Bad]]:
+    def _rows(self, group: Group, numbers: Set[str]) -> tuple[list[_Parsed], list[Bad]]:
         """What messages say that are rows."""
         encodings = {**dict(self.encoded), **group.encodings}
         (row,), at = _members(group, {"": self._written(self.schema.names, encodings, _path(group), numbers)})
@@ -253,9 +253,9 @@ class MessageFormat:
             bad += [Bad(int(place), no_row) for place in np.setdiff1d(group.at, at)]
         good = _without(at.size, lacking)
         kinds = [_kinds(np.full(at.size, _UPSERTED))] if self.key else []
-        return [_Said(2 * at, [*kinds, *columns]).taken(good)], bad
+        return [_Parsed(2 * at, [*kinds, *columns]).taken(good)], bad
 
-    def _changes(self, group: Group, numbers: Set[str]) -> tuple[list[_Said], list[Bad]]:
+    def _changes(self, group: Group, numbers: Set[str]) -> tuple[list[_Parsed], list[Bad]]:
         """What messages say that are Debezium's envelopes."""
         encodings = {**dict(self.encoded), **group.encodings}
         wanted = {
@@ -280,22 +280,22 @@ class MessageFormat:
         lacking = self._lacking(columns)
         found |= {int(new[place]): problem for place, problem in lacking.items()}
         kinds = np.where(code[new] != _UPDATE, _INSERTED, np.where(has_old[new], _NEW, _UPSERTED))
-        said = [_Said(2 * at[new] + 1, [_kinds(kinds), *columns]).taken(_without(new.size, lacking))]
+        parsed = [_Parsed(2 * at[new] + 1, [_kinds(kinds), *columns]).taken(_without(new.size, lacking))]
         good = _without(at.size, found)
         old = np.flatnonzero(np.isin(code, (_UPDATE, _DELETE)) & has_old & good)
         if old.size:
             gone = self._columns(before.take(pa.array(old)), encodings)
             kinds = np.where(code[old] == _UPDATE, _OLD, _DELETED)
-            said.append(_Said(2 * at[old], [_kinds(kinds), *gone]))
-        return said, [Bad(int(at[place]), problem) for place, problem in found.items()]
+            parsed.append(_Parsed(2 * at[old], [_kinds(kinds), *gone]))
+        return parsed, [Bad(int(at[place]), problem) for place, problem in found.items()]
 
-    def _deletes(self, group: Group, numbers: Set[str]) -> tuple[list[_Said], list[Bad]]:
+    def _deletes(self, group: Group, numbers: Set[str]) -> tuple[list[_Parsed], list[Bad]]:
         """What messages without a value say, by their keys."""
         encodings = {**dict(self.encoded), **group.encodings}
         (row,), at = _members(group, {"": self._written(self.key, encodings, _path(group), numbers)})
         given = dict(zip(self.key, self._columns(row, encodings), strict=True))
         columns = [given.get(field.name, pa.nulls(at.size, field.type)) for field in self.schema]
-        return [_Said(2 * at, [_kinds(np.full(at.size, _DELETED)), *columns])], []
+        return [_Parsed(2 * at, [_kinds(np.full(at.size, _DELETED)), *columns])], []
 
     def _written(self, names: Sequence[str], encodings: Encodings, path: str, numbers: Set[str]) -> pa.DataType:
         """A row as Arrow reads it from JSON, or as it makes it of what is read from Avro."""
@@ -329,11 +329,11 @@ class MessageFormat:
                 found |= {int(place): f"column {name!r} is null or missing" for place in nulls}
         return found
 
-    def _in_order(self, said: Sequence[_Said], bad: list[Bad]) -> Rows:
-        if not said:
+    def _in_order(self, parsed: Sequence[_Parsed], bad: list[Bad]) -> Rows:
+        if not parsed:
             return Rows(pa.RecordBatch.from_pylist([], schema=self.output), np.zeros(0, np.int64), bad)
-        order = np.concatenate([part.order for part in said])
-        pieces = zip(*(part.columns for part in said), strict=True)
+        order = np.concatenate([part.order for part in parsed])
+        pieces = zip(*(part.columns for part in parsed), strict=True)
         columns = [piece[0] if len(piece) == 1 else pa.concat_arrays(piece) for piece in pieces]
         rows = pa.RecordBatch.from_arrays(columns, schema=self.output)
         if order.size and bool((np.diff(order) < 0).any()):

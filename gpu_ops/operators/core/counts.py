@@ -23,7 +23,7 @@ from gpu_ops.arrays import Array, Instants, Positions, value_changes
 
 @dataclasses.dataclass(frozen=True)
 class Moments:
-    """n instants at which something happens to a row, by row and instant: parallel arrays but for the last two."""
+    """n instants at which something happens to a row, by row and instant: arrays of n, but for `opening`, `base`."""
 
     start: Positions
     """Position of the moment's first event."""

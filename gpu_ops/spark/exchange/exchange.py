@@ -22,7 +22,7 @@ _PAUSE_S: Final = 0.2
 _KEPT_S: Final = 30.0
 """A connection that was silent for longer may be dead, and a call over it would wait in vain: there is a new one."""
 
-_asked: dict[Address, tuple[float, flight.FlightClient]] = {}
+_directories: dict[Address, tuple[float, flight.FlightClient]] = {}
 """By directory when it was asked last, and over which connection: to make one takes five times as long as to ask."""
 
 
@@ -47,18 +47,18 @@ def ask(directory: Address, action: str, request: Mapping[str, object]) -> dict[
 
 
 def _ask(directory: Address, action: str, request: Mapping[str, object]) -> dict[str, Any]:
-    at, client = _asked.pop(directory, (0.0, None))
+    at, client = _directories.pop(directory, (0.0, None))
     if client is not None and time.monotonic() - at < _KEPT_S:
         try:
             answer = directory.call(action, request, client=client)
         except flight.FlightUnavailableError:
             pass  # the connection is gone; whether the directory is, a new one tells
         else:
-            _asked[directory] = time.monotonic(), client
+            _directories[directory] = time.monotonic(), client
             return answer
     client = directory.connect()
     answer = directory.call(action, request, client=client)
-    _asked[directory] = time.monotonic(), client
+    _directories[directory] = time.monotonic(), client
     return answer
 
 
