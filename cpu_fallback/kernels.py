@@ -236,7 +236,6 @@ class CpuKernels:
         times: tuple[Ints, Ints] | None = None,
         *,
         by_candidate: bool = False,
-        first: bool = False,
     ) -> Ints:
         """Candidates of sorted runs: pairs of slots."""
         hashes, own = layouts.entry_hashes(needles), layouts.entry_slots(needles)
@@ -245,9 +244,13 @@ class CpuKernels:
             if times is None:
                 needle, slots = search.by_hash(run, hashes)
             else:
-                needle, slots = search.by_time(run, hashes, *times, first=first)
+                needle, slots = search.by_time(run, hashes, *times)
             pairs.append(layouts.pairs(slots, own[needle]) if by_candidate else layouts.pairs(own[needle], slots))
         return pairs[1] if len(pairs) == 2 else np.concatenate(pairs)
+
+    def bisect(self, run: SearchedRun, needles: UInt64s, times: Ints, *, after: bool) -> Ints:
+        """Where needles stand in a sorted run with times."""
+        return search.bisect(run, layouts.entry_hashes(needles), times, after=after)
 
     def join(self, left: UInt64s, right: UInt64s) -> Array:
         """Pairs of entries with the same hash, by a sorted merge."""

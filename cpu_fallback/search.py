@@ -59,7 +59,7 @@ def by_hash(found_in: SearchedRun, hashes: UInt64s) -> tuple[Ints, Ints]:
     return needle, slots
 
 
-def by_time(run: SearchedRun, hashes: UInt64s, earliest: Ints, latest: Ints, *, first: bool) -> tuple[Ints, Array]:
+def by_time(run: SearchedRun, hashes: UInt64s, earliest: Ints, latest: Ints) -> tuple[Ints, Array]:
     """Entries with a needle's hash and a time that it wants.
 
     Args:
@@ -67,29 +67,29 @@ def by_time(run: SearchedRun, hashes: UInt64s, earliest: Ints, latest: Ints, *, 
         hashes: n uint64, the upper halves of hashes.
         earliest: n.
         latest: n, inclusive.
-        first: of each needle the first one only.
 
     Returns:
         Positions of needles, and slots.
     """
     times = run.times
     assert times is not None
-    bucket = (hashes >> np.uint64(run.shift)).view(np.int64)
-    begin, end = run.directory[bucket].astype(np.int64), run.directory[bucket + 1].astype(np.int64)
+    begin, end = _bucket(run, hashes)
     count = end - begin
-    large = np.flatnonzero(count > (0 if first else _SCAN))
+    large = np.flatnonzero(count > _SCAN)
     if large.size:
         part, ends = hashes[large], (begin[large], end[large])
         begin[large] = _bisect(run, part, earliest[large], ends, after=False)
-        if first:
-            count = np.minimum(end - begin, 1)
-        else:
-            count[large] = np.maximum(_bisect(run, part, latest[large], ends, after=True) - begin[large], 0)
+        count[large] = np.maximum(_bisect(run, part, latest[large], ends, after=True) - begin[large], 0)
     needle, place = expand(begin, count)
     time, entry = times[place], run.entries[place]
     fits = (layouts.entry_hashes(entry) == hashes[needle]) & (time >= earliest[needle]) & (time <= latest[needle])
     found = np.flatnonzero(fits)
     return needle[found], layouts.entry_slots(entry[found])
+
+
+def bisect(run: SearchedRun, hashes: UInt64s, times: Ints, *, after: bool) -> Ints:
+    """The position of the first entry not before (or, `after`, beyond) each needle's hash and time."""
+    return _bisect(run, hashes, times, _bucket(run, hashes), after=after)
 
 
 def expand(first: Ints, count: Ints) -> tuple[Ints, Ints]:
@@ -122,6 +122,12 @@ def _first_not_less(run: UInt64s, directory: Ints, shift: int, key: UInt64s, at:
     at += 1
     if crowded is not None:
         at[crowded] = np.searchsorted(run, key[crowded])
+
+
+def _bucket(run: SearchedRun, hashes: UInt64s) -> tuple[Ints, Ints]:
+    """Where the entries that share each hash's prefix begin and end."""
+    bucket = (hashes >> np.uint64(run.shift)).view(np.int64)
+    return run.directory[bucket].astype(np.int64), run.directory[bucket + 1].astype(np.int64)
 
 
 def _bisect(run: SearchedRun, hashes: UInt64s, times: Ints, ends: tuple[Ints, Ints], *, after: bool) -> Ints:

@@ -396,7 +396,6 @@ class Kernels(Protocol):
         times: tuple[Array, Array] | None = None,
         *,
         by_candidate: bool = False,
-        first: bool = False,
     ) -> Array:
         """Candidates of sorted runs for each needle: entries with the same upper half of a hash.
 
@@ -406,10 +405,23 @@ class Kernels(Protocol):
             times: of runs with times, n earliest and n latest times (int64, inclusive), one per needle: only entries
                 within them are candidates.
             by_candidate: give the candidate's slot first.
-            first: give only the first candidate of each run.
 
         Returns:
             Pairs (int64, see `gpu_ops.layouts.pairs`) of the needle's and the candidate's slot, in any order.
+        """
+
+    def bisect(self, run: SearchedRun, needles: Array, times: Array, *, after: bool) -> Array:
+        """Where needles stand in a sorted run with times.
+
+        Args:
+            run: in this backend's memory.
+            needles: n entries (uint64) in any order.
+            times: n int64, one per needle.
+            after: behind the entries of just this hash and time, not in front of them.
+
+        Returns:
+            N positions (int64), from 0 to the run's size: before each stand the entries of a lower hash (its upper
+            half), or of this one and an earlier time.
         """
 
     def join(self, left: Array, right: Array) -> Array:

@@ -24,7 +24,7 @@ from gpu_ops.cudf_backend.frame import values as numbers
 from gpu_ops.cudf_backend.hashing import convert, equal_columns, hash_columns
 from gpu_ops.cudf_backend.probe import join_entries, probe_runs
 from gpu_ops.cudf_backend.runs import directory, made_entries, merged
-from gpu_ops.cudf_backend.search import search_runs, sorted_run
+from gpu_ops.cudf_backend.search import bisect_run, search_runs, sorted_run
 from gpu_ops.cudf_backend.storage import decoded
 from gpu_ops.cudf_backend.store import CudfStore
 from gpu_ops.descriptions.keys import key_type
@@ -251,17 +251,18 @@ class CudfKernels:
         times: tuple[Array, Array] | None = None,
         *,
         by_candidate: bool = False,
-        first: bool = False,
     ) -> Array:
-        """Candidates of sorted runs, by `gpu_ops.cudf_backend.probe`; the first of each only ever by a search."""
-        if first:
-            return search_runs(runs, needles, times, by_candidate=by_candidate, first=True)
+        """Candidates of sorted runs, by `gpu_ops.cudf_backend.probe`."""
         return probe_runs(self.probe, runs, needles, times, by_candidate=by_candidate)
+
+    def bisect(self, run: SearchedRun, needles: Array, times: Array, *, after: bool) -> Array:
+        """Where needles stand in a sorted run with times."""
+        return bisect_run(run, needles, times, after=after)
 
     def join(self, left: Array, right: Array) -> Array:
         """Pairs of entries with the same hash, by libcudf's hash join but for ``probe="index"``: nothing is sorted."""
         if self.probe == "index":
-            return search_runs([sorted_run(right)], cp.sort(left), None, by_candidate=False, first=False)
+            return search_runs([sorted_run(right)], cp.sort(left), None, by_candidate=False)
         return join_entries(left, [right])
 
     def close(self) -> None:

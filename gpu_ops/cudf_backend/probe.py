@@ -80,7 +80,7 @@ def probe_runs(
         pairs.append(join_runs([runs[at] for at in sorted(some)], needles, times, by_candidate=by_candidate))
     if len(some) < len(runs):
         others = [run for at, run in enumerate(runs) if at not in some]
-        pairs.append(search_runs(others, needles, times, by_candidate=by_candidate, first=False))
+        pairs.append(search_runs(others, needles, times, by_candidate=by_candidate))
     return pairs[0] if len(pairs) == 1 else cp.concatenate([cp.empty(0, np.int64), *pairs])
 
 

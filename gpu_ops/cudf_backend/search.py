@@ -1,13 +1,15 @@
-"""Lookups in sorted runs by two CUDA kernels over all runs at once; see `gpu_ops.kernels.Kernels.search`.
+"""Lookups in sorted runs by CUDA kernels; see `gpu_ops.kernels.Kernels.search` and ``bisect``.
 
-The first kernel finds where each needle's entries are in each run, the second writes the pairs, a thread for each: a
-hot key's are written by as many threads as it has. In between, the host learns how many there are.
+A search is two of them, over all runs at once: the first finds where each needle's entries are in each run, the second
+writes the pairs, a thread for each: a hot key's are written by as many threads as it has. In between, the host learns
+how many there are.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import cupy as cp
 import numpy as np
@@ -55,7 +57,7 @@ __device__ int bisected(const Run& run, u64 hash, i64 time, int low, int high, b
 
 // Where in each run the entries of each needle begin, and how many there are: one thread for a run and a needle.
 extern "C" __global__ void find(
-    Runs runs, i64 size, i64 lookups, const u64* needles, const i64* earliest, const i64* latest, bool only_first,
+    Runs runs, i64 size, i64 lookups, const u64* needles, const i64* earliest, const i64* latest,
     int* begins, i64* counts) {
   i64 lookup = blockIdx.x * (i64)blockDim.x + threadIdx.x;
   if (lookup >= lookups) return;
@@ -66,7 +68,18 @@ extern "C" __global__ void find(
   int begin = bisected(run, hash, run.times ? earliest[needle] : 0, low, high, false);
   int end = bisected(run, hash, run.times ? latest[needle] : 0, begin, high, true);
   begins[lookup] = begin;
-  counts[lookup] = only_first && end > begin ? 1 : end - begin;
+  counts[lookup] = end - begin;
+}
+
+// Where each needle stands in the first run, which has times: one thread for a needle.
+extern "C" __global__ void bisect_run(
+    Runs runs, i64 size, const u64* needles, const i64* times, bool after, i64* positions) {
+  i64 needle = blockIdx.x * (i64)blockDim.x + threadIdx.x;
+  if (needle >= size) return;
+  const Run& run = runs.run[0];
+  u64 hash = needles[needle] >> 32;
+  int low = run.directory[hash >> run.shift], high = run.directory[(hash >> run.shift) + 1];
+  positions[needle] = bisected(run, hash, times[needle], low, high, after);
 }
 
 // All pairs of slots: one thread for a pair. `ends` has how many pairs there are up to and with each lookup's.
@@ -111,34 +124,47 @@ def search_runs(
     times: tuple[Array, Array] | None,
     *,
     by_candidate: bool,
-    first: bool,
 ) -> Array:
     """Arguments and result as `gpu_ops.kernels.Kernels.search`."""
     found = [
-        _search(runs[at : at + MOST_RUNS], needles, times, by_candidate=by_candidate, first=first)
+        _search(runs[at : at + MOST_RUNS], needles, times, by_candidate=by_candidate)
         for at in range(0, len(runs), MOST_RUNS)
     ]
     return found[0] if len(found) == 1 else cp.concatenate([cp.empty(0, np.int64), *found])
 
 
 def _search(
-    runs: Sequence[SearchedRun], needles: Array, times: tuple[Array, Array] | None, *, by_candidate: bool, first: bool
+    runs: Sequence[SearchedRun], needles: Array, times: tuple[Array, Array] | None, *, by_candidate: bool
 ) -> Array:
     size = needles.size
     lookups = size * len(runs)
     if not lookups:
         return cp.empty(0, np.int64)
-    table = np.zeros(1, RUNS)
-    for at, run in enumerate(runs):
-        beside = 0 if run.times is None else address(run.times)
-        table["run"][0, at] = address(run.entries), beside, address(run.directory), run.shift
-    shape = (table, np.int64(size), np.int64(lookups), needles)
+    shape = (_table(runs), np.int64(size), np.int64(lookups), needles)
     begins, counts = cp.empty(lookups, np.int32), cp.empty(lookups, np.int64)
     span = times or (needles.view(np.int64), needles.view(np.int64))  # of runs without times nobody reads it
-    launch(SOURCE, "find", lookups, *shape, *span, np.bool_(first), begins, counts)
+    launch(SOURCE, "find", lookups, *shape, *span, begins, counts)
     ends = cp.cumsum(counts)
     total = int(ends[-1])
     pairs = cp.empty(total, np.int64)
     if total:
         launch(SOURCE, "write_pairs", total, *shape, begins, ends, np.int64(total), np.bool_(by_candidate), pairs)
     return pairs
+
+
+def _table(runs: Sequence[SearchedRun]) -> np.ndarray[Any, Any]:
+    """The addresses that kernels get."""
+    table = np.zeros(1, RUNS)
+    for at, run in enumerate(runs):
+        beside = 0 if run.times is None else address(run.times)
+        table["run"][0, at] = address(run.entries), beside, address(run.directory), run.shift
+    return table
+
+
+def bisect_run(run: SearchedRun, needles: Array, times: Array, *, after: bool) -> Array:
+    """Arguments and result as `gpu_ops.kernels.Kernels.bisect`."""
+    positions = cp.empty(needles.size, np.int64)
+    if needles.size:
+        shape = _table([run]), np.int64(needles.size), needles, times
+        launch(SOURCE, "bisect_run", needles.size, *shape, np.bool_(after), positions)
+    return positions

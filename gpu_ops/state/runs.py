@@ -102,7 +102,6 @@ class Runs(abc.ABC, Generic[R]):
         times: tuple[Array, Array] | None = None,
         *,
         by_candidate: bool = False,
-        first: bool = False,
     ) -> Array:
         """Candidates in some of the runs, in whichever memory each lies; see `gpu_ops.kernels.Kernels.search`."""
         pairs = []
@@ -112,7 +111,7 @@ class Runs(abc.ABC, Generic[R]):
             if home is not None and there:
                 own, *span = (array.at(home) for array in given)
                 within = (span[0], span[1]) if times is not None else None
-                found = home.search(there, own, within, by_candidate=by_candidate, first=first)
+                found = home.search(there, own, within, by_candidate=by_candidate)
                 pairs.append(found if home is self._kernels else self._kernels.asarray(found))
         if len(pairs) == 1:
             return pairs[0]

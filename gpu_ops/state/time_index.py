@@ -1,8 +1,8 @@
 """The index of an interval join's state: from the hash of a key and a span of time to the slots of its rows.
 
-It too is made of sorted runs (`gpu_ops.state.runs`). Entries are
-sorted by hash and, within a hash, by time, so the rows of a key inside an interval are one range: where a
-key is hot, a bisection finds its ends and none of the key's other rows is looked at.
+It too is made of sorted runs (`gpu_ops.state.runs`). Entries are sorted by hash, within a hash by time, and within a
+time by arrival, so the rows of a key inside an interval are one range: where a key is hot, a bisection finds its ends
+and none of the key's other rows is looked at.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class TimeIndex(Runs[TimeRun]):
             times: n int64.
         """
         if slots.size:
-            self.staged = _run(self._kernels, layouts.entries(hashes, slots), times, merge=False)
+            self.staged = _run(self._kernels, layouts.entries(hashes, slots), times)
 
     def probe(
         self, hashes: Hashes, earliest: Array, latest: Array, *, committed: bool = True, staged: bool = True
@@ -91,8 +91,28 @@ class TimeIndex(Runs[TimeRun]):
         Returns:
             For each run positions of needles, no more than once each, and slots (int64).
         """
-        needles, latest = self._needles(hashes), self._xp.full(earliest.size, _FOREVER, np.int64)
-        return [layouts.unpaired(self.found([run], needles, (earliest, latest), first=True)) for run in self.runs]
+        found = []
+        for run in self.runs:
+            at = self.bisect(run, hashes, earliest, after=False)
+            needle = self._xp.flatnonzero(at < run.entries.size)
+            hashed, _, slots = self.read(run, at[needle])
+            same = hashed == hashes[needle] >> np.uint64(32)
+            found.append((needle[same], slots[same]))
+        return found
+
+    def bisect(self, run: TimeRun, hashes: Hashes, times: Array, *, after: bool) -> Array:
+        """Where needles stand in a run, wherever it lies; see `gpu_ops.kernels.Kernels.bisect`."""
+        needles, times_ = Both(self._kernels, self._needles(hashes)), Both(self._kernels, times)
+        at = run.home.bisect(run, needles.at(run.home), times_.at(run.home), after=after)
+        return at if run.home is self._kernels else self._kernels.asarray(at)
+
+    def read(self, run: TimeRun, at: Array) -> tuple[Array, Array, Slots]:
+        """Entries of a run, wherever it lies: upper halves of hashes, times, slots."""
+        there = Both(self._kernels, at).at(run.home)
+        entries, times = run.entries[there], run.times[there]
+        if run.home is not self._kernels:
+            entries, times = self._kernels.asarray(entries), self._kernels.asarray(times)
+        return layouts.entry_hashes(entries), times, layouts.entry_slots(entries)
 
     def _needles(self, hashes: Array) -> Array:
         return layouts.entries(hashes, as_slots(self._kernels, 0, hashes.size))
@@ -101,7 +121,7 @@ class TimeIndex(Runs[TimeRun]):
     def _merged(older: TimeRun, newer: TimeRun) -> TimeRun:
         xp = older.home.xp
         entries = xp.concatenate([older.entries, newer.entries])
-        return _run(older.home, entries, xp.concatenate([older.times, newer.times]), merge=True)
+        return _run(older.home, entries, xp.concatenate([older.times, newer.times]))
 
     @staticmethod
     def _moved(run: TimeRun, copy: Callable[[Array], Array], home: Kernels) -> TimeRun:
@@ -119,13 +139,12 @@ class TimeIndex(Runs[TimeRun]):
         return index
 
 
-def _run(home: Kernels, entries: Array, times: Array, *, merge: bool) -> TimeRun:
-    """Entries in their order; ``merge`` where they are two runs, one after the other."""
-    argsort = home.argsort if merge else home.xp.argsort
+def _run(home: Kernels, entries: Array, times: Array) -> TimeRun:
+    """Entries in their order; those of one hash and time stay in the order they have."""
     low = times.min()
     if int(times.max()) - int(low) < _SPAN:
         # hash and time in one number; a stable sort of two runs is a merge (timsort)
-        order = argsort(layouts.by_hash_and(entries, times - low))
+        order = home.argsort(layouts.by_hash_and(entries, times - low))
     else:
         by_time = home.argsort(times)
         order = by_time[home.argsort(layouts.entry_hashes(entries[by_time]))]

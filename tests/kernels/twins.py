@@ -50,7 +50,6 @@ def find(
     needles: Any,
     earliest: Any,
     latest: Any,
-    only_first: Any,
     begins: Any,
     counts: Any,
 ) -> None:
@@ -58,7 +57,14 @@ def find(
     for number in range(int(lookups // size)):
         begin, end = _Run(runs["run"][0, number]).span(needles >> np.uint64(32), earliest, latest)
         own = slice(number * size, (number + 1) * size)
-        begins[own], counts[own] = begin, np.minimum(end - begin, 1) if only_first else end - begin
+        begins[own], counts[own] = begin, end - begin
+
+
+def bisect_run(runs: Any, size: Any, needles: np.ndarray, times: np.ndarray, after: Any, positions: np.ndarray) -> None:
+    """Of `gpu_ops.cudf_backend.search`."""
+    assert needles.size == times.size == positions.size == size
+    begin, end = _Run(runs["run"][0, 0]).span(needles >> np.uint64(32), times, times)
+    positions[:] = end if after else begin
 
 
 def write_pairs(
@@ -221,6 +227,7 @@ def begin_prefixes(entries: np.ndarray, size: Any, shift: Any, prefixes: Any, di
 
 _KERNELS = (
     find,
+    bisect_run,
     write_pairs,
     gather_rows,
     merge_entries,

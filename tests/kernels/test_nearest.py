@@ -1,0 +1,103 @@
+"""The row of a key that is nearest in time, against a look at all rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from gpu_ops.kernels import Columns, Kernels
+from gpu_ops.operators.core.nearest import Nearest
+from gpu_ops.state.cold import Both
+from gpu_ops.state.time_index import TimeIndex
+
+KEY = (pa.int64(),)
+
+
+def _hashes(keys: np.ndarray) -> np.ndarray:
+    """Keys 0 to 2 share the upper half, which is all that an index knows."""
+    return np.where(keys < 3, 5, keys).astype(np.uint64) << np.uint64(59) | keys.astype(np.uint64)
+
+
+def _nearest(rows: dict[str, np.ndarray], key: int, time: int, order: np.ndarray, **how: Any) -> int:
+    back, exact, farthest = how["back"], how["exact"], how["farthest"]
+    sign = 1 if back else -1
+    distance = sign * (time - rows["time"])
+    fits = rows["alive"] & (rows["key"] == key) & (distance >= (0 if exact else 1))
+    if farthest is not None:
+        fits &= sign * (rows["time"] - farthest) >= 0
+    at = np.flatnonzero(fits)
+    return int(min(at, key=lambda s: (distance[s], -order[s], -s))) if at.size else -1
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_nearest_is_what_a_look_at_all_rows_finds(kernels: Kernels, seed: int) -> None:
+    rng, span = np.random.default_rng(seed), (20, 1 << 40)[seed % 2]
+    index = TimeIndex(kernels)
+    rows = {name: np.empty(0, np.int64) for name in ("key", "time")}
+    for number in range(7):
+        size = int(rng.integers(1, 120))
+        more = {"key": rng.integers(0, 6, size), "time": rng.integers(-span, span, size)}
+        slots = np.arange(rows["key"].size, rows["key"].size + size)
+        given = (_hashes(more["key"]), slots, more["time"])
+        index.stage(*(kernels.asarray(array) for array in given))
+        rows = {name: np.concatenate([values, more[name]]) for name, values in rows.items() if name in more}
+        if number < 6:
+            index.commit()
+        if number == 2:
+            index.cool()
+    # a stretch of rows that are gone, longer than any number of single steps
+    rows["alive"] = (rng.random(rows["key"].size) < 0.4) & (rows["key"] != 4)
+    wanted = {"key": rng.integers(0, 7, 150), "time": rng.integers(-span, span, 150)}
+    own, found = (Columns(kernels.frame(pa.table({"key": part["key"]})), ("key",)) for part in (wanted, rows))
+    alive, order = kernels.asarray(rows["alive"]), rng.integers(0, 3, rows["key"].size)
+    hashes, times = kernels.asarray(_hashes(wanted["key"])), kernels.asarray(wanted["time"])
+    farthest = rng.integers(-span, span, 150)
+    every = kernels.xp.arange(150, dtype=np.int64)
+    for newer in (None, Both(kernels, kernels.asarray(order))):
+        table = Nearest(
+            kernels,
+            index,
+            KEY,
+            found,
+            lambda slots: alive[slots],
+            newer=None if newer is None else lambda slots, by=newer: by.at(kernels)[slots],
+        )
+        by = np.zeros(order.size, np.int64) if newer is None else order
+        for back in (True, False):
+            for exact in (True, False):
+                for limit in (None, farthest):
+                    slots = table.search(
+                        (own, every),
+                        hashes,
+                        times,
+                        "backward" if back else "forward",
+                        exact=exact,
+                        farthest=None if limit is None else kernels.asarray(limit),
+                    )
+                    expected = [
+                        _nearest(rows, k, t, by, back=back, exact=exact, farthest=None if limit is None else limit[i])
+                        for i, (k, t) in enumerate(zip(wanted["key"], wanted["time"], strict=True))
+                    ]
+                    assert kernels.asnumpy(slots).tolist() == expected
+    assert max(len(index.runs), 2) > 1
+
+
+def test_what_is_gone_is_not_walked_through(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind 20,000 rows that are gone lies one that is there: few steps find it."""
+    size, index = 20_000, TimeIndex(kernels)
+    index.stage(*(kernels.asarray(a) for a in (np.zeros(size, np.uint64), np.arange(size), np.arange(size))))
+    index.commit()
+    read, steps = TimeIndex.read, []
+    monkeypatch.setattr(TimeIndex, "read", lambda self, run, at: steps.append(at.size) or read(self, run, at))
+    rows = Columns(kernels.frame(pa.table({"key": np.zeros(size, np.int64)})), ("key",))
+    table = Nearest(kernels, index, KEY, rows, lambda slots: (slots == 3) | (slots == size - 3))
+    needles = kernels.asarray(np.arange(8000, 8100))
+    for direction, slot in (("backward", 3), ("forward", size - 3)):
+        own = (rows, kernels.xp.zeros(100, np.int64))
+        found = table.search(own, kernels.xp.zeros(100, np.uint64), needles, direction)
+        assert kernels.asnumpy(found).tolist() == [slot] * 100
+        assert len(steps) < 40
+        steps.clear()
