@@ -23,7 +23,7 @@ class Source:
     read_by_arrow = False
 
     def __init__(self, spark: Any, folder: Path, schema: str) -> None:
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         self._spark, self._folder, self._schema = spark, folder, schema
         self.files: list[list[dict[str, Any]]] = []
 
