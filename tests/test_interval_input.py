@@ -62,7 +62,7 @@ NOT_DESCRIBED: dict[str, tuple[Callable[[], object], str]] = {
     "time spelled wrong": (lambda: described({"time": "rows"}), "time='rows'; it is one of event, processing"),
     "keyed and late rows join": (lambda: described({"keyed": True}, how="inner"), "its late rows never join"),
     "keyed left": (lambda: described({"keyed": True, "late": "drop"}, how="left"), "how='left'; a keyed interval join"),
-    "semi": (lambda: described(how="semi"), "how='semi'; an interval join is one of inner, left, right, full"),
+    "NOT IN": (lambda: described(how="anti", null_aware=True), "is NOT IN, which has no bounds in time"),
     "clean-up below zero": (lambda: described({"min_cleanup_ms": -1}), "min_cleanup is not negative"),
     "clean-up of dropped rows": (lambda: described({"min_cleanup_ms": 1, "late": "drop"}), "late='join'"),
     "processing time, tagged": (lambda: described({"time": "processing", "late": "tag"}), "no row is late"),

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, get_args
 
 import pyarrow as pa
 
 from gpu_ops.descriptions.description import LATER, OutputColumn, line
 from gpu_ops.descriptions.intervals import Interval, time_type
-from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.join import Join, JoinType
 from gpu_ops.errors import DescriptionError
 from gpu_ops.fields import check_fields
 
@@ -19,6 +19,10 @@ _LATES = {
     "join": "late rows join what is still there",
     "drop": "late rows are dropped and counted",
     "tag": "late rows come out with the row kind 'late'",
+}
+_OUTPUTS = {
+    "semi": "a left row once, at its first match",
+    "anti": "a left row whose time is over without a match",
 }
 
 
@@ -39,10 +43,16 @@ class IntervalJoin(Join):
         interval = self.interval
         if self.emit == "at_end" and interval.time == "processing":
             raise DescriptionError("emit='at_end' has no arrival times to go by: use event time")
-        hows = ("inner",) if interval.keyed else ("inner", "left", "right", "full")
+        hows = ("inner",) if interval.keyed else get_args(JoinType)
         if self.how not in hows:
             kind = "a keyed interval join" if interval.keyed else "an interval join"
             raise DescriptionError(f"how={self.how!r}; {kind} is one of {', '.join(hows)}")
+        if self.one_sided and interval.timestamp is not None:
+            raise DescriptionError(
+                f"timestamp={interval.timestamp!r} is the later of a pair's times, and how={self.how!r} has no pairs"
+            )
+        if self.null_aware:
+            raise DescriptionError("null_aware=True is NOT IN, which has no bounds in time; how='anti' is NOT EXISTS")
         for source in self.inputs:
             if source.unique_key is not None:
                 raise DescriptionError(
@@ -61,6 +71,16 @@ class IntervalJoin(Join):
     def operator(self) -> str:
         """The module of `gpu_ops.operators` that runs it."""
         return "at_end" if self.emit == "at_end" else "interval"
+
+    @property
+    def one_sided(self) -> bool:
+        """Whether only left rows come out: semi and anti."""
+        return self.how in ("semi", "anti")
+
+    @property
+    def outer(self) -> tuple[bool, bool]:
+        """Whether left and right rows without a match come out when their time is over: padded, for anti alone."""
+        return (True, False) if self.how == "anti" else super().outer
 
     @functools.cached_property
     def time_type(self) -> pa.DataType:
@@ -102,9 +122,13 @@ class IntervalJoin(Join):
         else:
             times = [f"{source.name}.{source.event_time}" for source in self.inputs]
             behind = "the one of the input that is behind, over all partitions; it moves between micro-batches"
-            lines = [line("time", f"event time; {_LATES[interval.late]}"), line("watermark", behind)]
+            late = _LATES[interval.late]
+            if self.one_sided and interval.late == "tag":
+                late = "late rows of the left come out with the row kind 'late', the right's are dropped"
+            lines = [line("time", f"event time; {late}"), line("watermark", behind)]
         bounds = str(interval).replace("right - left", f"{times[1]} - {times[0]}")
-        return [line("interval", bounds), *lines]
+        rule = [line("output", _OUTPUTS[self.how])] if self.how in _OUTPUTS else []
+        return [line("interval", bounds), *rule, *lines]
 
     def to_dict(self) -> dict[str, Any]:
         """What JSON has of it: a join with an interval, as state folders have had it from the first."""

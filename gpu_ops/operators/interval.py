@@ -1,4 +1,4 @@
-"""The interval join: inner, left, right and full, after Flink's ``TimeIntervalJoin`` and ``IntervalJoinOperator``.
+"""The interval join: inner, outer, semi and anti, after Flink's ``TimeIntervalJoin`` and ``IntervalJoinOperator``.
 
 Law: inputs only grow. A new row meets the rows of the other side with its key and a time inside the
 bounds that have come before it and are still there; every such pair that meets the condition is put out once, by
@@ -6,6 +6,9 @@ the later of the two. A row of an outer side that has met no match when its time
 with a null pad. Its time is over when the watermark passes the last time at which a partner that is not late
 could come: its own time plus ``upper`` for a left row, minus ``lower`` for a right one. (By the keyed rules: when the
 watermark reaches it.)
+
+A semi join puts out the left row of its first pair, instead of the pairs; an anti join the left rows that a left join
+would pad, when it would. Neither has anything of the right.
 
 Within a micro-batch the watermark stands still; it advances before the micro-batch's rows. So what it
 ends comes out first, at instant -1.
@@ -103,7 +106,8 @@ class IntervalOperator(Operator):
 
         def table(side: int) -> IntervalTable:
             keys = KeySet(join.key_columns(side), join.key_types, join.key_columns(side, strict=True))
-            return IntervalTable(kernels, join.inputs[side], keys, outer=join.outer[side], lazy=self.lazy)
+            counts = join.outer[side] or (side == 0 and join.how == "semi")
+            return IntervalTable(kernels, join.inputs[side], keys, notes_matches=counts, lazy=self.lazy)
 
         self.tables = table(0), table(1)
         self._match = IntervalMatch(join, kernels, self.tables)
@@ -124,7 +128,7 @@ class IntervalOperator(Operator):
             if below is None or self.interval.late == "join":
                 admitted.append(change)
                 continue
-            if self.interval.late == "tag":
+            if self.interval.late == "tag" and (side == 0 or not self.join.one_sided):
                 late.append((side, change.pick(below).table, change.sequence[below]))
             admitted.append(change.pick(~below))
         parts = [*((rows, PAD_COMES) for rows in pads), *self.apply((admitted[0], admitted[1]), clock_ms)]
@@ -206,6 +210,7 @@ class IntervalOperator(Operator):
         over = self._over(side, watermark)
         if not self.lazy:
             slots = xp.sort(table.due.take(over))
+            slots = slots[table.status.values[slots] == LIVE]
             table.move(slots, LIVE, DEAD)
             return slots, bool(slots.size)
         fired = xp.sort(table.due.take(over if watermark == AFTER_ALL else clipped(over - self.cleanup)))
@@ -255,8 +260,15 @@ class IntervalOperator(Operator):
                 met, pads = self._clean_up(side, new[side], over[1 - side])
                 pairs.append(met)
                 parts.append((pads, PAD_COMES))
+        if self.join.one_sided:
+            first = self._match.first(pairs)
+            shown = first if self.join.how == "semi" else first.pick(xp.empty(0, np.int64))
+            parts.append((shown, JOINED))
+            if not self.lazy:  # nothing goes by a left row any more that has met its match
+                self._end(first.slots[0], new[0].kept)
+        else:
+            parts += [(pair, JOINED) for pair in pairs]
         for pair in pairs:
-            parts.append((pair, JOINED))
             for table, slots in zip(self.tables, pair.slots, strict=True):
                 table.match(slots)
         for side in (0, 1):
@@ -320,6 +332,14 @@ class IntervalOperator(Operator):
             ghosts=self.cleanup > 0,
         )
         return swept
+
+    def _end(self, slots: Slots, kept: Array | None) -> None:
+        """Left rows go with this micro-batch; those that only pass through it do so anyway."""
+        xp, table = self.kernels.xp, self.tables[0]
+        if kept is not None:
+            new = slots - table.first_new
+            slots = slots[(new < 0) | kept[xp.maximum(new, 0)]]
+        table.end(slots)
 
     def _clean_up(self, side: int, own: NewRows, over: int) -> tuple[OutputRows, OutputRows]:
         """Pairs and pads of the other side's stale rows that new rows take away."""

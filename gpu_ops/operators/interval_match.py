@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
-from gpu_ops.arrays import Array, Hashes, Instants, Positions, Slots
+from gpu_ops.arrays import Array, Hashes, Instants, Positions, Slots, value_changes
 from gpu_ops.descriptions.changelog import INSERT
 from gpu_ops.descriptions.interval_join import IntervalJoin
 from gpu_ops.descriptions.intervals import BEFORE_ALL, clipped, shifted
 from gpu_ops.kernels import Columns, Frame, Kernels
-from gpu_ops.operators.core.emission import OutputRows, left_right, with_nulls
+from gpu_ops.operators.core.emission import OutputRows, chained, left_right, with_nulls
 from gpu_ops.operators.core.match import fulfilling, match
 from gpu_ops.operators.timers import first_equal
 from gpu_ops.state.columns import LIVE
@@ -47,6 +48,7 @@ class IntervalMatch:
         self._kernels, self._tables, self._inputs = kernels, tables, join.inputs
         self._lower, self._upper = join.interval.units(join.time_type)
         self._keyed, self._condition = join.interval.keyed, join.condition
+        self._outer, self._one_sided = join.outer, join.one_sided
 
     def _window(self, side: int, times: Array) -> tuple[Array, Array]:
         """The earliest and the latest time of the other side that rows of these times match."""
@@ -102,9 +104,28 @@ class IntervalMatch:
             (needle if rows is None else rows[needle], slots),
             table.key_types,
             (Columns(own.keys, table.keys), Columns(other.store, other.keys)),
-            alive=lambda _, slots: other.status.values[slots] == LIVE,
+            alive=lambda _, slots: self._open(1 - side, slots),
             residual=lambda needle, slots: self._fulfilling(side, own.slots[needle], slots),
         )
+
+    def _open(self, side: int, slots: Slots) -> Array:
+        """Mask of rows that may be matched: of a semi or anti join's left, those that have not been."""
+        table = self._tables[side]
+        live: Array = table.status.values[slots] == LIVE
+        if self._one_sided and side == 0 and table.matched is not None:
+            live &= table.matched[slots] == 0
+        return live
+
+    def first(self, pairs: Sequence[OutputRows]) -> OutputRows:
+        """The left rows of pairs that had met no match before, each at the instant of its first one."""
+        kernels, xp, matched = self._kernels, self._kernels.xp, self._tables[0].matched
+        assert matched is not None
+        rows = chained(kernels, pairs)
+        rows = rows.pick(xp.flatnonzero(matched[rows.slots[0]] == 0))
+        by_time = kernels.argsort(rows.instants)
+        order = by_time[kernels.argsort(rows.slots[0][by_time])]
+        found = rows.pick(order[value_changes(xp, rows.slots[0][order])])
+        return dataclasses.replace(found, slots=with_nulls(xp, 0, found.slots[0]))
 
     def _fulfilling(self, side: int, own: Slots, others: Slots) -> Positions | None:
         """Positions of pairs that meet the residual condition, None for all."""
@@ -145,11 +166,13 @@ class IntervalMatch:
             meets &= own.matchable[by]
         met, row = stale[meets], by[meets]
         fits = self._fulfilling(side, own.slots[row], met)
+        alone = ~meets
         if fits is not None:
             met, row = met[fits], row[fits]
+            alone = xp.ones(stale.size, bool)
+            alone[xp.flatnonzero(meets)[fits]] = False
         pairs = self._joined(side, own.slots[row], met, own.instants[row])
-        other.match(met)
-        pads = self.pads(1 - side, stale, own.instants[by])
+        pads = self.pads(1 - side, stale[alone], own.instants[by[alone]])
         other.move(stale, LIVE, GHOST)
         return pairs, pads
 
@@ -160,7 +183,7 @@ class IntervalMatch:
     def pads(self, side: int, slots: Slots, instants: Instants | int) -> OutputRows:
         """Those of these rows that have met no match, with nulls for the other side; none if it is no outer side."""
         xp, matched = self._kernels.xp, self._tables[side].matched
-        if matched is None:
+        if matched is None or not self._outer[side]:
             slots = slots[:0]
             instants = instants if isinstance(instants, int) else instants[:0]
         else:

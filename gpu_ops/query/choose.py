@@ -124,7 +124,7 @@ class Chooser:
         choice = self.choice(relation)
         if choice.times is None:
             return frozenset()
-        kept = {"inner": (0, 1), "left": (0,), "right": (1,)}.get(relation.how, ())
+        kept = {"inner": (0, 1), "full": (), "right": (1,)}.get(relation.how, (0,))
         return frozenset(choice.times[side] for side in kept)  # a pad's event time is null
 
     def taken_back(self, relation: Relation) -> str | None:
@@ -320,12 +320,8 @@ class Chooser:
                 f"{_PLAIN.format(names[0])}",
                 (used[0][0] if used else timed[0]).java,
             )
-        if join.how in ("semi", "anti"):
-            self.fail(
-                f"a {join.how} join by interval is not built: an interval join is INNER, LEFT, RIGHT or FULL. "
-                f"{_PLAIN.format(pair[0])}",
-                timed[0].java,
-            )
+        if join.member is not None:
+            self.fail(f"NOT IN has no bounds in time: write NOT EXISTS. {_PLAIN.format(pair[0])}", timed[0].java)
         for side in (join.left, join.right):
             why = self.taken_back(side)
             if why is not None:

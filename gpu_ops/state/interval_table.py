@@ -1,7 +1,7 @@
 """The state of one input of an interval join in one partition: its rows by time, gone when their time is over.
 
-Beside a row stand its time and, on an outer side, whether it has met a match. What expires is found in queues ordered
-by time, so expiry costs what it evicts, and nothing is scanned when nothing expires.
+Beside a row stand its time and, where the operator goes by it, whether it has met a match. What expires is found in
+queues ordered by time, so expiry costs what it evicts, and nothing is scanned when nothing expires.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class IntervalTable(StateTable):
         kernels: the backend.
         source: the input's description.
         keys: by what its rows are looked up.
-        outer: whether rows without a match are padded.
+        notes_matches: whether it is noted which rows have met a match.
         lazy: rows are swept by their key's timer, not by their own time; see `operators.interval`.
 
     Attributes:
@@ -48,13 +48,13 @@ class IntervalTable(StateTable):
         source: Input,
         keys: KeySet,
         *,
-        outer: bool,
+        notes_matches: bool,
         lazy: bool,
     ) -> None:
         columns: dict[str, npt.DTypeLike] = {TIME_COLUMN: np.int64}
         if lazy:
             columns[SWEEP_COLUMN] = np.int64
-        if outer:
+        if notes_matches:
             columns[MATCHED_COLUMN] = np.int8
         super().__init__(kernels, source, columns)
         self.keys, self.key_types, self.strict = keys

@@ -20,7 +20,7 @@ from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.descriptions.multi_join import MultiJoin
 
-BUILT = ("regular", "semi", "anti", "interval_sql", "interval_datastream", "multi")
+BUILT = ("regular", "semi", "anti", "interval_sql", "interval_semi", "interval_anti", "interval_datastream", "multi")
 """Kinds of join that there is an operator for."""
 
 LATE_SIDES = ("LATE-LEFT", "LATE-RIGHT")
@@ -112,10 +112,10 @@ class Case:
         safe = told.get("null_safe") or [False] * len(told["keys"])
         clash = set(left.schema.names) & set(right.schema.names)
         residual = [f"{left.name}.{a} {op} {right.name}.{b}" for a, op, b in told.get("residual", ())]
-        both = self.kind not in ("semi", "anti")
+        both = self.kind not in ("semi", "anti", "interval_semi", "interval_anti")
         more: dict[str, Any] = {"interval": self._interval()} if self.timed else {}
         return (IntervalJoin if self.timed else Join)(
-            how=told["how"] if both else self.kind,
+            how=told["how"] if both or self.timed else self.kind,
             left=left,
             right=right,
             keys=tuple(Key(a, b, null_safe=s) for (a, b), s in zip(told["keys"], safe, strict=True)),
@@ -139,7 +139,7 @@ class Case:
 
     def _interval(self) -> Interval:
         told = self.data["join"]
-        if self.kind == "interval_sql":
+        if self.kind != "interval_datastream":
             # left - right there, right - left here
             kept = self.data["conf"].get("table.exec.interval-join.min-cleanup-interval", "0 s")
             return Interval(

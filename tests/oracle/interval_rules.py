@@ -41,7 +41,8 @@ class Terms:
     """An interval join by positions. Times and bounds are in one unit, the finer one's.
 
     Attributes:
-        how: inner, left, right or full.
+        how: inner, left, right, full, semi or anti. These two are what a left join shows of its left rows: semi
+            each once, with its first pair; anti those that it pads.
         keys: pairs of equality columns, and whether null equals null.
         times: the event-time column of each side.
         scale: what each side's time is multiplied with to be in that unit.
@@ -171,7 +172,7 @@ class IntervalRules:
         self.clock = Clock()
         self.caches: tuple[dict[Row, Buckets], dict[Row, Buckets]] = ({}, {})
         self.late = [0, 0]
-        self.outer = (terms.how in ("left", "full"), terms.how in ("right", "full"))
+        self.outer = (terms.how in ("left", "full", "anti"), terms.how in ("right", "full"))
         # a left row at t meets right rows up to t + upper; a right one at t left rows up to t - lower
         self.reach = (terms.upper, -terms.lower)
 
@@ -186,7 +187,8 @@ class IntervalRules:
         if self.clock.now != START and time < self.now:
             self.late[side] += 1
             if self.terms.late != "join":
-                return [(LATE, self._output(side, row, None))] if self.terms.late == "tag" else []
+                shown = self.terms.late == "tag" and (side == 0 or self.terms.how not in ("semi", "anti"))
+                return [(LATE, self._output(side, row, None))] if shown else []
         key = tuple(row[pair[side]] for pair in self.terms.keys)
         return list(self._row(side, row, time, key))
 
@@ -216,18 +218,22 @@ class IntervalRules:
     def _row(self, side: int, row: Row, time: int, key: Row) -> Iterator[Change]:
         raise NotImplementedError
 
-    def _keep(self, side: int, row: Row, time: int, key: Row, *, joined: bool) -> None:
-        self.caches[side].setdefault(key, {}).setdefault(time, []).append(Entry(row, joined))
+    def _keep(self, side: int, own: Entry, time: int, key: Row) -> None:
+        self.caches[side].setdefault(key, {}).setdefault(time, []).append(own)
 
     def _buckets(self, side: int, key: Row) -> Buckets:
         return self.caches[side].get(key, {})
 
-    def _join(self, side: int, row: Row, bucket: list[Entry]) -> Iterator[Change]:
-        """The pairs of a row with the rows of a bucket of the other side, which remember it."""
+    def _join(self, side: int, own: Entry, bucket: list[Entry]) -> Iterator[Change]:
+        """The pairs of a row with the rows of a bucket of the other side; both remember it."""
         for entry in bucket:
-            if self._match(side, row, entry.row):
-                entry.joined = True
-                yield "+I", self._output(side, row, entry.row)
+            if self._match(side, own.row, entry.row):
+                left = own if side == 0 else entry
+                if self.terms.how not in ("semi", "anti"):
+                    yield "+I", self._output(side, own.row, entry.row)
+                elif self.terms.how == "semi" and not left.joined:
+                    yield "+I", left.row
+                entry.joined = own.joined = True
 
     def _pads(self, side: int, bucket: list[Entry]) -> Iterator[Change]:
         for entry in bucket:
@@ -235,6 +241,8 @@ class IntervalRules:
                 yield "+I", self._output(side, entry.row, None)
 
     def _output(self, side: int, own: Row, other: Row | None) -> Row:
+        if self.terms.how in ("semi", "anti"):
+            return own
         parts = [own, other] if side == 0 else [other, own]
         filled = [p if p is not None else (None,) * w for p, w in zip(parts, self.terms.widths, strict=True)]
         row = filled[0] + filled[1]
@@ -284,23 +292,21 @@ class SqlRules(IntervalRules):
     def _row(self, side: int, row: Row, time: int, key: Row) -> Iterator[Change]:
         other = 1 - side
         low, high = time - self.reach[other], time + self.reach[side]
-        joined = False
+        own = Entry(row, joined=False)
         if self.expiration[other] < high:
             self.expiration[other] = self._expired(other)
             buckets = self._buckets(other, key)
             for at in list(buckets):
                 if low <= at <= high:
-                    for change in self._join(side, row, buckets[at]):
-                        joined = True
-                        yield change
+                    yield from self._join(side, own, buckets[at])
                 if at <= self.expiration[other]:
                     yield from self._pads(other, buckets.pop(at))
         if self.now < high:
-            self._keep(side, row, time, key, joined=joined)
+            self._keep(side, own, time, key)
             if key not in self.armed[side]:
                 self._arm(side, time, key)
-        elif self.outer[side] and not joined:
-            yield "+I", self._output(side, row, None)
+        else:
+            yield from self._pads(side, [own])
 
     def _arm(self, side: int, time: int, key: Row) -> None:
         at = time + self.reach[side] + self.terms.min_cleanup + 1
@@ -335,16 +341,14 @@ class StrictRules(SqlRules):
     def _row(self, side: int, row: Row, time: int, key: Row) -> Iterator[Change]:
         other = 1 - side
         low, high = time - self.reach[other], time + self.reach[side]
-        joined = False
+        own = Entry(row, joined=False)
         for at, bucket in self._buckets(other, key).items():
             if low <= at <= high:
-                for change in self._join(side, row, bucket):
-                    joined = True
-                    yield change
+                yield from self._join(side, own, bucket)
         if self.now <= high:
-            self._keep(side, row, time, key, joined=joined)
-        elif self.outer[side] and not joined:
-            yield "+I", self._output(side, row, None)
+            self._keep(side, own, time, key)
+        else:
+            yield from self._pads(side, [own])
 
     def _advance(self) -> Iterator[Change]:
         for side in (0, 1):
@@ -363,10 +367,11 @@ class StreamRules(IntervalRules):
 
     def _row(self, side: int, row: Row, time: int, key: Row) -> Iterator[Change]:
         other = 1 - side
-        self._keep(side, row, time, key, joined=False)
+        own = Entry(row, joined=False)
+        self._keep(side, own, time, key)
         for at, bucket in self._buckets(other, key).items():
             if time - self.reach[other] <= at <= time + self.reach[side]:
-                yield from self._join(side, row, bucket)
+                yield from self._join(side, own, bucket)
         self.timers[side].register(time + max(self.reach[side], 0), key)
 
     def _advance(self) -> Iterator[Change]:

@@ -42,5 +42,6 @@ def sql_join(join: Join, events: Sequence[TimedEvent]) -> Counter[Row]:
     with duckdb.connect(":memory:", config={"threads": "1"}) as connection:
         for source, (table, _) in zip(join.inputs, tables(join, own), strict=True):
             connection.register(source.name, table)
-        text = f"SELECT {a}.*, {b}.* FROM {a} {join.how.upper()} JOIN {b} ON {' AND '.join(on)}"
+        shown = f"{a}.*" if join.how in ("semi", "anti") else f"{a}.*, {b}.*"
+        text = f"SELECT {shown} FROM {a} {join.how.upper()} JOIN {b} ON {' AND '.join(on)}"
         return Counter(rows(connection.sql(text).to_arrow_table()))

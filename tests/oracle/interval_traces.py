@@ -39,7 +39,7 @@ class IntervalShape:
     """An interval join and the inputs it is over.
 
     Attributes:
-        how: one of `HOWS`.
+        how: one of `HOWS`, semi or anti.
         lower: milliseconds, least right time - left time.
         upper: milliseconds, greatest.
         inclusive: whether each of these matches.

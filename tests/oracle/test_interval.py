@@ -43,7 +43,16 @@ KEYED = [
     IntervalShape("inner", -7, 7, inclusive=(False, False), late="drop", keyed=True, residual=X, clock="us"),
     IntervalShape("inner", -8, 2, inclusive=(True, False), late="tag", keyed=True, keys="composite", stamped=True),
 ]
-SHAPES = SQL + STRICT + KEYED
+SEMI = [
+    IntervalShape("semi"),
+    IntervalShape("semi", -12, -3, min_cleanup=7, keys="composite", residual=X),
+    IntervalShape("semi", 0, 25, late="tag", keys="none", residual=X, clock="us"),
+    IntervalShape("anti", -8, 8, inclusive=(False, True), keys="string", null_safe=True),
+    IntervalShape("anti", 4, 15, min_cleanup=20, residual=X, clock="mixed"),
+    IntervalShape("anti", -30, 0, late="drop"),
+]
+"""What comes out is the left's."""
+SHAPES = SQL + STRICT + KEYED + SEMI
 NANOSECONDS = [
     IntervalShape("full", -400, 300, clock="ns", stamped=True),
     IntervalShape("full", 0, 0, clock="ns"),
@@ -51,7 +60,7 @@ NANOSECONDS = [
     IntervalShape("full", 4, 600, late="tag", clock="ns"),
     IntervalShape("inner", -600, 2, late="drop", keyed=True, clock="ms and ns"),
 ]
-FEW = [SQL[3], SQL[8], SQL[12], STRICT[3], KEYED[0]]
+FEW = [SQL[3], SQL[8], SQL[12], STRICT[3], KEYED[0], SEMI[1], SEMI[2], SEMI[4], SEMI[5]]
 OF_THE_MACHINE = ("update_ms", "probe_ms", "emit_ms", "_bytes")
 EMITS: tuple[Emit, ...] = ("per_event", "per_batch")
 
@@ -157,8 +166,9 @@ def drawn(number: int) -> tuple[IntervalShape, TimedRecipe]:
     mode = rng.choice(("join", "join", "join", "drop", "tag", "keyed"))
     lower, upper = rng.choice((*BOUNDS, (-60, 60), (-3, 1), (-1, 2)))
     wide = upper - lower >= 2
+    how = "inner" if mode == "keyed" else rng.choice((*HOWS, "semi", "anti"))
     shape = IntervalShape(
-        "inner" if mode == "keyed" else rng.choice(HOWS),
+        how,
         lower,
         upper,
         inclusive=(not wide or rng.random() < 0.7, not wide or rng.random() < 0.7),
@@ -169,7 +179,7 @@ def drawn(number: int) -> tuple[IntervalShape, TimedRecipe]:
         null_safe=rng.random() < 0.2,
         residual=rng.choice(((), (), X, (("a_x", "<>", "b_x"),), (("a_v", "<", "b_v"),))),
         clock=rng.choice(("ms", "ms", "us", "mixed", "utc", "int64")),
-        stamped=rng.random() < 0.3,
+        stamped=rng.random() < 0.3 and how in HOWS,
     )
     recipe = TimedRecipe(
         rng.choice((60, 150, 400)),
@@ -204,7 +214,7 @@ def test_many_joins_by_the_rules(number: int, backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("bounds", BOUNDS, ids=str)
-@pytest.mark.parametrize("how", [*HOWS, "keyed"])
+@pytest.mark.parametrize("how", [*HOWS, "semi", "anti", "keyed"])
 def test_the_end_is_the_sql_join(how: str, bounds: tuple[int, int], backend: Backend) -> None:
     """Of rows in any order, but none late, all changes up to the input's end are the SQL join of all rows."""
     keyed, number = how == "keyed", seed(how, bounds)
@@ -234,7 +244,7 @@ def test_the_end_is_the_sql_join(how: str, bounds: tuple[int, int], backend: Bac
         assert engine.finish().num_rows == 0
 
 
-@pytest.mark.parametrize("shape", STRICT, ids=str)
+@pytest.mark.parametrize("shape", [*STRICT, SEMI[2], SEMI[5]], ids=str)
 def test_the_end_is_the_sql_join_of_what_is_not_late(shape: IntervalShape, backend: Backend) -> None:
     """Late rows left out, it makes no difference when the others came, down to the watermark itself."""
     events, rules = trace(shape, 400, watermarks=0.15), shape.terms().rules()
@@ -248,7 +258,7 @@ def test_the_end_is_the_sql_join_of_what_is_not_late(shape: IntervalShape, backe
     with backend.engine(shape.join("per_batch")) as engine:
         found = [change for cut in timed_cuts(engine.join, events, 30) for change in timed_run(engine, cut)[0]]
         found += changes(engine.finish())
-        width = sum(len(source.schema) for source in engine.join.inputs)
+        width = len(engine.join.output) - shape.stamped
         joined = Counter(row[:width] for kind, row in found if kind != LATE)
         wrong = difference(sql_join(engine.join, punctual), joined)
         assert not wrong, f"{shape}:\n{wrong}"
@@ -270,7 +280,7 @@ def test_backends_agree_row_for_row(shape: IntervalShape, emit: Emit, other_back
             assert as_multiset(table) == as_multiset(other.snapshot()[name])
 
 
-@pytest.mark.parametrize("shape", [*SQL[::2], *STRICT[::3], *KEYED[::3]], ids=str)
+@pytest.mark.parametrize("shape", [*SQL[::2], *STRICT[::3], *KEYED[::3], *SEMI[:3]], ids=str)
 def test_a_restart_goes_unnoticed(shape: IntervalShape, backend: Backend) -> None:
     """A snapshot restored into a fresh engine goes on with the same rows, whichever backend wrote it."""
     join, events = shape.join(), ends(trace(shape))
@@ -291,7 +301,7 @@ def test_a_restart_goes_unnoticed(shape: IntervalShape, backend: Backend) -> Non
         other.close()
 
 
-@pytest.mark.parametrize("shape", [*SQL[1::2], *STRICT[::3], *KEYED[::3]], ids=str)
+@pytest.mark.parametrize("shape", [*SQL[1::2], *STRICT[::3], *KEYED[::3], *SEMI[2:]], ids=str)
 def test_a_discarded_micro_batch_leaves_nothing(shape: IntervalShape, backend: Backend) -> None:
     """Its rows are gone, and so are its watermark and what that took away."""
     join, events = shape.join(), ends(trace(shape))

@@ -15,8 +15,9 @@ from oracle.interval_rules import END, StrictRules, Terms
 CASES = [c for c in read_cases(Path(__file__).parents[1] / "conformance" / "cases") if c.timed]
 
 
-def test_there_are_golden_cases_of_both_kinds() -> None:
-    assert Counter(c.kind for c in CASES) == {"interval_sql": 26, "interval_datastream": 7}
+def test_there_are_golden_cases_of_all_kinds() -> None:
+    kinds = {"interval_sql": 26, "interval_datastream": 7, "interval_semi": 3, "interval_anti": 3}
+    assert Counter(c.kind for c in CASES) == kinds
 
 
 @pytest.mark.parametrize("epoch", [True, False], ids=["epoch", "any_time"])

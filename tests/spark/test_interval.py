@@ -117,6 +117,39 @@ def test_restarts_repetitions_and_the_end(spark: Any, orders: Source, shipments:
     assert said(sink)[4] == [("+I", 7, "x", "late luck")]
 
 
+def test_rows_with_and_without_a_match(spark: Any, orders: Source, shipments: Source, tmp_path: Path) -> None:
+    """Anti through the function, semi through SQL, side by side: each left row in one of the two, over a restart."""
+    sinks = {"anti": Sink(), "semi": Sink()}
+    sql = "SELECT * FROM o WHERE EXISTS (SELECT 1 FROM s WHERE o.k = s.k AND u BETWEEN t - INTERVAL 5 SECONDS AND t)"
+
+    def run() -> dict[int, dict[str, Any]]:
+        anti = joined(orders, shipments, how="anti", late="tag", upper=0, state=str(tmp_path / "anti"))
+        assert anti.columns == ["row_kind", "k", "t", "a"]
+        left = orders.df.withWatermark("t", "10 seconds")
+        right = stream(shipments.df, event_time="u", delay="10 seconds")
+        semi = gpu_ops.sql(sql, o=left, s=right, state=str(tmp_path / "semi"))
+        assert "interval join, semi: o, s" in gpu_ops.explain(semi)
+        drain(semi, sinks["semi"], tmp_path / "semi_checkpoint")
+        return metrics(drain(anti, sinks["anti"], tmp_path / "anti_checkpoint"))
+
+    def found(how: str) -> list[tuple[Any, ...]]:
+        return sorted((n, row[0], row[1], row[3]) for n, rows in sinks[how].batches.items() for row in rows)
+
+    orders.add(order(1, 10, "sent"), order(2, 10, "lost"), order(3, 40, "late"), order(4, 100, "open"))
+    shipments.add(shipment(1, 8), shipment(1, 9), shipment(2, 11), shipment(3, 3))
+    shipments.add(shipment(3, 38), shipment(3, 39), shipment(9, 100))
+    run()
+    assert found("semi") == [(0, "+I", 1, "sent"), (1, "+I", 3, "late")]
+    assert found("anti") == []
+    orders.add(order(5, 20, "too late"))
+    shipments.add(shipment(5, 20), shipment(4, 98))
+    marks = run()
+    assert found("semi")[2:] == [(2, "+I", 4, "open")]
+    assert found("anti") == [(2, "+I", 2, "lost"), (2, "late", 5, "too late")]
+    assert (marks[2]["left_late"], marks[2]["right_late"]) == (1, 1)
+    assert gpu_ops.finish(spark, state=str(tmp_path / "anti")).count() == 0
+
+
 def joined_columns() -> list[str]:
     return ["row_kind", "k", "t", "a", "u", "b"]
 
@@ -296,7 +329,8 @@ def test_refusals(spark: Any, orders: Source, shipments: Source, tmp_path: Path)
     refused("time= names 'a' and stream\\(\\) event time 't'", a=stream(left, event_time="t"), time=("a", "u"))
     with pytest.raises(gpu_ops.DescriptionError, match="delay is not negative"):
         stream(left, delay=-1)
-    refused("how='anti'; an interval join is one of", how="anti")
+    refused("timestamp='ts' is the later of a pair's times, and how='anti' has no pairs", how="anti", timestamp="ts")
+    refused("'cross'", how="cross")
     refused("how='left'; a keyed interval join is one of inner", how="left_outer", keyed=True)
     refused("late='join'|late='drop' or late='tag'", keyed=True, late="join")
     refused("event time has no place", a=stream(orders.df, event_time="t"), time="processing")

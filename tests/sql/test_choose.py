@@ -173,6 +173,37 @@ def test_bounds_make_an_interval_join(condition, bounds, how):
     assert join.description.where == "c.x < v.y"
 
 
+WITHIN = "c.uid = v.uid AND v.ts BETWEEN c.ts AND c.ts + INTERVAL 4 HOURS"
+
+
+@pytest.mark.parametrize(
+    ("rest", "how"),
+    [
+        (f"WHERE x > 1 AND EXISTS (SELECT 1 FROM views v WHERE {WITHIN} AND c.x < v.y)", "semi"),
+        (f"WHERE x > 1 AND NOT EXISTS (SELECT 1 FROM views v WHERE {WITHIN} AND x < y)", "anti"),
+        (f"LEFT SEMI JOIN views v ON {WITHIN} AND x < y WHERE x > 1", "semi"),
+        (f"LEFT ANTI JOIN views v ON {WITHIN} AND x < y WHERE x > 1", "anti"),
+    ],
+)
+def test_exists_with_bounds_makes_an_interval_join(rest, how):
+    join = one(f"SELECT x, ts FROM clicks c {rest}")
+    interval = join.description.interval
+    assert (join.kind, join.description.how) == ("interval", how)
+    assert (interval.lower_ms, interval.upper_ms / MINUTE) == (0, 240)
+    assert [side.event_time for side in join.description.inputs] == ["c__ts", "v__ts"]
+    assert [[x.text for x in side.where] for side in join.inputs] == [["x > 1"], []]
+    assert join.description.where == "c.x < v.y"
+    assert [c.name for c in join.description.output if "ts" in c.name] == ["c__ts"]
+
+
+def test_an_interval_join_above_a_semi_or_anti_one():
+    """What comes out of these has its event time."""
+    sql = f"""
+        SELECT c.x FROM clicks c LEFT ANTI JOIN views v ON {WITHIN}
+        JOIN clicks m ON m.uid = c.uid AND m.ts BETWEEN c.ts AND c.ts + INTERVAL 1 HOUR"""
+    assert kinds(sql) == ["interval", "interval"]
+
+
 def test_bounds_in_where_and_in_milliseconds():
     join = one("SELECT a.uid FROM ms a, ms b WHERE a.uid = b.uid AND b.t BETWEEN a.t - 250 AND a.t + 4000")
     assert (join.description.interval.lower_ms, join.description.interval.upper_ms) == (-250, 4000)

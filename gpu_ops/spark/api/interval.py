@@ -65,8 +65,9 @@ def interval_join(
             `stream` say how late rows may come.
         right: the right input, likewise.
         on: as in `join`.
-        how: ``inner``, ``left``, ``right`` or ``full``. A pad comes when the watermark passes the time until
-            which its row could have matched.
+        how: ``inner``, ``left``, ``right``, ``full``, ``semi`` or ``anti``. A pad comes when the watermark passes the
+            time until which its row could have matched. ``semi`` gives each left row once, at its first match; ``anti``
+            those that ``left`` would pad, when it would. Both have the left's columns only.
         lower: from the left row's time plus this.
         upper: to the left row's time plus this.
         time: the event-time columns of left and right, or ``"processing"`` to go by the clock; may be left
@@ -75,7 +76,8 @@ def interval_join(
         upper_inclusive: likewise the upper one.
         keyed: Flink's DataStream rules.
         late: ``"join"`` (SQL's default: a late row joins what is still there), ``"drop"`` (default with
-            ``keyed``), or ``"tag"``: late rows come out with the row kind ``late``; see `late`.
+            ``keyed``), or ``"tag"``: late rows come out with the row kind ``late``; see `late`. A semi or anti join
+            has no columns for the right's: these are dropped and counted.
         min_cleanup: how long expired rows are kept at least, to be joined by late ones.
         timestamp: name of a further output column with the later of both times.
         process: takes record batches of joined rows and gives others, of any number of rows, in the Spark task.
