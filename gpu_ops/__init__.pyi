@@ -2,6 +2,8 @@ __version__: str
 
 from gpu_ops import sinks as sinks
 from gpu_ops.descriptions.aggregate import Aggregate as Aggregate
+from gpu_ops.descriptions.asof_join import Asof as Asof
+from gpu_ops.descriptions.asof_join import AsofJoin as AsofJoin
 from gpu_ops.descriptions.co_group import CoGroup as CoGroup
 from gpu_ops.descriptions.inputs import Input as Input
 from gpu_ops.descriptions.interval_join import IntervalJoin as IntervalJoin

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,7 +22,7 @@ from gpu_ops.descriptions.changelog import (
 )
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.inputs import Input, check_sequence
-from gpu_ops.descriptions.intervals import as_integers, farthest, too_far
+from gpu_ops.descriptions.intervals import BEFORE_ALL, as_integers, farthest, too_far
 from gpu_ops.errors import BadInputError
 from gpu_ops.kernels import DataFrames, Frame, Kernels, Mask, Rows
 from gpu_ops.layouts import MAX_CHANGES
@@ -50,7 +51,9 @@ class Ingested:
     tagged: pa.Table | None
     """Rows to hand out as they are."""
     times: npt.NDArray[np.int64] | None = None
-    """n event times in the unit of the join's ``time_type``, for an interval join by event time."""
+    """n event times in the unit of the join's ``time_type``, where it goes by them; `BEFORE_ALL` for none."""
+    ties: npt.NDArray[np.int64] | None = None
+    """n numbers that order rows of one time, where the description names a column of them."""
 
     def take(self, order: npt.NDArray[np.int64]) -> Ingested:
         """The changes at these positions; their sequence is left as it was."""
@@ -66,6 +69,7 @@ class Ingested:
             kinds=self.kinds[mask],
             sequence=self.sequence[mask],
             times=None if self.times is None else self.times[mask],
+            ties=None if self.ties is None else self.ties[mask],
         )
 
     @property
@@ -112,39 +116,59 @@ def ingest(
     """
     sides: list[Ingested] = []
     start = 0
-    kind = join.time_type
     for source, batch, order in zip(join.inputs, batches, orders, strict=True):
         rows = None
         if dataframes is not None and not (batch is None or isinstance(batch, pa.Table)):
             rows = dataframes.rows(batch, source.schema, source.row_kind)
-        decoded = None if rows is None else _decode_there(source, rows, order, start, kind)
+        decoded = None if rows is None else _decode_there(source, rows, order, start, join)
         if decoded is None:
-            decoded = _decode(source, batch, order, start, kind)
+            decoded = _decode(source, batch, order, start, join)
         start += decoded.rows_in
         sides.append(decoded)
     total = sum(s.kinds.size for s in sides)
     if total > MAX_CHANGES:
         raise BadInputError(join.inputs[0].name, None, f"a micro-batch of {total} changes; use more partitions")
     ordered = _in_total_order(join.inputs, sides)
-    if join.time_type is not None:
-        return tuple(_with_times(source, kind, changes) for source, changes in zip(join.inputs, ordered, strict=True))
-    return tuple(ordered)
+    if join.interval is not None:
+        for source, changes in zip(join.inputs, ordered, strict=True):
+            _check_insertions(source, changes)
+    return with_times(join, ordered)
 
 
-def _with_times(source: Input, kind: pa.DataType | None, changes: Ingested) -> Ingested:
-    """Event times beside the rows; an interval join takes insertions only."""
+def _check_insertions(source: Input, changes: Ingested) -> None:
     wrong = np.flatnonzero(changes.kinds != INSERT)
     if wrong.size:
         found = SHORT_STRINGS[changes.kinds[wrong[0]]]
         raise BadInputError(source.name, source.row_kind, "an interval join takes insertions only", found)
-    if source.event_time is None or kind is None:
-        return changes
-    return dataclasses.replace(changes, times=as_integers(changes.column(source.event_time), kind))
 
 
-def _decode(
-    source: Input, batch: Any, order: npt.ArrayLike | None, start: int, time_type: pa.DataType | None
-) -> Ingested:
+def with_times(join: Description, changes: Sequence[Ingested]) -> tuple[Ingested, ...]:
+    """The changes of all inputs with the times and ties that their join goes by."""
+    found = []
+    for number, (source, change) in enumerate(zip(join.inputs, changes, strict=True)):
+        times = ties = None
+        if source.event_time is not None and join.time_type is not None:
+            times = _numbers(change.column(source.event_time), functools.partial(as_integers, kind=join.time_type))
+        column = join.ties_by(number)
+        if column is not None:
+            ties = _numbers(change.column(column), lambda known: known.cast(pa.int64()).to_numpy())
+        found.append(change if times is ties is None else dataclasses.replace(change, times=times, ties=ties))
+    return tuple(found)
+
+
+def _numbers(
+    column: pa.ChunkedArray, integers: Callable[[pa.ChunkedArray], npt.NDArray[np.int64]]
+) -> npt.NDArray[np.int64]:
+    """A column's integers, `BEFORE_ALL` for nulls."""
+    if not column.null_count:
+        return integers(column)
+    known = column.is_valid().to_numpy()
+    found = np.full(len(column), BEFORE_ALL)
+    found[known] = integers(column.drop_null())
+    return found
+
+
+def _decode(source: Input, batch: Any, order: npt.ArrayLike | None, start: int, join: Description) -> Ingested:
     """Columns and row kinds checked; the sequence still holds the order as given."""
     if batch is None:
         batch = source.schema.empty_table()
@@ -157,7 +181,7 @@ def _decode(
     sequence = np.arange(start, start + rows, dtype=np.int64) if order is None else _positions(source, order, rows)
     table = _as_declared(source, batch)
     kind_column = None if source.row_kind is None else batch[source.row_kind]
-    wrong = _bad_rows(source, table, kind_column, time_type)
+    wrong = _bad_rows(source, table, kind_column, join)
     tagged, bad = None, 0
     if wrong is not None:
         bad, keep = int(wrong.sum()), pa.array(~wrong)
@@ -179,7 +203,7 @@ def _decode(
 
 
 def _decode_there(
-    source: Input, rows: Rows, order: npt.ArrayLike | None, start: int, time_type: pa.DataType | None
+    source: Input, rows: Rows, order: npt.ArrayLike | None, start: int, join: Description
 ) -> Ingested | None:
     """As `_decode`, of rows in the backend's memory; their text is taken for valid.
 
@@ -188,13 +212,13 @@ def _decode_there(
     """
     size = len(rows)
     sequence = np.arange(start, start + size, dtype=np.int64) if order is None else _positions(source, order, size)
-    needed = [*(source.unique_key or ()), *([] if source.event_time is None else [source.event_time])]
+    needed = [*(source.unique_key or ()), *_needed_time(source, join)]
     wrong = np.zeros(size, np.bool_)
     for field in source.schema:
         missing = rows.nulls(field.name) if field.name in needed or not field.nullable else None
         if missing is not None and not field.nullable:
             return None
-        finer = _finer(source, field, time_type)
+        finer = _finer(source, field, join.time_type)
         far = None if finer is None else rows.beyond(field.name, farthest(field.type, finer))
         for mask in (missing, far):
             wrong |= False if mask is None else mask
@@ -289,12 +313,10 @@ def _one_form(kind: pa.DataType) -> pa.DataType:
     return pa.binary() if t.is_large_binary(kind) or t.is_binary_view(kind) else kind
 
 
-def _bad_rows(
-    source: Input, table: pa.Table, kinds: pa.ChunkedArray | None, time_type: pa.DataType | None
-) -> Mask | None:
+def _bad_rows(source: Input, table: pa.Table, kinds: pa.ChunkedArray | None, join: Description) -> Mask | None:
     """Mask of rows that cannot be joined, None for none; they are an error unless they may go."""
     bad: Mask | None = None
-    for name, problem, shown, wrong in _faults(source, table, time_type):
+    for name, problem, shown, wrong in _faults(source, table, join):
         if source.bad_rows == "fail":
             raise BadInputError(source.name, name, problem, shown)
         bad = wrong if bad is None else bad | wrong
@@ -306,11 +328,10 @@ def _bad_rows(
     return bad
 
 
-def _faults(source: Input, table: pa.Table, time_type: pa.DataType | None) -> Iterator[tuple[str, str, object, Mask]]:
+def _faults(source: Input, table: pa.Table, join: Description) -> Iterator[tuple[str, str, object, Mask]]:
     """What rows cannot be joined for: the column, the problem, a sample, and which rows."""
     needed = [(name, "is part of the unique key and holds nulls") for name in source.unique_key or ()]
-    if source.event_time is not None:
-        needed.append((source.event_time, "is the event time and holds nulls"))
+    needed += [(name, "is the event time and holds nulls") for name in _needed_time(source, join)]
     for name, problem in needed:
         if table[name].null_count:
             yield name, problem, "null", table[name].is_null().to_numpy()
@@ -318,11 +339,16 @@ def _faults(source: Input, table: pa.Table, time_type: pa.DataType | None) -> It
         text = wrong_text(column)
         if text is not None:
             yield name, "holds text that is not valid UTF-8", text[1], text[0]
-        finer = _finer(source, table.schema.field(name), time_type)
+        finer = _finer(source, table.schema.field(name), join.time_type)
         far = None if finer is None else too_far(column, finer)
         if far is not None:
             shown = column.cast(pa.int64()).filter(pa.array(far))[0].as_py()
             yield name, f"is too far from 1970 to be compared in {finer}", shown, far
+
+
+def _needed_time(source: Input, join: Description) -> list[str]:
+    """The event time's column where a row cannot be without one."""
+    return [] if source.event_time is None or join.times_may_be_null else [source.event_time]
 
 
 def _finer(source: Input, field: pa.Field, time_type: pa.DataType | None) -> pa.DataType | None:

@@ -10,7 +10,7 @@ import abc
 import functools
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Self, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Self
 
 import pyarrow as pa
 
@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     from gpu_ops.descriptions.intervals import Interval
     from gpu_ops.descriptions.keys import Shuffle
 
-Emit = Literal["per_event", "per_batch", "at_end"]
+Emit = Literal["per_event", "per_batch", "at_watermark", "at_end"]
 """What comes out of a micro-batch.
 
 * *per_event*: the changelog Flink emits record by record.
 * *per_batch*: the net change; nothing appears and disappears within a micro-batch.
+* *at_watermark*: rows that no later one changes, when the watermark passes them; of joins by time.
 * *at_end*: nothing until the input ends.
 """
 
@@ -73,6 +74,9 @@ class Description(abc.ABC):
 
     sorts_itself: ClassVar[bool] = False
     """Whether it sorts a part of its input itself, at the end."""
+
+    emits: ClassVar[tuple[Emit, ...]] = ("per_event", "per_batch", "at_end")
+    """What ``emit`` may be."""
 
     if TYPE_CHECKING:
 
@@ -131,8 +135,8 @@ class Description(abc.ABC):
 
     def _check_emit(self) -> None:
         """Refuses an ``emit`` that there is none of, and a TTL where no output comes before the end."""
-        if self.emit not in get_args(Emit):
-            raise DescriptionError(f"emit={self.emit!r}; it is one of {', '.join(get_args(Emit))}")
+        if self.emit not in self.emits:
+            raise DescriptionError(f"emit={self.emit!r}; it is one of {', '.join(self.emits)}")
         for source in self.inputs if self.emit == "at_end" else ():
             if source.ttl_ms is not None:
                 raise DescriptionError(
@@ -197,6 +201,16 @@ class Description(abc.ABC):
     def by_event_time(self) -> bool:
         """Whether it is moved by a watermark."""
         return self.interval is not None and self.interval.time == "event"
+
+    @property
+    def times_may_be_null(self) -> bool:
+        """Whether it takes rows without an event time."""
+        return False
+
+    def ties_by(self, number: int) -> str | None:
+        """The column of an input, integers or timestamps, that orders its rows of one event time; None for none."""
+        del number
+        return None
 
     # --- order, end and backlog --------------------------------------------------------------
 

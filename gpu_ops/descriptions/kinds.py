@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gpu_ops.descriptions.aggregate import Aggregate
+from gpu_ops.descriptions.asof_join import AsofJoin
 from gpu_ops.descriptions.co_group import CoGroup
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.interval_join import IntervalJoin
@@ -30,5 +31,6 @@ def from_json(text: str) -> Description:
 
 
 _KINDS: Final[Mapping[str, type[Description]]] = {
-    "multi_join": MultiJoin, "aggregate": Aggregate, "co_group": CoGroup, "latest": Latest
+    "multi_join": MultiJoin, "aggregate": Aggregate, "co_group": CoGroup, "latest": Latest,
+    "asof_join": AsofJoin,
 }  # fmt: skip

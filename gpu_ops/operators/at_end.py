@@ -25,8 +25,7 @@ from gpu_ops import operators
 from gpu_ops.descriptions.changelog import INSERT, UPDATE_AFTER
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.inputs import Input
-from gpu_ops.descriptions.intervals import as_integers
-from gpu_ops.ingest import Ingested
+from gpu_ops.ingest import Ingested, with_times
 from gpu_ops.kernels import Kernels
 from gpu_ops.operators.operator import Operator, Output, TooMuch
 from gpu_ops.operators.sorted_merge import merge_join
@@ -218,16 +217,7 @@ class AtEnd(Operator):
             first = last
 
     def _changes(self, first: int, last: int) -> tuple[Ingested, ...]:
-        changes = in_turn(kept.part(first, last) for kept in self.tables)
-        return tuple(
-            dataclasses.replace(change, times=self._times(kept.source, change.table))
-            for kept, change in zip(self.tables, changes, strict=True)
-        )
-
-    def _times(self, source: Input, rows: pa.Table) -> np.ndarray[tuple[int], np.dtype[np.int64]] | None:
-        if self.join.time_type is None or source.event_time is None:
-            return None
-        return as_integers(rows[source.event_time], self.join.time_type)
+        return in_turn(self.join, (kept.part(first, last) for kept in self.tables))
 
     def restore(self, state: Mapping[str, pa.Table], settle: Callable[[], None]) -> None:
         """Take over a snapshot."""
@@ -281,7 +271,7 @@ def keep(join: Description, tables: Sequence[KeptInput], changes: Sequence[Inges
     return Output(join.output_schema.empty_table(), np.empty(0, np.int64), np.empty(0, np.int8), metrics)
 
 
-def in_turn(tables: Iterable[pa.Table]) -> tuple[Ingested, ...]:
+def in_turn(join: Description, tables: Iterable[pa.Table]) -> tuple[Ingested, ...]:
     """Kept changes as one micro-batch: one input after the other."""
     changes, start = [], 0
     for table in tables:
@@ -290,7 +280,7 @@ def in_turn(tables: Iterable[pa.Table]) -> tuple[Ingested, ...]:
         sequence = np.arange(start, start + kinds.size, dtype=np.int64)
         changes.append(Ingested(table.select(own), kinds, sequence, kinds.size, 0, None))
         start += kinds.size
-    return tuple(changes)
+    return with_times(join, changes)
 
 
 def _net(kinds: np.ndarray[tuple[int], np.dtype[np.int8]]) -> int:

@@ -80,7 +80,7 @@ class Backlog(Operator):
         )
 
     def _all(self) -> tuple[Ingested, ...]:
-        return in_turn(kept.snapshot() for kept in self._kept)
+        return in_turn(self.join, (kept.snapshot() for kept in self._kept))
 
     def commit(self, clock_ms: int) -> None:
         """Make the prepared micro-batch final."""

@@ -7,8 +7,8 @@ queue of earlier micro-batches' writes, so nothing is scanned when nothing expir
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,14 +17,18 @@ import pyarrow as pa
 from gpu_ops import layouts
 from gpu_ops.arrays import Array, Hashes, Positions, Slots, distinct
 from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.intervals import BEFORE_ALL
 from gpu_ops.kernels import Frame, Kernels, as_slots
 from gpu_ops.state.columns import DEAD, DYING, LIVE, KeySet
 from gpu_ops.state.index import HashIndex
 from gpu_ops.state.queue import TimeQueue
 from gpu_ops.state.table import Journal, StateTable
+from gpu_ops.state.time_index import TimeIndex
 
 COUNT_COLUMN = "__count"
 WRITTEN_COLUMN = "__written"
+TIME_COLUMN = "__time"
+TIES_COLUMN = "__ties"
 _IDENTITY, _EXPIRY = "identity", "expiry"
 
 
@@ -38,6 +42,9 @@ class KeyedTable(StateTable):
         counts: columns of association counts, by name.
         findable: rows can be retracted, so they must be found by value or by unique key.
         track_null_keys: keep `null_keys`, which only ``NOT IN`` asks for.
+        beside: further columns, of what `gpu_ops.operators.core.changes` gives with new rows: `TIME_COLUMN`, their
+            times, by which the index of the first key set is then ordered, and `TIES_COLUMN`.
+        arrival_counts: a row that goes and comes again within a micro-batch has come later than others.
 
     Attributes:
         null_keys: live rows with a null where it matches nothing.
@@ -54,16 +61,23 @@ class KeyedTable(StateTable):
         counts: Sequence[str] = (),
         findable: bool,
         track_null_keys: bool = False,
+        beside: Sequence[str] = (),
+        arrival_counts: bool = False,
     ) -> None:
         columns: dict[str, npt.DTypeLike] = dict.fromkeys(counts, np.int32)
+        columns.update(dict.fromkeys(beside, np.int64))
         if source.ttl_ms is not None:
             columns[WRITTEN_COLUMN] = np.int64
         super().__init__(kernels, source, columns)
         self.key_sets = tuple(key_sets)
         self.keys, self.key_types, self.strict = key_sets[0]
         self.indexes = {str(number): HashIndex(kernels) for number in range(len(key_sets))}
+        timed = TIME_COLUMN in beside
+        if timed:
+            self.indexes["0"] = TimeIndex(kernels)
+        self._given, self.arrival_counts = tuple(beside), arrival_counts
         # A unique key that is the join key needs no index of its own: nothing in it is ever null.
-        self._one_index = findable and set(source.unique_key or ()) == set(self.keys) != set()
+        self._one_index = findable and set(source.unique_key or ()) == set(self.keys) != set() and not timed
         if self._one_index:
             self.identity, self.identity_types = self.keys, self.key_types
         else:
@@ -94,6 +108,11 @@ class KeyedTable(StateTable):
     def key_index(self) -> HashIndex:
         """The index of the first key set."""
         return self.index(0)
+
+    @property
+    def time_index(self) -> TimeIndex:
+        """The same of a table with times: rows without one are not in it."""
+        return cast("TimeIndex", self.indexes["0"])
 
     def index(self, key_set: int) -> HashIndex:
         """The index of a key set, by its number."""
@@ -130,6 +149,7 @@ class KeyedTable(StateTable):
         refreshed: Slots | None = None,
         *,
         rows: Positions | None = None,
+        beside: Mapping[str, Array] | None = None,
     ) -> None:
         """Stage new rows and mark rows that die.
 
@@ -139,12 +159,17 @@ class KeyedTable(StateTable):
             killed: committed slots that die, ascending.
             refreshed: committed slots that are written without a change.
             rows: which of the hashes are theirs; None for all.
+            beside: what stands beside them, by name.
         """
         first = len(self)
         added = self.append(frame)
         if added:
             matchable = self.kernels.valid(frame, self.strict) if self.strict else None
-            if identity is not None and (self.keys, self.key_types) == (self.identity, self.identity_types):
+            for name, values in (beside or {}).items():
+                self.beside[name].values[first:] = values
+            if TIME_COLUMN in self._given:
+                self._stage_times(frame, first, matchable)
+            elif identity is not None and (self.keys, self.key_types) == (self.identity, self.identity_types):
                 self._stage(self.key_index, identity, first, matchable, rows)
             else:
                 self._stage(self.key_index, self.kernels.hash_rows(frame, self.keys, self.key_types), first, matchable)
@@ -175,6 +200,20 @@ class KeyedTable(StateTable):
         else:
             able = self.kernels.xp.flatnonzero(matchable)
             index.stage(hashes[able if rows is None else rows[able]], able + first)
+
+    def _stage_times(self, frame: Frame, first: int, matchable: Array | None) -> None:
+        """Put new rows that can match and have a time into the index by time."""
+        times = self.beside[TIME_COLUMN].values[first:]
+        able = times != BEFORE_ALL
+        if matchable is not None:
+            able &= matchable
+        hashes, slots = (
+            self.kernels.hash_rows(frame, self.keys, self.key_types),
+            as_slots(self.kernels, first, times.size),
+        )
+        if not bool(able.all()):
+            hashes, slots, times = hashes[able], slots[able], times[able]
+        self.time_index.stage(hashes, slots, times)
 
     def touched(self) -> Array:
         """Index entries, ascending, of the rows that the prepared micro-batch brings or takes and that can match."""
@@ -249,9 +288,10 @@ class KeyedTable(StateTable):
     def restore(self, table: pa.Table, settle: Callable[[], None]) -> None:
         """Fill an empty table from a snapshot; arguments and errors as `StateTable._restore`."""
 
-        def take_in(frame: Frame, _: object) -> None:
+        def take_in(frame: Frame, numbers: Mapping[str, npt.NDArray[Any]]) -> None:
             identity = self.hash_identity(frame) if self.identity_index is not None else None
-            self.prepare(frame, identity, self._no_slots)
+            beside = {name: self.kernels.asarray(numbers[name]) for name in self._given}
+            self.prepare(frame, identity, self._no_slots, beside=beside)
 
         self._restore(table, settle, take_in)
         if self.written is not None:

@@ -12,7 +12,7 @@ Laws:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +26,7 @@ from gpu_ops.operators.core.groups import Groups, within
 from gpu_ops.operators.core.lifetimes import NEVER, Lifetimes, NetChange
 from gpu_ops.operators.core.match import equal, match_among, sole_match
 from gpu_ops.state.columns import LIVE
-from gpu_ops.state.keyed_table import KeyedTable
+from gpu_ops.state.keyed_table import TIES_COLUMN, TIME_COLUMN, KeyedTable
 
 
 class Given(NamedTuple):
@@ -38,6 +38,8 @@ class Given(NamedTuple):
     """Their row kinds; None of a net change."""
     sequence: Array | None
     """Their positions in the micro-batch's total order; None of a net change."""
+    beside: Mapping[str, Array] = {}
+    """What stands beside the rows they bring, by name; see `gpu_ops.state.keyed_table`."""
 
 
 def given(tables: Sequence[KeyedTable], changes: Sequence[Ingested], *, net: bool) -> list[Given]:
@@ -53,10 +55,18 @@ def given(tables: Sequence[KeyedTable], changes: Sequence[Ingested], *, net: boo
     flags = [mask.view(np.int8) for mask in looking if mask is not None]
     moved = iter(_moved(kernels, [*flags, *([] if net else [change.kinds for change in changes])]))
     inserts = [None if mask is None else next(moved).view(bool) for mask in looking]
+    beside = [
+        {
+            name: kernels.asarray(numbers)
+            for name, numbers in ((TIME_COLUMN, change.times), (TIES_COLUMN, change.ties))
+            if numbers is not None
+        }
+        for change in changes
+    ]
     if net:
-        return [Given(mask, None, None) for mask in inserts]
+        return [Given(mask, None, None, its) for mask, its in zip(inserts, beside, strict=True)]
     sequences = _moved(kernels, [change.sequence for change in changes])
-    return [Given(*of_input) for of_input in zip(inserts, moved, sequences, strict=True)]
+    return [Given(*of_input) for of_input in zip(inserts, moved, sequences, beside, strict=True)]
 
 
 def _looking(table: KeyedTable, kinds: Array) -> Array | None:
@@ -108,9 +118,11 @@ def apply_changes(table: KeyedTable, frame: Frame, change: Given, event_kinds: A
             rows, found = _by_unique_key(batch) if sequence is not None else _by_unique_key_net(batch)
     if net:
         found.net = NetChange(xp, table.status)
+    beside = change.beside
     if rows is not None:
         frame = kernels.take(frame, rows, table.source.schema.names, present=True)
-    table.prepare(frame, identity, found.killed, found.refreshed, rows=rows)
+        beside = {name: numbers[rows] for name, numbers in beside.items()}
+    table.prepare(frame, identity, found.killed, found.refreshed, rows=rows, beside=beside)
     if found.deaths is not None:
         table.end_stillborn(found.first_new + xp.flatnonzero(found.deaths < NEVER))
     return found
@@ -199,6 +211,8 @@ def _by_value(batch: _InputChanges) -> tuple[Positions, Lifetimes]:
         stays[dying] = False
         born = born[xp.flatnonzero(stays)]
         rows, of = order[born], group[born]
+        if table.arrival_counts:
+            return _net(batch, rows, killed, unknown.sum())
         # an instance that goes and one that comes, equal by value: neither
         gone = xp.bincount(killed_group, minlength=total)
         come = xp.bincount(of, minlength=total)
@@ -251,6 +265,8 @@ def _by_unique_key_net(batch: _InputChanges) -> tuple[Positions, Lifetimes]:
     stored = _stored(batch, last)
     leaves = stored >= 0
     unknown = insert.size - (insert | _present_before(batch, insert, leaves)).sum()
+    if table.arrival_counts:
+        return _net(batch, xp.compress(comes, last), xp.compress(leaves, stored), unknown)
     # the same row again, value for value, is no change
     names, types = table.source.schema.names, [f.type for f in table.source.schema]
     now, before = Columns(batch.frame, names), Columns(table.store, names)

@@ -1,0 +1,1 @@
+"""The ASOF join."""

@@ -1,0 +1,194 @@
+"""Which right row a left row of an ASOF join meets, and which left rows a right row may be met by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from gpu_ops.arrays import Array, Hashes, Positions, Slots, distinct
+from gpu_ops.descriptions.asof_join import AsofJoin
+from gpu_ops.descriptions.intervals import AFTER_ALL, BEFORE_ALL, shifted
+from gpu_ops.kernels import Columns, Kernels
+from gpu_ops.operators.core.match import match
+from gpu_ops.operators.core.nearest import Direction, Nearest
+from gpu_ops.state.columns import DEAD, LIVE
+from gpu_ops.state.keyed_table import TIES_COLUMN, TIME_COLUMN, KeyedTable
+
+Alive = Callable[[Slots], Array]
+"""Gives, of slots, a mask of the rows that are there."""
+
+
+def times_of(table: KeyedTable) -> Array:
+    """The time of each row, by slot; `BEFORE_ALL` for none."""
+    return table.beside[TIME_COLUMN].values
+
+
+def ties_of(table: KeyedTable) -> Array | None:
+    """What orders rows of one time, by slot; None where only their arrival does."""
+    column = table.beside.get(TIES_COLUMN)
+    return None if column is None else column.values
+
+
+class Rows:
+    """Rows of one input that can match: of a key that can, and with a time.
+
+    Args:
+        table: the input's state.
+        slots: any of its rows.
+
+    Attributes:
+        at: which of the slots are theirs.
+        slots: n of them.
+        hashes: n hashes of keys.
+        times: n.
+    """
+
+    def __init__(self, table: KeyedTable, slots: Slots) -> None:
+        kernels, xp = table.kernels, table.kernels.xp
+        names = table.keys or tuple(table.source.schema.names[:1])  # without columns there are no rows
+        keys, times = table.store.take(slots, names, present=True), times_of(table)[slots]
+        able = times != BEFORE_ALL
+        matchable = kernels.valid(keys, table.strict) if table.strict else None
+        self.at: Positions = xp.flatnonzero(able if matchable is None else able & matchable)
+        self.hashes: Hashes = kernels.hash_rows(keys, table.keys, table.key_types)[self.at]
+        self.slots, self.times, self.key = slots[self.at], times[self.at], Columns(table.store, table.keys)
+
+    def pick(self, some: Positions) -> Rows:
+        """Some of them."""
+        picked = object.__new__(Rows)
+        picked.at, picked.slots, picked.key = self.at[some], self.slots[some], self.key
+        picked.hashes, picked.times = self.hashes[some], self.times[some]
+        return picked
+
+
+class Lookup:
+    """Lookups between the two inputs of an ASOF join.
+
+    Args:
+        join: its description.
+        tables: left and right state.
+    """
+
+    def __init__(self, join: AsofJoin, tables: tuple[KeyedTable, KeyedTable]) -> None:
+        self._tables, self.exact = tables, join.asof.exact
+        self._kernels: Kernels = tables[0].kernels
+        self.tolerance = join.asof.tolerance(join.time_type)
+        both: tuple[Direction, ...] = ("backward", "forward")
+        self.directions: tuple[Direction, ...] = both if join.asof.direction == "nearest" else (join.asof.direction,)
+
+    def farthest(self, times: Array, direction: Direction) -> Array | None:
+        """The last times, in a direction, at which left rows of some times match; None for any."""
+        if self.tolerance is None:
+            return None
+        return shifted(self._kernels.xp, times, -self.tolerance if direction == "backward" else self.tolerance)
+
+    def found(self, rows: Rows, direction: Direction, alive: Alive, *, staged: bool) -> Slots:
+        """The right row in one direction that each of n left rows meets, -1 for none."""
+        nearest = self._among(1, alive, staged=staged)
+        farthest = self.farthest(rows.times, direction)
+        own = rows.key, rows.slots
+        return nearest.search(own, rows.hashes, rows.times, direction, exact=self.exact, farthest=farthest)
+
+    def best(self, slots: Slots, alive: Alive, *, staged: bool) -> Slots:
+        """The right row that each of n left rows meets, -1 for none.
+
+        Args:
+            slots: of the left rows.
+            alive: right rows that count.
+            staged: whether those of this micro-batch are among them.
+        """
+        xp = self._kernels.xp
+        met = xp.full(slots.size, -1, np.int64)
+        if slots.size and len(self._tables[1]):
+            rows = Rows(self._tables[0], slots)
+            found = [self.found(rows, direction, alive, staged=staged) for direction in self.directions]
+            met[rows.at] = found[0] if len(found) == 1 else self.nearer(rows.times, found[0], found[1])
+        return met
+
+    def nearer(self, times: Array, before: Slots, after: Slots) -> Slots:
+        """Of two right rows, before and after each of n times, -1 for none, the nearer; the first if as near."""
+        xp, stored = self._kernels.xp, times_of(self._tables[1])
+        if not stored.size:
+            return before
+        # Two times may be farther apart than int64 holds, never than uint64 does.
+        back = times.view(np.uint64) - stored[xp.maximum(before, 0)].view(np.uint64)
+        ahead = stored[xp.maximum(after, 0)].view(np.uint64) - times.view(np.uint64)
+        return xp.where((after < 0) | ((before >= 0) & (back <= ahead)), before, after)
+
+    def _among(self, side: int, alive: Alive, *, staged: bool) -> Nearest:
+        table = self._tables[side]
+        ties = ties_of(table)
+        return Nearest(
+            self._kernels,
+            table.time_index,
+            table.key_types,
+            Columns(table.store, table.keys),
+            alive,
+            newer=None if ties is None else ties.__getitem__,
+            staged=staged,
+        )
+
+    def near(self, changed: Slots) -> Slots:
+        """Left rows from before the micro-batch, which it leaves, whose match it may change; ascending.
+
+        Law: with U the right rows that are there at any instant of the micro-batch, a left row whose best row in U is
+        one that neither comes nor goes meets it all the time. So the rows looked for are those whose best row in U is
+        one of the changed ones: between its neighbours in U each has a span of time of its own, and nothing else is
+        read.
+
+        Args:
+            changed: right rows that come or go.
+        """
+        kernels, xp, (left, right) = self._kernels, self._kernels.xp, self._tables
+        nothing = xp.empty(0, np.int64)
+        if not changed.size or not left.live_before:
+            return nothing
+        rows, exact = Rows(right, changed), self.exact
+        forward = "forward" in self.directions
+        backward = "backward" in self.directions
+        reached = xp.zeros(rows.slots.size, bool)
+        stays: Alive = lambda slots: left.status.values[slots] == LIVE  # noqa: E731
+        lefts = self._among(0, stays, staged=False)
+        for direction in self.directions:
+            # Most new rows are the last ones of their key and nobody waits for them: that is one lookup.
+            ahead: Direction = "forward" if direction == "backward" else "backward"
+            far = None
+            if self.tolerance is not None:
+                far = shifted(xp, rows.times, self.tolerance if ahead == "forward" else -self.tolerance)
+            own = rows.key, rows.slots
+            reached |= lefts.search(own, rows.hashes, rows.times, ahead, exact=exact, farthest=far) >= 0
+        rows = rows.pick(xp.flatnonzero(reached))
+        there = self._among(1, lambda slots: right.status.values[slots] != DEAD, staged=True)
+
+        def neighbour(direction: Direction, *, same: bool) -> Slots:
+            return there.search((rows.key, rows.slots), rows.hashes, rows.times, direction, exact=same)
+
+        rows = rows.pick(xp.flatnonzero(neighbour("backward", same=True) == rows.slots))
+        if not rows.slots.size:
+            return nothing
+        stored = times_of(right)
+        earliest = latest = rows.times
+        if not exact:
+            earliest, latest = shifted(xp, earliest, 1), shifted(xp, latest, -1)
+        # A neighbour's own time is beyond the span; but where equal times do not match, there may be nothing for it.
+        off = int(exact and len(self.directions) == 1)
+        if backward:
+            after = neighbour("forward", same=False)
+            latest = xp.where(after >= 0, stored[xp.maximum(after, 0)] - off, AFTER_ALL)
+            if self.tolerance is not None:
+                latest = xp.minimum(latest, shifted(xp, rows.times, self.tolerance))
+        if forward:
+            before = neighbour("backward", same=False)
+            earliest = xp.where(before >= 0, stored[xp.maximum(before, 0)] + off, BEFORE_ALL + 1)
+            if self.tolerance is not None:
+                earliest = xp.maximum(earliest, shifted(xp, rows.times, -self.tolerance))
+        needle, slots = left.time_index.probe(rows.hashes, earliest, latest, staged=False)
+        _, slots = match(
+            kernels,
+            (rows.slots[needle], slots),
+            left.key_types,
+            (rows.key, Columns(left.store, left.keys)),
+            alive=lambda _, slots: stays(slots),
+        )
+        return distinct(xp, slots)
