@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from gpu_ops.descriptions.asof_join import AsofJoin
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.inputs import Input
@@ -163,7 +164,11 @@ class Builder:
         nodes, inputs = self.sides(sides, choice.computed, wanted, choice.times or (None, None))
         where = self.where(choice.residual, sides, choice.computed, inputs)
         try:
-            kind: Any = Join if choice.interval is None else functools.partial(IntervalJoin, interval=choice.interval)
+            kind: Any = Join
+            if choice.interval is not None:
+                kind = functools.partial(IntervalJoin, interval=choice.interval)
+            if choice.asof is not None:
+                kind = functools.partial(AsofJoin, asof=choice.asof)
             description = kind(
                 how=join.how,
                 left=inputs[0],
@@ -211,7 +216,7 @@ class Builder:
         stage = stage.closed(own)
         source = self.described(name, stage.schema, relation, stage.row_kind)
         if time is not None:
-            return stage.node, dataclasses.replace(source, event_time=self.name(time))
+            source = dataclasses.replace(source, event_time=self.name(time))
         if stage.scan is None and stage.key is not None:
             source = dataclasses.replace(source, unique_key=stage.key, updates="retract")
         return stage.node, source

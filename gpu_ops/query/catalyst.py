@@ -8,6 +8,7 @@ its columns' metadata, which lives through copies (a self-join, a common table e
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -42,6 +43,14 @@ def java_class(session: SparkSession, name: str) -> Any:
     """A class of the JVM by its whole name, without a look at each of the packages that it is in."""
     jvm: Any = session._jvm
     return JavaClass(name, jvm._gateway_client)
+
+
+def scala_seq(session: SparkSession, items: Sequence[Any]) -> Any:
+    """Java objects as a sequence of Scala."""
+    given = java_class(session, "java.util.ArrayList")()
+    for item in items:
+        given.add(item)
+    return java_class(session, "org.apache.spark.api.python.PythonUtils").toSeq(given)
 
 
 def frame_of(session: SparkSession, plan: Any) -> DataFrame:
@@ -135,6 +144,25 @@ class Catalyst:
                 plan = done
             return self._applied(plan, _ORDER)
 
+    def apart(self, join: Any, condition: Sequence[Any]) -> Any:
+        """A join with another condition, of parts joined by AND, below a node that no rule sees through."""
+        option, logical = self._class("scala.Option"), f"{_CATALYST}.plans.logical"
+        both = self._class(f"{_CATALYST}.expressions.And")
+        made = option.apply(functools.reduce(both, condition)) if condition else option.empty()
+        origin = self._class(f"{_CATALYST}.trees.CurrentOrigin")
+        before = origin.get()
+        origin.set(join.origin())
+        try:
+            kind = self._class(f"{logical}.Join")
+            made = kind(join.left(), join.right(), join.joinType(), made, join.hint())
+            return self._class(f"{logical}.ReturnAnswer")(made)
+        finally:
+            origin.set(before)
+
+    def seq(self, items: Sequence[Any]) -> Any:
+        """Java objects as a sequence of Scala."""
+        return scala_seq(self.session, items)
+
     def collation_key(self, value: Any) -> Any:
         """Bytes that compare as a string does in its collation (Spark 4)."""
         return self._class(f"{_CATALYST}.expressions.CollationKey")(value)
@@ -223,10 +251,7 @@ class Frames:
         )
 
     def _seq(self, items: Sequence[Any]) -> Any:
-        given = java_class(self.session, "java.util.ArrayList")()
-        for item in items:
-            given.add(item)
-        return java_class(self.session, "org.apache.spark.api.python.PythonUtils").toSeq(given)
+        return scala_seq(self.session, items)
 
 
 def _refused(sql: str, error: PySparkException) -> SqlError:

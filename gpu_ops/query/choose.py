@@ -16,9 +16,11 @@ from typing import Any, Final, Literal, NoReturn
 import pyarrow as pa
 
 from gpu_ops.conditions import parse
+from gpu_ops.descriptions.asof_join import Asof
 from gpu_ops.descriptions.intervals import Interval, time_type
 from gpu_ops.errors import ConditionError, DescriptionError
 from gpu_ops.query.bounds import Bound, FinerThanMillisecondsError, bounds
+from gpu_ops.query.by_time.nearest import NoComparisonError, nearest
 from gpu_ops.query.catalyst import Catalyst, ansi_mode, position
 from gpu_ops.query.errors import SqlError
 from gpu_ops.query.expressions import Column, Expr, Tree, is_no_op
@@ -27,7 +29,7 @@ from gpu_ops.query.read import spark_type_of, type_of
 from gpu_ops.query.relations import Compute, Filter, JoinOf, Relation, Scan
 from gpu_ops.spark.datatypes import is_binary_collated
 
-Kind = Literal["regular", "semi", "anti", "interval"]
+Kind = Literal["regular", "semi", "anti", "interval", "asof"]
 
 _PLAIN: Final = (
     "To compare them as plain columns, in a regular join that keeps its rows, write CAST({} AS TIMESTAMP), or give the "
@@ -76,7 +78,8 @@ class Choice:
         residual: conditions for the operator.
         above: conditions of an inner join that only Spark evaluates.
         interval: the bounds of an interval join.
-        times: its event-time columns.
+        asof: which row is the nearest, of an ASOF join.
+        times: the event-time columns of either.
         why: the reason.
     """
 
@@ -86,6 +89,7 @@ class Choice:
     residual: tuple[Residual, ...]
     above: tuple[Expr, ...]
     interval: Interval | None
+    asof: Asof | None
     times: tuple[Column, Column] | None
     why: str
 
@@ -122,7 +126,7 @@ class Chooser:
         if isinstance(relation, Filter | Compute):
             return self.event_times(relation.below)
         choice = self.choice(relation)
-        if choice.times is None:
+        if choice.times is None or choice.asof is not None:
             return frozenset()
         kept = {"inner": (0, 1), "full": (), "right": (1,)}.get(relation.how, (0,))
         return frozenset(choice.times[side] for side in kept)  # a pad's event time is null
@@ -134,14 +138,19 @@ class Chooser:
         if isinstance(relation, Filter | Compute):
             return self.taken_back(relation.below)
         kind = self.choice(relation).kind
-        return None if kind == "interval" else f"the {kind} join below takes rows back"
+        name = "ASOF" if kind == "asof" else kind
+        return None if kind == "interval" else f"the {name} join below takes rows back"
 
     # --- choosing -------------------------------------------------------------------------------
 
     def _choose(self, join: JoinOf) -> Choice:
         left, right = join.left.columns, join.right.columns
         timed = [c for c in join.on if c.times & left and c.times & right]
-        interval, times, used = self._interval(join, timed) if timed else (None, None, [])
+        interval, asof, times, used = None, None, None, list[Expr]()
+        if join.by_time is not None:
+            asof, times, used = self._nearest(join)
+        elif timed:
+            interval, times, used = self._interval(join, timed)
         keys: list[KeyColumns] = []
         made: tuple[dict[Column, Expr], dict[Column, Expr]] = ({}, {})
         residual: list[Residual] = []
@@ -158,6 +167,11 @@ class Chooser:
             if key is not None:
                 keys.append(key)
                 continue
+            if asof is not None:
+                self.fail(
+                    "an ASOF join takes equalities between its sides and one comparison of times; filter in WHERE",
+                    condition.java,
+                )
             try:
                 residual.append(self.residual(condition, (join.left, join.right), made))
             except NotOursError as error:
@@ -166,8 +180,9 @@ class Chooser:
                     self.fail(f"{error}; {hint}: comparisons, AND, OR, NOT, IS NULL, IN", error.expr.java)
                 above.append(condition)
         kind: Kind = "interval" if interval else join.how if join.how in ("semi", "anti") else "regular"
-        why = self._why(join, kind, interval, times)
-        return Choice(kind, tuple(keys), made, tuple(residual), tuple(above), interval, times, why)
+        kind = "asof" if asof else kind
+        why = self._why(join, kind, asof, times)
+        return Choice(kind, tuple(keys), made, tuple(residual), tuple(above), interval, asof, times, why)
 
     def _key(
         self, condition: Expr, join: JoinOf, made: tuple[dict[Column, Expr], dict[Column, Expr]]
@@ -337,14 +352,28 @@ class Chooser:
             self.fail(str(error), used[0][0].java)
         return interval, pair, [c for c, _ in used]
 
-    def _why(
-        self,
-        join: JoinOf,
-        kind: Kind,
-        interval: Interval | None,
-        times: tuple[Column, Column] | None,
-    ) -> str:
-        if interval is not None and times is not None:
+    def _nearest(self, join: JoinOf) -> tuple[Asof, tuple[Column, Column], list[Expr]]:
+        """What an ASOF join goes by."""
+        assert join.by_time is not None
+        if join.by_time.kind != "asof":
+            self.fail(
+                "FOR SYSTEM_TIME AS OF is not understood: write ASOF JOIN ... MATCH_CONDITION (l.t >= r.t), whose rows "
+                "are taken back when a version comes late",
+                join.java,
+            )
+        try:
+            asof, times, condition = nearest(join)
+        except NoComparisonError as error:
+            self.fail(str(error), (error.condition or join).java)
+        return asof, times, [condition]
+
+    def _why(self, join: JoinOf, kind: Kind, asof: Asof | None, times: tuple[Column, Column] | None) -> str:
+        if asof is not None and times is not None:
+            which = "the last up to" if asof.direction == "backward" else "the first from"
+            if not asof.exact:
+                which = "the last before" if asof.direction == "backward" else "the first after"
+            return f"asof: {join.sql_name}, each row with {which} its {times[0]} by {times[1]}"
+        if kind == "interval" and times is not None:
             return f"interval: {times[1]} is bounded on both sides of {times[0]}"
         if kind in ("semi", "anti"):
             if join.member is not None:

@@ -90,7 +90,7 @@ SUBQUERIES: Final = {"ScalarSubquery", "ListQuery", "Exists", "InSubquery", "Lat
 NOW: Final = {"CurrentTimestamp", "CurrentDate", "CurrentTime", "Now", "LocalTimestamp", "CurrentBatchTimestamp"}
 """Constant within a micro-batch, and another one in the next."""
 
-NOT_BELOW_FULL: Final = (
-    "this filter would have to stand below a full join, on an input that brings upserts: its row before would "
+NOT_BELOW: Final = (
+    "this filter would have to stand below {}, on an input that brings upserts: its row before would "
     "stay. Give the input's old rows too (stream(..., updates='retract')), or filter above the join"
 )

@@ -102,7 +102,7 @@ class Calc:
 
 @dataclasses.dataclass(frozen=True)
 class JoinNode:
-    """A regular, semi, anti or interval join, or a multi-way one.
+    """A regular, semi, anti, interval or ASOF join, or a multi-way one.
 
     Attributes:
         kind: which of them.
@@ -112,7 +112,7 @@ class JoinNode:
         remarks: more about it.
     """
 
-    kind: Literal["regular", "semi", "anti", "interval", "multi-way"]
+    kind: Literal["regular", "semi", "anti", "interval", "asof", "multi-way"]
     description: Join | MultiJoin
     inputs: tuple[Node, ...]
     why: str

@@ -12,10 +12,11 @@ from gpu_ops.descriptions.description import Emit
 from gpu_ops.errors import DescriptionError, NotBuiltError
 from gpu_ops.query import errors
 from gpu_ops.query.build import Builder
+from gpu_ops.query.by_time.text import QueryText, read
 from gpu_ops.query.catalyst import Catalyst
 from gpu_ops.query.choose import Chooser
 from gpu_ops.query.errors import SqlError
-from gpu_ops.query.nodes import Plan
+from gpu_ops.query.nodes import Calc, Plan
 from gpu_ops.query.read import Reader
 from gpu_ops.query.relations import Compute, Filter, JoinOf, Relation, Table
 from gpu_ops.query.stages import Namer
@@ -54,17 +55,32 @@ def plan(
         raise NotBuiltError(
             "emit='at_end' is not built for sql(): what finish() gives are the columns of a join, not of a query"
         )
-    catalyst = Catalyst(session)
+    text = read(sql)
+    try:
+        return Plan(sql, _root(text, tables, session, schemas or {}, emit, multi_way=multi_way == "auto"))
+    except SqlError as error:
+        raise text.error(error) from error.__cause__
+
+
+def _root(
+    text: QueryText,
+    tables: Mapping[str, Table],
+    session: SparkSession,
+    schemas: Mapping[str, st.StructType],
+    emit: Emit,
+    *,
+    multi_way: bool,
+) -> Calc:
+    sql, catalyst = text.sql, Catalyst(session)
     for name, table in tables.items():
         if "`" in name or name.lower() in sql.lower():
-            catalyst.view(name, (schemas or {}).get(name) or _schema(table))
-    relation, outputs = Reader(sql, tables, catalyst).read()
+            catalyst.view(name, schemas.get(name) or _schema(table))
+    relation, outputs = Reader(text, tables, catalyst).read()
     if not _joins(relation):
         raise SqlError(errors.JOINS_NOTHING, sql, 1, 1)
     chooser = Chooser(sql, catalyst)
     namer = Namer(relation, [column for _, column in outputs], chooser)
-    builder = Builder(chooser, namer, emit=emit, multi_way=multi_way == "auto")
-    return Plan(sql, builder.root(relation, outputs))
+    return Builder(chooser, namer, emit=emit, multi_way=multi_way).root(relation, outputs)
 
 
 def _schema(table: Table) -> st.StructType:

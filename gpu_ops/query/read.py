@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import re
@@ -12,6 +13,9 @@ from pyspark.sql import types as st
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.query import errors
+from gpu_ops.query.by_time import marks
+from gpu_ops.query.by_time.marks import ByTime, check_all_found, set_apart
+from gpu_ops.query.by_time.text import QueryText
 from gpu_ops.query.catalyst import INPUT, Catalyst, position
 from gpu_ops.query.errors import SqlError, closest
 from gpu_ops.query.expressions import Column, Expr, Tree, number_of, tree
@@ -27,9 +31,10 @@ _HOWS: Final[dict[str, How]] = {
 class Reader:
     """Reads the plan of one query."""
 
-    def __init__(self, sql: str, tables: Mapping[str, Table], catalyst: Catalyst) -> None:
+    def __init__(self, text: QueryText, tables: Mapping[str, Table], catalyst: Catalyst) -> None:
         """Args: the query's text; its inputs by name; the analyser, which has views of them."""
-        self.sql, self.tables, self.catalyst = sql, tables, catalyst
+        self.text, self.sql, self.tables, self.catalyst = text, text.sql, tables, catalyst
+        self._by_time: Mapping[frozenset[str], ByTime] = {}
         self.columns: dict[int, Column] = {}
         self._owners: dict[int, str] = {}
         self._aliases: dict[int, str] = {}
@@ -40,6 +45,7 @@ class Reader:
         analysed = self.analysed()
         names = [str(name) for name in analysed.schema().fieldNames()]
         relation = self.plan(analysed)
+        check_all_found(self.text, self._by_time.values())
         seen: set[str] = set()
         for index, name in enumerate(names):
             node = analysed.expressions().apply(index) if str(analysed.nodeName()) == "Project" else analysed
@@ -76,7 +82,7 @@ class Reader:
     def plan(self, analysed: Any) -> Relation:
         """An analysed plan, of the query or of a sub-query."""
         self._aliases |= _aliases(json.loads(analysed.toJSON()))
-        joined = self.catalyst.joined(analysed)
+        joined, self._by_time = set_apart(self.catalyst, self.catalyst.joined(analysed), self.text)
         before = self._tree(joined)
         if self._changes or not joined.deterministic():
             self._check(before)
@@ -157,6 +163,8 @@ class Reader:
                 return self._join(node)
             case "LocalRelation":
                 return self._scan(node)
+            case marks.APART:
+                return dataclasses.replace(self._join(node.args[0]), by_time=self._by_time[_leaves(node)])
             case _:
                 why = errors.NODES.get("Command" if node.kind.endswith("Command") else node.kind)
                 if why is None and not node.args:
@@ -204,7 +212,7 @@ class Reader:
         for part in condition.conjuncts():
             inner = part.args[0] if part.kind == "Not" else part
             if inner.kind == "Exists":  # one that correlates with nothing: Catalyst would run it on its own
-                right = Reader(self.sql, self.tables, self.catalyst).plan(inner.java.plan())
+                right = Reader(self.text, self.tables, self.catalyst).plan(inner.java.plan())
                 how: How = "anti" if inner is not part else "semi"
                 below = JoinOf(how, below, right, (), inner.java, "EXISTS")
             else:
@@ -213,7 +221,7 @@ class Reader:
             self._check_sub_queries(part.tree)
         return filtered(below, conditions)
 
-    def _join(self, node: Tree) -> Relation:
+    def _join(self, node: Tree) -> JoinOf:
         left, right = (self._relation(side) for side in node.args)
         how, before = self._how(node), self._join_types.get(_leaves(node))
         sql_name = f"{(before or how).upper()} JOIN"
@@ -276,8 +284,12 @@ class Reader:
             return Compute(below, relation.computed, relation.ids), over
         left, left_over = self._lifted(relation.left)
         right, right_over = self._lifted(relation.right)
+        if relation.by_time is not None:
+            if right_over:
+                self.fail(errors.NOT_BELOW.format("this join"), right_over[0].java)
+            return filtered(dataclasses.replace(relation, left=left, right=right), left_over), []
         if relation.how == "full" and (left_over or right_over):
-            self.fail(errors.NOT_BELOW_FULL, (left_over or right_over)[0].java)
+            self.fail(errors.NOT_BELOW.format("a full join"), (left_over or right_over)[0].java)
         on, above = [*relation.on, *left_over, *right_over], list[Expr]()
         if relation.how in ("left", "semi", "anti"):
             on, above = [*relation.on, *right_over], left_over

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from gpu_ops.descriptions.inputs import Updates
+from gpu_ops.query.by_time.marks import ByTime
 from gpu_ops.query.expressions import Column, Expr
 
 How = Literal["inner", "left", "right", "full", "semi", "anti"]
@@ -124,6 +125,7 @@ class JoinOf:
         java: Catalyst's node.
         sql_name: the join as SQL writes it.
         member: the equality of NOT IN that is null-aware; it is none of ``on``.
+        by_time: what the query says of an ASOF or temporal join.
     """
 
     how: How
@@ -133,6 +135,7 @@ class JoinOf:
     java: Any
     sql_name: str
     member: Expr | None = None
+    by_time: ByTime | None = None
 
     @functools.cached_property
     def columns(self) -> frozenset[Column]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from gpu_ops.descriptions.asof_join import AsofJoin
 from gpu_ops.descriptions.inputs import Layout
 from gpu_ops.descriptions.intervals import show_ms
 from gpu_ops.descriptions.join import Join
@@ -88,6 +89,10 @@ def _two_way(join: Join) -> str:
         bounds = f"{show_ms(join.interval.lower_ms)} {'<=' if low else '<'} {times}"
         bounds += f" {'<=' if high else '<'} {show_ms(join.interval.upper_ms)}"
         return f"IntervalJoin({kind}, windowBounds=[{bounds}], where=[{where}])"
+    if isinstance(join, AsofJoin):
+        sign = (">" if join.asof.direction == "backward" else "<") + "=" * join.asof.exact
+        times = f"{left.name}.{quoted(str(left.event_time))} {sign} {right.name}.{quoted(str(right.event_time))}"
+        return f"AsofJoin({kind}, matchCondition=[{times}], where=[{where}])"
     aware = ", nullAware=[true]" if join.null_aware else ""
     specs = ", ".join(f"{s}InputSpec=[{_SPECS[join.layout(n)]}]" for n, s in enumerate(("left", "right")))
     return f"Join({kind}{aware}, where=[{where}], {specs})"

@@ -239,6 +239,60 @@ def test_interval_joins_in_a_row_and_a_regular_one_above():
     assert [side.event_time for side in second.description.inputs] == ["v__ts", "m__ts"]
 
 
+# --- ASOF -------------------------------------------------------------------------------------------------
+
+ASOF = "SELECT c.x, v.y FROM clicks c ASOF {} views v {}"
+
+
+@pytest.mark.parametrize(
+    ("how", "rest", "asof"),
+    [
+        ("JOIN", "MATCH_CONDITION (c.ts >= v.ts) ON c.uid = v.uid", ("inner", "backward", True)),
+        ("LEFT JOIN", "ON c.uid = v.uid AND c.ts >= v.ts", ("left", "backward", True)),
+        ("left outer join", "on v.ts<c.ts and v.uid=c.uid", ("left", "backward", False)),
+        ("INNER JOIN", "MATCH_CONDITION(c.ts <= v.ts)ON(v.uid <=> c.uid)", ("inner", "forward", True)),
+        ("LEFT JOIN", "MATCH_CONDITION ((v.ts) > c.ts)\nON c.uid = v.uid", ("left", "forward", False)),
+    ],
+)
+def test_an_asof_join(how, rest, asof):
+    join = one(ASOF.format(how, rest))
+    description = join.description
+    assert join.kind == "asof"
+    assert (description.how, description.asof.direction, description.asof.exact) == asof
+    assert [side.event_time for side in description.inputs] == ["c__ts", "v__ts"]
+    assert [(k.left, k.right) for k in description.keys] == [("c__uid", "v__uid")]
+    assert description.where is None
+
+
+def test_filters_of_an_asof_join_stay_where_they_are():
+    """Of what is nearest, not of what may be; and the pads of a left one are not turned away with it."""
+    rest = "MATCH_CONDITION (c.ts >= v.ts) ON c.uid = v.uid AND v.y > 0 WHERE v.y > 3 AND c.x > 2"
+    plan = planned(ASOF.format("LEFT JOIN", rest))
+    (join,) = plan.joins
+    assert join.description.how == "left"
+    assert [[x.text for x in side.where] for side in join.inputs] == [[], ["y > 0"]]
+    assert [x.text for x in plan.root.where] == ["y > 3", "x > 2"]
+
+
+def test_an_asof_join_among_others():
+    """Of a sub-query, over changelogs; above it an interval join has no event time to go by."""
+    sql = """
+        SELECT u.name, e.uid, q.ts FROM users u JOIN edits e ON u.uid = e.uid
+        ASOF LEFT JOIN (SELECT uid, ts, y + 1 AS z FROM views WHERE y > 1) q ON q.uid = u.uid AND e.ts >= q.ts
+        JOIN payments p ON p.uid = u.uid"""
+    assert kinds(sql) == ["regular", "asof", "regular"]
+    sql = "SELECT p.paid, v.y FROM payments p ASOF JOIN views v MATCH_CONDITION (p.at > v.ts)"
+    assert one(sql).description.keys == ()
+
+
+def test_explain_of_an_asof_join():
+    lines = show(planned(ASOF.format("LEFT JOIN", "ON c.uid = v.uid AND c.ts > v.ts"))).splitlines()
+    assert lines[1] == (
+        "+- AsofJoin(joinType=[LeftOuterJoin], matchCondition=[c.c__ts > v.v__ts], where=[c.c__uid = v.v__uid])"
+    )
+    assert lines[2] == "   :  -- asof: LEFT JOIN, each row with the last before its c.ts by v.ts"
+
+
 # --- multi-way --------------------------------------------------------------------------------------------
 
 USERS = "FROM users u LEFT JOIN orders o ON o.uid = u.uid"

@@ -80,7 +80,6 @@ RELATIONS = [
     ("SELECT * FROM orders o RIGHT §SEMI JOIN prices p ON o.id = p.id", r"\[PARSE_SYNTAX_ERROR\]"),
     ("SELECT o.id FROM orders o JOIN prices o ON §o.id = o.id", r"\[AMBIGUOUS_REFERENCE\]"),
     ("§SELECT o.id FROM orders o JOIN prices p USING (price)", r"\[UNRESOLVED_USING_COLUMN_FOR_JOIN\]"),
-    ("SELECT o.id FROM orders FOR SYSTEM_TIME AS OF §o.ts o JOIN prices p ON true", "Invalid time travel"),
     ("§WITH q AS (SELECT id FROM orders), q AS (SELECT id FROM prices) SELECT * FROM q", r"\[DUPLICATED_CTE_NAMES\]"),
     ("WITH q AS (SELECT id FROM §q) SELECT * FROM q JOIN orders o ON o.id = q.id", r"\[TABLE_OR_VIEW_NOT_FOUND\]"),
     ("SELECT * FROM §(SELECT id FROM orders) AS q(a, b) JOIN prices p ON a = p.id", r"\[ASSIGNMENT_ARITY_MISMATCH\]"),
@@ -182,6 +181,22 @@ TIMES = [
     ),
 ]
 
+BY_TIME = [
+    ("SELECT c.x FROM clicks c §ASOF JOIN views v", "this join by time needs its condition"),
+    ("SELECT c.x FROM clicks c §ASOF RIGHT JOIN views v ON c.ts > v.ts", "an ASOF join is INNER or LEFT"),
+    ("SELECT c.x FROM clicks c ASOF JOIN views v §USING (uid)", "write ON instead of USING"),
+    ("SELECT c.x FROM clicks c ASOF JOIN views v §MATCH_CONDITION c.ts > v.ts", "in parentheses"),
+    ("SELECT c.x FROM clicks c ASOF §JOIN views v ON c.uid = v.uid", "needs a comparison of times"),
+    ("SELECT c.x FROM clicks c ASOF JOIN views v ON c.ts > v.ts AND §c.x < v.y", "one comparison of times"),
+    ("SELECT c.x FROM clicks c ASOF JOIN views v ON §c.ts + INTERVAL 1 DAY > v.ts", "compares a column of each side"),
+    ("SELECT c.x FROM clicks c ASOF LEFT JOIN views v ON c.ts > v.ts AND §c.x > 1", "filter in WHERE"),
+    ("SELECT c.x FROM clicks c §ASOF JOIN views v ON c.uid = v.uid OR c.ts > v.ts", "stands in FROM"),
+    ("SELECT c.x\nFROM clicks c\n  ASOF JOIN views v MATCH_CONDITION (c.ts > §v.when) ON c.uid = v.uid", "v`.`when"),
+    ("SELECT c.x FROM clicks c ASOF JOIN (SELECT * FROM prices WHERE §price > 1) p ON c.uid > p.id", "brings upserts"),
+    ("SELECT c.x FROM clicks c JOIN views FOR SYSTEM_TIME AS OF §c.when AS v ON c.uid = v.uid", "c`.`when"),
+    ("SELECT c.x FROM clicks §FOR SYSTEM_TIME AS OF c.ts", "follows the table of a JOIN"),
+]
+
 MORE = [
     (
         "SELECT o.id FROM orders o LEFT JOIN users u ON o.note §LIKE u.name",
@@ -206,7 +221,7 @@ TAKEN = [
 ]
 """What Spark takes, we take: its comma, NATURAL, casts of operands, functions of one input in ON."""
 
-TABLE = [*CLAUSES, *STATEMENTS, *RELATIONS, *NAMES, *EXPRESSIONS, *JOINS, *TIMES, *MORE]
+TABLE = [*CLAUSES, *STATEMENTS, *RELATIONS, *NAMES, *EXPRESSIONS, *JOINS, *TIMES, *BY_TIME, *MORE]
 
 
 @pytest.mark.parametrize("query", TAKEN)

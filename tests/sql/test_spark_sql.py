@@ -133,6 +133,30 @@ def test_an_interval_join_and_a_join_of_what_it_gives(spark: Any, tmp_path: Path
     assert "interval join, left: c, v" in said
 
 
+def test_an_asof_join_over_a_restart(spark: Any, tmp_path: Path) -> None:
+    """A quote that comes late replaces the one before; a filter above sees what is nearest."""
+    trades, quotes = (Source(spark, tmp_path / name, CLICKS) for name in ("trades", "quotes"))
+    sql = """
+        SELECT t.x, q.x AS quote FROM trades t
+        ASOF LEFT JOIN quotes q MATCH_CONDITION (t.ts >= q.ts) ON t.k = q.k WHERE NOT q.x <=> 99"""
+    sink, state = Sink(), str(tmp_path / "state")
+
+    def run() -> str:
+        changes = gpu_ops.sql(sql, trades=trades.df, quotes=quotes.df, state=state)
+        drain(changes, sink, tmp_path / "checkpoint")
+        return gpu_ops.explain(changes)
+
+    trades.add({"k": 1, "ts": at(5, 0), "x": 1}, {"k": 1, "ts": at(5, 10), "x": 2}, {"k": 2, "ts": at(5, 0), "x": 3})
+    quotes.add({"k": 1, "ts": at(4, 59), "x": 10}, {"k": 2, "ts": at(5, 1), "x": 20}, {"k": 1, "ts": at(6, 0), "x": 12})
+    said = run()
+    assert "AsofJoin(joinType=[LeftOuterJoin], matchCondition=[t.t__ts >= q.q__ts], where=[t.t__k = q.q__k])" in said
+    assert "ASOF join, left: t, q" in said
+    assert sink.table == [(1, 10), (2, 10), (3, None)]
+    quotes.add({"k": 1, "ts": at(5, 5), "x": 11}, {"k": 2, "ts": at(4, 0), "x": 99})
+    run()
+    assert sink.table == [(1, 10), (2, 11)]
+
+
 def test_a_query_over_a_query(spark: Any, tmp_path: Path) -> None:
     found = sources(spark, tmp_path, ["orders", "prices", "users"])
     given = inputs(found)

@@ -11,6 +11,7 @@ from pyspark.sql import types as st
 
 from gpu_ops.conditions import backquoted
 from gpu_ops.errors import ConditionError
+from gpu_ops.query.by_time.text import QueryText
 from gpu_ops.query.catalyst import Catalyst, Frames, position
 from gpu_ops.query.choose import Chooser
 from gpu_ops.query.errors import SqlError
@@ -56,7 +57,7 @@ def engine_condition(
     sql = f"SELECT 1 FROM {tables_of} JOIN {others[-1]} ON\n{where}\n"  # noqa: S608 - parsed as one expression
     try:
         catalyst.check_expression(where)
-        scans, conditions = Reader(sql, tables, catalyst).condition()
+        scans, conditions = Reader(QueryText(sql, sql), tables, catalyst).condition()
         chooser = Chooser(sql, catalyst)
         made: list[dict[Column, Expr]] = [{} for _ in sides]
         residual = [chooser.residual(condition, scans, made, padded) for condition in conditions]

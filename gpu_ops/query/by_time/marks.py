@@ -1,0 +1,116 @@
+"""Joins by time in an analysed plan: their marks, and a node above each that no rule of Catalyst sees through.
+
+A filter above an ASOF join must stay there: below, on the right, another row would be the nearest one. So each
+is put below a `ReturnAnswer`, a node of Spark's own that passes its rows through, past which nothing is pushed,
+reordered or made plain.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from gpu_ops.query.by_time.text import MARK, Kind, QueryText, error_at
+from gpu_ops.query.catalyst import Catalyst
+
+APART: Final = "ReturnAnswer"
+"""The node above a join by time."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ByTime:
+    """What the text says of a join by time.
+
+    Attributes:
+        number: of its mark.
+        kind: of join.
+        as_of: the id of the attribute that stands after ``FOR SYSTEM_TIME AS OF``; None for the other kinds.
+    """
+
+    number: int
+    kind: Kind
+    as_of: int | None = None
+
+
+def set_apart(catalyst: Catalyst, plan: Any, text: QueryText) -> tuple[Any, Mapping[frozenset[str], ByTime]]:
+    """A plan without sub-queries, its joins by time set apart and without their marks.
+
+    Args:
+        catalyst: the analyser.
+        plan: the plan.
+        text: the query.
+
+    Returns:
+        The plan, and what each such join is, by the ids of its leaves' first columns.
+    """
+    apart = _Apart(catalyst, text)
+    return (apart.plan(plan) if text.marks else plan), apart.found
+
+
+def check_all_found(text: QueryText, found: Iterable[ByTime]) -> None:
+    """That each join by time of a text is one in the plan.
+
+    Raises:
+        SqlError: a mark is not where it was put: in a sub-query of WHERE, or beside an OR.
+    """
+    numbers = {each.number for each in found}
+    for number, mark in enumerate(text.marks):
+        if number not in numbers:
+            raise error_at(
+                f"{mark.name} stands in FROM, and its conditions are joined by AND: ON l.k = r.k AND l.j = r.j",
+                text.given,
+                mark.start,
+            )
+
+
+class _Apart:
+    def __init__(self, catalyst: Catalyst, text: QueryText) -> None:
+        self.catalyst, self.text = catalyst, text
+        self.found: dict[frozenset[str], ByTime] = {}
+
+    def plan(self, node: Any) -> Any:
+        below = _items(node.children())
+        made = [self.plan(child) for child in below]
+        if any(new is not old for new, old in zip(made, below, strict=True)):
+            node = node.withNewChildren(self.catalyst.seq(made))
+        if str(node.nodeName()) != "Join" or not node.condition().isDefined():
+            return node
+        parts = _conjuncts(node.condition().get())
+        marks = {position: found for position, part in enumerate(parts) if (found := _mark(part)) is not None}
+        if not marks:
+            return node
+        for number, as_of in marks.values():
+            self.found[_leaves(node)] = ByTime(number, self.text.marks[number].kind, as_of)
+        rest = [part for position, part in enumerate(parts) if position not in marks]
+        return self.catalyst.apart(node, rest)
+
+
+def _mark(part: Any) -> tuple[int, int | None] | None:
+    """The number in a mark, and the id of the attribute in it."""
+    if _class(part) != "IsNotNull" or _class(part.child()) != "CreateNamedStruct":
+        return None
+    values = _items(part.child().children())[1::2]
+    text = str(values[0])
+    if not text.startswith(MARK):
+        return None
+    return int(text.removeprefix(MARK)), int(values[1].exprId().id()) if len(values) > 1 else None
+
+
+def _conjuncts(condition: Any) -> list[Any]:
+    if _class(condition) != "And":
+        return [condition]
+    return [part for side in (condition.left(), condition.right()) for part in _conjuncts(side)]
+
+
+def _class(node: Any) -> str:
+    return str(node.getClass().getSimpleName())
+
+
+def _items(seq: Any) -> Sequence[Any]:
+    return [seq.apply(number) for number in range(seq.length())]
+
+
+def _leaves(plan: Any) -> frozenset[str]:
+    outputs: Iterable[Any] = (leaf.output() for leaf in _items(plan.collectLeaves()))
+    return frozenset(str(output.apply(0).exprId().id()) for output in outputs if output.length())

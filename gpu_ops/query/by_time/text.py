@@ -1,0 +1,236 @@
+"""ASOF and temporal joins in a query's text: to what Catalyst parses, and from its positions back to the user's.
+
+``ASOF [LEFT] JOIN q MATCH_CONDITION (l.t >= r.t) ON l.k = r.k`` (Snowflake), ``ASOF [LEFT] JOIN q ON l.k = r.k AND
+l.t >= r.t`` (DuckDB) and ``JOIN v FOR SYSTEM_TIME AS OF l.t ON l.k = v.k`` (SQL:2011, Flink) become joins whose ``ON``
+begins with a mark:
+
+    LEFT JOIN q ON struct('gpu_ops.join 0') IS NOT NULL AND (l.t >= r.t) AND l.k = r.k
+    JOIN v ON struct('gpu_ops.join 1', l.t) IS NOT NULL AND l.k = v.k
+
+`gpu_ops.query.by_time.marks` finds it. The text is read by sqlglot's tokenizer, word by word; nothing else of it is
+touched.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, Final, Literal, NoReturn
+
+from sqlglot import Token, TokenType
+from sqlglot.dialects.spark import Spark
+from sqlglot.errors import TokenError
+
+from gpu_ops.query.errors import SqlError
+
+Kind = Literal["asof", "temporal", "processing"]
+"""An ASOF join; a temporal join by event time; one by processing time."""
+
+MARK: Final = "gpu_ops.join "
+
+_QUOTED: Final = (TokenType.STRING, TokenType.IDENTIFIER)
+_ENDS: Final = {
+    "JOIN", "LEFT", "RIGHT", "FULL", "INNER", "CROSS", "SEMI", "ANTI", "NATURAL", "WHERE", "GROUP", "ORDER", "HAVING",
+    "LIMIT", "UNION", "EXCEPT", "MINUS", "INTERSECT", "WINDOW", "LATERAL", "PIVOT", ",", ";",
+}  # fmt: skip
+_SYSTEM_TIME: Final = ("FOR", "SYSTEM_TIME", "AS", "OF")
+
+
+class QuerySql(Spark):
+    """Spark's tokens, each word one."""
+
+    class Tokenizer(Spark.Tokenizer):
+        """Without keywords of several words, and commands, whose text sqlglot does not look into."""
+
+        COMMANDS: ClassVar = set()
+        NUMERIC_LITERALS: ClassVar = {}
+        KEYWORDS: ClassVar = {word: kind for word, kind in Spark.Tokenizer.KEYWORDS.items() if " " not in word}
+
+
+@dataclasses.dataclass(frozen=True)
+class Mark:
+    """A join by time: what it is, and where in the user's text it stands."""
+
+    kind: Kind
+    start: int
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        return "an ASOF join" if self.kind == "asof" else "a join FOR SYSTEM_TIME AS OF"
+
+
+@dataclasses.dataclass(frozen=True)
+class QueryText:
+    """A query as the user wrote it and as Catalyst reads it.
+
+    Attributes:
+        given: the user's.
+        sql: Catalyst's.
+        marks: its joins by time, by the numbers in their marks.
+        pieces: of what ``sql`` is made: text, where it begins in ``given``, and whether it is copied from there.
+    """
+
+    given: str
+    sql: str
+    marks: tuple[Mark, ...] = ()
+    pieces: tuple[tuple[str, int, bool], ...] = ()
+
+    def error(self, error: SqlError) -> SqlError:
+        """An error in ``sql`` as one in ``given``."""
+        if not self.marks or error.sql != self.sql:
+            return error
+        at = sum(len(row) + 1 for row in self.sql.split("\n")[: error.line - 1]) + error.column - 1
+        for text, start, copied in self.pieces:
+            if at < len(text):
+                return error_at(error.message, self.given, start + at * copied)
+            at -= len(text)
+        return error_at(error.message, self.given, len(self.given))
+
+
+def error_at(message: str, sql: str, start: int) -> SqlError:
+    """An error at a position of a text, counted from 0."""
+    before = sql[:start]
+    return SqlError(message, sql, before.count("\n") + 1, start - before.rfind("\n"))
+
+
+def read(sql: str) -> QueryText:
+    """A query, its joins by time rewritten.
+
+    Raises:
+        SqlError: one of them is not complete.
+    """
+    lowered = sql.lower()
+    if "asof" not in lowered and "system_time" not in lowered:
+        return QueryText(sql, sql)
+    try:
+        tokens = QuerySql().tokenize(sql)
+    except TokenError:  # a quote that is not closed: Spark says where
+        return QueryText(sql, sql)
+    return _Rewriting(sql, tokens).done()
+
+
+class _Rewriting:
+    """Collects the edits of one text."""
+
+    def __init__(self, sql: str, tokens: Sequence[Token]) -> None:
+        self.sql, self.tokens = sql, tokens
+        self.marks: list[Mark] = []
+        self.edits: list[tuple[int, int, list[tuple[str, int, bool]]]] = []
+
+    def done(self) -> QueryText:
+        for number in range(len(self.tokens)):
+            if self._word(number) == "ASOF" and self._word(number - 1) not in ("AS", "."):
+                self._asof(number)
+            elif self._sees(number, *_SYSTEM_TIME):
+                self._temporal(number)
+        pieces, at = list[tuple[str, int, bool]](), 0
+        for start, stop, made in sorted(self.edits, key=lambda edit: edit[:2]):
+            pieces += [(self.sql[at:start], at, True), *made]
+            at = stop
+        pieces.append((self.sql[at:], at, True))
+        return QueryText(self.sql, "".join(text for text, _, _ in pieces), tuple(self.marks), tuple(pieces))
+
+    def _asof(self, number: int) -> None:
+        at = number + 1
+        how = self._word(at)
+        if how in ("LEFT", "INNER", "RIGHT", "FULL"):
+            at += 2 if self._word(at + 1) == "OUTER" else 1
+        if self._word(at) != "JOIN":
+            return  # a name
+        if how in ("RIGHT", "FULL"):
+            self._fail("an ASOF join is INNER or LEFT", number)
+        mark = self._mark(Mark("asof", self.tokens[number].start))
+        self._replace(number, number, " " * len("ASOF"))
+        where = self._condition(at + 1, number)
+        if self._word(where) == "ON":
+            self._insert(where, [(f" {mark} AND", self._end(where), False)])
+            return
+        if self._word(where + 1) != "(":
+            self._fail("MATCH_CONDITION takes a comparison in parentheses: MATCH_CONDITION (l.t >= r.t)", where)
+        close = next((n for n, depth in self._levels(where + 1) if depth == 0), None)
+        if close is None:
+            self._fail("this parenthesis is not closed", where + 1)
+        self._replace(where, where, f"ON {mark} AND ")
+        if self._word(close + 1) == "ON":
+            self._replace(close + 1, close + 1, "AND ")
+        elif self._word(close + 1) == "USING":
+            self._fail("write ON instead of USING, for the columns that are equal", close + 1)
+
+    def _temporal(self, number: int) -> None:
+        before = number - 1
+        while self._is_name(before) and self._word(before - 1) == ".":
+            before -= 2
+        if not self._is_name(before) or self._word(before - 1) != "JOIN":
+            self._fail("FOR SYSTEM_TIME AS OF follows the table of a JOIN, before its alias", number)
+        first = last = number + len(_SYSTEM_TIME)
+        if [self._word(first + n) for n in range(3)] == ["PROCTIME", "(", ")"]:
+            last, kind, as_of = first + 2, "processing", list[tuple[str, int, bool]]()
+        else:
+            while self._is_name(last) and self._word(last + 1) == ".":
+                last += 2
+            if not self._is_name(last) or self._word(last + 1) in ("(", "+", "-"):
+                self._fail("FOR SYSTEM_TIME AS OF takes the event time of a row on the left, or PROCTIME()", first)
+            start, stop = self.tokens[first].start, self._end(last)
+            kind, as_of = "temporal", [(", ", start, False), (self.sql[start:stop], start, True)]
+        mark = self._mark(Mark(kind, self.tokens[number].start)).removesuffix(") IS NOT NULL")  # type: ignore[arg-type]
+        self._replace(number, last, "")
+        where = self._condition(last + 1, number)
+        if self._word(where) != "ON":
+            self._fail("MATCH_CONDITION belongs to an ASOF join", where)
+        end = self._end(where)
+        self._insert(where, [(f" {mark}", end, False), *as_of, (") IS NOT NULL AND", end, False)])
+
+    def _condition(self, first: int, join: int) -> int:
+        """The number of ``ON`` or ``MATCH_CONDITION`` of a join, which comes from a token on."""
+        found = len(self.tokens)
+        for number, depth in self._levels(first):
+            if depth < 0 or (depth == 0 and self._word(number) in (*_ENDS, "ON", "USING", "MATCH_CONDITION")):
+                found = number
+                break
+        if self._word(found) == "USING":
+            self._fail("write ON instead of USING, for the columns that are equal", found)
+        if self._word(found) not in ("ON", "MATCH_CONDITION"):
+            self._fail("this join by time needs its condition: ON l.k = r.k", join)
+        return found
+
+    def _levels(self, first: int) -> Iterator[tuple[int, int]]:
+        """Numbers of tokens, and how many parentheses are open after each."""
+        depth = 0
+        for number in range(first, len(self.tokens)):
+            depth += {"(": 1, ")": -1}.get(self._word(number), 0)
+            yield number, depth
+
+    def _word(self, number: int) -> str:
+        """A word or symbol in capitals; nothing where something quoted or nothing stands."""
+        if not 0 <= number < len(self.tokens) or self.tokens[number].token_type in _QUOTED:
+            return ""
+        return self.tokens[number].text.upper()
+
+    def _sees(self, number: int, *words: str) -> bool:
+        return all(self._word(number + n) == word for n, word in enumerate(words))
+
+    def _is_name(self, number: int) -> bool:
+        if not 0 <= number < len(self.tokens):
+            return False
+        token = self.tokens[number]
+        return token.token_type == TokenType.IDENTIFIER or (
+            token.token_type != TokenType.STRING and token.text.isidentifier()
+        )
+
+    def _end(self, number: int) -> int:
+        return int(self.tokens[number].end) + 1
+
+    def _mark(self, mark: Mark) -> str:
+        self.marks.append(mark)
+        return f"struct('{MARK}{len(self.marks) - 1}') IS NOT NULL"
+
+    def _replace(self, first: int, last: int, text: str) -> None:
+        start = self.tokens[first].start
+        self.edits.append((start, self._end(last), [(text, start, False)]))
+
+    def _insert(self, after: int, pieces: list[tuple[str, int, bool]]) -> None:
+        self.edits.append((self._end(after), self._end(after), pieces))
+
+    def _fail(self, message: str, number: int) -> NoReturn:
+        raise error_at(message, self.sql, self.tokens[min(number, len(self.tokens) - 1)].start)
