@@ -23,6 +23,7 @@ from gpu_ops.errors import GpuJoinError as GpuJoinError
 from gpu_ops.errors import NotBuiltError as NotBuiltError
 from gpu_ops.errors import StateError as StateError
 from gpu_ops.query.errors import SqlError as SqlError
+from gpu_ops.spark.api.asof import asof_join as asof_join
 from gpu_ops.spark.api.bounded import aggregate as aggregate
 from gpu_ops.spark.api.bounded import co_group as co_group
 from gpu_ops.spark.api.checks import MemoryOnlyStateWarning as MemoryOnlyStateWarning

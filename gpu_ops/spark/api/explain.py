@@ -23,6 +23,7 @@ _LAYOUTS = {
 _EMITS = {
     "per_batch": "the net changes of each micro-batch",
     "per_event": "the changelog Flink emits, change by change",
+    "at_watermark": "rows that nothing changes any more, as the watermark passes them",
     "at_end": "nothing before the end of the input, then the result",
 }
 
