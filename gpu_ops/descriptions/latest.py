@@ -2,6 +2,7 @@
 
 After Flink's ``StreamExecChangelogNormalize`` (``ProcTimeDeduplicateKeepLastRowFunction``), which its planner puts
 above an upsert source for the same reason: what comes after needs the old row, and may be distributed by any column.
+Its first row, and that which is first or last by a column, are Flink's ``StreamExecDeduplicate``, for insertions only.
 """
 
 from __future__ import annotations
@@ -9,13 +10,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Literal, Self, TypeAlias
+
+import pyarrow as pa
 
 from gpu_ops.descriptions.description import Description, Emit, OutputColumn, line
 from gpu_ops.descriptions.inputs import Input, Layout, check_key_type, input_from_dict, input_to_dict
 from gpu_ops.descriptions.keys import Shuffle
 from gpu_ops.errors import DescriptionError
 from gpu_ops.fields import check_fields
+
+Keep: TypeAlias = Literal["first", "last"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,14 +30,27 @@ class Latest(Description):
     Attributes:
         source: the input, with a unique key.
         emit: ``per_batch`` or ``per_event``.
+        order_by: the column by which a row is later than another; None for the order in which they arrive.
+        keep: the ``last`` or the ``first`` row of each key.
     """
 
     source: Input
     emit: Emit = "per_batch"
+    order_by: str | None = None
+    keep: Keep = "last"
 
     def __post_init__(self) -> None:
         check_fields(self)
         self._check_emit()
+        if self.keep not in ("first", "last"):
+            raise DescriptionError(f"keep={self.keep!r}; it is first or last")
+        if self.chooses and self.source.row_kind is not None:
+            raise DescriptionError(
+                f"input '{self.source.name}' has row kinds: order_by and keep='first' are for insertions only, as a "
+                "row that was passed over is not kept, and could not come back where the chosen one is deleted"
+            )
+        if self.order_by is not None:
+            self._check_order(self.order_by)
         if self.emit == "at_end":
             raise DescriptionError(
                 "emit='at_end' has no place here: a join of the same input with it folds upserts, too"
@@ -42,6 +60,19 @@ class Latest(Description):
         for column in self.source.unique_key:
             check_key_type(self.source, column)
         self._check_names("rename it")
+
+    def _check_order(self, column: str) -> None:
+        if column not in self.source.schema.names:
+            names = ", ".join(self.source.schema.names)
+            raise DescriptionError(f"input '{self.source.name}': no column {column!r} for order_by; there are {names}")
+        kind = self.source.schema.field(column).type
+        if pa.types.is_nested(kind) or pa.types.is_null(kind):
+            raise DescriptionError(f"input '{self.source.name}': order_by {column!r} of type {kind} has no order")
+
+    @property
+    def chooses(self) -> bool:
+        """Whether a row may be passed over because of one that came before it."""
+        return self.order_by is not None or self.keep == "first"
 
     @property
     def operator(self) -> str:
@@ -100,17 +131,24 @@ class Latest(Description):
     @property
     def title(self) -> str:
         """It in one line, for people."""
-        return f"latest row of {self.source.name} by {', '.join(self.key)}"
+        return f"{self._which} row of {self.source.name} by {', '.join(self.key)}"
+
+    @property
+    def _which(self) -> str:
+        return "latest" if self.keep == "last" else "first"
 
     def lines(self) -> list[str]:
         """Of what, by what."""
-        return [f"latest row of each key: {self.source.name}", line("key", ", ".join(self.key))]
+        ordered = [] if self.order_by is None else [line("order", self.order_by)]
+        return [f"{self._which} row of each key: {self.source.name}", line("key", ", ".join(self.key)), *ordered]
 
     def to_dict(self) -> dict[str, Any]:
         """What JSON has of it."""
-        return {"kind": "latest", "emit": self.emit, "inputs": [input_to_dict(self.source)]}
+        chosen = {"order_by": self.order_by, "keep": self.keep} if self.chooses else {}  # earlier folders have neither
+        return {"kind": "latest", "emit": self.emit, "inputs": [input_to_dict(self.source)], **chosen}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """From what `to_dict` gave."""
-        return cls(input_from_dict(data["inputs"][0]), data["emit"])
+        source = input_from_dict(data["inputs"][0])
+        return cls(source, data["emit"], data.get("order_by"), data.get("keep", "last"))

@@ -68,6 +68,10 @@ class KeyedOperator(Operator):
         del rows, sides, frame
         return self._nothing
 
+    def chosen(self, changes: tuple[Ingested, ...]) -> tuple[Ingested, ...]:
+        """The changes that count; all of them."""
+        return changes
+
     def count_expired(self) -> None:
         """What is counted of rows follows those that have just expired."""
 
@@ -91,6 +95,7 @@ class KeyedOperator(Operator):
         expired = [table.expire(clock_ms) for table in self.tables]
         self.count_expired()
         total = sum(c.kinds.size for c in changes)
+        changes = self.chosen(changes)
         event_kinds = None if net else kernels.xp.zeros(2 * total + 2, np.int8)
         sides = [
             apply_changes(table, change.frame(kernels), what, event_kinds, net=net)

@@ -32,6 +32,9 @@ ARROW: Final = "arrow"
 
 MANIFEST: Final = "manifest.json"
 
+LATEST: Final = "latest"
+"""The folder in a join's folder that has the states of its upsert inputs' latest rows, by the inputs' numbers."""
+
 FINISHED: Final = "finished.json"
 """Beside the manifest once the output at the end of input has been handed out."""
 

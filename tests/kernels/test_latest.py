@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pytest
 from oracle.drive import Backend
@@ -13,8 +14,8 @@ from oracle.drive import Backend
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.kinds import from_json
-from gpu_ops.descriptions.latest import Latest
-from gpu_ops.errors import DescriptionError
+from gpu_ops.descriptions.latest import Keep, Latest
+from gpu_ops.errors import BadInputError, DescriptionError
 from kernels.conftest import EMULATED, only_on
 from kernels.engines import CPU, alike, run
 
@@ -91,6 +92,72 @@ def test_after_every_micro_batch(backend: Backend, emit: Emit, size: int) -> Non
 def test_same_as_the_cpu(engines: Backend, emit: Emit) -> None:
     batches = [([table(trace(seed, 40))], {}) for seed in range(4)]
     alike(run(engines, described(emit), batches), run(CPU, described(emit), batches))
+
+
+@only_on("cpu-tiny", "gpu", "gpu-tiny", *EMULATED)
+@pytest.mark.parametrize("way", [("moment", "last"), (None, "first")])
+def test_the_first_and_the_last_are_the_same_as_the_cpus(engines: Backend, way: tuple[str | None, Keep]) -> None:
+    choice = random.Random(2)
+    parts = [[choice.randrange(9) for _ in range(30)] for _ in range(4)]
+    batches = [([pa.table([ids, ids[::-1], list(map(str, ids))], schema=PLAIN)], {}) for ids in parts]
+    for emit in ("per_event", "per_batch"):
+        alike(run(engines, chosen(*way, emit), batches), run(CPU, chosen(*way, emit), batches))
+
+
+PLAIN = pa.schema([("id", pa.int64()), ("moment", pa.int32()), ("text", pa.string())])
+
+
+def chosen(order_by: str | None, keep: Keep, emit: Emit = "per_batch") -> Latest:
+    return Latest(Input("orders", PLAIN, unique_key=("id",)), emit, order_by, keep)
+
+
+def by_duckdb(rows: pa.Table, order_by: str | None, keep: str) -> list[tuple[Any, ...]]:
+    """The first or last row of each key; of those with an equal order the first or last that arrived."""
+    way = "DESC" if keep == "last" else "ASC"
+    order = ", ".join(f"{column} {way}" for column in ([order_by] if order_by else []) + ["number"])
+    with duckdb.connect() as connection:
+        connection.register("rows", rows.append_column("number", pa.array(range(len(rows)))))
+        sql = f"SELECT id, moment, text FROM rows QUALIFY row_number() OVER (PARTITION BY id ORDER BY {order}) = 1"
+        return sorted(connection.sql(sql).fetchall())
+
+
+@pytest.mark.parametrize("emit", ["per_event", "per_batch"])
+@pytest.mark.parametrize("way", [("moment", "last"), ("moment", "first"), ("text", "last"), (None, "first")])
+def test_the_first_and_the_last_by_a_column(backend: Backend, way: tuple[str | None, Keep], emit: Emit) -> None:
+    choice, table = random.Random(1), Counter[tuple[Any, ...]]()
+    parts = [
+        pa.table([[choice.randrange(12) for _ in range(n)], [choice.randrange(6) for _ in range(n)],
+                  [choice.choice("abcde") for _ in range(n)]], schema=PLAIN)
+        for n in (1, 9, 0, 40, 3, 25)
+    ]  # fmt: skip
+    with backend.engine(chosen(*way, emit)) as engine:
+        for number, part in enumerate(parts):
+            changes = [tuple(row.values()) for row in engine.process(part).to_pylist()]
+            for kind, *row in changes:
+                table[tuple(row)] += 1 if kind[0] == "+" else -1
+                assert table[tuple(row)] in (0, 1)
+            wanted = by_duckdb(pa.concat_tables(parts[: number + 1]), *way)
+            assert sorted(table.elements()) == wanted
+            if emit == "per_event":
+                assert sum(kind == "+I" for kind, *_ in changes) == len(wanted) - (
+                    len(by_duckdb(pa.concat_tables(parts[:number]), *way)) if number else 0
+                )
+
+
+def test_what_cannot_be_ordered() -> None:
+    with CPU.engine(chosen("moment", "last")) as engine:
+        engine.process(pa.table([[1], [5], ["x"]], schema=PLAIN))
+        with pytest.raises(BadInputError, match=r"input 'orders', column 'moment': nothing to order by.*\{'id': 2\}"):
+            engine.process(pa.table([[1, 2], [9, None], ["y", "z"]], schema=PLAIN))
+        assert told(engine.process(pa.table([[1], [4], ["z"]], schema=PLAIN))) == []
+    assert from_json(chosen("moment", "first").to_json()) == chosen("moment", "first")
+    for wrong, message in [
+        (lambda: chosen("no", "last"), "no column 'no' for order_by; there are id, moment, text"),
+        (lambda: chosen(None, "best"), "keep='best'; it is first or last"),
+        (lambda: Latest(Input("o", SCHEMA, unique_key=KEY, row_kind="op"), keep="first"), "are for insertions only"),
+    ]:
+        with pytest.raises(DescriptionError, match=message):
+            wrong()
 
 
 def test_rows_that_expire_are_forgotten() -> None:

@@ -12,6 +12,7 @@ import pytest
 import gpu_ops
 from gpu_ops import stream
 from gpu_ops.errors import DescriptionError
+from gpu_ops.spark.servers.rescale import rescale
 from spark.support import Row, Sink, Source, drain, slow_join
 
 pytestmark = pytest.mark.spark
@@ -54,19 +55,21 @@ class Upserts:
 @pytest.mark.parametrize("emit", ["per_batch", "per_event"])
 def test_a_join_of_upserts_by_another_column_is_distributed_by_it(spark: Any, tmp_path: Path, emit: Any) -> None:
     feed, state, sink = Upserts(spark, tmp_path), tmp_path / "state", Sink()
-    for _ in range(3):
+    for partitions in (2, 3, 2):
+        if state.exists():
+            assert rescale(str(state), partitions).after == partitions
         for _ in range(2):
             feed.more()
         changes = gpu_ops.join(*feed.inputs(), on="item", how="left", emit=emit, state=str(state), name="shop")
         text = gpu_ops.explain(changes)
-        assert text.count("partitions  2 (") == 2
+        assert text.count(f"partitions  {partitions} (") == 2
         assert "latest row of each key: orders  (metrics 'shop_orders')" in text
         assert "input       orders: row kinds in 'row_kind', unique key id (retract)" in text
         query = drain(changes.select("row_kind", "item", "id", "quantity", "price"), sink, tmp_path / "checkpoint")
         assert sink.table == feed.expected()
         rows = [query.lastProgress["observedMetrics"][name]["metrics"] for name in ("shop", "shop_orders")]
-        assert [row["partitions"] for row in rows] == [2, 2]
-    assert sorted(path.name for path in state.iterdir() if path.is_dir()) == ["latest", "p"]
+        assert [row["partitions"] for row in rows] == [partitions, partitions]
+    assert sorted(path.name for path in state.iterdir() if path.is_dir()) == ["g2", "latest"]
     assert [path.name for path in (state / "latest").iterdir()] == ["0"]
 
 
@@ -117,6 +120,15 @@ def test_latest_alone(spark: Any, tmp_path: Path) -> None:
         drain(latest, sink, tmp_path / "checkpoint")
         assert sink.table == sorted(feed.kept["orders"].values(), key=repr)
     assert json.loads(latest.schema.json())["fields"][0]["metadata"]["gpu_ops.uniqueKey"] == ["id"]
+    columns = feed.orders.df.select("id", "quantity", "item")
+    first = gpu_ops.latest(
+        columns, "id", order_by="QUANTITY", keep="first", state=str(tmp_path / "first"), name="early"
+    )
+    assert "first row of each key: input" in gpu_ops.explain(first)
+    sink = Sink()
+    drain(first.select("row_kind", "id", "quantity"), sink, tmp_path / "by_quantity")
+    seen = [(change["id"], change["quantity"]) for change in feed.orders.changes]
+    assert sink.table == [(key, min(n for k, n in seen if k == key)) for key in sorted({k for k, _ in seen})]
     with pytest.raises(DescriptionError, match="the latest row of what"):
         gpu_ops.latest(feed.orders.df)
     with pytest.raises(DescriptionError, match="key names 'of'; there are op, id, item, quantity"):

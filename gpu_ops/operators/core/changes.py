@@ -151,13 +151,25 @@ class _Candidates(NamedTuple):
     among: Among | None
 
 
-def _candidates(batch: _InputChanges, rows: Positions) -> _Candidates:
+def present(table: KeyedTable, frame: Frame, rows: Positions, hashes: Hashes) -> tuple[Array, Slots]:
+    """Committed live rows with the identity of some rows of a frame: numbers of these rows, slots, sorted.
+
+    Args:
+        table: the input's state.
+        frame: n rows.
+        rows: positions, in the order of `Groups`.
+        hashes: n hashes of the table's identity.
+    """
+    return match_among(table.kernels, *_candidates(table, frame, rows, hashes))
+
+
+def _candidates(table: KeyedTable, frame: Frame, rows: Positions, hashes: Hashes) -> _Candidates:
     """Of rows in the order of their groups; which of them finds a row is said by its number."""
-    table, index = batch.table, batch.table.identity_index
+    index = table.identity_index
     assert index is not None
     # groups are in the order of their hashes, as entries are
-    pairs = index.meet(table.kernels.entries(batch.hashes, 0, rows), staged=False)
-    columns = Columns(batch.frame, table.identity, rows), Columns(table.store, table.identity)
+    pairs = index.meet(table.kernels.entries(hashes, 0, rows), staged=False)
+    columns = Columns(frame, table.identity, rows), Columns(table.store, table.identity)
     among = None if table.all_alive else Among(table.status.values, LIVE, LIVE)
     return _Candidates(table.identity_types, pairs, columns, among)
 
@@ -166,7 +178,8 @@ def _instances(batch: _InputChanges, wanted: Array | None) -> tuple[Array, Slots
     """Committed live rows equal to those of the wanted groups (None: all): group numbers, slots, sorted."""
     kernels, leader = batch.table.kernels, batch.groups.leader
     numbers = None if wanted is None else kernels.xp.flatnonzero(wanted)
-    needle, slots = match_among(kernels, *_candidates(batch, leader if numbers is None else leader[numbers]))
+    looks = leader if numbers is None else leader[numbers]
+    needle, slots = present(batch.table, batch.frame, looks, batch.hashes)
     return needle if numbers is None else numbers[needle], slots
 
 
@@ -281,7 +294,7 @@ def _by_unique_key_net(batch: _InputChanges) -> tuple[Positions, Lifetimes]:
 
 def _stored(batch: _InputChanges, rows: Positions) -> Slots:
     """The slot of each key's row, -1 for none; ``rows``: one row of each group."""
-    return sole_match(batch.table.kernels, *_candidates(batch, rows), size=rows.size)
+    return sole_match(batch.table.kernels, *_candidates(batch.table, batch.frame, rows, batch.hashes), size=rows.size)
 
 
 def _present_before(batch: _InputChanges, insert: Array, there: Array) -> Array:

@@ -29,7 +29,7 @@ from gpu_ops.spark.servers.folders import warn_of_local_folder
 from gpu_ops.spark.settings import PREFIX, Settings, given_at_start
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
-from gpu_ops.state.manifest import Manifest, check_open
+from gpu_ops.state.manifest import LATEST, Manifest, check_open
 
 if TYPE_CHECKING:
     from gpu_ops.descriptions.join import Join
@@ -42,9 +42,6 @@ _SPELLINGS: Final = {
 """What Spark also calls them, underscores left out."""
 
 PARTITIONS_PER_GPU: Final = 2
-
-_LATEST: Final = "latest"
-"""In a join's state folder: the state of its upsert inputs' latest rows."""
 
 _numbers = itertools.count(1)
 
@@ -148,7 +145,7 @@ def _in_partitions(
         description.emit,
     )
     files = None if state is None else Files.at(state)
-    begun = files is not None and Manifest.read(files) is not None and not files.folders(_LATEST)
+    begun = files is not None and Manifest.read(files) is not None and not files.folders(LATEST)
     if not made.shuffled_by or begun:
         return description, sides
     changed = list(sides)
@@ -156,7 +153,7 @@ def _in_partitions(
         source = description.inputs[number]
         more = {name: options[name] for name in ("backend", "partitions") if name in options}
         more["name"] = None if options.get("name") is None else f"{options['name']}_{source.name}"
-        at = None if state is None else state.below(_LATEST).below(str(number))
+        at = None if state is None else state.below(LATEST).below(str(number))
         latest = Latest(source, description.emit)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", MemoryOnlyStateWarning)  # the join warns

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 
 from gpu_ops.descriptions.join import Join, JoinType
 from gpu_ops.descriptions.keys import On, normalize_on
-from gpu_ops.descriptions.latest import Latest
+from gpu_ops.descriptions.latest import Keep, Latest
 from gpu_ops.errors import DescriptionError
 from gpu_ops.query.catalyst import ansi_mode
 from gpu_ops.spark.api.checks import check_frames, run, spelled
@@ -83,6 +83,9 @@ def anti_join(
 def latest(
     input: DataFrame | Stream,  # noqa: A002 - what it is called everywhere else in this pack
     key: str | Sequence[str] | None = None,
+    *,
+    order_by: str | None = None,
+    keep: Keep = "last",
     **options: Unpack[ChangelogOptions],
 ) -> DataFrame:
     """The latest row of each key of a stream of upserts (and deletes), as a changelog with retractions.
@@ -98,6 +101,10 @@ def latest(
         input: a streaming DataFrame or a `stream`; its ``row_kind`` tells deletes. Within a micro-batch
             ``sequence_by`` tells which change is the last, between micro-batches the later one is.
         key: the columns that identify a row; by default the stream's ``unique_key``.
+        order_by: the column by which one row is later than another, whenever they arrive; of equal ones the row that
+            arrives later is. By default the order in which they arrive.
+        keep: ``last``, or ``first`` for the first row of each key, which later ones do not replace (with ``order_by``
+            an earlier one does). This and ``order_by`` are for insertions only, without ``row_kind``.
         options: ``emit, state, backend, partitions, name, backlog``, as in `join`; no ``emit="at_end"``.
 
     Returns:
@@ -105,7 +112,7 @@ def latest(
 
     Raises:
         TypeError: no such option.
-        DescriptionError: no such column, no key, or a static DataFrame.
+        DescriptionError: no such column, no key, a static DataFrame, or row kinds with ``order_by`` or ``first``.
         NotBuiltError: Spark Connect.
         StateError: the state folder belongs to something else.
     """
@@ -120,7 +127,8 @@ def latest(
         columns = (key,) if isinstance(key, str) else tuple(key)
         unique = tuple(resolve(source.df, column, label, "key") for column in columns)
         source = dataclasses.replace(source, unique_key=unique)
-    described = Latest(as_input(source, "input", derive=False), options.get("emit", "per_batch"))
+    by = None if order_by is None else resolve(source.df, order_by, label, "order_by")
+    described = Latest(as_input(source, "input", derive=False), options.get("emit", "per_batch"), by, keep)
     return run(described, [source], options, stacklevel=2)
 
 

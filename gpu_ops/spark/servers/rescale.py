@@ -5,6 +5,8 @@ of rows with the same key, so they hold), and so does each change of the last mi
 The new partitions are written beside the old ones, and the manifest that names them is replaced in one go. The old ones
 stay until a micro-batch of the new ones is final; then the query deletes them.
 
+The states of upsert inputs that are made retractions first, in the join's folder, are cut after it in the same way.
+
 The query should be stopped. Where it runs, either it or this is refused, and no row is lost or doubled:
 
 1. What is stored is noted, and the new partitions are written, which may take long.
@@ -41,7 +43,7 @@ from gpu_ops.spark.sources.packing import partition_of
 from gpu_ops.state.address import Location
 from gpu_ops.state.durable import NO_TIMES, PartitionLog, Record, Stored, Times
 from gpu_ops.state.files import Files, Stamp
-from gpu_ops.state.manifest import FORMAT, MANIFEST, SPARK, Manifest, check_open
+from gpu_ops.state.manifest import FORMAT, LATEST, MANIFEST, SPARK, Manifest, check_open
 
 _TIME: Final = "time"
 _EARLIEST: Final = ("left_cleaned", "right_cleaned")
@@ -100,6 +102,8 @@ def rescale(state: Location, partitions: int) -> Rescaled:
             raise _in_use(files) from error
         raise
     _replace(files, manifest, new, seen)
+    for name in files.folders(LATEST):  # each finds its number by itself, so that an interruption here does no harm
+        rescale(files.address.below(LATEST).below(name), partitions)
     return Rescaled(manifest.partitions, partitions, seen.version, rows)
 
 
