@@ -12,9 +12,12 @@ ALL = (
     "interval",
     "nexmark",
     "pipeline_limit",
+    "state_bytes",
+    "upserts",
     "vs_flink",
     "vs_flink --multi",
     "vs_spark",
+    "vs_spark --cold",
 )
 
 

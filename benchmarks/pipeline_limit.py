@@ -4,6 +4,7 @@ And how near, or beyond, where Arrow reads its files (`gpu_ops.read_files`); the
 with `read_files` into Parquet files: by `gpu_ops.write_files`, and by Spark's own sink.
 
 python -m benchmarks.pipeline_limit [--rows 4000000] [--batch 1000000] [--rounds 3] [--warmup 3]
+       [--cases query query_arrow parquet_by_tasks parquet_by_spark no_op]
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warmup", type=int, default=3, help="runs of each before; the JVM compiles for long")
     parser.add_argument("--emit", default="per_batch", choices=["per_batch", "per_event"])
+    parser.add_argument("--cases", nargs="+", help="only these")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "pipeline_limit.json")
     options = parser.parse_args()
     batches = max(1, round(options.rows / options.batch))
@@ -41,24 +43,25 @@ def main() -> None:
         def arrow(work: Path) -> DataFrame:
             return our_join(spark, data, work, 1, emit=options.emit, reader="arrow")
 
-        runs = interleave(
-            {
-                "query": lambda: fresh(lambda work: our_join(spark, data, work, 1, emit=options.emit)),
-                "query_arrow": lambda: fresh(arrow),
-                "parquet_by_tasks": lambda: fresh(arrow, "write_files"),
-                "parquet_by_spark": lambda: fresh(arrow, "parquet"),
-                "no_op": lambda: fresh(lambda _: no_op(spark, data, 1, 2)),
-            },
-            options.rounds,
-            warmup=options.warmup,
-        )
+        cases = {
+            "query": lambda: fresh(lambda work: our_join(spark, data, work, 1, emit=options.emit)),
+            "query_arrow": lambda: fresh(arrow),
+            "parquet_by_tasks": lambda: fresh(arrow, "write_files"),
+            "parquet_by_spark": lambda: fresh(arrow, "parquet"),
+            "no_op": lambda: fresh(lambda _: no_op(spark, data, 1, 2)),
+        }
+        chosen = {name: case for name, case in cases.items() if name in (options.cases or cases)}
+        runs = interleave(chosen, options.rounds, warmup=options.warmup)
         spark.stop()
     rates = {name: summarise(r["rows_in"] / r["seconds"] for r in rs) for name, rs in runs.items()}
+    ratios = {
+        "query_over_no_op": ("query", "no_op"),
+        "query_arrow_over_no_op": ("query_arrow", "no_op"),
+        "write_files_over_spark_parquet": ("parquet_by_tasks", "parquet_by_spark"),
+    }
     results = {
         "rows_per_second": rates,
-        "query_over_no_op": ratio(rates["query"], rates["no_op"]),
-        "query_arrow_over_no_op": ratio(rates["query_arrow"], rates["no_op"]),
-        "write_files_over_spark_parquet": ratio(rates["parquet_by_tasks"], rates["parquet_by_spark"]),
+        **{name: ratio(rates[a], rates[b]) for name, (a, b) in ratios.items() if a in rates and b in rates},
         "runs": runs,
     }
     settings = {k: v for k, v in vars(options).items() if k != "out"} | {"master": "local[2]"}

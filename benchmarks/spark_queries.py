@@ -218,6 +218,7 @@ def local_session(cores: int = 2, **settings: str) -> SparkSession:
         "spark.sql.shuffle.partitions": str(cores),
         "spark.driver.memory": "4g",
         "spark.ui.showConsoleProgress": "false",
+        "spark.sql.streaming.numRecentProgressUpdates": "10000",  # what is measured is read from these
         # a file stays in one source partition, and no other with it
         "spark.sql.files.maxPartitionBytes": "1g",
         "spark.sql.files.openCostInBytes": "1g",

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
@@ -92,23 +93,7 @@ def run_flink(
     counts = read_counts(data)
     if source == "sql":
         _join_files(data, list(counts.changes))
-    java = _tool("java")
-    lib = flink_jars(version)
-    classes = _compiled(lib, version)
-    command = [
-        java,
-        *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED),
-        # A heap of fixed size whose pages are there before the clock starts.
-        f"-Xms{heap}",
-        f"-Xmx{heap}",
-        "-XX:+AlwaysPreTouch",
-        "-XX:+UseParallelGC",  # the faster collector for this job; latency does not count here
-        "-Dlog4j2.level=OFF",
-        "-Duser.timezone=UTC",
-        "-cp",
-        f"{lib}/*{os.pathsep}{classes}",
-        "FlinkJoinBench",
-    ]
+    command = _command(SOURCE, heap, version)
     options = {
         "data": str(data),
         "source": source,
@@ -124,10 +109,7 @@ def run_flink(
     }
     for name, value in options.items():
         command += [f"--{name}", value]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"Flink failed with status {done.returncode}:\n{done.stderr[-4000:]}")
-    runs = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    runs = _output(command)
     expected = {name: getattr(counts, name) for name in ("rows", "pads", "amount", "price")}
     for run in runs:
         if run["folded"] != expected or run["rows_in"] != sum(counts.changes.values()):
@@ -149,6 +131,72 @@ def run_flink(
             "unique_key": counts.unique_key,
         },
     }
+
+
+def run_sql(
+    scripts: Sequence[str],
+    parallelism: int,
+    *,
+    heap: str = "4g",
+    version: str = FLINK_VERSION,
+    jars: Sequence[Path] = (),
+    heap_at_end: bool = False,
+) -> list[dict[str, float]]:
+    """Run scripts of SQL, one after the other in one JVM.
+
+    Args:
+        scripts: statements parted by empty lines, the last one an INSERT over bounded inputs.
+        parallelism: of all operators.
+        heap: JVM heap, as `-Xmx` takes it.
+        version: Flink release.
+        jars: of connectors that Flink's distribution lacks.
+        heap_at_end: collect garbage all the time and look at the heap. The times are then of no use.
+
+    Returns:
+        Of each script `seconds`, what the last statement took, and `live_bytes`, the most live objects that were seen
+        (0 without `heap_at_end`).
+
+    Raises:
+        FlinkUnavailableError: no JDK, or the wheel cannot be downloaded.
+        RuntimeError: Flink failed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder, f"{number}.sql") for number in range(len(scripts))]
+        for file, script in zip(files, scripts, strict=True):
+            file.write_text(script)
+        command = _command(SOURCE.with_name("FlinkSql.java"), heap, version, jars)
+        return _output([*command, str(parallelism), str(heap_at_end).lower(), *map(str, files)])
+
+
+def _command(source: Path, heap: str, version: str, jars: Sequence[Path] = ()) -> list[str]:
+    """What starts the class of a source file."""
+    java, lib = _tool("java"), flink_jars(version)
+    return [
+        java,
+        *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED),
+        # A heap of fixed size whose pages are there before the clock starts.
+        f"-Xms{heap}",
+        f"-Xmx{heap}",
+        "-XX:+AlwaysPreTouch",
+        "-XX:+UseParallelGC",  # the faster collector for this job; latency does not count here
+        "-Dlog4j2.level=OFF",
+        "-Duser.timezone=UTC",
+        "-cp",
+        os.pathsep.join([f"{lib}/*", str(_compiled(source, lib, version)), *map(str, jars)]),
+        source.stem,
+    ]
+
+
+def _output(command: list[str]) -> list[dict[str, Any]]:
+    """The JSON objects that a process prints.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"Flink failed with status {done.returncode}:\n{done.stderr[-4000:]}")
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
 def flink_jars(version: str = FLINK_VERSION) -> Path:
@@ -196,9 +244,9 @@ def _join_files(data: Path, names: list[str]) -> None:
                     shutil.copyfileobj(source, target)
 
 
-def _compiled(lib: Path, version: str) -> Path:
+def _compiled(source: Path, lib: Path, version: str) -> Path:
     """The folder of the compiled class; its name follows the source, so a changed source is compiled anew."""
-    digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
     classes = Path.home() / ".cache" / "gpu-join" / "flink" / f"{version}-{digest}"
     if classes.exists():
         return classes
@@ -208,12 +256,12 @@ def _compiled(lib: Path, version: str) -> Path:
         target = Path(folder) / "classes"
         services = target / "META-INF" / "services"
         services.mkdir(parents=True)
-        # Flink finds table connectors by this file.
-        (services / "org.apache.flink.table.factories.Factory").write_text("FlinkJoinBench$Connector\n")
-        command = [javac, "-nowarn", "--release", "17", "-d", str(target), "-cp", f"{lib}/*", str(SOURCE)]
+        if source == SOURCE:  # Flink finds table connectors by this file
+            (services / "org.apache.flink.table.factories.Factory").write_text("FlinkJoinBench$Connector\n")
+        command = [javac, "-nowarn", "--release", "17", "-d", str(target), "-cp", f"{lib}/*", str(source)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise FlinkUnavailableError(f"{SOURCE.name} does not compile:\n{done.stderr[-4000:]}")
+            raise FlinkUnavailableError(f"{source.name} does not compile:\n{done.stderr[-4000:]}")
         try:
             target.rename(classes)
         except OSError:

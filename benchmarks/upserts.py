@@ -1,0 +1,105 @@
+"""A join by a foreign key of upserts, on two cores in two partitions and in one.
+
+Orders with the key `id` come again with another item, prices with the key `item` come again with another price, and
+are joined by `item`: the planner makes retractions of the orders first, by `id`, and then distributes both by `item`.
+Rates are upserts per second from the start of the first micro-batch to the end of the last, in a JVM that has run each
+case before. The folded result is compared with what the data says.
+
+    python -m benchmarks.upserts [--rows 6000000] [--batch 1000000] [--rounds 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+
+import gpu_ops
+from benchmarks.common import interleave, ratio, summarise, write_results
+from benchmarks.spark_queries import fresh, local_session
+
+SCHEMAS = {"orders": "id bigint, item bigint, quantity bigint", "prices": "item bigint, price double"}
+PRICES = 0.1
+"""Their share of the upserts."""
+
+
+def write(folder: Path, rows: int, batch: int) -> int:
+    """One file of each input per micro-batch; how many orders there are at the end, each with its price or none."""
+    rng, files = np.random.default_rng(5), max(1, rows // batch)
+    ids, items = rows // 2, rows // 12
+    orders = set()
+    for name in SCHEMAS:
+        (folder / name).mkdir()
+    for number in range(files):
+        size = {"prices": int(batch * PRICES), "orders": batch - int(batch * PRICES)}
+        own = rng.integers(0, ids, size["orders"])
+        orders.update(np.unique(own).tolist())
+        tables = {
+            "orders": {"id": own, "item": rng.integers(0, items, own.size), "quantity": rng.integers(1, 9, own.size)},
+            "prices": {"item": rng.integers(0, items, size["prices"]), "price": rng.random(size["prices"])},
+        }
+        for name, columns in tables.items():
+            path = folder / name / f"{number:04d}.parquet"
+            pq.write_table(pa.table(columns), path)
+            os.utime(path, (1.7e9 + number, 1.7e9 + number))
+    return len(orders)
+
+
+def joined(spark: SparkSession, data: Path, work: Path, partitions: int) -> DataFrame:
+    """The left join, with durable state."""
+    orders, prices = (
+        gpu_ops.stream(
+            gpu_ops.read_files(spark, str(data / name), "parquet", schema, maxFilesPerTrigger=1),
+            unique_key=key, name=name,
+        )
+        for (name, schema), key in zip(SCHEMAS.items(), ("id", "item"), strict=True)
+    )  # fmt: skip
+    return gpu_ops.join(orders, prices, on="item", how="left", state=str(work / "state"), partitions=partitions)
+
+
+def main() -> None:
+    """Run, check, print, record."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--rows", type=int, default=6_000_000, help="upserts, both inputs together")
+    parser.add_argument("--batch", type=int, default=1_000_000, help="upserts in a micro-batch")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--warmup", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "upserts.json")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="gpu-join-data-") as folder:
+        data = Path(folder)
+        expected = write(data, options.rows, options.batch)
+        spark = local_session()
+
+        def once(partitions: int) -> dict[str, Any]:
+            done = fresh(lambda work: joined(spark, data, work, partitions))
+            if done["folded_rows"] != expected:
+                raise SystemExit(f"wrong result: {done['folded_rows']} rows, {expected} expected")
+            return done
+
+        cases = {"two_partitions": lambda: once(2), "one_partition": lambda: once(1)}
+        runs = interleave(cases, options.rounds, warmup=options.warmup)
+        spark.stop()
+    rates = {name: summarise(options.rows / run["seconds"] for run in found) for name, found in runs.items()}
+    results = {
+        "upserts_per_second": rates,
+        "two_over_one": ratio(rates["two_partitions"], rates["one_partition"]),
+        "runs": runs,
+    }
+    settings = {name: value for name, value in vars(options).items() if name != "out"} | {"master": "local[2]"}
+    record = write_results(options.out, "upserts", results, settings=settings)
+    json.dump({name: value for name, value in record["results"].items() if name != "runs"}, sys.stdout, indent=2)
+    print()
+
+
+if __name__ == "__main__":
+    main()
