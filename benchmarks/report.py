@@ -76,7 +76,7 @@ def report() -> str:
             for name, peer in PEERS.items()
         ),
     ]
-    rows += [*multi_rows(), *nexmark_rows(), *interval_rows(), *at_end_rows()]
+    rows += [*multi_rows(), *sink_rows(), *nexmark_rows(), *interval_rows(), *at_end_rows()]
     lines = ["| what | ratio of medians (range) | benchmark |", "|---|---|---|"]
     lines += [f"| {what} | {figure} | `{name}` |" for what, figure, name in rows]
     machine, versions = flink["machine"], flink["versions"]
@@ -102,6 +102,15 @@ def multi_rows() -> list[tuple[str, str, str]]:
         for suffix, reader in READERS.items()
         for name, peer in PEERS.items()
     ]
+
+
+def sink_rows() -> list[tuple[str, str, str]]:
+    """The lines about the way out."""
+    kafka = load("vs_flink_kafka")
+    connector = kafka["settings"]["connector"].removesuffix(".jar").removeprefix("flink-sql-connector-kafka-")
+    what = f"Kafka JSON in and out, inner join, durable state: rate over Flink 2.3.0's connector {connector}"
+    where = f"heap state, no checkpoints; {kafka['machine']['processor'].strip()}, {kafka['time'][:10]}"
+    return [(f"{what} ({where})", spread(kafka["results"]["ours_over_flink"]), "flink.kafka")]
 
 
 def nexmark_rows() -> list[tuple[str, str, str]]:

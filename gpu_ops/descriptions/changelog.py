@@ -48,6 +48,9 @@ _SPELLINGS: Final = {**FLINK, **DELTA, **DEBEZIUM}
 SPELLINGS: Final = tuple(_SPELLINGS)
 """All of them; what stands where among them is what `codes_of` takes."""
 _CODES: Final = np.array(list(_SPELLINGS.values()), np.int8)
+RETRACTIONS: Final = tuple(text for text, code in _SPELLINGS.items() if code in (UPDATE_BEFORE, DELETE))
+"""Spellings of row kinds that take a row back."""
+
 _DEBEZIUM_UPDATE: Final = SPELLINGS.index("u")
 
 

@@ -31,7 +31,9 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from gpu_ops.descriptions.changelog import RETRACTIONS, SPELLINGS
 from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.spark.exchange.command import Wire, parse_join
@@ -240,15 +242,69 @@ def _cut_changes(join: Description, records: Sequence[Record], goes: _Goes) -> l
     if any(record.wire != records[0].wire for record in records):
         raise StateError("the partitions' last micro-batch came from different plans: run the query once more first")
     wire = Wire.from_json(records[0].wire)
-    whole = pa.concat_tables([record.table for record in records])
+    whole = pa.concat_tables([_net(join, wire, record.table) for record in records])
     side, target = whole[wire.side].to_numpy(), np.zeros(len(whole), np.int64)
     for number in range(len(join.inputs)):
         rows = np.flatnonzero(side == number)
         lanes = [next(x[-1] for x in wire.lanes if x[number] == by.columns[number]) for by in join.shuffled_by]
         target[rows] = goes.to([whole[str(lane)].take(pa.array(rows)) for lane in lanes], rows.size)
-    sequence = np.argsort(whole[wire.order].to_numpy(), kind="stable")
+    sequence = np.lexsort((whole[wire.order].to_numpy(), _brings(join, wire, whole)))
     rank = np.empty(sequence.size, np.int64)
     rank[sequence] = np.arange(sequence.size)
     position = whole.schema.get_field_index(wire.order)
     whole = whole.set_column(position, whole.schema.field(position), pa.array(rank))
     return [whole.take(pa.array(np.flatnonzero(target == partition))) for partition in range(goes.partitions)]
+
+
+def _moving(join: Description) -> list[int]:
+    """Inputs whose rows may go from one partition to another: retractions by a unique key beyond what distributes them.
+
+    The order of a key's changes in different partitions is not known. But of those in one the first tells whether the
+    row was there, and the last whether it is, which is so in one partition at most: these do, retractions first.
+    """
+    return [
+        number
+        for number, source in enumerate(join.inputs)
+        if source.row_kind is not None
+        and source.unique_key is not None
+        and source.sequence_by is None
+        and not {by.columns[number] for by in join.shuffled_by} <= set(source.unique_key)
+    ]
+
+
+def _kinds(join: Description, wire: Wire, changes: pa.Table, number: int) -> tuple[npt.NDArray[np.int64], pa.Array]:
+    """Positions and row kinds of an input's changes, without those that are none."""
+    kind = join.inputs[number].row_kind
+    lane = next(x[-1] for x in wire.lanes if x[number] == kind)
+    rows = np.flatnonzero(changes[wire.side].to_numpy() == number)
+    kinds = pc.cast(changes[str(lane)].take(pa.array(rows)), pa.string()).combine_chunks()
+    known = pc.is_in(kinds, value_set=pa.array(SPELLINGS))
+    return rows[known.to_numpy(zero_copy_only=False)], kinds.filter(known)
+
+
+def _brings(join: Description, wire: Wire, changes: pa.Table) -> npt.NDArray[np.bool_]:
+    """Which changes bring a row of an input whose rows may move."""
+    brings = np.zeros(len(changes), bool)
+    for number in _moving(join):
+        rows, kinds = _kinds(join, wire, changes, number)
+        brings[rows] = ~pc.is_in(kinds, value_set=pa.array(RETRACTIONS)).to_numpy(zero_copy_only=False)
+    return brings
+
+
+def _net(join: Description, wire: Wire, changes: pa.Table) -> pa.Table:
+    """A partition's changes without those that come and go within it, of inputs whose rows may move."""
+    brings, keep = _brings(join, wire, changes), np.ones(len(changes), bool)
+    for number in _moving(join):
+        rows, _ = _kinds(join, wire, changes, number)
+        rows = rows[np.argsort(changes[wire.order].to_numpy()[rows], kind="stable")]
+        unique = join.inputs[number].unique_key or ()
+        lanes = [next(x[-1] for x in wire.lanes if x[number] == column) for column in unique]
+        names = [str(n) for n in range(len(lanes))]
+        columns = [changes[str(lane)].take(pa.array(rows)) for lane in lanes]
+        keyed = pa.table([*columns, pa.array(np.arange(rows.size))], [*names, "at"])
+        ends = keyed.group_by(names).aggregate([("at", "min"), ("at", "max")])
+        first, last = rows[ends["at_min"].to_numpy()], rows[ends["at_max"].to_numpy()]
+        keep[rows] = False
+        keep[first[~brings[first]]] = True
+        keep[last[brings[last]]] = True
+    return changes if keep.all() else changes.filter(pa.array(keep))
