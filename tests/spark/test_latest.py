@@ -128,7 +128,7 @@ def test_latest_alone(spark: Any, tmp_path: Path) -> None:
     sink = Sink()
     drain(first.select("row_kind", "id", "quantity"), sink, tmp_path / "by_quantity")
     seen = [(change["id"], change["quantity"]) for change in feed.orders.changes]
-    assert sink.table == [(key, min(n for k, n in seen if k == key)) for key in sorted({k for k, _ in seen})]
+    assert sorted(sink.table) == [(key, min(n for k, n in seen if k == key)) for key in sorted({k for k, _ in seen})]
     with pytest.raises(DescriptionError, match="the latest row of what"):
         gpu_ops.latest(feed.orders.df)
     with pytest.raises(DescriptionError, match="key names 'of'; there are op, id, item, quantity"):
