@@ -234,8 +234,8 @@ class JoinEngine:
         self._check_open()
         if self._prepared:
             raise StateError("the last micro-batch was neither committed nor discarded")
-        if watermark is not None and self.join.interval is None:
-            raise DescriptionError("a watermark has a meaning in an interval join only")
+        if watermark is not None and not self.join.by_time:
+            raise DescriptionError("a watermark has a meaning in joins by time only")
         started = time.perf_counter()
         if self._backlog is not None:
             self._backlog.backlog = backlog

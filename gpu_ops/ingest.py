@@ -129,8 +129,8 @@ def ingest(
     if total > MAX_CHANGES:
         raise BadInputError(join.inputs[0].name, None, f"a micro-batch of {total} changes; use more partitions")
     ordered = _in_total_order(join.inputs, sides)
-    if join.interval is not None:
-        for source, changes in zip(join.inputs, ordered, strict=True):
+    for number, (source, changes) in enumerate(zip(join.inputs, ordered, strict=True)):
+        if join.insertions_only(number):
             _check_insertions(source, changes)
     return with_times(join, ordered)
 
@@ -139,7 +139,7 @@ def _check_insertions(source: Input, changes: Ingested) -> None:
     wrong = np.flatnonzero(changes.kinds != INSERT)
     if wrong.size:
         found = SHORT_STRINGS[changes.kinds[wrong[0]]]
-        raise BadInputError(source.name, source.row_kind, "an interval join takes insertions only", found)
+        raise BadInputError(source.name, source.row_kind, "this input of a join by time takes insertions only", found)
 
 
 def with_times(join: Description, changes: Sequence[Ingested]) -> tuple[Ingested, ...]:

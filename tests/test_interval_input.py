@@ -155,7 +155,7 @@ def test_event_times_in_nanoseconds_after_2006() -> None:
 
 def test_a_watermark_means_nothing_in_a_regular_join() -> None:
     engine = JoinEngine(Join("inner", Input("l", LEFT), Input("r", RIGHT), (Key("k", "rk"),)), "cpu")
-    with pytest.raises(DescriptionError, match="interval join only"):
+    with pytest.raises(DescriptionError, match="joins by time only"):
         engine.process(watermark=5)
     assert engine.process().num_rows == 0
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.util
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final, Literal, Self, get_args
 
@@ -24,9 +23,6 @@ Direction = Literal["backward", "forward", "nearest"]
 * *forward*: the first one at or after it.
 * *nearest*: whichever of both is nearer; where they are as near, the earlier one.
 """
-
-_AT_WATERMARK: Final = "versions"
-"""The module of `gpu_ops.operators` for ``emit="at_watermark"``."""
 
 _FINDS: Final = {
     "backward": ("the last", "at or before", "before"),
@@ -111,7 +107,7 @@ class AsofJoin(Join):
                 )
         self.asof.tolerance(self.time_type)
         super().__post_init__()
-        if self.emit == "at_watermark" and importlib.util.find_spec(f"gpu_ops.operators.{_AT_WATERMARK}") is None:
+        if self.emit == "at_watermark":
             raise NotBuiltError(
                 "an ASOF join with emit='at_watermark' is not built yet; use 'per_batch' or 'per_event'"
             )
@@ -119,7 +115,7 @@ class AsofJoin(Join):
     @property
     def operator(self) -> str:
         """The module of `gpu_ops.operators` that runs it."""
-        return {"at_end": "at_end", "at_watermark": _AT_WATERMARK}.get(self.emit, "asof.join")
+        return "at_end" if self.emit == "at_end" else "asof.join"
 
     @functools.cached_property
     def time_type(self) -> pa.DataType:

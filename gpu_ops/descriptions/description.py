@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Sel
 import pyarrow as pa
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
+from gpu_ops.descriptions.intervals import show_ms
 from gpu_ops.errors import DescriptionError
 
 if TYPE_CHECKING:
@@ -198,6 +199,29 @@ class Description(abc.ABC):
     # --- time --------------------------------------------------------------------------------
 
     @property
+    def by_time(self) -> bool:
+        """Whether rows come out and go as time passes: that of a watermark, or of the clock."""
+        return self.interval is not None
+
+    @property
+    def behind_ms(self) -> int:
+        """How far what comes out may be behind the watermark, milliseconds."""
+        return 0 if self.interval is None else self.interval.keep_ms
+
+    def kept(self, number: int) -> str:
+        """How long time lets rows of an input stay, in words."""
+        assert self.interval is not None
+        ms = self.interval.kept_ms[number]
+        if self.interval.time == "processing":
+            return f"kept for {show_ms(ms)}" if ms else "not kept beyond its micro-batch"
+        return f"kept until the watermark is {show_ms(ms)} past its time" if ms else "kept until it is late"
+
+    def insertions_only(self, number: int) -> bool:
+        """Whether an input's rows are all insertions, so that a retraction among them is an error."""
+        del number
+        return self.interval is not None
+
+    @property
     def by_event_time(self) -> bool:
         """Whether it is moved by a watermark."""
         return self.interval is not None and self.interval.time == "event"
@@ -246,8 +270,8 @@ class Description(abc.ABC):
         """What keeps it from beginning with a backlog; None if it can."""
         if self.emit == "at_end":
             return "with emit='at_end' all input is taken in silently"
-        if self.interval is not None:
-            return "an interval join goes by its watermark from the first row on"
+        if self.by_time:
+            return "a join by time goes by its watermark from the first row on"
         for source in self.inputs:
             if source.ttl_ms is not None:
                 return f"the rows of input '{source.name}' expire a ttl= after they came, which a backlog does not say"

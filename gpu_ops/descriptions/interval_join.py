@@ -10,16 +10,11 @@ from typing import Any, ClassVar, Self, get_args
 import pyarrow as pa
 
 from gpu_ops.descriptions.description import LATER, OutputColumn, line
-from gpu_ops.descriptions.intervals import Interval, time_type
+from gpu_ops.descriptions.intervals import LATES, Interval, time_type
 from gpu_ops.descriptions.join import Join, JoinType
 from gpu_ops.errors import DescriptionError
 from gpu_ops.fields import check_fields
 
-_LATES = {
-    "join": "late rows join what is still there",
-    "drop": "late rows are dropped and counted",
-    "tag": "late rows come out with the row kind 'late'",
-}
 _OUTPUTS = {
     "semi": "a left row once, at its first match",
     "anti": "a left row whose time is over without a match",
@@ -122,7 +117,7 @@ class IntervalJoin(Join):
         else:
             times = [f"{source.name}.{source.event_time}" for source in self.inputs]
             behind = "the one of the input that is behind, over all partitions; it moves between micro-batches"
-            late = _LATES[interval.late]
+            late = LATES[interval.late]
             if self.one_sided and interval.late == "tag":
                 late = "late rows of the left come out with the row kind 'late', the right's are dropped"
             lines = [line("time", f"event time; {late}"), line("watermark", behind)]

@@ -34,6 +34,13 @@ Late = Literal["join", "drop", "tag"]
 It is counted every time.
 """
 
+LATES: Final[Mapping[Late, str]] = {
+    "join": "late rows join what is still there",
+    "drop": "late rows are dropped and counted",
+    "tag": "late rows come out with the row kind 'late'",
+}
+"""In words."""
+
 Time = Literal["event", "processing"]
 """Whose time counts: the one in the rows, or the clock when their micro-batch is applied."""
 

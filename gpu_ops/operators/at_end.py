@@ -238,7 +238,8 @@ class JoinAtEnd(AtEnd):
         """The join of a part, as insertions: at once, or by the operator that joins live."""
         if self.join.merges:
             return merge_join(self.join, self.kernels, changes)
-        operator = operators.make(dataclasses.replace(self.join, emit="per_batch"), self.kernels, self._too_much)
+        live = "per_batch" if "per_batch" in self.join.emits else "at_watermark"
+        operator = operators.make(dataclasses.replace(self.join, emit=live), self.kernels, self._too_much)
         parts = [operator.prepare(changes, self._clock_ms, None).table]
         if operator.last_watermark_ms is not None:
             operator.commit(self._clock_ms)

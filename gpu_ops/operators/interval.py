@@ -34,6 +34,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -43,37 +44,31 @@ from gpu_ops.arrays import Array, Hashes, Slots
 from gpu_ops.descriptions.changelog import LATE_ROW_KIND
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.interval_join import IntervalJoin
-from gpu_ops.descriptions.intervals import AFTER_ALL, BEFORE_ALL, clipped, shifted, units_per_ms
-from gpu_ops.errors import StateError
+from gpu_ops.descriptions.intervals import AFTER_ALL, BEFORE_ALL, clipped, shifted
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Frame, Kernels
 from gpu_ops.operators.core.emission import JOINED, PAD_COMES, OutputRows, chained, in_order
 from gpu_ops.operators.interval_match import IntervalMatch, NewRows
-from gpu_ops.operators.operator import SIDES, Operator, Output, TooMuch
+from gpu_ops.operators.operator import SIDES, Output, TooMuch
+from gpu_ops.operators.timed import AT_WATERMARK, Clock, TimedOperator
 from gpu_ops.operators.timers import first_equal, looks, sweep_times
 from gpu_ops.output import append_rows, changelog_table, gathered, later_times
 from gpu_ops.state.columns import DEAD, LIVE, KeySet
 from gpu_ops.state.interval_table import GHOST, IntervalTable
 
-_AT_WATERMARK = -1
-"""The instant of what a watermark ends."""
 _ONCE = {-(1 << 62): BEFORE_ALL, 1 << 62: AFTER_ALL}
 """What snapshots had for these before event times could fill int64."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Clock:
-    """What an interval join knows of time: all in the unit of the join's ``time_type``, ms for the clock.
+class IntervalClock(Clock):
+    """What an interval join knows of time; by processing time in milliseconds.
 
     Attributes:
-        watermark: the operator's.
         cleaned: per side, the time up to which rows were last cleaned up, of any key.
-        seen: per side, the latest event time, or None.
     """
 
-    watermark: int = BEFORE_ALL
     cleaned: tuple[int, int] = (BEFORE_ALL, BEFORE_ALL)
-    seen: tuple[int | None, int | None] = (None, None)
 
 
 def make(described: Description, kernels: Kernels, too_much: TooMuch) -> IntervalOperator:
@@ -83,7 +78,7 @@ def make(described: Description, kernels: Kernels, too_much: TooMuch) -> Interva
     return IntervalOperator(described, kernels)
 
 
-class IntervalOperator(Operator):
+class IntervalOperator(TimedOperator[IntervalClock]):
     """An interval join over one partition.
 
     Args:
@@ -95,14 +90,13 @@ class IntervalOperator(Operator):
     tables: tuple[IntervalTable, IntervalTable]
 
     def __init__(self, join: IntervalJoin, kernels: Kernels) -> None:
-        self.join, self.interval, self.kernels = join, join.interval, kernels
-        self.per_ms = units_per_ms(join.time_type)
+        super().__init__(join, kernels, IntervalClock())
+        self.interval = join.interval
         lower, upper = join.interval.units(join.time_type)
         self.keep = upper, -lower
         """How long after its time a left and a right row may meet a match that is not late."""
         self.cleanup = join.interval.min_cleanup_ms * self.per_ms
         self.lazy = join.interval.late == "join" and join.interval.time == "event"
-        self.clock = self._next = Clock()
 
         def table(side: int) -> IntervalTable:
             keys = KeySet(join.key_columns(side), join.key_types, join.key_columns(side, strict=True))
@@ -117,7 +111,7 @@ class IntervalOperator(Operator):
     def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Output:
         """Compute one micro-batch; see `gpu_ops.operators.operator.Operator`."""
         started = time.perf_counter()
-        pads, gone = self.advance(self._units(watermark_ms))
+        pads, gone = self.advance(self._advanced(watermark_ms))
         metrics: dict[str, int | float] = {}
         late: list[tuple[int, pa.Table, npt.NDArray[np.int64]]] = []
         admitted = []
@@ -146,54 +140,30 @@ class IntervalOperator(Operator):
         for side, table, sequence in late:
             output = append_rows(self.join, self.kernels, side, output, rows=table, kind=LATE_ROW_KIND)
             sequences.append(sequence)
-        metrics |= self._times()
+        metrics |= self._times(0 if self.interval.keyed else max(*self.keep, 0))
         metrics |= {"probe_ms": (joined - started) * 1e3, "emit_ms": (time.perf_counter() - joined) * 1e3}
         return Output(output, np.concatenate(sequences), kinds, metrics)
 
-    def _units(self, watermark_ms: int | None) -> int | None:
-        """A watermark in the unit of times; one after all times is `AFTER_ALL`, one before them `BEFORE_ALL`."""
-        if watermark_ms is None:
-            return None
-        watermark = watermark_ms * self.per_ms
-        return AFTER_ALL if watermark > AFTER_ALL - self.per_ms else clipped(watermark)
-
-    @property
-    def last_watermark_ms(self) -> int:
-        """A watermark after all times."""
-        return AFTER_ALL // self.per_ms
-
-    def _times(self) -> dict[str, int]:
-        """The times worth knowing, ms since the epoch, as far as there are any."""
-        now = self._next
-        found = {f"{n}_max_time_ms": t // self.per_ms for n, t in zip(SIDES, now.seen, strict=True) if t is not None}
-        if BEFORE_ALL < now.watermark < AFTER_ALL:
-            found["watermark_ms"] = now.watermark // self.per_ms
-            held = 0 if self.interval.keyed else max(*self.keep, 0)
-            found["output_watermark_ms"] = (now.watermark - held) // self.per_ms
-        return found
-
-    def advance(self, watermark: int | None) -> tuple[list[OutputRows], tuple[int, int]]:
+    def advance(self, now: int) -> tuple[list[OutputRows], tuple[int, int]]:
         """Begin a micro-batch: let the watermark advance.
 
         Args:
-            watermark: the one in force from here on, or None if none is known.
+            now: the watermark in force from here on.
 
         Returns:
             Pads, and how many rows of either side went.
         """
         for table in self.tables:
             table.begin()
-        before = self.clock.watermark
-        now = before if watermark is None else max(before, watermark)
         cleaned, pads, gone = list(self.clock.cleaned), [], [0, 0]
-        if now > before:
+        if now > self.clock.watermark:
             for side in (0, 1):
                 slots, fired = self._expire(side, now)
                 gone[side] = int(slots.size)
-                pads.append(self._match.pads(side, slots, _AT_WATERMARK))
+                pads.append(self._match.pads(side, slots, AT_WATERMARK))
                 if fired:
                     cleaned[side] = self._over(side, now)
-        self._next = Clock(now, (cleaned[0], cleaned[1]), self.clock.seen)
+        self._next = IntervalClock(now, self.clock.seen, (cleaned[0], cleaned[1]))
         return pads, (gone[0], gone[1])
 
     def _over(self, side: int, watermark: int) -> int:
@@ -295,11 +265,7 @@ class IntervalOperator(Operator):
         kernels, xp, table = self.kernels, self.kernels.xp, self.tables[side]
         watermark = self._next.watermark
         host = change.times if change.times is not None else np.full(change.kinds.size, clock_ms, np.int64)
-        if host.size:
-            seen = list(self._next.seen)
-            latest = int(host.max())
-            seen[side] = latest if seen[side] is None else max(int(seen[side] or 0), latest)
-            self._next = dataclasses.replace(self._next, seen=(seen[0], seen[1]))
+        self._see(side, host)
         frame, times = change.frame(kernels), kernels.asarray(host)
         hashes = table.hash_keys(frame)
         kept = None
@@ -354,13 +320,6 @@ class IntervalOperator(Operator):
 
     # --- watermarks, and the stored form -----------------------------------------------------
 
-    def _late(self, change: Ingested) -> npt.NDArray[np.bool_] | None:
-        """Mask of changes that are below the watermark in force, None for none."""
-        if change.times is None or self._next.watermark == BEFORE_ALL:
-            return None
-        mask: npt.NDArray[np.bool_] = change.times < self._next.watermark
-        return mask if mask.any() else None
-
     def watermark_ms(self, clock_ms: int) -> int | None:
         """The watermark that follows from what was seen in committed micro-batches, ms; None if none does.
 
@@ -368,25 +327,11 @@ class IntervalOperator(Operator):
         """
         if self.interval.time == "processing":
             return clock_ms
-        found = []
-        for source, seen in zip(self.join.inputs, self.clock.seen, strict=True):
-            if seen is None or source.delay_ms is None:
-                return None
-            found.append(int(seen) // self.per_ms - int(source.delay_ms))
-        return min(found)
+        return super().watermark_ms(clock_ms)
 
-    def snapshot(self) -> dict[str, pa.Table]:
-        """The rows of both sides, and the clock."""
-        clock = self.clock
-        facts = {
-            "watermark": clock.watermark,
-            "left_cleaned": clock.cleaned[0],
-            "right_cleaned": clock.cleaned[1],
-            "left_seen": clock.seen[0],
-            "right_seen": clock.seen[1],
-        }
-        times = pa.table({name: pa.array([value], pa.int64()) for name, value in facts.items()})
-        return {**super().snapshot(), "time": times}
+    def _facts(self) -> dict[str, int | None]:
+        left, right = self.clock.cleaned
+        return {**super()._facts(), "left_cleaned": left, "right_cleaned": right}
 
     def restore(self, state: Mapping[str, pa.Table], settle: Callable[[], None]) -> None:
         """Take over a snapshot.
@@ -394,14 +339,12 @@ class IntervalOperator(Operator):
         Raises:
             StateError: it lacks something.
         """
-        if "time" not in state:
-            raise StateError("the snapshot lacks the times of an interval join")
-        facts = state["time"].to_pylist()[0]
+        facts: dict[str, Any] = self._stored_facts(state)
         watermark, *cleaned = (
             _ONCE.get(facts[name], facts[name]) for name in ("watermark", "left_cleaned", "right_cleaned")
         )
         seen = facts["left_seen"], facts["right_seen"]
-        self.clock = self._next = Clock(watermark, (cleaned[0], cleaned[1]), seen)
+        self.clock = self._next = IntervalClock(watermark, seen, (cleaned[0], cleaned[1]))
         for table, side, name in zip(self.tables, (0, 1), ("left", "right"), strict=True):
             over = self._over(side, self.clock.watermark)
             table.restore(state[name], over, self.cleanup, settle)

@@ -37,6 +37,7 @@ class IntervalTable(StateTable):
         keys: by what its rows are looked up.
         notes_matches: whether it is noted which rows have met a match.
         lazy: rows are swept by their key's timer, not by their own time; see `operators.interval`.
+        beside: more numbers beside each row, by name.
 
     Attributes:
         stale: slots of rows that stay longer than their time.
@@ -48,10 +49,11 @@ class IntervalTable(StateTable):
         source: Input,
         keys: KeySet,
         *,
-        notes_matches: bool,
-        lazy: bool,
+        notes_matches: bool = False,
+        lazy: bool = False,
+        beside: Mapping[str, npt.DTypeLike] | None = None,
     ) -> None:
-        columns: dict[str, npt.DTypeLike] = {TIME_COLUMN: np.int64}
+        columns: dict[str, npt.DTypeLike] = {TIME_COLUMN: np.int64, **(beside or {})}
         if lazy:
             columns[SWEEP_COLUMN] = np.int64
         if notes_matches:

@@ -19,8 +19,12 @@ from gpu_ops.descriptions.intervals import Interval, parse_bound
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.descriptions.multi_join import MultiJoin
+from gpu_ops.descriptions.temporal_join import TemporalJoin
 
-BUILT = ("regular", "semi", "anti", "interval_sql", "interval_semi", "interval_anti", "interval_datastream", "multi")
+BUILT = (
+    "regular", "semi", "anti", "interval_sql", "interval_semi", "interval_anti", "interval_datastream", "multi",
+    "temporal",
+)  # fmt: skip
 """Kinds of join that there is an operator for."""
 
 LATE_SIDES = ("LATE-LEFT", "LATE-RIGHT")
@@ -69,14 +73,14 @@ class Case:
     @property
     def timed(self) -> bool:
         """Whether watermarks are among the events."""
-        return self.kind.startswith("interval_")
+        return self.kind == "temporal" or self.kind.startswith("interval_")
 
     @property
     def timed_events(self) -> list[TimedEvent]:
         """The rows and watermarks of an interval join; their positions are the case's event numbers."""
         found: list[TimedEvent] = []
         for side, kind, value in self.data["events"]:
-            assert kind in ("+I", WATERMARK), f"{self.name}: a {kind} event in an interval join"
+            assert kind in ("+I", WATERMARK) or (side == 1 and self.kind == "temporal"), f"{self.name}: a {kind} event"
             found.append((side, kind, value if kind == WATERMARK else tuple(value)))
         return found
 
@@ -112,6 +116,9 @@ class Case:
         safe = told.get("null_safe") or [False] * len(told["keys"])
         clash = set(left.schema.names) & set(right.schema.names)
         residual = [f"{left.name}.{a} {op} {right.name}.{b}" for a, op, b in told.get("residual", ())]
+        if self.kind == "temporal":
+            keys = tuple(Key(a, b) for a, b in told["keys"])
+            return TemporalJoin(told["how"], left, right, keys, " AND ".join(residual) or None)
         both = self.kind not in ("semi", "anti", "interval_semi", "interval_anti")
         more: dict[str, Any] = {"interval": self._interval()} if self.timed else {}
         return (IntervalJoin if self.timed else Join)(

@@ -127,6 +127,7 @@ _FUNCTIONS = [
     "concatenate",
     "cumsum",
     "flatnonzero",
+    "isin",
     "searchsorted",
     "stack",
     "take",

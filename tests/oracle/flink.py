@@ -258,6 +258,34 @@ def _sql_head(shape: IntervalShape) -> list[str]:
     return [*lines, f"sql SELECT {', '.join(columns)} FROM A {shape.how.upper()} JOIN B ON {' AND '.join(on)}"]
 
 
+def temporal_script(shape: IntervalShape, events: Sequence[TimedEvent], mode: str) -> str:
+    """The temporal join of an interval join's inputs in the oracle's language; what the left shows and the right has.
+
+    Args:
+        shape: of the interval join; its bounds mean nothing.
+        events: rows and watermarks; of an update only what comes: Flink's planner drops the rest before the join.
+        mode: of the right input, ``upsert`` or ``all``.
+    """
+    join, lines, columns = shape.join(), [], []
+    keys = [key.right for key in join.keys]
+    for source in join.inputs:
+        time, own = source.event_time, keys if source.name == "B" else []
+        declared = [f"{f.name} {TYPES[f.type]}{' NOT NULL' * (f.name in own)}" for f in source.schema]
+        declared.append(f"WATERMARK {time} {time} - INTERVAL '0' SECOND")
+        primary = f" PK {', '.join(own)} MODE {mode}" if own else " MODE insert"
+        lines.append(f"input {source.name} {'; '.join(declared)}{primary}")
+        for field in source.schema:
+            full = f"{source.name}.{field.name}"
+            columns.append(f"CAST({full} AS {TYPES[field.type]}) AS {field.name}" if field.name == time else full)
+    on = " AND ".join([f"A.{k.left} = B.{k.right}" for k in join.keys] + ([join.where] if join.where else []))
+    how = "LEFT JOIN" if shape.how == "left" else "JOIN"
+    lines.append(f"sql SELECT {', '.join(columns)} FROM A {how} B FOR SYSTEM_TIME AS OF A.a_t ON {on}")
+    for side, kind, value in events:
+        row = value if kind == WATERMARK else ",".join("null" if v is None else str(v) for v in value)
+        lines.append(f"{side} {kind} {row}")
+    return "\n".join(lines) + "\n"
+
+
 def interval_answers(text: str, shape: IntervalShape) -> tuple[dict[int, Counter[Change]], dict[int, int]]:
     """What the oracle wrote, per event: changes as the engine says them, and watermarks."""
     assert "# ERROR" not in text, text

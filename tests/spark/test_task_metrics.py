@@ -19,7 +19,7 @@ from gpu_ops.spark.plan.plugin import PLUGIN, metrics_reported, shuffle_reorders
 from gpu_ops.spark.settings import PREFIX
 
 RUN = Run("query", "run", "join")
-NAMES = metric_names(("left", "right"), interval=True)
+NAMES = metric_names(("left", "right"), by_time=True)
 
 
 def packed(**metrics: float | None) -> list[int | None]:

@@ -126,7 +126,7 @@ def _in_partitions(
     """
     if not sides[0].df.isStreaming or description.emit == "at_end" or options.get("backlog"):
         return description, sides
-    if description.shuffled_by or not description.equal_columns or description.interval is not None:
+    if description.shuffled_by or not description.equal_columns or description.by_time:
         return description, sides
     upserts = [
         number

@@ -73,7 +73,7 @@ def _explain(plan: JoinPlan, names: Mapping[str, str], df: DataFrame) -> str:
     for side, source in enumerate(join.inputs):
         if join.emit == "at_end":
             kept = "kept as it comes until the input ends" if not plan.bounded else "read once"
-        elif join.interval is None:
+        elif not join.by_time:
             kept = _kept(source, _LAYOUTS[join.layout(side)])
         else:
             kept = _kept_by_time(plan, names, side)
@@ -154,14 +154,11 @@ def _kept(source: Input, layout: str) -> str:
 
 
 def _kept_by_time(plan: JoinPlan, names: Mapping[str, str], side: int) -> str:
-    """How an interval join's input brings time on, and how long its rows stay."""
+    """How an input of a join by time brings time on, and how long its rows stay."""
     join, upstream = plan.join, plan.upstream[side]
     source = join.inputs[side]
-    assert join.interval is not None
-    ms = join.interval.kept_ms[side]
-    kept = show_ms(ms)
-    if join.interval.time == "processing":
-        return f"kept for {kept}" if ms else "not kept beyond its micro-batch"
+    if join.interval is not None and join.interval.time == "processing":
+        return join.kept(side)
     if upstream is not None:
         comes = f"watermark from the join '{names[upstream]}'"
     else:
@@ -171,9 +168,9 @@ def _kept_by_time(plan: JoinPlan, names: Mapping[str, str], side: int) -> str:
     stuck = _without_watermark(join)
     if stuck is not None:
         return f"{comes}; kept for ever, as {stuck} has no watermark"
-    return f"{comes}; kept until the watermark is {kept} past its time" if ms else f"{comes}; kept until it is late"
+    return f"{comes}; {join.kept(side)}"
 
 
 def _without_watermark(join: Description) -> str | None:
-    """An input that keeps an interval join from forgetting anything."""
+    """An input that keeps a join by time from forgetting anything."""
     return next((s.name for s in join.inputs if s.delay_ms is None and s.idle_timeout_ms is None), None)

@@ -122,7 +122,7 @@ def _has_output(join: Description, files: Files, manifest: Manifest, version: in
     """Whether the end of input gives any output."""
     if join.emit == "at_end":
         return True
-    if version == 0 or join.interval is not None:
+    if version == 0 or join.by_time:
         return version > 0
     logs = (PartitionLog(files, manifest, partition) for partition in range(manifest.partitions))
     return join.why_no_backlog() is None and any(log.in_backlog(version) for log in logs)

@@ -204,8 +204,8 @@ class _Runner:
         upstream: tuple[str | None, str | None] = (None, None)
         if description.by_event_time:
             sides, upstream = timed(sides)
-        # the changelog of an interval join never takes a row back
-        inputs = [as_input(side, str(side.name), derive=description.interval is None) for side in sides]
+        # the changelog of a join by time never takes a row back
+        inputs = [as_input(side, str(side.name), derive=not description.by_time) for side in sides]
         joined = description.with_inputs(inputs, node.description.emit if sides[0].df.isStreaming else "at_end")
         query = show(self.planned) if self.done == count else None
         return run(joined, sides, options, upstream=upstream, query=query)

@@ -158,7 +158,7 @@ def _check_changelog(aggregate: Any, name: str) -> None:
     if ROW_KIND_COLUMN in {str(x.name()) for x in _all(aggregate.references().toSeq())}:
         return
     plan = next(plans_in(aggregate), None)
-    if plan is not None and plan.join.interval is None:
+    if plan is not None and not plan.join.by_time:
         raise DescriptionError(
             f"input '{name}' aggregates the changelog of '{plan.name}' without its {ROW_KIND_COLUMN}, so "
             "that a row that was taken back counts twice. Count with a sign, as in "

@@ -39,22 +39,22 @@ ALWAYS: Final = frozenset((*_ROWS_OUT, *_TIMES, *_TASKS))
 """What every join counts."""
 
 
-def metric_names(sides: Sequence[str], *, interval: bool = False) -> tuple[str, ...]:
+def metric_names(sides: Sequence[str], *, by_time: bool = False) -> tuple[str, ...]:
     """What is counted of a join, in the order in which it travels.
 
     Counts are summed over the partitions; of times, the slowest partition's is shown. Those of an input begin with
     ``left_`` or ``right_``, in a multi-way join with the input's name. ``retries`` counts exchanges that
     were repeated because a state server was gone; ``gpu_partitions`` says how many of the ``partitions`` ran on a
-    GPU. An interval join has watermarks, too, in milliseconds since the epoch, with the micro-batch's clock
+    GPU. A join by time has watermarks, too, in milliseconds since the epoch, with the micro-batch's clock
     less the watermark as ``watermark_lag_ms``; None while there is none.
 
     Args:
         sides: what the join calls its inputs.
-        interval: whether it is an interval join.
+        by_time: whether rows come and go with time.
     """
-    of_input = (*_OF_INPUT, *_OF_TIMED_INPUT) if interval else _OF_INPUT
+    of_input = (*_OF_INPUT, *_OF_TIMED_INPUT) if by_time else _OF_INPUT
     counts = [f"{side}_{what}" for what in of_input for side in sides]
-    return (*counts, *_ROWS_OUT, *_TIMES, *_TASKS, *(_MARKS if interval else ()))
+    return (*counts, *_ROWS_OUT, *_TIMES, *_TASKS, *(_MARKS if by_time else ()))
 
 
 def pack(names: Sequence[str], metrics: Mapping[str, float | None], *, backend: str, retries: int) -> list[int | None]:

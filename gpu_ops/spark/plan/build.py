@@ -57,7 +57,7 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
         reported=metrics_reported(session),
     )
     make_importable(session)
-    names = metric_names(join.sides, interval=join.interval is not None)
+    names = metric_names(join.sides, by_time=join.by_time)
     if packed:
         travel = packed_rows(join, inputs, readings, layout, plan.partitions)
     else:
@@ -92,7 +92,7 @@ def observing(rows: DataFrame, plan: JoinPlan, hidden: str | None) -> DataFrame:
     """
     if hidden is None:
         return rows
-    names = metric_names(plan.join.sides, interval=plan.join.interval is not None)
+    names = metric_names(plan.join.sides, by_time=plan.join.by_time)
     return rows.observe(plan.name, observed(names, hidden)).filter(f.isnull(hidden))
 
 

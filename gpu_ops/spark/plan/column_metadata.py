@@ -42,7 +42,7 @@ class Delay(NamedTuple):
 
     Attributes:
         ms: its delay.
-        plan_id: of the interval join that made it, which knows better; or None.
+        plan_id: of the join by time that made it, which knows better; or None.
     """
 
     ms: int
@@ -50,7 +50,7 @@ class Delay(NamedTuple):
 
 
 def delays(df: DataFrame) -> dict[str, Delay]:
-    """The event-time columns of a DataFrame: from ``withWatermark``, or from an interval join."""
+    """The event-time columns of a DataFrame: from ``withWatermark``, or from a join by time."""
     found = {}
     for field in df.schema.fields:
         metadata = field.metadata or {}
@@ -97,7 +97,7 @@ def changelog_columns(join: Description, name: str, plan_id: str) -> list[Column
         of_kind[KEY] = list(key)
     columns = [f.col(ROW_KIND_COLUMN).alias(ROW_KIND_COLUMN, metadata=of_kind)]
     for column in join.output:
-        metadata: dict[str, Any] = _metadata(join, column, plan_id) if join.interval is not None else {}
+        metadata: dict[str, Any] = _metadata(join, column, plan_id) if join.by_time else {}
         if key is not None and column.name in key:
             metadata[KEY_COLUMN] = f"{plan_id} {column.name}"
         columns.append(quoted(column.name).alias(column.name, metadata=metadata) if metadata else quoted(column.name))
@@ -105,8 +105,7 @@ def changelog_columns(join: Description, name: str, plan_id: str) -> list[Column
 
 
 def _metadata(join: Description, column: OutputColumn, plan_id: str) -> dict[str, Any]:
-    """Of one column of an interval join's changelog."""
-    assert join.interval is not None
+    """Of one column of the changelog of a join by time."""
     metadata: dict[str, Any] = {}
     times: list[int] = []  # the inputs whose event time it is
     for side, source in enumerate(join.inputs):
@@ -119,26 +118,26 @@ def _metadata(join: Description, column: OutputColumn, plan_id: str) -> dict[str
     behind = [join.inputs[side].delay_ms for side in times]
     known = [ms for ms in behind if ms is not None]
     if known and len(known) == len(behind):
-        metadata |= {DELAY: max(known) + join.interval.keep_ms, _SOURCE: plan_id}
+        metadata |= {DELAY: max(known) + join.behind_ms, _SOURCE: plan_id}
     return metadata
 
 
 def late(df: DataFrame, side: str) -> DataFrame:
-    """The late rows of one input of an interval join with ``late="tag"``, with the columns they came with.
+    """The late rows of one input of a join by time with ``late="tag"``, with the columns they came with.
 
     Args:
         df: the join's changelog, whole or a micro-batch of it in ``foreachBatch``.
         side: ``"left"``, ``"right"``, or the input's name.
 
     Raises:
-        DescriptionError: no changelog of an interval join, or no such input.
+        DescriptionError: no changelog of a join by time, or no such input.
     """
     kind = next((x for x in df.schema.fields if x.name == ROW_KIND_COLUMN), None)
     metadata: Mapping[str, Any] = (kind.metadata or {}) if kind is not None else {}
     inputs: Sequence[str] = metadata.get(_INPUTS, ())
     fields = list(df.schema.fields)
     if len(inputs) != 2 or not any(_COLUMN[0] in x.metadata for x in fields):
-        raise DescriptionError("late() takes the changelog of gpu_ops.interval_join(), row kinds and all")
+        raise DescriptionError("late() takes the changelog of a join by time, row kinds and all")
     names = ["left", "right"] if side in ("left", "right") else [name.lower() for name in inputs]
     if side.lower() not in names:
         raise DescriptionError(f"late(): there is no input {side!r}; there are left ({inputs[0]}), right ({inputs[1]})")

@@ -60,7 +60,7 @@ class _Known:
     """Partitions that have computed that micro-batch, or begun to."""
     servers: set[tuple[str, int]] = dataclasses.field(default_factory=set)
     watermarks: Watermarks | None = None
-    """Of an interval join."""
+    """Of a join by time."""
     backlog: tuple[str, bool] | None = None
     """A run, and whether its micro-batches are backlog."""
     appends: str | None = None
@@ -196,7 +196,7 @@ class Directory:
                 answer, or None; backlog: whether the join may begin with one.
 
         Returns:
-            location; ``moment``, which goes with the command: join_number, for an interval join watermark and clock_ms
+            location; ``moment``, which goes with the command: join_number, for a join by time watermark and clock_ms
             of the micro-batch, where there may be a backlog whether it is part of it.
 
         Raises:
@@ -223,7 +223,7 @@ class Directory:
         """Takes in what one partition says after a micro-batch.
 
         Args:
-            request: join_id, batch_id, partition; of an interval join ``latest`` and ``rows`` as `Report` has them;
+            request: join_id, batch_id, partition; of a join by time ``latest`` and ``rows`` as `Report` has them;
                 where metrics are reported, run_id and ``numbers``, the metrics as packed.
         """
         batch_id, partition = int(request["batch_id"]), int(request["partition"])
@@ -235,7 +235,7 @@ class Directory:
             known.watermarks.report(batch_id, partition, said)
         if known is not None and known.plan is not None and request.get("run_id") == known.run_id:
             join, run = known.plan.join, Run(known.query_id, known.run_id, known.plan.name)
-            names = metric_names(join.sides, interval=join.interval is not None)
+            names = metric_names(join.sides, by_time=join.by_time)
             TASK_METRICS.take(run, batch_id, partition, names, request["numbers"])
         return {"taken": True}
 
@@ -271,7 +271,7 @@ class Directory:
             plan, number = running_plan(self._queries(), run_id, join_id.partition("-")[0]) or (None, None)
             if plan is None and request.get("timed"):
                 raise StateError(
-                    f"an interval join needs the plan of its query, and the run {run_id} is over or this version of "
+                    f"a join by time needs the plan of its query, and the run {run_id} is over or this version of "
                     "Spark does not show it"
                 )
             opened = self._opened[join_id] = _Opened(run_id, plan, number)
@@ -311,7 +311,7 @@ class Directory:
 
     def _make_watermarks(self, known: _Known) -> Watermarks | None:
         plan = known.plan
-        if plan is None or plan.join.interval is None:
+        if plan is None or not plan.join.by_time:
             return None
         left, right = (self._upstream(upstream, known.query_id) for upstream in plan.upstream)
         manifest = Manifest(

@@ -1,4 +1,4 @@
-"""The watermark of an interval join, one for all its partitions, micro-batch by micro-batch.
+"""The watermark of a join by time, one for all its partitions, micro-batch by micro-batch.
 
 Every partition reports the latest event times it has seen; when all have, the watermark of the next
 micro-batch follows. Each partition stores the one it worked under with its record, so a driver that starts
@@ -20,7 +20,7 @@ from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest, ensure
 
 Upstream = Callable[[int], int | None]
-"""The output watermark of the interval join that makes an input, in the micro-batch before this one."""
+"""The output watermark of the join by time that makes an input, in the micro-batch before this one."""
 
 
 class Moment(NamedTuple):
@@ -48,13 +48,13 @@ class Report(NamedTuple):
 
 
 class Watermarks:
-    """The watermarks of one interval join of one query.
+    """The watermarks of one join by time of one query.
 
     Args:
         join: the description.
         manifest: what its state folder must belong to; has the number of partitions, too.
         state: the folder, or None.
-        upstream: for inputs that are changelogs of an interval join in the same query.
+        upstream: for inputs that are changelogs of a join by time in the same query.
     """
 
     def __init__(
@@ -113,8 +113,7 @@ class Watermarks:
         """
         with self._lock:
             watermark = self._before.watermark if batch_id == self._batch else None
-        assert self._join.interval is not None
-        return None if watermark is None else watermark - self._join.interval.keep_ms
+        return None if watermark is None else watermark - self._join.behind_ms
 
     # --- inside ------------------------------------------------------------------------------
 
@@ -176,7 +175,7 @@ class Watermarks:
         return times
 
     def __str__(self) -> str:
-        return f"interval join of {self._join.inputs[0].name}, {self._join.inputs[1].name}"
+        return f"{self._join.title} of {self._join.inputs[0].name}, {self._join.inputs[1].name}"
 
 
 def operator_watermark(

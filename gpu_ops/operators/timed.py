@@ -1,0 +1,134 @@
+"""What operators that go by a watermark have in common: the watermark, late rows, and how both are stored."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from gpu_ops.descriptions.intervals import AFTER_ALL, BEFORE_ALL, clipped, units_per_ms
+from gpu_ops.errors import StateError
+from gpu_ops.ingest import Ingested
+from gpu_ops.kernels import Kernels
+from gpu_ops.operators.operator import SIDES, Operator
+
+AT_WATERMARK = -1
+"""The instant of what a watermark ends."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Clock:
+    """What an operator knows of time, in the unit of the join's ``time_type``.
+
+    Attributes:
+        watermark: the operator's.
+        seen: per side, the latest event time, or None.
+    """
+
+    watermark: int = BEFORE_ALL
+    seen: tuple[int | None, int | None] = (None, None)
+
+
+C = TypeVar("C", bound=Clock)
+
+
+class TimedOperator(Operator, Generic[C]):
+    """An operator of two inputs by event time.
+
+    Args:
+        join: its description.
+        kernels: the backend.
+        clock: what it knows before the first micro-batch.
+    """
+
+    def __init__(self, join: Any, kernels: Kernels, clock: C) -> None:
+        self.join, self.kernels = join, kernels
+        self.per_ms = units_per_ms(join.time_type)
+        self.clock = self._next = clock
+
+    @property
+    def last_watermark_ms(self) -> int:
+        """A watermark after all times."""
+        return AFTER_ALL // self.per_ms
+
+    def watermark_ms(self, clock_ms: int) -> int | None:
+        """The watermark that follows from what was seen in committed micro-batches, ms; None if none does."""
+        del clock_ms
+        found = []
+        for source, seen in zip(self.join.inputs, self.clock.seen, strict=True):
+            if seen is None or source.delay_ms is None:
+                return None
+            found.append(int(seen) // self.per_ms - int(source.delay_ms))
+        return min(found)
+
+    def _advanced(self, watermark_ms: int | None) -> int:
+        """The watermark in force from here on, in the unit of times: it never goes back."""
+        if watermark_ms is None:
+            return self.clock.watermark
+        watermark = watermark_ms * self.per_ms
+        found = AFTER_ALL if watermark > AFTER_ALL - self.per_ms else clipped(watermark)
+        return max(self.clock.watermark, found)
+
+    def _see(self, side: int, times: npt.NDArray[np.int64]) -> None:
+        """Note the times of rows that come."""
+        if times.size:
+            seen, latest = list(self._next.seen), int(times.max())
+            seen[side] = latest if seen[side] is None else max(int(seen[side] or 0), latest)
+            self._next = dataclasses.replace(self._next, seen=(seen[0], seen[1]))
+
+    def _late(self, change: Ingested) -> npt.NDArray[np.bool_] | None:
+        """Mask of changes that are below the watermark in force, None for none."""
+        if change.times is None or self._next.watermark == BEFORE_ALL:
+            return None
+        mask: npt.NDArray[np.bool_] = change.times < self._next.watermark
+        return mask if mask.any() else None
+
+    def _times(self, held: int) -> dict[str, int]:
+        """The times worth knowing, ms since the epoch, as far as there are any.
+
+        Args:
+            held: how far behind the watermark rows may still come out, in the unit of times.
+        """
+        now = self._next
+        found = {f"{n}_max_time_ms": t // self.per_ms for n, t in zip(SIDES, now.seen, strict=True) if t is not None}
+        if BEFORE_ALL < now.watermark < AFTER_ALL:
+            found["watermark_ms"] = now.watermark // self.per_ms
+            found["output_watermark_ms"] = (now.watermark - held) // self.per_ms
+        return found
+
+    def commit(self, clock_ms: int) -> None:
+        """Make the prepared micro-batch final."""
+        self.clock = self._next
+        super().commit(clock_ms)
+
+    def discard(self) -> None:
+        """Forget the prepared micro-batch."""
+        self._next = self.clock
+        super().discard()
+
+    # --- the stored form ---------------------------------------------------------------------
+
+    def _facts(self) -> dict[str, int | None]:
+        """What is stored of the clock, by name."""
+        clock = self.clock
+        return {"watermark": clock.watermark, "left_seen": clock.seen[0], "right_seen": clock.seen[1]}
+
+    def snapshot(self) -> dict[str, pa.Table]:
+        """The rows of both sides, and the clock."""
+        times = pa.table({name: pa.array([value], pa.int64()) for name, value in self._facts().items()})
+        return {**super().snapshot(), "time": times}
+
+    def _stored_facts(self, state: Mapping[str, pa.Table]) -> dict[str, Any]:
+        """What a snapshot has of the clock.
+
+        Raises:
+            StateError: nothing.
+        """
+        if "time" not in state:
+            raise StateError("the snapshot lacks the times of a join by time")
+        facts: dict[str, Any] = state["time"].to_pylist()[0]
+        return facts

@@ -1,0 +1,273 @@
+"""The temporal join, after Flink's ``TemporalRowTimeJoinOperator``.
+
+Law: a row of the right input is a version of its key, valid from its time until that of the key's next version; a
+retraction is a version, too, of which nothing is valid. When the watermark reaches a left row's time, the row comes out
+once, beside the version of its key that is valid at its time. Where there is none, or the condition is not true of the
+pair, it comes out with nulls (left) or not at all (inner). Of versions of one time the last to come counts. A version
+is forgotten when the watermark has passed the next one.
+
+Within a micro-batch the watermark stands still; it advances before the micro-batch's rows. Rows of a micro-batch
+wait for the next advance, late ones as well: they meet the versions that are still there then.
+
+What is still there is Flink's, to the row. There a key has one timer: the earliest time of the rows that have come and
+of the left rows that wait. When it fires, the key's left rows up to the watermark come out, its versions before the
+valid one go, and only left rows that still wait set it anew. So a version *wakes* its key if the key has not fired
+since the version came; versions that the watermark passes without that stay until something else makes the key fire.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from typing import cast
+
+import numpy as np
+import pyarrow as pa
+
+from gpu_ops.arrays import Array, Hashes, Slots, distinct
+from gpu_ops.descriptions.changelog import DELETE, INSERT, LATE_ROW_KIND, UPDATE_BEFORE
+from gpu_ops.descriptions.description import Description
+from gpu_ops.descriptions.intervals import AFTER_ALL
+from gpu_ops.descriptions.temporal_join import TemporalJoin
+from gpu_ops.ingest import Ingested
+from gpu_ops.kernels import Columns, Frame, Kernels
+from gpu_ops.operators.core.emission import OutputRows
+from gpu_ops.operators.core.groups import Groups
+from gpu_ops.operators.core.match import fulfilling, match
+from gpu_ops.operators.core.nearest import Nearest
+from gpu_ops.operators.operator import SIDES, Output, TooMuch
+from gpu_ops.operators.timed import AT_WATERMARK, Clock, TimedOperator
+from gpu_ops.operators.timers import first_equal
+from gpu_ops.output import append_rows, changelog_table, gathered
+from gpu_ops.state.columns import DEAD, LIVE, KeySet
+from gpu_ops.state.index import HashIndex
+from gpu_ops.state.interval_table import IntervalTable
+
+_ENDS, _WAKES = "__ends", "__wakes"
+_PASSED = "passed"
+
+
+def make(described: Description, kernels: Kernels, too_much: TooMuch) -> TemporalOperator:
+    """See `gpu_ops.operators.operator.Make`."""
+    del too_much
+    assert isinstance(described, TemporalJoin)
+    return TemporalOperator(described, kernels)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Keys:
+    """Rows of one side whose keys fire."""
+
+    side: int
+    slots: Slots
+    frame: Frame
+    hashes: Hashes
+
+
+class TemporalOperator(TimedOperator[Clock]):
+    """A temporal join over one partition.
+
+    Args:
+        join: its description.
+        kernels: the backend.
+    """
+
+    join: TemporalJoin
+    tables: tuple[IntervalTable, IntervalTable]
+
+    def __init__(self, join: TemporalJoin, kernels: Kernels) -> None:
+        super().__init__(join, kernels, Clock())
+
+        def keys(side: int) -> KeySet:
+            return KeySet(join.key_columns(side), join.key_types, join.key_columns(side, strict=True))
+
+        left = IntervalTable(kernels, join.left, keys(0))
+        # a version ends what was valid, without being valid itself; and whether it wakes its key
+        right = IntervalTable(kernels, join.right, keys(1), beside={_ENDS: np.int8, _WAKES: np.int8})
+        right.indexes[_PASSED] = HashIndex(kernels)
+        self.tables = left, right
+
+    def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Output:
+        """Compute one micro-batch; see `gpu_ops.operators.operator.Operator`."""
+        del clock_ms
+        started = time.perf_counter()
+        for table in self.tables:
+            table.begin()
+        now = self._advanced(watermark_ms)
+        advances = now > self.clock.watermark
+        self._next = dataclasses.replace(self.clock, watermark=now)
+        rows, gone = self._advance(now) if advances else (self._output(self._none, self._none), (0, 0))
+        metrics: dict[str, int | float] = {f"{name}_evicted": gone[side] for side, name in enumerate(SIDES)}
+        left, right = changes
+        late = self._late(left), self._late(right)
+        for name, below in zip(SIDES, late, strict=True):
+            metrics[f"{name}_late"] = 0 if below is None else int(below.sum())
+        refused = late[0] if self.join.late != "join" else None
+        self._add(0, left if refused is None else left.pick(~refused))
+        self._add(1, right)
+        joined = time.perf_counter()
+        frame, kinds = gathered(self.join, self.kernels, self.tables, rows.slots), self.kernels.asnumpy(rows.kinds)
+        output = changelog_table(self.join, self.kernels, frame, kinds)
+        sequence = np.full(kinds.size, -1, np.int64)
+        if refused is not None and self.join.late == "tag":
+            output = append_rows(self.join, self.kernels, 0, output, rows=left.pick(refused).table, kind=LATE_ROW_KIND)
+            sequence = np.concatenate([sequence, left.sequence[refused]])
+        metrics |= self._times(0)
+        metrics |= {"probe_ms": (joined - started) * 1e3, "emit_ms": (time.perf_counter() - joined) * 1e3}
+        return Output(output, sequence, kinds, metrics)
+
+    @property
+    def _none(self) -> Slots:
+        return self.kernels.xp.empty(0, np.int64)
+
+    # --- what a watermark ends ---------------------------------------------------------------
+
+    def _advance(self, now: int) -> tuple[OutputRows, tuple[int, int]]:
+        """Rows of the keys that fire: the output, and how many rows of either side went."""
+        xp, (left, right) = self.kernels.xp, self.tables
+        due = xp.sort(left.due.take(now))
+        passing = right.due.take(now)
+        passing = passing[right.status.values[passing] == LIVE]
+        wakes = right.beside[_WAKES].values[passing] != 0
+        firing = [self._keys(0, due), self._keys(1, passing[wakes])]
+        rows = self._answers(firing[0])
+        gone = self._forget(firing, passing[~wakes], now) if len(right) else self._none
+        left.move(due, LIVE, DEAD)
+        right.move(gone, LIVE, DEAD)
+        right.put(_WAKES, passing[wakes], 0)
+        return rows, (int(due.size), int(gone.size))
+
+    def _keys(self, side: int, slots: Slots) -> _Keys:
+        table = self.tables[side]
+        frame = table.take_keys(slots)
+        return _Keys(side, slots, frame, table.hash_keys(frame))
+
+    def _search(self, own: _Keys, times: Array) -> Slots:
+        """The last version of each row's key up to a time, -1 for none."""
+        table, right = self.tables[own.side], self.tables[1]
+        nearest = Nearest(
+            self.kernels,
+            right.index,
+            right.key_types,
+            Columns(right.store, right.keys),
+            lambda slots: right.status.values[slots] == LIVE,
+        )
+        rows = self.kernels.xp.arange(own.slots.size, dtype=np.int64)
+        return nearest.search((Columns(own.frame, table.keys), rows), own.hashes, times, "backward")
+
+    def _answers(self, own: _Keys) -> OutputRows:
+        """Left rows, each beside the version that is valid at its time."""
+        kernels, xp, (left, right) = self.kernels, self.kernels.xp, self.tables
+        found = self._search(own, left.time[own.slots]) if len(right) else xp.full(own.slots.size, -1, np.int64)
+        matchable = left.matchable(own.frame)
+        if matchable is not None:
+            found = xp.where(matchable, found, -1)
+        if len(right):
+            found = xp.where(right.beside[_ENDS].values[xp.maximum(found, 0)] != 0, -1, found)
+        if self.join.condition is not None:
+            pairs = xp.flatnonzero(found >= 0)
+            rows = {
+                self.join.left.name: (left.store, own.slots[pairs]),
+                self.join.right.name: (right.store, found[pairs]),
+            }
+            true = fulfilling(kernels, self.join.condition, rows, int(pairs.size))
+            if true is not None:
+                meets = xp.zeros(found.size, bool)
+                meets[pairs[true]] = True
+                found = xp.where(meets, found, -1)
+        if self.join.how == "left":
+            return self._output(own.slots, found)
+        kept = xp.flatnonzero(found >= 0)
+        return self._output(own.slots[kept], found[kept])
+
+    def _output(self, left: Slots, right: Slots) -> OutputRows:
+        xp = self.kernels.xp
+        kinds, instants = xp.full(left.size, INSERT, np.int8), xp.full(left.size, AT_WATERMARK, np.int64)
+        return OutputRows(kinds, (left, right), instants)
+
+    def _forget(self, firing: list[_Keys], passing: Slots, now: int) -> Slots:
+        """Versions of keys that fire, up to the watermark, but the last; ascending.
+
+        Versions after it do not wake their key any more.
+
+        Args:
+            firing: rows of either side whose keys fire.
+            passing: versions that the watermark passes now without waking their key.
+            now: the watermark.
+        """
+        kernels, xp, right = self.kernels, self.kernels.xp, self.tables[1]
+        passed = cast("HashIndex", right.indexes[_PASSED])
+        quiet = self._keys(1, passing)
+        fires = xp.zeros(quiet.slots.size, bool)
+        kept, old = [], [firing[1].slots]
+        for own in firing:
+            if not own.slots.size:
+                continue
+            columns = self.tables[own.side].keys
+            groups = Groups(kernels, own.frame, columns, right.key_types, own.hashes)
+            lead = own.slots[groups.leader]
+            keys = _Keys(own.side, lead, kernels.take(own.frame, groups.leader, columns, present=True),
+                         own.hashes[groups.leader])  # fmt: skip
+            kept.append(self._search(keys, xp.full(lead.size, now, np.int64)))
+            if quiet.slots.size:
+                wanted = quiet.frame, quiet.hashes, right.keys
+                fires |= first_equal(kernels, wanted, (keys.frame, keys.hashes, columns), right.key_types) >= 0
+            old.append(self._of_keys(keys, columns, passed.probe(keys.hashes, staged=False)))
+            if now < AFTER_ALL:
+                later = xp.full(lead.size, now + 1, np.int64), xp.full(lead.size, AFTER_ALL, np.int64)
+                ahead = self._of_keys(keys, columns, right.index.probe(keys.hashes, *later, staged=False))
+                right.put(_WAKES, ahead[right.beside[_WAKES].values[ahead] != 0], 0)
+        still = xp.concatenate([self._none, *kept])
+        gone = distinct(xp, xp.concatenate([*old, quiet.slots[fires]]))
+        # what stays of those that were passed now is looked at when its key fires again
+        woken = xp.flatnonzero(xp.isin(firing[1].slots, still))
+        stays = woken, xp.flatnonzero(~fires | xp.isin(quiet.slots, still))
+        hashes, slots = (
+            xp.concatenate([which[at] for which, at in zip(parts, stays, strict=True)])
+            for parts in ((firing[1].hashes, quiet.hashes), (firing[1].slots, quiet.slots))
+        )
+        passed.stage(hashes, slots)
+        return gone[~xp.isin(gone, still)]
+
+    def _of_keys(self, keys: _Keys, columns: tuple[str, ...], candidates: tuple[Array, Slots]) -> Slots:
+        """Of candidates of an index of versions those that are there and of the key."""
+        right = self.tables[1]
+        _, slots = match(
+            self.kernels,
+            candidates,
+            right.key_types,
+            (Columns(keys.frame, columns), Columns(right.store, right.keys)),
+            alive=lambda _, slots: right.status.values[slots] == LIVE,
+        )
+        return slots
+
+    # --- what comes --------------------------------------------------------------------------
+
+    def _add(self, side: int, change: Ingested) -> None:
+        """Take in the new rows of one side; of an update only what comes."""
+        assert change.times is not None
+        self._see(side, change.times)
+        if side == 1 and bool((change.kinds == UPDATE_BEFORE).any()):
+            change = change.pick(change.kinds != UPDATE_BEFORE)
+        kernels, table = self.kernels, self.tables[side]
+        frame, times = change.frame(kernels), kernels.asarray(change.times)
+        # a version of a key that nothing equals is of no use
+        kept = table.matchable(frame) if side == 1 else None
+        slots = table.stage(frame, table.hash_keys(frame), times, kept, None)
+        if side == 1 and slots.size:
+            table.beside[_ENDS].values[slots] = kernels.asarray(change.kinds == DELETE)
+            table.beside[_WAKES].values[slots] = 1
+
+    # --- the stored form ---------------------------------------------------------------------
+
+    def restore(self, state: Mapping[str, pa.Table], settle: Callable[[], None]) -> None:
+        """Take over a snapshot.
+
+        Raises:
+            StateError: it lacks something.
+        """
+        facts = self._stored_facts(state)
+        self.clock = self._next = Clock(facts["watermark"], (facts["left_seen"], facts["right_seen"]))
+        for table, name in zip(self.tables, SIDES, strict=True):
+            table.restore(state[name], self.clock.watermark, 0, settle)

@@ -1,0 +1,94 @@
+"""The temporal join as a function from streaming DataFrames to their changelog."""
+
+from __future__ import annotations
+
+from typing import Literal, Unpack, cast
+
+from pyspark.sql import DataFrame
+
+from gpu_ops.descriptions.intervals import Duration, Late, parse_bound
+from gpu_ops.descriptions.join import JoinType
+from gpu_ops.descriptions.keys import On, normalize_on
+from gpu_ops.descriptions.temporal_join import TemporalJoin
+from gpu_ops.errors import DescriptionError
+from gpu_ops.query.catalyst import ansi_mode
+from gpu_ops.spark.api.checks import check_frames, run, spelled
+from gpu_ops.spark.api.interval import timed
+from gpu_ops.spark.api.options import KeyOptions, check_options
+from gpu_ops.spark.api.streams import Stream, as_input, as_stream, resolve_key
+from gpu_ops.spark.api.where import engine_condition
+
+
+class TemporalJoinOptions(KeyOptions, total=False):
+    """Those that a temporal join shares with others.
+
+    Attributes:
+        where: residual condition, SQL text over both inputs' columns; it is asked of the valid version alone.
+        suffixes: for column names that both inputs have.
+    """
+
+    where: str | None
+    suffixes: tuple[str, str] | None
+
+
+def temporal_join(
+    left: DataFrame | Stream,
+    right: DataFrame | Stream,
+    on: On,
+    *,
+    time: tuple[str, str] | None = None,
+    how: Literal["inner", "left"] = "inner",
+    late: Late = "join",
+    heartbeat: Duration | None = None,
+    **options: Unpack[TemporalJoinOptions],
+) -> DataFrame:
+    """Joins each left row with the version of the right input that was valid at the row's time.
+
+    ``left JOIN right FOR SYSTEM_TIME AS OF left.time``, after Flink's event-time temporal join. The right input is a
+    versioned table: each of its rows is valid for its key from its own time until that of the next one, a
+    deletion (``-D``) ends what was valid, and ``-U`` means nothing. A left row comes out once, when the
+    watermark passes its time, and nothing changes it any more. Two static DataFrames are joined at once.
+
+    Args:
+        left: the left input; its rows are insertions.
+        right: the versioned table: a changelog, upserts, or insertions.
+        on: as in `join`: columns that identify a row of the versioned table.
+        time: the event-time columns of left and right; may be left out where ``withWatermark`` or `stream` say them.
+        how: ``"inner"``, or ``"left"`` to keep rows without a valid version, with nulls.
+        late: what happens to left rows below the watermark: ``"join"`` as in Flink (they meet what is still kept, at
+            the next watermark), ``"drop"``, or ``"tag"``: they come out with the row kind ``late``. Late versions are
+            always taken: they count for rows that wait.
+        heartbeat: begin a micro-batch at least so often, so that rows come out when none come in.
+        options: ``where, state, backend, null_safe, suffixes, partitions, name``, as in `join`.
+
+    Returns:
+        A streaming DataFrame, or a static one: ``row_kind``, always ``+I``, and the columns of the join.
+
+    Raises:
+        TypeError: no such option.
+        DescriptionError: a join that cannot be.
+        NotBuiltError: a streaming and a static DataFrame, Spark Connect.
+        StateError: the state folder belongs to something else.
+    """
+    check_options("temporal_join", options, TemporalJoinOptions)
+    sides = as_stream(left, "the left input"), as_stream(right, "the right input")
+    static = check_frames([side.df for side in sides], ["the left input", "the right input"])
+    period = None if heartbeat is None else parse_bound(heartbeat)
+    if period is not None and (static or period < 1):
+        raise DescriptionError(f"heartbeat={heartbeat!r}; it is at least a millisecond, and for streams")
+    sides, upstream = timed(sides, time)
+    names = [side.name or default for side, default in zip(sides, ("left", "right"), strict=True)]
+    where, (first, second), _ = engine_condition(options.get("where"), sides, names)
+    sides = first, second
+    description = TemporalJoin(
+        how=cast("JoinType", spelled(how)),
+        left=as_input(first, "left", derive=False),
+        right=as_input(second, "right", derive=False),
+        keys=tuple(resolve_key(key, sides) for key in normalize_on(on, null_safe=options.get("null_safe", False))),
+        where=where,
+        emit="at_end" if static else "at_watermark",
+        suffixes=options.get("suffixes"),
+        ansi=ansi_mode(first.df.sparkSession),
+        late=late,
+    )
+    return run(description, sides, options, upstream=upstream, heartbeat_ms=period)
