@@ -53,15 +53,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def slow(case: Case, label: str, emit: Emit, backend: Backend) -> bool:
     """Small micro-batches take their time: the short run has all cases in seven events ``per_event``.
 
-    It has every third of the first cases of each kind in one event as well, and in seven the other ways. The long run
-    has every case every way.
+    It has every third of the first cases of each kind in one event as well, and in seven the other ways; in one
+    micro-batch it has all but further cases ``per_batch`` with tiny segments. The long run has every case every way.
     """
-    if label == "all":
-        return False
-    if case.kind == "multi" and case.name not in FIRST_MULTI:
-        return True
     plain = emit == "per_event" and backend.name == "cpu"
     further = case.name.endswith(("_2", "_3", "_long")) or "_late" in case.name
+    if label == "all":
+        return further and emit == "per_batch" and backend.name.endswith("-tiny")
+    if case.kind == "multi" and case.name not in FIRST_MULTI:
+        return True
     if label == "split1":
         return further or not plain or zlib.crc32(case.name.encode()) % 3 != 0
     return not plain and (further or (emit == "per_batch" and backend.name.endswith("-tiny")))

@@ -16,7 +16,7 @@ from gpu_ops.descriptions.join import Join
 from kernels.conftest import EMULATED, only_on
 from kernels.engines import CPU, Batches, alike, run
 
-pytestmark = pytest.mark.one_in(3)
+pytestmark = pytest.mark.one_in(4)
 
 
 def batches_of(shape: IntervalShape, join: Join, seed: int, *, events: int = 200) -> Batches:

@@ -29,7 +29,7 @@ from oracle.drive import (
 from oracle.rules import Rules
 from oracle.traces import HOWS, LAYOUTS, Recipe, Shape, recipe, trace
 
-pytestmark = pytest.mark.one_in(3)
+pytestmark = pytest.mark.one_in(4)
 
 CPU = Backend("cpu")
 SHAPES = [

@@ -18,7 +18,7 @@ from oracle.interval_sql import sql_join
 from oracle.interval_traces import BOUNDS, HOWS, IntervalShape, TimedRecipe, timed_trace
 from oracle.test_differential import as_multiset, identical
 
-pytestmark = pytest.mark.one_in(3)
+pytestmark = pytest.mark.one_in(4)
 
 CPU = Backend("cpu")
 X = (("a_x", ">", "b_x"),)

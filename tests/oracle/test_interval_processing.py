@@ -22,7 +22,7 @@ from oracle.drive import Backend, Change, Event, Row, changes, difference, table
 from oracle.interval_rules import Terms
 from oracle.interval_traces import HOWS
 
-pytestmark = pytest.mark.one_in(2)
+pytestmark = pytest.mark.one_in(3)
 
 BOUNDS = ((-20, 10), (-12, 0), (0, 25), (3, 15), (-9, -2), (0, 0))
 WIDTH = 3

@@ -15,7 +15,7 @@ from oracle.drive import Backend, cuts
 from oracle.sql import reference
 from oracle.traces import HOWS, LAYOUTS, Recipe, Shape, recipe, trace
 
-pytestmark = pytest.mark.one_in(3)
+pytestmark = pytest.mark.one_in(4)
 
 EMITS: tuple[Emit, ...] = ("per_event", "per_batch")
 
