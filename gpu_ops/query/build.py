@@ -17,6 +17,7 @@ from gpu_ops.descriptions.interval_join import IntervalJoin
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Equality, Key
 from gpu_ops.descriptions.multi_join import MultiJoin, Step
+from gpu_ops.descriptions.temporal_join import TemporalJoin
 from gpu_ops.errors import DescriptionError
 from gpu_ops.query.choose import Chooser, Residual
 from gpu_ops.query.errors import SqlError
@@ -169,13 +170,15 @@ class Builder:
                 kind = functools.partial(IntervalJoin, interval=choice.interval)
             if choice.asof is not None:
                 kind = functools.partial(AsofJoin, asof=choice.asof)
+            if choice.kind == "temporal":
+                kind = TemporalJoin
             description = kind(
                 how=join.how,
                 left=inputs[0],
                 right=inputs[1],
                 keys=tuple(Key(self.name(k.left), self.name(k.right), k.null_safe) for k in choice.keys),
                 where=where,
-                emit=self.emit,
+                emit="at_watermark" if choice.kind == "temporal" else self.emit,
                 null_aware=join.member is not None,
                 ansi=self.chooser.ansi,
             )

@@ -20,6 +20,7 @@ from gpu_ops.descriptions.asof_join import Asof
 from gpu_ops.descriptions.intervals import Interval, time_type
 from gpu_ops.errors import ConditionError, DescriptionError
 from gpu_ops.query.bounds import Bound, FinerThanMillisecondsError, bounds
+from gpu_ops.query.by_time.marks import ByTime
 from gpu_ops.query.by_time.nearest import NoComparisonError, nearest
 from gpu_ops.query.catalyst import Catalyst, ansi_mode, position
 from gpu_ops.query.errors import SqlError
@@ -29,7 +30,7 @@ from gpu_ops.query.read import spark_type_of, type_of
 from gpu_ops.query.relations import Compute, Filter, JoinOf, Relation, Scan
 from gpu_ops.spark.datatypes import is_binary_collated
 
-Kind = Literal["regular", "semi", "anti", "interval", "asof"]
+Kind = Literal["regular", "semi", "anti", "interval", "asof", "temporal"]
 
 _PLAIN: Final = (
     "To compare them as plain columns, in a regular join that keeps its rows, write CAST({} AS TIMESTAMP), or give the "
@@ -79,7 +80,7 @@ class Choice:
         above: conditions of an inner join that only Spark evaluates.
         interval: the bounds of an interval join.
         asof: which row is the nearest, of an ASOF join.
-        times: the event-time columns of either.
+        times: the event-time columns of either, and of a temporal join.
         why: the reason.
     """
 
@@ -128,6 +129,8 @@ class Chooser:
         choice = self.choice(relation)
         if choice.times is None or choice.asof is not None:
             return frozenset()
+        if choice.kind == "temporal":
+            return frozenset(choice.times[:1])
         kept = {"inner": (0, 1), "full": (), "right": (1,)}.get(relation.how, (0,))
         return frozenset(choice.times[side] for side in kept)  # a pad's event time is null
 
@@ -139,7 +142,7 @@ class Chooser:
             return self.taken_back(relation.below)
         kind = self.choice(relation).kind
         name = "ASOF" if kind == "asof" else kind
-        return None if kind == "interval" else f"the {name} join below takes rows back"
+        return None if kind in ("interval", "temporal") else f"the {name} join below takes rows back"
 
     # --- choosing -------------------------------------------------------------------------------
 
@@ -147,8 +150,10 @@ class Chooser:
         left, right = join.left.columns, join.right.columns
         timed = [c for c in join.on if c.times & left and c.times & right]
         interval, asof, times, used = None, None, None, list[Expr]()
-        if join.by_time is not None:
+        if join.by_time is not None and join.by_time.kind == "asof":
             asof, times, used = self._nearest(join)
+        elif join.by_time is not None:
+            times = self._versions(join, join.by_time)
         elif timed:
             interval, times, used = self._interval(join, timed)
         keys: list[KeyColumns] = []
@@ -180,7 +185,8 @@ class Chooser:
                     self.fail(f"{error}; {hint}: comparisons, AND, OR, NOT, IS NULL, IN", error.expr.java)
                 above.append(condition)
         kind: Kind = "interval" if interval else join.how if join.how in ("semi", "anti") else "regular"
-        kind = "asof" if asof else kind
+        if join.by_time is not None:
+            kind = "asof" if asof else "temporal"
         why = self._why(join, kind, asof, times)
         return Choice(kind, tuple(keys), made, tuple(residual), tuple(above), interval, asof, times, why)
 
@@ -354,18 +360,37 @@ class Chooser:
 
     def _nearest(self, join: JoinOf) -> tuple[Asof, tuple[Column, Column], list[Expr]]:
         """What an ASOF join goes by."""
-        assert join.by_time is not None
-        if join.by_time.kind != "asof":
-            self.fail(
-                "FOR SYSTEM_TIME AS OF is not understood: write ASOF JOIN ... MATCH_CONDITION (l.t >= r.t), whose rows "
-                "are taken back when a version comes late",
-                join.java,
-            )
         try:
             asof, times, condition = nearest(join)
         except NoComparisonError as error:
             self.fail(str(error), (error.condition or join).java)
         return asof, times, [condition]
+
+    def _versions(self, join: JoinOf, said: ByTime) -> tuple[Column, Column]:
+        """The event times of a temporal join."""
+        if said.as_of is None:
+            self.fail(
+                "AS OF PROCTIME() is not understood: a temporal join goes by event time, FOR SYSTEM_TIME AS OF l.t",
+                join.java,
+            )
+        left = join.left.ids.get(said.as_of)
+        if left is None or left not in self.event_times(join.left):
+            self.fail(
+                "FOR SYSTEM_TIME AS OF takes an event time of the left input (withWatermark, or stream(event_time=))",
+                join.java,
+            )
+        rights = sorted(self.event_times(join.right), key=str)
+        if len(rights) != 1:
+            which = f"{len(rights)} event times ({', '.join(map(str, rights))})" if rights else "no event time"
+            self.fail(
+                f"the versioned table has {which}: withWatermark() or stream(event_time=) says from when on each row "
+                "of it is valid",
+                join.java,
+            )
+        why = self.taken_back(join.left)
+        if why is not None:
+            self.fail(f"the left input of a temporal join only grows, and {why}", join.java)
+        return left, rights[0]
 
     def _why(self, join: JoinOf, kind: Kind, asof: Asof | None, times: tuple[Column, Column] | None) -> str:
         if asof is not None and times is not None:
@@ -373,6 +398,8 @@ class Chooser:
             if not asof.exact:
                 which = "the last before" if asof.direction == "backward" else "the first after"
             return f"asof: {join.sql_name}, each row with {which} its {times[0]} by {times[1]}"
+        if kind == "temporal" and times is not None:
+            return f"temporal: {join.sql_name}, each row with the version valid at its {times[0]}, by {times[1]}"
         if kind == "interval" and times is not None:
             return f"interval: {times[1]} is bounded on both sides of {times[0]}"
         if kind in ("semi", "anti"):

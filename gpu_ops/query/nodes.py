@@ -102,7 +102,7 @@ class Calc:
 
 @dataclasses.dataclass(frozen=True)
 class JoinNode:
-    """A regular, semi, anti, interval or ASOF join, or a multi-way one.
+    """A regular, semi, anti, interval, ASOF or temporal join, or a multi-way one.
 
     Attributes:
         kind: which of them.
@@ -112,7 +112,7 @@ class JoinNode:
         remarks: more about it.
     """
 
-    kind: Literal["regular", "semi", "anti", "interval", "asof", "multi-way"]
+    kind: Literal["regular", "semi", "anti", "interval", "asof", "temporal", "multi-way"]
     description: Join | MultiJoin
     inputs: tuple[Node, ...]
     why: str

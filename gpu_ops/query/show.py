@@ -9,6 +9,7 @@ from gpu_ops.descriptions.inputs import Layout
 from gpu_ops.descriptions.intervals import show_ms
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.multi_join import MultiJoin
+from gpu_ops.descriptions.temporal_join import TemporalJoin
 from gpu_ops.query.nodes import Calc, JoinNode, Named, Node, Plan, Source, quoted
 
 _TYPES: Final = {
@@ -93,6 +94,10 @@ def _two_way(join: Join) -> str:
         sign = (">" if join.asof.direction == "backward" else "<") + "=" * join.asof.exact
         times = f"{left.name}.{quoted(str(left.event_time))} {sign} {right.name}.{quoted(str(right.event_time))}"
         return f"AsofJoin({kind}, matchCondition=[{times}], where=[{where}])"
+    if isinstance(join, TemporalJoin):
+        versions = f"{right.name}.{quoted(str(right.event_time))}"
+        times = f"{left.name}.{quoted(str(left.event_time))}], versionsBy=[{versions}"
+        return f"TemporalJoin({kind}, asOf=[{times}], where=[{where}])"
     aware = ", nullAware=[true]" if join.null_aware else ""
     specs = ", ".join(f"{s}InputSpec=[{_SPECS[join.layout(n)]}]" for n, s in enumerate(("left", "right")))
     return f"Join({kind}{aware}, where=[{where}], {specs})"

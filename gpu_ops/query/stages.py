@@ -31,6 +31,7 @@ class Namer:
                 choice = chooser.choice(node)
                 for condition in (*node.on, *([node.member] if node.member is not None else [])):
                     used |= condition.columns
+                used |= dict.fromkeys(choice.times or ())
                 for made in choice.computed:
                     used |= dict.fromkeys(made)
             else:

@@ -293,6 +293,25 @@ def test_explain_of_an_asof_join():
     assert lines[2] == "   :  -- asof: LEFT JOIN, each row with the last before its c.ts by v.ts"
 
 
+# --- temporal ---------------------------------------------------------------------------------------------
+
+
+def test_a_temporal_join_and_an_interval_join_of_what_it_gives():
+    sql = """
+        SELECT c.x, r.y, m.uid AS again FROM clicks c
+        LEFT JOIN views FOR SYSTEM_TIME AS OF c.ts AS r ON c.uid = r.uid AND r.y > c.x
+        JOIN clicks m ON m.uid = c.uid AND m.ts BETWEEN c.ts AND c.ts + INTERVAL 1 HOUR WHERE r.y > 3"""
+    plan = planned(sql)
+    temporal, interval = plan.joins
+    assert (temporal.kind, interval.kind) == ("temporal", "interval")
+    assert (temporal.description.how, temporal.description.emit) == ("left", "at_watermark")
+    assert [side.event_time for side in temporal.description.inputs] == ["c__ts", "r__ts"]
+    assert [side.event_time for side in interval.description.inputs] == ["c__ts", "m__ts"]
+    assert temporal.description.where == "r.y > c.x"
+    assert [[x.text for x in side.where] for side in temporal.inputs] == [[], []]
+    assert "TemporalJoin(joinType=[LeftOuterJoin], asOf=[c.c__ts], versionsBy=[r.r__ts]" in show(plan)
+
+
 # --- multi-way --------------------------------------------------------------------------------------------
 
 USERS = "FROM users u LEFT JOIN orders o ON o.uid = u.uid"

@@ -157,6 +157,33 @@ def test_an_asof_join_over_a_restart(spark: Any, tmp_path: Path) -> None:
     assert sink.table == [(1, 10), (2, 11)]
 
 
+def test_a_temporal_join_over_a_restart(spark: Any, tmp_path: Path) -> None:
+    """Each row with the version valid at its time, once, when the watermark is there."""
+    orders, rates = (Source(spark, tmp_path / name, CLICKS) for name in ("orders", "rates"))
+    sql = """
+        SELECT o.x, r.x AS rate FROM orders o
+        LEFT JOIN rates FOR SYSTEM_TIME AS OF o.ts AS r ON o.k = r.k WHERE o.x < 9"""
+    sink, state = Sink(), str(tmp_path / "state")
+
+    def run() -> str:
+        left, right = (source.df.withWatermark("ts", "1 minute") for source in (orders, rates))
+        changes = gpu_ops.sql(sql, orders=left, rates=right, state=state)
+        drain(changes, sink, tmp_path / "checkpoint")
+        return gpu_ops.explain(changes)
+
+    orders.add({"k": 1, "ts": at(5, 0), "x": 1}, {"k": 1, "ts": at(5, 10), "x": 2}, {"k": 2, "ts": at(5, 0), "x": 3})
+    rates.add({"k": 1, "ts": at(4, 59), "x": 10}, {"k": 2, "ts": at(5, 1), "x": 20}, {"k": 1, "ts": at(5, 5), "x": 11})
+    said = run()
+    assert "TemporalJoin(joinType=[LeftOuterJoin], asOf=[o.o__ts], versionsBy=[r.r__ts]" in said
+    assert "temporal join, left: o, r" in said
+    orders.add({"k": 3, "ts": at(9, 0), "x": 4})
+    rates.add({"k": 3, "ts": at(9, 0), "x": 0})
+    run()
+    orders.add({"k": 3, "ts": at(9, 30), "x": 5})
+    run()
+    assert sink.table == [(1, 10), (2, 11), (3, None)]
+
+
 def test_a_query_over_a_query(spark: Any, tmp_path: Path) -> None:
     found = sources(spark, tmp_path, ["orders", "prices", "users"])
     given = inputs(found)
