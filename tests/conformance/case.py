@@ -12,6 +12,7 @@ import pyarrow as pa
 from oracle.drive import Change, Event, Row, canonical
 from oracle.interval_rules import LATE, WATERMARK, TimedEvent
 
+from gpu_ops.descriptions.asof_join import Asof, AsofJoin
 from gpu_ops.descriptions.description import Description, Emit
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.interval_join import IntervalJoin
@@ -23,7 +24,7 @@ from gpu_ops.descriptions.temporal_join import TemporalJoin
 
 BUILT = (
     "regular", "semi", "anti", "interval_sql", "interval_semi", "interval_anti", "interval_datastream", "multi",
-    "temporal",
+    "temporal", "asof",
 )  # fmt: skip
 """Kinds of join that there is an operator for."""
 
@@ -113,6 +114,9 @@ class Case:
         told = self.data["join"]
         times = told.get("time_columns") or (None, None)
         left, right = (self._input(i, t) for i, t in zip(self.data["inputs"], times, strict=True))
+        if self.kind == "asof":
+            on = tuple(Key(a, b) for a, b in told["keys"])
+            return AsofJoin(told["how"], left, right, keys=on, emit=emit, asof=Asof(**told["asof"]))
         safe = told.get("null_safe") or [False] * len(told["keys"])
         clash = set(left.schema.names) & set(right.schema.names)
         residual = [f"{left.name}.{a} {op} {right.name}.{b}" for a, op, b in told.get("residual", ())]
