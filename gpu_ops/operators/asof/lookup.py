@@ -75,6 +75,8 @@ class Lookup:
         self._kernels: Kernels = tables[0].kernels
         self.tolerance = join.asof.tolerance(join.time_type)
         both: tuple[Direction, ...] = ("backward", "forward")
+        self._seen = 0
+        self._span: tuple[int, int] | None = None
         self.directions: tuple[Direction, ...] = both if join.asof.direction == "nearest" else (join.asof.direction,)
 
     def farthest(self, times: Array, direction: Direction) -> Array | None:
@@ -102,6 +104,7 @@ class Lookup:
         met = xp.full(slots.size, -1, np.int64)
         if slots.size and len(self._tables[1]):
             rows = Rows(self._tables[0], slots)
+            rows = rows.pick(self._kernels.argsort(rows.hashes))  # what they read lies in the order in which they look
             found = [self.found(rows, direction, alive, staged=staged) for direction in self.directions]
             met[rows.at] = found[0] if len(found) == 1 else self.nearer(rows.times, found[0], found[1])
         return met
@@ -129,6 +132,24 @@ class Lookup:
             staged=staged,
         )
 
+    def _times_seen(self) -> tuple[int, int] | None:
+        """A span in which the times of all left rows from before the micro-batch are; None where there are none.
+
+        It only ever grows: by rows that have gone since, and by those of micro-batches that were discarded.
+        """
+        left, before = self._tables[0], None
+        times, first = times_of(left), left.first_new
+        for begin, end in ((0 if self._seen == 0 else first, first), (first, len(left))):
+            known = times[begin:end][times[begin:end] != BEFORE_ALL]
+            if known.size:
+                low, high = int(known.min()), int(known.max())
+                span = self._span or (low, high)
+                self._span = min(span[0], low), max(span[1], high)
+            if end == first and before is None:
+                before = self._span
+        self._seen = len(left)
+        return before
+
     def near(self, changed: Slots) -> Slots:
         """Left rows from before the micro-batch, which it leaves, whose match it may change; ascending.
 
@@ -142,9 +163,13 @@ class Lookup:
         """
         kernels, xp, (left, right) = self._kernels, self._kernels.xp, self._tables
         nothing = xp.empty(0, np.int64)
-        if not changed.size or not left.live_before:
+        span = self._times_seen()
+        if not changed.size or not left.live_before or span is None:
             return nothing
         rows, exact = Rows(right, changed), self.exact
+        if len(self.directions) == 1:
+            late = self.directions[0] == "forward"
+            rows = rows.pick(xp.flatnonzero(rows.times >= span[0] if late else rows.times <= span[1]))
         forward = "forward" in self.directions
         backward = "backward" in self.directions
         reached = xp.zeros(rows.slots.size, bool)
