@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Final, Literal, Self, get_args
 import pyarrow as pa
 
 from gpu_ops.descriptions.description import Emit, OutputColumn, line
-from gpu_ops.descriptions.intervals import MAX_BOUND, show_ms, time_type, units_per_ms
+from gpu_ops.descriptions.intervals import MAX_BOUND, Late, show_ms, time_type, units_per_ms
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.unique_keys import Chain
-from gpu_ops.errors import DescriptionError, NotBuiltError
+from gpu_ops.errors import DescriptionError
 from gpu_ops.fields import check_fields
 
 Direction = Literal["backward", "forward", "nearest"]
@@ -93,6 +93,10 @@ class AsofJoin(Join):
         if self.where is not None:
             raise DescriptionError("where= has no place in an ASOF join: filter its inputs, or what comes out")
         for source in self.inputs:
+            if self.emit == "at_watermark" and source.unique_key is not None:
+                raise DescriptionError(
+                    f"input '{source.name}': with emit='at_watermark' inputs are insert-only, unique_key= has no place"
+                )
             if source.event_time is None:
                 raise DescriptionError(f"input '{source.name}': an ASOF join needs its event time")
             if source.ttl_ms is not None:
@@ -107,21 +111,45 @@ class AsofJoin(Join):
                 )
         self.asof.tolerance(self.time_type)
         super().__post_init__()
-        if self.emit == "at_watermark":
-            raise NotBuiltError(
-                "an ASOF join with emit='at_watermark' is not built yet; use 'per_batch' or 'per_event'"
-            )
 
     @property
     def operator(self) -> str:
         """The module of `gpu_ops.operators` that runs it."""
-        return "at_end" if self.emit == "at_end" else "asof.join"
+        return {"at_end": "at_end", "at_watermark": "asof.at_watermark"}.get(self.emit, "asof.join")
 
     @functools.cached_property
     def time_type(self) -> pa.DataType:
         """The type times are compared in."""
         left, right = (source.schema.field(source.event_time).type for source in self.inputs)
         return time_type(left, right)
+
+    @property
+    def late(self) -> Late:
+        """What happens to left rows below the watermark."""
+        return "join"
+
+    @property
+    def by_time(self) -> bool:
+        """Whether rows come out and go as time passes."""
+        return self.emit == "at_watermark"
+
+    @property
+    def behind_ms(self) -> int | None:
+        """How far what comes out may be behind the watermark, milliseconds; None for any distance."""
+        return 0 if self.asof.direction == "backward" else self.asof.tolerance_ms
+
+    def insertions_only(self, number: int) -> bool:
+        """Whether an input's rows may only be insertions."""
+        del number
+        return self.by_time
+
+    def kept(self, number: int) -> str:
+        """How long time lets rows of an input stay, in words."""
+        if number == 0:
+            best = "its time" if self.asof.direction == "backward" else "the last time of a better match"
+            return f"kept until the watermark passes {best}"
+        passes = "it" if self.asof.direction == "forward" else "the next row of its key"
+        return f"kept until the watermark passes {passes}"
 
     @property
     def by_event_time(self) -> bool:

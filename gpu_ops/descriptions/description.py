@@ -204,8 +204,8 @@ class Description(abc.ABC):
         return self.interval is not None
 
     @property
-    def behind_ms(self) -> int:
-        """How far what comes out may be behind the watermark, milliseconds."""
+    def behind_ms(self) -> int | None:
+        """How far what comes out may be behind the watermark, milliseconds; None for any distance."""
         return 0 if self.interval is None else self.interval.keep_ms
 
     def kept(self, number: int) -> str:

@@ -87,17 +87,18 @@ class TimedOperator(Operator, Generic[C]):
         mask: npt.NDArray[np.bool_] = change.times < self._next.watermark
         return mask if mask.any() else None
 
-    def _times(self, held: int) -> dict[str, int]:
+    def _times(self, held: int | None) -> dict[str, int]:
         """The times worth knowing, ms since the epoch, as far as there are any.
 
         Args:
-            held: how far behind the watermark rows may still come out, in the unit of times.
+            held: how far behind the watermark rows may still come out, in the unit of times; None for any distance.
         """
         now = self._next
         found = {f"{n}_max_time_ms": t // self.per_ms for n, t in zip(SIDES, now.seen, strict=True) if t is not None}
         if BEFORE_ALL < now.watermark < AFTER_ALL:
             found["watermark_ms"] = now.watermark // self.per_ms
-            found["output_watermark_ms"] = (now.watermark - held) // self.per_ms
+            if held is not None:
+                found["output_watermark_ms"] = (now.watermark - held) // self.per_ms
         return found
 
     def commit(self, clock_ms: int) -> None:

@@ -20,12 +20,14 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Mapping
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from gpu_ops.arrays import Array, Hashes, Slots, distinct
+from gpu_ops.descriptions.asof_join import AsofJoin
 from gpu_ops.descriptions.changelog import DELETE, INSERT, LATE_ROW_KIND, UPDATE_BEFORE
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.intervals import AFTER_ALL
@@ -35,7 +37,7 @@ from gpu_ops.kernels import Columns, Frame, Kernels
 from gpu_ops.operators.core.emission import OutputRows
 from gpu_ops.operators.core.groups import Groups
 from gpu_ops.operators.core.match import fulfilling, match
-from gpu_ops.operators.core.nearest import Nearest
+from gpu_ops.operators.core.nearest import Direction, Nearest
 from gpu_ops.operators.operator import SIDES, Output, TooMuch
 from gpu_ops.operators.timed import AT_WATERMARK, Clock, TimedOperator
 from gpu_ops.operators.timers import first_equal
@@ -56,8 +58,8 @@ def make(described: Description, kernels: Kernels, too_much: TooMuch) -> Tempora
 
 
 @dataclasses.dataclass(frozen=True)
-class _Keys:
-    """Rows of one side whose keys fire."""
+class Keys:
+    """Rows of one side, and their keys."""
 
     side: int
     slots: Slots
@@ -73,18 +75,21 @@ class TemporalOperator(TimedOperator[Clock]):
         kernels: the backend.
     """
 
-    join: TemporalJoin
+    join: TemporalJoin | AsofJoin
     tables: tuple[IntervalTable, IntervalTable]
+    beside: Mapping[str, npt.DTypeLike] = {_ENDS: np.int8, _WAKES: np.int8}
+    """What stands beside a version: whether it ends what was valid, without being valid; whether it wakes its key."""
+    held: int | None = 0
+    """How far behind the watermark rows may still come out, in the unit of times; None for any distance."""
 
-    def __init__(self, join: TemporalJoin, kernels: Kernels) -> None:
+    def __init__(self, join: TemporalJoin | AsofJoin, kernels: Kernels) -> None:
         super().__init__(join, kernels, Clock())
 
         def keys(side: int) -> KeySet:
             return KeySet(join.key_columns(side), join.key_types, join.key_columns(side, strict=True))
 
         left = IntervalTable(kernels, join.left, keys(0))
-        # a version ends what was valid, without being valid itself; and whether it wakes its key
-        right = IntervalTable(kernels, join.right, keys(1), beside={_ENDS: np.int8, _WAKES: np.int8})
+        right = IntervalTable(kernels, join.right, keys(1), beside=self.beside)
         right.indexes[_PASSED] = HashIndex(kernels)
         self.tables = left, right
 
@@ -113,7 +118,7 @@ class TemporalOperator(TimedOperator[Clock]):
         if refused is not None and self.join.late == "tag":
             output = append_rows(self.join, self.kernels, 0, output, rows=left.pick(refused).table, kind=LATE_ROW_KIND)
             sequence = np.concatenate([sequence, left.sequence[refused]])
-        metrics |= self._times(0)
+        metrics |= self._times(self.held)
         metrics |= {"probe_ms": (joined - started) * 1e3, "emit_ms": (time.perf_counter() - joined) * 1e3}
         return Output(output, sequence, kinds, metrics)
 
@@ -138,13 +143,24 @@ class TemporalOperator(TimedOperator[Clock]):
         right.put(_WAKES, passing[wakes], 0)
         return rows, (int(due.size), int(gone.size))
 
-    def _keys(self, side: int, slots: Slots) -> _Keys:
+    def _keys(self, side: int, slots: Slots) -> Keys:
         table = self.tables[side]
-        frame = table.take_keys(slots)
-        return _Keys(side, slots, frame, table.hash_keys(frame))
+        frame = table.store.take(slots, _columns(table), present=True)
+        return Keys(side, slots, frame, table.hash_keys(frame))
 
-    def _search(self, own: _Keys, times: Array) -> Slots:
-        """The last version of each row's key up to a time, -1 for none."""
+    def _newer(self) -> Callable[[Slots], Array] | None:
+        """What orders versions of one time; None for their arrival."""
+        return None
+
+    def _search(self, own: Keys, times: Array, direction: Direction = "backward", **how: Any) -> Slots:
+        """The version of each row's key that is nearest to a time, -1 for none.
+
+        Args:
+            own: the rows.
+            times: n times.
+            direction: whether the last before or the first after it.
+            how: options of `gpu_ops.operators.core.nearest.Nearest.search`.
+        """
         table, right = self.tables[own.side], self.tables[1]
         nearest = Nearest(
             self.kernels,
@@ -152,11 +168,12 @@ class TemporalOperator(TimedOperator[Clock]):
             right.key_types,
             Columns(right.store, right.keys),
             lambda slots: right.status.values[slots] == LIVE,
+            newer=self._newer(),
         )
         rows = self.kernels.xp.arange(own.slots.size, dtype=np.int64)
-        return nearest.search((Columns(own.frame, table.keys), rows), own.hashes, times, "backward")
+        return nearest.search((Columns(own.frame, table.keys), rows), own.hashes, times, direction, **how)
 
-    def _answers(self, own: _Keys) -> OutputRows:
+    def _answers(self, own: Keys) -> OutputRows:
         """Left rows, each beside the version that is valid at its time."""
         kernels, xp, (left, right) = self.kernels, self.kernels.xp, self.tables
         found = self._search(own, left.time[own.slots]) if len(right) else xp.full(own.slots.size, -1, np.int64)
@@ -186,7 +203,7 @@ class TemporalOperator(TimedOperator[Clock]):
         kinds, instants = xp.full(left.size, INSERT, np.int8), xp.full(left.size, AT_WATERMARK, np.int64)
         return OutputRows(kinds, (left, right), instants)
 
-    def _forget(self, firing: list[_Keys], passing: Slots, now: int) -> Slots:
+    def _forget(self, firing: list[Keys], passing: Slots, now: int) -> Slots:
         """Versions of keys that fire, up to the watermark, but the last; ascending.
 
         Versions after it do not wake their key any more.
@@ -207,14 +224,14 @@ class TemporalOperator(TimedOperator[Clock]):
             columns = self.tables[own.side].keys
             groups = Groups(kernels, own.frame, columns, right.key_types, own.hashes)
             lead = own.slots[groups.leader]
-            keys = _Keys(own.side, lead, kernels.take(own.frame, groups.leader, columns, present=True),
-                         own.hashes[groups.leader])  # fmt: skip
+            frame = kernels.take(own.frame, groups.leader, _columns(self.tables[own.side]), present=True)
+            keys = Keys(own.side, lead, frame, own.hashes[groups.leader])
             kept.append(self._search(keys, xp.full(lead.size, now, np.int64)))
             if quiet.slots.size:
                 wanted = quiet.frame, quiet.hashes, right.keys
                 fires |= first_equal(kernels, wanted, (keys.frame, keys.hashes, columns), right.key_types) >= 0
             old.append(self._of_keys(keys, columns, passed.probe(keys.hashes, staged=False)))
-            if now < AFTER_ALL:
+            if _WAKES in right.beside and now < AFTER_ALL:
                 later = xp.full(lead.size, now + 1, np.int64), xp.full(lead.size, AFTER_ALL, np.int64)
                 ahead = self._of_keys(keys, columns, right.index.probe(keys.hashes, *later, staged=False))
                 right.put(_WAKES, ahead[right.beside[_WAKES].values[ahead] != 0], 0)
@@ -230,7 +247,7 @@ class TemporalOperator(TimedOperator[Clock]):
         passed.stage(hashes, slots)
         return gone[~xp.isin(gone, still)]
 
-    def _of_keys(self, keys: _Keys, columns: tuple[str, ...], candidates: tuple[Array, Slots]) -> Slots:
+    def _of_keys(self, keys: Keys, columns: tuple[str, ...], candidates: tuple[Array, Slots]) -> Slots:
         """Of candidates of an index of versions those that are there and of the key."""
         right = self.tables[1]
         _, slots = match(
@@ -246,18 +263,25 @@ class TemporalOperator(TimedOperator[Clock]):
 
     def _add(self, side: int, change: Ingested) -> None:
         """Take in the new rows of one side; of an update only what comes."""
+        if side == 1 and bool((change.kinds == UPDATE_BEFORE).any()):
+            assert change.times is not None
+            self._see(side, change.times)
+            change = change.pick(change.kinds != UPDATE_BEFORE)
+        slots = self._stage(side, change)
+        right = self.tables[1]
+        if side == 1 and slots.size:
+            right.beside[_ENDS].values[slots] = self.kernels.asarray(change.kinds == DELETE)
+            right.beside[_WAKES].values[slots] = 1
+
+    def _stage(self, side: int, change: Ingested) -> Slots:
+        """Put new rows of one side into its table; their slots."""
         assert change.times is not None
         self._see(side, change.times)
-        if side == 1 and bool((change.kinds == UPDATE_BEFORE).any()):
-            change = change.pick(change.kinds != UPDATE_BEFORE)
         kernels, table = self.kernels, self.tables[side]
         frame, times = change.frame(kernels), kernels.asarray(change.times)
         # a version of a key that nothing equals is of no use
         kept = table.matchable(frame) if side == 1 else None
-        slots = table.stage(frame, table.hash_keys(frame), times, kept, None)
-        if side == 1 and slots.size:
-            table.beside[_ENDS].values[slots] = kernels.asarray(change.kinds == DELETE)
-            table.beside[_WAKES].values[slots] = 1
+        return table.stage(frame, table.hash_keys(frame), times, kept, None)
 
     # --- the stored form ---------------------------------------------------------------------
 
@@ -271,3 +295,8 @@ class TemporalOperator(TimedOperator[Clock]):
         self.clock = self._next = Clock(facts["watermark"], (facts["left_seen"], facts["right_seen"]))
         for table, name in zip(self.tables, SIDES, strict=True):
             table.restore(state[name], self.clock.watermark, 0, settle)
+
+
+def _columns(table: IntervalTable) -> tuple[str, ...]:
+    """The key columns of a table's rows, or any: a frame without columns has no rows."""
+    return table.keys or tuple(table.source.schema.names[:1])

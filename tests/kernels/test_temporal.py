@@ -9,6 +9,8 @@ from oracle.drive import Backend
 from oracle.interval_drive import ends, timed_cuts
 from oracle.interval_traces import IntervalShape, TimedRecipe, timed_trace
 from oracle.temporal_rules import temporal_join, with_kinds
+from oracle.test_asof_at_watermark import SHAPES as AT_WATERMARK
+from oracle.test_asof_at_watermark import described, trace
 
 from kernels.conftest import EMULATED, only_on
 from kernels.engines import CPU, Batches, alike, run
@@ -29,6 +31,14 @@ def batches_of(shape: IntervalShape, *, events: int = 200) -> Batches:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_same_as_the_cpu(engines: Backend, shape: IntervalShape) -> None:
     join, batches = temporal_join(shape), batches_of(shape)
+    alike(run(engines, join, batches), run(CPU, join, batches))
+
+
+@only_on("gpu", "gpu-tiny", *EMULATED)
+@pytest.mark.parametrize("number", [1, 2, 4, 5])
+def test_final_asof_joins_too(engines: Backend, number: int) -> None:
+    join = described(*AT_WATERMARK[number])
+    batches = [cut.inputs for cut in timed_cuts(join, trace(number, 150), (40, 1, 17), shuffle=1)]
     alike(run(engines, join, batches), run(CPU, join, batches))
 
 

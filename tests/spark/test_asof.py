@@ -16,6 +16,7 @@ from spark.support import Row, Sink, Source, drain, in_memory
 pytestmark = pytest.mark.spark
 
 TRADES, QUOTES = "op string, id long, symbol string, at long", "symbol string, at long, venue string, price double"
+TIMED_TRADES, TIMED_QUOTES = "id long, symbol string, at long", "symbol string, at long, price double"
 TOLERANCE = 40
 
 
@@ -83,8 +84,7 @@ def test_static_ones_and_a_changelog_of_this_pack(spark: Any, tmp_path: Path) ->
     assert sorted(row["at_q"] for row in together.collect()) == [8, 12, 12]
 
     # what comes out is a changelog with a unique key, so it is an input of the next join
-    source = Source(spark, tmp_path / "trades", "id long, symbol string, at long")
-    rates = Source(spark, tmp_path / "quotes", "symbol string, at long, price double")
+    source, rates = Source(spark, tmp_path / "trades", TIMED_TRADES), Source(spark, tmp_path / "quotes", TIMED_QUOTES)
     names = Source(spark, tmp_path / "names", "symbol string, name string")
     source.add({"id": 1, "symbol": "a", "at": 10})
     rates.add({"symbol": "a", "at": 8, "price": 1.0})
@@ -118,3 +118,35 @@ def test_what_is_refused(spark: Any, tmp_path: Path) -> None:
     refused("sequence_by 'price' orders right rows of one time", trades, stream(quotes, sequence_by="price"))
     with pytest.raises(TypeError, match=r"asof_join\(\) has no option where="):
         gpu_ops.asof_join(trades, quotes, on="symbol", time="at", where="true")  # type: ignore[call-arg]
+
+
+def test_final_rows_at_the_watermark(spark: Any, tmp_path: Path) -> None:
+    """Over restarts what comes out is final, and with what the end gives it is what polars joins at once."""
+    choice, now, state, sink = random.Random(3), 0, str(tmp_path / "state"), Sink()
+    sources = Source(spark, tmp_path / "trades", TIMED_TRADES), Source(spark, tmp_path / "quotes", TIMED_QUOTES)
+    trades, quotes = (stream(source.df, event_time="at", delay=8) for source in sources)
+    for _ in range(3):
+        for _ in range(2):
+            rows: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
+            for _ in range(40):
+                now += choice.choice((0, 1, 3))
+                row = {"symbol": choice.choice("abc"), "at": now - choice.randrange(8)}
+                rows[0].append({"id": now * 100 + len(rows[0]), **row})
+                rows[1].append({"symbol": choice.choice("ab"), "at": now - choice.randrange(8), "price": now})
+            for source, new in zip(sources, rows, strict=True):
+                source.add(*new)
+        joined = gpu_ops.asof_join(
+            trades, quotes, on="symbol", direction="nearest", tolerance=6, emit="at_watermark", state=state
+        )
+        drain(joined.select("row_kind", "id", "symbol", "at", "price"), sink, tmp_path / "checkpoint")
+    rest = gpu_ops.finish(spark, state=state).select("row_kind", "id", "symbol", "at", "price").collect()
+    found = [*sink.changes, *map(tuple, rest)]
+    assert {row[0] for row in found} == {"+I"}
+    assert len(sink.changes) > 150
+    last = {(row["symbol"], row["at"]): row["price"] for row in sources[1].changes}
+    wanted = []
+    for row in sources[0].changes:
+        near = [(abs(at - row["at"]), at, price) for (symbol, at), price in last.items() if symbol == row["symbol"]]
+        best = min(near, default=(7, 0, None))
+        wanted.append((row["id"], row["symbol"], row["at"], best[2] if best[0] <= 6 else None))
+    assert sorted(row[1:] for row in found) == sorted(wanted)

@@ -58,7 +58,9 @@ def asof_join(
         tolerance: how far apart the times may be, inclusive: ``"1 second"``, milliseconds or a timedelta.
         allow_exact_matches: whether a right row of just the left row's time matches.
         how: ``"left"``, or ``"inner"`` to leave out rows without a match.
-        options: ``emit, state, backend, null_safe, suffixes, partitions, name, backlog``, as in `join`.
+        options: ``emit, state, backend, null_safe, suffixes, partitions, name, backlog``, as in `join`; and
+            ``emit="at_watermark"``: each row once, when the watermark has passed all that it could meet instead; both
+            inputs only grow.
 
     Returns:
         A streaming DataFrame, or a static one; first column ``row_kind``, then the columns of the join.

@@ -117,7 +117,7 @@ def _metadata(join: Description, column: OutputColumn, plan_id: str) -> dict[str
             times.append(side)
     behind = [join.inputs[side].delay_ms for side in times]
     known = [ms for ms in behind if ms is not None]
-    if known and len(known) == len(behind):
+    if known and len(known) == len(behind) and join.behind_ms is not None:
         metadata |= {DELAY: max(known) + join.behind_ms, _SOURCE: plan_id}
     return metadata
 

@@ -113,7 +113,8 @@ class Watermarks:
         """
         with self._lock:
             watermark = self._before.watermark if batch_id == self._batch else None
-        return None if watermark is None else watermark - self._join.behind_ms
+        behind = self._join.behind_ms
+        return None if watermark is None or behind is None else watermark - behind
 
     # --- inside ------------------------------------------------------------------------------
 

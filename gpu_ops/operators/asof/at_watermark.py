@@ -1,0 +1,175 @@
+"""The ASOF join whose output is final: rows come out as the watermark passes them, and nothing changes them any more.
+
+Law: both inputs only grow. A left row comes out once, when the watermark has passed every time at which a better right
+row than the best so far could come:
+
+- *backward*: its own time;
+- *forward*: that of the first right row from its time on, or else the end of its tolerance;
+- *nearest*: that of the first right row after it that is nearer than the last one before it, or else the last time at
+  which such a row could come.
+
+It comes out beside its best right row; where there is none, with nulls (left) or not at all (inner).
+
+A right row is forgotten when no later left row can meet it: *forward*, when the watermark has passed it; else when the
+watermark has passed the next one of its key, as a version of a temporal join (`gpu_ops.operators.versions`). Late left
+rows meet what is still there at the next watermark.
+
+A left row that waits for a right row is found through that: right rows that the watermark passes look for the left
+rows of their key up to their time. All of these come out, so each is found once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pyarrow as pa
+
+from gpu_ops.arrays import Array, Slots, distinct
+from gpu_ops.descriptions.asof_join import AsofJoin
+from gpu_ops.descriptions.description import Description
+from gpu_ops.descriptions.intervals import AFTER_ALL, BEFORE_ALL, shifted
+from gpu_ops.ingest import Ingested
+from gpu_ops.kernels import Columns, Kernels, as_slots
+from gpu_ops.operators.core.emission import OutputRows
+from gpu_ops.operators.core.match import match
+from gpu_ops.operators.operator import TooMuch
+from gpu_ops.operators.versions import Keys, TemporalOperator
+from gpu_ops.state.columns import DEAD, LIVE
+from gpu_ops.state.keyed_table import TIES_COLUMN
+
+
+def make(described: Description, kernels: Kernels, too_much: TooMuch) -> AsofAtWatermark:
+    """See `gpu_ops.operators.operator.Make`."""
+    del too_much
+    assert isinstance(described, AsofJoin)
+    return AsofAtWatermark(described, kernels)
+
+
+class AsofAtWatermark(TemporalOperator):
+    """An ASOF join with ``emit="at_watermark"`` over one partition.
+
+    Args:
+        join: its description.
+        kernels: the backend.
+    """
+
+    join: AsofJoin
+
+    def __init__(self, join: AsofJoin, kernels: Kernels) -> None:
+        self._ties = join.ties_by(1) is not None
+        self.beside = {TIES_COLUMN: np.int64} if self._ties else {}
+        super().__init__(join, kernels)
+        self._tolerance = join.asof.tolerance(self.join.time_type)
+        self._exact = join.asof.exact
+        self._before, self._after = join.asof.direction != "forward", join.asof.direction != "backward"
+        self.held = self._tolerance if self._after else 0
+
+    def _newer(self) -> Callable[[Slots], Array] | None:
+        """The input's own order, if it has one."""
+        return self.tables[1].beside[TIES_COLUMN].values.__getitem__ if self._ties else None
+
+    def _advance(self, now: int) -> tuple[OutputRows, tuple[int, int]]:
+        """Left rows that are final: the output, and how many rows of either side went."""
+        xp, (left, right) = self.kernels.xp, self.tables
+        due = xp.sort(left.due.take(now))
+        passing = right.due.take(now)
+        passing = passing[right.status.values[passing] == LIVE]
+        looking = due
+        if self._after:
+            ends = left.early.take(now)
+            ends = ends[left.status.values[ends] == LIVE]
+            looking = distinct(xp, xp.concatenate([due, ends, self._waiting(passing)]))
+        own = self._keys(0, looking)
+        found, final = self._best(own, now)
+        if self._after:
+            waits = xp.flatnonzero(final > now)
+            left.early.add(final[waits], looking[waits])
+            out = xp.flatnonzero(final <= now)
+            looking, found = looking[out], found[out]
+        gone = self._past(passing, now)
+        left.move(looking, LIVE, DEAD)
+        right.move(gone, LIVE, DEAD)
+        if self.join.how == "inner":
+            kept = xp.flatnonzero(found >= 0)
+            return self._output(looking[kept], found[kept]), (int(looking.size), int(gone.size))
+        return self._output(looking, found), (int(looking.size), int(gone.size))
+
+    def _waiting(self, passing: Slots) -> Slots:
+        """Left rows that may meet one of the right rows which the watermark passes, repeated ones among them."""
+        xp, (left, right) = self.kernels.xp, self.tables
+        if not passing.size or not len(left):
+            return self._none
+        keys, times = self._keys(1, passing), right.time[passing]
+        earliest = xp.full(times.size, BEFORE_ALL, np.int64)
+        latest = times if self._exact else shifted(xp, times, -1)
+        if self._before:  # one that comes late may be the last before a row that waits already
+            latest = xp.where(times <= self.clock.watermark, self._next.watermark, latest)
+        if self._tolerance is not None:
+            earliest = shifted(xp, times, -self._tolerance)
+            latest = xp.minimum(latest, shifted(xp, times, self._tolerance))
+        _, slots = match(
+            self.kernels,
+            left.index.probe(keys.hashes, earliest, latest, staged=False),
+            left.key_types,
+            (Columns(keys.frame, right.keys), Columns(left.store, left.keys)),
+            alive=lambda _, slots: left.status.values[slots] == LIVE,
+        )
+        return slots
+
+    def _best(self, own: Keys, now: int) -> tuple[Slots, Array]:
+        """Each left row's best right row of those that the watermark has passed, and when that is final.
+
+        Returns:
+            N slots, -1 for none, and n times: where one is after the watermark, a better row may still come.
+        """
+        xp, (left, right) = self.kernels.xp, self.tables
+        times = left.time[own.slots]
+        found = xp.full(times.size, -1, np.int64)
+        last = xp.full(times.size, AFTER_ALL, np.int64)
+        first = None
+        if self._tolerance is not None:
+            first, last = shifted(xp, times, -self._tolerance), shifted(xp, times, self._tolerance)
+        if self._before and len(right):
+            found = self._search(own, times, "backward", exact=self._exact, farthest=first)
+        if self._after:
+            # a row after it has to be nearer than the one before it
+            there = right.time[xp.maximum(found, 0)] if len(right) else times
+            nearer = xp.minimum(last, times + xp.minimum(times - there - 1, AFTER_ALL - times))
+            last = xp.where(found >= 0, nearer, last)
+            if len(right):
+                ahead = self._search(own, times, "forward", exact=self._exact, farthest=xp.minimum(last, now))
+                found = xp.where(ahead >= 0, ahead, found)
+                last = xp.where(ahead >= 0, BEFORE_ALL, last)
+        matchable = left.matchable(own.frame)
+        if matchable is not None:
+            found, last = xp.where(matchable, found, -1), xp.where(matchable, last, BEFORE_ALL)
+        return found, last
+
+    def _past(self, passing: Slots, now: int) -> Slots:
+        """Right rows that no left row will meet which comes in time."""
+        if not self._before:
+            right = self.tables[1]
+            over = self.kernels.xp.sort(right.early.take(now - 1))
+            return over[right.status.values[over] == LIVE]
+        return self._forget([self._keys(0, self._none), self._keys(1, passing)], self._none, now)
+
+    def _add(self, side: int, change: Ingested) -> None:
+        """Take in the new rows of one side."""
+        slots = self._stage(side, change)
+        right = self.tables[1]
+        if side == 1 and slots.size:
+            if self._ties:
+                right.beside[TIES_COLUMN].values[slots] = self.kernels.asarray(change.ties)
+            if not self._before:
+                right.early.add(right.time[slots], slots)
+
+    # --- the stored form ---------------------------------------------------------------------
+
+    def restore(self, state: Mapping[str, pa.Table], settle: Callable[[], None]) -> None:
+        """Take over a snapshot; left rows that wait are looked at again at the next watermark."""
+        super().restore(state, settle)
+        right = self.tables[1]
+        if not self._before and len(right):
+            right.early.add(right.time, as_slots(self.kernels, 0, len(right)))
+            right.early.commit()
