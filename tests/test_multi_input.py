@@ -107,7 +107,7 @@ def test_arguments_that_do_not_fit() -> None:
             ([rows(0), rows(1), None, None], {}, "the join has 3 inputs, 4 were given"),
             ([rows(0), None, None], {"orders": [[0, 1]]}, "orders= has 1 entries for 3 inputs"),
             ([], {"left": rows(0)}, "left= and right= are for a join of two inputs"),
-            ([None] * 3, {"watermark": 5}, "in an interval join only"),
+            ([None] * 3, {"watermark": 5}, "in joins by time only"),
         ):
             with pytest.raises(DescriptionError) as error:
                 engine.process(*tables, **options)

@@ -118,7 +118,11 @@ PARQUET = "'connector' = 'parquet', 'path' = 'p'"
             "a job has no option 'emmit'; there are emit, ",
             "'emmit",
         ),
-        (job(PARQUET, settings="SET emit = 'always';"), "emit is one of per_event, per_batch, at_end", "'always'"),
+        (
+            job(PARQUET, settings="SET emit = 'always';"),
+            "emit is one of per_event, per_batch, at_watermark, at_end",
+            "'always'",
+        ),
         (job(PARQUET, settings="SET partitions = many;"), "partitions is a whole number above zero", "many"),
         (job(PARQUET, settings="SET 'trigger' = 'often';"), "no duration: 'often'", "'often'"),
         (job(PARQUET, settings="SET state = 'a'; SET 'state' = 'b';"), "'state' is set twice", "'state' = 'b'"),
