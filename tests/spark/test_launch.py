@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import gpu_ops.spark
+from spark.support import Source
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,3 +26,18 @@ def test_recommended_settings_are_known_and_may_be_set_while_spark_runs(spark: S
 def test_what_is_handed_out_is_a_copy() -> None:
     gpu_ops.spark.recommended_conf().clear()
     assert gpu_ops.spark.recommended_conf()
+
+
+def test_sparks_own_stateful_queries_run_on_rocksdb_in_our_session(spark: Any, tmp_path: Path) -> None:
+    """Its state stores copy local files, for which Hadoop wants a file system of a certain class."""
+    source = Source(spark, tmp_path / "rows", "k long")
+    source.add(*({"k": k % 3} for k in range(9)))
+    provider = "spark.sql.streaming.stateStore.providerClass"
+    spark.conf.set(provider, "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider")
+    try:
+        counts = source.df.groupBy("k").count().writeStream.outputMode("update").format("memory").queryName("counts")
+        query = counts.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+        query.awaitTermination()
+    finally:
+        spark.conf.unset(provider)
+    assert sorted(map(tuple, spark.table("counts").collect())) == [(0, 3), (1, 3), (2, 3)]
