@@ -24,15 +24,16 @@ from gpu_ops.errors import GpuJoinError as GpuJoinError
 from gpu_ops.errors import NotBuiltError as NotBuiltError
 from gpu_ops.errors import StateError as StateError
 from gpu_ops.query.errors import SqlError as SqlError
-from gpu_ops.spark.api.asof import asof_join as asof_join
 from gpu_ops.spark.api.bounded import aggregate as aggregate
 from gpu_ops.spark.api.bounded import co_group as co_group
+from gpu_ops.spark.api.by_time.asof import asof_join as asof_join
+from gpu_ops.spark.api.by_time.interval import interval_join as interval_join
+from gpu_ops.spark.api.by_time.temporal import temporal_join as temporal_join
 from gpu_ops.spark.api.checks import MemoryOnlyStateWarning as MemoryOnlyStateWarning
 from gpu_ops.spark.api.checks import NoWatermarkWarning as NoWatermarkWarning
 from gpu_ops.spark.api.explain import explain as explain
 from gpu_ops.spark.api.finish import finish as finish
 from gpu_ops.spark.api.finish import reopen as reopen
-from gpu_ops.spark.api.interval import interval_join as interval_join
 from gpu_ops.spark.api.joins import anti_join as anti_join
 from gpu_ops.spark.api.joins import join as join
 from gpu_ops.spark.api.joins import latest as latest
@@ -41,7 +42,6 @@ from gpu_ops.spark.api.multi import multi_join as multi_join
 from gpu_ops.spark.api.sql import sql as sql
 from gpu_ops.spark.api.streams import Stream as Stream
 from gpu_ops.spark.api.streams import stream as stream
-from gpu_ops.spark.api.temporal import temporal_join as temporal_join
 from gpu_ops.spark.metrics.backlog_progress import BacklogProgress as BacklogProgress
 from gpu_ops.spark.metrics.progress import ProgressListener as ProgressListener
 from gpu_ops.spark.plan.column_metadata import late as late

@@ -152,11 +152,6 @@ class AsofJoin(Join):
         return f"kept until the watermark passes {passes}"
 
     @property
-    def by_event_time(self) -> bool:
-        """Whether it is moved by a watermark."""
-        return self.emit == "at_watermark"
-
-    @property
     def times_may_be_null(self) -> bool:
         """Whether it takes rows without an event time: they match nothing. A watermark never passes them."""
         return self.emit != "at_watermark"
@@ -184,11 +179,6 @@ class AsofJoin(Join):
     def order_matters_at_end(self) -> bool:
         """Whether the result at the end of input depends on the order in which rows came."""
         return True
-
-    @property
-    def merges(self) -> bool:
-        """Whether rows are found by keys, and by nothing else: no, by their times too."""
-        return False
 
     @property
     def title(self) -> str:

@@ -224,7 +224,7 @@ class Description(abc.ABC):
     @property
     def by_event_time(self) -> bool:
         """Whether it is moved by a watermark."""
-        return self.interval is not None and self.interval.time == "event"
+        return self.by_time and (self.interval is None or self.interval.time == "event")
 
     @property
     def times_may_be_null(self) -> bool:

@@ -101,11 +101,6 @@ class IntervalJoin(Join):
         return True
 
     @property
-    def merges(self) -> bool:
-        """Whether rows are found by keys, and by nothing else: no, by their times too."""
-        return False
-
-    @property
     def _kind(self) -> str:
         return "keyed interval join" if self.interval.keyed else "interval join"
 

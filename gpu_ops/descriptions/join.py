@@ -251,7 +251,7 @@ class Join(Description):
     @property
     def merges(self) -> bool:
         """Whether rows are found by keys, and by nothing else."""
-        return bool(self.keys) and not self.null_aware
+        return bool(self.keys) and not self.null_aware and self.time_type is None
 
     @property
     def title(self) -> str:

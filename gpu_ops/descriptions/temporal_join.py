@@ -78,11 +78,6 @@ class TemporalJoin(Join):
         """Whether rows come out and go as time passes."""
         return True
 
-    @property
-    def by_event_time(self) -> bool:
-        """Whether it is moved by a watermark."""
-        return True
-
     def insertions_only(self, number: int) -> bool:
         """Whether an input's rows may only be insertions: the left's."""
         return number == 0
@@ -98,11 +93,6 @@ class TemporalJoin(Join):
     def order_matters_at_end(self) -> bool:
         """Whether the result at the end of input depends on the order in which rows came."""
         return True
-
-    @property
-    def merges(self) -> bool:
-        """Whether rows are found by keys, and by nothing else: no, by their times too."""
-        return False
 
     @property
     def title(self) -> str:

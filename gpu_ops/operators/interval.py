@@ -248,16 +248,6 @@ class IntervalOperator(TimedOperator[IntervalClock]):
                 parts.append((self._match.pads(side, new[side].slots[passing], new[side].instants[passing]), PAD_COMES))
         return parts
 
-    def commit(self, clock_ms: int) -> None:
-        """Make the prepared micro-batch final."""
-        self.clock = self._next
-        super().commit(clock_ms)
-
-    def discard(self) -> None:
-        """Forget the prepared micro-batch."""
-        self._next = self.clock
-        super().discard()
-
     # --- its parts ---------------------------------------------------------------------------
 
     def _add(self, side: int, change: Ingested, clock_ms: int) -> NewRows:

@@ -20,8 +20,8 @@ from gpu_ops.query.catalyst import Frames
 from gpu_ops.query.nodes import Calc, JoinNode, Node, Plan, Source
 from gpu_ops.query.plan import MultiWay, Table, plan
 from gpu_ops.query.show import show
+from gpu_ops.spark.api.by_time.interval import timed
 from gpu_ops.spark.api.checks import MemoryOnlyStateWarning, check_frames, run
-from gpu_ops.spark.api.interval import timed
 from gpu_ops.spark.api.streams import Stream, as_input, as_stream
 from gpu_ops.spark.plan.column_metadata import delays
 from gpu_ops.state.address import Location, StateAddress

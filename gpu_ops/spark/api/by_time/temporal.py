@@ -12,8 +12,8 @@ from gpu_ops.descriptions.keys import On, normalize_on
 from gpu_ops.descriptions.temporal_join import TemporalJoin
 from gpu_ops.errors import DescriptionError
 from gpu_ops.query.catalyst import ansi_mode
+from gpu_ops.spark.api.by_time.interval import timed
 from gpu_ops.spark.api.checks import check_frames, run, spelled
-from gpu_ops.spark.api.interval import timed
 from gpu_ops.spark.api.options import KeyOptions, check_options
 from gpu_ops.spark.api.streams import Stream, as_input, as_stream, resolve_key
 from gpu_ops.spark.api.where import engine_condition

@@ -11,8 +11,8 @@ from gpu_ops.descriptions.intervals import Duration, parse_bound
 from gpu_ops.descriptions.join import JoinType
 from gpu_ops.descriptions.keys import On, normalize_on
 from gpu_ops.errors import DescriptionError
+from gpu_ops.spark.api.by_time.interval import timed
 from gpu_ops.spark.api.checks import check_frames, run, spelled
-from gpu_ops.spark.api.interval import timed
 from gpu_ops.spark.api.options import ChangelogOptions, KeyOptions, check_options
 from gpu_ops.spark.api.streams import Stream, as_input, as_stream, resolve_key
 

@@ -1,0 +1,1 @@
+"""Joins by time as functions from DataFrames to their changelog."""
