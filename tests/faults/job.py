@@ -1,15 +1,17 @@
-"""A streaming left join over all files of a folder, once: what the fault tests run, kill and run again.
+"""Streaming joins over all files of a folder, once: what the fault tests run, kill and run again.
 
-python -m tests.faults.job DATA WORK [delay between micro-batches, seconds]
+python -m tests.faults.job regular|by_time DATA WORK
 """
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import gpu_ops
 import gpu_ops.spark
+from tests.faults import by_time
 
 SCHEMAS = {
     "orders": "op STRING, order_id BIGINT, customer BIGINT, amount BIGINT, note STRING",
@@ -17,8 +19,21 @@ SCHEMAS = {
 }
 
 
-def main(data: Path, work: Path) -> None:
-    """Resume from whatever an earlier run left, and go on to the end."""
+def regular(spark: Any, data: Path, state: Path) -> dict[str, Any]:
+    """A left join, by its name."""
+    sides = []
+    for name, schema in SCHEMAS.items():
+        df = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).csv(str(data / name))
+        sides.append(gpu_ops.stream(df, name=name, row_kind="op", unique_key="order_id", updates="retract"))
+    left = gpu_ops.join(*sides, on="order_id", how="left", state=str(state / "left"), emit="per_event", partitions=2)
+    return {"left": left}
+
+
+JOINS = {"regular": regular, "by_time": by_time.joins}
+
+
+def main(kind: str, data: Path, work: Path) -> None:
+    """Resume from whatever an earlier run left, and go on to the end; what is left then is in ``rest``."""
     spark = gpu_ops.spark.session(
         "fault test",
         master="local[2,4]",
@@ -31,23 +46,22 @@ def main(data: Path, work: Path) -> None:
         },
     )
     spark.sparkContext.setLogLevel("ERROR")
-    sides = []
-    for name, schema in SCHEMAS.items():
-        df = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).csv(str(data / name))
-        sides.append(gpu_ops.stream(df, name=name, row_kind="op", unique_key="order_id", updates="retract"))
-    changes = gpu_ops.join(*sides, on="order_id", how="left", state=str(work / "state"), emit="per_event", partitions=2)
-    query = (
+    queries = [
         changes.writeStream.format("parquet")
-        .option("checkpointLocation", str(work / "checkpoint"))
-        .option("path", str(work / "sink"))
+        .option("checkpointLocation", str(work / "checkpoint" / name))
+        .option("path", str(work / "sink" / name))
         .trigger(availableNow=True)
         .start()
-    )
+        for name, changes in JOINS[kind](spark, data, work / "state").items()
+    ]
     (work / "started").touch()
-    query.awaitTermination()
+    for query in queries:
+        query.awaitTermination()
+    for state in (work / "state").iterdir():
+        gpu_ops.finish(spark, state=str(state)).write.mode("overwrite").parquet(str(work / "rest" / state.name))
     spark.stop()
     print("DONE", flush=True)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))

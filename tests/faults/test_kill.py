@@ -20,6 +20,7 @@ import duckdb
 import pytest
 
 from benchmarks import changes
+from tests.faults import by_time
 
 pytestmark = [pytest.mark.spark]
 
@@ -80,7 +81,7 @@ def send(pid: int, sent: int) -> bool:
     return True
 
 
-def run_killing(data: Path, work: Path, kills: int, seed: int) -> dict[str, int]:
+def run_killing(kind: str, data: Path, work: Path, kills: int, seed: int) -> dict[str, int]:
     """Run the job to its end, killing something now and then; how often what was killed."""
     choice = random.Random(seed)
     done = dict.fromkeys([STOPPED, *PATTERNS], 0)
@@ -92,7 +93,7 @@ def run_killing(data: Path, work: Path, kills: int, seed: int) -> dict[str, int]
     deadline = time.monotonic() + 300 + 60 * kills
     while True:
         job = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.job", str(data), str(work)],
+            [sys.executable, "-m", "tests.faults.job", kind, str(data), str(work)],
             cwd=ROOT, env=environment, stdout=log, stderr=log,
         )  # fmt: skip
         # kills before the query starts teach nothing
@@ -137,6 +138,11 @@ def run_killing(data: Path, work: Path, kills: int, seed: int) -> dict[str, int]
         assert ended, f"the query failed by itself:\n{(work / 'log.txt').read_text()[-4000:]}"
 
 
+def files_of(work: Path, name: str) -> list[str]:
+    """What a join has put out: the files that its sink has committed, and what was left at the end."""
+    return [*committed_files(work / "sink" / name), *map(str, (work / "rest" / name).glob("*.parquet"))]
+
+
 def committed_files(sink: Path) -> list[str]:
     """The data files that Spark's file sink has committed: those its metadata log lists, each once."""
     files: dict[str, None] = {}
@@ -149,7 +155,7 @@ def committed_files(sink: Path) -> list[str]:
     return list(files)
 
 
-def check(data: Path, sink: Path) -> None:
+def check_regular(data: Path, work: Path) -> None:
     """The folded sink equals DuckDB's left join of the folded inputs."""
     con = duckdb.connect()
     for name, schema in (("orders", changes.ORDERS), ("prices", changes.PRICES)):
@@ -168,7 +174,7 @@ def check(data: Path, sink: Path) -> None:
     con.sql(
         "CREATE VIEW folded AS SELECT order_id, customer, amount, note, price, source, "
         "sum(CASE WHEN row_kind IN ('+I', '+U') THEN 1 ELSE -1 END)::BIGINT AS n "
-        f"FROM read_parquet({committed_files(sink)}) GROUP BY ALL HAVING n <> 0"
+        f"FROM read_parquet({files_of(work, 'left')}) GROUP BY ALL HAVING n <> 0"
     )
     expected, folded = (con.sql(f"SELECT count(*) FROM {v}").fetchall()[0][0] for v in ("expected", "folded"))
     assert expected > 1000
@@ -178,24 +184,38 @@ def check(data: Path, sink: Path) -> None:
     assert not rows, rows[:5]
 
 
-def kill_test(tmp_path: Path, kills: int, seed: int) -> None:
+def check_by_time(data: Path, work: Path) -> None:
+    by_time.check(data, {name: files_of(work, name) for name in by_time.EXPECTED})
+
+
+def write_regular(data: Path, files: int, seed: int) -> None:
+    changes.write(changes.generate(20_000, seed=seed), data, files=files)
+
+
+JOBS = {"regular": (write_regular, check_regular), "by_time": (by_time.write, check_by_time)}
+
+
+def kill_test(kind: str, tmp_path: Path, kills: int, files: int, seed: int) -> None:
     data, work = tmp_path / "data", tmp_path / "work"
     work.mkdir()
-    changes.write(changes.generate(20_000, seed=seed), data, files=max(12, 2 * kills))
-    done = run_killing(data, work, kills, seed)
+    write, check = JOBS[kind]
+    write(data, files, seed)
+    done = run_killing(kind, data, work, kills, seed)
     print(f"killed: {done}")
     assert done[STOPPED], "no server was stopped"
-    check(data, work / "sink")
+    check(data, work)
 
 
-def test_a_few_kills(tmp_path):
-    kill_test(tmp_path, 3, seed=11)
+@pytest.mark.parametrize(("kind", "kills", "files"), [("regular", 3, 12), ("by_time", 2, 6)])
+def test_a_few_kills(kind, kills, files, tmp_path):
+    kill_test(kind, tmp_path, kills, files, seed=11)
 
 
 @pytest.mark.slow
-def test_many_kills(tmp_path):
+@pytest.mark.parametrize("kind", JOBS)
+def test_many_kills(kind, tmp_path):
     total = int(os.environ.get("GPU_JOIN_KILLS", "50"))
     for part in range(0, total, 10):
         folder = tmp_path / str(part)
         folder.mkdir()
-        kill_test(folder, min(10, total - part), seed=100 + part)
+        kill_test(kind, folder, min(10, total - part), 20, seed=100 + part)

@@ -1,0 +1,129 @@
+"""Orders and rates, the joins by time over them, and what these come to: for the fault tests of the joins by time.
+
+No row comes more than `DELAY_S` out of order, so none is late however Spark cuts micro-batches.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+import gpu_ops
+
+DELAY_S = 10
+ORDERS, RATES = "id BIGINT, currency BIGINT, t TIMESTAMP", "op STRING, currency BIGINT, u TIMESTAMP, rate BIGINT"
+TYPES = {"BIGINT": "BIGINT", "STRING": "VARCHAR", "TIMESTAMP": "TIMESTAMP"}
+NEAR_S = 5
+
+_BEFORE = "o.currency = r.currency AND o.t >= r.u"
+_NEAR = f"r.currency = o.currency AND r.u BETWEEN o.t AND o.t + INTERVAL {NEAR_S} SECOND"
+_EXISTS = f"EXISTS (FROM quoted r WHERE {_NEAR})"
+EXPECTED = {
+    "temporal": f"SELECT id, rate FROM orders o ASOF LEFT JOIN versions r ON {_BEFORE}",
+    "asof_per_batch": f"SELECT id, rate FROM orders o ASOF LEFT JOIN live r ON {_BEFORE}",
+    "asof_at_watermark": f"SELECT id, rate FROM orders o ASOF JOIN quoted r ON {_BEFORE}",
+    "interval_semi": f"SELECT id, NULL AS rate FROM orders o WHERE {_EXISTS}",
+    "interval_anti": f"SELECT id, NULL AS rate FROM orders o WHERE NOT {_EXISTS}",
+}
+"""What each join comes to, in DuckDB: ids of orders, and the rates that they meet."""
+
+
+def write(folder: Path, files: int, seed: int, rows: int = 300) -> None:
+    """Files of orders and rates, one of each a micro-batch.
+
+    Rates come and, some of them, go again soon after; no two rates of a currency have the same time.
+    """
+    choice, taken, going = random.Random(seed), set[tuple[int, int]](), list[dict[str, Any]]()
+    for name in ("orders", "rates"):
+        (folder / name).mkdir(parents=True)
+    for number in range(files):
+        orders, rates, now = [], going, number * 20_000
+        going = []
+        for row in range(rows):
+            time = now + choice.randrange(20_000)
+            orders.append(
+                {
+                    "id": number * rows + row,
+                    "currency": choice.randrange(100),
+                    "t": _time(time - choice.randrange(5000)),
+                }
+            )
+            version = choice.randrange(80), time - choice.randrange(2000)
+            if version not in taken:
+                taken.add(version)
+                rate = {"op": "+I", "currency": version[0], "u": _time(version[1]), "rate": choice.randrange(10**9)}
+                rates.append(rate)
+                if time > now + 15_000 and choice.random() < 0.5:
+                    going.append(rate | {"op": "-D"})
+        for name, lines in (("orders", orders), ("rates", rates)):
+            (folder / name / f"{number:04d}.json").write_text("\n".join(map(json.dumps, lines)))
+
+
+def _time(ms: int) -> str:
+    return (dt.datetime(2026, 1, 1) + dt.timedelta(milliseconds=ms)).isoformat() + "Z"
+
+
+def joins(spark: Any, data: Path, state: Path) -> dict[str, Any]:
+    """The joins, streaming, by the names of `EXPECTED`."""
+
+    def read(name: str, schema: str) -> Any:
+        return spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).json(str(data / name))
+
+    orders, rates = read("orders", ORDERS), read("rates", RATES)
+    quoted = rates.where("op = '+I'").drop("op")
+    delay = f"{DELAY_S} seconds"
+    left = gpu_ops.stream(orders, name="orders", event_time="t", delay=delay)
+    versions = gpu_ops.stream(rates, name="rates", row_kind="op", event_time="u", delay=delay)
+    quotes = gpu_ops.stream(quoted, name="quotes", event_time="u", delay=delay)
+
+    def options(name: str) -> dict[str, Any]:
+        return {"on": "currency", "partitions": 2, "state": str(state / name), "name": name}
+
+    near: dict[str, Any] = {"lower": 0, "upper": f"{NEAR_S} seconds"}
+    return {
+        "temporal": gpu_ops.temporal_join(left, versions, how="left", **options("temporal")),
+        "asof_per_batch": gpu_ops.asof_join(left, versions, **options("asof_per_batch")),
+        "asof_at_watermark": gpu_ops.asof_join(
+            left, quotes, how="inner", emit="at_watermark", **options("asof_at_watermark")
+        ),
+        "interval_semi": gpu_ops.interval_join(left, quotes, how="semi", **near, **options("interval_semi")),
+        "interval_anti": gpu_ops.interval_join(left, quotes, how="anti", **near, **options("interval_anti")),
+    }
+
+
+def check(data: Path, outputs: Mapping[str, list[str]]) -> None:
+    """Each join's folded files are what DuckDB says; only ``per_batch`` takes rows back."""
+    con = duckdb.connect()
+    for name, schema in (("orders", ORDERS), ("rates", RATES)):
+        columns = {column.split()[0]: TYPES[column.split()[1]] for column in schema.split(", ")}
+        con.sql(f"CREATE TABLE {name} AS FROM read_json('{data}/{name}/*.json', columns={columns})")
+    con.sql("CREATE VIEW quoted AS SELECT currency, u, rate FROM rates WHERE op = '+I'")
+    con.sql("CREATE VIEW live AS SELECT currency, u, rate FROM rates GROUP BY ALL HAVING count(*) = 1")
+    con.sql(
+        "CREATE VIEW versions AS "
+        "SELECT currency, u, CASE WHEN count(*) = 1 THEN max(rate) END AS rate FROM rates GROUP BY ALL"
+    )
+    for name, expected in EXPECTED.items():
+        rate = "rate" if expected.startswith("SELECT id, rate") else "NULL AS rate"
+        con.sql(
+            f"CREATE OR REPLACE TEMP TABLE changed AS SELECT row_kind, id, {rate} FROM read_parquet({outputs[name]})"
+        )
+        con.sql(
+            "CREATE OR REPLACE TEMP TABLE folded AS "
+            "SELECT id, rate, sum(CASE row_kind WHEN '+I' THEN 1 ELSE -1 END) AS n "
+            "FROM changed GROUP BY ALL HAVING n <> 0"
+        )
+        con.sql(f"CREATE OR REPLACE TEMP TABLE expected AS SELECT *, 1 AS n FROM ({expected})")
+        difference = con.sql("(FROM expected EXCEPT ALL FROM folded) UNION ALL (FROM folded EXCEPT ALL FROM expected)")
+        rows = difference.fetchall()
+        assert not rows, f"{name}: {len(rows)} rows differ, as {rows[:5]}"
+        (count,), *_ = con.sql("SELECT count(*) FROM folded").fetchall()
+        assert count > 100, f"{name}: {count} rows"
+        taken = con.sql("SELECT count(*) FROM changed WHERE row_kind <> '+I'").fetchall()[0][0]
+        assert (taken > 0) == (name == "asof_per_batch"), f"{name}: {taken} rows taken back"
