@@ -5,6 +5,8 @@ from gpu_ops.descriptions.aggregate import Aggregate as Aggregate
 from gpu_ops.descriptions.asof_join import Asof as Asof
 from gpu_ops.descriptions.asof_join import AsofJoin as AsofJoin
 from gpu_ops.descriptions.co_group import CoGroup as CoGroup
+from gpu_ops.descriptions.description import OperatorAttributes as OperatorAttributes
+from gpu_ops.descriptions.description import OperatorAttributesBuilder as OperatorAttributesBuilder
 from gpu_ops.descriptions.inputs import Input as Input
 from gpu_ops.descriptions.interval_join import IntervalJoin as IntervalJoin
 from gpu_ops.descriptions.intervals import Interval as Interval
@@ -44,7 +46,8 @@ from gpu_ops.spark.api.streams import Stream as Stream
 from gpu_ops.spark.api.streams import stream as stream
 from gpu_ops.spark.metrics.backlog_progress import BacklogProgress as BacklogProgress
 from gpu_ops.spark.metrics.progress import ProgressListener as ProgressListener
-from gpu_ops.spark.plan.column_metadata import late as late
+from gpu_ops.spark.plan.side_outputs import late as late
+from gpu_ops.spark.plan.side_outputs import side as side
 from gpu_ops.spark.sinks.files import write_files as write_files
 from gpu_ops.spark.sources.files import read_files as read_files
 from gpu_ops.spark.sources.kafka import debezium as debezium

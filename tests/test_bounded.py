@@ -16,6 +16,7 @@ from oracle.drive import Backend, changes
 
 from gpu_ops.descriptions.aggregate import Aggregate
 from gpu_ops.descriptions.co_group import CoGroup
+from gpu_ops.descriptions.description import Description, OperatorAttributes, OperatorAttributesBuilder
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
@@ -195,9 +196,30 @@ def test_operator_attributes() -> None:
     """Flink's two, and whether a backlog can come first."""
     left, right = Input("l", pa.schema([("k", pa.int64())])), Input("r", pa.schema([("k2", pa.int64())]))
     key = (Key("k", "k2"),)
-    assert Join("left", left, right, key).attributes == (False, False, True)
-    assert Join("left", left, right, key, emit="at_end").attributes == (True, True, False)
-    assert MultiJoin.of([left, right], [("k", "k2")], emit="at_end").attributes == (True, False, False)
-    assert MultiJoin.of([left, right], [("k", "k2")]).attributes == (False, False, True)
-    assert CoGroup(left, right, key).attributes == (True, True, False)
-    assert Aggregate.of(left, ("k",), {"n": "count(*)"}).attributes == (True, False, False)
+
+    def of(join: Description) -> tuple[bool, bool, bool]:
+        found = join.attributes
+        return (
+            found.output_only_after_end_of_stream,
+            found.internal_sorter_supported,
+            found.switches_from_backlog,
+        )
+
+    assert of(Join("left", left, right, key)) == (False, False, True)
+    assert of(Join("left", left, right, key, emit="at_end")) == (True, True, False)
+    assert of(MultiJoin.of([left, right], [("k", "k2")], emit="at_end")) == (True, False, False)
+    assert of(MultiJoin.of([left, right], [("k", "k2")])) == (False, False, True)
+    assert of(CoGroup(left, right, key)) == (True, True, False)
+    assert of(Aggregate.of(left, ("k",), {"n": "count(*)"})) == (True, False, False)
+
+
+def test_operator_attributes_are_built_as_flinks() -> None:
+    builder = OperatorAttributesBuilder
+    assert builder().build() == OperatorAttributes()
+    built = builder().set_output_only_after_end_of_stream(True).set_internal_sorter_supported(True).build()
+    assert built == OperatorAttributes(output_only_after_end_of_stream=True, internal_sorter_supported=True)
+    assert builder().set_switches_from_backlog(True).build().switches_from_backlog
+    with pytest.raises(DescriptionError, match="sorts its input itself only if"):
+        builder().set_internal_sorter_supported(True).build()
+    with pytest.raises(DescriptionError, match="does not go on live"):
+        OperatorAttributes(output_only_after_end_of_stream=True, switches_from_backlog=True)

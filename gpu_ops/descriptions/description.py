@@ -7,6 +7,7 @@ needs, and it travels as JSON (no code ever does).
 from __future__ import annotations
 
 import abc
+import dataclasses
 import functools
 import json
 from collections.abc import Mapping
@@ -52,19 +53,60 @@ class OutputColumn(NamedTuple):
     type: pa.DataType
 
 
-class Attributes(NamedTuple):
-    """What an operator does with the end of its input and with a backlog, after Flink's ``OperatorAttributes``.
+@dataclasses.dataclass(frozen=True)
+class OperatorAttributes:
+    """What an operator does with the end of its input and with a backlog, after Flink's class of the name.
 
-    Flink 2.3 knows the first two (``outputOnlyAfterEndOfStream``, ``internalSorterSupported``; FLIP-331); the third is
-    what FLIP-327 asks of an operator.
+    Flink 2.3 knows the first two (FLIP-331); the third is what FLIP-327 asks of an operator.
+
+    Attributes:
+        output_only_after_end_of_stream: it keeps its input as it comes, without output and counts, and runs as a batch
+            operator at the end.
+        internal_sorter_supported: it sorts its input itself, if it needs it sorted.
+        switches_from_backlog: it can take a backlog in silently, put out its net result, and go on live.
     """
 
-    output_only_after_end_of_input: bool
-    """It keeps its input as it comes, without output and counts, and runs as a batch operator at the end."""
-    sorts_itself: bool
-    """It needs no sorted input."""
-    switches_from_backlog: bool
-    """It can take a backlog in silently, put out its net result, and go on live."""
+    output_only_after_end_of_stream: bool = False
+    internal_sorter_supported: bool = False
+    switches_from_backlog: bool = False
+
+    def __post_init__(self) -> None:
+        if self.internal_sorter_supported and not self.output_only_after_end_of_stream:
+            raise DescriptionError(
+                "an operator sorts its input itself only if its output waits for the end of the stream"
+            )
+        if self.switches_from_backlog and self.output_only_after_end_of_stream:
+            raise DescriptionError("an operator whose output waits for the end of the stream does not go on live")
+
+
+class OperatorAttributesBuilder:
+    """Builds `OperatorAttributes`, as Flink's builder does: what is not set is false."""
+
+    def __init__(self) -> None:
+        self._set: dict[str, bool] = {}
+
+    def set_output_only_after_end_of_stream(self, value: bool) -> Self:
+        """Whether nothing comes out before the end."""
+        self._set["output_only_after_end_of_stream"] = value
+        return self
+
+    def set_internal_sorter_supported(self, value: bool) -> Self:
+        """Whether it sorts its input itself."""
+        self._set["internal_sorter_supported"] = value
+        return self
+
+    def set_switches_from_backlog(self, value: bool) -> Self:
+        """Whether it can begin with a backlog and go on live."""
+        self._set["switches_from_backlog"] = value
+        return self
+
+    def build(self) -> OperatorAttributes:
+        """The attributes.
+
+        Raises:
+            DescriptionError: they contradict each other.
+        """
+        return OperatorAttributes(**self._set)
 
 
 class Description(abc.ABC):
@@ -261,10 +303,12 @@ class Description(abc.ABC):
         return False
 
     @property
-    def attributes(self) -> Attributes:
-        """What it does with the end of its input and with a backlog."""
+    def attributes(self) -> OperatorAttributes:
+        """What it does with the end of its input and with a backlog (Flink: ``getOperatorAttributes``)."""
         at_end = self.emit == "at_end"
-        return Attributes(at_end, at_end and self.sorts_itself, self.why_no_backlog() is None)
+        made = OperatorAttributesBuilder().set_output_only_after_end_of_stream(at_end)
+        made.set_internal_sorter_supported(at_end and self.sorts_itself)
+        return made.set_switches_from_backlog(self.why_no_backlog() is None).build()
 
     def why_no_backlog(self) -> str | None:
         """What keeps it from beginning with a backlog; None if it can."""

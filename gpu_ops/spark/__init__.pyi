@@ -19,7 +19,8 @@ from gpu_ops.spark.metrics.backlog_progress import BacklogProgress as BacklogPro
 from gpu_ops.spark.metrics.progress import JoinProgress as JoinProgress
 from gpu_ops.spark.metrics.progress import ProgressListener as ProgressListener
 from gpu_ops.spark.metrics.progress import join_progress as join_progress
-from gpu_ops.spark.plan.column_metadata import late as late
+from gpu_ops.spark.plan.side_outputs import late as late
+from gpu_ops.spark.plan.side_outputs import side as side
 from gpu_ops.spark.rapids import RAPIDS_COORDINATES as RAPIDS_COORDINATES
 from gpu_ops.spark.rapids import RAPIDS_SPARK_VERSIONS as RAPIDS_SPARK_VERSIONS
 from gpu_ops.spark.rapids import rapids_conf as rapids_conf

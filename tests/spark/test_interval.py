@@ -8,8 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 
 import gpu_ops
@@ -180,7 +178,9 @@ def test_late_rows_go_to_a_sink_of_their_own(orders: Source, shipments: Source, 
     assert [(r["k"], r["ts"]) for r in found["rest"]] == [(2, dt.datetime(2026, 1, 1, 0, 0, 50))]
     assert metrics(query, "keyed")[1]["left_late"] == metrics(query, "keyed")[1]["right_late"] == 1
     assert gpu_ops.late(changes, "right").columns == ["k", "u", "b"]
-    with pytest.raises(gpu_ops.DescriptionError, match=r"no input 'nope'; .* \(left\), right \(shipments\)"):
+    with pytest.raises(
+        gpu_ops.DescriptionError, match=r"no side output 'nope_late'; .* left_late \(left\), right_late \(shipments\)"
+    ):
         gpu_ops.late(changes, "nope")
     for frame in (orders.df, changes.drop("row_kind"), changes.drop("t")):
         with pytest.raises(gpu_ops.DescriptionError, match=r"late\(\)"):
@@ -215,23 +215,6 @@ def test_a_chain_goes_by_the_watermark_of_the_join_before_it(
     rows = {n: [(r[3], r[-1]) for r in sorted(rows)] for n, rows in sink.batches.items()}
     assert rows[2] == [("o1", "r1")]
     assert rows[3] == [("o500", "r500")]
-
-
-def test_process_is_given_pairs_and_their_times(orders: Source, shipments: Source, tmp_path: Path) -> None:
-    def gaps(batch: pa.RecordBatch) -> pa.RecordBatch:
-        gap = pc.subtract(batch["right_timestamp"].cast(pa.int64()), batch["left_timestamp"].cast(pa.int64()))
-        return pa.RecordBatch.from_pydict({"at": batch["timestamp"], "gap_ms": pc.divide(gap, 1000), "k": batch["k"]})
-
-    orders.add(order(1, 10), order(2, 20), order(3, 0))
-    shipments.add(shipment(1, 12.5), shipment(2, 19), shipment(4, 0))
-    pairs = joined(orders, shipments, how="inner", process=gaps, process_schema="k bigint, gap_ms bigint, at timestamp")
-    sink = Sink()
-    drain(pairs, sink, tmp_path / "checkpoint")
-    moment = dt.datetime(2026, 1, 1)
-    assert sorted(sink.batches[0]) == [
-        (1, 2500, moment + dt.timedelta(seconds=12.5)),
-        (2, -1000, moment + dt.timedelta(seconds=20)),
-    ]
 
 
 def until(condition: Callable[[], object], query: Any) -> None:
@@ -338,7 +321,13 @@ def test_refusals(spark: Any, orders: Source, shipments: Source, tmp_path: Path)
     refused("heartbeat=0", heartbeat=0)
     refused("go together", process=print)
     refused("pairs of an inner join", process=print, process_schema="k long", how="left")
-    refused("leaves no place for late rows", process=print, process_schema="k long", late="tag")
+    refused("there is none", side_outputs={"far": "k long"})
+    given = {"process": print, "process_schema": "k long, far long"}
+    for name in ("far", "right_late", "row_kind"):
+        refused(f"process= would give two columns '{name}'", side_outputs={name: "k long"}, **given)
+    for name in ("a.b", "late"):
+        refused(f"side_outputs= has '{name}'; a name is of letters", side_outputs={name: "k long"}, **given)
+    refused("side_outputs\\['x'\\]='nonsense' is no schema", side_outputs={"x": "nonsense"}, **given)
     refused("no schema", process=print, process_schema="k nonsense")
     refused(
         "rename the join's", process=print, process_schema="k long", time=("timestamp", "u"),

@@ -93,8 +93,8 @@ def _explain(plan: JoinPlan, names: Mapping[str, str], df: DataFrame) -> str:
 def _attributes(plan: JoinPlan) -> str:
     """What the operator does with the end of its input and with a backlog."""
     has = plan.join.attributes
-    words = ["output only once the input has ended" if has.output_only_after_end_of_input else "output as input comes"]
-    words.append("sorts it itself" if has.sorts_itself else "sorts nothing")
+    words = ["output only once the input has ended" if has.output_only_after_end_of_stream else "output as input comes"]
+    words.append("sorts it itself" if has.internal_sorter_supported else "sorts nothing")
     if has.switches_from_backlog:
         does = "begins with a backlog" if plan.backlog else "can begin with a backlog"
         words.append(does + (": runs with availableNow give no output" if plan.backlog else ""))

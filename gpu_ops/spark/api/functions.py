@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from pyspark.sql import types as st
 
+from gpu_ops.descriptions.changelog import INSERT, LATE_ROW_KIND, ROW_KIND_COLUMN, SHORT_STRINGS
 from gpu_ops.descriptions.co_group import CoGroup
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.datatypes import arrow_type
@@ -20,33 +23,118 @@ _functions: weakref.WeakKeyDictionary[SparkContext, dict[str, Grouped]] = weakre
 
 
 class Applied:
-    """Gives each record batch to a function, and checks what comes back.
+    """Gives joined rows to a function, a record batch at a time, and checks what comes back.
+
+    Where there are side outputs, rows have a row kind before them and a struct column for each side output behind them.
 
     Args:
-        function: record batch in, record batch out.
+        function: record batch in; a record batch out, or one and a dict of further ones by names of side outputs. It
+            may have ``open()`` and ``close()``.
         schema: what it gives.
+        outputs: of each of its side outputs.
+        passed: side outputs that are there before it: rows of another kind than ``+I`` go past it, to the columns of
+            these names.
     """
 
-    def __init__(self, function: Callable[[pa.RecordBatch], pa.RecordBatch], schema: st.StructType) -> None:
+    def __init__(
+        self,
+        function: Callable[[pa.RecordBatch], object],
+        schema: st.StructType,
+        outputs: Mapping[str, st.StructType],
+        passed: Mapping[str, st.DataType],
+    ) -> None:
         self.__name__ = getattr(function, "__name__", type(function).__name__)
-        self._function, self._names = function, schema.fieldNames()
+        self._function = function
+        self._wanted: dict[str | None, pa.Schema] = {None: _fields(schema)}
+        self._wanted |= {name: _fields(fields) for name, fields in outputs.items()}
+        self._passed = tuple(passed)
+        self.schema = schema
+        self._kinds = bool(outputs or passed)
+        if self._kinds:
+            kinds = {**outputs, **passed}
+            self.schema = st.StructType([
+                st.StructField(ROW_KIND_COLUMN, st.StringType(), False),
+                *(st.StructField(x.name, x.dataType, True) for x in schema.fields),
+                *(st.StructField(name, kind, True) for name, kind in kinds.items()),
+            ])  # fmt: skip
+        self._shown = _fields(self.schema)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Gives what the function makes of batches that have rows.
+        """Gives what the function makes of the rows of a Spark task.
 
         Raises:
-            DescriptionError: something else than a record batch with the columns of its schema.
+            DescriptionError: something else than record batches with the columns of their schemas, or a side output
+                that there is none of.
         """
-        for batch in batches:
-            if not batch.num_rows:
-                continue
-            made = self._function(batch)
-            if not isinstance(made, pa.RecordBatch):
-                raise DescriptionError(
-                    f"process= function {self.__name__} gives a record batch, not {type(made).__name__}"
-                )
-            check_columns(f"process= function {self.__name__}", made.schema.names, self._names)
-            yield made.select(self._names)
+        opened = False
+        try:
+            for batch in batches:
+                if not batch.num_rows:
+                    continue
+                rows, beside = self._parted(batch)
+                parts = []
+                if rows.num_rows:
+                    if not opened:
+                        getattr(self._function, "open", _nothing)()
+                        opened = True
+                    parts = self._made(rows)
+                yield self._shown_together([*parts, *beside])
+        finally:
+            if opened:
+                getattr(self._function, "close", _nothing)()
+
+    def _parted(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[_Part]]:
+        """The rows for the function, and those that go past it."""
+        if not self._passed:
+            return batch, []
+        joined = pc.equal(batch[ROW_KIND_COLUMN], SHORT_STRINGS[INSERT])
+        rest, parts = batch.filter(pc.invert(joined)), []
+        for name in self._passed:
+            rows = rest.filter(pc.is_valid(rest[name]))
+            parts.append(_Part(LATE_ROW_KIND, rows.num_rows, {name: rows[name].cast(self._shown.field(name).type)}))
+        return batch.filter(joined).drop_columns([ROW_KIND_COLUMN, *self._passed]), parts
+
+    def _made(self, rows: pa.RecordBatch) -> list[_Part]:
+        """What the function makes of rows."""
+        who, made = f"process= function {self.__name__}", self._function(rows)
+        main, beside = made if isinstance(made, tuple) and len(made) == 2 else (made, {})
+        if not isinstance(beside, Mapping):
+            raise DescriptionError(f"{who} gives its side outputs as a dict by name, not {type(beside).__name__}")
+        parts = []
+        for name, part in {None: main, **beside}.items():
+            if name not in self._wanted:
+                known = ", ".join(x for x in self._wanted if x is not None) or "none"
+                raise DescriptionError(f"{who} gives a side output {name!r}; side_outputs= says there are {known}")
+            whose = who if name is None else f"{who}, side output {name!r},"
+            if not isinstance(part, pa.RecordBatch):
+                raise DescriptionError(f"{whose} gives a record batch, not {type(part).__name__}")
+            wanted = self._wanted[name]
+            columns = as_declared(whose, part, wanted)
+            if name is None:
+                parts.append(_Part(SHORT_STRINGS[INSERT], part.num_rows, dict(zip(wanted.names, columns, strict=True))))
+            else:
+                struct = pa.StructArray.from_arrays(columns, fields=list(self._shown.field(name).type))
+                parts.append(_Part(name, part.num_rows, {name: struct}))
+        return parts
+
+    def _shown_together(self, parts: list[_Part]) -> pa.RecordBatch:
+        """Rows of all outputs, one behind the other; what one does not have is null."""
+        columns = []
+        for field in self._shown:
+            if self._kinds and field.name == ROW_KIND_COLUMN:
+                arrays = [pa.repeat(pa.scalar(part.kind, field.type), part.rows) for part in parts]
+            else:
+                arrays = [part.columns.get(field.name, pa.nulls(part.rows, field.type)) for part in parts]
+            columns.append(pa.concat_arrays(arrays))
+        return pa.RecordBatch.from_arrays(columns, schema=self._shown)
+
+
+class _Part(NamedTuple):
+    """Rows of one output."""
+
+    kind: str
+    rows: int
+    columns: dict[str, pa.Array]
 
 
 class Grouped:
@@ -60,8 +148,7 @@ class Grouped:
     def __init__(self, function: Callable[[pa.Table, pa.Table], pa.Table], schema: st.StructType) -> None:
         self.__name__ = getattr(function, "__name__", type(function).__name__)
         self._function, self.schema = function, schema
-        fields = [pa.field(x.name, arrow_type(x.dataType), x.nullable) for x in schema.fields]
-        self._wanted = pa.schema(fields)
+        self._wanted = _fields(schema)
 
     @classmethod
     def of(cls, function: Callable[[pa.Table, pa.Table], pa.Table], schema: st.StructType | str) -> Grouped:
@@ -89,29 +176,43 @@ class Grouped:
         who = f"apply= function {self.__name__}"
         if not isinstance(made, pa.Table):
             raise DescriptionError(f"{who} gives a table, not {type(made).__name__}")
-        check_columns(who, made.column_names, self._wanted.names)
-        columns = []
-        for field in self._wanted:
-            column = made[field.name]
-            try:
-                columns.append(column if column.type == field.type else column.cast(field.type))
-            except pa.ArrowException as error:
-                raise DescriptionError(
-                    f"{who} gives column {field.name!r} as {column.type}; its schema says {field.type}: {error}"
-                ) from error
-            if not field.nullable and column.null_count:
-                raise DescriptionError(f"{who} gives nulls in column {field.name!r}, which its schema says has none")
-        return pa.Table.from_arrays(columns, schema=self._wanted)
+        return pa.Table.from_arrays(as_declared(who, made, self._wanted), schema=self._wanted)
 
 
-def check_columns(who: str, there: Sequence[str], wanted: Sequence[str]) -> None:
-    """Refuses columns that are not those of a function's schema.
+def as_declared(who: str, made: pa.Table | pa.RecordBatch, wanted: pa.Schema) -> list[Any]:
+    """What a function gave, in the columns and types of its schema.
+
+    Args:
+        who: the function, for errors.
+        made: what it gave.
+        wanted: its schema.
 
     Raises:
-        DescriptionError: names both.
+        DescriptionError: other columns, types that do not go into these without loss, or nulls where there are none.
     """
-    if sorted(there) != sorted(wanted):
-        raise DescriptionError(f"{who} gives the columns {', '.join(there)}; its schema says {', '.join(wanted)}")
+    if sorted(made.schema.names) != sorted(wanted.names):
+        there, names = ", ".join(made.schema.names), ", ".join(wanted.names)
+        raise DescriptionError(f"{who} gives the columns {there}; its schema says {names}")
+    columns = []
+    for field in wanted:
+        column = made[field.name]
+        try:
+            columns.append(column if column.type == field.type else column.cast(field.type))
+        except pa.ArrowException as error:
+            raise DescriptionError(
+                f"{who} gives column {field.name!r} as {column.type}; its schema says {field.type}: {error}"
+            ) from error
+        if not field.nullable and column.null_count:
+            raise DescriptionError(f"{who} gives nulls in column {field.name!r}, which its schema says has none")
+    return columns
+
+
+def _fields(schema: st.StructType) -> pa.Schema:
+    return pa.schema([pa.field(x.name, arrow_type(x.dataType), x.nullable) for x in schema.fields])
+
+
+def _nothing() -> None:
+    pass
 
 
 def applied_schema(schema: st.StructType | str, option: str = "process_schema") -> st.StructType:

@@ -1,21 +1,18 @@
 """What is known of a changelog's columns, in Spark's column metadata.
 
-It survives filters, projections and ``foreachBatch``, and is how `gpu_ops.late` and the next join know
+It survives filters, projections and ``foreachBatch``, and is how `gpu_ops.side` and the next join know
 what they are given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
-from pyspark.sql import types as st
 
-from gpu_ops.descriptions.changelog import LATE_ROW_KIND, ROW_KIND_COLUMN
+from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import Description, OutputColumn
-from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.plan.union_layout import quoted
 
 CHANGELOG: Final = "gpu_ops.changelog"
@@ -32,9 +29,15 @@ KEY_COLUMN: Final = "gpu_ops.uniqueKeyColumn"
 
 _SPARK_DELAY: Final = "spark.watermarkDelayMs"
 _SOURCE: Final = "gpu_ops.watermarkOf"
-_INPUTS: Final = "gpu_ops.inputs"
-_COLUMN: Final = ("gpu_ops.left", "gpu_ops.right")
-_TIME: Final = ("gpu_ops.leftTime", "gpu_ops.rightTime")
+
+INPUTS: Final = "gpu_ops.inputs"
+"""Of the row-kind column: the names of the join's inputs."""
+
+OWN_COLUMN: Final = ("gpu_ops.left", "gpu_ops.right")
+"""Of a join by time, per side: which column of that input it shows in a row of this input alone."""
+
+OWN_TIME: Final = ("gpu_ops.leftTime", "gpu_ops.rightTime")
+"""Likewise, of its event time: whether it is that alone."""
 
 
 class Delay(NamedTuple):
@@ -91,7 +94,7 @@ def changelog_columns(join: Description, name: str, plan_id: str) -> list[Column
         plan_id: of the join.
     """
     inputs = [source.name for source in join.inputs]
-    of_kind: dict[str, Any] = {CHANGELOG: name, _INPUTS: inputs}
+    of_kind: dict[str, Any] = {CHANGELOG: name, INPUTS: inputs}
     key = join.unique_key
     if key is not None:
         of_kind[KEY] = list(key)
@@ -111,45 +114,12 @@ def _metadata(join: Description, column: OutputColumn, plan_id: str) -> dict[str
     for side, source in enumerate(join.inputs):
         own = join.own_column(side, column)
         if own is not None and column.side != 3:
-            metadata[_COLUMN[side]] = own
+            metadata[OWN_COLUMN[side]] = own
         if own is not None and own == source.event_time:
-            metadata[_TIME[side]] = column.side != 3
+            metadata[OWN_TIME[side]] = column.side != 3
             times.append(side)
     behind = [join.inputs[side].delay_ms for side in times]
     known = [ms for ms in behind if ms is not None]
     if known and len(known) == len(behind) and join.behind_ms is not None:
         metadata |= {DELAY: max(known) + join.behind_ms, _SOURCE: plan_id}
     return metadata
-
-
-def late(df: DataFrame, side: str) -> DataFrame:
-    """The late rows of one input of a join by time with ``late="tag"``, with the columns they came with.
-
-    Args:
-        df: the join's changelog, whole or a micro-batch of it in ``foreachBatch``.
-        side: ``"left"``, ``"right"``, or the input's name.
-
-    Raises:
-        DescriptionError: no changelog of a join by time, or no such input.
-    """
-    kind = next((x for x in df.schema.fields if x.name == ROW_KIND_COLUMN), None)
-    metadata: Mapping[str, Any] = (kind.metadata or {}) if kind is not None else {}
-    inputs: Sequence[str] = metadata.get(_INPUTS, ())
-    fields = list(df.schema.fields)
-    if len(inputs) != 2 or not any(_COLUMN[0] in x.metadata for x in fields):
-        raise DescriptionError("late() takes the changelog of a join by time, row kinds and all")
-    names = ["left", "right"] if side in ("left", "right") else [name.lower() for name in inputs]
-    if side.lower() not in names:
-        raise DescriptionError(f"late(): there is no input {side!r}; there are left ({inputs[0]}), right ({inputs[1]})")
-    number = names.index(side.lower())
-    time = _time_column(fields, number)
-    own = [(x.name, str(x.metadata[_COLUMN[number]])) for x in fields if _COLUMN[number] in x.metadata]
-    tagged = df.where((f.col(ROW_KIND_COLUMN) == LATE_ROW_KIND) & quoted(time).isNotNull())
-    return tagged.select(*(quoted(shown).alias(name) for shown, name in own))
-
-
-def _time_column(fields: list[st.StructField], side: int) -> str:
-    found = [x.name for x in fields if x.metadata.get(_TIME[side])]
-    if not found:
-        raise DescriptionError("late() needs the input's event time, which is not among the columns any more")
-    return str(found[0])

@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, Unpack, cast
 
-import pyarrow as pa
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as f
+from pyspark.sql import DataFrame
 from pyspark.sql import types as st
 
-from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
-from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.interval_join import IntervalJoin
 from gpu_ops.descriptions.intervals import Duration, Interval, Late, parse_bound
 from gpu_ops.descriptions.join import JoinType
 from gpu_ops.descriptions.keys import On, normalize_on
 from gpu_ops.errors import DescriptionError
 from gpu_ops.query.catalyst import ansi_mode
+from gpu_ops.spark.api.by_time.process import Process, described, processed
 from gpu_ops.spark.api.checks import check_frames, run, spelled
-from gpu_ops.spark.api.functions import Applied, applied_schema
 from gpu_ops.spark.api.options import How, IntervalJoinOptions, check_options
 from gpu_ops.spark.api.streams import Stream, as_input, as_stream, resolve, resolve_key
 from gpu_ops.spark.api.where import engine_condition
 from gpu_ops.spark.plan.column_metadata import Delay, delays
 from gpu_ops.spark.plan.recognition import made_by
-from gpu_ops.spark.plan.union_layout import quoted
 
 EventTimes = tuple[str, str] | Literal["processing"] | None
 """The event-time columns of left and right, ``"processing"``, or None where the inputs name them."""
-
-_CONTEXT = ("left_timestamp", "right_timestamp", "timestamp")
 
 
 def interval_join(
@@ -49,8 +42,9 @@ def interval_join(
     late: Late | None = None,
     min_cleanup: Duration = 0,
     timestamp: str | None = None,
-    process: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None,
+    process: Process | None = None,
     process_schema: st.StructType | str | None = None,
+    side_outputs: Mapping[str, st.StructType | str] | None = None,
     heartbeat: Duration | None = None,
     **options: Unpack[IntervalJoinOptions],
 ) -> DataFrame:
@@ -76,20 +70,26 @@ def interval_join(
         upper_inclusive: likewise the upper one.
         keyed: Flink's DataStream rules.
         late: ``"join"`` (SQL's default: a late row joins what is still there), ``"drop"`` (default with
-            ``keyed``), or ``"tag"``: late rows come out with the row kind ``late``; see `late`. A semi or anti join
+            ``keyed``), or ``"tag"``: late rows come out with the row kind ``late``; see `side`. A semi or anti join
             has no columns for the right's: these are dropped and counted.
         min_cleanup: how long expired rows are kept at least, to be joined by late ones.
         timestamp: name of a further output column with the later of both times.
         process: takes record batches of joined rows and gives others, of any number of rows, in the Spark task.
             They have the join's columns, ``left_timestamp``, ``right_timestamp`` and ``timestamp``,
-            the later of both: Flink's ProcessJoinFunction and its context, by the batch.
+            the later of both: Flink's ProcessJoinFunction and its context, by the batch. An object may have
+            ``open()`` and ``close()``, as Flink's rich functions: each Spark task (a partition in a micro-batch) has a
+            copy of its own, opened before the task's first pairs, and closed when the task has ended or failed;
+            not where its process is killed. A task without pairs opens nothing. Late rows go past it.
         process_schema: of what it gives; a schema or its DDL text.
+        side_outputs: schemas of further outputs, by name. The function then gives a tuple: its record batch, and a dict
+            of record batches by name (Flink: ``Context.output``). See `side`.
         heartbeat: begin a micro-batch at least so often, so that pads come when no rows do.
         options: ``where, emit, state, backend, null_safe, suffixes, partitions, name``, as in `join`.
 
     Returns:
         A streaming DataFrame, or a static one: ``row_kind`` and the columns of the join; with ``process`` what that
-        gives.
+        gives. With side outputs or ``late="tag"`` beside it, ``row_kind`` comes before that, ``+I`` for what it gives,
+        and behind it a struct column for each side output, which `side` takes apart.
 
     Raises:
         TypeError: no such option.
@@ -143,11 +143,9 @@ def interval_join(
         interval=interval,
         ansi=ansi_mode(sides[0].df.sparkSession),
     )
-    _check_process(description, process, process_schema)
+    function = described(description, process, process_schema, side_outputs)
     changes = run(description, sides, options, upstream=upstream, heartbeat_ms=period)
-    if process is None or process_schema is None:
-        return changes
-    return _processed(changes, description, process, process_schema)
+    return changes if function is None else processed(changes, description, function)
 
 
 def timed(
@@ -194,49 +192,3 @@ def _timed(side: Stream, number: int, time: EventTimes) -> tuple[Stream, str | N
     # The join that made a row knows how old its next ones may be; a column on its own only guesses.
     made = None if known.plan_id is None else made_by(side.df)
     return side, known.plan_id if made is not None and made.plan_id == known.plan_id else None
-
-
-def _check_process(join: IntervalJoin, process: object, schema: object) -> None:
-    if (process is None) != (schema is None):
-        raise DescriptionError("process= and process_schema= go together")
-    if process is None:
-        return
-    if not callable(process):
-        raise DescriptionError(f"process= is a function of record batches, not {type(process).__name__}")
-    if join.how != "inner" or join.interval.time == "processing":
-        raise DescriptionError("process= takes the pairs of an inner join by event time")
-    if join.interval.late == "tag":
-        raise DescriptionError(
-            "process= leaves no place for late rows: use late='drop', or late='tag' without process= and "
-            "apply the function with mapInArrow to the rows whose row_kind is '+I'"
-        )
-    taken = [c.name for c in join.output if c.name.lower() in _CONTEXT]
-    if taken:
-        raise DescriptionError(f"process= is given a column {taken[0]!r} of its own: rename the join's")
-
-
-def _processed(
-    changes: DataFrame,
-    join: IntervalJoin,
-    process: Callable[[pa.RecordBatch], pa.RecordBatch],
-    schema: st.StructType | str,
-) -> DataFrame:
-    """What a function makes of the joined rows."""
-    times = []
-    for side, source in enumerate(join.inputs):
-        shown = (c.name for c in join.output if c.side != 3 and join.own_column(side, c) == source.event_time)
-        times.append(_as_timestamp(quoted(next(shown)), join, source))
-    context = (*times, f.greatest(*times))
-    rows = changes.drop(ROW_KIND_COLUMN).select("*", *(c.alias(n) for c, n in zip(context, _CONTEXT, strict=True)))
-    wanted = applied_schema(schema)
-    return rows.mapInArrow(Applied(process, wanted), wanted)
-
-
-def _as_timestamp(time: Column, join: IntervalJoin, source: Input) -> Column:
-    """An event time in the type that both inputs' are compared in."""
-    if pa.types.is_timestamp(join.time_type) and source.schema.field(source.event_time).type == pa.int64():
-        if join.time_type.tz is not None:
-            return f.timestamp_millis(time)
-        seconds = time.cast("decimal(22,3)") / 1000
-        return f.lit("1970-01-01").cast("timestamp_ntz") + f.make_dt_interval(secs=seconds.cast("decimal(18,6)"))
-    return time
