@@ -15,6 +15,8 @@ from gpu_ops.descriptions.keys import Key as Key
 from gpu_ops.descriptions.latest import Latest as Latest
 from gpu_ops.descriptions.multi_join import MultiJoin as MultiJoin
 from gpu_ops.descriptions.temporal_join import TemporalJoin as TemporalJoin
+from gpu_ops.descriptions.top import Order as Order
+from gpu_ops.descriptions.top import Top as Top
 from gpu_ops.engine import JoinEngine as JoinEngine
 from gpu_ops.engine import MicroBatch as MicroBatch
 from gpu_ops.errors import BackendError as BackendError
@@ -44,6 +46,7 @@ from gpu_ops.spark.api.multi import multi_join as multi_join
 from gpu_ops.spark.api.sql import sql as sql
 from gpu_ops.spark.api.streams import Stream as Stream
 from gpu_ops.spark.api.streams import stream as stream
+from gpu_ops.spark.api.top import top as top
 from gpu_ops.spark.metrics.backlog_progress import BacklogProgress as BacklogProgress
 from gpu_ops.spark.metrics.progress import ProgressListener as ProgressListener
 from gpu_ops.spark.plan.side_outputs import late as late

@@ -15,6 +15,7 @@ from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.latest import Latest
 from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.descriptions.temporal_join import TemporalJoin
+from gpu_ops.descriptions.top import Top
 from gpu_ops.fields import reading
 
 
@@ -33,5 +34,5 @@ def from_json(text: str) -> Description:
 
 _KINDS: Final[Mapping[str, type[Description]]] = {
     "multi_join": MultiJoin, "aggregate": Aggregate, "co_group": CoGroup, "latest": Latest,
-    "asof_join": AsofJoin, "temporal_join": TemporalJoin,
+    "asof_join": AsofJoin, "temporal_join": TemporalJoin, "top": Top,
 }  # fmt: skip

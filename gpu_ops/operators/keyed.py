@@ -57,6 +57,10 @@ class KeyedOperator(Operator):
             event_kinds: the row kind of each instant; None for a net change.
         """
 
+    def values(self, rows: OutputRows) -> Frame:
+        """The values of the changelog's rows."""
+        return gathered(self.join, self.kernels, self.tables, rows.slots, self.padded)
+
     def may_cancel(self, rows: OutputRows, sides: Sequence[Lifetimes], frame: Frame) -> Positions:
         """Positions of rows of a net change among which one that leaves may equal one that comes.
 
@@ -105,7 +109,7 @@ class KeyedOperator(Operator):
         found = self.find(sides, net=net)
         probed = time.perf_counter()
         rows = self.rows(found, sides, event_kinds)
-        frame = gathered(self.join, kernels, self.tables, rows.slots, self.padded)
+        frame = self.values(rows)
         kinds = _on_host(kernels, rows.kinds)
         if net and 0 < np.count_nonzero(kinds == DELETE) < kinds.size:
             rows, frame = self._folded(rows, frame, self.may_cancel(rows, sides, frame))

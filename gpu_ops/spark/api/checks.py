@@ -34,6 +34,7 @@ from gpu_ops.state.manifest import LATEST, Manifest, check_open
 if TYPE_CHECKING:
     from gpu_ops.descriptions.join import Join
     from gpu_ops.descriptions.multi_join import MultiJoin
+    from gpu_ops.descriptions.top import Top
 
 _SPELLINGS: Final = {
     "outer": "full", "fullouter": "full", "leftouter": "left", "rightouter": "right",
@@ -137,7 +138,7 @@ def _in_partitions(
     given = [description.inputs[number] for number in upserts]
     if any(x.bad_rows == "tag" or x.sequence_by or ROW_KIND_COLUMN in x.schema.names for x in given):
         return description, sides
-    made = cast("Join | MultiJoin", description).with_inputs(
+    made = cast("Join | MultiJoin | Top", description).with_inputs(
         [
             dataclasses.replace(source, row_kind=ROW_KIND_COLUMN, updates="retract") if number in upserts else source
             for number, source in enumerate(description.inputs)

@@ -1,0 +1,201 @@
+"""The first n rows of each group as a user writes them down.
+
+``ROW_NUMBER() OVER (PARTITION BY by ORDER BY order) <= n`` of SQL, over any changelog,
+after Flink's ``StreamExecRank``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final, NamedTuple, Self
+
+import pyarrow as pa
+
+from gpu_ops.descriptions.description import Description, Emit, OutputColumn, line
+from gpu_ops.descriptions.inputs import Input, Layout, check_key_type, input_from_dict, input_to_dict
+from gpu_ops.descriptions.keys import Shuffle
+from gpu_ops.errors import DescriptionError
+from gpu_ops.fields import check_fields
+
+MAX_ROWS: Final = 10_000
+"""Rows of a group's result: with ``per_event`` as many numbers are compared at every change of a group."""
+
+_TERM: Final = re.compile(
+    r"\s*(?:`((?:[^`]|``)+)`|([^\s`,]+))(?:\s+(asc|desc))?(?:\s+nulls\s+(first|last))?\s*", re.IGNORECASE
+)
+
+
+class Order(NamedTuple):
+    """One column to order by. Without a word about nulls they are Spark's: first if ascending, last if descending."""
+
+    column: str
+    descending: bool = False
+    nulls_first: bool = True
+
+    def __str__(self) -> str:
+        usual = self.nulls_first is not self.descending
+        nulls = "" if usual else f" NULLS {'FIRST' if self.nulls_first else 'LAST'}"
+        return f"{self.column}{' DESC' if self.descending else ''}{nulls}"
+
+
+def parse_order(text: str | Sequence[str]) -> tuple[Order, ...]:
+    """What a user writes: ``"amount DESC, id"``, or ``["amount DESC NULLS FIRST", "id"]``.
+
+    Raises:
+        DescriptionError: it is no such text.
+    """
+    terms = text.split(",") if isinstance(text, str) else list(text)
+    found = []
+    for term in terms:
+        parts = _TERM.fullmatch(term) if isinstance(term, str) else None
+        if parts is None:
+            raise DescriptionError(f"order_by={term!r} is no order; write for example 'amount DESC' or 'id'")
+        quoted, plain, way, nulls = parts.groups()
+        descending = (way or "").lower() == "desc"
+        first = not descending if nulls is None else nulls.lower() == "first"
+        found.append(Order(plain or quoted.replace("``", "`"), descending, first))
+    return tuple(found)
+
+
+@dataclasses.dataclass(frozen=True)
+class Top(Description):
+    """The first rows of each group.
+
+    Attributes:
+        source: the input.
+        by: the columns that make a group (null is a value of its own); none for one group in all.
+        order: by what rows of a group are ordered; equal ones by their arrival, the earliest first.
+        n: how many rows of each group, at most `MAX_ROWS`.
+        emit: ``per_batch`` or ``per_event``.
+        number: the name of a column for the number of a row in its group, from 1; None for none.
+    """
+
+    source: Input
+    by: tuple[str, ...]
+    order: tuple[Order, ...]
+    n: int
+    emit: Emit = "per_batch"
+    number: str | None = None
+
+    emits: ClassVar[tuple[Emit, ...]] = ("per_batch", "per_event")
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        self._check_emit()
+        name, names = self.source.name, self.source.schema.names
+        if not 1 <= self.n <= MAX_ROWS:
+            raise DescriptionError(f"n={self.n}; it is between 1 and {MAX_ROWS}")
+        if not self.order:
+            raise DescriptionError(f"input '{name}': the first rows in what order? Give order_by=")
+        wanted = [*(("by", column) for column in self.by), *(("order_by", order.column) for order in self.order)]
+        for what, column in wanted:
+            if column not in names:
+                raise DescriptionError(f"input '{name}': {what} names {column!r}; there are {', '.join(names)}")
+        for column in self.by:
+            check_key_type(self.source, column)
+        for order in self.order:
+            kind = self.source.schema.field(order.column).type
+            if pa.types.is_nested(kind) or pa.types.is_null(kind):
+                raise DescriptionError(f"input '{name}': order_by {order.column!r} of type {kind} has no order")
+        if self.source.ttl_ms is not None:
+            raise DescriptionError(f"input '{name}': a top-N with ttl= is not built; give none")
+        self._check_names("rename it")
+
+    @property
+    def operator(self) -> str:
+        """The module of `gpu_ops.operators` that runs it."""
+        return "top.rows"
+
+    @property
+    def inputs(self) -> tuple[Input]:
+        """Its one input."""
+        return (self.source,)
+
+    def with_inputs(self, inputs: Sequence[Input], emit: Emit) -> Self:
+        """The same of another input."""
+        return dataclasses.replace(self, source=inputs[0], emit=emit)
+
+    @functools.cached_property
+    def output(self) -> tuple[OutputColumn, ...]:
+        """The input's columns, then the row's number."""
+        own = tuple(OutputColumn(field.name, 0, field.name, None, field.type) for field in self.source.schema)
+        return own if self.number is None else (*own, OutputColumn(self.number, 0, "", None, pa.int32()))
+
+    def own_column(self, number: int, column: OutputColumn) -> str | None:
+        """Each shows itself, but for the number."""
+        del number
+        return column.column or None
+
+    @property
+    def rename_hint(self) -> str:
+        """Nothing else than a new name helps where two output columns have one."""
+        return ""
+
+    @property
+    def equal_columns(self) -> list[tuple[str, ...]]:
+        """The group's."""
+        return [(column,) for column in self.by]
+
+    @property
+    def compared_columns(self) -> list[tuple[int, str]]:
+        """The group's, and those of the order."""
+        return [(0, column) for column in (*self.by, *(order.column for order in self.order))]
+
+    @property
+    def shuffled_by(self) -> tuple[Shuffle, ...]:
+        """The group, less what would part an upsert's old and new row."""
+        unique = self.source.unique_key if self.source.updates == "upsert" else None
+        columns = [c for c in self.by if unique is None or c in unique]
+        return tuple(Shuffle((column,), self.source.schema.field(column).type) for column in columns)
+
+    def layout(self, number: int) -> Layout:
+        """The state layout of its input."""
+        del number
+        return "multiset" if self.source.unique_key is None else "unique_key"
+
+    def order_matters(self, number: int) -> bool:
+        """Always: of rows that are equal in the order the earliest comes first."""
+        del number
+        return True
+
+    def _unique_key(self) -> tuple[str, ...] | None:
+        if self.source.unique_key is not None:
+            return self.source.unique_key
+        return (self.number,) if self.number is not None and not self.by else None
+
+    @property
+    def title(self) -> str:
+        """It in one line, for people."""
+        return f"first {self.n} of {self.source.name} by {', '.join(self.by) or 'nothing'}"
+
+    def lines(self) -> list[str]:
+        """Of what, by what, in what order."""
+        kept = "the first rows only" if self.source.insert_only else "all rows, as those in front may be retracted"
+        return [
+            f"first {self.n} row{'s' * (self.n > 1)} of each group: {self.source.name}",
+            line("group by", ", ".join(self.by) or "nothing: one group in all"),
+            line("order", ", ".join(map(str, self.order)) + ", then arrival"),
+            line("kept", kept),
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What JSON has of it."""
+        return {
+            "kind": "top",
+            "by": list(self.by),
+            "order": [list(order) for order in self.order],
+            "n": self.n,
+            "emit": self.emit,
+            "number": self.number,
+            "inputs": [input_to_dict(self.source)],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """From what `to_dict` gave."""
+        order = tuple(Order(*one) for one in data["order"])
+        source = input_from_dict(data["inputs"][0])
+        return cls(source, tuple(data["by"]), order, data["n"], data["emit"], data["number"])

@@ -1,0 +1,1 @@
+"""Top-N: the first rows of each group."""

@@ -1,0 +1,271 @@
+"""The first n rows of each group, after Flink's ``RetractableTopNFunction`` and ``AppendOnlyTopNFunction``.
+
+Law: a row is in the result while it lives and fewer than n live rows of its group come before it: by the order, of
+equal ones those that arrived earlier. With a number, the result's row is the row and one more than how many that are.
+
+A micro-batch changes that only for groups of which it brings or takes rows. Where it takes m of a group's rows, those
+that are among its first n at any time were among its first n + m before, or are new: these are ordered anew. Of
+insertions only, rows behind the first n never come back, and are forgotten.
+
+Row kinds (``per_event``): a row that comes to be among the first is ``+I``, one that is not any more ``-D``. With a
+number, ``-U`` and ``+U`` where another row has got the number; all rows that leave by a change stand before those
+that come, where Flink has them number by number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from gpu_ops import layouts
+from gpu_ops.arrays import Array, Positions, Slots, distinct
+from gpu_ops.descriptions.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
+from gpu_ops.descriptions.description import Description
+from gpu_ops.descriptions.top import Top
+from gpu_ops.ingest import Ingested
+from gpu_ops.kernels import Columns, Frame, Kernels, as_slots
+from gpu_ops.operators.core.emission import OutputRows, chained, in_order, net_rows
+from gpu_ops.operators.core.groups import Groups
+from gpu_ops.operators.core.least import NONE, least
+from gpu_ops.operators.core.lifetimes import NEVER, Lifetimes
+from gpu_ops.operators.keyed import KeyedOperator
+from gpu_ops.operators.operator import TooMuch
+from gpu_ops.operators.top.index import FirstRows, numbers_of
+from gpu_ops.operators.top.order import FIRST, LAST, exact, places, sort_keys
+from gpu_ops.state.cold import postponed
+from gpu_ops.state.columns import DEAD, LIVE, KeySet
+from gpu_ops.state.keyed_table import TIME_COLUMN, KeyedTable
+
+_AT_ONCE: Final = 1 << 22
+"""Numbers of first rows, moment by moment, that are in memory at once."""
+
+
+def make(described: Description, kernels: Kernels, too_much: TooMuch) -> TopRows:
+    """See `gpu_ops.operators.operator.Make`."""
+    del too_much
+    assert isinstance(described, Top)
+    return TopRows(described, kernels)
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidates:
+    """The rows of changed groups that can be among the first: by group, and within it in their order."""
+
+    groups: Array
+    slots: Slots
+
+
+class TopRows(KeyedOperator):
+    """The first rows of each group.
+
+    Args:
+        join: the description.
+        kernels: the backend.
+    """
+
+    join: Top
+    padded = (False,)
+
+    def __init__(self, join: Top, kernels: Kernels) -> None:
+        super().__init__(join, kernels)
+        source = join.source
+        types = tuple(source.schema.field(column).type for column in join.by)
+        self._table = KeyedTable(
+            kernels,
+            source,
+            [KeySet(join.by, types, ())],
+            findable=not source.insert_only,
+            beside=[TIME_COLUMN],
+            arrival_counts=True,
+        )
+        self.tables = (self._table,)
+        first = source.schema.field(join.order[0].column).type
+        self._sole = len(join.order) == 1 and exact(first)
+        self._skipped = 0
+        if join.number is not None:
+            self._numbers = kernels.store(pa.schema([(join.number, pa.int32())]))
+            counted = pa.array(range(1, join.n + 1), pa.int32())
+            self._numbers.append(kernels.frame(pa.table({join.number: counted})))
+
+    def chosen(self, changes: tuple[Ingested, ...]) -> tuple[Ingested, ...]:
+        """All of them, with the order's numbers as their times."""
+        (change,), order = changes, self.join.order[0]
+        kind = self.join.source.schema.field(order.column).type
+        column = change.column(order.column)
+        return (dataclasses.replace(change, times=sort_keys(column.cast(kind), order)),)
+
+    def find(self, sides: Sequence[Lifetimes], *, net: bool) -> Candidates:
+        """The rows of changed groups that can be among the first."""
+        del net
+        (side,), join, kernels, xp, table = sides, self.join, self.kernels, self.kernels.xp, self._table
+        new = as_slots(kernels, side.first_new, len(table) - side.first_new)
+        changed = xp.concatenate([side.killed, new])
+        if not changed.size:
+            return Candidates(self._nothing, self._nothing)
+        names = join.by or tuple(join.source.schema.names[:1])  # without columns there are no rows
+        values = table.store.take(changed, names, present=True)
+        hashes = kernels.hash_rows(values, join.by, table.key_types)
+        grouped = Groups(kernels, values, join.by, table.key_types, hashes)
+        # numbered by their first change, as the order of the output must not follow from hashes
+        by_change = kernels.argsort(grouped.leader)
+        leader, number = grouped.leader[by_change], xp.empty(by_change.size, np.int64)
+        number[by_change] = xp.arange(by_change.size, dtype=np.int64)
+        group = xp.empty(changed.size, np.int64)
+        group[grouped.order] = number[grouped.group]
+        taken = xp.bincount(group[: side.killed.size], minlength=leader.size)
+        own = Columns(kernels.take(values, leader, names, present=True), join.by)
+        first = FirstRows(table, decides=self._sole)
+        held_by, held = first.search(own, hashes[leader], taken + join.n)
+        self._skipped += max(0, first.read - 8 * int(held.size) - 64 * len(table.time_index.runs) * int(leader.size))
+        groups, slots = xp.concatenate([held_by, group[side.killed.size :]]), xp.concatenate([held, new])
+        order = self._ordered(groups, slots)
+        return Candidates(groups[order], slots[order])
+
+    def _ordered(self, groups: Array, slots: Slots) -> Positions:
+        """Positions of rows by group, order and arrival."""
+        kernels, xp, order = self.kernels, self.kernels.xp, self.join.order
+        numbers = numbers_of(self._table, slots)
+        if self._sole and not bool(((numbers == FIRST) | (numbers == LAST)).any()):
+            by_arrival = kernels.argsort(slots)
+            at = by_arrival[kernels.argsort(numbers[by_arrival])]
+        else:
+            schema = pa.schema([self.join.source.schema.field(one.column) for one in order])
+            rows = kernels.to_arrow(self._table.store.take(slots, schema.names, present=True), schema)
+            place = kernels.asarray(places(rows.columns, order, kernels.asnumpy(slots)))
+            at = xp.empty(slots.size, np.int64)
+            at[place] = xp.arange(slots.size, dtype=np.int64)
+        by_group: Positions = at[kernels.argsort(groups[at])]
+        return by_group
+
+    def rows(self, found: Candidates, sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
+        """Rows that come to be among the first, and rows that are not any more."""
+        (side,), xp, n = sides, self.kernels.xp, self.join.n
+        groups, slots = found.groups, found.slots
+        starts = xp.searchsorted(groups, groups)
+        old, stays = slots < side.first_new, side.died(xp, slots) == NEVER
+        was, now = _number(xp, old, starts), _number(xp, stays, starts)
+        before, after = old & (was <= n), stays & (now <= n)
+        if self.join.source.insert_only:
+            self._forget(slots[xp.flatnonzero(~after)], side.first_new)
+        if event_kinds is not None:
+            return self._moments(found, side)
+        again = before & after
+        if self.join.number is not None:
+            again &= was == now
+        leaves, comes = xp.flatnonzero(before & ~again), xp.flatnonzero(after & ~again)
+        leaving, coming = (slots[leaves], was[leaves] - 1), (slots[comes], now[comes] - 1)
+        return net_rows(xp, [leaving[: self._width]], [coming[: self._width]])
+
+    @property
+    def _width(self) -> int:
+        """How many numbers a row of the output is made of: its slot, and its number in the group."""
+        return 1 if self.join.number is None else 2
+
+    def _forget(self, slots: Slots, first_new: int) -> None:
+        """Rows behind the first, of insertions only."""
+        self._table.move(slots[slots < first_new], LIVE, DEAD)
+        self._table.end(slots[slots >= first_new])
+
+    def _moments(self, found: Candidates, side: Lifetimes) -> OutputRows:
+        """The same change by change; what a change takes and brings happens at once."""
+        xp, groups, slots = self.kernels.xp, found.groups, found.slots
+        born, died = side.born(xp, slots), side.died(xp, slots)
+        begin = layouts.owned(groups, xp.where(born < 0, 0, (born >> 1) + 1))
+        start, forever = xp.zeros(groups.size, np.int64), died == NEVER
+        end = xp.where(forever, layouts.owned(groups + 1, start), layouts.owned(groups, (died >> 1) + 1))
+        # of each group the time before the micro-batch, and every change of it
+        moments = distinct(xp, xp.concatenate([layouts.owned(groups, start), begin, end[~forever]]))
+        size, n = int(moments.size), self.join.n
+        begin, end = xp.searchsorted(moments, begin), xp.searchsorted(moments, end)
+        parts: list[OutputRows] = []
+        step = max(1, _AT_ONCE // n)
+        for at in range(0, max(1, size - 1), step):
+            # one more, with which the first of this part is compared
+            last = min(at + step + 1, size)
+            here = xp.flatnonzero((begin < last) & (end > at))
+            spans = xp.maximum(begin[here], at) - at, xp.minimum(end[here], last) - at
+            first = least(self.kernels, *spans, here, size=last - at, n=n)
+            parts.append(self._changes(first, moments[at:last], slots))
+        return self._sorted(chained(self.kernels, parts))
+
+    def _changes(self, first: Array, moments: Array, slots: Slots) -> OutputRows:
+        """What differs between the first rows at a moment and those at the one before, of the same group."""
+        xp, n = self.kernels.xp, self.join.n
+        sequence = (layouts.unowned(moments)[1] - 1)[1:]
+        before, after = first[:-1].reshape(-1), first[1:].reshape(-1)
+        moment = xp.arange(before.size, dtype=np.int64) // n
+        same = (before == after) | (sequence[moment] < 0)
+        there, here = xp.flatnonzero(~same & (before != NONE)), xp.flatnonzero(~same & (after != NONE))
+        if self.join.number is None:
+            # what only has another number is neither taken nor brought
+            size = slots.size
+            taken, brought = moment[there] * size + before[there], moment[here] * size + after[here]
+            both = xp.sort(xp.concatenate([taken * 2, brought * 2 + 1]))
+            again = xp.zeros(both.size, bool)
+            again[1:] = both[1:] >> 1 == both[:-1] >> 1
+            again[:-1] |= again[1:]
+            both = both[xp.flatnonzero(~again)]
+            comes, both = both & 1, both >> 1
+            at, which = both // size, [slots[both % size]]
+            kinds = xp.where(comes == 1, np.int8(INSERT), np.int8(DELETE))
+        else:
+            at, rank = xp.concatenate([moment[there], moment[here]]), xp.concatenate([before[there], after[here]])
+            place = xp.concatenate([there, here])
+            which = [slots[rank], place % n]
+            kinds = xp.concatenate(
+                [
+                    xp.where(after[there] == NONE, np.int8(DELETE), np.int8(UPDATE_BEFORE)),
+                    xp.where(before[here] == NONE, np.int8(INSERT), np.int8(UPDATE_AFTER)),
+                ]
+            )
+        return OutputRows(kinds, tuple(which), 2 * sequence[at])
+
+    def _sorted(self, rows: OutputRows) -> OutputRows:
+        """By the change that caused them, those that leave first."""
+        xp = self.kernels.xp
+        leaves = (rows.kinds == DELETE) | (rows.kinds == UPDATE_BEFORE)
+        parts = rows.pick(xp.flatnonzero(leaves)), rows.pick(xp.flatnonzero(~leaves))
+        return in_order(self.kernels, [(parts[0], 0), (parts[1], 1)])
+
+    def values(self, rows: OutputRows) -> Frame:
+        """The rows, and their numbers beside them."""
+        if self.join.number is None:
+            return super().values(rows)
+        schema, name = self.join.source.schema, self.join.number
+        own = self._table.store.take(rows.slots[0], schema.names, present=True)
+        numbers = self._numbers.take(rows.slots[1], [name], present=True)
+        return self.kernels.combine([*((column, own, column) for column in schema.names), (name, numbers, name)])
+
+    def may_cancel(self, rows: OutputRows, sides: Sequence[Lifetimes], frame: Frame) -> Positions:
+        """Any: an equal row may take the place of one that leaves."""
+        del sides, frame
+        return self.kernels.xp.arange(rows.size, dtype=np.int64)
+
+    def commit(self, clock_ms: int) -> None:
+        """Make the prepared micro-batch final.
+
+        Where rows in front go again and again, their entries lie in the way of each lookup: once as many were passed
+        over as there are rows, they are dropped.
+        """
+        super().commit(clock_ms)
+        if self._skipped > len(self._table) > self._table.live:
+            with postponed(self.kernels, "dropping rows that are gone"):
+                self._table.compact()
+        if self._skipped > len(self._table):
+            self._skipped = 0
+
+
+def _number(xp: Any, counted: Array, starts: Positions) -> Array:
+    """Of rows side by side by group, how many that count there are up to each of them.
+
+    Args:
+        xp: numpy or cupy.
+        counted: n flags.
+        starts: where each row's group begins.
+    """
+    total = xp.cumsum(counted)
+    return total - (total - counted)[starts]
