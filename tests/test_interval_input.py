@@ -153,6 +153,17 @@ def test_event_times_in_nanoseconds_after_2006() -> None:
     assert sorted(stamps, key=str) == sorted([(first, near), (first, edge), (second, None), (None, beyond)], key=str)
 
 
+def test_an_exclusive_bound_without_a_key() -> None:
+    """It leaves out what is just there, and nothing before it: a unit of the column is a microsecond."""
+    at = [dt.datetime(2026, 1, 1, 0, 0, 0, us, dt.UTC) for us in (0, 4999, 5000)]
+    left = pa.table({"k": [1], "lt": pa.array(at[:1], US), "a": ["x"]}, LEFT)
+    right = pa.table({"rk": [1, 2, 3], "rt": pa.array(at, US)}, RIGHT)
+    inputs = Input("l", LEFT, event_time="lt"), Input("r", RIGHT, event_time="rt")
+    join = IntervalJoin("inner", *inputs, interval=Interval(0, 5, lower_inclusive=False, upper_inclusive=False))
+    assert not join.shuffled_by
+    assert JoinEngine(join, "cpu").process(left, right)["rk"].to_pylist() == [2]
+
+
 def test_a_watermark_means_nothing_in_a_regular_join() -> None:
     engine = JoinEngine(Join("inner", Input("l", LEFT), Input("r", RIGHT), (Key("k", "rk"),)), "cpu")
     with pytest.raises(DescriptionError, match="joins by time only"):
