@@ -24,9 +24,9 @@ from gpu_ops.query.errors import SqlError
 from gpu_ops.query.expressions import Column, Expr
 from gpu_ops.query.lower import written
 from gpu_ops.query.nodes import Calc, JoinNode, Node, Source, quoted
-from gpu_ops.query.relations import Compute, Filter, JoinOf, Relation, Scan
+from gpu_ops.query.relations import Compute, Filter, JoinOf, Relation, Scan, shown
 from gpu_ops.query.runs import Run, run_of, segments, spine
-from gpu_ops.query.stages import Namer, Stage, input_names, kept_of, shown
+from gpu_ops.query.stages import Namer, Stage, input_names, kept_of
 
 
 class Builder:

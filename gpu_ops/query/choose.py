@@ -27,7 +27,7 @@ from gpu_ops.query.errors import SqlError
 from gpu_ops.query.expressions import Column, Expr, Tree, is_no_op
 from gpu_ops.query.lower import Lowering, NotOursError, Parts, written
 from gpu_ops.query.read import spark_type_of, type_of
-from gpu_ops.query.relations import Compute, Filter, JoinOf, Relation, Scan
+from gpu_ops.query.relations import Compute, Filter, JoinOf, Relation, Scan, shown
 from gpu_ops.spark.datatypes import is_binary_collated
 
 Kind = Literal["regular", "semi", "anti", "interval", "asof", "temporal"]
@@ -143,6 +143,24 @@ class Chooser:
         kind = self.choice(relation).kind
         name = "ASOF" if kind == "asof" else kind
         return None if kind in ("interval", "temporal") else f"the {name} join below takes rows back"
+
+    def _lost(self, relation: Relation, column: Column) -> str | None:
+        """Where in a relation an event time ceases to be one; None where it is none."""
+        if isinstance(relation, Filter | Compute):
+            return self._lost(relation.below, column)
+        if isinstance(relation, Scan):
+            return None
+        side = relation.left if column in relation.left.columns else relation.right
+        below = self._lost(side, column)
+        if below is not None or column not in self.event_times(side) or column in self.event_times(relation):
+            return below
+        kind: str = self.choice(relation).kind
+        why = (
+            "may leave it null" if kind in ("interval", "temporal") else "gives rows of any age, and may take them back"
+        )
+        names = " and ".join(", ".join(x.alias for x in shown(of)) for of in (relation.left, relation.right))
+        kind = "ASOF" if kind == "asof" else kind
+        return f"{column} is no event time any more: the {kind} {relation.sql_name} of {names} below {why}"
 
     # --- choosing -------------------------------------------------------------------------------
 
@@ -312,11 +330,8 @@ class Chooser:
         left, right = self.event_times(join.left), self.event_times(join.right)
         for condition in timed:
             for column in sorted(condition.times - left - right, key=str):
-                self.fail(
-                    f"{column} is no event time above the join below, which may take rows back or leaves it null. Join "
-                    f"on both event times first. {_PLAIN.format(column)}",
-                    condition.java,
-                )
+                lost = self._lost(join.left if column in join.left.columns else join.right, column)
+                self.fail(f"{lost}. Join on both event times first. {_PLAIN.format(column)}", condition.java)
         found: list[tuple[Expr, list[Bound]]] = []
         for condition in timed:
             try:
@@ -375,10 +390,10 @@ class Chooser:
             )
         left = join.left.ids.get(said.as_of)
         if left is None or left not in self.event_times(join.left):
-            self.fail(
-                "FOR SYSTEM_TIME AS OF takes an event time of the left input (withWatermark, or stream(event_time=))",
-                join.java,
-            )
+            lost = None if left is None else self._lost(join.left, left)
+            takes = "FOR SYSTEM_TIME AS OF takes an event time of the left input"
+            how = "join by time first" if lost else "withWatermark, or stream(event_time=)"
+            self.fail(f"{takes}{f', and {lost}' if lost else ''} ({how})", join.java)
         rights = sorted(self.event_times(join.right), key=str)
         if len(rights) != 1:
             which = f"{len(rights)} event times ({', '.join(map(str, rights))})" if rights else "no event time"

@@ -156,6 +156,15 @@ def filtered(relation: Relation, conditions: list[Expr]) -> Relation:
     return Filter(relation, tuple(conditions)) if conditions else relation
 
 
+def shown(relation: Relation) -> list[Scan]:
+    """The inputs whose columns a relation has."""
+    if isinstance(relation, Scan):
+        return [relation]
+    if isinstance(relation, Filter | Compute):
+        return shown(relation.below)
+    return shown(relation.left) + (shown(relation.right) if relation.how not in ("semi", "anti") else [])
+
+
 def never_null(relation: Relation) -> frozenset[Column]:
     """The columns of a relation in which there is no null, by what its inputs are."""
     if isinstance(relation, Scan):

@@ -11,7 +11,7 @@ from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.query.choose import Chooser
 from gpu_ops.query.expressions import Column, Expr
 from gpu_ops.query.nodes import Calc, Named, Node, Where, quoted
-from gpu_ops.query.relations import Compute, Filter, JoinOf, Relation, Scan
+from gpu_ops.query.relations import Compute, Filter, JoinOf, Relation, Scan, shown
 
 
 class Namer:
@@ -80,15 +80,6 @@ def _nodes(relation: Relation) -> Iterable[Relation]:
     elif isinstance(relation, JoinOf):
         yield from _nodes(relation.left)
         yield from _nodes(relation.right)
-
-
-def shown(relation: Relation) -> list[Scan]:
-    """The inputs whose columns a relation has."""
-    if isinstance(relation, Scan):
-        return [relation]
-    if isinstance(relation, Filter | Compute):
-        return shown(relation.below)
-    return shown(relation.left) + (shown(relation.right) if relation.how not in ("semi", "anti") else [])
 
 
 def input_names(sides: Sequence[Relation]) -> list[str]:

@@ -306,6 +306,19 @@ def test_refusals(spark: Any, orders: Source, shipments: Source, tmp_path: Path)
     refused("the interval is empty", lower=5, upper=4)
     refused("no duration: 'soon'", lower="soon")
     refused("input 'right' has no watermark: say which column", b=shipments.df)
+    # what a regular join gives has no row time: the join is named
+    plain = in_memory(gpu_ops.join, left, stream(shipments.df, name="s"), on="k", how="left", name="plain")
+    assert "  row time    left.t: not in what comes out, which may be of any age" in gpu_ops.explain(plain).splitlines()
+    lost = r"the join 'plain' below it \(left join on k = k\) does not pass on the event time of its inputs, left.t, as"
+    refused(rf"input 'left' has no watermark: {lost} .*\. Join by time first, or say which column", a=plain)
+    for make in (gpu_ops.temporal_join, gpu_ops.asof_join):
+        more = {"emit": "at_watermark"} if make is gpu_ops.asof_join else {}
+        with pytest.raises(gpu_ops.DescriptionError, match=lost):
+            in_memory(make, plain.select("k", "t"), right, on="k", **more)
+    with pytest.warns(gpu_ops.NoWatermarkWarning, match=rf"input 'left' has no watermark \({lost}"):
+        in_memory(gpu_ops.interval_join, plain.select("k", "t"), right, on="k", lower=0, upper=1, time=("t", "u"))
+    again = plain.select("k", "t").withWatermark("t", "1 second")
+    assert "row time" in gpu_ops.explain(in_memory(gpu_ops.interval_join, again, right, on="k", lower=0, upper=1))
     refused("input 'left': time names 'nope'", time=("nope", "u"))
     refused("time='nope'", time="nope")
     refused("event time 'a' is string", time=("a", "u"))

@@ -177,7 +177,11 @@ TIMES = [
     ),
     (
         "SELECT c.x FROM clicks c JOIN users u ON c.uid = u.uid JOIN views v ON c.uid = v.uid AND v.ts §BETWEEN c.ts AND c.ts + INTERVAL 1 HOUR",  # noqa: E501
-        "c.ts is no event time above the join below",
+        "c.ts is no event time any more: the regular INNER JOIN of c and u below gives rows of any age, and may",
+    ),
+    (
+        "SELECT c.x FROM clicks c LEFT JOIN views v ON c.uid = v.uid AND v.ts BETWEEN c.ts AND c.ts + INTERVAL 1 HOUR JOIN views w ON c.uid = w.uid AND w.ts §BETWEEN v.ts AND v.ts + INTERVAL 1 HOUR",  # noqa: E501
+        "v.ts is no event time any more: the interval LEFT JOIN of c and v below may leave it null",
     ),
 ]
 
@@ -196,6 +200,10 @@ BY_TIME = [
     ("SELECT c.x FROM clicks c JOIN views FOR SYSTEM_TIME AS OF §c.when AS v ON c.uid = v.uid", "c`.`when"),
     ("SELECT c.x FROM clicks c §JOIN views FOR SYSTEM_TIME AS OF PROCTIME() v ON c.uid = v.uid", "goes by event time"),
     ("SELECT c.x FROM clicks c §JOIN views FOR SYSTEM_TIME AS OF v.ts AS v ON c.uid = v.uid", "of the left input"),
+    (
+        "SELECT c.x FROM clicks c LEFT JOIN users u ON c.uid = u.uid §JOIN views FOR SYSTEM_TIME AS OF c.ts AS v ON c.uid = v.uid",  # noqa: E501
+        "and c.ts is no event time any more: the regular LEFT JOIN of c and u below gives rows of any age",
+    ),
     ("SELECT c.x FROM clicks c §JOIN payments FOR SYSTEM_TIME AS OF c.ts p ON c.uid = p.uid", "has no event time"),
     ("SELECT c.uid FROM edits c §JOIN views FOR SYSTEM_TIME AS OF c.ts v ON c.uid = v.uid", "only grows"),
     ("SELECT c.x FROM clicks §FOR SYSTEM_TIME AS OF c.ts", "follows the table of a JOIN"),

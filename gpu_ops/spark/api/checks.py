@@ -22,7 +22,8 @@ from gpu_ops.spark.api.where import without_hidden
 from gpu_ops.spark.datatypes import unlike_bytes
 from gpu_ops.spark.plan.bounded import build_bounded
 from gpu_ops.spark.plan.build import build
-from gpu_ops.spark.plan.recognition import JoinPlan, plans_of
+from gpu_ops.spark.plan.column_metadata import delays
+from gpu_ops.spark.plan.recognition import JoinPlan, lost_row_time, plans_of
 from gpu_ops.spark.plan.union_layout import collated_key
 from gpu_ops.spark.servers.directory import Directory
 from gpu_ops.spark.servers.folders import warn_of_local_folder
@@ -200,11 +201,12 @@ def _plan(
             MemoryOnlyStateWarning,
             stacklevel=stacklevel + 1,
         )
-    for source in description.inputs if description.by_event_time and description.emit != "at_end" else ():
-        if source.delay_ms is None:
+    for source, side in zip(description.inputs, sides, strict=True):
+        if source.delay_ms is None and description.by_event_time and description.emit != "at_end":
+            lost = lost_row_time(side.df)
             warnings.warn(
-                f"input '{source.name}' has no watermark, so the join has none and forgets no row: give it "
-                "withWatermark(), or stream(..., delay=)",
+                f"input '{source.name}' has no watermark{f' ({lost})' if lost else ''}, so the join has none and forgets "
+                "no row: give it withWatermark(), or stream(..., delay=)",
                 NoWatermarkWarning,
                 stacklevel=stacklevel + 1,
             )
@@ -224,7 +226,18 @@ def _plan(
         derived=tuple(derived),
         final_only=final,
         bounded=static,
+        row_times=() if static or description.by_time else _row_times(description, sides),
     )
+
+
+def _row_times(description: Description, sides: Sequence[Stream]) -> tuple[str, ...]:
+    """The event times of inputs, ``input.column`` each."""
+    found = [
+        f"{source.name}.{column}"
+        for source, side in zip(description.inputs, sides, strict=True)
+        for column in dict.fromkeys([*delays(side.df), *([source.event_time] if source.event_time else [])])
+    ]
+    return tuple(found)
 
 
 def check_frames(frames: Sequence[DataFrame], names: Sequence[str]) -> bool:

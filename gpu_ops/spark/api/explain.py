@@ -59,6 +59,8 @@ def _explain(plan: JoinPlan, names: Mapping[str, str], df: DataFrame) -> str:
         state = f"{state}; no intermediate state: a change is joined with the rows of the inputs, step by step"
     head, *lines = join.lines()
     lines.insert(0, f"{head}  (metrics '{plan.name}')")
+    if plan.row_times:
+        lines.append(line("row time", f"{', '.join(plan.row_times)}: not in what comes out, which may be of any age"))
     if plan.heartbeat_ms is not None:
         lines.append(line("heartbeat", f"a micro-batch every {show_ms(plan.heartbeat_ms)}, rows or not"))
     if plan.bounded:

@@ -66,6 +66,7 @@ class JoinPlan:
         distribution: by what rows are distributed, as the manifest has it.
         reported: whether tasks report their metrics to the driver, because Spark's progress cannot have them.
         query: the plan of the query of `gpu_ops.sql` that ends in it, or None.
+        row_times: the event times of its inputs that do not come out of it as such, ``input.column`` each.
     """
 
     plan_id: str
@@ -87,6 +88,7 @@ class JoinPlan:
     distribution: str = ""
     reported: bool = False
     query: str | None = None
+    row_times: tuple[str, ...] = ()
 
     @property
     def function_name(self) -> str:
@@ -185,6 +187,20 @@ def join_written(df: DataFrame) -> str | None:
     """The name of the join of which a DataFrame has every change, each once; None where that cannot be told."""
     plan = _join_below(df, _ONE_FOR_ONE)
     return None if plan is None else plan.name
+
+
+def lost_row_time(df: DataFrame) -> str | None:
+    """Which join a DataFrame's rows lost their event time in, as half a sentence; None where none did.
+
+    Flink's planner: "Rowtime attributes must not be in the input rows of a regular join".
+    """
+    plan = next(plans_in(analyzed(df)), None)
+    if plan is None or not plan.row_times:
+        return None
+    return (
+        f"the join '{plan.name}' below it ({plan.join.title}) does not pass on the event time of its inputs, "
+        f"{', '.join(plan.row_times)}, as its rows may be of any age"
+    )
 
 
 def derived_key(df: DataFrame) -> tuple[str, ...] | None:

@@ -21,7 +21,7 @@ from gpu_ops.spark.api.options import How, IntervalJoinOptions, check_options
 from gpu_ops.spark.api.streams import Stream, as_input, as_stream, resolve, resolve_key
 from gpu_ops.spark.api.where import engine_condition
 from gpu_ops.spark.plan.column_metadata import Delay, delays
-from gpu_ops.spark.plan.recognition import made_by
+from gpu_ops.spark.plan.recognition import lost_row_time, made_by
 
 EventTimes = tuple[str, str] | Literal["processing"] | None
 """The event-time columns of left and right, ``"processing"``, or None where the inputs name them."""
@@ -181,8 +181,11 @@ def _timed(side: Stream, number: int, time: EventTimes) -> tuple[Stream, str | N
     if column is None:
         if len(found) != 1:
             which = f"{len(found)} columns with a watermark ({', '.join(found)})" if found else "no watermark"
+            lost = None if found else lost_row_time(side.df)
+            if lost is not None:
+                which += f": {lost}. Join by time first, or"
             raise DescriptionError(
-                f"input '{label}' has {which}: say which column is its event time, with time=, "
+                f"input '{label}' has {which}{'' if lost else ':'} say which column is its event time, with time=, "
                 "withWatermark() or stream(..., event_time=)"
             )
         (column,) = found
