@@ -205,8 +205,8 @@ def _plan(
         if source.delay_ms is None and description.by_event_time and description.emit != "at_end":
             lost = lost_row_time(side.df)
             warnings.warn(
-                f"input '{source.name}' has no watermark{f' ({lost})' if lost else ''}, so the join has none and forgets "
-                "no row: give it withWatermark(), or stream(..., delay=)",
+                f"input '{source.name}' has no watermark{f' ({lost})' if lost else ''}, so the join has none and "
+                "forgets no row: give it withWatermark(), or stream(..., delay=)",
                 NoWatermarkWarning,
                 stacklevel=stacklevel + 1,
             )
