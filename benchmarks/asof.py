@@ -6,7 +6,7 @@
 - `hot_key`: one micro-batch on a state in which a key has 1,000,000 versions, and on one without that key. In both as
   many trades and quotes come; one in a hundred is of the hot key.
 
-    python -m benchmarks.asof [--rows 5000000] [--batches 10] [--rounds 7] [--quick]
+    python -m benchmarks.asof [--rows 5000000] [--batches 10] [--sides 3] [--rounds 7] [--quick]
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.common import interleave, summarise, write_results
+from benchmarks.common import interleave, ratio, summarise, write_results
 from gpu_ops.descriptions.asof_join import Asof, AsofJoin
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.keys import normalize_on
@@ -44,8 +44,8 @@ def rows(schema: pa.Schema, keys: np.ndarray, times: np.ndarray) -> pa.Table:
     return pa.table([keys, times, np.arange(keys.size)], schema.names).cast(schema)
 
 
-def beside_polars(size: int, keys: int, batches: int) -> dict[str, Any]:
-    """Seconds of the engine and of polars for so many trades and quotes."""
+def beside_polars(size: int, keys: int, batches: int, rounds: int) -> dict[str, Any]:
+    """Seconds of the engine and of polars for so many trades and quotes, in turns."""
     import polars as pl
 
     rng = np.random.default_rng(keys)
@@ -54,34 +54,44 @@ def beside_polars(size: int, keys: int, batches: int) -> dict[str, Any]:
         for schema in (TRADES, QUOTES)
     ]
     frames = [pl.from_arrow(table) for table in both]
-    before = time.perf_counter()
-    wanted = frames[0].join_asof(frames[1], on="at", by="symbol", check_sortedness=False)
-    polars = time.perf_counter() - before
-    matches = wanted.height - wanted["price"].null_count()
-
-    found, spent = 0, dict.fromkeys(("update", "probe", "emit", "commit"), 0.0)
-    engine = make_engine()
     edges = np.linspace(0, 10 * size, batches + 1).astype(np.int64)
     parts = [[t.slice(*_span(t, low, high)) for t in both] for low, high in itertools.pairwise(edges)]
-    before = time.perf_counter()
-    for trades, quotes in parts:
-        batch = engine.prepare(left=trades, right=quotes)
-        begun = time.perf_counter()
-        engine.commit()
-        spent["commit"] += time.perf_counter() - begun
-        for name in ("update", "probe", "emit"):
-            spent[name] += batch.metrics[f"{name}_ms"] / 1e3
-        kinds, prices = batch.changelog["row_kind"], batch.changelog["price"]
-        signs = np.where(np.asarray(kinds.to_pandas() == "+I"), 1, -1)
-        found += int((signs * prices.is_valid().to_numpy()).sum())
-    took = time.perf_counter() - before
-    engine.close()
-    if found != matches:
-        raise SystemExit(f"{found} matches, {matches} expected")
+    steps = {"update": 0.0, "probe": 0.0, "emit": 0.0, "commit": 0.0}
+
+    def polars() -> tuple[float, int]:
+        before = time.perf_counter()
+        joined = frames[0].join_asof(frames[1], on="at", by="symbol", check_sortedness=False)
+        took = time.perf_counter() - before
+        return took, joined.height - joined["price"].null_count()
+
+    def engine() -> tuple[float, int]:
+        running, changelogs = make_engine(), []
+        before = time.perf_counter()
+        for trades, quotes in parts:
+            batch = running.prepare(left=trades, right=quotes)
+            begun = time.perf_counter()
+            running.commit()
+            steps["commit"] += (time.perf_counter() - begun) / (rounds + 1)
+            for name in ("update", "probe", "emit"):
+                steps[name] += batch.metrics[f"{name}_ms"] / 1e3 / (rounds + 1)
+            changelogs.append(batch.changelog.select(["row_kind", "price"]))
+        took = time.perf_counter() - before
+        running.close()
+        found = 0
+        for changelog in changelogs:
+            signs = np.where(np.asarray(changelog["row_kind"].to_pandas() == "+I"), 1, -1)
+            found += int((signs * changelog["price"].is_valid().to_numpy()).sum())
+        return took, found
+
+    runs = interleave({"polars": polars, "engine": engine}, rounds, warmup=1)
+    if len({found for results in runs.values() for _, found in results}) != 1:
+        raise SystemExit(f"matches differ: {runs}")
+    seconds = {name: summarise(took for took, _ in results) for name, results in runs.items()}
     return {
-        "keys": keys, "rows": size, "micro_batches": batches, "polars_s": round(polars, 3), "engine_s": round(took, 3),
-        "parts_s": {name: round(seconds, 2) for name, seconds in spent.items()},
-        "times_polars": round(took / polars, 2),
+        "keys": keys, "rows": size, "micro_batches": batches,
+        "polars_s": round(seconds["polars"].median, 3), "engine_s": round(seconds["engine"].median, 3),
+        "parts_s": {name: round(each, 2) for name, each in steps.items()},
+        "times_polars": {name: round(each, 2) for name, each in ratio(seconds["engine"], seconds["polars"]).items()},
     }  # fmt: skip
 
 
@@ -137,13 +147,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=5_000_000, help="trades, and as many quotes")
     parser.add_argument("--batches", type=int, default=10)
+    parser.add_argument("--sides", type=int, default=3, help="rounds of engine and polars")
     parser.add_argument("--rounds", type=int, default=7, help="of the hot key's micro-batch")
     parser.add_argument("--quick", action="store_true", help="small, to see that it runs")
     parser.add_argument("--out", type=Path, help="write results as JSON here")
     given = parser.parse_args()
     size = 20_000 if given.quick else given.rows
+    sides = 1 if given.quick else given.sides
     results = {
-        "beside_polars": [beside_polars(size, keys, given.batches) for keys in (1000, max(1, size // 5))],
+        "beside_polars": [beside_polars(size, keys, given.batches, sides) for keys in (1000, max(1, size // 5))],
         "hot_key": hot_key(size // 5, size // 5, min(50_000, size // 10), 1 if given.quick else given.rounds),
     }
     print(json.dumps(results, indent=1))

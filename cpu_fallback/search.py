@@ -19,6 +19,9 @@ _CROWDED = 15
 _BLOCK = 1 << 13
 # Buckets of up to this many entries with times are read in full: cheaper than bisecting them.
 _SCAN = 12
+# Where this many needles look into large buckets, each for itself costs more than one key of hash and time for all
+# entries of the part of the run that they look into, if that has at most so many entries a needle.
+_MANY, _PART = 1 << 10, 8
 
 
 def by_hash(found_in: SearchedRun, hashes: UInt64s) -> tuple[Ints, Ints]:
@@ -89,7 +92,14 @@ def by_time(run: SearchedRun, hashes: UInt64s, earliest: Ints, latest: Ints) -> 
 
 def bisect(run: SearchedRun, hashes: UInt64s, times: Ints, *, after: bool) -> Ints:
     """The position of the first entry not before (or, `after`, beyond) each needle's hash and time."""
-    return _bisect(run, hashes, times, _bucket(run, hashes), after=after)
+    begin, end = _bucket(run, hashes)
+    if hashes.size >= _MANY and int((end - begin).sum()) > _SCAN * hashes.size:
+        first, last = int(begin.min()), int(end.max())
+        if last - first <= _PART * hashes.size:
+            found = _among(run, slice(first, last), hashes, times, after=after)
+            if found is not None:
+                return found
+    return _bisect(run, hashes, times, (begin, end), after=after)
 
 
 def expand(first: Ints, count: Ints) -> tuple[Ints, Ints]:
@@ -128,6 +138,22 @@ def _bucket(run: SearchedRun, hashes: UInt64s) -> tuple[Ints, Ints]:
     """Where the entries that share each hash's prefix begin and end."""
     bucket = (hashes >> np.uint64(run.shift)).view(np.int64)
     return run.directory[bucket].astype(np.int64), run.directory[bucket + 1].astype(np.int64)
+
+
+def _among(run: SearchedRun, part: slice, hashes: UInt64s, times: Ints, *, after: bool) -> Ints | None:
+    """The same by one key of hash and time, in a part of the run; None where times are too far apart for that."""
+    assert run.times is not None
+    stored = run.times[part]
+    low, high = stored.min(), stored.max()
+    if int(high) - int(low) >= int(_LOW):
+        return None
+    keys = layouts.by_hash_and(run.entries[part], stored - low)
+    wanted = np.clip(times, low, high) - low
+    wanted += times >= low if after else times > high
+    needles = (hashes << np.uint64(32)) | wanted.view(np.uint64)
+    found: Ints = np.searchsorted(keys, needles)
+    found += part.start
+    return found
 
 
 def _bisect(run: SearchedRun, hashes: UInt64s, times: Ints, ends: tuple[Ints, Ints], *, after: bool) -> Ints:

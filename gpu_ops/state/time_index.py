@@ -35,6 +35,8 @@ class TimeRun:
     """int64."""
     directory: Array
     shift: int
+    span: tuple[int, int]
+    """No entry is earlier than the first or later than the second."""
     home: Kernels
     """The backend in whose memory it lies."""
 
@@ -125,7 +127,7 @@ class TimeIndex(Runs[TimeRun]):
 
     @staticmethod
     def _moved(run: TimeRun, copy: Callable[[Array], Array], home: Kernels) -> TimeRun:
-        return TimeRun(copy(run.entries), copy(run.times), copy(run.directory), run.shift, home)
+        return TimeRun(copy(run.entries), copy(run.times), copy(run.directory), run.shift, run.span, home)
 
     def renumbered(self, new_slots: Slots) -> TimeIndex:
         """Another index that follows a compaction."""
@@ -135,23 +137,26 @@ class TimeIndex(Runs[TimeRun]):
             alive = slots >= 0
             entries = layouts.entries(run.entries[alive], slots[alive])
             if entries.size:
-                index.runs.append(_with_directory(run.home, entries, run.times[alive]))
+                index.runs.append(_with_directory(run.home, entries, run.times[alive], run.span))
         return index
 
 
 def _run(home: Kernels, entries: Array, times: Array) -> TimeRun:
     """Entries in their order; those of one hash and time stay in the order they have."""
     low = times.min()
-    if int(times.max()) - int(low) < _SPAN:
+    span = int(low), int(times.max())
+    if bool((times[1:] >= times[:-1]).all()):
+        order = home.argsort(layouts.entry_hashes(entries))
+    elif span[1] - span[0] < _SPAN:
         # hash and time in one number; a stable sort of two runs is a merge (timsort)
         order = home.argsort(layouts.by_hash_and(entries, times - low))
     else:
         by_time = home.argsort(times)
         order = by_time[home.argsort(layouts.entry_hashes(entries[by_time]))]
     entries = entries[order]
-    return _with_directory(home, entries, times[order])
+    return _with_directory(home, entries, times[order], span)
 
 
-def _with_directory(home: Kernels, entries: Array, times: Array) -> TimeRun:
+def _with_directory(home: Kernels, entries: Array, times: Array, span: tuple[int, int]) -> TimeRun:
     shift = prefix_shift(entries.size, 1)
-    return TimeRun(entries, times, home.directory(entries, shift), shift, home)
+    return TimeRun(entries, times, home.directory(entries, shift), shift, span, home)

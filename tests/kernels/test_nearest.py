@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from typing import Any
 
 import numpy as np
@@ -83,6 +84,24 @@ def test_nearest_is_what_a_look_at_all_rows_finds(kernels: Kernels, seed: int) -
                     ]
                     assert kernels.asnumpy(slots).tolist() == expected
     assert max(len(index.runs), 2) > 1
+
+
+@pytest.mark.parametrize("span", [50, (1 << 32) - 1, 1 << 40])
+def test_many_needles_stand_where_each_alone_would(kernels: Kernels, span: int) -> None:
+    rng, size = np.random.default_rng(span), 6000
+    keys, times = rng.integers(1, 9, size), rng.integers(-span // 2, span // 2, size)
+    times[:2] = -span // 2, span - span // 2 - 1
+    index = TimeIndex(kernels)
+    index.stage(*(kernels.asarray(a) for a in (keys.astype(np.uint64) << np.uint64(32), np.arange(size), times)))
+    assert index.staged is not None
+    stored = sorted(zip(keys.tolist(), times.tolist(), strict=True))
+    ends = np.array([np.iinfo(np.int64).min, -span // 2 - 1, -span // 2, span // 2, np.iinfo(np.int64).max])
+    wanted = np.concatenate([rng.integers(-span, span, 1500), rng.choice(ends, 500), times[:1000]])
+    of = rng.integers(0, 11, wanted.size)
+    needles = (kernels.asarray(of.astype(np.uint64) << np.uint64(32)), kernels.asarray(wanted))
+    for after, stand in ((False, bisect.bisect_left), (True, bisect.bisect_right)):
+        found = kernels.asnumpy(index.bisect(index.staged, *needles, after=after))
+        assert found.tolist() == [stand(stored, needle) for needle in zip(of.tolist(), wanted.tolist(), strict=True)]
 
 
 def test_what_is_gone_is_not_walked_through(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:

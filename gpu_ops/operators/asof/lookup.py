@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from gpu_ops import layouts
 from gpu_ops.arrays import Array, Hashes, Positions, Slots, distinct
 from gpu_ops.descriptions.asof_join import AsofJoin
 from gpu_ops.descriptions.intervals import AFTER_ALL, BEFORE_ALL, shifted
@@ -104,7 +105,8 @@ class Lookup:
         met = xp.full(slots.size, -1, np.int64)
         if slots.size and len(self._tables[1]):
             rows = Rows(self._tables[0], slots)
-            rows = rows.pick(self._kernels.argsort(rows.hashes))  # what they read lies in the order in which they look
+            # what they read lies in the order in which they look
+            rows = rows.pick(self._kernels.argsort(layouts.entry_hashes(rows.hashes)))
             found = [self.found(rows, direction, alive, staged=staged) for direction in self.directions]
             met[rows.at] = found[0] if len(found) == 1 else self.nearer(rows.times, found[0], found[1])
         return met

@@ -3,6 +3,8 @@
 Each run of the index is ordered by (hash, time, arrival). A bisection finds where a needle stands in it, and its row is
 the next one before (or after) it that is alive and has its key. For nearly all needles that is one step. Where rows
 that are gone lie in the way, those that still walk after some steps jump over them, which reads that part of the run.
+A run all of whose times are farther than what a needle has found already is not looked at: where rows come about in the
+order of their times, most needles look at one run.
 """
 
 from __future__ import annotations
@@ -78,26 +80,36 @@ class Nearest:
         xp = self._kernels.xp
         best, best_time = xp.full(times.size, -1, np.int64), xp.zeros(times.size, np.int64)
         back = direction == "backward"
-        for run in self._runs:
-            at = self._index.bisect(run, hashes, times, after=exact == back)
+        for run in sorted(self._runs, key=lambda run: -run.span[1] if back else run.span[0]):
+            first, last = run.span
+            if back:
+                worth = (times >= first) & ((best < 0) | (best_time <= last))
+            else:
+                worth = (times <= last) & ((best < 0) | (best_time >= first))
+            if farthest is not None:
+                worth &= (farthest <= last) if back else (farthest >= first)
+            looking = xp.flatnonzero(worth)
+            if not looking.size:
+                continue
+            at = self._index.bisect(run, hashes[looking], times[looking], after=exact == back)
             if back:
                 at = at - 1
-            self._walk(run, (own, hashes, farthest), at, best, best_time, back=back)
+            self._walk(run, (own, hashes, farthest), (looking, at), best, best_time, back=back)
         return best
 
     def _walk(
         self,
         run: TimeRun,
         needles: tuple[tuple[Columns, Array], Hashes, Array | None],
-        at: Array,
+        standing: tuple[Positions, Array],
         best: Slots,
         best_time: Array,
         *,
         back: bool,
     ) -> None:
-        """From where the needles stand in a run to the first row that is theirs, and on through those of its time."""
+        """From where needles stand in a run to the first row that is theirs, and on through those of its time."""
         xp, (own, hashes, farthest) = self._kernels.xp, needles
-        step, walking, steps = -1 if back else 1, xp.arange(at.size, dtype=np.int64), 0
+        step, (walking, at), steps = -1 if back else 1, standing, 0
         while True:
             inside = (at >= 0) & (at < run.entries.size)
             walking, at = walking[inside], at[inside]
