@@ -6,8 +6,10 @@ import subprocess
 import sys
 
 ALL = (
+    "asof",
     "at_end",
     "at_length",
+    "by_time",
     "engine",
     "interval",
     "nexmark",

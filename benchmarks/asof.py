@@ -150,7 +150,7 @@ def main() -> None:
     parser.add_argument("--sides", type=int, default=3, help="rounds of engine and polars")
     parser.add_argument("--rounds", type=int, default=7, help="of the hot key's micro-batch")
     parser.add_argument("--quick", action="store_true", help="small, to see that it runs")
-    parser.add_argument("--out", type=Path, help="write results as JSON here")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "asof.json")
     given = parser.parse_args()
     size = 20_000 if given.quick else given.rows
     sides = 1 if given.quick else given.sides
@@ -159,8 +159,7 @@ def main() -> None:
         "hot_key": hot_key(size // 5, size // 5, min(50_000, size // 10), 1 if given.quick else given.rounds),
     }
     print(json.dumps(results, indent=1))
-    if given.out is not None:
-        write_results(given.out, "asof", results)
+    write_results(given.out, "asof", results)
 
 
 if __name__ == "__main__":

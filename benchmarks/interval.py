@@ -16,6 +16,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -100,14 +101,23 @@ def hot_key(state: int, changes: int, rounds: int) -> dict[str, Any]:
     }
 
 
-def soak(batches: int, changes: int, late: Late) -> dict[str, Any]:
-    """Full join, 2 s of event time a micro-batch, bounds of plus and minus 10 s, watermark 5 s behind.
+def soak(
+    engine: JoinEngine, batches: int, changes: int, *, kept_ms: int, more: int = 0, over_bound: float = 1.0
+) -> dict[str, Any]:
+    """2 s of event time a micro-batch, up to 4 s out of order; what the state holds after each.
+
+    Args:
+        engine: of inputs like `LEFT` and `RIGHT`.
+        batches: micro-batches.
+        changes: of each.
+        kept_ms: how far before the latest time of the input that is behind rows are kept.
+        more: rows that may be kept besides.
+        over_bound: how much more than that may be there.
 
     Raises:
-        SystemExit: more rows in state than the interval and one micro-batch hold.
+        SystemExit: more rows in state than these and one micro-batch.
     """
     rng = np.random.default_rng(6)
-    engine = make_engine("full", -10_000, 10_000, delay_ms=5_000, late=late)
     half, span = changes // 2, 2 * SECOND
     record: dict[str, list[float]] = {"state_rows": [], "state_bytes": [], "resident_bytes": [], "bound_rows": []}
     times: list[np.ndarray] = []
@@ -120,11 +130,11 @@ def soak(batches: int, changes: int, late: Late) -> dict[str, Any]:
         engine.process(*batch)
         # The watermark in force came from the micro-batches before this one.
         latest = min(max(int(t.max()) for t in times[s:-2:2]) for s in (0, 1)) if number else 0
-        over = latest // 1000 * 1000 - 15 * SECOND if number else -(1 << 60)  # watermarks are whole milliseconds
-        bound = sum(int((t >= over).sum()) for t in times[:-2]) + changes
+        over = latest // 1000 * 1000 - kept_ms * 1000 if number else -(1 << 60)  # watermarks are whole milliseconds
+        bound = sum(int((t >= over).sum()) for t in times[:-2]) + changes + more
         size = engine.state_size()
         rows = size["left_rows"] + size["right_rows"]
-        if rows > bound * (1.02 if late == "join" else 1):
+        if rows > bound * over_bound:
             raise SystemExit(f"micro-batch {number}: {rows} rows in state, at most {bound} may be")
         for name, value in (
             ("state_rows", rows),
@@ -145,24 +155,33 @@ def resident() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def plot(record: dict[str, Any], target: Path) -> None:
-    """State and memory by micro-batch."""
+def interval_soak(batches: int, changes: int, late: Late) -> dict[str, Any]:
+    """Full join, bounds of plus and minus 10 s, watermark 5 s behind."""
+    engine = make_engine("full", -10_000, 10_000, delay_ms=5_000, late=late)
+    return soak(engine, batches, changes, kept_ms=15_000, over_bound=1.02 if late == "join" else 1.0)
+
+
+def plot(records: Mapping[str, dict[str, Any]], target: Path, bound: str) -> None:
+    """State and memory by micro-batch; a column for each soak, by its title."""
     import matplotlib as mpl
 
     mpl.use("svg")
     from matplotlib import pyplot as plt
 
-    figure, (rows, size) = plt.subplots(2, 1, sharex=True, figsize=(8, 5), layout="constrained")
-    rows.plot(record["bound_rows"], label="inside the interval, and one micro-batch", color="0.7")
-    rows.plot(record["state_rows"], label="rows in state")
-    size.plot(np.array(record["resident_bytes"]) / 2**20, label="process", color="C1")
-    size.plot(np.array(record["state_bytes"]) / 2**20, label="state")
-    rows.set_ylabel("rows")
-    size.set_ylabel("MiB")
-    size.set_xlabel("micro-batch")
-    for axes in (rows, size):
-        axes.set_ylim(bottom=0)
-        axes.legend(loc="lower right")
+    shape = {"sharex": True, "sharey": "row", "squeeze": False, "layout": "constrained"}
+    figure, axes = plt.subplots(2, len(records), figsize=(3 + 5 * len(records), 5), **shape)
+    for (title, record), (rows, size) in zip(records.items(), axes.T, strict=True):
+        rows.set_title(title)
+        rows.plot(record["bound_rows"], label=bound, color="0.7")
+        rows.plot(record["state_rows"], label="rows in state")
+        size.plot(np.array(record["resident_bytes"]) / 2**20, label="process", color="C1")
+        size.plot(np.array(record["state_bytes"]) / 2**20, label="state")
+        size.set_xlabel("micro-batch")
+        for part in (rows, size):
+            part.set_ylim(bottom=0)
+            part.legend(loc="lower right")
+    axes[0][0].set_ylabel("rows")
+    axes[1][0].set_ylabel("MiB")
     figure.savefig(target, metadata={"Date": None})
 
 
@@ -178,12 +197,12 @@ def main() -> None:
     changes = 10_000 if options.quick else 100_000
     results = {
         "hot_key": hot_key(10 * changes, changes, options.rounds),
-        "soak": soak(options.batches, changes, "drop"),
-        "soak_late_rows_join": soak(options.batches, changes, "join"),
+        "soak": interval_soak(options.batches, changes, "drop"),
+        "soak_late_rows_join": interval_soak(options.batches, changes, "join"),
     }
     settings = {"rounds": options.rounds, "batches": options.batches, "threads": 1}
     record = write_results(options.out, "interval", results, settings=settings)
-    plot(results["soak"], options.out.with_suffix(".svg"))
+    plot({"": results["soak"]}, options.out.with_suffix(".svg"), "inside the interval, and one micro-batch")
     shown = {"hot_key": record["results"]["hot_key"]}
     for name in ("soak", "soak_late_rows_join"):
         shown[name] = record["results"][name]["last_quarter_over_second"]
