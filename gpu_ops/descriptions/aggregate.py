@@ -1,7 +1,7 @@
-"""Aggregates as a user writes them down: one row per group, when the input has ended.
+"""Aggregates as a user writes them down: one row per group, kept up to date, or when the input has ended.
 
-Flink's over a global window with the end-of-stream trigger (FLIP-331). Retractions count: it is the folded input that
-is grouped.
+Flink's ``GroupAggFunction``; at the end of input it is the one over a global window with the end-of-stream trigger
+(FLIP-331). Retractions count: it is the folded input that is grouped.
 """
 
 from __future__ import annotations
@@ -9,18 +9,20 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Self, cast, get_args
 
 import pyarrow as pa
 
-from gpu_ops.descriptions.description import Description, OutputColumn, line
+from gpu_ops.descriptions.description import Description, Emit, OutputColumn, line
 from gpu_ops.descriptions.inputs import Input, Layout, check_key_type, input_from_dict, input_to_dict
 from gpu_ops.descriptions.keys import Shuffle
 from gpu_ops.errors import DescriptionError
 from gpu_ops.fields import check_fields, reading
 
-Function = Literal["sum", "count", "min", "max", "avg", "count_distinct"]
+Function = Literal["sum", "count", "min", "max", "avg", "count_distinct", "first", "last"]
+
+_SPELLINGS: Final = {"first_value": "first", "last_value": "last"}
 
 _CALL: Final = re.compile(r"\s*(\w+)\s*\(\s*(distinct\s+)?([^()]*?)\s*\)\s*", re.IGNORECASE)
 
@@ -45,21 +47,29 @@ class Measure(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Aggregate(Description):
-    """One row per group of an input's rows, when the input has ended.
+    """One row per group of an input's rows.
 
     Attributes:
         source: the input.
         by: the columns that make a group (null is a value of its own); none for one row in all.
-        measures: the aggregates.
+        measures: the aggregates. ``first`` and ``last`` go by the input's ``sequence_by``, else by arrival.
+        emit: ``per_batch`` and ``per_event`` keep the result up to date; ``at_end`` gives it when the input has ended.
     """
 
     source: Input
     by: tuple[str, ...]
     measures: tuple[Measure, ...]
+    emit: Emit = "at_end"
 
     @classmethod
     @reading("aggregate")
-    def of(cls, source: Input, by: tuple[str, ...], aggregates: Mapping[str, str | tuple[str, str]]) -> Aggregate:
+    def of(
+        cls,
+        source: Input,
+        by: tuple[str, ...],
+        aggregates: Mapping[str, str | tuple[str, str]],
+        emit: Emit = "at_end",
+    ) -> Aggregate:
         """A description from what a user writes.
 
         Args:
@@ -67,8 +77,13 @@ class Aggregate(Description):
             by: its group columns.
             aggregates: result column to ``"sum(amount)"``, ``"count(*)"``, ``"count(distinct user)"``, or to a pair
                 like ``("sum", "amount")``.
+            emit: see `Aggregate`.
         """
-        return cls(source, by, tuple(parse_measure(name, text) for name, text in aggregates.items()))
+        return cls(source, by, tuple(parse_measure(name, text) for name, text in aggregates.items()), emit)
+
+    def with_inputs(self, inputs: Sequence[Input], emit: Emit) -> Aggregate:
+        """The same over another description of its input."""
+        return dataclasses.replace(self, source=inputs[0], emit=emit)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -85,18 +100,27 @@ class Aggregate(Description):
         for column in self.by:
             check_key_type(self.source, column)
         self._check_names("name an aggregate otherwise")
+        if self.emit != "at_end":
+            self._check_continuous()
+
+    def _check_continuous(self) -> None:
+        if self.source.ttl_ms is not None:
+            raise DescriptionError(
+                f"input '{self.source.name}': an aggregate counts every row until it is taken back, ttl= has no place"
+            )
+        for measure in self.measures:
+            kind = None if measure.column is None else self.source.schema.field(measure.column).type
+            if kind is not None and pa.types.is_decimal256(kind) and measure.function in ("sum", "avg"):
+                raise DescriptionError(
+                    f"input '{self.source.name}': {measure} of type {kind} is not kept up to date; CAST it to 38 digits"
+                )
 
     _noun: ClassVar[str] = "result"
 
     @property
     def operator(self) -> str:
         """The module of `gpu_ops.operators` that runs it."""
-        return "grouped"
-
-    @property
-    def emit(self) -> Literal["at_end"]:
-        """When it has output."""
-        return "at_end"
+        return "grouped" if self.emit == "at_end" else "aggregate.continuous"
 
     @property
     def inputs(self) -> tuple[Input]:
@@ -124,6 +148,10 @@ class Aggregate(Description):
             raise DescriptionError(f"{text}: distinct values of this type are not counted")
         if measure.function in ("count", "count_distinct"):
             return pa.int64()
+        if measure.function in ("first", "last"):
+            if self.emit == "at_end":
+                raise DescriptionError(f"{text} is not there at the end of input; take emit='per_batch' or 'per_event'")
+            return kind
         if measure.function in ("min", "max"):
             if t.is_nested(kind):
                 raise DescriptionError(f"{text}: there is no order")
@@ -156,17 +184,25 @@ class Aggregate(Description):
     @property
     def compared_columns(self) -> list[tuple[int, str]]:
         """The group's columns, and what is compared by an aggregate."""
-        compared = [m.column for m in self.measures if m.function in ("min", "max", "count_distinct")]
+        by_value = ("min", "max", "count_distinct")
+        compared = [m.column for m in self.measures if m.function in by_value]
         return [(0, column) for column in (*self.by, *compared) if column is not None]
 
     def _unique_key(self) -> tuple[str, ...] | None:
-        # Null is a group, and no part of a key: the input's own key alone is sure to have none.
-        return self.by if self.by and set(self.by) <= set(self.source.unique_key or ()) else None
+        # Null is a group, and no part of a key.
+        never_null = {field.name for field in self.source.schema if not field.nullable} | {
+            *(self.source.unique_key or ())
+        }
+        return self.by if self.by and set(self.by) <= never_null else None
+
+    def order_matters(self, number: int) -> bool:
+        """Whether the output of a micro-batch depends on the order of its rows."""
+        return super().order_matters(number) or any(m.function in ("first", "last") for m in self.measures)
 
     @property
     def result_without_rows(self) -> bool:
         """Whether it has a result though no row has come."""
-        return not self.by
+        return not self.by and self.emit == "at_end"
 
     @property
     def title(self) -> str:
@@ -184,7 +220,7 @@ class Aggregate(Description):
     @property
     def kept_at_end(self) -> str:
         """What of it keeps a stream until it ends."""
-        return "an aggregate"
+        return "an aggregate with emit='at_end'"
 
     @property
     def shuffled_by(self) -> tuple[Shuffle, ...]:
@@ -205,12 +241,14 @@ class Aggregate(Description):
             "by": list(self.by),
             "measures": [list(m) for m in self.measures],
             "inputs": [input_to_dict(self.source)],
+            **({} if self.emit == "at_end" else {"emit": self.emit}),  # earlier folders have none
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """From what `to_dict` gave."""
-        return cls(input_from_dict(data["inputs"][0]), tuple(data["by"]), tuple(Measure(*m) for m in data["measures"]))
+        measures = tuple(Measure(*m) for m in data["measures"])
+        return cls(input_from_dict(data["inputs"][0]), tuple(data["by"]), measures, data.get("emit", "at_end"))
 
 
 def parse_measure(name: str, text: str | tuple[str, str]) -> Measure:
@@ -223,7 +261,7 @@ def parse_measure(name: str, text: str | tuple[str, str]) -> Measure:
         if call is None:
             raise DescriptionError(f"{name}={text!r} is no aggregate; write for example 'sum(amount)'")
         function, distinct, column = call.group(1), call.group(2) is not None, call.group(3).strip("`")
-    function = function.lower()
+    function = _SPELLINGS.get(function.lower(), function.lower())
     if distinct:
         if function != "count":
             raise DescriptionError(f"{name}={text!r}: DISTINCT goes with count only")

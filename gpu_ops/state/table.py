@@ -148,8 +148,8 @@ class StateTable:
             self.kernels.scatter_add(self.beside[name].values, slots, deltas)
             self.journal.undo.append(lambda: self.kernels.scatter_add(self.beside[name].values, slots, -deltas))
 
-    def put(self, name: str, slots: Slots, value: int) -> None:
-        """Set a column of committed and new rows, undoably."""
+    def put(self, name: str, slots: Slots, value: int | Array) -> None:
+        """Set a column of committed and new rows, no slot twice, to a number or to one each, undoably."""
         if slots.size:
             column = self.beside[name].values
             before = column[slots]

@@ -105,7 +105,7 @@ JOINS: dict[str, tuple[Callable[..., Any], str]] = {
 def test_at_the_end(spark: Any, feeds: list[Feed], tmp_path: Path, which: str) -> None:
     """Nothing while the query runs, also over a restart; then the join of the folded inputs."""
     make, sql = JOINS[which]
-    options = {} if "aggregate" in which else {"emit": "at_end"}
+    options = {"emit": "at_end"}
     state = str(tmp_path / "state")
 
     def run(more: int = 0) -> Any:
@@ -339,7 +339,9 @@ def test_explain(spark: Any, feeds: list[Feed], tmp_path: Path) -> None:
     assert "  attributes  output as input comes; sorts nothing; can begin with a backlog\n" in live
     text = gpu_ops.explain(gpu_ops.join(orders, prices, on="k", backlog=True, **state))
     assert "begins with a backlog: runs with availableNow give no output" in text
-    text = gpu_ops.explain(gpu_ops.aggregate(orders, "k", {"n": "count(DISTINCT a)", "m": "count(*)"}, **state))
+    text = gpu_ops.explain(
+        gpu_ops.aggregate(orders, "k", {"n": "count(DISTINCT a)", "m": "count(*)"}, emit="at_end", **state)
+    )
     assert text.splitlines()[0].startswith("aggregate: orders  (metrics 'join_")
     assert "  group by    k\n  aggregates  n = count(DISTINCT a), m = count(*)\n" in text
     text = gpu_ops.explain(gpu_ops.semi_join(*inputs(feeds, static(spark, feeds))[:2], on="k"))
@@ -366,8 +368,8 @@ def test_refusals(spark: Any, feeds: list[Feed], tmp_path: Path) -> None:
         gpu_ops.join(still, prices, on="k")
     with refused("emit='at_end' of a stream keeps it until it ends"):
         gpu_ops.join(orders, prices, on="k", emit="at_end")
-    with refused("an aggregate of a stream keeps it"):
-        gpu_ops.aggregate(orders, aggregates={"n": "count(*)"})
+    with refused("an aggregate with emit='at_end' of a stream keeps it"):
+        gpu_ops.aggregate(orders, aggregates={"n": "count(*)"}, emit="at_end")
     with refused("at least one of sum"):
         gpu_ops.aggregate(still, by="k")
     with refused("input 'orders': by names 'nope'"):

@@ -1,7 +1,8 @@
-"""What only has a result once its input has ended, as functions over DataFrames: aggregates and co-groups."""
+"""Aggregates and co-groups as functions over DataFrames; co-groups only have a result once their input has ended."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Unpack
 
@@ -16,43 +17,47 @@ from gpu_ops.descriptions.keys import On, normalize_on
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.api.checks import check_frames, run
 from gpu_ops.spark.api.functions import Grouped
-from gpu_ops.spark.api.options import KeyOptions, RunOptions, check_options
+from gpu_ops.spark.api.options import ChangelogOptions, KeyOptions, check_options
 from gpu_ops.spark.api.streams import Stream, as_input, as_stream, resolve, resolve_key, spelling
+from gpu_ops.spark.plan.union_layout import quoted
 
 
 def aggregate(
     input: DataFrame | Stream,  # noqa: A002 - what it is called everywhere else in this pack
     by: str | Sequence[str] = (),
     aggregates: Mapping[str, str | tuple[str, str]] | None = None,
-    **options: Unpack[RunOptions],
+    **options: Unpack[ChangelogOptions],
 ) -> DataFrame:
-    """One row per group, once the input has ended; retractions are honoured.
+    """One row per group, kept up to date; retractions are honoured, as Spark's own ``groupBy`` does not.
 
-    Types and nulls are as in Spark. A stream has no output: run the query to its end, and `finish` gives the result.
-    Example::
+    The result is a changelog like that of a join: it can be joined, viewed and aggregated again. Types and nulls are as
+    in Spark. Example::
 
-        gpu_ops.aggregate(orders, by="user_id", aggregates={"total": "sum(amount)", "n": "count(*)"}, state=...)
+        gpu_ops.aggregate(changes, by="user_id", aggregates={"total": "sum(amount)", "n": "count(*)"}, state=...)
 
     Args:
         input: a DataFrame or a `stream`.
-        by: the columns that make a group, null being a value of its own; none for one row in all.
+        by: the columns that make a group, null being a value of its own; none for one row in all, which is there while
+            any row is.
         aggregates: result column to ``"sum(amount)"``, ``"count(*)"``, ``"count(distinct user)"``, or to a pair like
-            ``("sum", "amount")``; there are sum, count, min, max and avg.
-        options: ``state, backend, partitions, name``, as in `join`; a stream needs ``state``.
+            ``("sum", "amount")``; there are sum, count, min, max, avg, first and last. The last two go by the stream's
+            ``sequence_by``, else by arrival, and leave nulls out.
+        options: ``emit, state, backend, partitions, name, backlog``, as in `join`. With ``emit="at_end"`` a stream has
+            no output: run the query to its end, and `finish` gives the result.
 
     Returns:
-        ``row_kind``, the group columns and the aggregates: a static DataFrame for a static input; for a stream a
-        streaming one that never has a row, to be written to the sink ``noop``.
+        ``row_kind``, the group columns and the aggregates: a static DataFrame for a static input, else a streaming one.
+        The group is its unique key where none of its columns may be null.
 
     Raises:
         TypeError: no such option.
-        DescriptionError: no such column or aggregate, or a stream without ``state=``.
+        DescriptionError: no such column or aggregate, a stream with a TTL, or ``emit="at_end"`` without ``state=``.
         NotBuiltError: Spark Connect.
         StateError: the state folder belongs to something else.
     """
-    check_options("aggregate", options, RunOptions)
+    check_options("aggregate", options, ChangelogOptions)
     source = as_stream(input, "the input")
-    check_frames([source.df], ["the input"])
+    static = check_frames([source.df], ["the input"])
     label = source.name or "input"
     _refuse_event_time(source, label)
     groups = (by,) if isinstance(by, str) else tuple(by)
@@ -61,8 +66,24 @@ def aggregate(
         as_input(source, "input"),
         tuple(resolve(source.df, column, label, "by") for column in groups),
         tuple(_respelled(source.df, measure) for measure in measures),
+        "at_end" if static else options.get("emit", "per_batch"),
     )
+    if described.emit != "at_end":
+        described, source = _narrowed(described, source)
     return run(described, [source], options)
+
+
+def _narrowed(described: Aggregate, source: Stream) -> tuple[Aggregate, Stream]:
+    """The same without columns that are not looked at: they would travel, and perhaps be kept."""
+    given = described.source
+    looked_at = {*described.by, *(m.column for m in described.measures), *(given.unique_key or ()), given.sequence_by}
+    names = [name for name in given.schema.names if name in looked_at] or given.schema.names[:1]
+    if len(names) == len(given.schema.names):
+        return described, source
+    columns = [*([] if given.row_kind is None else [given.row_kind]), *names]
+    narrow = dataclasses.replace(source, df=source.df.select([quoted(column) for column in columns]))
+    fields = pa.schema([given.schema.field(name) for name in names])
+    return dataclasses.replace(described, source=dataclasses.replace(given, schema=fields)), narrow
 
 
 def co_group(

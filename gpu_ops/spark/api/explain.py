@@ -10,6 +10,7 @@ from gpu_ops.descriptions.description import Description, line
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.intervals import show_ms
 from gpu_ops.errors import DescriptionError
+from gpu_ops.spark.api.stateful import counted_twice
 from gpu_ops.spark.plan.recognition import JoinPlan, plans_of
 from gpu_ops.spark.plan.selection import taken_of_join
 from gpu_ops.spark.servers.directory import Directory
@@ -49,7 +50,8 @@ def explain(df: DataFrame) -> str:
     taken = taken_of_join(df)
     if isinstance(taken, str) and not plans[0].bounded:
         texts[0] += f"\n  files       write_files() would take Spark's rows, not Arrow's: {taken}"
-    return "\n\n".join([*queries, *texts])
+    wrong = counted_twice(df)
+    return "\n\n".join([*([f"WARNING: {wrong}"] if wrong else []), *queries, *texts])
 
 
 def _explain(plan: JoinPlan, names: Mapping[str, str], df: DataFrame) -> str:

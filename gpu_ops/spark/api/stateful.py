@@ -153,17 +153,35 @@ def _groups(path: Sequence[Any], wanted: Set[int], aggregate: Any) -> set[int] |
 
 def _check_changelog(aggregate: Any, name: str) -> None:
     """An aggregate over a changelog has to look at its row kinds."""
-    if str(aggregate.nodeName()) != "Aggregate":
-        return
-    if ROW_KIND_COLUMN in {str(x.name()) for x in _all(aggregate.references().toSeq())}:
-        return
-    plan = next(plans_in(aggregate), None)
-    if plan is not None and not plan.join.by_time:
+    of = _without_row_kinds(aggregate)
+    if of is not None:
         raise DescriptionError(
-            f"input '{name}' aggregates the changelog of '{plan.name}' without its {ROW_KIND_COLUMN}, so "
-            "that a row that was taken back counts twice. Count with a sign, as in "
-            f"sum(IF({ROW_KIND_COLUMN} IN ('+I', '+U'), 1, -1))"
+            f"input '{name}' aggregates the changelog of '{of}' without its {ROW_KIND_COLUMN}, so "
+            "that a row that was taken back counts twice. gpu_ops.aggregate() heeds row kinds; or count with a sign, "
+            f"as in sum(IF({ROW_KIND_COLUMN} IN ('+I', '+U'), 1, -1))"
         )
+
+
+def counted_twice(df: DataFrame) -> str | None:
+    """What to know of Spark's aggregates over a changelog in a DataFrame that do not look at its row kinds."""
+    found = _stateful(df._jdf.queryExecution().analyzed(), ())
+    of = next((of for of in (_without_row_kinds(x.node) for x in found) if of is not None), None)
+    if of is None:
+        return None
+    return (
+        f"Spark aggregates the changelog of '{of}' without its {ROW_KIND_COLUMN}: a row that is taken back counts "
+        "twice. Take gpu_ops.aggregate()"
+    )
+
+
+def _without_row_kinds(aggregate: Any) -> str | None:
+    """The name of the join over whose changelog it is, if it does not look at its row kinds."""
+    if str(aggregate.nodeName()) != "Aggregate":
+        return None
+    if ROW_KIND_COLUMN in {str(x.name()) for x in _all(aggregate.references().toSeq())}:
+        return None
+    plan = next(plans_in(aggregate), None)
+    return None if plan is None or plan.join.by_time else plan.name
 
 
 def _refuse_between(node: Any, name: str) -> None:

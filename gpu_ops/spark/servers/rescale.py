@@ -35,7 +35,7 @@ import pyarrow.compute as pc
 
 from gpu_ops.descriptions.changelog import RETRACTIONS, SPELLINGS
 from gpu_ops.descriptions.description import Description
-from gpu_ops.errors import DescriptionError, StateError
+from gpu_ops.errors import DescriptionError, NotBuiltError, StateError
 from gpu_ops.spark.exchange.command import Wire, parse_join
 from gpu_ops.spark.servers.partition import stored_state
 from gpu_ops.spark.servers.recovery import stored_version
@@ -210,7 +210,18 @@ class _Goes(NamedTuple):
 
 
 def _cut_state(join: Description, held: Sequence[Held], goes: _Goes) -> list[dict[str, pa.Table]]:
-    """The live rows of each new partition, by input; what an interval join knows of time goes to all."""
+    """The live rows of each new partition, by input; what an interval join knows of time goes to all.
+
+    Raises:
+        NotBuiltError: there is more than that.
+    """
+    for part in held:
+        more = sorted(name for name, table in part.tables.items() if name not in (*join.sides, _TIME) and len(table))
+        if more:
+            raise NotBuiltError(
+                f"the {join.title} keeps {', '.join(more)} beside its input, which is not cut anew yet: begin a new "
+                "query with another state folder and checkpoint"
+            )
     made: list[dict[str, pa.Table]] = [{} for _ in range(goes.partitions)]
     for number, side in enumerate(join.sides):
         whole = pa.concat_tables([part.tables[side] for part in held])

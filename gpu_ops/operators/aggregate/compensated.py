@@ -1,0 +1,97 @@
+"""Sums of double numbers, each kept as a pair of numbers: about 106 bits (Dekker 1971, Knuth's two-sum).
+
+A sum's second number is what its first one is short of. Parts are added as a tree, so that one pass per power of two of
+the longest part is all there is, and the result does not depend on how an array is cut over threads.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from gpu_ops.arrays import Array
+
+Pairs: TypeAlias = tuple[Array, Array]
+"""N sums: their values (float64), and what these are short of."""
+
+
+def added(xp: Any, one: Pairs, other: Pairs) -> Pairs:
+    """Sums of n pairs and n others. One that is infinite stays so."""
+    with np.errstate(all="ignore"):
+        total, short = _two_sum(one[0], other[0])
+        less, lost = _two_sum(one[1], other[1])
+        finite = xp.abs(total) <= np.finfo(np.float64).max
+        near, rest = _short_of(total, short + less)
+        near, rest = _short_of(near, rest + lost)
+        return xp.where(finite, near, total), xp.where(finite, rest, 0.0)
+
+
+def totals(xp: Any, start: Array, values: Array) -> Pairs:
+    """The sum of each part.
+
+    Args:
+        xp: numpy or cupy.
+        start: n flags, where a part begins; the first is set.
+        values: n finite numbers.
+    """
+    sums = values, xp.zeros(values.size, np.float64)
+    while True:
+        place = _places(xp, start)
+        odd = xp.flatnonzero(place & 1)
+        if not odd.size:
+            return sums
+        sums, start = _halved(xp, sums, start, odd, place)
+
+
+def running(xp: Any, start: Array, values: Array) -> Pairs:
+    """The running sum of each part; arguments as `totals`."""
+    levels: list[tuple[Pairs, Array]] = []
+    sums = values, xp.zeros(values.size, np.float64)
+    while True:
+        place = _places(xp, start)
+        odd = xp.flatnonzero(place & 1)
+        if not odd.size:
+            break
+        levels.append((sums, place))
+        sums, start = _halved(xp, sums, start, odd, place)
+    for below, place in reversed(levels):
+        # of two neighbours the second has the sum of the pair, the first that of the pair before and itself
+        pair = xp.cumsum((place & 1) == 0) - 1
+        even = xp.flatnonzero(((place & 1) == 0) & (place > 0))
+        both = added(xp, (sums[0][pair[even] - 1], sums[1][pair[even] - 1]), (below[0][even], below[1][even]))
+        odd = xp.flatnonzero(place & 1)
+        made = below[0].copy(), below[1].copy()
+        for part, own, of_pair in zip(made, both, sums, strict=True):
+            part[even] = own
+            part[odd] = of_pair[pair[odd]]
+        sums = made
+    return sums
+
+
+def _places(xp: Any, start: Array) -> Array:
+    """The place of each element in its part."""
+    begins = xp.flatnonzero(start)
+    return xp.arange(start.size, dtype=np.int64) - begins[xp.cumsum(start) - 1]
+
+
+def _halved(xp: Any, sums: Pairs, start: Array, odd: Array, place: Array) -> tuple[Pairs, Array]:
+    """Neighbours added, of each part the first and second, third and fourth, and so on."""
+    first = odd - 1
+    both = added(xp, (sums[0][first], sums[1][first]), (sums[0][odd], sums[1][odd]))
+    made = sums[0].copy(), sums[1].copy()
+    made[0][first], made[1][first] = both
+    left = xp.flatnonzero((place & 1) == 0)
+    return (made[0][left], made[1][left]), start[left]
+
+
+def _two_sum(a: Array, b: Array) -> Pairs:
+    total = a + b
+    part = total - a
+    return total, (a - (total - part)) + (b - part)
+
+
+def _short_of(a: Array, b: Array) -> Pairs:
+    """As `_two_sum`, where a is not smaller than b."""
+    total = a + b
+    return total, b - (total - a)

@@ -1,0 +1,267 @@
+"""Aggregates of groups of a changelog, kept up to date, after Flink's ``GroupAggFunction``.
+
+Law: a group is in the result while a row of it is alive; its row is the aggregates over the folded input. So a group
+has a count of its rows (Flink's ``RecordCounter``), and is there while that is not zero; without group columns there is
+one group, which is there while any row is.
+
+Row kinds (``per_event``): the first row of a group gives ``+I``, the last that goes ``-D``, any other ``-U`` and ``+U``
+if the aggregates are other ones then, else nothing. ``per_batch`` emits ``-D`` for what leaves and ``+I`` for what
+comes, and nothing for a group that is as it was.
+
+State: a row per group, with numbers beside it that rows move (`sums`). An input that can take rows back keeps its rows,
+too, as a retraction counts only where its row is there, and an upsert takes the row that it replaces; of one that only
+grows nothing is kept but what an aggregate needs: best rows (`extremes`) and different values (`distinct`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from gpu_ops.arrays import Array
+from gpu_ops.descriptions.aggregate import Aggregate
+from gpu_ops.descriptions.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE, encode_row_kinds
+from gpu_ops.descriptions.description import Description
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.ingest import Ingested
+from gpu_ops.kernels import Kernels
+from gpu_ops.operators.aggregate import distinct, sums
+from gpu_ops.operators.aggregate.extremes import Extreme, best_schema, one_zero
+from gpu_ops.operators.aggregate.keys import InputRows, KeyTable, ValueTable
+from gpu_ops.operators.aggregate.state import GroupState
+from gpu_ops.operators.aggregate.step import Events, Kept, Rows, Running, Step
+from gpu_ops.operators.aggregate.timeline import Timeline
+from gpu_ops.operators.core.changes import apply_changes, given
+from gpu_ops.operators.operator import Operator, Output, TooMuch
+from gpu_ops.state.columns import KeySet
+from gpu_ops.state.table import StateTable
+
+_ALL = "all"
+
+
+def make(described: Description, kernels: Kernels, too_much: TooMuch) -> ContinuousAggregate:
+    """See `gpu_ops.operators.operator.Make`."""
+    del too_much
+    assert isinstance(described, Aggregate)
+    return ContinuousAggregate(described, kernels)
+
+
+class ContinuousAggregate(Operator):
+    """Groups of one input over one partition.
+
+    Args:
+        join: the description.
+        kernels: the backend.
+    """
+
+    join: Aggregate
+    tables: Sequence[Any]
+
+    def __init__(self, join: Aggregate, kernels: Kernels) -> None:
+        self.join, self.kernels = join, kernels
+        schema = join.source.schema
+        self._numbers = {m.name: -1 if m.column is None else schema.names.index(m.column) for m in join.measures}
+        self._kinds = {m.name: None if m.column is None else schema.field(m.column).type for m in join.measures}
+        by = pa.schema([schema.field(c) for c in join.by] or [(_ALL, pa.int8())])
+        types = tuple(schema.field(c).type for c in join.by)
+        self._rows: InputRows | None = None
+        if not join.source.insert_only:
+            keys = [KeySet(join.by, types, ())]
+            arrival = any(m.function in ("first", "last") for m in join.measures)
+            self._rows = InputRows(kernels, join.source, keys, findable=True, arrival_counts=arrival)
+        columns: dict[str, npt.DTypeLike] = {"rows": np.int64}
+        self._extremes: dict[str, Extreme] = {}
+        self._values: dict[str, KeyTable] = {}
+        parts: dict[str, StateTable] = {}
+        for number, measure in enumerate(join.measures):
+            if measure.function == "count_distinct":
+                columns |= {distinct.GROUP_NUMBER: np.int64, f"different_{number}": np.int64}
+                table = distinct.value_table(kernels, self._kinds[measure.name], measure.name)
+                self._values[measure.name] = parts[f"values {number}"] = table
+            elif measure.function in ("min", "max", "first", "last"):
+                columns[f"best_{number}"] = np.int64
+                order = join.source.sequence_by if measure.function in ("first", "last") else None
+                best: Any = self._rows
+                if best is None:
+                    own_rows = Input(measure.name, best_schema(measure, schema, order))
+                    best = parts[f"rows {number}"] = ValueTable(kernels, own_rows, {})
+                self._extremes[measure.name] = Extreme(measure, number, best, order, own=self._rows is None)
+            else:
+                kind, own = self._kinds[measure.name], self._numbers[measure.name]
+                columns.update(dict.fromkeys(sums.columns_of(measure, kind, own), np.int64))
+        self._groups = KeyTable(kernels, by, columns, join.source.name)
+        self._state = GroupState(join.source, self._groups, self._rows, parts, list(self._extremes.values()))
+        self.tables = (self._state,)
+        self._next_number = self._given = 1
+
+    # --- a micro-batch -----------------------------------------------------------------------
+
+    def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Output:
+        """Compute one micro-batch; neither clock nor watermark matters."""
+        del clock_ms, watermark_ms
+        return self._prepare(changes[0], net=self.join.emit == "per_batch")
+
+    def prepare_net(self, changes: tuple[Ingested, ...], clock_ms: int) -> Output:
+        """As `prepare`, but only the net change comes out, whatever ``emit`` is."""
+        del clock_ms
+        return self._prepare(changes[0], net=True)
+
+    def _prepare(self, change: Ingested, *, net: bool) -> Output:
+        started = time.perf_counter()
+        step, unknown = self._step(change, net=net)
+        updated = time.perf_counter()
+        if step is None:
+            kinds, sequence = np.empty(0, np.int8), np.empty(0, np.int64)
+            table = self.join.output_schema.empty_table()
+        else:
+            count = step.summed("rows", lambda: None)
+            running = [self._moved(step, number) for number in range(len(self.join.measures))]
+            self._groups.end(step.line.slots[count[1][step.line.last] == 0])
+            kinds, table, sequence = self._changelog(step, count, running)
+        source = self.join.source.name
+        metrics: dict[str, int | float] = {
+            f"{source}_unknown_retractions": unknown,
+            f"{source}_expired": 0,
+            "update_ms": (updated - started) * 1e3,
+            "probe_ms": 0.0,
+            "emit_ms": (time.perf_counter() - updated) * 1e3,
+        }
+        return Output(table, sequence, kinds, metrics)
+
+    def _step(self, change: Ingested, *, net: bool) -> tuple[Step | None, int]:
+        """The micro-batch by groups, None where nothing happens; and how many retractions were of no row."""
+        kernels, xp, schema, rows = self.kernels, self.kernels.xp, self.join.source.schema, self._rows
+        kept: Kept | None = None
+        unknown = 0
+        sign: Array | None = None
+        column: Callable[[str], pa.ChunkedArray]
+        if rows is None:
+            frame, column, new = change.frame(kernels), change.column, int(change.kinds.size)
+            row: Any = xp.arange(new, dtype=np.int64)
+            instants: Any = row if net else 2 * kernels.asarray(change.sequence) + 1
+            total = new
+        else:
+            event_kinds = None if net else xp.zeros(2 * int(change.kinds.size) + 2, np.int8)
+            (what,) = given([rows], [change], net=net)
+            side = apply_changes(rows, change.frame(kernels), what, event_kinds, net=net)
+            unknown = int(side.unknown)
+            slots, instants, signs = side.events(kernels)
+            new, killed = side.new, side.killed
+            gone = xp.searchsorted(killed, slots) if killed.size else xp.zeros(slots.size, np.int64)
+            row = xp.where(slots >= side.first_new, slots - side.first_new, new + gone)
+            sign = None if not side.any_death else signs.astype(np.int64)
+            taking_part = xp.concatenate([slots[:new], killed])
+            frame = rows.store.take(taking_part, schema.names, present=True)
+            kept, total = Kept(rows, side), new + int(killed.size)
+
+            def column(name: str) -> pa.ChunkedArray:
+                one = kernels.take(frame, xp.arange(total, dtype=np.int64), [name], present=True)
+                return kernels.to_arrow(one, pa.schema([schema.field(name)]))[0]
+
+        if not total:
+            return None, unknown
+        keys = frame if self.join.by else kernels.frame(pa.table({_ALL: pa.array(np.zeros(total, np.int8))}))
+        found = self._groups.locate(keys)
+        self._number(found.slots)
+        line = Timeline(kernels, found.slots, found.number[row], instants, net=net)
+        events = Events(row, instants, sign)
+        return Step(self._groups, line, events, Rows(frame, column, found.number, new, kept)), unknown
+
+    def _number(self, slots: Array) -> None:
+        """Give new groups numbers, where their values need them."""
+        column = self._groups.beside.get(distinct.GROUP_NUMBER)
+        if column is None:
+            return
+        xp = self.kernels.xp
+        fresh = slots[slots >= self._groups.first_new]
+        column.values[fresh] = xp.arange(fresh.size, dtype=np.int64) + self._next_number
+        self._given = self._next_number + int(fresh.size)
+
+    def _moved(self, step: Step, number: int) -> Running:
+        measure = self.join.measures[number]
+        if measure.name in self._extremes:
+            return self._extremes[measure.name].moved(step)
+        own, kind = self._numbers[measure.name], self._kinds[measure.name]
+        if measure.name in self._values:
+            column, table = measure.column, self._values[measure.name]
+            assert column is not None
+            return sums.counted(step.moved(f"different_{number}", distinct.crossings(step, table, column)))
+        return sums.moved(step, measure, kind, own, self.join.output[len(self.join.by) + number].type)
+
+    # --- the changelog -----------------------------------------------------------------------
+
+    def _changelog(
+        self, step: Step, count: tuple[Array, Array], running: Sequence[Running]
+    ) -> tuple[npt.NDArray[np.int8], pa.Table, npt.NDArray[np.int64]]:
+        """Row kinds, rows, and the change that caused each."""
+        kernels, xp, line = self.kernels, self.kernels.xp, step.line
+        was, now = count[0] > 0, count[1] > 0
+        changed = was ^ now
+        for aggregate in running:
+            for before, after in list(zip(aggregate.before, aggregate.after, strict=True))[: aggregate.compared]:
+                changed |= before != after
+        minus, plus = xp.flatnonzero(was & changed), xp.flatnonzero(now & changed)
+        replaced = now[minus] if not line.net else xp.zeros(minus.size, bool)
+        replaces = was[plus] if not line.net else xp.zeros(plus.size, bool)
+        kinds = xp.concatenate(
+            [
+                xp.where(replaced, np.int8(UPDATE_BEFORE), np.int8(DELETE)),
+                xp.where(replaces, np.int8(UPDATE_AFTER), np.int8(INSERT)),
+            ]
+        )
+        group = line.slots[line.group[xp.concatenate([minus, plus])]]
+        order: npt.NDArray[np.int64] | None = None
+        sequence = np.zeros(int(kinds.size), np.int64)
+        if not line.net:
+            at = line.instants()
+            instants = xp.concatenate([at[minus], at[plus]])
+            rank = 2 * instants
+            rank[minus.size :] += 1
+            order = kernels.asnumpy(kernels.argsort(rank))
+            sequence = (kernels.asnumpy(instants) >> 1)[order]
+        data: list[Any] = []
+        if self.join.by:
+            taken = self._groups.store.take(group, self.join.by, present=True)
+            types = [c.type for c in self.join.output[: len(self.join.by)]]
+            keys = kernels.to_arrow(taken, pa.schema(list(zip(self.join.by, types, strict=True))))
+            data = [pa.chunked_array([one_zero(chunk) for chunk in c.chunks], c.type) for c in keys.columns]
+        for aggregate, column in zip(running, self.join.output[len(self.join.by) :], strict=True):
+            numbers = [
+                kernels.asnumpy(xp.concatenate([before[minus], after[plus]]))
+                for before, after in zip(aggregate.before, aggregate.after, strict=True)
+            ]
+            made = aggregate.made(*numbers)
+            data.append(made if made.type == column.type else made.cast(column.type))
+        found = kernels.asnumpy(kinds)
+        table = pa.Table.from_arrays(data, schema=pa.schema(list(self.join.output_schema)[1:]))
+        if order is not None:
+            found, table = found[order], table.take(pa.array(order))
+        return found, table.add_column(0, self.join.output_schema.field(0), encode_row_kinds(found)), sequence
+
+    def commit(self, clock_ms: int) -> None:
+        """Make the prepared micro-batch final."""
+        self._next_number = self._given
+        super().commit(clock_ms)
+
+    def discard(self) -> None:
+        """Forget the prepared micro-batch."""
+        self._given = self._next_number
+        super().discard()
+
+    # --- the stored form ---------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, pa.Table]:
+        """The input's rows, the groups, and what else there is of them."""
+        return self._state.snapshots()
+
+    def restore(self, state: Mapping[str, pa.Table], settle: Callable[[], None]) -> None:
+        """Take over a snapshot; see `gpu_ops.operators.operator.Operator`."""
+        self._state.restore(state, settle)
+        numbers = self._groups.beside.get(distinct.GROUP_NUMBER)
+        if numbers is not None and len(numbers):
+            self._next_number = self._given = int(numbers.values.max()) + 1

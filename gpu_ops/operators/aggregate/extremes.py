@@ -1,0 +1,279 @@
+"""The least and the greatest value of a group, and its first and last one.
+
+Beside a group stands the slot of its best row: of the input's rows where they are kept, else of a table that has best
+rows only. An input that only grows needs no other row. Where rows are taken back, the other rows of a group are looked
+at only when its best one goes (Flink's ``MinWithRetractAggFunction`` does so, too), through the index by group.
+
+A row is better than another by its value (min, max), or by the input's ``sequence_by`` and then by arrival: of equal
+rows the first is the one that came first, the last the one that came last. Null is no value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gpu_ops.arrays import Array, Positions, Slots
+from gpu_ops.descriptions.aggregate import Measure
+from gpu_ops.kernels import Columns, as_slots
+from gpu_ops.operators.aggregate.keys import InputRows, KeyTable, ValueTable
+from gpu_ops.operators.aggregate.step import Running, Step
+from gpu_ops.operators.core.least import NONE, least
+from gpu_ops.operators.core.lifetimes import NEVER
+from gpu_ops.operators.core.match import match
+from gpu_ops.state.columns import DEAD, DYING
+from gpu_ops.values import one_array
+
+NO_ROW: Final = 0
+"""Beside a group stands its best row's slot plus 1, so that a new group, whose numbers are 0, has none."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Extreme:
+    """An aggregate that is the value of one row.
+
+    Attributes:
+        measure: which.
+        number: of the aggregate, for names.
+        table: where best rows lie.
+        order: the column that rows are ordered by; None for arrival alone.
+        own: whether the table has best rows only.
+    """
+
+    measure: Measure
+    number: int
+    table: InputRows | ValueTable
+    order: str | None
+    own: bool
+
+    @property
+    def name(self) -> str:
+        """Of the number beside a group."""
+        return f"best_{self.number}"
+
+    def moved(self, step: Step) -> Running:
+        """The aggregate at each moment; the group's best row is another then."""
+        return _Moved(self, step).running()
+
+    def renumbered(self, groups: KeyTable, new_slots: Slots) -> Array:
+        """The numbers beside all groups, after a compaction of the best rows' table."""
+        best, xp = groups.beside[self.name].values, groups.kernels.xp
+        return xp.where(best > NO_ROW, new_slots[xp.maximum(best - 1, 0)] + 1, NO_ROW) if new_slots.size else best
+
+
+class _Moved:
+    """What a micro-batch does to one such aggregate: candidates are old rows, by slot, then new ones, as they came."""
+
+    def __init__(self, extreme: Extreme, step: Step) -> None:
+        self.extreme, self.step = extreme, step
+        xp, line = step.xp, step.line
+        best = step.base(extreme.name)
+        slots, group = self._old(best)
+        order = step.kernels.argsort(slots)
+        self.old, self.old_group = slots[order], group[order]
+        column = extreme.measure.column
+        assert column is not None
+        there = step.there(column)
+        new = xp.arange(step.new, dtype=np.int64)
+        self.new = new if there is None else new[there[: step.new]]
+        names = [column] if extreme.order in (None, column) else [column, str(extreme.order)]
+        held = self._held(names)
+        taken = pa.array(step.kernels.asnumpy(self.new))
+        both = [one_array(pa.chunked_array([*held[n].chunks, step.column(n).take(taken)], held[n].type)) for n in names]
+        self.values, self.ordered = one_zero(both[0]), both[-1]
+        # the candidate that each group had as its best
+        where = xp.searchsorted(self.old, xp.maximum(best - 1, 0)) if self.old.size else xp.zeros(best.size, np.int64)
+        self.base = xp.where(best > NO_ROW, where, -1)
+        self.line = line
+
+    def _old(self, best: Array) -> tuple[Slots, Array]:
+        """Rows that were there before and may be a best one: slots, and numbers of their groups."""
+        step, xp = self.step, self.step.xp
+        some = xp.flatnonzero(best > NO_ROW)
+        slots = best[some] - 1
+        if step.kept is None or not step.kept.lifetimes.killed.size:
+            return slots, some
+        table = step.kept.table
+        goes = table.status.values[slots] == DYING
+        looks = some[goes]
+        if not looks.size:
+            return slots, some
+        column = self.extreme.measure.column
+        assert column is not None
+        frame = table.store.take(slots[goes], table.source.schema.names, present=True)
+        hashes = step.kernels.hash_rows(frame, table.keys, table.key_types)
+        first_new, status = table.first_new, table.status.values
+        needle, found = match(
+            step.kernels,
+            table.key_index.probe(hashes, staged=False),
+            table.key_types,
+            (Columns(frame, table.keys), Columns(table.store, table.keys)),
+            alive=lambda _, rows: (status[rows] != DEAD) & (rows < first_new),
+        )
+        valid = step.kernels.valid(table.store.take(found, [column], present=True), [column])
+        if valid is not None:
+            kept = xp.flatnonzero(valid)
+            needle, found = needle[kept], found[kept]
+        stays = xp.flatnonzero(~goes)
+        return xp.concatenate([slots[stays], found]), xp.concatenate([some[stays], looks[needle]])
+
+    def _held(self, names: list[str]) -> pa.Table:
+        store, schema = self.extreme.table.store, self.extreme.table.source.schema
+        frame = store.take(self.old, names, present=True)
+        return self.step.kernels.to_arrow(frame, pa.schema([schema.field(name) for name in names]))
+
+    def running(self) -> Running:
+        """At each moment: a number of the value, and which candidate has it."""
+        step, xp, line = self.step, self.step.xp, self.line
+        descending = self.extreme.measure.function in ("max", "last")
+        codes = (
+            order_codes(self.ordered) if self._by_value or self.extreme.order else np.zeros(len(self.values), np.int64)
+        )
+        order = np.argsort(codes, kind="stable")
+        if descending:
+            order = order[::-1]
+        order = np.ascontiguousarray(order)
+        ranks = np.empty(order.size, np.int64)
+        ranks[order] = np.arange(order.size)
+        begins, ends = self._spans()
+        found = least(step.kernels, begins, ends, step.kernels.asarray(ranks), size=line.size)[:, 0]
+        chosen = step.kernels.asarray(order)
+        none = found == NONE
+        after = xp.where(none, -1, chosen[xp.where(none, 0, found)]) if order.size else xp.full(line.size, -1, np.int64)
+        before = line.shifted(after, self.base)
+        self._keep(after[line.last])
+        shown = step.kernels.asarray(self._numbers(codes))
+
+        def seen(candidate: Array) -> tuple[Array, Array]:
+            number = xp.where(candidate < 0, -1, shown[xp.maximum(candidate, 0)]) if order.size else candidate
+            return number, candidate
+
+        values = self.values
+
+        def made(_: Any, candidate: npt.NDArray[np.int64]) -> pa.Array:
+            return values.take(pa.array(candidate, mask=candidate < 0))
+
+        return Running(seen(before), seen(after), made, compared=1)
+
+    @property
+    def _by_value(self) -> bool:
+        return self.extreme.measure.function in ("min", "max")
+
+    def _numbers(self, codes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Of each candidate a number that says what its value is."""
+        if self._by_value:
+            return np.unique(codes, return_inverse=True)[1].astype(np.int64)
+        if pa.types.is_nested(self.values.type):
+            return np.arange(len(self.values))
+        kinds: npt.NDArray[np.int64] = self.values.dictionary_encode().indices.to_numpy().astype(np.int64)
+        return kinds
+
+    def _spans(self) -> tuple[Positions, Positions]:
+        """From which moment to which each candidate is there."""
+        step, xp, line = self.step, self.step.xp, self.line
+        begins_of, ends_of = line.starts, line.last + 1
+        begins, ends = begins_of[self.old_group], ends_of[self.old_group]
+        # of the new ones the first events are their births, in their order
+        births = line.moment[self.new]
+        group = line.event_group[self.new]
+        new_ends = ends_of[group]
+        kept = step.kept
+        if kept is not None:
+            side = kept.lifetimes
+            if line.net:
+                dying = kept.table.status.values[self.old] == DYING
+                ends = xp.where(dying, begins, ends)
+            elif side.any_death:
+                died = side.died(xp, self.old)
+                ends = self._until(ends, self.old_group, died)
+                if side.deaths is not None:
+                    new_ends = self._until(new_ends, group, side.deaths[self.new])
+        return xp.concatenate([begins, births]), xp.concatenate([ends, new_ends])
+
+    def _until(self, ends: Positions, group: Array, died: Array) -> Positions:
+        """The ends of those that die: the moments of their deaths."""
+        xp, line = self.step.xp, self.line
+        dying = xp.flatnonzero(died < NEVER)
+        if dying.size:
+            ends = ends.copy()
+            ends[dying] = line.moment_at(group[dying], died[dying])
+        return ends
+
+    def _keep(self, last: Array) -> None:
+        """Note each group's best row."""
+        step, xp, extreme = self.step, self.step.xp, self.extreme
+        known, size = last >= 0, self.old.size
+        is_new = last >= size
+        if extreme.own:
+            rows = last[xp.flatnonzero(is_new)] - size
+            frame = step.kernels.frame(self._rows(step.kernels.asnumpy(rows)))
+            first = len(extreme.table)
+            extreme.table.append(frame)
+            slots = xp.zeros(last.size, np.int64)
+            slots[is_new] = as_slots(step.kernels, first, int(rows.size))
+            gone = self.base[xp.flatnonzero(is_new & (self.base >= 0))]
+            extreme.table.end(self.old[gone])
+        else:
+            assert step.kept is not None
+            rows = xp.where(is_new, last - size, 0)
+            new = self.new[rows] if self.new.size else rows
+            slots = new + step.kept.lifetimes.first_new
+        if size:
+            slots = xp.where(is_new, slots, self.old[xp.where(is_new | ~known, 0, last)])
+        step.keep(extreme.name, xp.where(known, slots + 1, NO_ROW))
+
+    def _rows(self, rows: npt.NDArray[np.int64]) -> pa.Table:
+        schema = self.extreme.table.source.schema
+        taken = pa.array(rows + int(self.old.size))
+        columns = [self.values.take(taken), self.ordered.take(taken)][: len(schema)]
+        return pa.Table.from_arrays(columns, schema=schema)
+
+
+def order_codes(column: pa.Array) -> npt.NDArray[np.int64]:
+    """Numbers that are in the order of values: null is the least, NaN the greatest, zero one value."""
+    t, kind = pa.types, column.type
+    if len(column) and not column.null_count:
+        if t.is_floating(kind):
+            values = column.cast(pa.float64()).to_numpy(zero_copy_only=False) + 0.0  # zero is one value
+            values = np.where(np.isnan(values), np.nan, values)
+            bits: npt.NDArray[np.int64] = values.view(np.int64)
+            return np.where(bits < 0, bits ^ np.int64(np.iinfo(np.int64).max), bits)
+        if t.is_timestamp(kind) or t.is_duration(kind) or t.is_date64(kind) or t.is_time64(kind):
+            return column.cast(pa.int64()).to_numpy()
+        if (t.is_integer(kind) and kind != pa.uint64()) or t.is_boolean(kind):
+            return column.to_numpy(zero_copy_only=False).astype(np.int64)
+    if not len(column) or t.is_null(kind):
+        return np.zeros(len(column), np.int64)
+    if t.is_duration(kind):
+        column = column.cast(pa.int64())
+    if t.is_floating(kind):
+        column = one_zero(column)
+        nan = pc.fill_null(pc.is_nan(column), False)
+        codes = _dense(pc.if_else(nan, pa.scalar(None, kind), column))
+        return np.where(nan.to_numpy(zero_copy_only=False), np.int64(len(column) + 1), codes)
+    return _dense(column)
+
+
+def _dense(column: pa.Array) -> npt.NDArray[np.int64]:
+    ranks = pc.rank(column, "ascending", tiebreaker="dense").to_numpy().astype(np.int64)
+    return np.where(column.is_valid().to_numpy(zero_copy_only=False), ranks, 0)
+
+
+def best_schema(measure: Measure, schema: pa.Schema, order: str | None) -> pa.Schema:
+    """The columns of a table of best rows."""
+    assert measure.column is not None
+    names = [measure.column] if order in (None, measure.column) else [measure.column, order]
+    return pa.schema([schema.field(name).with_nullable(True) for name in names])
+
+
+def one_zero(column: pa.Array) -> pa.Array:
+    """A column in which zero is one value."""
+    if not pa.types.is_floating(column.type):
+        return column
+    zero = pa.scalar(0.0, column.type)
+    return pc.if_else(pc.equal(column, zero), zero, column)

@@ -1,0 +1,143 @@
+"""All tables of an aggregate's state, as one: the input's rows, the groups, best rows and different values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from gpu_ops.arrays import Slots
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.errors import StateError
+from gpu_ops.operators.aggregate.extremes import NO_ROW, Extreme
+from gpu_ops.operators.aggregate.keys import InputRows, KeyTable, ValueTable
+from gpu_ops.state.columns import DEAD
+from gpu_ops.state.table import StateTable
+
+_GROUPS = "groups of {}"
+
+
+class GroupState:
+    """An aggregate's state.
+
+    Args:
+        source: the input.
+        groups: the groups.
+        rows: the input's rows; None where they are not kept.
+        parts: further tables, by name.
+        extremes: aggregates whose best rows groups lead to.
+    """
+
+    def __init__(
+        self,
+        source: Input,
+        groups: KeyTable,
+        rows: InputRows | None,
+        parts: Mapping[str, StateTable],
+        extremes: Sequence[Extreme],
+    ) -> None:
+        self._source, self._groups, self._rows, self._parts, self._extremes = source, groups, rows, parts, extremes
+        for table in {id(extreme.table): extreme.table for extreme in extremes}.values():
+            table.follow = lambda new_slots, table=table: self._follow(table, new_slots)
+
+    def _tables(self) -> Iterator[StateTable]:
+        if self._rows is not None:
+            yield self._rows
+        yield self._groups
+        yield from self._parts.values()
+
+    def _follow(self, table: StateTable, new_slots: Slots) -> None:
+        """What groups lead to in a table, after its compaction."""
+        found = [(e, e.renumbered(self._groups, new_slots)) for e in self._extremes if e.table is table]
+        for extreme, best in found:
+            self._groups.beside[extreme.name].values[:] = best
+
+    # --- as an engine sees it ----------------------------------------------------------------
+
+    @property
+    def live(self) -> int:
+        """Rows that are kept, or groups."""
+        return (self._rows or self._groups).live
+
+    def __len__(self) -> int:
+        return sum(len(table) for table in self._tables())
+
+    def live_after(self) -> int:
+        """The same once the prepared micro-batch is committed."""
+        return (self._rows or self._groups).live_after()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tables."""
+        return sum(table.nbytes for table in self._tables())
+
+    @property
+    def host_bytes(self) -> int:
+        """Those in host memory."""
+        return sum(table.host_bytes for table in self._tables())
+
+    def cool_rows(self) -> int:
+        """Move the oldest rows of each table to the host."""
+        return sum(table.cool_rows() for table in self._tables())
+
+    def cool_indexes(self) -> int:
+        """The same of the indexes."""
+        return sum(table.cool_indexes() for table in self._tables())
+
+    def warm(self) -> None:
+        """Move everything back."""
+        for table in self._tables():
+            table.warm()
+
+    def commit(self, clock_ms: int) -> None:
+        """Make the prepared micro-batch final."""
+        for table in self._tables():
+            table.commit(clock_ms)
+
+    def discard(self) -> None:
+        """Forget the prepared micro-batch."""
+        for table in self._tables():
+            table.discard()
+
+    # --- the stored form ---------------------------------------------------------------------
+
+    def snapshot(self) -> pa.Table:
+        """The input's rows, none where they are not kept."""
+        return self._source.schema.empty_table() if self._rows is None else self._rows.snapshot()
+
+    def snapshots(self) -> dict[str, pa.Table]:
+        """All tables, by name."""
+        groups = self._groups.snapshot()
+        own = len(self._groups.source.schema)
+        for place, name in enumerate(self._groups.beside, start=own):
+            extreme = next((e for e in self._extremes if e.name == name), None)
+            if extreme is not None and groups.num_rows:
+                # a snapshot of the rows has no dead ones
+                kernels = extreme.table.kernels
+                status = kernels.asnumpy(extreme.table.status.values)
+                left = np.concatenate([[NO_ROW], np.cumsum(status != DEAD)])
+                best = left[groups.column(place).to_numpy()]
+                groups = groups.set_column(place, groups.field(place), pa.array(best))
+        found = {self._source.name: self.snapshot(), _GROUPS.format(self._source.name): groups}
+        return found | {self._named(name): table.snapshot() for name, table in self._parts.items()}
+
+    def restore(self, state: Mapping[str, pa.Table], settle: Callable[[], None]) -> None:
+        """Fill empty tables.
+
+        Raises:
+            StateError: a table is missing.
+        """
+        named: dict[str, StateTable] = {_GROUPS.format(self._source.name): self._groups}
+        named |= {self._named(name): table for name, table in self._parts.items()}
+        if self._rows is not None:
+            named[self._source.name] = self._rows
+        missing = sorted(named.keys() - state.keys())
+        if missing:
+            raise StateError(f"the snapshot lacks {', '.join(missing)}")
+        for name, table in named.items():
+            assert isinstance(table, KeyTable | ValueTable | InputRows)
+            table.restore(state[name], settle)
+
+    def _named(self, name: str) -> str:
+        return f"{name} of {self._source.name}"

@@ -1,0 +1,149 @@
+"""One micro-batch as the aggregates see it: events of groups, the rows they bring or take, and numbers that move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from gpu_ops.arrays import Array, Instants, Positions
+from gpu_ops.kernels import Frame
+from gpu_ops.operators.aggregate.keys import KeyTable
+from gpu_ops.operators.aggregate.timeline import Timeline
+from gpu_ops.operators.core.lifetimes import Lifetimes
+from gpu_ops.state.keyed_table import KeyedTable
+from gpu_ops.values import one_array
+
+
+class Running(NamedTuple):
+    """What an aggregate is at each moment.
+
+    Attributes:
+        before: arrays of one number per moment (int64 or bool); where all are the same, so is the aggregate.
+        after: the same after it.
+        made: the aggregate in Arrow, of such numbers on the host.
+        compared: how many of the arrays count in that; None for all.
+    """
+
+    before: tuple[Array, ...]
+    after: tuple[Array, ...]
+    made: Callable[..., pa.Array]
+    compared: int | None = None
+
+
+class Kept(NamedTuple):
+    """The rows that an input with retractions has, and what the micro-batch does to them."""
+
+    table: KeyedTable
+    lifetimes: Lifetimes
+
+
+class Rows(NamedTuple):
+    """The rows that come or go: n new ones, then those that were there before.
+
+    Attributes:
+        frame: their columns.
+        column: gives a column of them in Arrow.
+        group: of each, which of the groups it is of.
+        new: how many are new.
+        kept: where the input's rows are kept; None of an input that only grows.
+    """
+
+    frame: Frame
+    column: Callable[[str], pa.ChunkedArray]
+    group: Array
+    new: int
+    kept: Kept | None
+
+
+class Events(NamedTuple):
+    """N events; the first ones bring the new rows, in their order.
+
+    Attributes:
+        row: of each, its row.
+        instants: when it is.
+        sign: 1 where its row comes, -1 where it goes (int64); None where all come.
+    """
+
+    row: Positions
+    instants: Instants
+    sign: Array | None
+
+
+class Step:
+    """A micro-batch.
+
+    Args:
+        groups: the groups, with the numbers beside them.
+        line: the events and moments.
+        events: the events.
+        rows: the rows.
+    """
+
+    def __init__(self, groups: KeyTable, line: Timeline, events: Events, rows: Rows) -> None:
+        self.kernels, self.xp = groups.kernels, groups.kernels.xp
+        self.groups, self.line = groups, line
+        self.row, self.instants, self.sign = events
+        self.rows, self.kept, self.new = rows, rows.kept, rows.new
+        self.floats: dict[str, tuple[Array, Array]] = {}
+        self._moved: dict[str, tuple[Array, Array]] = {}
+        self._columns: dict[str, pa.Array] = {}
+
+    def column(self, name: str) -> pa.Array:
+        """A column of the rows, in one piece."""
+        if name not in self._columns:
+            self._columns[name] = one_array(self.rows.column(name))
+        return self._columns[name]
+
+    def base(self, name: str) -> Array:
+        """A number beside the groups, as it was."""
+        return self.groups.beside[name].values[self.line.slots]
+
+    def keep(self, name: str, values: Array) -> None:
+        """Make it another, of each group."""
+        self.groups.put(name, self.line.slots, values)
+
+    def summed(self, name: str, values: Callable[[], Array | None]) -> tuple[Array, Array]:
+        """A number beside the groups that rows move, before and after each moment; moved once, whoever asks.
+
+        Args:
+            name: of the number.
+            values: gives, of each row, by how much (int64); None for 1.
+        """
+        if name not in self._moved:
+            by = values()
+            if by is None:
+                deltas = self.xp.ones(self.row.size, np.int64) if self.sign is None else self.sign
+            else:
+                deltas = by[self.row] if self.sign is None else by[self.row] * self.sign
+            self._moved[name] = self.moved(name, deltas)
+        return self._moved[name]
+
+    def moved(self, name: str, deltas: Array) -> tuple[Array, Array]:
+        """The same, by what each event moves it (int64)."""
+        before, after = self.line.summed(deltas, self.base(name))
+        self.keep(name, after[self.line.last])
+        return before, after
+
+    def there(self, column: str) -> Array | None:
+        """Mask of rows without a null in a column; None for all."""
+        found = self.column(column)
+        if not found.null_count:
+            return None
+        return self.kernels.asarray(found.is_valid().to_numpy(zero_copy_only=False))
+
+    def known(self, number: int, column: str) -> tuple[Array, Array]:
+        """How many values that are not null a column has, before and after each moment.
+
+        Args:
+            number: of the column in the input, for the name beside the groups.
+            column: its name.
+        """
+
+        def values() -> Array | None:
+            mask = self.there(column)
+            return None if mask is None else mask.astype(np.int64)
+
+        return self.summed(f"count_{number}", values)

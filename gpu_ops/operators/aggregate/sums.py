@@ -1,0 +1,247 @@
+"""Counts, sums and averages: numbers beside a group that rows move.
+
+Integers add up as bigint and wrap around; decimals exactly, as 32-bit parts of their digits, each summed in 64 bits;
+double numbers as `gpu_ops.operators.aggregate.compensated` has it, with NaN and both infinities counted apart, so that
+taking one back gives the finite sum again.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gpu_ops.arrays import Array
+from gpu_ops.descriptions.aggregate import Measure
+from gpu_ops.operators.aggregate.step import Running, Step
+
+_PART: Final = 32
+_LOW: Final = (1 << _PART) - 1
+_NAN: Final = int(np.float64("nan").view(np.int64))
+
+
+def columns_of(measure: Measure, kind: pa.DataType | None, number: int) -> Iterator[str]:
+    """The numbers that stand beside a group for a count, sum or average.
+
+    Args:
+        measure: which.
+        kind: the type of its column; None for ``count(*)``.
+        number: of its column in the input.
+    """
+    if kind is None:
+        return
+    yield f"count_{number}"
+    if measure.function == "count":
+        return
+    if pa.types.is_floating(kind):
+        yield from (f"{part}_{number}" for part in ("sum", "short", "nan", "most", "least"))
+    elif pa.types.is_decimal(kind) or measure.function == "avg":
+        yield from (f"part{part}_{number}" for part in range(_parts(kind)))
+    else:
+        yield f"sum_{number}"
+
+
+def moved(step: Step, measure: Measure, kind: pa.DataType | None, number: int, result: pa.DataType) -> Running:
+    """A count, sum or average at each moment.
+
+    Args:
+        step: the micro-batch.
+        measure: which.
+        kind: the type of its column; None for ``count(*)``.
+        number: of its column in the input.
+        result: its own type.
+    """
+    column = measure.column
+    if column is None:
+        return counted(step.summed("rows", lambda: None))
+    assert kind is not None
+    known = step.known(number, column)
+    if measure.function == "count":
+        return counted(known)
+    if pa.types.is_floating(kind):
+        return _floats(step, measure, number, known)
+    if pa.types.is_decimal(kind) or measure.function == "avg":
+        return _parted(step, measure, (kind, number), known, result)
+    totals = step.summed(f"sum_{number}", lambda: step.kernels.asarray(integers(step.column(column))))
+    before, after = ((total, count > 0) for total, count in zip(totals, known, strict=True))
+    return Running(before, after, _integers_or_null)
+
+
+def counted(numbers: tuple[Array, Array]) -> Running:
+    """A count, from its numbers before and after each moment."""
+    return Running(*_each(numbers), _integers)
+
+
+def _each(pair: tuple[Array, Array]) -> tuple[tuple[Array], tuple[Array]]:
+    return (pair[0],), (pair[1],)
+
+
+def _integers(values: npt.NDArray[np.int64]) -> pa.Array:
+    return pa.array(values)
+
+
+def _integers_or_null(values: npt.NDArray[np.int64], known: npt.NDArray[np.bool_]) -> pa.Array:
+    return pa.array(values, mask=~known)
+
+
+def integers(column: pa.Array) -> npt.NDArray[np.int64]:
+    """A column's integers, 0 for null; those beyond int64 wrap around."""
+    filled = pc.fill_null(column, 0) if column.null_count else column
+    return filled.cast(pa.int64(), safe=False).to_numpy(zero_copy_only=False)
+
+
+# --- in parts of 32 bits: decimals, and integers of which an average is wanted -----------------
+
+
+def _parts(kind: pa.DataType) -> int:
+    return 4 if pa.types.is_decimal(kind) and kind.precision > 18 else 2
+
+
+def _parted(
+    step: Step,
+    measure: Measure,
+    of: tuple[pa.DataType, int],
+    known: tuple[Array, Array],
+    result: pa.DataType,
+) -> Running:
+    column, (kind, number) = measure.column, of
+    assert column is not None
+    parts: list[npt.NDArray[np.int64]] = []
+
+    def part(place: int) -> Array:
+        if not parts:
+            parts.extend(_cut(step.column(column), _parts(kind)))
+        return step.kernels.asarray(parts[place])
+
+    names = [f"part{place}_{number}" for place in range(_parts(kind))]
+    sums = [step.summed(name, functools.partial(part, place)) for place, name in enumerate(names)]
+    before, after = (_carried([pair[side] for pair in sums]) for side in (0, 1))
+    for name, total in zip(names, after, strict=True):
+        step.groups.beside[name].values[step.line.slots] = total[step.line.last]  # `summed` has noted what was there
+    counts = known
+    if measure.function == "avg":
+        return Running((*before, counts[0]), (*after, counts[1]), _averages)
+
+    def made(*numbers: npt.NDArray[Any]) -> pa.Array:
+        return _decimals(numbers[:-1], numbers[-1], result)
+
+    return Running((*before, counts[0] > 0), (*after, counts[1] > 0), made)
+
+
+def _cut(column: pa.Array, parts: int) -> list[npt.NDArray[np.int64]]:
+    """Integers or decimals in parts of 32 bits, the lowest first; the highest has the sign."""
+    if not pa.types.is_decimal(column.type):
+        if column.type == pa.uint64():
+            values = pc.fill_null(column, 0).to_numpy(zero_copy_only=False)
+            return [(values & np.uint64(_LOW)).astype(np.int64), (values >> np.uint64(_PART)).astype(np.int64)]
+        values = integers(column)
+        return [values & _LOW, values >> _PART]
+    low, high = decimal_halves(column)
+    if parts == 2:
+        return [low & _LOW, low >> _PART]
+    return [low & _LOW, (low >> _PART) & _LOW, high & _LOW, high >> _PART]
+
+
+def decimal_halves(column: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The lower and the upper 64 bits of decimals, 0 for null."""
+    kind = column.type
+    if not pa.types.is_decimal128(kind):
+        column = column.cast(pa.decimal128(kind.precision, kind.scale))
+    words = np.frombuffer(column.buffers()[1], np.int64)[2 * column.offset :][: 2 * len(column)].reshape(-1, 2)
+    if column.null_count:
+        words = np.where(column.is_valid().to_numpy(zero_copy_only=False)[:, None], words, 0)
+    return np.ascontiguousarray(words[:, 0]), np.ascontiguousarray(words[:, 1])
+
+
+def _carried(parts: list[Array]) -> list[Array]:
+    """Parts with what is beyond 32 bits of each added to the next, so that equal sums have equal parts."""
+    found, carry = [], 0
+    for part in parts[:-1]:
+        total = part + carry
+        found.append(total & _LOW)
+        carry = total >> _PART
+    return [*found, parts[-1] + carry]
+
+
+def _decimals(parts: tuple[npt.NDArray[np.int64], ...], known: npt.NDArray[np.bool_], kind: pa.DataType) -> pa.Array:
+    """Decimals of parts; null where no digit is known, or there are more than the type has."""
+    low = parts[0] | (parts[1] << _PART)
+    if len(parts) == 2:
+        high = parts[1] >> _PART
+    else:
+        high = parts[2] | (parts[3] << _PART)
+        known = known & (parts[3] >= -(1 << 31)) & (parts[3] < 1 << 31)
+    words = np.stack([low, high], axis=1)
+    valid = pa.py_buffer(np.packbits(known, bitorder="little"))
+    made = pa.Array.from_buffers(pa.decimal128(38, kind.scale), len(low), [valid, pa.py_buffer(words)])
+    if len(parts) == 4:
+        # the range of 38 digits is smaller than that of 128 bits
+        most = pa.scalar("9" * 38).cast(pa.decimal128(38, 0)).as_py()
+        whole = pa.Array.from_buffers(pa.decimal128(38, 0), len(low), [valid, pa.py_buffer(words)])
+        inside = pc.and_(pc.less_equal(whole, most), pc.greater_equal(whole, -most))
+        made = pc.if_else(inside, made, pa.scalar(None, made.type))
+    return made.cast(kind)
+
+
+def _averages(low: Any, high: Any, counts: npt.NDArray[np.int64]) -> pa.Array:
+    known = counts > 0
+    total = high.astype(np.float64) * float(1 << _PART) + low.astype(np.float64)
+    return pa.array(total / np.where(known, counts, 1), mask=~known)
+
+
+# --- double numbers ----------------------------------------------------------------------------
+
+
+def _floats(step: Step, measure: Measure, number: int, known: tuple[Array, Array]) -> Running:
+    xp, name = step.xp, measure.column
+    assert name is not None
+    cached: list[npt.NDArray[np.float64]] = []
+
+    def given() -> npt.NDArray[np.float64]:
+        if not cached:
+            column = step.column(name).cast(pa.float64())
+            cached.append(pc.fill_null(column, 0.0).to_numpy(zero_copy_only=False))
+        return cached[0]
+
+    def counted(mask: Any) -> Array:
+        return step.kernels.asarray(mask.astype(np.int64))
+
+    nan = step.summed(f"nan_{number}", lambda: counted(np.isnan(given())))
+    most = step.summed(f"most_{number}", lambda: counted(given() == np.inf))
+    least = step.summed(f"least_{number}", lambda: counted(given() == -np.inf))
+    sums = _finite(step, number, given, [k - n - m - v for k, n, m, v in zip(known, nan, most, least, strict=True)])
+    found = []
+    for total, count, nans, mosts, leasts in zip(sums, known, nan, most, least, strict=True):
+        with np.errstate(all="ignore"):
+            value = total / xp.maximum(count, 1) if measure.function == "avg" else total
+        bits = xp.where(~xp.isnan(value), value + 0.0, 0.0).view(np.int64)  # zero is one value
+        bits = xp.where(xp.isnan(value) | (nans > 0) | ((mosts > 0) & (leasts > 0)), _NAN, bits)
+        infinite = xp.where(mosts > 0, xp.full(1, np.inf), xp.full(1, -np.inf)).view(np.int64)
+        bits = xp.where((nans == 0) & ((mosts > 0) ^ (leasts > 0)), infinite, bits)
+        found.append((bits, count > 0))
+    return Running(found[0], found[1], _doubles)
+
+
+def _finite(step: Step, number: int, given: Any, left: list[Array]) -> tuple[Array, Array]:
+    """The sums of finite values before and after each moment; exactly 0 where no value is left."""
+    xp, names = step.xp, (f"sum_{number}", f"short_{number}")
+    if names[0] not in step.floats:
+        values = step.kernels.asarray(np.where(np.isfinite(given()), given(), 0.0))
+        deltas = values[step.row] if step.sign is None else values[step.row] * step.sign
+        base = step.base(names[0]).view(np.float64), step.base(names[1]).view(np.float64)
+        before, after = step.line.compensated(deltas, base)
+        after = tuple(xp.where(left[1] > 0, part, 0.0) for part in after)
+        before = tuple(step.line.shifted(part, of) for part, of in zip(after, base, strict=True))
+        for name, part in zip(names, after, strict=True):
+            step.keep(name, part[step.line.last].view(np.int64))
+        step.floats[names[0]] = before[0] + before[1], after[0] + after[1]
+    return step.floats[names[0]]
+
+
+def _doubles(bits: npt.NDArray[np.int64], known: npt.NDArray[np.bool_]) -> pa.Array:
+    return pa.array(bits.view(np.float64), mask=~known)

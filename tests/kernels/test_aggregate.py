@@ -1,0 +1,289 @@
+"""Aggregates kept up to date, on any backend: after every micro-batch as DuckDB has them over the folded input."""
+
+from __future__ import annotations
+
+import decimal
+import math
+import random
+from collections import Counter
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+from oracle.drive import Backend, by_event, canonical, changes, fold
+
+from gpu_ops.descriptions.aggregate import Aggregate
+from gpu_ops.descriptions.description import Emit
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.kinds import from_json
+from gpu_ops.errors import DescriptionError
+from kernels.conftest import EMULATED, only_on
+from kernels.engines import CPU, alike, run
+
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        ("g", pa.string()),
+        ("f", pa.float64()),
+        ("i", pa.int64()),
+        ("d", pa.decimal128(30, 2)),
+        ("e", pa.decimal128(12, 3)),
+        ("t", pa.timestamp("us")),
+        ("b", pa.bool_()),
+        ("u", pa.uint64()),
+        ("s", pa.float32()),
+    ]
+)
+VALUES: dict[str, list[Any]] = {
+    "g": ["a", "b", "", None],
+    "f": [0.0, -0.0, math.nan, 1.5, -2.25, math.inf, -math.inf, None],
+    "i": [1, 2, -3, 2**62, -(2**62), None],
+    "d": [decimal.Decimal("99999999999999999999.25"), decimal.Decimal("-7.25"), decimal.Decimal("-0.01"), None],
+    "e": [decimal.Decimal("1.125"), decimal.Decimal("-123456789.001"), None],
+    "t": [1, 2_000_000, -5, None],
+    "b": [True, False, None],
+    "u": [0, 7, 2**64 - 1, None],
+    "s": [0.5, -1.25, math.nan, None],
+}
+CALLS = {
+    "n": "count(*)", "n_f": "count(f)", "sum_i": "sum(i)", "avg_i": "avg(i)", "sum_f": "sum(f)", "avg_f": "avg(f)",
+    "sum_d": "sum(d)", "sum_e": "sum(e)", "sum_s": "sum(s)", "avg_u": "avg(u)",
+    "min_f": "min(f)", "max_f": "max(f)", "min_g": "min(g)", "max_d": "max(d)", "min_t": "min(t)", "max_u": "max(u)",
+    "max_b": "max(b)", "min_s": "min(s)", "different_f": "count(distinct f)", "different_g": "count(distinct g)",
+    "first_g": "first(g)", "last_d": "last_value(d)",
+}  # fmt: skip
+DUCKDB = duckdb.connect(config={"threads": 1})
+Event = tuple[str, tuple[Any, ...]]
+KINDS = {
+    "insert only": {},
+    "retractions": {"row_kind": "row_kind"},
+    "upserts": {"row_kind": "row_kind", "unique_key": ("id",)},
+}
+
+
+def described(
+    kind: str, by: tuple[str, ...], emit: Emit, calls: dict[str, str] = CALLS, sequence_by: str | None = None
+) -> Aggregate:
+    source = Input("t", SCHEMA, sequence_by=sequence_by, **KINDS[kind])  # type: ignore[arg-type]
+    return Aggregate.of(source, by, {name: call for name, call in calls.items() if name not in by}, emit)
+
+
+def some_events(kind: str, seed: int, count: int) -> list[Event]:
+    """Random changes, some of rows that are not there."""
+    choice = random.Random(seed)
+    found: list[Event] = []
+    for _ in range(count):
+        row = (choice.randrange(6), *(choice.choice(values) for values in VALUES.values()))
+        word = "+I" if kind == "insert only" else choice.choice(["+I", "+I", "+U", "-D", "-U"])
+        if word in ("-D", "-U") and found and choice.random() < 0.9:
+            row = choice.choice(found)[1]
+        found.append((word, row))
+    return found
+
+
+def table_of(kind: str, events: list[Event]) -> pa.Table:
+    columns = [pa.array([row[n] for _, row in events], field.type) for n, field in enumerate(SCHEMA)]
+    table = pa.table(columns, schema=SCHEMA)
+    if kind == "insert only":
+        return table
+    return table.append_column("row_kind", pa.array([word for word, _ in events], pa.string()))
+
+
+class Folded:
+    """The rows that are there, in the order in which they came."""
+
+    def __init__(self, kind: str) -> None:
+        self.keyed = kind == "upserts"
+        self.rows: list[tuple[Any, ...]] = []
+
+    def take(self, events: list[Event]) -> None:
+        for word, row in events:
+            same = [
+                n for n, r in enumerate(self.rows) if (r[0] == row[0] if self.keyed else canonical(r) == canonical(row))
+            ]
+            if word in ("-D", "-U") or self.keyed:
+                for n in same[:1]:
+                    del self.rows[n]
+            if word in ("+I", "+U"):
+                self.rows.append(row)
+
+
+def by_duckdb(aggregate: Aggregate, rows: list[tuple[Any, ...]], calls: dict[str, str]) -> Counter[tuple[Any, ...]]:
+    """The aggregates over some rows; a group has a row while it has one."""
+    columns = [pa.array([row[n] for row in rows], field.type) for n, field in enumerate(SCHEMA)]
+    table = pa.table(columns, schema=SCHEMA).append_column("arrived", pa.array(range(len(rows)), pa.int64()))
+    for n, name in enumerate(SCHEMA.names):
+        if pa.types.is_floating(SCHEMA.field(n).type):  # zero is one value
+            one = [None if x is None else x + 0.0 for x in table[name].to_pylist()]
+            table = table.set_column(n, name, pa.array(one, SCHEMA.field(n).type))
+    shown = []
+    order = ", ".join([*([aggregate.source.sequence_by] if aggregate.source.sequence_by else []), "arrived"])
+    for measure in aggregate.measures:
+        call = calls[measure.name]
+        column = measure.column
+        if measure.function in ("first", "last"):
+            call = f"{measure.function}({column} ORDER BY {order.replace(',', ' NULLS FIRST,', 1)}) FILTER ({column} IS NOT NULL)"
+        elif measure.function == "sum" and SCHEMA.field(column).type == pa.int64():
+            call = f"sum({column}::HUGEINT)"
+        elif measure.function == "sum" and pa.types.is_floating(SCHEMA.field(column).type):
+            # DuckDB's own refuses a sum that is infinite
+            c = f"{column}::DOUBLE"
+            call = (
+                f"CASE WHEN bool_or(isnan({c})) OR (bool_or({c} = 'inf'::DOUBLE) AND bool_or({c} = '-inf'::DOUBLE)) "
+                f"THEN 'nan'::DOUBLE WHEN bool_or({c} = 'inf'::DOUBLE) THEN 'inf'::DOUBLE "
+                f"WHEN bool_or({c} = '-inf'::DOUBLE) THEN '-inf'::DOUBLE "
+                f"ELSE sum(CASE WHEN isfinite({c}) THEN {c} END) END"
+            )
+        elif measure.function == "avg" and pa.types.is_floating(SCHEMA.field(column).type):
+            call = "NULL"
+        shown.append(f"{call} AS {measure.name}")
+    listed = ", ".join([*aggregate.by, *shown])
+    DUCKDB.register("rows", table)
+    grouping = "GROUP BY ALL" if aggregate.by else "HAVING count(*) > 0"
+    found = DUCKDB.sql(f"SELECT {listed} FROM rows {grouping}").to_arrow_table()
+    names = [*aggregate.by, *(m.name for m in aggregate.measures)]
+    made: Counter[tuple[Any, ...]] = Counter()
+    for row in found.to_pylist():
+        wrapped = {m.name for m in aggregate.measures if m.function == "sum" and calls[m.name] == "sum(i)"}
+        made[tuple(_shown(name, _wrap(row[name]) if name in wrapped else row[name]) for name in names)] += 1
+    return made
+
+
+def _wrap(value: int | None) -> int | None:
+    return None if value is None else (int(value) + 2**63) % 2**64 - 2**63
+
+
+def _shown(name: str, value: Any) -> Any:
+    if name == "avg_f":
+        return None
+    if name.startswith("avg") and value is not None:
+        return f"{value:.10g}"
+    if isinstance(value, float) and math.isnan(value):
+        return "NaN"
+    return value + 0.0 if isinstance(value, float) else value
+
+
+def told(changelog: pa.Table) -> list[tuple[str, tuple[Any, ...]]]:
+    return [
+        (row.pop("row_kind"), tuple(_shown(name, value) for name, value in row.items()))
+        for row in changelog.to_pylist()
+    ]
+
+
+@only_on("cpu-tiny", "gpu")
+@pytest.mark.parametrize("size", [1, 7, 70])
+@pytest.mark.parametrize("emit", ["per_batch", "per_event"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("by", [("g",), ("f", "b"), ("d", "t"), ("e", "s"), ()], ids="-".join)
+def test_after_every_micro_batch(engines: Backend, by: tuple[str, ...], kind: str, emit: Emit, size: int) -> None:
+    """No row appears twice, none goes that is not there, and what is there is what DuckDB has."""
+    aggregate = described(kind, by, emit, sequence_by="t" if "b" in by and kind == "insert only" else None)
+    events = some_events(kind, len(by) + size, 30 if size == 1 else 70)
+    input_, there = Folded(kind), Counter[tuple[Any, ...]]()
+    with engines.engine(aggregate) as engine:
+        for start in range(0, len(events), size):
+            part = events[start : start + size]
+            input_.take(part)
+            found = told(engine.process(table_of(kind, part)))
+            for word, row in found:
+                there[row] += 1 if word[0] == "+" else -1
+                assert there[row] in (0, 1), (word, row)
+            there = +there
+            if emit == "per_batch":
+                assert max(Counter(row for _, row in found).values(), default=1) == 1
+            if size > 1 or start % 5 == 0:
+                assert there == by_duckdb(aggregate, input_.rows, CALLS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("by", [("g",), ()], ids="-".join)
+def test_each_event_gives_what_a_micro_batch_of_its_own_does(backend: Backend, by: tuple[str, ...], kind: str) -> None:
+    events = some_events(kind, 3, 90)
+    with backend.engine(described(kind, by, "per_event")) as engine:
+        found, caused = [], []
+        for start in (0, 30):
+            batch = engine.prepare(table_of(kind, events[start : start + 30 if start == 0 else None]))
+            engine.commit()
+            found += changes(batch.changelog)
+            caused += [int(n) + start for n in batch.sequence]
+    per_event = by_event(found, caused)
+    with CPU.engine(described(kind, by, "per_batch")) as engine:
+        for number, event in enumerate(events):
+            wanted = fold(changes(engine.process(table_of(kind, [event]))))
+            own = fold([c for c, times in per_event.get(number, Counter()).items() for _ in range(times)])
+            assert own == wanted, (number, event)
+
+
+@only_on("cpu-tiny", "gpu", "gpu-tiny", *EMULATED)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("emit", ["per_event", "per_batch"])
+def test_same_as_the_cpu(engines: Backend, emit: Emit, kind: str) -> None:
+    """Output, order and state; every other micro-batch is discarded once."""
+    batches = [([table_of(kind, some_events(kind, seed, 40))], {}) for seed in range(4)]
+    aggregate = described(kind, ("g", "b"), emit)
+    alike(run(engines, aggregate, batches), run(CPU, aggregate, batches))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("emit", ["per_event", "per_batch"])
+def test_goes_on_from_a_snapshot(engines: Backend, emit: Emit, kind: str) -> None:
+    """After a restart, on the other backend as well, what follows is the same."""
+    batches = [table_of(kind, some_events(kind, seed, 30)) for seed in range(8)]
+    aggregate = described(kind, ("g",), emit)
+    with CPU.engine(aggregate) as engine:
+        for batch in batches[:4]:
+            engine.process(batch)
+        state = engine.snapshot()
+        wanted = [told(engine.process(batch)) for batch in batches[4:]]
+    with engines.engine(from_json(aggregate.to_json())) as engine:
+        engine.restore(state)
+        found = [told(engine.process(batch)) for batch in batches[4:]]
+    assert [Counter(part) for part in found] == [Counter(part) for part in wanted]
+
+
+@pytest.mark.parametrize("distinct", [1, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_collisions_of_hashes_change_nothing(engines: Backend, kind: str, distinct: int, one_hash: Any) -> None:
+    batches = [([table_of(kind, some_events(kind, seed, 40))], {}) for seed in range(3)]
+    aggregate = described(kind, ("g", "i"), "per_event")
+    wanted = run(engines, aggregate, batches)
+    one_hash(distinct)
+    alike(run(engines, aggregate, batches), wanted)
+
+
+def test_a_sum_of_double_numbers_is_compensated(engines: Backend) -> None:
+    """What is taken back leaves what was there, however large it was; NaN and infinities, too."""
+    schema = pa.schema([("g", pa.int64()), ("x", pa.float64())])
+    aggregate = Aggregate.of(Input("t", schema, row_kind="op"), ("g",), {"s": "sum(x)", "a": "avg(x)"}, "per_event")
+
+    def one(word: str, values: list[float]) -> pa.Table:
+        return pa.table({"g": [1] * len(values), "x": values, "op": [word] * len(values)})
+
+    with engines.engine(aggregate) as engine:
+        engine.process(one("+I", [0.1] * 10))
+        engine.process(one("+I", [1e300, math.nan, math.inf, -math.inf]))
+        back = engine.process(one("-D", [math.inf, math.nan, 1e300, -math.inf])).to_pylist()
+        assert [row["s"] for row in back if row["row_kind"] == "+U"] == [-math.inf, math.fsum([0.1] * 10)]
+        many = [math.pi * n for n in range(1000)]
+        engine.process(one("+I", many))
+        left = engine.process(one("-D", many)).to_pylist()[-1]
+        assert left["s"] == math.fsum([0.1] * 10)
+        gone = engine.process(one("-D", [0.1] * 10)).to_pylist()
+        assert gone[-1]["row_kind"] == "-D"
+        assert engine.process(one("+I", [5e-324])).to_pylist() == [{"row_kind": "+I", "g": 1, "s": 5e-324, "a": 5e-324}]
+
+
+def test_what_it_says() -> None:
+    aggregate = described("upserts", ("id",), "per_batch", {"n": "count(*)"})
+    assert aggregate.unique_key == ("id",)
+    assert described("retractions", ("g",), "per_batch").unique_key is None
+    assert described("insert only", ("id",), "per_batch").unique_key == ("id",)
+    assert aggregate.attributes == (False, False, True)
+    assert from_json(aggregate.to_json()) == aggregate
+    with pytest.raises(DescriptionError, match="ttl= has no place"):
+        Aggregate.of(Input("t", SCHEMA, ttl_ms=5), ("g",), {"n": "count(*)"}, "per_batch")
+    with pytest.raises(DescriptionError, match="is not there at the end of input"):
+        Aggregate.of(Input("t", SCHEMA), ("g",), {"n": "first(i)"})
+    with pytest.raises(DescriptionError, match="emit='at_watermark'"):
+        Aggregate.of(Input("t", SCHEMA), ("g",), {"n": "count(*)"}, "at_watermark")
