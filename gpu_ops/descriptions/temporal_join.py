@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self, get_args
 import pyarrow as pa
 
 from gpu_ops.descriptions.description import Emit, line
-from gpu_ops.descriptions.intervals import LATES, Late, time_type
+from gpu_ops.descriptions.intervals import LATES, Late, show_ms, time_type
 from gpu_ops.descriptions.join import Join
 from gpu_ops.errors import DescriptionError
 from gpu_ops.fields import check_fields
@@ -25,10 +25,13 @@ class TemporalJoin(Join):
 
     Attributes:
         late: what happens to left rows below the watermark; see `Late`.
+        ttl_ms: milliseconds of the clock after which a key that nothing comes for is forgotten, half as much later at
+            the latest; None for never.
     """
 
     emit: Emit = "at_watermark"
     late: Late = dataclasses.field(default="join", kw_only=True)
+    ttl_ms: int | None = dataclasses.field(default=None, kw_only=True)
 
     sorts_itself: ClassVar[bool] = False
     emits: ClassVar[tuple[Emit, ...]] = ("at_watermark", "at_end")
@@ -39,6 +42,10 @@ class TemporalJoin(Join):
             raise DescriptionError(f"how={self.how!r}; a temporal join is one of inner, left")
         if self.late not in get_args(Late):
             raise DescriptionError(f"late={self.late!r}; it is one of {', '.join(get_args(Late))}")
+        if self.ttl_ms is not None and self.ttl_ms < 2:
+            raise DescriptionError(f"ttl is at least two milliseconds, this one is {self.ttl_ms} ms")
+        if self.ttl_ms is not None and self.emit == "at_end":
+            raise DescriptionError("with emit='at_end' no row is forgotten, ttl= has no place")
         if not self.keys:
             raise DescriptionError(
                 f"a temporal join needs on=: columns that identify a row of the versioned table '{self.right.name}'"
@@ -52,7 +59,7 @@ class TemporalJoin(Join):
             if source.event_time is None:
                 raise DescriptionError(f"input '{source.name}': a temporal join needs its event time")
             if source.ttl_ms is not None:
-                raise DescriptionError(f"input '{source.name}': a temporal join keeps rows by their time, not by ttl=")
+                raise DescriptionError(f"input '{source.name}': a temporal join has one ttl= for both inputs, its own")
         own = set(self.key_columns(1))
         beyond = [column for column in self.right.unique_key or () if column not in own]
         if beyond:
@@ -65,7 +72,7 @@ class TemporalJoin(Join):
     @property
     def operator(self) -> str:
         """The module of `gpu_ops.operators` that runs it."""
-        return "at_end" if self.emit == "at_end" else "versions"
+        return "at_end" if self.emit == "at_end" else "temporal.join"
 
     @functools.cached_property
     def time_type(self) -> pa.DataType:
@@ -108,7 +115,12 @@ class TemporalJoin(Join):
         version = (
             f"the version of {right.name} valid at {left.name}.{left.event_time}, by {right.name}.{right.event_time}"
         )
+        ttl = []
+        if self.ttl_ms is not None:
+            text = f"{show_ms(self.ttl_ms)} to {show_ms(3 * self.ttl_ms // 2)} after anything came for it"
+            ttl = [line("TTL", f"a key is forgotten, with the rows that wait, {text}")]
         return [
+            *ttl,
             line("version", version),
             line("time", f"event time; {LATES[self.late]}"),
             line(
@@ -124,9 +136,10 @@ class TemporalJoin(Join):
 
     def to_dict(self) -> dict[str, Any]:
         """What JSON has of it."""
-        return {**super().to_dict(), "kind": "temporal_join", "late": self.late}
+        ttl = {} if self.ttl_ms is None else {"ttl_ms": self.ttl_ms}
+        return {**super().to_dict(), "kind": "temporal_join", "late": self.late, **ttl}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], **more: Any) -> Self:
         """From what `to_dict` gave."""
-        return super().from_dict(data, late=data["late"], **more)
+        return super().from_dict(data, late=data["late"], ttl_ms=data.get("ttl_ms"), **more)

@@ -11,6 +11,7 @@ from oracle.interval_traces import IntervalShape, TimedRecipe, timed_trace
 from oracle.temporal_rules import temporal_join, with_kinds
 from oracle.test_asof_at_watermark import SHAPES as AT_WATERMARK
 from oracle.test_asof_at_watermark import described, trace
+from oracle.test_temporal_ttl import TTL, Ticks
 
 from kernels.conftest import EMULATED, only_on
 from kernels.engines import CPU, Batches, alike, run
@@ -34,6 +35,14 @@ def test_same_as_the_cpu(engines: Backend, shape: IntervalShape) -> None:
     alike(run(engines, join, batches), run(CPU, join, batches))
 
 
+@only_on("cpu-tiny", "gpu", "gpu-tiny", *EMULATED)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_ttl_forgets_the_same(engines: Backend, shape: IntervalShape) -> None:
+    join, ticks = temporal_join(shape, ttl=TTL), Ticks(4)
+    batches = [{**batch, "clock_ms": ticks.next()} for batch in batches_of(shape)]
+    alike(run(engines, join, batches), run(CPU, join, batches))
+
+
 @only_on("gpu", "gpu-tiny", *EMULATED)
 @pytest.mark.parametrize("number", [1, 2, 4, 5])
 def test_final_asof_joins_too(engines: Backend, number: int) -> None:
@@ -43,9 +52,13 @@ def test_final_asof_joins_too(engines: Backend, number: int) -> None:
 
 
 @pytest.mark.parametrize(("distinct", "shift"), [(1, 0), (0, 32)], ids=["one", "upper_half"])
-def test_collisions_of_hashes_change_nothing(engines: Backend, distinct: int, shift: int, one_hash: Any) -> None:
-    """Versions are verified by equality, and so are the keys that fire."""
-    join, batches = temporal_join(SHAPES[0]), batches_of(SHAPES[0], events=120)
+@pytest.mark.parametrize("ttl", [None, TTL])
+def test_collisions_of_hashes_change_nothing(
+    engines: Backend, ttl: int | None, distinct: int, shift: int, one_hash: Any
+) -> None:
+    """Versions are verified by equality, and so are the keys that fire, and those that a TTL forgets."""
+    join, ticks = temporal_join(SHAPES[0], ttl=ttl), Ticks(6)
+    batches = [{**batch, "clock_ms": ticks.next()} for batch in batches_of(SHAPES[0], events=120)]
     wanted = run(engines, join, batches)
     one_hash(distinct, shift=shift)
     found = run(engines, join, batches)

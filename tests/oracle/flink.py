@@ -12,7 +12,7 @@ import random
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -41,6 +41,8 @@ RESIDUALS: tuple[tuple[Residual, ...], ...] = (
     (("a_s", "<>", "b_s"),),
 )
 INTERVAL_RESIDUALS: tuple[tuple[Residual, ...], ...] = ((), (), (("a_x", ">", "b_x"),), (("a_x", "<>", "b_x"),))
+NAP = 50
+"""Milliseconds; timers of processing time fire between events, so a longer sleep would hold up all but the first."""
 _LINE = re.compile(r"(\d+) ([+-][IUD])\[(.*)\]")
 _TIMED_LINE = re.compile(r"(\d+) (\+I|LATE-LEFT|LATE-RIGHT)\[(.*)\](?: ts=(-?\d+))?")
 _WATERMARK_LINE = re.compile(r"(\d+) WM (-?\d+)")
@@ -258,15 +260,26 @@ def _sql_head(shape: IntervalShape) -> list[str]:
     return [*lines, f"sql SELECT {', '.join(columns)} FROM A {shape.how.upper()} JOIN B ON {' AND '.join(on)}"]
 
 
-def temporal_script(shape: IntervalShape, events: Sequence[TimedEvent], mode: str) -> str:
+def temporal_script(
+    shape: IntervalShape,
+    events: Sequence[TimedEvent],
+    mode: str,
+    *,
+    ttl: int | None = None,
+    sleeps: Mapping[int, int] | None = None,
+) -> str:
     """The temporal join of an interval join's inputs in the oracle's language; what the left shows and the right has.
 
     Args:
         shape: of the interval join; its bounds mean nothing.
         events: rows and watermarks; of an update only what comes: Flink's planner drops the rest before the join.
         mode: of the right input, ``upsert`` or ``all``.
+        ttl: the state TTL, ms.
+        sleeps: before which events Flink waits, and how long, ms: a line for each `NAP`.
     """
-    join, lines, columns = shape.join(), [], []
+    join, lines, columns = shape.join(), list[str](), list[str]()
+    if ttl is not None:
+        lines.append(f"conf table.exec.state.ttl={ttl} ms")
     keys = [key.right for key in join.keys]
     for source in join.inputs:
         time, own = source.event_time, keys if source.name == "B" else []
@@ -280,7 +293,9 @@ def temporal_script(shape: IntervalShape, events: Sequence[TimedEvent], mode: st
     on = " AND ".join([f"A.{k.left} = B.{k.right}" for k in join.keys] + ([join.where] if join.where else []))
     how = "LEFT JOIN" if shape.how == "left" else "JOIN"
     lines.append(f"sql SELECT {', '.join(columns)} FROM A {how} B FOR SYSTEM_TIME AS OF A.a_t ON {on}")
-    for side, kind, value in events:
+    for number, (side, kind, value) in enumerate(events):
+        if sleeps and number in sleeps:
+            lines += [f"0 S {NAP}"] * (sleeps[number] // NAP)
         row = value if kind == WATERMARK else ",".join("null" if v is None else str(v) for v in value)
         lines.append(f"{side} {kind} {row}")
     return "\n".join(lines) + "\n"

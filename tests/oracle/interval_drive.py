@@ -69,9 +69,9 @@ def timed_cuts(
         yield TimedCut(start, stop, start + (kind == WATERMARK), inputs)
 
 
-def timed_run(engine: Any, cut: TimedCut) -> tuple[list[Change], list[int], Any]:
+def timed_run(engine: Any, cut: TimedCut, **options: Any) -> tuple[list[Change], list[int], Any]:
     """Process one micro-batch: its changes, the event each belongs to, and the `MicroBatch`."""
-    batch = engine.prepare(**cut.inputs)
+    batch = engine.prepare(**cut.inputs, **options)
     engine.commit()
     assert batch.changelog.schema.equals(engine.join.output_schema)
     found = changes(batch.changelog)

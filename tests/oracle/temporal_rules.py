@@ -19,12 +19,13 @@ from oracle.interval_traces import IntervalShape
 from oracle.rules import OPERATORS
 
 
-def temporal_join(shape: IntervalShape, *, upserts: bool = False) -> TemporalJoin:
+def temporal_join(shape: IntervalShape, *, upserts: bool = False, ttl: int | None = None) -> TemporalJoin:
     """The temporal join of an interval join's inputs; its bounds mean nothing.
 
     Args:
         shape: of the interval join.
         upserts: the right input has a unique key and no row kinds.
+        ttl: its state TTL, ms.
     """
     join = shape.join("per_event")
     keys = tuple(key.right for key in join.keys)
@@ -37,6 +38,7 @@ def temporal_join(shape: IntervalShape, *, upserts: bool = False) -> TemporalJoi
         join.where,
         suffixes=join.suffixes,
         late=shape.late,
+        ttl_ms=ttl,
     )
 
 
@@ -65,10 +67,18 @@ class Key:
         self.right: dict[int, tuple[bool, Row]] = {}
         """By time: whether there is a version, and it."""
         self.timer: int | None = None
+        """The one that the operator knows of."""
+        self.timers: set[int] = set()
+        """Those that are registered."""
+        self.cleanup: int | None = None
 
     def wake(self, time: int) -> None:
-        """Set the timer, if it is not set earlier."""
-        self.timer = time if self.timer is None else min(self.timer, time)
+        """Register the timer, if none is registered that is earlier."""
+        if self.timer is not None and self.timer <= time:
+            return
+        self.timers.discard(time if self.timer is None else self.timer)
+        self.timer = time
+        self.timers.add(time)
 
 
 class TemporalRules:
@@ -76,11 +86,25 @@ class TemporalRules:
 
     Args:
         terms: of an interval join of the same inputs.
+        ttl: the state TTL, ms.
+        flink: timers of keys that were cleaned up stay registered, as in Flink.
+
+    Attributes:
+        now: the clock, ms.
     """
 
-    def __init__(self, terms: Terms) -> None:
-        self.terms = terms
+    def __init__(self, terms: Terms, ttl: int | None = None, *, flink: bool = False) -> None:
+        self.terms, self.ttl, self.flink, self.now = terms, ttl, flink, 0
         self.clock, self.keys, self.late = Clock(), dict[Row, Key](), [0, 0]
+
+    def tick(self, now: int) -> None:
+        """The clock moves on."""
+        self.now = now
+        for key in self.keys.values():
+            if key.cleanup is not None and key.cleanup <= now:
+                key.left, key.right, key.timer, key.cleanup = [], {}, None, None
+                if not self.flink:
+                    key.timers = set()
 
     def process(self, event: TimedEvent) -> list[Change]:
         """What this event makes the operator emit."""
@@ -96,21 +120,26 @@ class TemporalRules:
         if kind == "-U":
             return []
         columns = tuple(value[key[side]] for key in terms.keys)
-        if any(v is None and not key[2] for v, key in zip(columns, terms.keys, strict=True)):
-            # a key that nothing equals: of a left row it is its own
-            columns = ("no key", side, len(self.keys))
+        if any(v is None and not key[2] for v, key in zip(columns, terms.keys, strict=True)) and side == 1:
+            return []  # a key that nothing equals
         key = self.keys.setdefault(columns, Key())
         if side == 0:
             key.left.append(value)
         else:
             key.right[time] = kind != "-D", value
         key.wake(time)
+        self._touch(key)
         return []
+
+    def _touch(self, key: Key) -> None:
+        if self.ttl is not None and (key.cleanup is None or self.now + self.ttl > key.cleanup):
+            key.cleanup = self.now + self.ttl * 3 // 2
 
     def _advance(self) -> list[Change]:
         now, found = self.clock.now * self.terms.per_ms, list[Change]()
         for key in self.keys.values():
-            if key.timer is not None and key.timer <= now:
+            while key.timers and min(key.timers) <= now:
+                key.timers.remove(min(key.timers))
                 found += self._fire(key, now)
         return found
 
@@ -133,8 +162,12 @@ class TemporalRules:
         kept = max(bisect.bisect_right(times, now) - 1, 0)
         for time in times[:kept]:
             del key.right[time]
-        key.left = waiting
-        key.timer = min((self._time(row) for row in waiting), default=None)
+        key.left, key.timer = waiting, min((self._time(row) for row in waiting), default=None)
+        key.timers |= set() if key.timer is None else {key.timer}
+        if key.left or key.right:
+            self._touch(key)
+        else:
+            key.cleanup = None
         return found
 
     def _time(self, row: Row) -> int:

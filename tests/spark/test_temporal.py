@@ -118,7 +118,15 @@ def test_refusals(spark: Any, tmp_path: Path) -> None:
     refused("unique key's column 'rate' is not among the columns of on=, currency",
             right=stream(rates, row_kind="op", unique_key=["currency", "rate"], event_time="u"))  # fmt: skip
     refused("insert-only, unique_key= has no place here", left=stream(left, unique_key="id", event_time="t"))
-    refused("keeps rows by their time, not by ttl=", right=stream(rates, row_kind="op", event_time="u", ttl="1 day"))
+    refused("ttl is at least two milliseconds, this one is 0 ms", ttl=0)
+    forgetful = in_memory(gpu_ops.temporal_join, left, right, "currency", ttl="2 days")
+    assert "forgotten, with the rows that wait, 2 days to 3 days after anything came for it" in gpu_ops.explain(
+        forgetful
+    )
+    refused(
+        "a temporal join has one ttl= for both inputs, its own",
+        right=stream(rates, row_kind="op", event_time="u", ttl="1 day"),
+    )
     refused("has no option emit=", TypeError, emit="per_event")
     refused("heartbeat=0; it is at least a millisecond", heartbeat=0)
     # a row that is taken back on the left, before any state has changed

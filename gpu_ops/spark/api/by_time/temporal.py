@@ -39,6 +39,7 @@ def temporal_join(
     time: tuple[str, str] | None = None,
     how: Literal["inner", "left"] = "inner",
     late: Late = "join",
+    ttl: Duration | None = None,
     heartbeat: Duration | None = None,
     **options: Unpack[TemporalJoinOptions],
 ) -> DataFrame:
@@ -58,6 +59,8 @@ def temporal_join(
         late: what happens to left rows below the watermark: ``"join"`` as in Flink (they meet what is still kept, at
             the next watermark), ``"drop"``, or ``"tag"``: they come out with the row kind ``late``. Late versions are
             always taken: they count for rows that wait.
+        ttl: Flink's ``table.exec.state.ttl``: a key for which nothing comes so long, by the clock, is forgotten with
+            all its versions, and with left rows that wait, which then never come out; half as much later at the latest.
         heartbeat: begin a micro-batch at least so often, so that rows come out when none come in.
         options: ``where, state, backend, null_safe, suffixes, partitions, name``, as in `join`.
 
@@ -90,5 +93,6 @@ def temporal_join(
         suffixes=options.get("suffixes"),
         ansi=ansi_mode(first.df.sparkSession),
         late=late,
+        ttl_ms=None if ttl is None else parse_bound(ttl),
     )
     return run(description, sides, options, upstream=upstream, heartbeat_ms=period)

@@ -13,13 +13,15 @@ What is still there is Flink's, to the row. There a key has one timer: the earli
 of the left rows that wait. When it fires, the key's left rows up to the watermark come out, its versions before the
 valid one go, and only left rows that still wait set it anew. So a version *wakes* its key if the key has not fired
 since the version came; versions that the watermark passes without that stay until something else makes the key fire.
+
+A state TTL forgets whole keys; see `gpu_ops.operators.temporal.retention`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -33,16 +35,17 @@ from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.intervals import AFTER_ALL
 from gpu_ops.descriptions.temporal_join import TemporalJoin
 from gpu_ops.ingest import Ingested
-from gpu_ops.kernels import Columns, Frame, Kernels
+from gpu_ops.kernels import Columns, Frame, Kernels, as_slots
 from gpu_ops.operators.core.emission import OutputRows
 from gpu_ops.operators.core.groups import Groups
 from gpu_ops.operators.core.match import fulfilling, match
 from gpu_ops.operators.core.nearest import Direction, Nearest
 from gpu_ops.operators.operator import SIDES, Output, TooMuch
+from gpu_ops.operators.temporal.retention import CLEANUP, Retention, rows_of
 from gpu_ops.operators.timed import AT_WATERMARK, Clock, TimedOperator
 from gpu_ops.operators.timers import first_equal
 from gpu_ops.output import append_rows, changelog_table, gathered
-from gpu_ops.state.columns import DEAD, LIVE, KeySet
+from gpu_ops.state.columns import DEAD, LIVE, Growing, KeySet
 from gpu_ops.state.index import HashIndex
 from gpu_ops.state.interval_table import IntervalTable
 
@@ -92,18 +95,25 @@ class TemporalOperator(TimedOperator[Clock]):
         right = IntervalTable(kernels, join.right, keys(1), beside=self.beside)
         right.indexes[_PASSED] = HashIndex(kernels)
         self.tables = left, right
+        ttl = join.ttl_ms if isinstance(join, TemporalJoin) else None
+        self.retention = None if ttl is None else Retention(kernels, join.key_types, ttl)
+        if self.retention is not None:
+            for table in self.tables:
+                table.beside[CLEANUP] = Growing(kernels.xp, np.int64)
 
     def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Output:
         """Compute one micro-batch; see `gpu_ops.operators.operator.Operator`."""
-        del clock_ms
         started = time.perf_counter()
         for table in self.tables:
             table.begin()
+        forgotten = self._clean_up(clock_ms)
         now = self._advanced(watermark_ms)
         advances = now > self.clock.watermark
         self._next = dataclasses.replace(self.clock, watermark=now)
         rows, gone = self._advance(now) if advances else (self._output(self._none, self._none), (0, 0))
-        metrics: dict[str, int | float] = {f"{name}_evicted": gone[side] for side, name in enumerate(SIDES)}
+        metrics: dict[str, int | float] = {
+            f"{name}_evicted": gone[side] + forgotten[side] for side, name in enumerate(SIDES)
+        }
         left, right = changes
         late = self._late(left), self._late(right)
         for name, below in zip(SIDES, late, strict=True):
@@ -111,6 +121,7 @@ class TemporalOperator(TimedOperator[Clock]):
         refused = late[0] if self.join.late != "join" else None
         self._add(0, left if refused is None else left.pick(~refused))
         self._add(1, right)
+        self._touch(clock_ms)
         joined = time.perf_counter()
         frame, kinds = gathered(self.join, self.kernels, self.tables, rows.slots), self.kernels.asnumpy(rows.kinds)
         output = changelog_table(self.join, self.kernels, frame, kinds)
@@ -131,8 +142,8 @@ class TemporalOperator(TimedOperator[Clock]):
     def _advance(self, now: int) -> tuple[OutputRows, tuple[int, int]]:
         """Rows of the keys that fire: the output, and how many rows of either side went."""
         xp, (left, right) = self.kernels.xp, self.tables
-        due = xp.sort(left.due.take(now))
-        passing = right.due.take(now)
+        due, passing = (table.due.take(now) for table in self.tables)
+        due = xp.sort(due[left.status.values[due] == LIVE])
         passing = passing[right.status.values[passing] == LIVE]
         wakes = right.beside[_WAKES].values[passing] != 0
         firing = [self._keys(0, due), self._keys(1, passing[wakes])]
@@ -141,6 +152,8 @@ class TemporalOperator(TimedOperator[Clock]):
         left.move(due, LIVE, DEAD)
         right.move(gone, LIVE, DEAD)
         right.put(_WAKES, passing[wakes], 0)
+        if self.retention is not None:
+            self._fired = self._left_of(firing, self.retention)
         return rows, (int(due.size), int(gone.size))
 
     def _keys(self, side: int, slots: Slots) -> Keys:
@@ -152,6 +165,18 @@ class TemporalOperator(TimedOperator[Clock]):
         """What orders versions of one time; None for their arrival."""
         return None
 
+    def _nearest(self, side: int, newer: Callable[[Slots], Array] | None = None) -> Nearest:
+        """Looks up rows of one side by key and time."""
+        table = self.tables[side]
+        return Nearest(
+            self.kernels,
+            table.index,
+            table.key_types,
+            Columns(table.store, table.keys),
+            lambda slots: table.status.values[slots] == LIVE,
+            newer=newer,
+        )
+
     def _search(self, own: Keys, times: Array, direction: Direction = "backward", **how: Any) -> Slots:
         """The version of each row's key that is nearest to a time, -1 for none.
 
@@ -161,17 +186,9 @@ class TemporalOperator(TimedOperator[Clock]):
             direction: whether the last before or the first after it.
             how: options of `gpu_ops.operators.core.nearest.Nearest.search`.
         """
-        table, right = self.tables[own.side], self.tables[1]
-        nearest = Nearest(
-            self.kernels,
-            right.index,
-            right.key_types,
-            Columns(right.store, right.keys),
-            lambda slots: right.status.values[slots] == LIVE,
-            newer=self._newer(),
-        )
+        columns = Columns(own.frame, self.tables[own.side].keys)
         rows = self.kernels.xp.arange(own.slots.size, dtype=np.int64)
-        return nearest.search((Columns(own.frame, table.keys), rows), own.hashes, times, direction, **how)
+        return self._nearest(1, self._newer()).search((columns, rows), own.hashes, times, direction, **how)
 
     def _answers(self, own: Keys) -> OutputRows:
         """Left rows, each beside the version that is valid at its time."""
@@ -259,6 +276,59 @@ class TemporalOperator(TimedOperator[Clock]):
         )
         return slots
 
+    # --- state TTL ---------------------------------------------------------------------------
+
+    def _clean_up(self, clock_ms: int) -> tuple[int, int]:
+        """Forget the keys whose clean-up time has come; how many rows of either side went."""
+        self._fired, gone = self._none, [0, 0]
+        if self.retention is None:
+            return 0, 0
+        keys = self.retention.begin(clock_ms)
+        for side, table in enumerate(self.tables if keys.size else ()):
+            _, slots = rows_of(table, *self.retention.keys(keys))
+            table.move(slots, LIVE, DEAD)
+            gone[side] = int(slots.size)
+        return gone[0], gone[1]
+
+    def _left_of(self, firing: list[Keys], retention: Retention) -> Slots:
+        """Of keys that have fired those of which anything is left; the others have no clean-up time any more."""
+        xp = self.kernels.xp
+        found = (retention.found(Columns(own.frame, self.tables[own.side].keys), own.hashes) for own in firing)
+        keys = distinct(xp, xp.concatenate([slots for _, slots in found]))
+        columns, hashes = retention.keys(keys)
+        rows, last = xp.arange(keys.size, dtype=np.int64), xp.full(keys.size, AFTER_ALL, np.int64)
+        left = xp.zeros(keys.size, bool)
+        for side in (0, 1):
+            left |= self._nearest(side).search((columns, rows), hashes, last, "backward") >= 0
+        retention.forget(keys[~left])
+        return keys[left]
+
+    def _touch(self, clock_ms: int) -> None:
+        """Keys that have fired, and those of new rows, have been of use."""
+        if self.retention is None:
+            return
+        left, right = (as_slots(self.kernels, t.first_new, len(t) - t.first_new) for t in self.tables)
+        matchable = self.tables[1].matchable(self.tables[1].take_keys(right))
+        new = left, right if matchable is None else right[matchable]
+        self.retention.touch(self._keys_of(new), self._fired, clock_ms)
+
+    def _keys_of(self, slots: Iterable[Slots]) -> Iterator[tuple[Frame, tuple[str, ...], pa.Schema]]:
+        """The keys of rows of either side, as `Retention` takes them."""
+        for table, own in zip(self.tables, slots, strict=True):
+            yield table.take_keys(own), table.keys, table.source.schema
+
+    def commit(self, clock_ms: int) -> None:
+        """Make the prepared micro-batch final."""
+        super().commit(clock_ms)
+        if self.retention is not None:
+            self.retention.table.commit(clock_ms)
+
+    def discard(self) -> None:
+        """Forget the prepared micro-batch."""
+        super().discard()
+        if self.retention is not None:
+            self.retention.table.discard()
+
     # --- what comes --------------------------------------------------------------------------
 
     def _add(self, side: int, change: Ingested) -> None:
@@ -285,6 +355,14 @@ class TemporalOperator(TimedOperator[Clock]):
 
     # --- the stored form ---------------------------------------------------------------------
 
+    def snapshot(self) -> dict[str, pa.Table]:
+        """The rows of both sides, the clean-up times of their keys beside them, and the clock."""
+        if self.retention is not None:
+            slots = [self.kernels.xp.flatnonzero(table.status.values) for table in self.tables]
+            for table, own, keys in zip(self.tables, slots, self._keys_of(slots), strict=True):
+                table.beside[CLEANUP].values[own] = self.retention.times(*keys)
+        return super().snapshot()
+
     def restore(self, state: Mapping[str, pa.Table], settle: Callable[[], None]) -> None:
         """Take over a snapshot.
 
@@ -295,6 +373,10 @@ class TemporalOperator(TimedOperator[Clock]):
         self.clock = self._next = Clock(facts["watermark"], (facts["left_seen"], facts["right_seen"]))
         for table, name in zip(self.tables, SIDES, strict=True):
             table.restore(state[name], self.clock.watermark, 0, settle)
+        if self.retention is not None:
+            slots = [self.kernels.xp.flatnonzero(table.status.values) for table in self.tables]
+            each = zip(self.tables, slots, self._keys_of(slots), strict=True)
+            self.retention.restore((*keys, table.beside[CLEANUP].values[own]) for table, own, keys in each)
 
 
 def _columns(table: IntervalTable) -> tuple[str, ...]:

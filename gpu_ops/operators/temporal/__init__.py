@@ -1,0 +1,1 @@
+"""The temporal join, and how long it keeps a key."""
