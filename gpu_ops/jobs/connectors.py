@@ -67,6 +67,8 @@ OF_SOURCE: Final[Mapping[str, Option]] = {
     "sequence_by": OURS,
     "bad_rows": _one_of("fail", "drop"),
     "idle_timeout": DURATION,
+    "scan": _one_of("continuous", "once"),
+    "refresh": DURATION,
 }
 """What any source has besides its connector's options."""
 
@@ -93,6 +95,14 @@ _BROKER: Final = {"bootstrap_servers": Option(spark="kafka.bootstrap.servers", r
 _TOPIC: Final = {**_BROKER, "topic": Option(required=True)}
 _FEED: Final = {"change_feed": Option("flag", "readChangeFeed"), "starting_version": TEXT, "starting_timestamp": TEXT}
 
+_TABLE: Final = {
+    "url": Option(required=True),
+    "table": Option(spark="dbtable", required=True),
+    "user": TEXT,
+    "password": TEXT,
+    "driver": TEXT,
+}
+
 SOURCES: Final[Mapping[str, Mapping[str, Option]]] = {
     "parquet": _FILES,
     "json": {**_FILES, **_LINES},
@@ -108,6 +118,7 @@ SOURCES: Final[Mapping[str, Mapping[str, Option]]] = {
         "max_offsets_per_trigger": COUNT,
         "fail_on_data_loss": FLAG,
     },
+    "jdbc": _TABLE,
     "rate": {"rows_per_second": COUNT, "ramp_up_time": TEXT, "num_partitions": COUNT},
 }
 """By connector, the options of a source."""
@@ -119,13 +130,7 @@ SINKS: Final[Mapping[str, Mapping[str, Option]]] = {
     "delta": {**_PATH, "merge_schema": FLAG},
     "kafka": {**_TOPIC, "key": Option("names", ""), "format": _one_of("json", "debezium-json")},
     "upsert-kafka": _TOPIC,
-    "jdbc": {
-        "url": Option(required=True),
-        "table": Option(spark="dbtable", required=True),
-        "user": TEXT,
-        "password": TEXT,
-        "driver": TEXT,
-    },
+    "jdbc": _TABLE,
     "console": {"rows": Option("count", "numRows"), "truncate": TEXT},
     "memory": {"table": Option(spark="", required=True)},
     "blackhole": {},

@@ -48,6 +48,8 @@ class Source:
         bad_rows: fail or drop.
         watermark: its event time, or None.
         idle_timeout: milliseconds without rows after which it holds the watermark back no longer, or None.
+        scan: continuous, or once for a table as it is before the first micro-batch.
+        refresh: milliseconds after which such a table is read again, or None.
     """
 
     name: str
@@ -67,6 +69,8 @@ class Source:
     bad_rows: BadRows = "fail"
     watermark: Watermark | None = None
     idle_timeout: int | None = None
+    scan: str = "continuous"
+    refresh: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,6 +200,15 @@ def _source(file: Text, table: TableText) -> Source:
         raise file.error(f"the column of row kinds, {row_kind!r}, is no part of the primary key", at["row_kind"])
     if "idle_timeout" in values and watermark is None:
         raise file.error("idle_timeout needs a watermark", at["idle_timeout"])
+    once, at_table = values.get("scan") == "once", table.name.at
+    if "refresh" in values and not once:
+        raise file.error("refresh is for a table that is read before the stream begins: 'scan' = 'once'", at["refresh"])
+    if once and connector in ("kafka", "rate"):
+        raise file.error(f"'scan' = 'once' is for tables and files, {connector} has no end", at["scan"])
+    if connector == "jdbc" and not once:
+        raise file.error(
+            "a table of a database is no stream: set 'scan' = 'once', and 'refresh' to see changes", at_table
+        )
     return Source(
         name=table.name.text,
         connector=connector,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Final, cast
 
 from pyspark.errors import AnalysisException
@@ -40,8 +41,11 @@ def open_source(spark: SparkSession, source: Source, file: Text) -> Stream:
     Raises:
         JobError: it cannot be read; names what is missing.
     """
+    table = functools.partial(_table, spark, source)
     try:
-        if source.connector == "delta":
+        if source.scan == "once":
+            df = table()
+        elif source.connector == "delta":
             source, df = _delta(spark, source)
         elif source.connector == "kafka":
             try:
@@ -55,11 +59,11 @@ def open_source(spark: SparkSession, source: Source, file: Text) -> Stream:
     except AnalysisException as error:
         raise failed(spark, file, source.connector, source.at, error) from error
     # Spark's own watermark would come between Arrow's reader and the join, and knows no idle input
-    ours = source.idle_timeout is not None or source.reader == "arrow"
+    ours = source.idle_timeout is not None or source.reader == "arrow" or source.scan == "once"
     if source.watermark is not None and not ours:
         df = df.withWatermark(source.watermark.column, f"{source.watermark.delay_ms} milliseconds")
     return stream(
-        df,
+        df if source.refresh is None else table,
         unique_key=source.unique_key,
         row_kind=source.row_kind,
         sequence_by=source.sequence_by,
@@ -70,6 +74,7 @@ def open_source(spark: SparkSession, source: Source, file: Text) -> Stream:
         event_time=source.watermark.column if source.watermark is not None and ours else None,
         delay=source.watermark.delay_ms if source.watermark is not None and ours else None,
         idle_timeout=source.idle_timeout,
+        refresh=source.refresh,
     )
 
 
@@ -91,6 +96,17 @@ def schema_text(source: Source) -> str:
     if source.row_kind is not None and source.row_kind.lower() not in {name.lower() for name, _ in columns}:
         columns.append((source.row_kind, "STRING"))
     return ", ".join(f"{backquoted(name)} {kind}" for name, kind in columns)
+
+
+def _table(spark: SparkSession, source: Source) -> DataFrame:
+    """What is there now of a source that is read once."""
+    reader = spark.read.format(source.connector).options(**source.options)
+    if source.columns is None:
+        return reader.load()
+    if source.connector in _FILES:
+        return reader.schema(schema_text(source)).load()
+    columns = [*source.columns, *([(source.row_kind, "STRING")] if source.row_kind is not None else [])]
+    return reader.load().select(*(f.col(backquoted(name)).cast(kind).alias(name) for name, kind in columns))
 
 
 def _load(spark: SparkSession, source: Source) -> DataFrame:

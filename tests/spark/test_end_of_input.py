@@ -364,8 +364,6 @@ def test_refusals(spark: Any, feeds: list[Feed], tmp_path: Path) -> None:
         gpu_ops.join(still, others, on="k", state=state)
     with refused("backlog= has no place here"):
         gpu_ops.join(still, others, on="k", backlog=True)
-    with refused("the left input is a static DataFrame and the other one is streaming", gpu_ops.NotBuiltError):
-        gpu_ops.join(still, prices, on="k")
     with refused("emit='at_end' of a stream keeps it until it ends"):
         gpu_ops.join(orders, prices, on="k", emit="at_end")
     with refused("an aggregate with emit='at_end' of a stream keeps it"):

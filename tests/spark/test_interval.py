@@ -346,7 +346,6 @@ def test_refusals(spark: Any, orders: Source, shipments: Source, tmp_path: Path)
         "rename the join's", process=print, process_schema="k long", time=("timestamp", "u"),
         a=orders.df.withColumnRenamed("t", "timestamp"),
     )  # fmt: skip
-    refused("right input is a static DataFrame", b=spark.createDataFrame([], right.schema))
     with pytest.raises(gpu_ops.DescriptionError, match=r"event_time= is for gpu_ops\.interval_join"):
         in_memory(gpu_ops.join, stream(left, event_time="t"), right, on="k")
     with pytest.raises(gpu_ops.StateError, match="is no state folder"):

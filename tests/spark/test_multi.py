@@ -193,7 +193,6 @@ def test_explain(shop: list[Feed], tmp_path: Path) -> None:
 
 def test_refusals(spark: Any, shop: list[Feed]) -> None:
     users, orders, payments = (feed.df.drop("op") for feed in shop)
-    static = spark.range(3).withColumnRenamed("id", "user_id")
 
     def refused(match: str, *args: Any, error: type = gpu_ops.DescriptionError, **options: Any) -> None:
         with pytest.raises(error, match=match):
@@ -202,9 +201,6 @@ def test_refusals(spark: Any, shop: list[Feed]) -> None:
     refused("two or more inputs, not 1", [users], "user_id")
     refused("a list of inputs, not DataFrame", users, "user_id")
     refused("input 2 is a DataFrame or a stream", [users, 7], "user_id")
-    refused(
-        "input 3 is a static DataFrame and others are", [users, orders, static], "user_id", error=gpu_ops.NotBuiltError
-    )
     refused("'input_2' has no column 'name' to join on; there are order_id", [users, orders], "name")
     refused("on= has 1 entries for 2 steps", [users, orders, payments], [("user_id", "user_id")])
     refused("can be input_1.user_id and input_2.user_id", [users, orders, payments],

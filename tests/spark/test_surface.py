@@ -262,9 +262,6 @@ def test_memory_only_is_warned_about(left: Source, right: Source) -> None:
 
 
 def test_refusals(spark: Any, left: Source, right: Source) -> None:
-    static = spark.range(3).withColumnRenamed("id", "k")
-    with pytest.raises(gpu_ops.NotBuiltError, match="the right input is a static DataFrame"):
-        gpu_ops.join(left.df, static, on="k")
     with pytest.raises(gpu_ops.DescriptionError, match="unique_key names 'nope'; there are op, k, a"):
         stream(left.df, unique_key="nope")
     with pytest.raises(gpu_ops.DescriptionError, match="row kinds are strings, column 'k' is bigint"):

@@ -228,7 +228,6 @@ def test_inputs_that_cannot_be(spark: Any, tmp_path: Path) -> None:
         ("`users` cannot be found.*; the inputs are orders", {"orders": orders}),
         ("does not name the input 'more'", {**given, "more": users}),
         ("two inputs are called 'ORDERS'", {**given, "ORDERS": orders}),
-        ("input 'users' is a static DataFrame", {**given, "users": spark.range(3)}),
         ("input 'users' is a DataFrame or a stream", {**given, "users": 3}),
         ("multi_way='no'", {**given, "multi_way": "no"}),
         ("at_end", {**given, "emit": "at_end"}),

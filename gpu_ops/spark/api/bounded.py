@@ -15,7 +15,7 @@ from gpu_ops.descriptions.aggregate import Aggregate, Measure, parse_measure
 from gpu_ops.descriptions.co_group import CoGroup
 from gpu_ops.descriptions.keys import On, normalize_on
 from gpu_ops.errors import DescriptionError
-from gpu_ops.spark.api.checks import check_frames, run
+from gpu_ops.spark.api.checks import check_frames, run, settled
 from gpu_ops.spark.api.functions import Grouped
 from gpu_ops.spark.api.options import ChangelogOptions, KeyOptions, check_options
 from gpu_ops.spark.api.streams import Stream, as_input, as_stream, resolve, resolve_key, spelling
@@ -57,7 +57,7 @@ def aggregate(
     """
     check_options("aggregate", options, ChangelogOptions)
     source = as_stream(input, "the input")
-    static = check_frames([source.df], ["the input"])
+    static = check_frames([source.df])
     label = source.name or "input"
     _refuse_event_time(source, label)
     groups = (by,) if isinstance(by, str) else tuple(by)
@@ -115,13 +115,13 @@ def co_group(
     Raises:
         TypeError: no such option.
         DescriptionError: no such columns, no function, or streams without ``state=``.
-        NotBuiltError: a streaming and a static DataFrame, Spark Connect.
+        NotBuiltError: Spark Connect.
         StateError: the state folder belongs to something else.
     """
     check_options("co_group", options, KeyOptions)
     function = Grouped.of(apply, schema)
-    sides = as_stream(left, "the left input"), as_stream(right, "the right input")
-    static = check_frames([side.df for side in sides], ["the left input", "the right input"])
+    given = as_stream(left, "the left input"), as_stream(right, "the right input")
+    sides, static = settled(given, ("left", "right"), options.get("state"))
     for side, which in zip(sides, ("left", "right"), strict=True):
         _refuse_event_time(side, side.name or which)
         if side.bad_rows == "tag":

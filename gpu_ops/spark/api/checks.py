@@ -7,7 +7,7 @@ import itertools
 import uuid
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -28,7 +28,8 @@ from gpu_ops.spark.plan.union_layout import collated_key
 from gpu_ops.spark.servers.directory import Directory
 from gpu_ops.spark.servers.folders import warn_of_local_folder
 from gpu_ops.spark.settings import PREFIX, Settings, given_at_start
-from gpu_ops.state.address import StateAddress
+from gpu_ops.spark.sources.static import beside_streams
+from gpu_ops.state.address import Location, StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import LATEST, Manifest, check_open
 
@@ -105,6 +106,7 @@ def run(
         StateError: the state folder belongs to something else.
     """
     state = None if options.get("state") is None else StateAddress.of(options["state"])
+    given = sides
     description, sides = _in_partitions(description, sides, options, state)
     plan = _plan(description, sides, options, state, stacklevel=stacklevel + 1)
     frames = [side.df for side in sides]
@@ -113,6 +115,8 @@ def run(
     if function is not None:
         assert state is not None
         remember_function(frames[0].sparkSession, state, function)
+    for load in (side.load for side in given if side.load is not None):
+        load()
     plan = dataclasses.replace(plan, upstream=upstream, heartbeat_ms=heartbeat_ms, query=query)
     return without_hidden(build(plan, frames, state))
 
@@ -162,7 +166,13 @@ def _in_partitions(
             plan = _plan(latest, [sides[number]], {**more, "state": at}, at, stacklevel=1)
         rows = build(plan, [sides[number].df], at)
         changed[number] = Stream(
-            rows, source.unique_key, ROW_KIND_COLUMN, ttl_ms=source.ttl_ms, name=source.name, updates="retract"
+            rows,
+            source.unique_key,
+            ROW_KIND_COLUMN,
+            ttl_ms=source.ttl_ms,
+            name=source.name,
+            updates="retract",
+            load=sides[number].load,
         )
     return made, changed
 
@@ -226,8 +236,31 @@ def _plan(
         derived=tuple(derived),
         final_only=final,
         bounded=static,
+        loaded=tuple(number for number, side in enumerate(sides) if side.load is not None),
         row_times=() if static or description.by_time else _row_times(description, sides),
     )
+
+
+Sides = TypeVar("Sides", bound=tuple[Stream, ...])
+
+
+def settled(sides: Sides, names: Sequence[str], state: Location | None) -> tuple[Sides, bool]:
+    """The inputs of a function, and whether all are static; static ones beside streams are loaded.
+
+    Args:
+        sides: the inputs.
+        names: what each is called where it was given no name.
+        state: the option ``state=``.
+
+    Raises:
+        DescriptionError: see `check_frames` and `gpu_ops.spark.sources.static.beside_streams`.
+        StateError: likewise.
+    """
+    static = check_frames([side.df for side in sides])
+    if static or all(side.df.isStreaming for side in sides):
+        return sides, static
+    loaded = beside_streams(sides, names, None if state is None else StateAddress.of(state))
+    return cast("Sides", tuple(loaded)), False
 
 
 def _row_times(description: Description, sides: Sequence[Stream]) -> tuple[str, ...]:
@@ -240,30 +273,21 @@ def _row_times(description: Description, sides: Sequence[Stream]) -> tuple[str, 
     return tuple(found)
 
 
-def check_frames(frames: Sequence[DataFrame], names: Sequence[str]) -> bool:
-    """Whether the inputs are all static DataFrames; else they are all streaming, and of one application.
+def check_frames(frames: Sequence[DataFrame]) -> bool:
+    """Whether the inputs are all static DataFrames.
 
     Args:
         frames: the inputs.
-        names: what they are called in an error, such as "the left input".
 
     Raises:
-        NotBuiltError: some are static, some streaming.
         DescriptionError: of two applications, or a setting of ours that was set while the application runs.
     """
-    static = [name for name, df in zip(names, frames, strict=True) if not df.isStreaming]
-    if 0 < len(static) < len(frames):
-        other = "the other one is" if len(frames) == 2 else "others are"
-        raise NotBuiltError(
-            f"{static[0]} is a static DataFrame and {other} streaming; "
-            "that mixture is not built: read them all with readStream, or none"
-        )
     context = frames[0].sparkSession.sparkContext
     if any(df.sparkSession.sparkContext is not context for df in frames):
         raise DescriptionError("the inputs belong to different Spark applications")
     for session in dict.fromkeys(df.sparkSession for df in frames):
         _check_settings(session)
-    return bool(static)
+    return not any(df.isStreaming for df in frames)
 
 
 def _check_settings(session: SparkSession) -> None:

@@ -82,6 +82,8 @@ def _explain(plan: JoinPlan, names: Mapping[str, str], df: DataFrame) -> str:
         else:
             kept = _kept_by_time(plan, names, side)
         lines += _input(source, kept, derived=source.name in plan.derived)
+        if side in plan.loaded:
+            lines.append("              static: read once, before the first micro-batch")
         if plan.read and plan.read[side] is not None:
             lines.append(f"              read by Arrow: {plan.read[side]}")
     if plan.read:

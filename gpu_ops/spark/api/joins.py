@@ -13,7 +13,7 @@ from gpu_ops.descriptions.keys import On, normalize_on
 from gpu_ops.descriptions.latest import Keep, Latest
 from gpu_ops.errors import DescriptionError
 from gpu_ops.query.catalyst import ansi_mode
-from gpu_ops.spark.api.checks import check_frames, run, spelled
+from gpu_ops.spark.api.checks import check_frames, run, settled, spelled
 from gpu_ops.spark.api.options import ChangelogOptions, How, JoinOptions, SemiJoinOptions, check_options
 from gpu_ops.spark.api.streams import Stream, as_input, as_stream, resolve, resolve_key
 from gpu_ops.spark.api.where import engine_condition
@@ -44,7 +44,7 @@ def join(
     Raises:
         TypeError: no such option.
         DescriptionError: a join that cannot be.
-        NotBuiltError: a streaming and a static DataFrame, Spark Connect.
+        NotBuiltError: Spark Connect.
         StateError: the state folder belongs to something else.
     """
     check_options("join", options, JoinOptions)
@@ -119,7 +119,7 @@ def latest(
     check_options("latest", options, ChangelogOptions)
     source = as_stream(input, "the input")
     label = source.name or "input"
-    if check_frames([source.df], ["the input"]):
+    if check_frames([source.df]):
         raise DescriptionError(f"input '{label}': latest() takes a stream; a static DataFrame has no later rows")
     if source.event_time is not None:
         raise DescriptionError(f"input '{label}': event_time= is for gpu_ops.interval_join()")
@@ -141,8 +141,8 @@ def _join(
     *,
     null_aware: bool = False,
 ) -> DataFrame:
-    sides = as_stream(left, "the left input"), as_stream(right, "the right input")
-    static = check_frames([side.df for side in sides], ["the left input", "the right input"])
+    given = as_stream(left, "the left input"), as_stream(right, "the right input")
+    sides, static = settled(given, ("left", "right"), options.get("state"))
     names = [side.name or default for side, default in zip(sides, ("left", "right"), strict=True)]
     for name, side in zip(names, sides, strict=True):
         if side.event_time is not None:

@@ -11,7 +11,7 @@ from gpu_ops.descriptions.keys import Equality
 from gpu_ops.descriptions.multi_join import MultiJoin, MultiOn, StepKeys
 from gpu_ops.errors import DescriptionError
 from gpu_ops.query.catalyst import ansi_mode
-from gpu_ops.spark.api.checks import check_frames, run, spelled
+from gpu_ops.spark.api.checks import run, settled, spelled
 from gpu_ops.spark.api.options import ChangelogOptions, How, check_options
 from gpu_ops.spark.api.streams import Stream, as_input, as_stream, spelling
 from gpu_ops.spark.api.where import engine_condition
@@ -53,7 +53,7 @@ def multi_join(
     Raises:
         TypeError: no such option.
         DescriptionError: a join that cannot be, or that needs a chain of two-way joins.
-        NotBuiltError: streaming and static DataFrames, Spark Connect.
+        NotBuiltError: Spark Connect.
         StateError: the state folder belongs to something else.
     """
     check_options("multi_join", options, ChangelogOptions)
@@ -62,8 +62,9 @@ def multi_join(
     if len(inputs) < 2:
         raise DescriptionError(f"a multi-way join takes two or more inputs, not {len(inputs)}")
     labels = [f"input {number}" for number in range(1, len(inputs) + 1)]
-    streams = [as_stream(each, label) for each, label in zip(inputs, labels, strict=True)]
-    static = check_frames([side.df for side in streams], labels)
+    given = tuple(as_stream(each, label) for each, label in zip(inputs, labels, strict=True))
+    found, static = settled(given, [label.replace(" ", "_") for label in labels], options.get("state"))
+    streams = list(found)
     names = [side.name or label.replace(" ", "_") for side, label in zip(streams, labels, strict=True)]
     hows = spelled(how) if isinstance(how, str) else [spelled(each) for each in how]
     first = hows if isinstance(hows, str) else next(iter(hows), "")

@@ -21,7 +21,7 @@ from gpu_ops.query.nodes import Calc, JoinNode, Node, Plan, Source
 from gpu_ops.query.plan import MultiWay, Table, plan
 from gpu_ops.query.show import show
 from gpu_ops.spark.api.by_time.interval import timed
-from gpu_ops.spark.api.checks import MemoryOnlyStateWarning, check_frames, run
+from gpu_ops.spark.api.checks import MemoryOnlyStateWarning, run, settled
 from gpu_ops.spark.api.streams import Stream, as_input, as_stream
 from gpu_ops.spark.plan.column_metadata import delays
 from gpu_ops.state.address import Location, StateAddress
@@ -67,7 +67,7 @@ def sql(
     Raises:
         SqlError: a query that streaming joins cannot do, with line and column.
         DescriptionError: inputs or options that cannot be.
-        NotBuiltError: streaming and static DataFrames together, Spark Connect, ``emit="at_end"``.
+        NotBuiltError: Spark Connect, ``emit="at_end"``.
         StateError: the state folder belongs to something else.
     """
     streams = _streams({**(tables or {}), **inputs})
@@ -75,7 +75,8 @@ def sql(
         raise DescriptionError(f"sql() takes the text of a query, not {type(query).__name__}")
     if not streams:
         raise DescriptionError("sql() needs the tables of its query: sql(query, orders=orders, prices=prices)")
-    check_frames([side.df for side in streams.values()], [f"input '{label}'" for label in streams])
+    sides, _ = settled(tuple(streams.values()), list(streams), state)
+    streams = dict(zip(streams, sides, strict=True))
     session = next(iter(streams.values())).df.sparkSession
     described = {label: _table(label, side) for label, side in streams.items()}
     schemas = {label: _schema(side.df, described[label]) for label, side in streams.items()}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 from pyspark.sql import DataFrame
 from pyspark.sql import types as st
@@ -34,10 +34,13 @@ class Stream:
     event_time: str | None = None
     delay_ms: int | None = None
     idle_timeout_ms: int | None = None
+    refresh_ms: int | None = None
+    table: Callable[[], DataFrame] | None = None
+    load: Callable[[], None] | None = None
 
 
 def stream(
-    df: DataFrame,
+    df: DataFrame | Callable[[], DataFrame],
     *,
     unique_key: str | Sequence[str] | None = None,
     row_kind: str | None = None,
@@ -49,11 +52,13 @@ def stream(
     event_time: str | None = None,
     delay: Duration | None = None,
     idle_timeout: Duration | None = None,
+    refresh: str | int | None = None,
 ) -> Stream:
-    """Says about a streaming DataFrame what its schema does not.
+    """Says about a streaming DataFrame what its schema does not; or about a static one that stands beside a stream.
 
     Args:
-        df: a streaming DataFrame.
+        df: a streaming DataFrame; or a static one; or, with ``refresh``, a function that gives the static one as it is
+            now.
         unique_key: columns that identify a row among the live ones. The changelog of a join has the one that
             follows from the join, where one does.
         row_kind: a string column with row kinds (Flink's ``+I -U +U -D``, Debezium's ``op``, Delta's
@@ -70,13 +75,23 @@ def stream(
         delay: how late rows may come: ``"10 seconds"``, milliseconds or a timedelta. The watermark is the
             latest event time less this. It overrides the one of ``withWatermark``.
         idle_timeout: after this long without rows the input no longer holds the watermark back.
+        refresh: how often a static DataFrame is read again while the query runs: ``"1 hour"``, or milliseconds. What
+            differs comes as changes: by ``unique_key`` where it is given, else row by row.
 
     Raises:
         DescriptionError: no such column, or no such option.
     """
+    table = df if callable(df) and not hasattr(df, "sparkSession") else None
+    if table is not None:
+        df = table()
     if not hasattr(df, "sparkSession"):
         raise DescriptionError(f"stream() takes a DataFrame, not {type(df).__name__}")
+    df = cast("DataFrame", df)
     _refuse_connect(df)
+    if (table is not None or refresh is not None) and df.isStreaming:
+        raise DescriptionError(f"input '{name or 'stream'}': refresh= is for a static DataFrame, this one streams")
+    if table is not None and refresh is None:
+        raise DescriptionError(f"input '{name or 'stream'}': a function that gives a table takes refresh=")
     keys: tuple[str, ...] | None = None
     if isinstance(unique_key, str):
         keys = (unique_key,)
@@ -97,6 +112,8 @@ def stream(
         event_time=None if event_time is None else resolve(df, event_time, label, "event_time"),
         delay_ms=None if delay is None else parse_bound(delay),
         idle_timeout_ms=None if idle_timeout is None else parse_bound(idle_timeout),
+        refresh_ms=None if refresh is None else parse_duration(refresh),
+        table=table,
     )
     _check(made, label)
     return made
@@ -152,6 +169,7 @@ def as_input(side: Stream, default: str, *, derive: bool = True) -> Input:
     if row_kind is not None and not isinstance(schema[row_kind].dataType, st.StringType):
         found = schema[row_kind].dataType.simpleString()
         raise DescriptionError(f"input '{name}': row kinds are strings, column {row_kind!r} is {found}")
+    ended = side.load is not None and side.event_time is not None and side.idle_timeout_ms is None
     return Input(
         name=name,
         schema=arrow_schema(schema, name, without=row_kind),
@@ -163,7 +181,7 @@ def as_input(side: Stream, default: str, *, derive: bool = True) -> Input:
         bad_rows=side.bad_rows,
         event_time=side.event_time,
         delay_ms=side.delay_ms,
-        idle_timeout_ms=side.idle_timeout_ms,
+        idle_timeout_ms=0 if ended else side.idle_timeout_ms,  # it holds no watermark back
     )
 
 

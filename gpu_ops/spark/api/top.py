@@ -52,7 +52,7 @@ def top(
     check_options("top", options, ChangelogOptions)
     source = as_stream(input, "the input")
     label = source.name or "input"
-    if check_frames([source.df], ["the input"]):
+    if check_frames([source.df]):
         raise NotBuiltError(
             f"input '{label}': top() takes a stream; of a static DataFrame take Spark's row_number() over a window"
         )

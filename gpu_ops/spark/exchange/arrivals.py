@@ -39,11 +39,12 @@ class Rows:
 
     Args:
         wire: the schema of side, order and lanes.
+        first: the inputs whose rows come before those of others.
         stamped: whether there is a `gpu_ops.spark.plan.union_layout.STAMP` to be ordered by.
     """
 
-    def __init__(self, wire: pa.Schema, *, stamped: bool = False) -> None:
-        self.wire, self._stamped = wire, stamped
+    def __init__(self, wire: pa.Schema, *, first: Sequence[int] = (), stamped: bool = False) -> None:
+        self.wire, self._stamped, self._places = wire, stamped, places(first)
 
     def partition(self, batch: pa.RecordBatch) -> int:
         """The partition that a batch with rows was sent to."""
@@ -59,7 +60,7 @@ class Rows:
             side, part = origins(batch.column(0))
             arrival = np.arange(arrived, arrived + batch.num_rows)
             arrived += batch.num_rows
-            order = (side.astype(np.int64) << _SIDE_SHIFT) + (part << _PART_SHIFT) + arrival
+            order = (self._places[side] << _SIDE_SHIFT) + (part << _PART_SHIFT) + arrival
             yield wire_batch(self.wire, side, order, batch)
 
     def _sorted(self, batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -67,7 +68,7 @@ class Rows:
             return
         sides, parts = zip(*(origins(batch.column(0)) for batch in batches), strict=True)
         stamps = np.concatenate([batch.column(batch.num_columns - 1).to_numpy() for batch in batches])
-        sequence = np.lexsort((stamps, np.concatenate(parts), np.concatenate(sides)))
+        sequence = np.lexsort((stamps, np.concatenate(parts), self._places[np.concatenate(sides)]))
         rank = np.empty(sequence.size, np.int64)
         rank[sequence] = np.arange(sequence.size)
         start = 0
@@ -99,6 +100,13 @@ def typed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """A batch in the types of a schema of as many columns."""
     columns = [c if c.type == kind else c.cast(kind) for c, kind in zip(batch.columns, schema.types, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def places(first: Sequence[int]) -> npt.NDArray[np.int64]:
+    """By an input's number its place among the inputs, some of which come first."""
+    found = np.empty(1 << INPUT_BITS, np.int64)
+    found[[*first, *(number for number in range(found.size) if number not in first)]] = np.arange(found.size)
+    return found
 
 
 def origins(column: pa.Array) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int64]]:
@@ -140,10 +148,11 @@ class Packed:
     Args:
         wire: the schema of side, order and lanes.
         inputs: what each input's rows look like.
+        first: as of `Rows`.
     """
 
-    def __init__(self, wire: pa.Schema, inputs: Sequence[Carried]) -> None:
-        self.wire, self._inputs = wire, tuple(inputs)
+    def __init__(self, wire: pa.Schema, inputs: Sequence[Carried], *, first: Sequence[int] = ()) -> None:
+        self.wire, self._inputs, self._first = wire, tuple(inputs), frozenset(first)
 
     def partition(self, batch: pa.RecordBatch) -> int:
         """The partition that a batch with rows was sent to."""
@@ -157,7 +166,7 @@ class Packed:
             keys += zip(*(batch.column(number).to_pylist() for number in (2, 3, 4, 5)), strict=True)
             blobs += batch.column(6)
         arrived = 0
-        for message in sorted(range(len(keys)), key=keys.__getitem__):
+        for message in sorted(range(len(keys)), key=lambda at: (keys[at][0] not in self._first, keys[at])):
             number = keys[message][0]
             carried = self._inputs[number]
             rows = pa.ipc.read_record_batch(blobs[message].as_buffer(), carried.schema)

@@ -58,10 +58,7 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
     )
     make_importable(session)
     names = metric_names(join.sides, by_time=join.by_time)
-    if packed:
-        travel = packed_rows(join, inputs, readings, layout, plan.partitions)
-    else:
-        travel = single_rows(join, inputs, layout, plan.partitions, stamped)
+    travel = packed_rows(join, inputs, readings, layout, plan) if packed else single_rows(join, inputs, layout, plan)
     hidden = None if plan.reported else free_name(METRICS_COLUMN, join.output_schema.names)
     directory = Directory.of(session)
     task = Task(

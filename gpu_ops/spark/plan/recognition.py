@@ -65,6 +65,7 @@ class JoinPlan:
         read: for each input how the join itself reads its files, or None.
         distribution: by what rows are distributed, as the manifest has it.
         reported: whether tasks report their metrics to the driver, because Spark's progress cannot have them.
+        loaded: the inputs that were static: in a micro-batch their rows come before all others.
         query: the plan of the query of `gpu_ops.sql` that ends in it, or None.
         row_times: the event times of its inputs that do not come out of it as such, ``input.column`` each.
     """
@@ -87,6 +88,7 @@ class JoinPlan:
     read: tuple[str | None, ...] = ()
     distribution: str = ""
     reported: bool = False
+    loaded: tuple[int, ...] = ()
     query: str | None = None
     row_times: tuple[str, ...] = ()
 

@@ -7,7 +7,7 @@ needs no padding. Keys share a column first: then the shuffle hashes a plain col
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
@@ -19,6 +19,9 @@ from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.keys import Shuffle
 from gpu_ops.spark.datatypes import arrow_type, is_binary_collated, nullable, spark_type
 from gpu_ops.spark.exchange.arrivals import INPUT_BITS, PARTITION_BITS, Arrivals, Rows
+
+if TYPE_CHECKING:
+    from gpu_ops.spark.plan.recognition import JoinPlan
 
 ORIGIN = "__origin"
 """Where a row came from, the partition of its source and its input, and where it goes; see `shuffle`."""
@@ -106,8 +109,7 @@ def single_rows(
     join: Description,
     inputs: Sequence[DataFrame],
     layout: Sequence[UnionColumn],
-    partitions: int,
-    stamped: Sequence[int],
+    plan: JoinPlan,
 ) -> Travel:
     """Row by row, as any DataFrame has them.
 
@@ -115,15 +117,19 @@ def single_rows(
         join: the description.
         inputs: in its order.
         layout: of their columns.
-        partitions: of the join.
-        stamped: the inputs whose rows carry a stamp, because the shuffle may reorder them and that matters.
+        plan: what is known of the join besides.
     """
+    stamped, partitions = plan.stamped, plan.partitions
     sides = [in_union(df, number, layout) for number, df in enumerate(inputs)]
     if stamped:
         clock, none = f.expr("java_method('java.lang.System', 'nanoTime')"), f.lit(0)
         sides = [with_stamp(df, clock if number in stamped else none) for number, df in enumerate(sides)]
     wire = wire_schema(layout)
-    return Travel(sides, lambda union: shuffle(union, join, layout, partitions), Rows(wire, stamped=bool(stamped)))
+    return Travel(
+        sides,
+        lambda union: shuffle(union, join, layout, partitions),
+        Rows(wire, first=plan.loaded, stamped=bool(stamped)),
+    )
 
 
 def in_union(df: DataFrame, number: int, layout: Sequence[UnionColumn]) -> DataFrame:

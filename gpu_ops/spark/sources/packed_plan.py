@@ -12,6 +12,7 @@ from pyspark.sql import types as st
 from gpu_ops.descriptions.description import Description
 from gpu_ops.spark.datatypes import arrow_schema, spark_type
 from gpu_ops.spark.exchange.arrivals import PACKED, Carried, Packed
+from gpu_ops.spark.plan.recognition import JoinPlan
 from gpu_ops.spark.plan.union_layout import Travel, UnionColumn, wire_schema
 from gpu_ops.spark.sources.murmur import int_hash
 from gpu_ops.spark.sources.packing import Packer, PackRows
@@ -37,7 +38,7 @@ def packed_rows(
     inputs: Sequence[DataFrame],
     readings: Sequence[Reading | None],
     layout: Sequence[UnionColumn],
-    partitions: int,
+    plan: JoinPlan,
 ) -> Travel:
     """Many rows in one, each made for a partition.
 
@@ -46,8 +47,9 @@ def packed_rows(
         inputs: in its order.
         readings: `gpu_ops.spark.sources.readings.source_of` each.
         layout: of their columns.
-        partitions: of the join.
+        plan: what is known of the join besides.
     """
+    partitions = plan.partitions
     schemas = [arrow_schema(df.schema, source.name) for df, source in zip(inputs, join.inputs, strict=True)]
     roads = routes(partitions)
     sides = []
@@ -56,7 +58,7 @@ def packed_rows(
         packer = Packer(join.inputs[number].name, number, schemas[number], by, roads, MESSAGE_BYTES)
         sides.append(_packed(df, reading, packer))
     carried = [Carried(schema, tuple(x.columns[number] for x in layout)) for number, schema in enumerate(schemas)]
-    arrivals = Packed(wire_schema(layout), carried)
+    arrivals = Packed(wire_schema(layout), carried, first=plan.loaded)
     return Travel(sides, lambda union: union.repartition(partitions, "route"), arrivals)
 
 

@@ -12,7 +12,7 @@ from gpu_ops.descriptions.join import JoinType
 from gpu_ops.descriptions.keys import On, normalize_on
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.api.by_time.interval import timed
-from gpu_ops.spark.api.checks import check_frames, run, spelled
+from gpu_ops.spark.api.checks import run, settled, spelled
 from gpu_ops.spark.api.options import ChangelogOptions, KeyOptions, check_options
 from gpu_ops.spark.api.streams import Stream, as_input, as_stream, resolve_key
 
@@ -68,12 +68,12 @@ def asof_join(
     Raises:
         TypeError: no such option.
         DescriptionError: a join that cannot be.
-        NotBuiltError: a streaming and a static DataFrame, Spark Connect.
+        NotBuiltError: Spark Connect.
         StateError: the state folder belongs to something else.
     """
     check_options("asof_join", options, AsofJoinOptions)
-    sides = as_stream(left, "the left input"), as_stream(right, "the right input")
-    static = check_frames([side.df for side in sides], ["the left input", "the right input"])
+    given = as_stream(left, "the left input"), as_stream(right, "the right input")
+    sides, static = settled(given, ("left", "right"), options.get("state"))
     both = (time, time) if isinstance(time, str) else time
     if both is not None and not (isinstance(both, tuple) and len(both) == 2 and all(isinstance(c, str) for c in both)):
         raise DescriptionError(f"time={time!r}; it is the event-time columns of left and right, or one name for both")

@@ -16,7 +16,7 @@ from gpu_ops.descriptions.keys import On, normalize_on
 from gpu_ops.errors import DescriptionError
 from gpu_ops.query.catalyst import ansi_mode
 from gpu_ops.spark.api.by_time.process import Process, described, processed
-from gpu_ops.spark.api.checks import check_frames, run, spelled
+from gpu_ops.spark.api.checks import run, settled, spelled
 from gpu_ops.spark.api.options import How, IntervalJoinOptions, check_options
 from gpu_ops.spark.api.streams import Stream, as_input, as_stream, resolve, resolve_key
 from gpu_ops.spark.api.where import engine_condition
@@ -94,13 +94,13 @@ def interval_join(
     Raises:
         TypeError: no such option.
         DescriptionError: a join that cannot be.
-        NotBuiltError: a streaming and a static DataFrame, Spark Connect.
+        NotBuiltError: Spark Connect.
         StateError: the state folder belongs to something else.
     """
     check_options("interval_join", options, IntervalJoinOptions)
     emit = options.get("emit", "per_batch")
-    sides = as_stream(left, "the left input"), as_stream(right, "the right input")
-    static = check_frames([side.df for side in sides], ["the left input", "the right input"])
+    given = as_stream(left, "the left input"), as_stream(right, "the right input")
+    sides, static = settled(given, ("left", "right"), options.get("state"))
     interval = Interval(
         parse_bound(lower),
         parse_bound(upper),

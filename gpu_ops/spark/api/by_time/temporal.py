@@ -13,7 +13,7 @@ from gpu_ops.descriptions.temporal_join import TemporalJoin
 from gpu_ops.errors import DescriptionError
 from gpu_ops.query.catalyst import ansi_mode
 from gpu_ops.spark.api.by_time.interval import timed
-from gpu_ops.spark.api.checks import check_frames, run, spelled
+from gpu_ops.spark.api.checks import run, settled, spelled
 from gpu_ops.spark.api.options import KeyOptions, check_options
 from gpu_ops.spark.api.streams import Stream, as_input, as_stream, resolve_key
 from gpu_ops.spark.api.where import engine_condition
@@ -70,12 +70,12 @@ def temporal_join(
     Raises:
         TypeError: no such option.
         DescriptionError: a join that cannot be.
-        NotBuiltError: a streaming and a static DataFrame, Spark Connect.
+        NotBuiltError: Spark Connect.
         StateError: the state folder belongs to something else.
     """
     check_options("temporal_join", options, TemporalJoinOptions)
-    sides = as_stream(left, "the left input"), as_stream(right, "the right input")
-    static = check_frames([side.df for side in sides], ["the left input", "the right input"])
+    given = as_stream(left, "the left input"), as_stream(right, "the right input")
+    sides, static = settled(given, ("left", "right"), options.get("state"))
     period = None if heartbeat is None else parse_bound(heartbeat)
     if period is not None and (static or period < 1):
         raise DescriptionError(f"heartbeat={heartbeat!r}; it is at least a millisecond, and for streams")

@@ -1,0 +1,214 @@
+"""A static DataFrame beside streams: loaded once, before all streams; read again where that is asked for."""
+
+from __future__ import annotations
+
+import io
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import functions as f
+from rich.console import Console
+
+import gpu_ops
+from gpu_ops import stream
+from gpu_ops.errors import DescriptionError, StateError
+from gpu_ops.jobs import runner
+from gpu_ops.jobs.job import load
+from gpu_ops.jobs.text import JobError
+from spark.support import Sink, Source, drain, in_memory, slow_join, start
+
+pytestmark = pytest.mark.spark
+
+ORDERS = "op string, id long, item string"
+
+
+def orders(spark: Any, folder: Path) -> Source:
+    source = Source(spark, folder / "orders", ORDERS)
+    source.add(*({"op": "+I", "id": number, "item": "abcd"[number % 4]} for number in range(8)))
+    return source
+
+
+def changing(source: Source) -> Any:
+    return stream(source.df, name="orders", row_kind="op", unique_key="id")
+
+
+@pytest.mark.parametrize("how", ["left", "full", "anti"])
+def test_a_join_of_a_stream_and_a_table(spark: Any, tmp_path: Path, how: Any) -> None:
+    source, sink, state = orders(spark, tmp_path), Sink(), str(tmp_path / "state")
+    reads = spark.sparkContext.accumulator(0)
+
+    def read(batches: Any) -> Any:
+        for batch in batches:
+            reads.add(batch.num_rows)
+            yield batch
+
+    items = spark.createDataFrame([("a", 1), ("b", 2), ("z", 3)], "item string, price int")
+    items = items.mapInArrow(read, items.schema)
+    for number in range(3):
+        changes = gpu_ops.join(changing(source), items, on="item", how=how, emit="per_event", state=state)
+        columns = ["row_kind", "item", "id", *(["price"] if how != "anti" else [])]
+        changes = changes.select(*columns)
+        drain(changes, sink, tmp_path / "checkpoint")
+        source.add({"op": "-D", "id": number, "item": "abcd"[number % 4]}, {"op": "+U", "id": 20 + number, "item": "a"})
+    assert reads.value == 3, "it was read once"
+    table = [("a", 1), ("b", 2), ("z", 3)]
+    left = [(row[1], row[0]) for row in source.table(("id", "item"), files=3)]
+    pads = [("z", None, 3)] if how == "full" else []
+    wanted = slow_join("left" if how == "full" else how, left, table, 2) + pads
+    assert sink.table == sorted(wanted, key=repr)
+    if how == "left":  # the table was there before: no pad is ever taken back
+        assert [row for row in sink.batches[0] if row[0] != "+I"] == []
+    assert "static: read once, before the first micro-batch" in gpu_ops.explain(changes)
+
+
+def test_in_sql_in_a_multi_way_join_and_of_files_that_arrow_reads(spark: Any, tmp_path: Path) -> None:
+    source, sink = orders(spark, tmp_path), Sink()
+    source.read_by_arrow = True
+    items = spark.createDataFrame([("a", 1), ("b", 2)], "item string, price int")
+    shops = spark.createDataFrame([("a", "north"), ("c", "south")], "item string, shop string")
+    query = """
+        SELECT o.id, o.item, i.price, s.shop FROM orders o LEFT JOIN items i ON o.item = i.item
+        LEFT JOIN shops s ON o.item = s.item
+    """
+    given = {"orders": changing(source), "items": stream(items, unique_key="item"), "shops": shops}
+    by_query = gpu_ops.sql(query, **given, state=str(tmp_path / "state"))
+    drain(by_query, sink, tmp_path / "checkpoint")
+    wanted = slow_join("left", [(row[1], row[0]) for row in source.table(("id", "item"))], [("a", 1), ("b", 2)], 2)
+    wanted = [(i, item, price, {"a": "north", "c": "south"}.get(item)) for item, i, price in wanted]
+    assert sink.table == sorted(wanted, key=repr)
+    by_list, listed = (
+        gpu_ops.multi_join([changing(source), items, shops], on="item", how="left", state=str(tmp_path / "other")),
+        Sink(),
+    )
+    drain(by_list, listed, tmp_path / "other_checkpoint")
+    assert sorted((i, item, price, shop) for item, i, price, shop in listed.table) == sorted(wanted)
+
+
+def test_what_finish_gives_goes_on_beside_a_stream(spark: Any, tmp_path: Path) -> None:
+    source, sink = orders(spark, tmp_path), Sink()
+    names = spark.createDataFrame([("a", "apple"), ("b", "bread")], "item string, name string")
+    counts = gpu_ops.join(changing(source), names, on="item", emit="at_end", state=str(tmp_path / "a"))
+    drain(counts, Sink(), tmp_path / "a_checkpoint")
+    ended = gpu_ops.finish(spark, state=str(tmp_path / "a"))
+    live = Source(spark, tmp_path / "live", "item string, day int")
+    live.add({"item": "a", "day": 1}, {"item": "x", "day": 2})
+    changes = gpu_ops.join(live.df, ended, on="item", how="left", state=str(tmp_path / "b"))
+    drain(changes, sink, tmp_path / "b_checkpoint")
+    assert sink.table == [("a", 1, 0, "apple"), ("a", 1, 4, "apple"), ("x", 2, None, None)]
+
+
+def test_versions_that_do_not_change(spark: Any, tmp_path: Path) -> None:
+    trades, sink = Source(spark, tmp_path / "trades", "item string, at long"), Sink()
+    trades.add({"item": "a", "at": 5}, {"item": "a", "at": 15}, {"item": "b", "at": 20})
+    prices = spark.createDataFrame([("a", 0, 1), ("a", 10, 2)], "item string, since long, price int")
+    left = stream(trades.df, event_time="at", delay=0)
+    right = stream(prices, event_time="since", delay=0)
+    for _ in range(2):
+        changes = gpu_ops.temporal_join(left, right, on="item", how="left", state=str(tmp_path / "state"))
+        drain(changes.select("row_kind", "item", "at", "price"), sink, tmp_path / "checkpoint")
+        trades.add({"item": "c", "at": 30})
+    assert sink.table == [("a", 15, 2), ("a", 5, 1), ("b", 20, None)]
+
+
+@pytest.mark.parametrize("key", ["item", None])
+def test_a_table_that_is_read_again(spark: Any, tmp_path: Path, key: str | None) -> None:
+    source, sink, state = orders(spark, tmp_path), Sink(), str(tmp_path / "state")
+    table, prices = tmp_path / "items", {"a": 1, "b": 2, "c": None}
+
+    def write() -> None:
+        spark.createDataFrame(list(prices.items()), "item string, price int").write.mode("overwrite").parquet(
+            str(table)
+        )
+
+    def query(trigger: dict[str, Any]) -> Any:
+        items = stream(spark.read.parquet(str(table)), name="items", unique_key=key, refresh="300 milliseconds")
+        changes = gpu_ops.join(changing(source), items, on="item", how="left", state=state)
+        return start(changes, sink, tmp_path / "checkpoint", **trigger)
+
+    def wanted() -> list[Any]:
+        left = [(row[1], row[0]) for row in source.table(("id", "item"))]
+        return slow_join("left", left, list(prices.items()), 2)
+
+    write()
+    running = query({"processingTime": "0 seconds"})
+    try:
+        until(lambda: sink.table == wanted(), running)
+        prices |= {"c": 3, "d": 4}
+        write()
+        until(lambda: sink.table == wanted(), running)
+        prices |= {"b": 7}
+        prices.pop("a")
+        write()
+        until(lambda: sink.table == wanted(), running)
+    finally:
+        running.stop()
+    source.add({"op": "-D", "id": 0, "item": "a"})
+    query({"availableNow": True}).awaitTermination()
+    assert sink.table == wanted()
+
+
+def until(true: Any, query: Any) -> None:
+    end = time.monotonic() + 60
+    while not true():
+        assert query.isActive, query.exception()
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def test_what_was_begun_and_killed_is_finished_or_done_again(spark: Any, tmp_path: Path) -> None:
+    source, state = orders(spark, tmp_path), tmp_path / "state"
+    items = spark.createDataFrame([("a", 1)], "item string, price int")
+    half = state / "static" / "right" / "_next" / "changes"
+    half.mkdir(parents=True)
+    (half / "part-0.parquet").write_bytes(b"cut short")
+    sink = Sink()
+    drain(gpu_ops.join(changing(source), items, on="item", state=str(state)), sink, tmp_path / "checkpoint")
+    assert sink.table == [("a", 0, 1), ("a", 4, 1)]
+    assert not half.exists()
+
+
+def test_what_is_refused(spark: Any, tmp_path: Path) -> None:
+    source, state = orders(spark, tmp_path), str(tmp_path / "state")
+    items = spark.createDataFrame([("a", 1)], "item string, price int")
+    gpu_ops.join(changing(source), stream(items, name="items"), on="item", state=state)
+    more = stream(items.withColumn("more", f.lit(1)), name="items")
+    with pytest.raises(StateError, match="input 'items' is static and was loaded with the columns item string, price"):
+        gpu_ops.join(changing(source), more, on="item", state=state)
+    with pytest.raises(DescriptionError, match="input 'stream': refresh= is for a static DataFrame, this one streams"):
+        stream(source.df, refresh="1 hour")
+    with pytest.raises(DescriptionError, match="input 'items': a function that gives a table takes refresh="):
+        stream(lambda: items, name="items")
+    kinds = stream(items.withColumn("op", f.lit("+I")), row_kind="op", refresh="1 hour")
+    with pytest.raises(DescriptionError, match="input 'right': refresh= compares a table's rows; one with row kinds"):
+        in_memory(gpu_ops.join, source.df, kinds, on="item")
+
+
+def test_in_a_job(spark: Any, tmp_path: Path) -> None:
+    orders(spark, tmp_path)
+    spark.createDataFrame([("a", 1), ("b", 2)], "item string, price int").write.json(str(tmp_path / "items"))
+    text = """
+        SET 'state' = 'state'; SET 'checkpoint' = 'checkpoint'; SET 'emit' = 'per_event';
+        CREATE TABLE orders (id BIGINT, item STRING, PRIMARY KEY (id) NOT ENFORCED)
+            WITH ('connector' = 'json', 'path' = 'orders', 'row_kind' = 'op');
+        CREATE TABLE items (item STRING, price INT)
+            WITH ('connector' = 'json', 'path' = 'items'{more});
+        CREATE TABLE sold WITH ('connector' = 'json', 'path' = 'sold');
+        INSERT INTO sold SELECT o.id, i.price FROM orders o LEFT JOIN items i ON o.item = i.item;
+    """
+    job = tmp_path / "job.sql"
+    job.write_text(text.format(more=", 'scan' = 'once', 'refresh' = '1 hour'"))
+    runner.run(load(job), Console(file=io.StringIO()), once=True)
+    sold = spark.read.json(str(tmp_path / "sold"))
+    rows = sorted(tuple(row) for row in sold.select("row_kind", "id", "price").collect())
+    prices = {"a": 1, "b": 2}
+    assert rows == [("+I", number, prices.get("abcd"[number % 4])) for number in range(8)]
+    job.write_text(text.format(more=", 'refresh' = '1 hour'"))
+    with pytest.raises(JobError, match="refresh is for a table that is read before the stream begins"):
+        load(job)
+    for connector, message in (("rate", "rate has no end"), ("jdbc", "a table of a database is no stream")):
+        scan = "'scan' = 'once'" if connector == "rate" else "'url' = 'x', 'table' = 'y'"
+        job.write_text(f"CREATE TABLE t WITH ('connector' = '{connector}', {scan});" + text.format(more=""))
+        with pytest.raises(JobError, match=message):
+            load(job)
