@@ -91,6 +91,8 @@ _MODES: Final = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
 _LINES: Final = {"multi_line": FLAG, **_TIMES, "mode": Option(values=_MODES), "encoding": TEXT}
 _CSV: Final = {"header": FLAG, "delimiter": Option(spark="sep"), "quote": TEXT, "escape": TEXT, "null_value": TEXT}
 _WRITTEN: Final = {**_PATH, "compression": TEXT}
+_BY_TASKS: Final = {"partition_by": Option("names", ""), "file_bytes": Option("count", "")}
+_WRITER: Final = {"writer": _one_of("spark", "arrow"), **_BY_TASKS}
 _BROKER: Final = {"bootstrap_servers": Option(spark="kafka.bootstrap.servers", required=True)}
 _TOPIC: Final = {**_BROKER, "topic": Option(required=True)}
 _FEED: Final = {"change_feed": Option("flag", "readChangeFeed"), "starting_version": TEXT, "starting_timestamp": TEXT}
@@ -124,10 +126,11 @@ SOURCES: Final[Mapping[str, Mapping[str, Option]]] = {
 """By connector, the options of a source."""
 
 SINKS: Final[Mapping[str, Mapping[str, Option]]] = {
-    "parquet": _WRITTEN,
+    "parquet": {**_WRITTEN, **_WRITER},
+    "arrow": {**_WRITTEN, **_BY_TASKS},
     "json": {**_WRITTEN, **_TIMES},
     "csv": {**_WRITTEN, **_CSV, **_TIMES},
-    "delta": {**_PATH, "merge_schema": FLAG},
+    "delta": {**_WRITTEN, "merge_schema": FLAG, **_WRITER},
     "kafka": {**_TOPIC, "key": Option("names", ""), "format": _one_of("json", "debezium-json")},
     "upsert-kafka": _TOPIC,
     "jdbc": _TABLE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from gpu_ops.backends import Backend
 from gpu_ops.descriptions.description import Emit
@@ -87,6 +87,9 @@ class Sink:
         table: of the memory sink: the table's name.
         format: of a Kafka message.
         primary_key: of a view; None for the one that is known of the changelog.
+        writer: of files: spark, or arrow for `gpu_ops.write_files`.
+        partition_by: columns that become folders, like what follows for `gpu_ops.write_files` alone.
+        file_bytes: of rows in memory that a file has about, or None for what it takes by itself.
     """
 
     connector: str
@@ -98,6 +101,14 @@ class Sink:
     table: str = ""
     format: str = "json"
     primary_key: tuple[str, ...] | None = None
+    writer: str = "spark"
+    partition_by: tuple[str, ...] = ()
+    file_bytes: int | None = None
+
+    @property
+    def by_tasks(self) -> bool:
+        """Whether the tasks that make the rows write the files, see `gpu_ops.write_files`."""
+        return self.connector == "arrow" or self.writer == "arrow"
 
     @property
     def is_view(self) -> bool:
@@ -221,6 +232,9 @@ def _source(file: Text, table: TableText) -> Source:
     )
 
 
+_OF_WRITE_FILES: Final = ("path", "compression", "writer", "partition_by", "file_bytes", "row_kind")
+
+
 def _sink(file: Text, table: TableText) -> Sink:
     connector, settings = of_table(file, table, "sink")
     if table.watermark is not None:
@@ -241,6 +255,11 @@ def _sink(file: Text, table: TableText) -> Sink:
     for name, at in settings.at.items() if sink.is_view else ():
         if name in ("row_kind", "key") or (connector == "delta" and name != "path"):
             raise file.error(f"a view has no option {name!r}", at)
+    for name, at in settings.at.items() if not sink.is_view else ():
+        if sink.by_tasks and name not in _OF_WRITE_FILES:
+            raise file.error(f"files written by Arrow have no option {name!r}", at)
+        if not sink.by_tasks and name in ("partition_by", "file_bytes"):
+            raise file.error(f"{name} is for files that Arrow writes: set 'writer' = 'arrow'", at)
     for column in key or ():
         _check_known(file, column, "", columns)
     return sink

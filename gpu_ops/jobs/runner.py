@@ -180,7 +180,7 @@ def _session(job: Job, console: Console) -> Iterator[SparkSession]:
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}",
     }
-    if "delta" in (job.sink.connector, *(source.connector for source in job.sources)):
+    if "delta" in ("" if job.sink.by_tasks else job.sink.connector, *(source.connector for source in job.sources)):
         settings |= DELTA_SETTINGS
     with console.status("Spark starts"):
         spark = session(f"gpu-join {job.name}", master=job.master or "local[*]", config={**settings, **job.spark})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as f
@@ -16,6 +16,7 @@ from gpu_ops.jobs.text import Text
 from gpu_ops.spark.plan.plugin import metrics_reported
 from gpu_ops.spark.sinks.changes import View
 from gpu_ops.spark.sinks.delta import delta_view
+from gpu_ops.spark.sinks.files import FilesFormat, write_files
 from gpu_ops.spark.sinks.jdbc import jdbc_view
 from gpu_ops.spark.sinks.kafka import kafka_debezium, kafka_upsert
 
@@ -47,6 +48,14 @@ def start(changes: DataFrame, job: Job, *, once: bool, last_join: str | None) ->
     counted = changes if known else changes.observe(OBSERVED, *counts)
     try:
         rows = shaped(counted, job.sink, job.file)
+        name = job.sink.table or job.name
+        trigger: dict[str, Any] = {}
+        if once:
+            trigger["availableNow"] = True
+        elif job.trigger is not None:
+            trigger["processingTime"] = f"{job.trigger} milliseconds"
+        if job.sink.by_tasks:
+            return written(rows, job.sink, checkpoint=job.checkpoint, name=name, **trigger)
         if job.sink.is_view:
             writer = rows.writeStream.foreachBatch(view(job.sink))
         else:
@@ -54,16 +63,26 @@ def start(changes: DataFrame, job: Job, *, once: bool, last_join: str | None) ->
                 rows = messages(rows, job.sink, job.file)
             writer = rows.writeStream.format(FORMATS.get(job.sink.connector, job.sink.connector))
             writer = writer.options(**job.sink.options)
-        writer = writer.outputMode("append").queryName(job.sink.table or job.name)
+        writer = writer.outputMode("append").queryName(name)
         if job.checkpoint is not None:
             writer = writer.option("checkpointLocation", job.checkpoint)
-        if once:
-            writer = writer.trigger(availableNow=True)
-        elif job.trigger is not None:
-            writer = writer.trigger(processingTime=f"{job.trigger} milliseconds")
-        return writer.start()
+        return (writer.trigger(**trigger) if trigger else writer).start()
     except AnalysisException as error:
         raise failed(changes.sparkSession, job.file, job.sink.connector, job.sink.at, error) from error
+
+
+def written(rows: DataFrame, sink: Sink, **how: Any) -> StreamingQuery:
+    """Starts the query of a sink whose files the tasks write that make the rows.
+
+    Raises:
+        JobError: Arrow has no such compression.
+    """
+    given: dict[str, Any] = {} if sink.file_bytes is None else {"file_bytes": sink.file_bytes}
+    if "compression" in sink.options:
+        named = sink.options["compression"].lower()
+        given["compression"] = None if named in ("none", "uncompressed") else named
+    kind = cast("FilesFormat", sink.connector)
+    return write_files(rows, sink.options["path"], format=kind, partition_by=sink.partition_by, **given, **how)
 
 
 def view(sink: Sink) -> View:
@@ -89,8 +108,10 @@ def shaped(changes: DataFrame, sink: Sink, file: Text) -> DataFrame:
         named = [(name, kind) for name, kind in sink.columns if name.lower() != sink.row_kind.lower()]
         if len(named) != len(names):
             raise file.error(f"the sink has {len(named)} columns, the query {len(names)}: {', '.join(names)}", sink.at)
+        types = [field.dataType.simpleString() for field in changes.schema.fields[1:]]
         columns = [
-            f.col(backquoted(own)).cast(kind).alias(name) for own, (name, kind) in zip(names, named, strict=True)
+            (f.col(backquoted(own)) if type_ == kind.lower() else f.col(backquoted(own)).cast(kind)).alias(name)
+            for own, type_, (name, kind) in zip(names, types, named, strict=True)
         ]
         names = [name for name, _ in named]
     else:

@@ -15,7 +15,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import deltalake
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
@@ -27,6 +29,8 @@ from gpu_ops.jobs.sinks import messages, shaped
 from gpu_ops.jobs.sources import decode, open_source
 from gpu_ops.jobs.sql_file import read_sql
 from gpu_ops.jobs.text import JobError, Text
+from gpu_ops.spark.plan.selection import taken_of_join
+from gpu_ops.spark.sinks import files as sink_of_files
 from spark.support import fold
 
 pytestmark = pytest.mark.spark
@@ -101,6 +105,40 @@ def test_once_and_once_more(spark: Any, tmp_path: Path, form: str, reader: str) 
     third = runner.run(load(path), console(), once=True)
     assert (third.batches, third.rows_in) == (1, 2)
     assert result(spark, tmp_path, form) == [(1, "book", None), (2, "pencil", 1.5)]
+
+
+@pytest.mark.parametrize("form", ["parquet", "delta", "arrow"])
+def test_files_that_the_tasks_write(spark: Any, tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Arrow has them, without Spark's rows; a second run goes on, a repeated one adds nothing."""
+    ways: list[Any] = []
+    monkeypatch.setattr(sink_of_files, "taken_of_join", lambda df: ways.append(taken_of_join(df)) or ways[-1])
+    options = f"'connector' = '{form}', 'path' = 'changes', 'compression' = 'zstd', 'partition_by' = 'item'"
+    options += "" if form == "arrow" else ", 'writer' = 'arrow'"
+    text = JOB.format(format="json").replace("'connector' = 'json', 'path' = 'changes'", options)
+    path = tmp_path / "shop.sql"
+    path.write_text(text.replace("o.qty * p.price", "p.price"))
+    write(tmp_path / "orders", "json", ORDERS, (1, "book", 2), (2, "pen", 1))
+    write(tmp_path / "prices", "json", PRICES, ("+I", 1, 9.5))
+    assert runner.run(load(path), console(), once=True).rows_out == 2
+    assert runner.run(load(path), console(), once=True).batches == 0
+    write(tmp_path / "prices", "json", PRICES, ("-D", 1, 9.5), ("+I", 2, 0.5))
+    assert runner.run(load(path), console(), once=True).rows_out == 4
+    assert not any(isinstance(way, str) for way in ways)
+    folder = str(tmp_path / "changes")
+    if form == "delta":
+        found = deltalake.DeltaTable(folder).to_pyarrow_table()
+    else:
+        files = ds.dataset(folder, format=form, partitioning="hive", exclude_invalid_files=True)
+        found = files.to_table()
+    rows = [tuple(row[name] for name in ("kind", "id", "item", "total")) for row in found.to_pylist()]
+    assert fold(sorted(rows, key=lambda row: row[0] == "-D")) == [(1, "book", None), (2, "pen", 0.5)]
+    if form == "delta":
+        path.write_text(text.replace("'changes'", "'others'").replace(", 'writer' = 'arrow'", ""))
+        with pytest.raises(JobError, match="partition_by is for files that Arrow writes: set 'writer' = 'arrow'"):
+            load(path)
+        path.write_text(text.replace("'compression' = 'zstd'", "'merge_schema' = 'true'"))
+        with pytest.raises(JobError, match="files written by Arrow have no option 'merge_schema'"):
+            load(path)
 
 
 VIEW = """(id BIGINT, item STRING, total DOUBLE, PRIMARY KEY (id) NOT ENFORCED)
