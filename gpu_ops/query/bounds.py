@@ -11,7 +11,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from gpu_ops.query.expressions import Column, Expr
+from gpu_ops.query.expressions import Column, Expr, is_no_op
 
 _DAY: Final = 86_400_000_000
 _TURNED: Final = {"GreaterThan": "LessThan", "GreaterThanOrEqual": "LessThanOrEqual"}
@@ -33,7 +33,12 @@ class FinerThanMillisecondsError(Exception):
 
 
 def bounds(condition: Expr, left: frozenset[Column], right: frozenset[Column]) -> list[Bound]:
-    """The bounds that a condition sets; none if it is another one.
+    """The bounds that a condition sets on two event times; arguments and errors as of `differences`."""
+    return differences(condition, left, right) if condition.times == set(condition.columns) else []
+
+
+def differences(condition: Expr, left: frozenset[Column], right: frozenset[Column]) -> list[Bound]:
+    """The bounds that a condition sets on the difference of two columns; none if it is another one.
 
     Args:
         condition: over both sides, and no AND.
@@ -45,7 +50,7 @@ def bounds(condition: Expr, left: frozenset[Column], right: frozenset[Column]) -
     """
     kind = _TURNED.get(condition.kind, condition.kind)
     columns = condition.columns
-    if kind not in ("LessThan", "LessThanOrEqual", "EqualTo") or len(columns) != 2 or condition.times != set(columns):
+    if kind not in ("LessThan", "LessThanOrEqual", "EqualTo") or len(columns) != 2:
         return []
     sides = [_linear(arg) for arg in condition.args]
     if kind != condition.kind:
@@ -76,8 +81,8 @@ def _linear(expr: Expr) -> tuple[dict[Column, int], int] | None:
     if not expr.columns:
         value = _constant(expr)
         return None if value is None else ({}, value)
-    if expr.kind == "Cast":  # of a column it would not be among the event times
-        return _linear(expr.args[0])
+    if expr.kind == "Cast":  # of a column it may be another value
+        return None if expr.args[0].column is not None and not is_no_op(expr) else _linear(expr.args[0])
     signs = {"Add": (1, 1), "TimeAdd": (1, 1), "TimestampAddInterval": (1, 1), "Subtract": (1, -1),
              "SubtractTimestamps": (1, -1), "UnaryMinus": (-1,)}.get(expr.kind)  # fmt: skip
     if signs is None:

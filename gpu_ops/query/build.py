@@ -172,13 +172,14 @@ class Builder:
                 kind = functools.partial(AsofJoin, asof=choice.asof)
             if choice.kind == "temporal":
                 kind = TemporalJoin
+            emit = "per_batch" if self.emit == "at_watermark" and choice.asof is None else self.emit
             description = kind(
                 how=join.how,
                 left=inputs[0],
                 right=inputs[1],
                 keys=tuple(Key(self.name(k.left), self.name(k.right), k.null_safe) for k in choice.keys),
                 where=where,
-                emit="at_watermark" if choice.kind == "temporal" else self.emit,
+                emit="at_watermark" if choice.kind == "temporal" else emit,
                 null_aware=join.member is not None,
                 ansi=self.chooser.ansi,
             )

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from gpu_ops.conditions import parse
 from gpu_ops.descriptions.asof_join import Asof
-from gpu_ops.descriptions.intervals import Interval, time_type
+from gpu_ops.descriptions.intervals import Interval, show_ms, time_type
 from gpu_ops.errors import ConditionError, DescriptionError
 from gpu_ops.query.bounds import Bound, FinerThanMillisecondsError, bounds
 from gpu_ops.query.by_time.marks import ByTime
@@ -98,8 +98,9 @@ class Choice:
 class Chooser:
     """Chooses for the joins of one query."""
 
-    def __init__(self, sql: str, catalyst: Catalyst) -> None:
-        """Args: the query's text; the analyser."""
+    def __init__(self, sql: str, catalyst: Catalyst, *, final: bool = False) -> None:
+        """Args: the query's text; the analyser; whether rows are to come out that nothing changes any more."""
+        self.final = final
         self.sql, self.catalyst, self.ansi = sql, catalyst, ansi_mode(catalyst.session)
         self._chosen: dict[JoinOf, Choice] = {}
         self._computed: dict[tuple[bool, Expr], tuple[Column, Expr]] = {}
@@ -127,8 +128,11 @@ class Chooser:
         if isinstance(relation, Filter | Compute):
             return self.event_times(relation.below)
         choice = self.choice(relation)
-        if choice.times is None or choice.asof is not None:
+        if choice.times is None:
             return frozenset()
+        if choice.asof is not None:
+            bounded = choice.asof.direction == "backward" or choice.asof.tolerance_ms is not None
+            return frozenset(choice.times[:1] if self.final and bounded else ())
         if choice.kind == "temporal":
             return frozenset(choice.times[:1])
         kept = {"inner": (0, 1), "full": (), "right": (1,)}.get(relation.how, (0,))
@@ -142,7 +146,11 @@ class Chooser:
             return self.taken_back(relation.below)
         kind = self.choice(relation).kind
         name = "ASOF" if kind == "asof" else kind
-        return None if kind in ("interval", "temporal") else f"the {name} join below takes rows back"
+        return (
+            None
+            if kind in ("interval", "temporal") or (kind == "asof" and self.final)
+            else f"the {name} join below takes rows back"
+        )
 
     def _lost(self, relation: Relation, column: Column) -> str | None:
         """Where in a relation an event time ceases to be one; None where it is none."""
@@ -205,6 +213,12 @@ class Chooser:
         kind: Kind = "interval" if interval else join.how if join.how in ("semi", "anti") else "regular"
         if join.by_time is not None:
             kind = "asof" if asof else "temporal"
+        if self.final and kind in ("regular", "semi", "anti"):
+            self.fail(
+                f"emit='at_watermark' is for rows that nothing changes any more, and a {kind} {join.sql_name} takes "
+                "rows back: bound both event times, or run this join by itself",
+                join.java,
+            )
         why = self._why(join, kind, asof, times)
         return Choice(kind, tuple(keys), made, tuple(residual), tuple(above), interval, asof, times, why)
 
@@ -376,10 +390,17 @@ class Chooser:
     def _nearest(self, join: JoinOf) -> tuple[Asof, tuple[Column, Column], list[Expr]]:
         """What an ASOF join goes by."""
         try:
-            asof, times, condition = nearest(join)
+            asof, times, conditions = nearest(join)
         except NoComparisonError as error:
             self.fail(str(error), (error.condition or join).java)
-        return asof, times, [condition]
+        for side, time in zip((join.left, join.right) if self.final else (), times, strict=False):
+            why = self.taken_back(side)
+            if why is not None:
+                self.fail(f"with emit='at_watermark' an ASOF join takes inputs that only grow, and {why}", join.java)
+            if time not in self.event_times(side):
+                lost = self._lost(side, time) or f"{time} has none: withWatermark, or stream(event_time=)"
+                self.fail(f"emit='at_watermark' goes by the watermarks of both times, and {lost}", join.java)
+        return asof, times, conditions
 
     def _versions(self, join: JoinOf, said: ByTime) -> tuple[Column, Column]:
         """The event times of a temporal join."""
@@ -412,7 +433,8 @@ class Chooser:
             which = "the last up to" if asof.direction == "backward" else "the first from"
             if not asof.exact:
                 which = "the last before" if asof.direction == "backward" else "the first after"
-            return f"asof: {join.sql_name}, each row with {which} its {times[0]} by {times[1]}"
+            apart = "" if asof.tolerance_ms is None else f", at most {show_ms(asof.tolerance_ms)} apart"
+            return f"asof: {join.sql_name}, each row with {which} its {times[0]} by {times[1]}{apart}"
         if kind == "temporal" and times is not None:
             return f"temporal: {join.sql_name}, each row with the version valid at its {times[0]}, by {times[1]}"
         if kind == "interval" and times is not None:

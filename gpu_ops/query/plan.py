@@ -42,7 +42,7 @@ def plan(
         tables: its inputs by name.
         session: whose analyser, functions and settings count.
         schemas: by input the columns as Spark has them; by default what their Arrow types become.
-        emit: of every join.
+        emit: of every join; with ``"at_watermark"`` all of them are joins by time.
         multi_way: ``"never"`` makes a chain of two-way joins.
 
     Raises:
@@ -78,7 +78,7 @@ def _root(
     relation, outputs = Reader(text, tables, catalyst).read()
     if not _joins(relation):
         raise SqlError(errors.JOINS_NOTHING, sql, 1, 1)
-    chooser = Chooser(sql, catalyst)
+    chooser = Chooser(sql, catalyst, final=emit == "at_watermark")
     namer = Namer(relation, [column for _, column in outputs], chooser)
     return Builder(chooser, namer, emit=emit, multi_way=multi_way).root(relation, outputs)
 

@@ -93,7 +93,9 @@ def _two_way(join: Join) -> str:
     if isinstance(join, AsofJoin):
         sign = (">" if join.asof.direction == "backward" else "<") + "=" * join.asof.exact
         times = f"{left.name}.{quoted(str(left.event_time))} {sign} {right.name}.{quoted(str(right.event_time))}"
-        return f"AsofJoin({kind}, matchCondition=[{times}], where=[{where}])"
+        apart = join.asof.tolerance_ms
+        tolerance = "" if apart is None else f", tolerance=[{show_ms(apart)}]"
+        return f"AsofJoin({kind}, matchCondition=[{times}]{tolerance}, where=[{where}])"
     if isinstance(join, TemporalJoin):
         versions = f"{right.name}.{quoted(str(right.event_time))}"
         times = f"{left.name}.{quoted(str(left.event_time))}], versionsBy=[{versions}"

@@ -230,6 +230,61 @@ def test_watermarks_make_an_interval_join(spark: Any, tmp_path: Path) -> None:
 # --- what is wrong ---------------------------------------------------------------------------------
 
 
+BY_TIME = """
+CREATE TABLE trades (k BIGINT, at TIMESTAMP, id BIGINT, WATERMARK FOR at AS at - INTERVAL '1' MINUTE)
+WITH ('connector' = 'json', 'path' = 'trades', 'max_files_per_trigger' = '1');
+CREATE TABLE quotes (op STRING, k BIGINT, at TIMESTAMP, price BIGINT, WATERMARK FOR at AS at - INTERVAL '1' MINUTE)
+WITH ('connector' = 'json', 'path' = 'quotes', 'row_kind' = 'op', 'max_files_per_trigger' = '1');
+CREATE TABLE said (kind STRING, id BIGINT, price BIGINT)
+WITH ('connector' = 'json', 'path' = 'said', 'row_kind' = 'kind');
+SET state = 'state'; SET checkpoint = 'checkpoint'; SET partitions = 2; {set}
+INSERT INTO said
+SELECT t.id, q.price FROM trades t {join};
+"""
+
+
+@pytest.mark.parametrize(
+    ("settings", "join", "price"),
+    [
+        ("", "LEFT JOIN quotes FOR SYSTEM_TIME AS OF t.at AS q ON t.k = q.k", None),
+        (
+            "SET emit = at_watermark;",
+            "ASOF LEFT JOIN quotes q ON t.k = q.k AND t.at >= q.at AND t.at - q.at <= INTERVAL 1 HOUR",
+            7,
+        ),
+        ("", "ASOF LEFT JOIN quotes q MATCH_CONDITION (t.at >= q.at) ON t.k = q.k", 7),
+    ],
+    ids=["temporal", "final", "asof"],
+)
+def test_joins_by_time(spark: Any, tmp_path: Path, settings: str, join: str, price: int | None) -> None:
+    """A deletion ends what was valid; to an ASOF join it is a retraction. Over a restart, each row once if final."""
+    trades = [("k", "BIGINT"), ("at", "STRING"), ("id", "BIGINT")]
+    quotes = [("op", "STRING"), ("k", "BIGINT"), ("at", "STRING"), ("price", "BIGINT")]
+    text = BY_TIME.format(set=settings, join=join)
+    path = tmp_path / "trades.sql"
+    path.write_text(text if "FOR" in join else text.replace("op STRING, ", "").replace("'row_kind' = 'op', ", ""))
+
+    def seen(*rows: tuple[Any, ...]) -> None:
+        rows = tuple(row if "FOR" in join else row[1:] for row in rows if "FOR" in join or row[0] != "-D")
+        write(tmp_path / "quotes", "json", quotes if "FOR" in join else quotes[1:], *rows)
+
+    write(tmp_path / "trades", "json", trades, (1, "2024-03-10T05:00:00Z", 10), (2, "2024-03-10T05:00:00Z", 20))
+    write(tmp_path / "trades", "json", trades, (1, "2024-03-10T05:30:00Z", 11), (3, "2024-03-10T05:30:00Z", 12))
+    seen(("+I", 1, "2024-03-10T04:30:00Z", 5), ("+I", 3, "2024-03-10T05:00:00Z", 7))
+    seen(("+I", 1, "2024-03-10T05:10:00Z", 6), ("-D", 3, "2024-03-10T05:20:00Z", 7))
+    runner.run(load(path), console(), once=True)
+    write(tmp_path / "trades", "json", trades, (9, "2024-03-10T09:00:00Z", 99))
+    seen(("+I", 9, "2024-03-10T08:59:00Z", 8))
+    runner.run(load(path), console(), once=True)
+    write(tmp_path / "trades", "json", trades, (9, "2024-03-10T09:30:00Z", 100))
+    runner.run(load(path), console(), once=True)
+    changes = spark.read.schema("kind STRING, id BIGINT, price BIGINT").json(str(tmp_path / "said")).collect()
+    table = fold(sorted((tuple(row) for row in changes), key=lambda row: row[0] == "-D"))
+    assert [row for row in table if row[0] < 99] == [(10, 5), (11, 6), (12, price), (20, None)]
+    if "MATCH" not in join:
+        assert {row["kind"] for row in changes} == {"+I"}
+
+
 def failing(folder: Path, text: str) -> JobError:
     (folder / "a.sql").write_text(text)
     with pytest.raises(JobError) as raised:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from gpu_ops.descriptions.intervals import show_ms
 from gpu_ops.descriptions.keys import Key
+from gpu_ops.query.errors import SqlError
 from gpu_ops.query.plan import Table
 from gpu_ops.query.show import show
 from sql.tables import LONG, STRING, TABLES, planned
@@ -291,6 +293,61 @@ def test_explain_of_an_asof_join():
         "+- AsofJoin(joinType=[LeftOuterJoin], matchCondition=[c.c__ts > v.v__ts], where=[c.c__uid = v.v__uid])"
     )
     assert lines[2] == "   :  -- asof: LEFT JOIN, each row with the last before its c.ts by v.ts"
+
+
+@pytest.mark.parametrize(
+    ("match", "ms", "direction"),
+    [
+        ("c.ts >= v.ts AND c.ts - v.ts <= INTERVAL 1 SECOND", 1000, "backward"),
+        ("v.ts BETWEEN c.ts - INTERVAL '1' HOUR AND c.ts", 3_600_000, "backward"),
+        ("c.ts <= v.ts AND v.ts - INTERVAL 2 MINUTES <= c.ts", 120_000, "forward"),
+        ("c.ts < v.ts AND INTERVAL '1 00:00:00' DAY TO SECOND >= v.ts - c.ts", 86_400_000, "forward"),
+        ("c.ts > v.ts AND c.ts <= v.ts + INTERVAL 2 SECOND AND c.ts - v.ts <= INTERVAL 1 SECOND", 1000, "backward"),
+    ],
+)
+def test_the_tolerance_of_an_asof_join(match, ms, direction):
+    for rest in (f"MATCH_CONDITION ({match}) ON c.uid = v.uid", f"ON {match} AND c.uid = v.uid"):
+        plan = planned(ASOF.format("JOIN", rest))
+        asof = plan.joins[0].description.asof
+        assert (asof.tolerance_ms, asof.direction) == (ms, direction)
+        assert f", tolerance=[{show_ms(ms)}], where=[" in show(plan)
+        assert " apart" in plan.joins[0].why
+
+
+def test_the_tolerance_of_integers():
+    join = one(ASOF.format("JOIN", "MATCH_CONDITION (c.x >= v.y AND c.x - v.y <= 250) ON c.uid = v.uid"))
+    assert join.description.asof.tolerance_ms == 250
+
+
+def test_rows_that_are_final():
+    """Of joins by time; what comes out of an ASOF join then has an event time, of the left."""
+    sql = """
+        SELECT c.x, v.y, m.x AS z FROM clicks c
+        ASOF LEFT JOIN views v MATCH_CONDITION (c.ts {} v.ts{}) ON c.uid = v.uid
+        JOIN clicks m ON m.uid = c.uid AND m.ts BETWEEN c.ts AND c.ts + INTERVAL 1 HOUR"""
+    for sign, more in ((">=", ""), ("<=", " AND v.ts - c.ts <= INTERVAL 1 SECOND")):
+        asof, interval = planned(sql.format(sign, more), emit="at_watermark").joins
+        assert (asof.description.emit, interval.description.emit) == ("at_watermark", "per_batch")
+        assert [side.event_time for side in interval.description.inputs] == ["c__ts", "m__ts"]
+    for emit, message in (("at_watermark", "the ASOF LEFT JOIN"), ("per_batch", "the ASOF LEFT JOIN")):
+        with pytest.raises(SqlError, match=f"c.ts is no event time any more: {message} of c and v below gives rows of"):
+            planned(sql.format("<=", ""), emit=emit)
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("SELECT c.x FROM clicks c LEFT JOIN users u ON c.uid = u.uid", "a regular LEFT JOIN takes rows back"),
+        ("SELECT c.x FROM clicks c WHERE c.uid IN (SELECT uid FROM users)", "a semi .* takes rows back"),
+        (ASOF.format("JOIN", "ON c.uid = v.uid AND c.ts > v.ts").replace("views", "edits").replace(", v.y", ""),
+         "an ASOF join takes inputs that only grow, and v brings retractions"),
+        ("SELECT c.x FROM clicks c ASOF JOIN payments p ON c.uid = p.uid AND c.ts > p.at",
+         "goes by the watermarks of both times, and p.at has none: withWatermark"),
+    ],
+)  # fmt: skip
+def test_rows_that_cannot_be_final(query, message):
+    with pytest.raises(SqlError, match=message):
+        planned(query, emit="at_watermark")
 
 
 # --- temporal ---------------------------------------------------------------------------------------------

@@ -185,6 +185,7 @@ TIMES = [
     ),
 ]
 
+ASOF = "SELECT c.x FROM clicks c ASOF JOIN views v ON c.uid = v.uid AND c.ts >= v.ts AND §"
 BY_TIME = [
     ("SELECT c.x FROM clicks c §ASOF JOIN views v", "this join by time needs its condition"),
     ("SELECT c.x FROM clicks c §ASOF RIGHT JOIN views v ON c.ts > v.ts", "an ASOF join is INNER or LEFT"),
@@ -193,6 +194,12 @@ BY_TIME = [
     ("SELECT c.x FROM clicks c ASOF §JOIN views v ON c.uid = v.uid", "needs a comparison of times"),
     ("SELECT c.x FROM clicks c ASOF JOIN views v ON c.ts > v.ts AND §c.x < v.y", "one comparison of times"),
     ("SELECT c.x FROM clicks c ASOF JOIN views v ON §c.ts + INTERVAL 1 DAY > v.ts", "compares a column of each side"),
+    (f"{ASOF}v.ts - c.ts <= INTERVAL 1 DAY", r"the tolerance of this ASOF join is c.ts - v.ts <= INTERVAL 1 SECOND"),
+    (f"{ASOF}c.ts - v.ts >= INTERVAL 1 DAY", "the tolerance of this ASOF join"),
+    (f"{ASOF}c.ts - v.ts < INTERVAL 1 DAY", "it is inclusive, and not negative"),
+    (f"{ASOF}c.ts - v.ts <= -INTERVAL 1 DAY", "it is inclusive, and not negative"),
+    (f"{ASOF}c.ts - v.ts <= INTERVAL 1 MICROSECOND", "the tolerance of an ASOF join is whole milliseconds"),
+    (f"{ASOF}CAST(c.ts AS DATE) <= v.ts + INTERVAL 1 DAY", "the tolerance of this ASOF join"),
     ("SELECT c.x FROM clicks c ASOF LEFT JOIN views v ON c.ts > v.ts AND §c.x > 1", "filter in WHERE"),
     ("SELECT c.x FROM clicks c §ASOF JOIN views v ON c.uid = v.uid OR c.ts > v.ts", "stands in FROM"),
     ("SELECT c.x\nFROM clicks c\n  ASOF JOIN views v MATCH_CONDITION (c.ts > §v.when) ON c.uid = v.uid", "v`.`when"),

@@ -157,6 +157,34 @@ def test_an_asof_join_over_a_restart(spark: Any, tmp_path: Path) -> None:
     assert sink.table == [(1, 10), (2, 11)]
 
 
+def test_final_rows_of_an_asof_join_within_a_tolerance(spark: Any, tmp_path: Path) -> None:
+    """Once and for good, when the watermark is there; what comes late in time still counts."""
+    trades, quotes = (Source(spark, tmp_path / name, CLICKS) for name in ("trades", "quotes"))
+    sql = """
+        SELECT t.x, q.x AS quote FROM trades t
+        ASOF LEFT JOIN quotes q ON t.k = q.k AND q.ts BETWEEN t.ts - INTERVAL 10 MINUTES AND t.ts"""
+    sink, state = Sink(), str(tmp_path / "state")
+
+    def run() -> str:
+        left, right = (source.df.withWatermark("ts", "1 minute") for source in (trades, quotes))
+        changes = gpu_ops.sql(sql, trades=left, quotes=right, state=state, emit="at_watermark")
+        drain(changes, sink, tmp_path / "checkpoint")
+        return gpu_ops.explain(changes)
+
+    trades.add({"k": 1, "ts": at(5, 0), "x": 1}, {"k": 1, "ts": at(5, 20), "x": 2}, {"k": 2, "ts": at(5, 0), "x": 3})
+    quotes.add({"k": 1, "ts": at(4, 49), "x": 9}, {"k": 2, "ts": at(5, 1), "x": 20}, {"k": 1, "ts": at(5, 9), "x": 12})
+    said = run()
+    assert "matchCondition=[t.t__ts >= q.q__ts], tolerance=[10 minutes], where=[t.t__k = q.q__k])" in said
+    assert "at_watermark: rows that nothing changes any more" in said
+    quotes.add({"k": 1, "ts": at(5, 10), "x": 11}, {"k": 3, "ts": at(9, 0), "x": 0})
+    trades.add({"k": 3, "ts": at(9, 0), "x": 4})
+    run()
+    trades.add({"k": 3, "ts": at(9, 30), "x": 5})
+    run()
+    assert [row[0] for row in sink.changes] == ["+I"] * 3
+    assert sink.table == [(1, None), (2, 11), (3, None)]
+
+
 def test_a_temporal_join_over_a_restart(spark: Any, tmp_path: Path) -> None:
     """Each row with the version valid at its time, once, when the watermark is there."""
     orders, rates = (Source(spark, tmp_path / name, CLICKS) for name in ("orders", "rates"))

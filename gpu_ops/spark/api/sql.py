@@ -53,7 +53,8 @@ def sql(
         tables: inputs whose names cannot be arguments.
         state: a folder of its own for the state; where the query becomes several joins, each has its own in it:
             ``1``, ``2`` and so on. Without it the state lives in memory only.
-        emit: as in `join`, of every join.
+        emit: as in `join`, of every join; ``"at_watermark"`` where all are joins by time: ASOF joins then give final
+            rows.
         backend: as in `join`.
         partitions: as in `join`, of every join.
         name: as in `join`; of several joins they are ``name_1``, ``name_2`` and so on.
