@@ -130,26 +130,78 @@ def test_state_resumes_on_the_other_backend(engines: Backend) -> None:
                 assert Counter(changes(ours)) == Counter(changes(theirs))
 
 
-@only_on("cpu", "cpu-tiny", "gpu")
+def tied(choice: random.Random) -> list[Event]:
+    """Rows of a few times and keys; of the right's a third are taken back, by the number that orders them."""
+    events: list[Event] = []
+    live: list[Row] = []
+    for number in range(90):
+        key, time = choice.choice((1.0, 1.0, 2.0)), choice.randrange(4)
+        if number % 3 == 0:
+            events.append((0, "+I", (key, time, number)))
+        elif number % 5 == 4 and live:
+            events.append((1, "-D", live.pop(choice.randrange(len(live)))))
+        else:
+            live.append((key, time, choice.randrange(6) * 100))
+            events.append((1, "+I", live[-1]))
+    return events
+
+
+def in_sequence(events: list[Event]) -> list[Event]:
+    """A micro-batch in the order of its changes: the right's by the number, in the places that they hold."""
+    right = iter(sorted((event for event in events if event[0] == 1), key=lambda event: event[2][2]))  # type: ignore[arg-type,return-value]
+    return [next(right) if event[0] == 1 else event for event in events]
+
+
+@only_on("cpu", "cpu-tiny", "gpu", *EMULATED)
 @pytest.mark.parametrize("split", [1, 7, ALL])
-def test_rows_of_one_time_by_their_sequence(engines: Backend, split: int) -> None:
-    """However the input is cut: not the row that came last, but the one with the greatest number."""
+@pytest.mark.parametrize("emit", EMITS)
+def test_rows_of_one_time_by_their_sequence(engines: Backend, emit: str, split: int) -> None:
+    """Not the row that came last, but the one with the greatest number, of equal ones the last; also of one batch."""
     choice = random.Random(4)
-    for asof in (Asof(), Asof("forward"), Asof("nearest", 5)):
-        join = described("left", asof, "per_batch", ("insert_only", "insert_only"), ties="v")
-        events: list[Event] = []
-        for number in range(60):
-            time = choice.randrange(9)
-            events.append(
-                (0, "+I", (1.0, time, number)) if number % 3 else (1, "+I", (1.0, time, choice.randrange(99)))
-            )
-        held, hand = Counter[Row](), ByHand(join)
+    for asof in (Asof(), Asof("forward"), Asof("nearest", 5), Asof("backward", 2, exact=False)):
+        join = described("left", asof, emit, ("insert_only", "multiset"), ties="v")
+        events, held, hand = tied(choice), Counter[Row](), ByHand(join)
         with engines.engine(join) as engine:
             for cut in cuts(join, events, split):
-                fold(run(engine, cut)[0], held)
-        for event in events:
-            hand.apply(event)
-        assert held == hand.result()
+                found, position, _ = run(engine, cut)
+                fold(found, held)
+                got = by_event(found, position)
+                for at, event in enumerate(in_sequence(events[cut.start : cut.stop]), cut.start):
+                    wanted = Counter(hand.apply(event))
+                    if emit == "per_event":
+                        wrong = difference(wanted, got.get(at, Counter()))
+                        assert not wrong, f"{asof}, event {at} {event}:\n{wrong}"
+                assert held == hand.result()
+
+
+@only_on("cpu", "cpu-tiny", *EMULATED)
+@pytest.mark.parametrize("emit", EMITS)
+def test_after_a_backlog_all_is_as_without_one(engines: Backend, emit: str) -> None:
+    """The first live micro-batch gives the net result before its own changes; what follows is as by hand."""
+    for number in (0, 5, 10, 13, 16):
+        join, held = joined(number, emit), Counter[Row]()
+        events, outs, results = by_hand(number)
+        with engines.engine(join, backlog=True) as engine:
+            for place, cut in enumerate(cuts(join, events, 9)):
+                found, position, _ = run(engine, cut, backlog=place < 4)
+                fold(found, held)
+                if place < 4:
+                    assert not found
+                    continue
+                assert held == results[cut.stop - 1]
+                if place == 4:
+                    net = sum((results[cut.start - 1]).values())
+                    assert [kind for kind, _ in found[:net]] == ["+I"] * net
+                elif emit == "per_event":
+                    got = by_event(found, position)
+                    for at in range(cut.start, cut.stop):
+                        assert not difference(Counter(outs[at]), got.get(at, Counter()))
+
+
+def test_no_backlog_at_the_watermark() -> None:
+    join = described("left", Asof(), "at_watermark", ("insert_only", "insert_only"))
+    with pytest.raises(DescriptionError, match="no backlog here: a join by time goes by its watermark"):
+        CPU.engine(join, backlog=True)
 
 
 @pytest.mark.parametrize("emit", ["per_batch", "at_end"])
