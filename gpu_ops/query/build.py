@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 
+from gpu_ops.descriptions.aggregate import Aggregate, Function, Measure
 from gpu_ops.descriptions.asof_join import AsofJoin
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import Emit
@@ -24,7 +25,7 @@ from gpu_ops.query.errors import SqlError
 from gpu_ops.query.expressions import Column, Expr
 from gpu_ops.query.lower import written
 from gpu_ops.query.nodes import Calc, JoinNode, Node, Source, quoted
-from gpu_ops.query.relations import Compute, Filter, JoinOf, Relation, Scan, shown
+from gpu_ops.query.relations import AggregateOf, Compute, Filter, JoinOf, Relation, Scan, shown
 from gpu_ops.query.runs import Run, run_of, segments, spine
 from gpu_ops.query.stages import Namer, Stage, input_names, kept_of
 
@@ -56,7 +57,29 @@ class Builder:
             inside = frozenset(c for e in computed.values() for c in e.columns)
             stage = self.build(relation.below, (needed - frozenset(relation.computed)) | inside)
             return self.computed(stage, computed, needed)
+        if isinstance(relation, AggregateOf):
+            return self.aggregate(relation, needed)
         return self.join(relation, needed)
+
+    def aggregate(self, relation: AggregateOf, needed: frozenset[Column]) -> Stage:
+        """One row per group."""
+        (name,) = input_names([relation])
+        node, source = self.side(relation.below, {}, relation.used, name)
+        try:
+            by = tuple(self.name(column) for column in relation.by)
+            calls = tuple(
+                Measure(
+                    self.name(call.column),
+                    cast("Function", call.function),
+                    None if call.of is None else self.name(call.of),
+                )
+                for call in relation.calls
+            )
+            description = Aggregate(source, by, calls, self.emit)
+        except DescriptionError as error:
+            self.chooser.fail(str(error), relation.java)
+        why = "GROUP BY" if relation.by else "no GROUP BY: one row, in one partition, while there is any row below"
+        return self.after(JoinNode("aggregate", description, (node,), why), [relation], (), needed)
 
     def scan(self, scan: Scan) -> Stage:
         """An input as it is."""

@@ -159,6 +159,16 @@ class Catalyst:
         finally:
             origin.set(before)
 
+    def attribute(self, value: Any, name: str) -> Any:
+        """A new attribute of an expression's type."""
+        expressions = f"{_CATALYST}.expressions"
+        number = self._class(f"{expressions}.NamedExpression").newExprId()
+        nothing = self.seq(())
+        alias = self._class(f"{expressions}.Alias")(
+            value, name, number, nothing, self._class("scala.Option").empty(), nothing
+        )
+        return alias.toAttribute()
+
     def seq(self, items: Sequence[Any]) -> Any:
         """Java objects as a sequence of Scala."""
         return scala_seq(self.session, items)

@@ -27,7 +27,7 @@ from gpu_ops.query.errors import SqlError
 from gpu_ops.query.expressions import Column, Expr, Tree, is_no_op
 from gpu_ops.query.lower import Lowering, NotOursError, Parts, written
 from gpu_ops.query.read import spark_type_of, type_of
-from gpu_ops.query.relations import Compute, Filter, JoinOf, Relation, Scan, shown
+from gpu_ops.query.relations import AggregateOf, Compute, Filter, JoinOf, Relation, Scan, shown
 from gpu_ops.spark.datatypes import is_binary_collated
 
 Kind = Literal["regular", "semi", "anti", "interval", "asof", "temporal"]
@@ -127,6 +127,8 @@ class Chooser:
             return frozenset(c for c in relation.columns if c.event_time)
         if isinstance(relation, Filter | Compute):
             return self.event_times(relation.below)
+        if isinstance(relation, AggregateOf):
+            return frozenset()
         choice = self.choice(relation)
         if choice.times is None:
             return frozenset()
@@ -144,6 +146,8 @@ class Chooser:
             return None if relation.table.insert_only else f"{relation.alias} brings {relation.table.changes}"
         if isinstance(relation, Filter | Compute):
             return self.taken_back(relation.below)
+        if isinstance(relation, AggregateOf):
+            return "the aggregate below takes rows back"
         kind = self.choice(relation).kind
         name = "ASOF" if kind == "asof" else kind
         return (
@@ -158,6 +162,10 @@ class Chooser:
             return self._lost(relation.below, column)
         if isinstance(relation, Scan):
             return None
+        if isinstance(relation, AggregateOf):
+            if column not in self.event_times(relation.below):
+                return self._lost(relation.below, column)
+            return f"{column} is no event time any more: the aggregate below takes its rows back"
         side = relation.left if column in relation.left.columns else relation.right
         below = self._lost(side, column)
         if below is not None or column not in self.event_times(side) or column in self.event_times(relation):

@@ -51,7 +51,6 @@ DISTINCT: Final = (
     "leave it out"
 )
 NODES: Final[dict[str, str]] = {
-    "Aggregate": f"aggregates and GROUP BY are not understood: join first; {_AFTER}",
     "Window": f"window functions are not understood: join first; {_AFTER}",
     "Distinct": DISTINCT,
     "Deduplicate": DISTINCT,
@@ -78,7 +77,9 @@ NODES: Final[dict[str, str]] = {
 """By the name of a node of Catalyst's plan."""
 
 RELATION: Final = "this is not among the inputs: each is an argument, sql(query, name=df)"
-JOINS_NOTHING: Final = "the query joins nothing: filter and project one stream in Spark, df.where(...).select(...)"
+JOINS_NOTHING: Final = (
+    "the query joins and groups nothing: filter and project one stream in Spark, df.where(...).select(...)"
+)
 SUBQUERY: Final = (
     "a sub-query can stand in FROM, and in WHERE as [NOT] EXISTS or [NOT] IN that is joined to the rest by AND"
 )

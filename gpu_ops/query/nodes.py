@@ -10,6 +10,7 @@ from typing import Final, Literal, NamedTuple
 import pyarrow as pa
 
 from gpu_ops.conditions import backquoted
+from gpu_ops.descriptions.aggregate import Aggregate
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.query.expressions import Expr
@@ -102,7 +103,7 @@ class Calc:
 
 @dataclasses.dataclass(frozen=True)
 class JoinNode:
-    """A regular, semi, anti, interval, ASOF or temporal join, or a multi-way one.
+    """A regular, semi, anti, interval, ASOF or temporal join, or a multi-way one; or an aggregate of one input.
 
     Attributes:
         kind: which of them.
@@ -112,8 +113,8 @@ class JoinNode:
         remarks: more about it.
     """
 
-    kind: Literal["regular", "semi", "anti", "interval", "asof", "temporal", "multi-way"]
-    description: Join | MultiJoin
+    kind: Literal["regular", "semi", "anti", "interval", "asof", "temporal", "multi-way", "aggregate"]
+    description: Join | MultiJoin | Aggregate
     inputs: tuple[Node, ...]
     why: str
     remarks: tuple[str, ...] = ()

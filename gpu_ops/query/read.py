@@ -13,13 +13,25 @@ from pyspark.sql import types as st
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.query import errors
+from gpu_ops.query.aggregates import aggregate_of
 from gpu_ops.query.by_time import marks
 from gpu_ops.query.by_time.marks import ByTime, check_all_found, set_apart
 from gpu_ops.query.by_time.text import QueryText
 from gpu_ops.query.catalyst import INPUT, Catalyst, position
 from gpu_ops.query.errors import SqlError, closest
 from gpu_ops.query.expressions import Column, Expr, Tree, number_of, tree
-from gpu_ops.query.relations import Compute, Filter, How, JoinOf, Relation, Scan, Table, filtered, never_null
+from gpu_ops.query.relations import (
+    AggregateOf,
+    Compute,
+    Filter,
+    How,
+    JoinOf,
+    Relation,
+    Scan,
+    Table,
+    filtered,
+    never_null,
+)
 from gpu_ops.spark.datatypes import arrow_type
 
 _HOWS: Final[dict[str, How]] = {
@@ -65,8 +77,6 @@ class Reader:
             return self.catalyst.analysed(self.sql)
         except SqlError as error:
             message = error.message
-            if "[MISSING_GROUP_BY]" in message:
-                message = errors.NODES["Aggregate"]
             missing = re.search(r"table or view `([^`]+)` cannot be found", message)
             if missing is not None:
                 message += (
@@ -161,6 +171,8 @@ class Reader:
                 return self._filter(below, Expr(condition, self.columns))
             case "Join":
                 return self._join(node)
+            case "Aggregate":
+                return aggregate_of(self, node.java, self._relation(node.args[0]))
             case "LocalRelation":
                 return self._scan(node)
             case marks.APART:
@@ -282,6 +294,11 @@ class Reader:
         if isinstance(relation, Compute):
             below, over = self._lifted(relation.below)
             return Compute(below, relation.computed, relation.ids), over
+        if isinstance(relation, AggregateOf):
+            below, over = self._lifted(relation.below)
+            if over:
+                self.fail(errors.NOT_BELOW.format("an aggregate"), over[0].java)
+            return dataclasses.replace(relation, below=below), []
         left, left_over = self._lifted(relation.left)
         right, right_over = self._lifted(relation.right)
         if relation.by_time is not None:

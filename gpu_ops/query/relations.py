@@ -148,7 +148,54 @@ class JoinOf:
         return self.left.ids if self.how in ("semi", "anti") else {**self.left.ids, **self.right.ids}
 
 
-Relation = Scan | Filter | Compute | JoinOf
+@dataclasses.dataclass(frozen=True, eq=False)
+class Call:
+    """A call of an aggregate function.
+
+    Attributes:
+        column: what it gives.
+        function: see `gpu_ops.descriptions.aggregate.Function`.
+        of: the column below; None for ``count(*)``.
+    """
+
+    column: Column
+    function: str
+    of: Column | None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AggregateOf:
+    """One row per group.
+
+    Attributes:
+        below: the rows.
+        by: what makes a group.
+        calls: of aggregate functions, at least one.
+        java: Catalyst's node.
+    """
+
+    below: Relation
+    by: tuple[Column, ...]
+    calls: tuple[Call, ...]
+    java: Any
+
+    @functools.cached_property
+    def columns(self) -> frozenset[Column]:
+        """The group's, and what the functions give."""
+        return frozenset(self.by) | frozenset(call.column for call in self.calls)
+
+    @property
+    def used(self) -> frozenset[Column]:
+        """The columns below that it looks at."""
+        return frozenset(self.by) | frozenset(call.of for call in self.calls if call.of is not None)
+
+    @property
+    def ids(self) -> dict[int, Column]:
+        """None: a `Compute` above it shows its columns."""
+        return {}
+
+
+Relation = Scan | Filter | Compute | JoinOf | AggregateOf
 
 
 def filtered(relation: Relation, conditions: list[Expr]) -> Relation:
@@ -160,7 +207,7 @@ def shown(relation: Relation) -> list[Scan]:
     """The inputs whose columns a relation has."""
     if isinstance(relation, Scan):
         return [relation]
-    if isinstance(relation, Filter | Compute):
+    if isinstance(relation, Filter | Compute | AggregateOf):
         return shown(relation.below)
     return shown(relation.left) + (shown(relation.right) if relation.how not in ("semi", "anti") else [])
 
@@ -171,5 +218,8 @@ def never_null(relation: Relation) -> frozenset[Column]:
         return frozenset(c for c in relation.columns if not c.nullable)
     if isinstance(relation, Filter | Compute):
         return never_null(relation.below)
+    if isinstance(relation, AggregateOf):
+        counts = frozenset(call.column for call in relation.calls if not call.column.nullable)
+        return counts | (never_null(relation.below) & frozenset(relation.by))
     left, right = never_null(relation.left), never_null(relation.right)
     return {"inner": left | right, "right": right, "full": frozenset()}.get(relation.how, left)

@@ -63,6 +63,9 @@ def _text(node: Node) -> str:
         where = f", where=[{' AND '.join(_term(x.text, len(node.where)) for x in node.where)}]" if node.where else ""
         return f"Calc(select=[{', '.join(_named(x) for x in node.select)}]{where})"
     join: Any = node.description
+    if node.kind == "aggregate":
+        by, calls = ", ".join(map(quoted, join.by)), ", ".join(map(str, join.measures))
+        return f"GroupAggregate(groupBy=[{by}], select=[{calls}])"
     return _multi_way(join) if node.kind == "multi-way" else _two_way(join)
 
 

@@ -11,7 +11,7 @@ from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.query.choose import Chooser
 from gpu_ops.query.expressions import Column, Expr
 from gpu_ops.query.nodes import Calc, Named, Node, Where, quoted
-from gpu_ops.query.relations import Compute, Filter, JoinOf, Relation, Scan, shown
+from gpu_ops.query.relations import AggregateOf, Compute, Filter, JoinOf, Relation, Scan, shown
 
 
 class Namer:
@@ -27,6 +27,9 @@ class Namer:
             elif isinstance(node, Compute):
                 for column, expr in node.computed.items():
                     used |= {column: None, **expr.columns}
+            elif isinstance(node, AggregateOf):
+                used |= dict.fromkeys([*node.by, *(call.of for call in node.calls if call.of is not None)])
+                used |= dict.fromkeys(call.column for call in node.calls)
             elif isinstance(node, JoinOf):
                 choice = chooser.choice(node)
                 for condition in (*node.on, *([node.member] if node.member is not None else [])):
@@ -75,7 +78,7 @@ def kept_of(scan: Scan) -> list[Column]:
 
 def _nodes(relation: Relation) -> Iterable[Relation]:
     yield relation
-    if isinstance(relation, Filter | Compute):
+    if isinstance(relation, Filter | Compute | AggregateOf):
         yield from _nodes(relation.below)
     elif isinstance(relation, JoinOf):
         yield from _nodes(relation.left)

@@ -47,6 +47,17 @@ QUERIES = {
         "ON d.k = a.k AND sqrt(COALESCE(b.v, 1)) > d.x",
     "a key of an input that may have no row": "SELECT a.k, a.x, b.v, d.x AS y FROM a LEFT JOIN b "
         "ON a.k = sqrt(COALESCE(b.k, 1)) JOIN d ON d.k = sqrt(COALESCE(b.k, 1))",
+    "grouped": "SELECT k, count(*) AS n, sum(x) AS s, count(DISTINCT y) AS d, max(x) - min(y) AS m FROM a GROUP BY k",
+    "grouped, upserts": "SELECT x, sum(v) + count(v) AS s, avg(v) AS m FROM b GROUP BY x",
+    "grouped over a join, having": "SELECT b.x, sum(a.x) AS s, count(*) AS n FROM a JOIN b ON a.k = b.k GROUP BY b.x "
+        "HAVING count(*) > 1 AND b.x > 0",
+    "grouped by an expression": "SELECT a.x + 1 AS g, (a.x + 1) * 2 AS h, sum(d.k * 2) / count(*) AS r FROM a "
+        "LEFT JOIN d ON a.k = d.k GROUP BY a.x + 1",
+    "grouped, joined, grouped": "SELECT c.w, count(*) AS n, max(q.s) AS m FROM c LEFT JOIN (SELECT k, sum(x) AS s "
+        "FROM a GROUP BY k HAVING sum(x) > 0) q ON q.k = c.k GROUP BY c.w",
+    "grouped by nothing": "SELECT count(*) AS n, min(x) AS m FROM a HAVING count(*) > 0",
+    "groups without a function": "SELECT k, x FROM a GROUP BY k, x",
+    "exists over groups": "SELECT a.k, a.x FROM a WHERE a.k IN (SELECT d.x FROM d GROUP BY d.x HAVING count(*) > 1)",
     "exists over a join": "SELECT a.k, a.x FROM a WHERE EXISTS (SELECT 1 FROM b LEFT JOIN c ON b.k = c.k "
         "WHERE b.k = a.k AND (c.w IS NULL OR c.w < a.x))",
 }  # fmt: skip

@@ -1,0 +1,153 @@
+"""``GROUP BY`` of a query: groups, calls of aggregate functions, and expressions over what these give.
+
+Catalyst has all in one node: ``Aggregate(grouping expressions, result expressions, child)``, and calls stand anywhere
+in the results. Here the parts come apart: what is grouped by and what is aggregated are columns below, results are
+expressions above, in which each call is an attribute. Filters of ``HAVING`` are above that already.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import types as st
+
+from gpu_ops.query.expressions import Column, Expr, tree
+from gpu_ops.query.relations import AggregateOf, Call, Compute, Relation
+from gpu_ops.spark.datatypes import arrow_type
+
+if TYPE_CHECKING:
+    from gpu_ops.query.read import Reader
+
+_CALL: Final = "AggregateExpression"
+_FUNCTIONS: Final = {
+    "Sum": "sum", "Count": "count", "Average": "avg", "Min": "min", "Max": "max", "First": "first", "Last": "last",
+}  # fmt: skip
+_THERE_ARE: Final = "aggregates are sum, count, avg, min, max, first_value, last_value and count(DISTINCT ...)"
+
+
+def aggregate_of(reader: Reader, node: Any, below: Relation) -> Relation:
+    """An Aggregate of Catalyst's as relations.
+
+    Args:
+        reader: of the query; it knows the columns of what is below, and gets to know those of the result.
+        node: Catalyst's.
+        below: what it aggregates.
+
+    Raises:
+        SqlError: a function that there is none for.
+    """
+    return _Aggregate(reader, node, below).relation()
+
+
+class _Aggregate:
+    def __init__(self, reader: Reader, node: Any, below: Relation) -> None:
+        self.reader, self.catalyst, self.node, self.below = reader, reader.catalyst, node, below
+        self.made: dict[Column, Expr] = {}
+        self.groups: list[tuple[Any, Column]] = []
+        self.calls: list[tuple[Any, Any, Call]] = []
+
+    def relation(self) -> Relation:
+        for group in _items(self.node.groupingExpressions()):
+            if not any(known.semanticEquals(group) for known, _ in self.groups):
+                self.groups.append((group, self._column(group, f"group_{len(self.groups) + 1}")))
+        results = [(x, self._replaced(x.child() if _kind(x) == "Alias" else x)) for x in self._results()]
+        if not self.calls:  # a group is there while it has a row
+            self._add(None, "count", None, st.LongType())
+        relation: Relation = Compute(self.below, self.made, self.below.ids) if self.made else self.below
+        by = tuple(dict.fromkeys(column for _, column in self.groups))
+        relation = AggregateOf(relation, by, tuple(call for _, _, call in self.calls), self.node)
+        computed: dict[Column, Expr] = {}
+        ids: dict[int, Column] = {}
+        for shown, value in results:
+            expr, number = self._expr(value), int(shown.exprId().id())
+            column = expr.column
+            if column is None:
+                column = Column(str(shown.name()), "", functools.partial(_type, value), nullable=bool(value.nullable()))
+                computed[column] = expr
+            self.reader.columns[number] = ids[number] = column
+        return Compute(relation, computed, ids)
+
+    def _results(self) -> Sequence[Any]:
+        return _items(self.node.aggregateExpressions())
+
+    def _expr(self, java: Any) -> Expr:
+        return Expr(tree(json.loads(java.toJSON()), lambda: java), self.reader.columns)
+
+    def _column(self, java: Any, label: str) -> Column:
+        """What is grouped by or aggregated, as a column below."""
+        expr = self._expr(java)
+        if expr.column is not None:
+            return expr.column
+        known = next((c for c, e in self.made.items() if e.java.semanticEquals(java)), None)
+        if known is None:
+            known = Column(label, "", functools.partial(_type, java), nullable=bool(java.nullable()))
+            self.made[known] = expr
+        return known
+
+    def _replaced(self, java: Any) -> Any:
+        """A result with an attribute for each group and each call."""
+        for group, column in self.groups:
+            if java.semanticEquals(group):
+                return java if _kind(java) == "AttributeReference" else self._attribute(java, column)
+        if _kind(java) == _CALL:
+            return self._call(java)
+        below = _items(java.children())
+        made = [self._replaced(child) for child in below]
+        if any(new is not old for new, old in zip(made, below, strict=True)):
+            return java.withNewChildren(self.catalyst.seq(made))
+        return java
+
+    def _attribute(self, java: Any, column: Column) -> Any:
+        attribute = self.catalyst.attribute(java, column.label)
+        self.reader.columns[int(attribute.exprId().id())] = column
+        return attribute
+
+    def _call(self, java: Any) -> Any:
+        """The attribute of a call; the same call is made once."""
+        known = next((attribute for of, attribute, _ in self.calls if of is not None and of.semanticEquals(java)), None)
+        if known is not None:
+            return known
+        function, name = java.aggregateFunction(), _kind(java.aggregateFunction())
+        given = _items(function.children())
+        if name not in _FUNCTIONS:
+            self.reader.fail(f"{function.prettyName()!s} is not understood: {_THERE_ARE}", java)
+        if java.filter().isDefined():
+            self.reader.fail("FILTER is not understood: write a CASE WHEN in the aggregate", java)
+        if name in ("First", "Last") and not function.ignoreNulls():
+            word = name.lower()
+            self.reader.fail(f"{word}_value leaves nulls out: write {word}_value(...) IGNORE NULLS", java)
+        if name == "Count" and len(given) > 1:
+            self.reader.fail("count takes one value", java)
+        distinct = bool(java.isDistinct())
+        if distinct and name not in ("Count", "Min", "Max"):
+            self.reader.fail("DISTINCT goes with count only", java)
+        column: Column | None = None
+        if not (name == "Count" and _kind(given[0]) == "Literal" and not given[0].nullable()):
+            column = self._column(given[0], f"value_{len(self.calls) + 1}")
+        elif distinct:
+            self.reader.fail("count(DISTINCT ...) takes a column or an expression over some", java)
+        kind = st._parse_datatype_json_string(java.dataType().json())
+        word = "count_distinct" if distinct and name == "Count" else _FUNCTIONS[name]
+        return self._add(java, word, column, kind)
+
+    def _add(self, java: Any, function: str, column: Column | None, kind: st.DataType) -> Any:
+        label = f"{function}_{len(self.calls) + 1}"
+        made = Column(label, "", lambda: arrow_type(kind), nullable=not function.startswith("count"))
+        attribute = None if java is None else self._attribute(java, made)
+        self.calls.append((java, attribute, Call(made, function, column)))
+        return attribute
+
+
+def _type(java: Any) -> Any:
+    return arrow_type(st._parse_datatype_json_string(java.dataType().json()))
+
+
+def _kind(java: Any) -> str:
+    return str(java.getClass().getSimpleName())
+
+
+def _items(seq: Any) -> list[Any]:
+    return [seq.apply(number) for number in range(seq.length())]
