@@ -1,9 +1,9 @@
 """Aggregates kept up to date: the CPU engine alone, on one core, beside polars' ``group_by`` of the same rows at once.
 
 Sales of few products and of many: ``count(*)``, ``sum`` and ``avg`` of integers, ``sum`` of doubles, ``min``, ``max``.
-The engine takes them in micro-batches (``per_batch``) and puts out its changelog; polars groups all rows at once, by one
-thread. The folded changelog is polars' result. Where rows are taken back it is a tenth of each micro-batch, in the next;
-polars groups what is left.
+The engine takes them in micro-batches (``per_batch``) and puts out its changelog; polars groups all rows at once, by
+one thread. The folded changelog is polars' result. Where rows are taken back it is a tenth of each micro-batch, in the
+next; polars groups what is left.
 
     python -m benchmarks.aggregate [--rows 5000000] [--batches 10] [--rounds 7] [--quick]
 """

@@ -252,6 +252,57 @@ def test_collisions_of_hashes_change_nothing(engines: Backend, kind: str, distin
     alike(run(engines, aggregate, batches), wanted)
 
 
+@pytest.mark.slow
+@only_on("cpu", "cpu-tiny", "gpu")
+@pytest.mark.parametrize("emit", ["per_batch", "per_event"])
+def test_many_events(engines: Backend, emit: Emit) -> None:
+    """20,000 changes, some of rows that are not there."""
+    choice, live, there = random.Random(5), list[tuple[Any, ...]](), Counter[tuple[Any, ...]]()
+    aggregate = described("retractions", ("g", "b"), emit)
+    with engines.engine(aggregate) as engine:
+        for _ in range(20):
+            events: list[Event] = []
+            for _ in range(1000):
+                if live and choice.random() < 0.48:
+                    place = choice.randrange(len(live))
+                    live[place], live[-1] = live[-1], live[place]
+                    events.append((choice.choice(["-D", "-U"]), live.pop()))
+                elif choice.random() < 0.02:
+                    events.append(("-D", (-1, *(choice.choice(values) for values in VALUES.values()))))
+                else:
+                    live.append((choice.randrange(10**9), *(choice.choice(values) for values in VALUES.values())))
+                    events.append(("+I", live[-1]))
+            for word, row in told(engine.process(table_of("retractions", events))):
+                there[row] += 1 if word[0] == "+" else -1
+                assert there[row] in (0, 1), (word, row)
+            there = +there
+            ordered = sorted(live, key=lambda row: row[0])
+            wanted = by_duckdb(aggregate, ordered, CALLS)
+            assert _without_order(aggregate, there) == _without_order(aggregate, wanted)
+
+
+def _without_order(aggregate: Aggregate, rows: Counter[tuple[Any, ...]]) -> Counter[tuple[Any, ...]]:
+    """Rows without what depends on the order in which the input came."""
+    kept = [n for n, c in enumerate(aggregate.output) if not c.name.startswith(("first", "last"))]
+    return Counter(tuple(row[n] for n in kept) for row in rows.elements())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_backlog_comes_first(engines: Backend, kind: str) -> None:
+    """A backlog's net result, as insertions, and from then on as if there had been none."""
+    parts = [some_events(kind, seed, 30) for seed in range(3)]
+    aggregate, input_ = described(kind, ("g",), "per_event"), Folded(kind)
+    with engines.engine(aggregate, backlog=True) as engine:
+        assert not engine.process(table_of(kind, parts[0]), backlog=True).num_rows
+        input_.take(parts[0])
+        first = fold(told(engine.process(table_of(kind, []))))
+        assert first == by_duckdb(aggregate, input_.rows, CALLS)
+        for part in parts[1:]:
+            input_.take(part)
+            first = fold(told(engine.process(table_of(kind, part))), first)
+        assert first == by_duckdb(aggregate, input_.rows, CALLS)
+
+
 def test_a_sum_of_double_numbers_is_compensated(engines: Backend) -> None:
     """What is taken back leaves what was there, however large it was; NaN and infinities, too."""
     schema = pa.schema([("g", pa.int64()), ("x", pa.float64())])
@@ -279,7 +330,7 @@ def test_what_it_says() -> None:
     assert aggregate.unique_key == ("id",)
     assert described("retractions", ("g",), "per_batch").unique_key is None
     assert described("insert only", ("id",), "per_batch").unique_key == ("id",)
-    assert aggregate.attributes == (False, False, True)
+    assert aggregate.attributes.switches_from_backlog
     assert from_json(aggregate.to_json()) == aggregate
     with pytest.raises(DescriptionError, match="ttl= has no place"):
         Aggregate.of(Input("t", SCHEMA, ttl_ms=5), ("g",), {"n": "count(*)"}, "per_batch")

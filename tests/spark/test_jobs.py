@@ -203,6 +203,19 @@ def test_columns_from_the_data(spark: Any, tmp_path: Path) -> None:
     assert "regular join, inner: a, b" in explained
 
 
+def test_a_job_that_groups(spark: Any, tmp_path: Path) -> None:
+    write(tmp_path / "orders", "parquet", ORDERS, (1, "book", 2), (2, "book", 3), (3, "pen", 1))
+    text = """
+        CREATE TABLE orders WITH ('connector' = 'parquet', 'path' = 'orders');
+        CREATE TABLE out WITH ('connector' = 'memory', 'table' = 'grouped');
+        INSERT INTO out SELECT item, sum(qty) AS n FROM orders GROUP BY item HAVING count(*) > 1
+    """
+    (tmp_path / "a.sql").write_text(text)
+    runner.run(load(tmp_path / "a.sql"), console(), once=True)
+    assert [tuple(row) for row in spark.table("grouped").collect()] == [("+I", "book", 5)]
+    assert "GroupAggregate(groupBy=[item]" in runner.explain(load(tmp_path / "a.sql"), console())
+
+
 def test_watermarks_make_an_interval_join(spark: Any, tmp_path: Path) -> None:
     for name in ("ordered", "shipped"):
         (tmp_path / name).mkdir()

@@ -70,39 +70,64 @@ class _Moved:
     """What a micro-batch does to one such aggregate: candidates are old rows, by slot, then new ones, as they came."""
 
     def __init__(self, extreme: Extreme, step: Step) -> None:
-        self.extreme, self.step = extreme, step
-        xp, line = step.xp, step.line
-        best = step.base(extreme.name)
-        slots, group = self._old(best)
-        order = step.kernels.argsort(slots)
-        self.old, self.old_group = slots[order], group[order]
-        column = extreme.measure.column
+        self.extreme, self.step, self.line = extreme, step, step.line
+        xp, kernels, column = step.xp, step.kernels, extreme.measure.column
         assert column is not None
-        there = step.there(column)
-        new = xp.arange(step.new, dtype=np.int64)
-        self.new = new if there is None else new[there[: step.new]]
-        names = [column] if extreme.order in (None, column) else [column, str(extreme.order)]
-        held = self._held(names)
-        taken = pa.array(step.kernels.asnumpy(self.new))
-        both = [one_array(pa.chunked_array([*held[n].chunks, step.column(n).take(taken)], held[n].type)) for n in names]
-        self.values, self.ordered = one_zero(both[0]), both[-1]
+        best = step.base(extreme.name)
+        slots, group, alone = self._old(best)
+        order = kernels.argsort(slots)
+        self.old, self.old_group = slots[order], group[order]
         # the candidate that each group had as its best
         where = xp.searchsorted(self.old, xp.maximum(best - 1, 0)) if self.old.size else xp.zeros(best.size, np.int64)
         self.base = xp.where(best > NO_ROW, where, -1)
-        self.line = line
+        there = step.there(column)
+        new = xp.arange(step.new, dtype=np.int64)
+        self.new = new if there is None else new[there[: step.new]]
+        by = column if self._by_value else extreme.order
+        names = list(dict.fromkeys([column, *([] if by is None else [by])]))
+        held = self._held(names)
+        chosen = pa.array(kernels.asnumpy(self.new))
+        if by is None:
+            self.codes = np.zeros(self.old.size + self.new.size, np.int64)
+        else:
+            self.codes = order_codes(_behind(held[by], step.column(by).take(chosen)))
+        chosen = self._better(alone, chosen)
+        self.values = one_zero(_behind(held[column], step.column(column).take(chosen)))
+        self.ordered = None if extreme.order is None else _behind(held[names[-1]], step.column(names[-1]).take(chosen))
 
-    def _old(self, best: Array) -> tuple[Slots, Array]:
-        """Rows that were there before and may be a best one: slots, and numbers of their groups."""
+    def _better(self, alone: Array, chosen: pa.Array) -> pa.Array:
+        """New rows without those that are no better than a best row which stays; these are never seen."""
+        step, xp, old = self.step, self.step.xp, int(self.old.size)
+        if not old or not self.new.size:
+            return chosen
+        codes = step.kernels.asarray(self.codes)
+        group = self.line.event_group[self.new]
+        base, own = codes[xp.maximum(self.base, 0)][group], codes[old:]
+        function = self.extreme.measure.function
+        better = {"min": own < base, "first": own < base, "max": own > base, "last": own >= base}[function]
+        better |= ~alone[group] | (self.base[group] < 0)
+        kept = xp.flatnonzero(better)
+        self.new = self.new[kept]
+        rows = step.kernels.asnumpy(kept)
+        self.codes = np.concatenate([self.codes[:old], self.codes[old:][rows]])
+        return chosen.take(pa.array(rows))
+
+    def _old(self, best: Array) -> tuple[Slots, Array, Array]:
+        """Rows that were there before and may be a best one: slots, numbers of their groups; and whose best one stays.
+
+        The last is a mask of all groups.
+        """
         step, xp = self.step, self.step.xp
-        some = xp.flatnonzero(best > NO_ROW)
+        some, alone = xp.flatnonzero(best > NO_ROW), xp.ones(best.size, bool)
         slots = best[some] - 1
         if step.kept is None or not step.kept.lifetimes.killed.size:
-            return slots, some
+            return slots, some, alone
         table = step.kept.table
         goes = table.status.values[slots] == DYING
         looks = some[goes]
         if not looks.size:
-            return slots, some
+            return slots, some, alone
+        alone[looks] = False
         column = self.extreme.measure.column
         assert column is not None
         frame = table.store.take(slots[goes], table.source.schema.names, present=True)
@@ -120,7 +145,7 @@ class _Moved:
             kept = xp.flatnonzero(valid)
             needle, found = needle[kept], found[kept]
         stays = xp.flatnonzero(~goes)
-        return xp.concatenate([slots[stays], found]), xp.concatenate([some[stays], looks[needle]])
+        return xp.concatenate([slots[stays], found]), xp.concatenate([some[stays], looks[needle]]), alone
 
     def _held(self, names: list[str]) -> pa.Table:
         store, schema = self.extreme.table.store, self.extreme.table.source.schema
@@ -130,14 +155,9 @@ class _Moved:
     def running(self) -> Running:
         """At each moment: a number of the value, and which candidate has it."""
         step, xp, line = self.step, self.step.xp, self.line
-        descending = self.extreme.measure.function in ("max", "last")
-        codes = (
-            order_codes(self.ordered) if self._by_value or self.extreme.order else np.zeros(len(self.values), np.int64)
-        )
-        order = np.argsort(codes, kind="stable")
-        if descending:
-            order = order[::-1]
-        order = np.ascontiguousarray(order)
+        order = np.argsort(self.codes, kind="stable")
+        if self.extreme.measure.function in ("max", "last"):
+            order = np.ascontiguousarray(order[::-1])
         ranks = np.empty(order.size, np.int64)
         ranks[order] = np.arange(order.size)
         begins, ends = self._spans()
@@ -147,27 +167,27 @@ class _Moved:
         after = xp.where(none, -1, chosen[xp.where(none, 0, found)]) if order.size else xp.full(line.size, -1, np.int64)
         before = line.shifted(after, self.base)
         self._keep(after[line.last])
-        shown = step.kernels.asarray(self._numbers(codes))
+        shown = step.kernels.asarray(self._numbers())
 
-        def seen(candidate: Array) -> tuple[Array, Array]:
-            number = xp.where(candidate < 0, -1, shown[xp.maximum(candidate, 0)]) if order.size else candidate
-            return number, candidate
+        def seen(candidate: Array) -> tuple[Array, Array, Array]:
+            number = xp.where(candidate < 0, 0, shown[xp.maximum(candidate, 0)]) if order.size else candidate
+            return number, candidate < 0, candidate
 
         values = self.values
 
-        def made(_: Any, candidate: npt.NDArray[np.int64]) -> pa.Array:
+        def made(_: Any, __: Any, candidate: npt.NDArray[np.int64]) -> pa.Array:
             return values.take(pa.array(candidate, mask=candidate < 0))
 
-        return Running(seen(before), seen(after), made, compared=1)
+        return Running(seen(before), seen(after), made, compared=2)
 
     @property
     def _by_value(self) -> bool:
         return self.extreme.measure.function in ("min", "max")
 
-    def _numbers(self, codes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _numbers(self) -> npt.NDArray[np.int64]:
         """Of each candidate a number that says what its value is."""
         if self._by_value:
-            return np.unique(codes, return_inverse=True)[1].astype(np.int64)
+            return self.codes
         if pa.types.is_nested(self.values.type):
             return np.arange(len(self.values))
         kinds: npt.NDArray[np.int64] = self.values.dictionary_encode().indices.to_numpy().astype(np.int64)
@@ -230,8 +250,13 @@ class _Moved:
     def _rows(self, rows: npt.NDArray[np.int64]) -> pa.Table:
         schema = self.extreme.table.source.schema
         taken = pa.array(rows + int(self.old.size))
-        columns = [self.values.take(taken), self.ordered.take(taken)][: len(schema)]
+        columns = [column.take(taken) for column in (self.values, self.ordered) if column is not None][: len(schema)]
         return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _behind(held: pa.ChunkedArray, new: pa.Array) -> pa.Array:
+    """Values one after the other."""
+    return one_array(pa.chunked_array([*held.chunks, new], held.type))
 
 
 def order_codes(column: pa.Array) -> npt.NDArray[np.int64]:
