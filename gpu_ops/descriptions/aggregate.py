@@ -17,7 +17,7 @@ import pyarrow as pa
 from gpu_ops.descriptions.description import Description, Emit, OutputColumn, line
 from gpu_ops.descriptions.inputs import Input, Layout, check_key_type, input_from_dict, input_to_dict
 from gpu_ops.descriptions.keys import Shuffle
-from gpu_ops.errors import DescriptionError
+from gpu_ops.errors import DescriptionError, NotBuiltError
 from gpu_ops.fields import check_fields, reading
 
 Function = Literal["sum", "count", "min", "max", "avg", "count_distinct", "first", "last"]
@@ -252,7 +252,17 @@ class Aggregate(Description):
 
 
 def parse_measure(name: str, text: str | tuple[str, str]) -> Measure:
-    """An aggregate from what a user writes, see `Aggregate.of`."""
+    """An aggregate from what a user writes, see `Aggregate.of`.
+
+    Raises:
+        DescriptionError: it is none.
+        NotBuiltError: it is a function.
+    """
+    if not isinstance(text, str | tuple):
+        raise NotBuiltError(
+            f"{name}={type(text).__name__}: aggregates are text, as 'sum(amount)'; functions of one's own are not "
+            "built, as no code travels to where the groups are. There are " + ", ".join(get_args(Function))
+        )
     if isinstance(text, tuple):
         function, column = text
         distinct = False

@@ -17,7 +17,7 @@ from gpu_ops.descriptions.aggregate import Aggregate
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.kinds import from_json
-from gpu_ops.errors import DescriptionError
+from gpu_ops.errors import DescriptionError, NotBuiltError
 from kernels.conftest import EMULATED, only_on
 from kernels.engines import CPU, alike, run
 
@@ -336,5 +336,7 @@ def test_what_it_says() -> None:
         Aggregate.of(Input("t", SCHEMA, ttl_ms=5), ("g",), {"n": "count(*)"}, "per_batch")
     with pytest.raises(DescriptionError, match="is not there at the end of input"):
         Aggregate.of(Input("t", SCHEMA), ("g",), {"n": "first(i)"})
+    with pytest.raises(NotBuiltError, match="functions of one's own are not built"):
+        Aggregate.of(Input("t", SCHEMA), ("g",), {"n": object()}, "per_batch")  # type: ignore[dict-item]
     with pytest.raises(DescriptionError, match="emit='at_watermark'"):
         Aggregate.of(Input("t", SCHEMA), ("g",), {"n": "count(*)"}, "at_watermark")
