@@ -72,7 +72,7 @@ class Key:
         """Those that are registered."""
         self.cleanup: int | None = None
 
-    def wake(self, time: int) -> None:
+    def register(self, time: int) -> None:
         """Register the timer, if none is registered that is earlier."""
         if self.timer is not None and self.timer <= time:
             return
@@ -127,7 +127,7 @@ class TemporalRules:
             key.left.append(value)
         else:
             key.right[time] = kind != "-D", value
-        key.wake(time)
+        key.register(time)
         self._touch(key)
         return []
 

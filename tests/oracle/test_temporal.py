@@ -133,7 +133,7 @@ def test_a_discarded_micro_batch_leaves_nothing(backend: Backend) -> None:
 
 
 def test_state_is_the_versions_younger_than_the_watermark_and_one_of_each_key(backend: Backend) -> None:
-    """Where each version wakes its key, and none is late."""
+    """Where each version registers its key's timer, and none is late."""
     shape = IntervalShape("inner")
     events = trace(shape, 1500, keys=9, null_keys=0.0, in_time=True)
     versions: set[tuple[object, int]] = set()

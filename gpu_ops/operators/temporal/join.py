@@ -11,8 +11,9 @@ wait for the next advance, late ones as well: they meet the versions that are st
 
 What is still there is Flink's, to the row. There a key has one timer: the earliest time of the rows that have come and
 of the left rows that wait. When it fires, the key's left rows up to the watermark come out, its versions before the
-valid one go, and only left rows that still wait set it anew. So a version *wakes* its key if the key has not fired
-since the version came; versions that the watermark passes without that stay until something else makes the key fire.
+valid one go, and only left rows that still wait set it anew. So a version has registered its key's timer if the
+key has not fired since the version came; versions that the watermark passes without that stay until something else
+makes the key fire.
 
 A state TTL forgets whole keys; see `gpu_ops.operators.temporal.retention`.
 """
@@ -49,7 +50,7 @@ from gpu_ops.state.columns import DEAD, LIVE, Growing, KeySet
 from gpu_ops.state.index import HashIndex
 from gpu_ops.state.interval_table import IntervalTable
 
-_ENDS, _WAKES = "__ends", "__wakes"
+_ENDS, _TIMER = "__ends", "__timer"
 _PASSED = "passed"
 
 
@@ -80,8 +81,8 @@ class TemporalOperator(TimedOperator[Clock]):
 
     join: TemporalJoin | AsofJoin
     tables: tuple[IntervalTable, IntervalTable]
-    beside: Mapping[str, npt.DTypeLike] = {_ENDS: np.int8, _WAKES: np.int8}
-    """What stands beside a version: whether it ends what was valid, without being valid; whether it wakes its key."""
+    beside: Mapping[str, npt.DTypeLike] = {_ENDS: np.int8, _TIMER: np.int8}
+    """What stands beside a version: whether it ends what was valid, without being valid; whether it has a timer."""
     held: int | None = 0
     """How far behind the watermark rows may still come out, in the unit of times; None for any distance."""
 
@@ -145,13 +146,13 @@ class TemporalOperator(TimedOperator[Clock]):
         due, passing = (table.due.take(now) for table in self.tables)
         due = xp.sort(due[left.status.values[due] == LIVE])
         passing = passing[right.status.values[passing] == LIVE]
-        wakes = right.beside[_WAKES].values[passing] != 0
-        firing = [self._keys(0, due), self._keys(1, passing[wakes])]
+        timed = right.beside[_TIMER].values[passing] != 0
+        firing = [self._keys(0, due), self._keys(1, passing[timed])]
         rows = self._answers(firing[0])
-        gone = self._forget(firing, passing[~wakes], now) if len(right) else self._none
+        gone = self._forget(firing, passing[~timed], now) if len(right) else self._none
         left.move(due, LIVE, DEAD)
         right.move(gone, LIVE, DEAD)
-        right.put(_WAKES, passing[wakes], 0)
+        right.put(_TIMER, passing[timed], 0)
         if self.retention is not None:
             self._fired = self._left_of(firing, self.retention)
         return rows, (int(due.size), int(gone.size))
@@ -223,11 +224,11 @@ class TemporalOperator(TimedOperator[Clock]):
     def _forget(self, firing: list[Keys], passing: Slots, now: int) -> Slots:
         """Versions of keys that fire, up to the watermark, but the last; ascending.
 
-        Versions after it do not wake their key any more.
+        Versions after it have no timer registered any more.
 
         Args:
             firing: rows of either side whose keys fire.
-            passing: versions that the watermark passes now without waking their key.
+            passing: versions that the watermark passes now without a timer.
             now: the watermark.
         """
         kernels, xp, right = self.kernels, self.kernels.xp, self.tables[1]
@@ -248,15 +249,15 @@ class TemporalOperator(TimedOperator[Clock]):
                 wanted = quiet.frame, quiet.hashes, right.keys
                 fires |= first_equal(kernels, wanted, (keys.frame, keys.hashes, columns), right.key_types) >= 0
             old.append(self._of_keys(keys, columns, passed.probe(keys.hashes, staged=False)))
-            if _WAKES in right.beside and now < AFTER_ALL:
+            if _TIMER in right.beside and now < AFTER_ALL:
                 later = xp.full(lead.size, now + 1, np.int64), xp.full(lead.size, AFTER_ALL, np.int64)
                 ahead = self._of_keys(keys, columns, right.index.probe(keys.hashes, *later, staged=False))
-                right.put(_WAKES, ahead[right.beside[_WAKES].values[ahead] != 0], 0)
+                right.put(_TIMER, ahead[right.beside[_TIMER].values[ahead] != 0], 0)
         still = xp.concatenate([self._none, *kept])
         gone = distinct(xp, xp.concatenate([*old, quiet.slots[fires]]))
         # what stays of those that were passed now is looked at when its key fires again
-        woken = xp.flatnonzero(xp.isin(firing[1].slots, still))
-        stays = woken, xp.flatnonzero(~fires | xp.isin(quiet.slots, still))
+        fired = xp.flatnonzero(xp.isin(firing[1].slots, still))
+        stays = fired, xp.flatnonzero(~fires | xp.isin(quiet.slots, still))
         hashes, slots = (
             xp.concatenate([which[at] for which, at in zip(parts, stays, strict=True)])
             for parts in ((firing[1].hashes, quiet.hashes), (firing[1].slots, quiet.slots))
@@ -341,7 +342,7 @@ class TemporalOperator(TimedOperator[Clock]):
         right = self.tables[1]
         if side == 1 and slots.size:
             right.beside[_ENDS].values[slots] = self.kernels.asarray(change.kinds == DELETE)
-            right.beside[_WAKES].values[slots] = 1
+            right.beside[_TIMER].values[slots] = 1
 
     def _stage(self, side: int, change: Ingested) -> Slots:
         """Put new rows of one side into its table; their slots."""
