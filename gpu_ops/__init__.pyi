@@ -13,6 +13,7 @@ from gpu_ops.descriptions.intervals import Interval as Interval
 from gpu_ops.descriptions.join import Join as Join
 from gpu_ops.descriptions.keys import Key as Key
 from gpu_ops.descriptions.latest import Latest as Latest
+from gpu_ops.descriptions.lookup_join import LookupJoin as LookupJoin
 from gpu_ops.descriptions.multi_join import MultiJoin as MultiJoin
 from gpu_ops.descriptions.temporal_join import TemporalJoin as TemporalJoin
 from gpu_ops.descriptions.top import Order as Order
@@ -41,6 +42,8 @@ from gpu_ops.spark.api.finish import reopen as reopen
 from gpu_ops.spark.api.joins import anti_join as anti_join
 from gpu_ops.spark.api.joins import join as join
 from gpu_ops.spark.api.joins import latest as latest
+from gpu_ops.spark.api.joins import lookup as lookup
+from gpu_ops.spark.api.joins import lookup_join as lookup_join
 from gpu_ops.spark.api.joins import semi_join as semi_join
 from gpu_ops.spark.api.multi import multi_join as multi_join
 from gpu_ops.spark.api.sql import sql as sql

@@ -139,7 +139,7 @@ def _check_insertions(source: Input, changes: Ingested) -> None:
     wrong = np.flatnonzero(changes.kinds != INSERT)
     if wrong.size:
         found = SHORT_STRINGS[changes.kinds[wrong[0]]]
-        raise BadInputError(source.name, source.row_kind, "this input of a join by time takes insertions only", found)
+        raise BadInputError(source.name, source.row_kind, "this input takes insertions only", found)
 
 
 def with_times(join: Description, changes: Sequence[Ingested]) -> tuple[Ingested, ...]:

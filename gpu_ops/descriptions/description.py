@@ -263,6 +263,11 @@ class Description(abc.ABC):
         del number
         return self.interval is not None
 
+    def not_kept(self, number: int) -> bool:
+        """Whether rows of an input are forgotten with their micro-batch."""
+        del number
+        return False
+
     @property
     def by_event_time(self) -> bool:
         """Whether it is moved by a watermark."""

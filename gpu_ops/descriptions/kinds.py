@@ -13,6 +13,7 @@ from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.interval_join import IntervalJoin
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.latest import Latest
+from gpu_ops.descriptions.lookup_join import LookupJoin
 from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.descriptions.temporal_join import TemporalJoin
 from gpu_ops.descriptions.top import Top
@@ -34,5 +35,5 @@ def from_json(text: str) -> Description:
 
 _KINDS: Final[Mapping[str, type[Description]]] = {
     "multi_join": MultiJoin, "aggregate": Aggregate, "co_group": CoGroup, "latest": Latest,
-    "asof_join": AsofJoin, "temporal_join": TemporalJoin, "top": Top,
+    "asof_join": AsofJoin, "temporal_join": TemporalJoin, "top": Top, "lookup_join": LookupJoin,
 }  # fmt: skip

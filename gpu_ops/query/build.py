@@ -17,6 +17,7 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.interval_join import IntervalJoin
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Equality, Key
+from gpu_ops.descriptions.lookup_join import LookupJoin
 from gpu_ops.descriptions.multi_join import MultiJoin, Step
 from gpu_ops.descriptions.temporal_join import TemporalJoin
 from gpu_ops.errors import DescriptionError
@@ -195,6 +196,8 @@ class Builder:
                 kind = functools.partial(AsofJoin, asof=choice.asof)
             if choice.kind == "temporal":
                 kind = TemporalJoin
+            if choice.kind == "lookup":
+                kind = LookupJoin
             emit = "per_batch" if self.emit == "at_watermark" and choice.asof is None else self.emit
             description = kind(
                 how=join.how,
@@ -202,7 +205,7 @@ class Builder:
                 right=inputs[1],
                 keys=tuple(Key(self.name(k.left), self.name(k.right), k.null_safe) for k in choice.keys),
                 where=where,
-                emit="at_watermark" if choice.kind == "temporal" else emit,
+                emit={"temporal": "at_watermark", "lookup": "per_batch"}.get(choice.kind, emit),
                 null_aware=join.member is not None,
                 ansi=self.chooser.ansi,
             )

@@ -30,7 +30,7 @@ from gpu_ops.query.read import spark_type_of, type_of
 from gpu_ops.query.relations import AggregateOf, Compute, Filter, JoinOf, Relation, Scan, shown
 from gpu_ops.spark.datatypes import is_binary_collated
 
-Kind = Literal["regular", "semi", "anti", "interval", "asof", "temporal"]
+Kind = Literal["regular", "semi", "anti", "interval", "asof", "temporal", "lookup"]
 
 _PLAIN: Final = (
     "To compare them as plain columns, in a regular join that keeps its rows, write CAST({} AS TIMESTAMP), or give the "
@@ -152,7 +152,7 @@ class Chooser:
         name = "ASOF" if kind == "asof" else kind
         return (
             None
-            if kind in ("interval", "temporal") or (kind == "asof" and self.final)
+            if kind in ("interval", "temporal", "lookup") or (kind == "asof" and self.final)
             else f"the {name} join below takes rows back"
         )
 
@@ -186,6 +186,8 @@ class Chooser:
         interval, asof, times, used = None, None, None, list[Expr]()
         if join.by_time is not None and join.by_time.kind == "asof":
             asof, times, used = self._nearest(join)
+        elif join.by_time is not None and join.by_time.kind == "processing":
+            self._check_enriched(join, "a lookup join")
         elif join.by_time is not None:
             times = self._versions(join, join.by_time)
         elif timed:
@@ -220,7 +222,7 @@ class Chooser:
                 above.append(condition)
         kind: Kind = "interval" if interval else join.how if join.how in ("semi", "anti") else "regular"
         if join.by_time is not None:
-            kind = "asof" if asof else "temporal"
+            kind = "asof" if asof else "temporal" if times else "lookup"
         if self.final and kind in ("regular", "semi", "anti"):
             self.fail(
                 f"emit='at_watermark' is for rows that nothing changes any more, and a {kind} {join.sql_name} takes "
@@ -412,12 +414,7 @@ class Chooser:
 
     def _versions(self, join: JoinOf, said: ByTime) -> tuple[Column, Column]:
         """The event times of a temporal join."""
-        if said.as_of is None:
-            self.fail(
-                "AS OF PROCTIME() is not understood: a temporal join goes by event time, FOR SYSTEM_TIME AS OF l.t",
-                join.java,
-            )
-        left = join.left.ids.get(said.as_of)
+        left = None if said.as_of is None else join.left.ids.get(said.as_of)
         if left is None or left not in self.event_times(join.left):
             lost = None if left is None else self._lost(join.left, left)
             takes = "FOR SYSTEM_TIME AS OF takes an event time of the left input"
@@ -431,10 +428,14 @@ class Chooser:
                 "of it is valid",
                 join.java,
             )
+        self._check_enriched(join, "a temporal join")
+        return left, rights[0]
+
+    def _check_enriched(self, join: JoinOf, what: str) -> None:
+        """Refuses a left input that takes rows back."""
         why = self.taken_back(join.left)
         if why is not None:
-            self.fail(f"the left input of a temporal join only grows, and {why}", join.java)
-        return left, rights[0]
+            self.fail(f"the left input of {what} only grows, and {why}", join.java)
 
     def _why(self, join: JoinOf, kind: Kind, asof: Asof | None, times: tuple[Column, Column] | None) -> str:
         if asof is not None and times is not None:
@@ -443,6 +444,8 @@ class Chooser:
                 which = "the last before" if asof.direction == "backward" else "the first after"
             apart = "" if asof.tolerance_ms is None else f", at most {show_ms(asof.tolerance_ms)} apart"
             return f"asof: {join.sql_name}, each row with {which} its {times[0]} by {times[1]}{apart}"
+        if kind == "lookup":
+            return f"lookup: {join.sql_name}, each row with the table as it is in the row's micro-batch"
         if kind == "temporal" and times is not None:
             return f"temporal: {join.sql_name}, each row with the version valid at its {times[0]}, by {times[1]}"
         if kind == "interval" and times is not None:

@@ -103,7 +103,7 @@ class Calc:
 
 @dataclasses.dataclass(frozen=True)
 class JoinNode:
-    """A regular, semi, anti, interval, ASOF or temporal join, or a multi-way one; or an aggregate of one input.
+    """A regular, semi, anti, interval, ASOF, temporal or lookup join, or a multi-way one; or an aggregate of one input.
 
     Attributes:
         kind: which of them.
@@ -113,7 +113,7 @@ class JoinNode:
         remarks: more about it.
     """
 
-    kind: Literal["regular", "semi", "anti", "interval", "asof", "temporal", "multi-way", "aggregate"]
+    kind: Literal["regular", "semi", "anti", "interval", "asof", "temporal", "lookup", "multi-way", "aggregate"]
     description: Join | MultiJoin | Aggregate
     inputs: tuple[Node, ...]
     why: str

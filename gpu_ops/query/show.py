@@ -8,6 +8,7 @@ from gpu_ops.descriptions.asof_join import AsofJoin
 from gpu_ops.descriptions.inputs import Layout
 from gpu_ops.descriptions.intervals import show_ms
 from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.lookup_join import LookupJoin
 from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.descriptions.temporal_join import TemporalJoin
 from gpu_ops.query.nodes import Calc, JoinNode, Named, Node, Plan, Source, quoted
@@ -99,6 +100,8 @@ def _two_way(join: Join) -> str:
         apart = join.asof.tolerance_ms
         tolerance = "" if apart is None else f", tolerance=[{show_ms(apart)}]"
         return f"AsofJoin({kind}, matchCondition=[{times}]{tolerance}, where=[{where}])"
+    if isinstance(join, LookupJoin):
+        return f"LookupJoin({kind}, table=[{right.name}], where=[{where}])"
     if isinstance(join, TemporalJoin):
         versions = f"{right.name}.{quoted(str(right.event_time))}"
         times = f"{left.name}.{quoted(str(left.event_time))}], versionsBy=[{versions}"

@@ -197,7 +197,6 @@ BY_TIME = [
     ("SELECT c.x\nFROM clicks c\n  ASOF JOIN views v MATCH_CONDITION (c.ts > §v.when) ON c.uid = v.uid", "v`.`when"),
     ("SELECT c.x FROM clicks c ASOF JOIN (SELECT * FROM prices WHERE §price > 1) p ON c.uid > p.id", "brings upserts"),
     ("SELECT c.x FROM clicks c JOIN views FOR SYSTEM_TIME AS OF §c.when AS v ON c.uid = v.uid", "c`.`when"),
-    ("SELECT c.x FROM clicks c §JOIN views FOR SYSTEM_TIME AS OF PROCTIME() v ON c.uid = v.uid", "goes by event time"),
     ("SELECT c.x FROM clicks c §JOIN views FOR SYSTEM_TIME AS OF v.ts AS v ON c.uid = v.uid", "of the left input"),
     (
         "SELECT c.x FROM clicks c LEFT JOIN users u ON c.uid = u.uid §JOIN views FOR SYSTEM_TIME AS OF c.ts AS v ON c.uid = v.uid",  # noqa: E501

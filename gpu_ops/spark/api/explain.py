@@ -77,6 +77,8 @@ def _explain(plan: JoinPlan, names: Mapping[str, str], df: DataFrame) -> str:
     for side, source in enumerate(join.inputs):
         if join.emit == "at_end":
             kept = "kept as it comes until the input ends" if not plan.bounded else "read once"
+        elif join.not_kept(side):
+            kept = "not kept beyond its micro-batch"
         elif not join.by_time:
             kept = _kept(source, _LAYOUTS[join.layout(side)])
         else:

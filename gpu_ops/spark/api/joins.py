@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any, Unpack, cast
+from typing import Any, Literal, Unpack, cast
 
 from pyspark.sql import DataFrame
+from pyspark.sql import types as st
 
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.intervals import Duration, parse_bound
 from gpu_ops.descriptions.join import Join, JoinType
-from gpu_ops.descriptions.keys import On, normalize_on
+from gpu_ops.descriptions.keys import Key, On, normalize_on
 from gpu_ops.descriptions.latest import Keep, Latest
+from gpu_ops.descriptions.lookup_join import LookupJoin
 from gpu_ops.errors import DescriptionError
 from gpu_ops.query.catalyst import ansi_mode
 from gpu_ops.spark.api.checks import check_frames, run, settled, spelled
-from gpu_ops.spark.api.options import ChangelogOptions, How, JoinOptions, SemiJoinOptions, check_options
-from gpu_ops.spark.api.streams import Stream, as_input, as_stream, resolve, resolve_key
+from gpu_ops.spark.api.functions import applied_schema
+from gpu_ops.spark.api.options import ChangelogOptions, How, JoinOptions, KeyOptions, SemiJoinOptions, check_options
+from gpu_ops.spark.api.streams import Stream, as_input, as_stream, resolve, resolve_key, spelling
 from gpu_ops.spark.api.where import engine_condition
+from gpu_ops.spark.datatypes import arrow_schema
+from gpu_ops.spark.exchange.lookup_task import Function, Lookups, LookupTask
+from gpu_ops.spark.plan.build import output_type
+from gpu_ops.spark.plan.column_metadata import changelog_columns
+from gpu_ops.spark.workers import make_importable
 
 
 def join(
@@ -132,6 +143,126 @@ def latest(
     return run(described, [source], options, stacklevel=2)
 
 
+class LookupJoinOptions(KeyOptions, total=False):
+    """Those that a lookup join shares with others.
+
+    Attributes:
+        where: residual condition, SQL text over both inputs' columns.
+        suffixes: for column names that both inputs have.
+        backlog: as in `ChangelogOptions`: left rows wait until the table's history is there.
+    """
+
+    where: str | None
+    suffixes: tuple[str, str] | None
+    backlog: bool
+
+
+def lookup_join(
+    left: DataFrame | Stream,
+    table: DataFrame | Stream,
+    on: On,
+    *,
+    how: Literal["inner", "left"] = "inner",
+    **options: Unpack[LookupJoinOptions],
+) -> DataFrame:
+    """Enriches each left row with the rows of a table as it is when the row comes; the result is append-only.
+
+    ``left JOIN table FOR SYSTEM_TIME AS OF PROCTIME()``, after Flink's processing-time temporal join: a left row comes
+    out once, with the rows that the table has after its changes of the same micro-batch, and later changes of the table
+    touch nothing that came out. The left input is not kept::
+
+        gpu_ops.lookup_join(orders, spark.read.parquet("customers"), on="customer_id", how="left", state=...)
+
+    Args:
+        left: the left input; its rows are insertions.
+        table: a static DataFrame; with `stream` (``refresh="1 hour"``) one that is read again; or a changelog. Unlike
+            Flink's it may have several rows of a key: each gives one. `lookup` asks a function instead.
+        on: as in `join`; at least one column.
+        how: ``"inner"``, or ``"left"`` to keep rows that find nothing, with nulls.
+        options: ``where, state, backend, null_safe, suffixes, partitions, name``, as in `join`, and ``backlog``, with
+            which left rows wait while runs with ``trigger(availableNow=True)`` take the table's history in.
+
+    Returns:
+        A streaming DataFrame: ``row_kind``, always ``+I``, and the columns of the join. Two static DataFrames are
+        joined at once.
+
+    Raises:
+        TypeError: no such option.
+        DescriptionError: a join that cannot be.
+        NotBuiltError: Spark Connect.
+        StateError: the state folder belongs to something else.
+    """
+    check_options("lookup_join", options, LookupJoinOptions)
+    return _join(left, table, on, how, options, kind=LookupJoin)
+
+
+def lookup(
+    left: DataFrame | Stream,
+    function: Function,
+    on: On,
+    *,
+    schema: st.StructType | str,
+    how: Literal["inner", "left"] = "inner",
+    suffixes: tuple[str, str] | None = None,
+    cache: Duration | None = None,
+    cache_keys: int = 100_000,
+    retries: int = 3,
+) -> DataFrame:
+    """A lookup join with a table that a function knows: a database, a feature store, a service.
+
+    Args:
+        left: the left input; its rows are insertions.
+        function: takes an Arrow table of keys, distinct and without nulls, under the names that they have in
+            ``schema``, and gives the rows that have one of them. It is called in Spark's tasks, once per micro-batch
+            and partition, with the keys whose answers are not cached.
+        on: as in `join`; the right ones are columns of ``schema``, of the types of the left ones.
+        schema: of what it gives; a schema or its DDL text.
+        how: as in `lookup_join`.
+        suffixes: for column names that both have.
+        cache: how long an answer is good: ``"10 minutes"``; by default each micro-batch asks anew.
+        cache_keys: how many keys' answers a Python worker keeps, the newest.
+        retries: how often a call that fails is repeated, after 0.1 s and then twice as long each time.
+
+    Returns:
+        A DataFrame, streaming if ``left`` is: ``row_kind``, always ``+I``, and the columns of the join.
+
+    Raises:
+        DescriptionError: a join that cannot be.
+    """
+    side = as_stream(left, "the left input")
+    check_frames([side.df])
+    if not callable(function):
+        raise DescriptionError(f"lookup() takes a function of an Arrow table, not {type(function).__name__}")
+    keys = normalize_on(on)
+    table = applied_schema(schema, "schema")
+    described = LookupJoin(
+        how=how,
+        left=as_input(side, "left"),
+        right=Input("right", arrow_schema(table, "right")),
+        keys=tuple(Key(spelling(side.df, key.left) or key.left, key.right, key.null_safe, key.using) for key in keys),
+        suffixes=suffixes,
+    )
+    name = described.left.name
+    if described.left.row_kind is not None:
+        raise DescriptionError(f"input '{name}' has row kinds: the left input of lookup() is insert-only")
+    for key in described.keys:
+        kinds = described.left.schema.field(key.left).type, described.right.schema.field(key.right).type
+        if kinds[0] != kinds[1] or key.null_safe:
+            raise DescriptionError(
+                f"lookup() takes keys of one type, and nulls find nothing: {name}.{key.left} is {kinds[0]}, "
+                f"{key.right!r} of schema= {kinds[1]}"
+            )
+    if retries < 0 or cache_keys < 1:
+        raise DescriptionError(f"retries={retries}, cache_keys={cache_keys}: not below 0, and at least 1")
+    make_importable(side.df.sparkSession)
+    lookups = Lookups(function, 0.0 if cache is None else parse_bound(cache) / 1e3, cache_keys, retries)
+    token = uuid.uuid4().hex
+    found = side.df.mapInArrow(
+        LookupTask(described.to_json(), lookups, token), output_type(described, [side.df.schema, table])
+    )
+    return found.select(*changelog_columns(described, "lookup", token[:12]))
+
+
 def _join(
     left: DataFrame | Stream,
     right: DataFrame | Stream,
@@ -140,6 +271,7 @@ def _join(
     options: Mapping[str, Any],
     *,
     null_aware: bool = False,
+    kind: type[Join] = Join,
 ) -> DataFrame:
     given = as_stream(left, "the left input"), as_stream(right, "the right input")
     sides, static = settled(given, ("left", "right"), options.get("state"))
@@ -149,7 +281,7 @@ def _join(
             raise DescriptionError(f"input '{name}': event_time= is for gpu_ops.interval_join()")
     where, (first, second), _ = engine_condition(options.get("where"), sides, names)
     sides = first, second
-    description = Join(
+    description = kind(
         how=cast("JoinType", spelled(how)),
         left=as_input(first, "left"),
         right=as_input(second, "right"),

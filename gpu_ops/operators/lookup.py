@@ -1,0 +1,89 @@
+"""The lookup join, after Flink's ``TemporalProcessTimeJoinOperator``.
+
+Law: a left row comes out once, in its micro-batch, with each row of its key that the table has when the micro-batch's
+changes of the table are done; or, of a left join, with nulls if there is none. Nothing changes what came out.
+
+All rows are ``+I``, in the order of the left rows. Left rows are gone once the micro-batch is committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gpu_ops import layouts
+from gpu_ops.arrays import Array, Positions, Slots
+from gpu_ops.descriptions.changelog import INSERT
+from gpu_ops.descriptions.description import Description
+from gpu_ops.descriptions.lookup_join import LookupJoin
+from gpu_ops.kernels import Among, Columns, Kernels, as_slots
+from gpu_ops.operators.core.emission import OutputRows
+from gpu_ops.operators.core.lifetimes import Lifetimes
+from gpu_ops.operators.core.match import fulfilling, match_among
+from gpu_ops.operators.keyed import KeyedOperator
+from gpu_ops.operators.operator import TooMuch
+from gpu_ops.state.columns import LIVE, KeySet
+from gpu_ops.state.keyed_table import KeyedTable
+
+
+def make(described: Description, kernels: Kernels, too_much: TooMuch) -> Lookup:
+    """See `gpu_ops.operators.operator.Make`."""
+    del too_much
+    assert isinstance(described, LookupJoin)
+    return Lookup(described, kernels)
+
+
+class Lookup(KeyedOperator):
+    """Left rows with the rows that a table has now.
+
+    Args:
+        join: the description.
+        kernels: the backend.
+    """
+
+    join: LookupJoin
+    tables: tuple[KeyedTable, KeyedTable]
+
+    def __init__(self, join: LookupJoin, kernels: Kernels) -> None:
+        super().__init__(join, kernels)
+        self.padded = (False, join.how == "left")
+        keys = [KeySet(join.key_columns(n), join.key_types, join.key_columns(n, strict=True)) for n in (0, 1)]
+        findable = not join.right.insert_only or join.right.ttl_ms is not None
+        self.tables = (
+            KeyedTable(kernels, join.left, keys[:1], findable=False),
+            KeyedTable(kernels, join.right, keys[1:], findable=findable),
+        )
+
+    def find(self, sides: Sequence[Lifetimes], *, net: bool) -> tuple[Slots, Slots]:
+        """Left and right slots of the pairs."""
+        del sides, net
+        (left, right), kernels, names = self.tables, self.kernels, (self.join.left.name, self.join.right.name)
+        touched = left.touched()
+        if not touched.size or not len(right):
+            return self._nothing, self._nothing
+
+        def residual(found: Slots, slots: Slots) -> Positions | None:
+            rows = {names[0]: (left.store, found), names[1]: (right.store, slots)}
+            return fulfilling(kernels, self.join.condition, rows, int(slots.size))
+
+        candidates = right.key_index.meet(touched, staged=True, by_candidate=True)
+        columns = Columns(left.store, left.keys), Columns(right.store, right.keys)
+        among = Among(right.status.values, LIVE, LIVE)
+        return match_among(kernels, left.key_types, candidates, columns, among, by_candidate=True, residual=residual)
+
+    def rows(self, found: tuple[Slots, Slots], sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
+        """The pairs, and left rows without one, in the order of the left rows."""
+        del event_kinds
+        (left, right), xp, (side, _) = found, self.kernels.xp, sides
+        new = as_slots(self.kernels, side.first_new, side.new)
+        self.tables[0].end_stillborn(new)
+        if self.join.how == "left":
+            alone = xp.ones(new.size, bool)
+            alone[left - side.first_new] = False
+            pads = new[xp.flatnonzero(alone)]
+            left, right = xp.concatenate([left, pads]), xp.concatenate([right, xp.full(pads.size, -1, np.int64)])
+        # the number of a right row, one higher, so that there is room for none
+        order = self.kernels.argsort(layouts.pairs(left, right + 1))
+        left, right = left[order], right[order]
+        return OutputRows(np.full(left.size, INSERT, np.int8), (left, right), xp.zeros(left.size, np.int64))
