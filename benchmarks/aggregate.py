@@ -36,7 +36,7 @@ def sales(size: int, products: int) -> pa.Table:
     """Rows of the input."""
     rng = np.random.default_rng(products)
     return pa.table(
-        [rng.integers(0, products, size), rng.integers(0, 100, size), rng.integers(0, 4000, size) / 4], schema=SALES
+        [rng.integers(0, products, size), rng.integers(0, 100, size), rng.integers(0, 1000, size)], schema=SALES
     )
 
 

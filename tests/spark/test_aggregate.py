@@ -13,7 +13,8 @@ import pytest
 
 import gpu_ops
 from gpu_ops import stream
-from gpu_ops.errors import DescriptionError
+from gpu_ops.errors import DescriptionError, NotBuiltError
+from gpu_ops.spark.servers.rescale import rescale
 from spark.support import Sink, Source, drain
 
 pytestmark = pytest.mark.spark
@@ -77,6 +78,11 @@ def test_an_aggregate_goes_on_over_restarts(spark: Any, tmp_path: Path, emit: An
         drain(totals, sink, tmp_path / "checkpoint")
         assert Counter(sink.table) == feed.duckdb(TOTALS)
     assert "group by    item" in gpu_ops.explain(totals)
+    with pytest.raises(NotBuiltError, match="keeps groups of orders beside its input, which is not cut anew yet"):
+        rescale(str(tmp_path / "state"), 3)
+    feed.more()
+    drain(totals, sink, tmp_path / "checkpoint")
+    assert Counter(sink.table) == feed.duckdb(TOTALS)
 
 
 def test_a_chain_of_join_aggregate_join_and_aggregate(spark: Any, tmp_path: Path) -> None:
