@@ -1,4 +1,4 @@
-"""Files as Arrow record batches: CSV, JSON lines, Parquet, ORC and Arrow, in the order of their rows.
+"""Files as Arrow record batches: CSV, JSON lines, Parquet, ORC, Arrow and commits of Delta, in the order of their rows.
 
 Arrow reads. Spark's are the names of the options, and that an empty field of a CSV file is null and a time without a
 zone one in the session's.
@@ -22,9 +22,10 @@ import pyarrow.json as pjson
 
 from gpu_ops.errors import BadInputError, DescriptionError
 from gpu_ops.files.casts import cast, fits
+from gpu_ops.files.delta import changes_of
 from gpu_ops.files.times import arrow_zone, as_text
 
-FormatName = Literal["csv", "json", "parquet", "orc", "arrow"]
+FormatName = Literal["csv", "json", "parquet", "orc", "arrow", "delta"]
 FORMATS: Final[tuple[str, ...]] = get_args(FormatName)
 
 OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -33,6 +34,7 @@ OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "parquet": ("missingColumns",),
     "orc": ("timeZone", "missingColumns"),
     "arrow": ("missingColumns",),
+    "delta": ("startingVersion",),
 }
 """Options of each format, by Spark's names where Spark has them."""
 
@@ -40,6 +42,7 @@ _ALLOWED: Final = {
     **dict.fromkeys(("header", "multiLine"), ("true|false", "true or false")),
     **dict.fromkeys(("sep", "quote", "escape"), (r"[\x01-\x7f]", "one character of ASCII")),
     "missingColumns": ("fail|null", "fail or null"),
+    "startingVersion": (r"\d+", "a number"),
 }
 """Values of options, where not any will do, and the words for them."""
 
@@ -74,7 +77,8 @@ class FileFormat:
             character; none by default, where Spark has the backslash), ``nullValue`` (besides the empty field; in
             quotes it is none), ``encoding``, ``multiLine`` (values may have line breaks), ``timeZone`` (of times that
             name none; those of Parquet and Arrow are UTC's, those that Spark writes to ORC are its JVM's),
-            ``missingColumns``: ``fail``, or ``null`` for columns that a file lacks.
+            ``missingColumns``: ``fail``, or ``null`` for columns that a file lacks; ``startingVersion``, the first
+            commit of a Delta table that is read.
 
     Raises:
         DescriptionError: no such format, option or value, or a column that the format cannot hold.
@@ -114,8 +118,11 @@ class FileFormat:
         Raises:
             BadInputError: a file that is not there, or not as described; names column and value where it can.
         """
-        file_system, path = file_system_of(uri, input_name)
         try:
+            if self.name == "delta":
+                yield from (self._typed(batch, columns) for batch in changes_of(uri, columns))
+                return
+            file_system, path = file_system_of(uri, input_name)
             if self.name == "csv":
                 batches = self._csv(file_system, path, columns)
             elif self.name == "json":

@@ -17,6 +17,7 @@ from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
 from gpu_ops.errors import DescriptionError
+from gpu_ops.files.delta import COMMITS, LOG
 from gpu_ops.files.formats import OPTIONS, FileFormat, FormatName
 from gpu_ops.files.row_filter import Taken
 from gpu_ops.query.catalyst import frame_of
@@ -84,7 +85,9 @@ def read_files(
     Args:
         spark: the session.
         path: a folder, or a pattern.
-        format: ``"csv"``, ``"json"`` (one object a line), ``"parquet"``, ``"orc"`` or ``"arrow"``.
+        format: ``"csv"``, ``"json"`` (one object a line), ``"parquet"``, ``"orc"``, ``"arrow"``, or ``"delta"``: the
+            change feed of a Delta table, a commit is a file (needs the package ``deltalake``); its rows have
+            ``_change_type``, the row kind, ``_commit_version`` and ``_commit_timestamp`` besides.
         schema: of the rows: a schema or its DDL text.
         options: of Spark's file source (`SOURCE_OPTIONS`) and of the format (`gpu_ops.files.formats.FileFormat`), by
             the names that Spark has for them.
@@ -113,13 +116,19 @@ def read_files(
         tuple((name, value) for name, value in given.items() if name not in SOURCE_OPTIONS),
     )
     stream = spark.readStream.format("binaryFile").schema(_CONTENT)
+    folder, time = path, f.unix_micros("modificationTime")
+    if format == "delta":
+        folder, stream = f"{path}/{LOG}", stream.option("pathGlobFilter", COMMITS)
+        time = f.regexp_extract("path", r"(\d+)\.json$", 1).cast("bigint")  # the version is the order of commits
     for name, value in given.items():
         if name in SOURCE_OPTIONS:
             stream = stream.option(name, value)
     # Without its content a file is not opened.
     how = {FILES: json.dumps({"format": format, "options": read.options, "location": path})}
     paths = f.col("path").alias("path", metadata=how)
-    files = stream.load(path).select(paths, f.unix_micros("modificationTime").alias("time"))
+    files = stream.load(folder).select(paths, time.alias("time"))
+    if "startingVersion" in given:
+        files = files.where(f.col("time") >= int(given["startingVersion"]))
     make_importable(spark)
     return files.mapInArrow(ReadFiles("gpu_files", read, path), declared)
 
