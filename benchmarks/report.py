@@ -76,7 +76,7 @@ def report() -> str:
             for name, peer in PEERS.items()
         ),
     ]
-    rows += [*multi_rows(), *sink_rows(), *nexmark_rows(), *interval_rows(), *at_end_rows()]
+    rows += [*multi_rows(), *sink_rows(), *nexmark_rows(), *interval_rows(), *by_time_rows(), *at_end_rows()]
     lines = ["| what | ratio of medians (range) | benchmark |", "|---|---|---|"]
     lines += [f"| {what} | {figure} | `{name}` |" for what, figure, name in rows]
     machine, versions = flink["machine"], flink["versions"]
@@ -137,6 +137,27 @@ def at_end_rows() -> list[tuple[str, str, str]]:
         stream = "the same join" if name == "left" else "the full join"
         rows.append((f"{of}, rate over {stream} `per_batch`", spread(results[f"{name}_times_per_batch"]), "at_end"))
     return rows
+
+
+def by_time_rows() -> list[tuple[str, str, str]]:
+    """The lines about temporal and ASOF joins."""
+    flink, asof, soak = load("vs_flink_temporal"), load("asof"), load("by_time")["results"]["temporal join"]
+    million, ratios = flink["settings"]["rows"] // 10**6, flink["results"]["over_flink"]
+    peer = f"Flink SQL {flink['settings']['flink']} (heap state, no checkpoints; {flink['time'][:10]})"
+    of = f"temporal join of {million}M rows of CSV, durable state"
+    rows = [
+        (f"{of}, `read_files`: rate over {peer}", spread(ratios["ours_arrow"]), "flink.temporal"),
+        ("the same with Spark's CSV reader", spread(ratios["ours_spark"]), "flink.temporal"),
+    ]
+    for found in asof["results"]["beside_polars"]:
+        of = f"ASOF join, `per_batch`, {found['rows'] // 10**6}M trades and as many quotes of {found['keys']:,} keys"
+        rows.append((f"{of}, time over polars' `join_asof` of all rows at once", spread(found["times_polars"]), "asof"))
+    hot = asof["results"]["hot_key"]
+    of = f"ASOF join, time of a micro-batch with a key of {hot['versions']:,} versions over the same without"
+    rows.append((of, f"{hot['times_without']:.2f}", "asof"))
+    memory = soak["last_quarter_over_second"]["resident_bytes"]
+    of = f"temporal join, memory in the last quarter of {soak['batches']} micro-batches over the second"
+    return [*rows, (of, f"{memory:.2f}", "by_time")]
 
 
 def interval_rows() -> list[tuple[str, str, str]]:
