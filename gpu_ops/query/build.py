@@ -20,13 +20,14 @@ from gpu_ops.descriptions.keys import Equality, Key
 from gpu_ops.descriptions.lookup_join import LookupJoin
 from gpu_ops.descriptions.multi_join import MultiJoin, Step
 from gpu_ops.descriptions.temporal_join import TemporalJoin
+from gpu_ops.descriptions.top import Top
 from gpu_ops.errors import DescriptionError
 from gpu_ops.query.choose import Chooser, Residual
 from gpu_ops.query.errors import SqlError
 from gpu_ops.query.expressions import Column, Expr
 from gpu_ops.query.lower import written
 from gpu_ops.query.nodes import Calc, JoinNode, Node, Source, quoted
-from gpu_ops.query.relations import AggregateOf, Compute, Filter, JoinOf, Relation, Scan, shown
+from gpu_ops.query.relations import AggregateOf, Compute, Filter, JoinOf, Relation, Scan, TopOf, shown
 from gpu_ops.query.runs import Run, run_of, segments, spine
 from gpu_ops.query.stages import Namer, Stage, input_names, kept_of
 
@@ -60,7 +61,25 @@ class Builder:
             return self.computed(stage, computed, needed)
         if isinstance(relation, AggregateOf):
             return self.aggregate(relation, needed)
+        if isinstance(relation, TopOf):
+            return self.top(relation, needed)
         return self.join(relation, needed)
+
+    def top(self, relation: TopOf, needed: frozenset[Column]) -> Stage:
+        """The first rows of each group."""
+        assert relation.n is not None
+        (name,) = input_names([relation])
+        own = (needed & relation.below.columns) | relation.used
+        node, source = self.side(relation.below, {}, own, name)
+        try:
+            order = tuple(how._replace(column=self.name(column)) for column, how in relation.order)
+            number = self.name(relation.number) if relation.number in needed else None
+            by = tuple(self.name(column) for column in relation.by)
+            description = Top(source, by, order, relation.n, self.emit, number)
+        except DescriptionError as error:
+            self.chooser.fail(str(error), relation.java)
+        why = f"the first {relation.n} by ROW_NUMBER()"
+        return self.after(JoinNode("top", description, (node,), why), [relation], (), needed)
 
     def aggregate(self, relation: AggregateOf, needed: frozenset[Column]) -> Stage:
         """One row per group."""

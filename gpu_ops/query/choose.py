@@ -27,7 +27,7 @@ from gpu_ops.query.errors import SqlError
 from gpu_ops.query.expressions import Column, Expr, Tree, is_no_op
 from gpu_ops.query.lower import Lowering, NotOursError, Parts, written
 from gpu_ops.query.read import spark_type_of, type_of
-from gpu_ops.query.relations import AggregateOf, Compute, Filter, JoinOf, Relation, Scan, shown
+from gpu_ops.query.relations import AggregateOf, Compute, Filter, JoinOf, Relation, Scan, TopOf, shown
 from gpu_ops.spark.datatypes import is_binary_collated
 
 Kind = Literal["regular", "semi", "anti", "interval", "asof", "temporal", "lookup"]
@@ -127,7 +127,7 @@ class Chooser:
             return frozenset(c for c in relation.columns if c.event_time)
         if isinstance(relation, Filter | Compute):
             return self.event_times(relation.below)
-        if isinstance(relation, AggregateOf):
+        if isinstance(relation, AggregateOf | TopOf):
             return frozenset()
         choice = self.choice(relation)
         if choice.times is None:
@@ -146,8 +146,8 @@ class Chooser:
             return None if relation.table.insert_only else f"{relation.alias} brings {relation.table.changes}"
         if isinstance(relation, Filter | Compute):
             return self.taken_back(relation.below)
-        if isinstance(relation, AggregateOf):
-            return "the aggregate below takes rows back"
+        if isinstance(relation, AggregateOf | TopOf):
+            return f"the {_noun(relation)} below takes rows back"
         kind = self.choice(relation).kind
         name = "ASOF" if kind == "asof" else kind
         return (
@@ -162,10 +162,10 @@ class Chooser:
             return self._lost(relation.below, column)
         if isinstance(relation, Scan):
             return None
-        if isinstance(relation, AggregateOf):
+        if isinstance(relation, AggregateOf | TopOf):
             if column not in self.event_times(relation.below):
                 return self._lost(relation.below, column)
-            return f"{column} is no event time any more: the aggregate below takes its rows back"
+            return f"{column} is no event time any more: the {_noun(relation)} below takes its rows back"
         side = relation.left if column in relation.left.columns else relation.right
         below = self._lost(side, column)
         if below is not None or column not in self.event_times(side) or column in self.event_times(relation):
@@ -458,3 +458,7 @@ class Chooser:
         if all(both):
             return f"regular: {join.sql_name} whose condition does not compare the event times: rows are kept for ever"
         return f"regular: {join.sql_name}"
+
+
+def _noun(relation: AggregateOf | TopOf) -> str:
+    return "aggregate" if isinstance(relation, AggregateOf) else "top-N"

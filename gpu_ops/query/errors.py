@@ -51,7 +51,6 @@ DISTINCT: Final = (
     "leave it out"
 )
 NODES: Final[dict[str, str]] = {
-    "Window": f"window functions are not understood: join first; {_AFTER}",
     "Distinct": DISTINCT,
     "Deduplicate": DISTINCT,
     "Sort": "ORDER BY is not understood: a changelog has its own order; sort the table it is merged into",

@@ -13,6 +13,7 @@ from gpu_ops.conditions import backquoted
 from gpu_ops.descriptions.aggregate import Aggregate
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.multi_join import MultiJoin
+from gpu_ops.descriptions.top import Top
 from gpu_ops.query.expressions import Expr
 
 _PLAIN: Final = re.compile(r"[A-Za-z_]\w*")
@@ -103,7 +104,7 @@ class Calc:
 
 @dataclasses.dataclass(frozen=True)
 class JoinNode:
-    """A regular, semi, anti, interval, ASOF, temporal or lookup join, or a multi-way one; or an aggregate of one input.
+    """A regular, semi, anti, interval, ASOF, temporal, lookup or multi-way join; or an aggregate or top-N of one input.
 
     Attributes:
         kind: which of them.
@@ -113,8 +114,8 @@ class JoinNode:
         remarks: more about it.
     """
 
-    kind: Literal["regular", "semi", "anti", "interval", "asof", "temporal", "lookup", "multi-way", "aggregate"]
-    description: Join | MultiJoin | Aggregate
+    kind: Literal["regular", "semi", "anti", "interval", "asof", "temporal", "lookup", "multi-way", "aggregate", "top"]
+    description: Join | MultiJoin | Aggregate | Top
     inputs: tuple[Node, ...]
     why: str
     remarks: tuple[str, ...] = ()

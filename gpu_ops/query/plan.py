@@ -18,7 +18,7 @@ from gpu_ops.query.choose import Chooser
 from gpu_ops.query.errors import SqlError
 from gpu_ops.query.nodes import Calc, Plan
 from gpu_ops.query.read import Reader
-from gpu_ops.query.relations import AggregateOf, Compute, Filter, JoinOf, Relation, Table
+from gpu_ops.query.relations import AggregateOf, Compute, Filter, JoinOf, Relation, Table, TopOf
 from gpu_ops.query.stages import Namer
 from gpu_ops.spark.datatypes import spark_type
 
@@ -90,7 +90,7 @@ def _schema(table: Table) -> st.StructType:
 def _joins(relation: Relation) -> bool:
     while isinstance(relation, Filter | Compute):
         relation = relation.below
-    return isinstance(relation, JoinOf | AggregateOf)
+    return isinstance(relation, JoinOf | AggregateOf | TopOf)
 
 
 __all__ = ["MultiWay", "Plan", "SqlError", "Table", "plan"]

@@ -20,6 +20,7 @@ from gpu_ops.query.by_time.text import QueryText
 from gpu_ops.query.catalyst import INPUT, Catalyst, position
 from gpu_ops.query.errors import SqlError, closest
 from gpu_ops.query.expressions import Column, Expr, Tree, number_of, tree
+from gpu_ops.query.ranks import NO_BOUND, bounded, decides, top_of
 from gpu_ops.query.relations import (
     AggregateOf,
     Compute,
@@ -29,6 +30,7 @@ from gpu_ops.query.relations import (
     Relation,
     Scan,
     Table,
+    TopOf,
     filtered,
     never_null,
 )
@@ -171,6 +173,8 @@ class Reader:
                 return self._filter(below, Expr(condition, self.columns))
             case "Join":
                 return self._join(node)
+            case "Window":
+                return top_of(self, node.java, self._relation(node.args[0]))
             case "Aggregate":
                 return aggregate_of(self, node.java, self._relation(node.args[0]))
             case "LocalRelation":
@@ -229,9 +233,14 @@ class Reader:
                 below = JoinOf(how, below, right, (), inner.java, "EXISTS")
             else:
                 conditions.append(part)
+        left: list[Expr] = []
         for part in conditions:
             self._check_sub_queries(part.tree)
-        return filtered(below, conditions)
+            first = bounded(below, part)
+            below = below if first is None else first
+            if first is None or not decides(part):
+                left.append(part)
+        return filtered(below, left)
 
     def _join(self, node: Tree) -> JoinOf:
         left, right = (self._relation(side) for side in node.args)
@@ -298,6 +307,13 @@ class Reader:
             below, over = self._lifted(relation.below)
             if over:
                 self.fail(errors.NOT_BELOW.format("an aggregate"), over[0].java)
+            return dataclasses.replace(relation, below=below), []
+        if isinstance(relation, TopOf):
+            below, over = self._lifted(relation.below)
+            if relation.n is None:
+                self.fail(NO_BOUND, relation.java)
+            if over:
+                self.fail(errors.NOT_BELOW.format("a top-N"), over[0].java)
             return dataclasses.replace(relation, below=below), []
         left, left_over = self._lifted(relation.left)
         right, right_over = self._lifted(relation.right)

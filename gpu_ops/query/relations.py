@@ -9,6 +9,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from gpu_ops.descriptions.inputs import Updates
+from gpu_ops.descriptions.top import Order
 from gpu_ops.query.by_time.marks import ByTime
 from gpu_ops.query.expressions import Column, Expr
 
@@ -195,7 +196,45 @@ class AggregateOf:
         return {}
 
 
-Relation = Scan | Filter | Compute | JoinOf | AggregateOf
+@dataclasses.dataclass(frozen=True, eq=False)
+class TopOf:
+    """The first rows of each group.
+
+    Attributes:
+        below: the rows.
+        by: what makes a group.
+        order: columns, and how each orders the rows of a group.
+        number: the column with a row's number in its group.
+        identity: the id of that column's attribute.
+        n: how many rows; None as long as that is not known.
+        java: Catalyst's ``ROW_NUMBER()``.
+    """
+
+    below: Relation
+    by: tuple[Column, ...]
+    order: tuple[tuple[Column, Order], ...]
+    number: Column
+    identity: int
+    n: int | None
+    java: Any
+
+    @functools.cached_property
+    def columns(self) -> frozenset[Column]:
+        """Those below, and the number."""
+        return self.below.columns | {self.number}
+
+    @property
+    def used(self) -> frozenset[Column]:
+        """The columns below that it looks at."""
+        return frozenset(self.by) | frozenset(column for column, _ in self.order)
+
+    @property
+    def ids(self) -> dict[int, Column]:
+        """What is shown of it."""
+        return {**self.below.ids, self.identity: self.number}
+
+
+Relation = Scan | Filter | Compute | JoinOf | AggregateOf | TopOf
 
 
 def filtered(relation: Relation, conditions: list[Expr]) -> Relation:
@@ -207,7 +246,7 @@ def shown(relation: Relation) -> list[Scan]:
     """The inputs whose columns a relation has."""
     if isinstance(relation, Scan):
         return [relation]
-    if isinstance(relation, Filter | Compute | AggregateOf):
+    if isinstance(relation, Filter | Compute | AggregateOf | TopOf):
         return shown(relation.below)
     return shown(relation.left) + (shown(relation.right) if relation.how not in ("semi", "anti") else [])
 
@@ -221,5 +260,7 @@ def never_null(relation: Relation) -> frozenset[Column]:
     if isinstance(relation, AggregateOf):
         counts = frozenset(call.column for call in relation.calls if not call.column.nullable)
         return counts | (never_null(relation.below) & frozenset(relation.by))
+    if isinstance(relation, TopOf):
+        return never_null(relation.below) | {relation.number}
     left, right = never_null(relation.left), never_null(relation.right)
     return {"inner": left | right, "right": right, "full": frozenset()}.get(relation.how, left)

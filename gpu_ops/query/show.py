@@ -67,6 +67,9 @@ def _text(node: Node) -> str:
     if node.kind == "aggregate":
         by, calls = ", ".join(map(quoted, join.by)), ", ".join(map(str, join.measures))
         return f"GroupAggregate(groupBy=[{by}], select=[{calls}])"
+    if node.kind == "top":
+        by, order = ", ".join(map(quoted, join.by)), ", ".join(map(str, join.order))
+        return f"Rank(partitionBy=[{by}], orderBy=[{order}], rankRange=[1..{join.n}])"
     return _multi_way(join) if node.kind == "multi-way" else _two_way(join)
 
 

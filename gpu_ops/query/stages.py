@@ -11,7 +11,7 @@ from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.query.choose import Chooser
 from gpu_ops.query.expressions import Column, Expr
 from gpu_ops.query.nodes import Calc, Named, Node, Where, quoted
-from gpu_ops.query.relations import AggregateOf, Compute, Filter, JoinOf, Relation, Scan, shown
+from gpu_ops.query.relations import AggregateOf, Compute, Filter, JoinOf, Relation, Scan, TopOf, shown
 
 
 class Namer:
@@ -30,6 +30,8 @@ class Namer:
             elif isinstance(node, AggregateOf):
                 used |= dict.fromkeys([*node.by, *(call.of for call in node.calls if call.of is not None)])
                 used |= dict.fromkeys(call.column for call in node.calls)
+            elif isinstance(node, TopOf):
+                used |= dict.fromkeys([*node.by, *(column for column, _ in node.order)])
             elif isinstance(node, JoinOf):
                 choice = chooser.choice(node)
                 for condition in (*node.on, *([node.member] if node.member is not None else [])):
@@ -78,7 +80,7 @@ def kept_of(scan: Scan) -> list[Column]:
 
 def _nodes(relation: Relation) -> Iterable[Relation]:
     yield relation
-    if isinstance(relation, Filter | Compute | AggregateOf):
+    if isinstance(relation, Filter | Compute | AggregateOf | TopOf):
         yield from _nodes(relation.below)
     elif isinstance(relation, JoinOf):
         yield from _nodes(relation.left)

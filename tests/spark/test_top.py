@@ -95,6 +95,38 @@ def test_of_a_join_and_a_join_of_it(spark: Any, tmp_path: Path) -> None:
     assert sink.table == sorted(wanted, key=repr)
 
 
+def test_in_sql(spark: Any, tmp_path: Path) -> None:
+    shop, sink = Shop(spark, tmp_path), Sink()
+    query = """
+        SELECT id, item, best.place * 10 AS place, total FROM (
+            SELECT o.id, o.item, i.region, o.amount + 1 AS total,
+                   row_number() OVER (PARTITION BY i.region ORDER BY o.amount + 1 DESC NULLS LAST, o.id) AS place
+            FROM orders o JOIN items i ON o.item = i.item
+        ) AS best WHERE 3 > best.place AND total IS NOT NULL
+    """
+    for _ in range(3):
+        shop.more()
+        orders, items = shop.inputs()
+        changes = gpu_ops.sql(query, orders=orders, items=items, state=str(tmp_path / "state"))
+        drain(changes, sink, tmp_path / "checkpoint")
+        rows = [(item, i, amount) for i, item, amount in shop.kept[0].values()]
+        joined = slow_join("inner", rows, list(shop.kept[1].values()), 2)
+        wanted = []
+        for region in ("n", "s"):
+            own = [(i, item, amount) for item, i, amount, r in joined if r == region]
+            own.sort(key=lambda row: (row[2] is None, -(row[2] or 0), row[0]))
+            wanted += [(i, item, 10 * at, a + 1) for at, (i, item, a) in enumerate(own[:2], 1) if a is not None]
+        assert sink.table == sorted(wanted, key=repr)
+    text = gpu_ops.explain(changes)
+    assert "rankRange=[1..2]" in text
+    numbered = "SELECT *, row_number() OVER (PARTITION BY region ORDER BY item) n FROM items"
+    latest = f"SELECT item, region FROM ({numbered}) WHERE n = 1"
+    changes, sink = gpu_ops.sql(latest, items=items, state=str(tmp_path / "other")), Sink()
+    drain(changes, sink, tmp_path / "other_checkpoint")
+    found = {region: min(i for i, r in shop.kept[1].values() if r == region) for _, region in shop.kept[1].values()}
+    assert sink.table == sorted((item, region) for region, item in found.items())
+
+
 def test_insertions_keep_the_first_rows_only(spark: Any, tmp_path: Path) -> None:
     source, sink = Source(spark, tmp_path / "in", "item string, amount long"), Sink()
     choice = random.Random(1)

@@ -117,12 +117,12 @@ EXPRESSIONS = [
     (f"SELECT §first_value(o.uid) AS n {JOINED}", "first_value leaves nulls out: .* IGNORE NULLS"),
     (f"§SELECT avg(CAST(p.price AS DECIMAL(9, 2))) AS n {JOINED}", "is not exact: take sum and count"),
     (
-        f"§SELECT row_number() OVER (PARTITION BY o.uid ORDER BY o.id) AS n {JOINED}",
-        "window functions are not understood: join first",
+        f"SELECT §row_number() OVER (PARTITION BY o.uid ORDER BY o.id) AS n {JOINED}",
+        r"ROW_NUMBER\(\) has no end: ask for the first rows of each group in a WHERE around it",
     ),
     (
-        f"§SELECT sum(p.price) OVER (PARTITION BY o.uid) AS n {JOINED}",
-        "window functions are not understood: join first",
+        f"SELECT §sum(p.price) OVER (PARTITION BY o.uid) AS n {JOINED}",
+        "window functions are not understood, but for one: SELECT",
     ),
     (f"§SELECT explode(array(1, 2)) AS n {JOINED}", "what makes many rows of one"),
     (f"SELECT o.id, §rand() AS r {JOINED}", "RAND gives another value each time, so a row could not be taken back"),

@@ -1,0 +1,128 @@
+"""``ROW_NUMBER() OVER (PARTITION BY ... ORDER BY ...)`` with a bound above it: the first rows of each group.
+
+Catalyst has a ``Window`` node, and the bound in a filter above it, with projections between.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import types as st
+
+from gpu_ops.descriptions.top import Order
+from gpu_ops.query.expressions import Column, Expr, tree
+from gpu_ops.query.relations import Compute, Relation, TopOf
+from gpu_ops.spark.datatypes import arrow_type
+
+if TYPE_CHECKING:
+    from gpu_ops.query.read import Reader
+
+NO_BOUND: Final = (
+    "ROW_NUMBER() has no end: ask for the first rows of each group in a WHERE around it, as in SELECT * FROM (SELECT "
+    "*, ROW_NUMBER() OVER (PARTITION BY k ORDER BY t DESC) AS n FROM x) WHERE n <= 3"
+)
+_OTHERS: Final = (
+    "window functions are not understood, but for one: SELECT * FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY k "
+    "ORDER BY t DESC) AS n FROM x) WHERE n <= 3"
+)
+_TURNED: Final = {
+    "LessThanOrEqual": "GreaterThanOrEqual", "LessThan": "GreaterThan", "GreaterThanOrEqual": "LessThanOrEqual",
+    "GreaterThan": "LessThan", "EqualTo": "EqualTo",
+}  # fmt: skip
+
+
+def top_of(reader: Reader, node: Any, below: Relation) -> Relation:
+    """A Window of Catalyst's as relations; how many rows is not known yet.
+
+    Args:
+        reader: of the query; it knows the columns of what is below, and gets to know that of the number.
+        node: Catalyst's.
+        below: what it numbers.
+
+    Raises:
+        SqlError: another window function.
+    """
+    calls = _items(node.windowExpressions())
+    function = calls[0].child().windowFunction()
+    if len(calls) != 1 or _kind(function) != "RowNumber":
+        reader.fail(_OTHERS, function)
+    made: dict[Column, Expr] = {}
+
+    def column(java: Any, label: str) -> Column:
+        expr = Expr(tree(json.loads(java.toJSON()), lambda: java), reader.columns)
+        if expr.column is not None:
+            return expr.column
+        found = Column(label, "", functools.partial(_type, java), nullable=bool(java.nullable()))
+        made[found] = expr
+        return found
+
+    by = tuple(column(x, f"group_{n}") for n, x in enumerate(_items(node.partitionSpec()), 1))
+    order = []
+    for n, term in enumerate(_items(node.orderSpec()), 1):
+        descending, first = str(term.direction().sql()) == "DESC", str(term.nullOrdering().sql()) == "NULLS FIRST"
+        order.append((column(term.child(), f"order_{n}"), Order("", descending, first)))
+    number = Column(str(calls[0].name()), "", functools.partial(_type, calls[0]), nullable=False)
+    identity = int(calls[0].exprId().id())
+    reader.columns[identity] = number
+    relation: Relation = Compute(below, made, below.ids) if made else below
+    return TopOf(relation, by, tuple(order), number, identity, None, calls[0])
+
+
+def bounded(relation: Relation, condition: Expr) -> Relation | None:
+    """A relation with a bound for a row's number, if that is what a condition above it is; else None.
+
+    Of ``n = 3`` it is 3, and the condition still has to be met; see `decides`.
+    """
+    found = _bound(condition)
+    if found is None:
+        return None
+    column, most = found
+
+    def within(below: Relation) -> Relation | None:
+        if isinstance(below, TopOf) and below.number is column:
+            least = most if below.n is None else min(most, below.n)
+            return dataclasses.replace(below, n=least) if most > 0 else None
+        if isinstance(below, Compute):
+            inside = within(below.below)
+            return None if inside is None else Compute(inside, below.computed, below.ids)
+        return None
+
+    return within(relation)
+
+
+def decides(condition: Expr) -> bool:
+    """Whether a condition that is a bound says no more than that."""
+    found = _bound(condition)
+    return found is not None and (condition.kind != "EqualTo" or found[1] == 1)
+
+
+def _bound(condition: Expr) -> tuple[Column, int] | None:
+    """The column that a condition bounds, and by what."""
+    if condition.kind not in _TURNED or len(condition.args) != 2:
+        return None
+    kind, (one, other) = condition.kind, condition.args
+    if one.kind == "Literal":
+        kind, one, other = _TURNED[kind], other, one
+    value = other.tree.fields.get("value") if other.kind == "Literal" else None
+    if one.column is None or value is None or not str(value).lstrip("-").isdigit():
+        return None
+    most: dict[str, Callable[[int], int]] = {
+        "LessThanOrEqual": lambda n: n, "LessThan": lambda n: n - 1, "EqualTo": lambda n: n
+    }  # fmt: skip
+    return (one.column, most[kind](int(value))) if kind in most else None
+
+
+def _type(java: Any) -> Any:
+    return arrow_type(st._parse_datatype_json_string(java.dataType().json()))
+
+
+def _kind(java: Any) -> str:
+    return str(java.getClass().getSimpleName()).rstrip("$")
+
+
+def _items(seq: Any) -> list[Any]:
+    return [seq.apply(number) for number in range(seq.length())]
