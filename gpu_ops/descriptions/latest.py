@@ -14,6 +14,7 @@ from typing import Any, Literal, Self, TypeAlias
 
 import pyarrow as pa
 
+from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import Description, Emit, OutputColumn, line
 from gpu_ops.descriptions.inputs import Input, Layout, check_key_type, input_from_dict, input_to_dict
 from gpu_ops.descriptions.keys import Shuffle
@@ -152,3 +153,35 @@ class Latest(Description):
         """From what `to_dict` gave."""
         source = input_from_dict(data["inputs"][0])
         return cls(source, data["emit"], data.get("order_by"), data.get("keep", "last"))
+
+
+def without_upserts(description: Description) -> tuple[Description, tuple[int, ...]] | None:
+    """The same over retractions, distributed by its own columns, where upserts would keep it in one partition.
+
+    The old and the new row of an upsert have to meet, and no column that it is distributed by need be the same in both.
+    The changelog's unique key is then another one: it has these columns in it, as rows with different values in them
+    come from different partitions, in any order.
+
+    Returns:
+        The description, and the numbers of the inputs that become their `Latest`; None where it is fine as it is.
+    """
+    made = getattr(description, "with_inputs", None)
+    if made is None or description.emit == "at_end" or description.by_time:
+        return None
+    if description.shuffled_by or not description.equal_columns:
+        return None
+    upserts = tuple(
+        number
+        for number, source in enumerate(description.inputs)
+        if source.unique_key is not None and source.updates == "upsert"
+        and not {columns[number] for columns in description.equal_columns} <= set(source.unique_key)
+    )  # fmt: skip
+    given = [description.inputs[number] for number in upserts]
+    if any(x.bad_rows == "tag" or x.sequence_by or ROW_KIND_COLUMN in x.schema.names for x in given):
+        return None
+    inputs = [
+        dataclasses.replace(source, row_kind=ROW_KIND_COLUMN, updates="retract") if number in upserts else source
+        for number, source in enumerate(description.inputs)
+    ]
+    found: Description = made(inputs, description.emit)
+    return (found, upserts) if found.shuffled_by else None

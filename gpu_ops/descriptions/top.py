@@ -162,9 +162,14 @@ class Top(Description):
         return True
 
     def _unique_key(self) -> tuple[str, ...] | None:
-        if self.source.unique_key is not None:
-            return self.source.unique_key
-        return (self.number,) if self.number is not None and not self.by else None
+        never_null = {field.name for field in self.source.schema if not field.nullable}
+        if self.source.unique_key is None:
+            own = (*self.by, self.number) if self.number is not None else None
+        else:
+            # rows of one key in different groups come from different partitions, in any order
+            own = (*self.source.unique_key, *(c for c in self.by if c not in self.source.unique_key))
+            never_null |= set(self.source.unique_key)
+        return own if own is not None and set(self.by) <= never_null else None
 
     @property
     def title(self) -> str:

@@ -17,6 +17,7 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.interval_join import IntervalJoin
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Equality, Key
+from gpu_ops.descriptions.latest import without_upserts
 from gpu_ops.descriptions.lookup_join import LookupJoin
 from gpu_ops.descriptions.multi_join import MultiJoin, Step
 from gpu_ops.descriptions.temporal_join import TemporalJoin
@@ -286,7 +287,8 @@ class Builder:
         """What comes out of a join."""
         known = set(node.schema.names)
         columns = {c: name for c, name in self.name.items() if name in known}
-        key = node.description.unique_key
+        retracting = without_upserts(node.description)  # what will run
+        key = (node.description if retracting is None else retracting[0]).unique_key
         wanted |= {c for c, name in columns.items() if name in (key or ())}  # a key computed for a join further down
         columns = {c: name for c, name in columns.items() if c in wanted or any(c in side.columns for side in sides)}
         return Stage(node, columns, self.name, None, where=list(above), key=key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -263,7 +264,9 @@ def test_what_it_says_of_itself() -> None:
     assert from_json(top.to_json()) == top
     assert top.order == (Order("whole", True, False), Order("text", False, False))
     assert top.lines()[2] == "  order       whole DESC, text NULLS LAST, then arrival"
-    assert (top.unique_key, described("id", unique_key=("id",)).unique_key) == (None, ("id",))
+    assert (top.unique_key, described("id", unique_key=("id",)).unique_key) == (None, None)  # a group may be null
+    keyed = described("id", unique_key=("id", "g"), number="number")
+    assert (keyed.unique_key, dataclasses.replace(keyed, by=("id",)).unique_key) == (("id", "g"), ("id", "g"))
     upserts = described("id", unique_key=("id",))
     assert (len(top.shuffled_by), upserts.shuffled_by) == (1, ())
 

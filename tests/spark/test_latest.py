@@ -135,3 +135,25 @@ def test_latest_alone(spark: Any, tmp_path: Path) -> None:
         gpu_ops.latest(feed.orders.df, "of")
     with pytest.raises(DescriptionError, match=r"latest\(\) takes a stream"):
         gpu_ops.latest(spark.range(1), "id")
+
+
+def test_rows_that_move_between_partitions_of_a_join_below_another(spark: Any, tmp_path: Path) -> None:
+    """A row's -D and +I come from the partitions of its old and its new item, in any order."""
+    source, sink, choice = Source(spark, tmp_path / "orders", "id long, item string"), Sink(), random.Random(2)
+    orders = stream(source.df, name="orders", unique_key="id")
+    prices = spark.createDataFrame([(item, number) for number, item in enumerate("abcdef")], "item string, price int")
+    words = spark.createDataFrame([(0, "no"), (1, "one")], "number int, word string")
+    query = """
+        SELECT o.id, o.item, p.price, w.word FROM orders o JOIN prices p ON o.item = p.item
+        LEFT JOIN words w ON p.price * 0 = w.number
+    """
+    for _ in range(3):
+        kept = {number: choice.choice("abcdef") for number in range(60)}
+        source.add(*({"id": number, "item": item} for number, item in kept.items()))
+        changes = gpu_ops.sql(
+            query, orders=orders, prices=stream(prices, unique_key="item"), words=words,
+            state=str(tmp_path / "state"), partitions=3,
+        )  # fmt: skip
+        drain(changes, sink, tmp_path / "checkpoint")
+        wanted = [(number, item, "abcdef".index(item), "no") for number, item in kept.items()]
+        assert sink.table == sorted(wanted, key=repr)

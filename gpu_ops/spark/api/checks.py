@@ -7,13 +7,13 @@ import itertools
 import uuid
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from pyspark.sql import DataFrame, SparkSession
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import Description
-from gpu_ops.descriptions.latest import Latest
+from gpu_ops.descriptions.latest import Latest, without_upserts
 from gpu_ops.errors import DescriptionError, NotBuiltError, StateError
 from gpu_ops.spark.api.functions import Grouped, remember_function
 from gpu_ops.spark.api.stateful import final_only
@@ -32,11 +32,6 @@ from gpu_ops.spark.sources.static import beside_streams
 from gpu_ops.state.address import Location, StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import LATEST, Manifest, check_open
-
-if TYPE_CHECKING:
-    from gpu_ops.descriptions.join import Join
-    from gpu_ops.descriptions.multi_join import MultiJoin
-    from gpu_ops.descriptions.top import Top
 
 _SPELLINGS: Final = {
     "outer": "full", "fullouter": "full", "leftouter": "left", "rightouter": "right",
@@ -126,34 +121,17 @@ def _in_partitions(
 ) -> tuple[Description, Sequence[Stream]]:
     """A join that upserts would keep in one partition, of inputs that have become changelogs with retractions.
 
-    The old and the new row of an upsert have to meet, and no column that the join is distributed by need be the
-    same in both. `gpu_ops.latest` gives the old row with the new one; its state is in the join's folder, too. A folder
-    that was begun in one partition stays so.
+    See `gpu_ops.descriptions.latest.without_upserts`. `gpu_ops.latest` gives the old row with the new one; its state
+    is in the join's folder, too. A folder that was begun in one partition stays so.
     """
-    if not sides[0].df.isStreaming or description.emit == "at_end" or options.get("backlog"):
+    if not sides[0].df.isStreaming or options.get("backlog"):
         return description, sides
-    if description.shuffled_by or not description.equal_columns or description.by_time:
-        return description, sides
-    upserts = [
-        number
-        for number, source in enumerate(description.inputs)
-        if source.unique_key is not None and source.updates == "upsert"
-        and not {columns[number] for columns in description.equal_columns} <= set(source.unique_key)
-    ]  # fmt: skip
-    given = [description.inputs[number] for number in upserts]
-    if any(x.bad_rows == "tag" or x.sequence_by or ROW_KIND_COLUMN in x.schema.names for x in given):
-        return description, sides
-    made = cast("Join | MultiJoin | Top", description).with_inputs(
-        [
-            dataclasses.replace(source, row_kind=ROW_KIND_COLUMN, updates="retract") if number in upserts else source
-            for number, source in enumerate(description.inputs)
-        ],
-        description.emit,
-    )
+    retracting = without_upserts(description)
     files = None if state is None else Files.at(state)
     begun = files is not None and Manifest.read(files) is not None and not files.folders(LATEST)
-    if not made.shuffled_by or begun:
+    if retracting is None or begun:
         return description, sides
+    made, upserts = retracting
     changed = list(sides)
     for number in upserts:
         source = description.inputs[number]
