@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import datetime as dt
 import functools
 import logging
 import os
@@ -187,8 +188,8 @@ class _Folder:
                 f"{', '.join(wanted)}: give another state folder"
             )
 
-    def read_again(self, table: DataFrame, key: Sequence[str] | None) -> None:
-        """Write what differs between a table and what it was.
+    def read_again(self, table: DataFrame, key: Sequence[str] | None) -> bool:
+        """Write what differs between a table and what it was; whether anything does.
 
         Args:
             table: as it is now.
@@ -199,11 +200,12 @@ class _Folder:
         changes = _difference(self._read(f"rows/{number}", schema), self._read("_next/rows", schema), key)
         if changes.isEmpty():
             self._files.delete(self._path(f"{self.location}/_next"), True)
-            return
+            return False
         self._write(changes, "_next/changes")
         self._put("_next/changes", f"changes/{number + 1}")
         self._put("_next/rows", f"rows/{number + 1}")
         self._files.delete(self._path(f"{self.location}/rows/{number}"), True)
+        return True
 
     def _write(self, df: DataFrame, part: str) -> None:
         df.write.mode("overwrite").parquet(f"{self.location}/{part}")
@@ -253,6 +255,7 @@ class _Refresh:
         self._side, self._name, self._folder, self._state = side, name, folder, state
         self._session, self._period = side.df.sparkSession, side.refresh_ms / 1e3
         self._again: Callable[[], DataFrame] = side.table or functools.partial(_as_it_is_now, side.df)
+        self._written = time.time()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"gpu_ops refresh of {name}", daemon=True)
         self._thread.start()
@@ -265,7 +268,7 @@ class _Refresh:
     def _run(self) -> None:
         due = time.monotonic() + self._period
         while not self._stop.wait(min(_LOOK_S, self._period)) and self._session.sparkContext._jsc is not None:
-            if time.monotonic() < due or not _used(self._session, self._state):
+            if time.monotonic() < due or not self._taken():
                 continue
             due = time.monotonic() + self._period
             try:
@@ -275,19 +278,30 @@ class _Refresh:
                     return
                 _log.exception("input '%s' could not be read again; its rows stay, and it is tried again", self._name)
 
+    def _taken(self) -> bool:
+        """Whether a query runs that has taken the changes that were written last.
+
+        Two of them in one micro-batch could come in any order. A micro-batch that began after they were written, and
+        is done, had them: Spark's file source takes all that is there.
+        """
+        queries = self._session.streams.active
+        if self._state is not None:
+            user = Directory.of(self._session).state_in_use(self._state)
+            queries = [query for query in queries if query.id == user]
+        done = [query.lastProgress for query in queries]
+        return bool(done) and all(
+            last is not None and dt.datetime.fromisoformat(last["timestamp"]).timestamp() > self._written
+            for last in done
+        )
+
     def _read(self) -> None:
         table = self._again()
         now, before = table.schema.simpleString(), self._side.df.schema.simpleString()
         if now == before:
-            self._folder.read_again(table, self._side.unique_key)
+            if self._folder.read_again(table, self._side.unique_key):
+                self._written = time.time()
         else:
             _log.error("input '%s' is not read again: its columns are %s, and were %s", self._name, now, before)
-
-
-def _used(session: SparkSession, state: StateAddress | None) -> bool:
-    if state is None:
-        return bool(session.streams.active)
-    return Directory.of(session).state_in_use(state) is not None
 
 
 def _as_it_is_now(df: DataFrame) -> DataFrame:
