@@ -184,6 +184,10 @@ class CpuKernels:
         """Add at positions, repeated ones included."""
         np.add.at(target, index, values)
 
+    def scatter_min(self, target: Array, index: Array, values: Array) -> None:
+        """Take the least at positions, repeated ones included."""
+        np.minimum.at(target, index, values)
+
     def cumulative_min(self, values: Ints) -> Ints:
         """Running minimum."""
         return np.minimum.accumulate(values)

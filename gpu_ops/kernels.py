@@ -327,6 +327,9 @@ class Kernels(Protocol):
     def scatter_add(self, target: Array, index: Array, values: Array) -> None:
         """``target[index[i]] += values[i]`` for every i, repeated indices included."""
 
+    def scatter_min(self, target: Array, index: Array, values: Array) -> None:
+        """``target[index[i]] = min(target[index[i]], values[i])`` for every i (uint64), repeated indices included."""
+
     def cumulative_min(self, values: Array) -> Array:
         """Running minimum of an int64 array."""
 

@@ -200,6 +200,10 @@ class CudfKernels:
             target, values = target.view(np.uint64), values.view(np.uint64)
         cp.add.at(target, index, values)
 
+    def scatter_min(self, target: Array, index: Array, values: Array) -> None:
+        """Take the least at positions, repeated ones included (uint64, which CUDA's atomicMin knows)."""
+        cp.minimum.at(target, index, values)
+
     def cumulative_min(self, values: Array) -> Array:
         """Running minimum, by libcudf: cupy has no ``minimum.accumulate``."""
         if not values.size:

@@ -200,6 +200,20 @@ def test_scatter_add(kernels: Kernels, dtype: Any) -> None:
     np.testing.assert_array_equal(kernels.asnumpy(whole)[:50], wanted)
 
 
+def test_scatter_min(kernels: Kernels) -> None:
+    rng = np.random.default_rng(3)
+    target, index = rng.integers(0, 1 << 63, 40, np.uint64), rng.integers(0, 40, 500)
+    values = rng.integers(0, 1 << 64, 500, np.uint64, endpoint=False)
+    wanted = target.copy()
+    for at, value in zip(index, values, strict=True):
+        wanted[at] = min(wanted[at], value)
+    found = kernels.asarray(target)
+    kernels.scatter_min(found, kernels.asarray(index), kernels.asarray(values))
+    np.testing.assert_array_equal(kernels.asnumpy(found), wanted)
+    kernels.scatter_min(found, kernels.asarray(index[:0]), kernels.asarray(values[:0]))
+    np.testing.assert_array_equal(kernels.asnumpy(found), wanted)
+
+
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 5, 63, 64, 65, 1000])
 def test_cumulative_min(kernels: Kernels, size: int) -> None:
     values = np.random.default_rng(size).integers(-(1 << 62), 1 << 62, size)

@@ -29,6 +29,8 @@ from gpu_ops.operators.core.match import match
 from gpu_ops.state.columns import DEAD, DYING
 from gpu_ops.values import one_array
 
+_NOTHING: Final = np.uint64(np.iinfo(np.uint64).max)
+
 NO_ROW: Final = 0
 """Beside a group stands its best row's slot plus 1, so that a new group, whose numbers are 0, has none."""
 
@@ -155,22 +157,13 @@ class _Moved:
     def running(self) -> Running:
         """At each moment: a number of the value, and which candidate has it."""
         step, xp, line = self.step, self.step.xp, self.line
-        order = np.argsort(self.codes, kind="stable")
-        if self.extreme.measure.function in ("max", "last"):
-            order = np.ascontiguousarray(order[::-1])
-        ranks = np.empty(order.size, np.int64)
-        ranks[order] = np.arange(order.size)
-        begins, ends = self._spans()
-        found = least(step.kernels, begins, ends, step.kernels.asarray(ranks), size=line.size)[:, 0]
-        chosen = step.kernels.asarray(order)
-        none = found == NONE
-        after = xp.where(none, -1, chosen[xp.where(none, 0, found)]) if order.size else xp.full(line.size, -1, np.int64)
+        after = self._best_of_groups() if line.net else self._best_of_moments()
         before = line.shifted(after, self.base)
         self._keep(after[line.last])
         shown = step.kernels.asarray(self._numbers())
 
         def seen(candidate: Array) -> tuple[Array, Array, Array]:
-            number = xp.where(candidate < 0, 0, shown[xp.maximum(candidate, 0)]) if order.size else candidate
+            number = xp.where(candidate < 0, 0, shown[xp.maximum(candidate, 0)]) if shown.size else candidate
             return number, candidate < 0, candidate
 
         values = self.values
@@ -179,6 +172,45 @@ class _Moved:
             return values.take(pa.array(candidate, mask=candidate < 0))
 
         return Running(seen(before), seen(after), made, compared=2)
+
+    def _best_of_moments(self) -> Array:
+        """The candidate that is the best one at each moment, -1 for none."""
+        kernels, xp, size = self.step.kernels, self.step.xp, self.line.size
+        order = np.argsort(self.codes, kind="stable")
+        if self._greatest:
+            order = np.ascontiguousarray(order[::-1])
+        if not order.size:
+            return xp.full(size, -1, np.int64)
+        ranks = np.empty(order.size, np.int64)
+        ranks[order] = np.arange(order.size)
+        begins, ends = self._spans()
+        found = least(kernels, begins, ends, kernels.asarray(ranks), size=size)[:, 0]
+        chosen, none = kernels.asarray(order), found == NONE
+        return xp.where(none, -1, chosen[xp.where(none, 0, found)])
+
+    def _best_of_groups(self) -> Array:
+        """The same of a net change, where each group has one moment: two passes, and nothing is sorted."""
+        kernels, xp, size = self.step.kernels, self.step.xp, self.line.size
+        begins, ends = self._spans()
+        there = xp.flatnonzero(begins < ends)
+        codes = kernels.asarray(self.codes)[there]
+        keys = ((~codes if self._greatest else codes) ^ np.int64(np.iinfo(np.int64).min)).view(np.uint64)
+        group = begins[there]  # a group's moment has its number
+        least_key = xp.full(size, _NOTHING, np.uint64)
+        kernels.scatter_min(least_key, group, keys)
+        equal = xp.flatnonzero(keys == least_key[group])
+        # of equal ones the first that came, or the last
+        last = int(self.codes.size) - 1
+        place = there[equal]
+        found = xp.full(size, _NOTHING, np.uint64)
+        kernels.scatter_min(found, group[equal], (last - place if self._greatest else place).view(np.uint64))
+        none = found == _NOTHING
+        best = xp.where(none, np.uint64(0), found).view(np.int64)
+        return xp.where(none, -1, last - best if self._greatest else best)
+
+    @property
+    def _greatest(self) -> bool:
+        return self.extreme.measure.function in ("max", "last")
 
     @property
     def _by_value(self) -> bool:
