@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from gpu_ops.arrays import Array
+from gpu_ops.arrays import Array, Positions
 
 Pairs: TypeAlias = tuple[Array, Array]
 """N sums: their values (float64), and what these are short of."""
@@ -35,13 +35,14 @@ def totals(xp: Any, start: Array, values: Array) -> Pairs:
         start: n flags, where a part begins; the first is set.
         values: n finite numbers.
     """
-    sums = values, xp.zeros(values.size, np.float64)
+    sums, exact = (values, xp.zeros(values.size, np.float64)), True
     while True:
         place = _places(xp, start)
         odd = xp.flatnonzero(place & 1)
         if not odd.size:
             return sums
-        sums, start = _halved(xp, sums, start, odd, place)
+        sums, start = _halved(xp, sums, start, (odd, place), exact=exact)
+        exact = False
 
 
 def running(xp: Any, start: Array, values: Array) -> Pairs:
@@ -54,7 +55,7 @@ def running(xp: Any, start: Array, values: Array) -> Pairs:
         if not odd.size:
             break
         levels.append((sums, place))
-        sums, start = _halved(xp, sums, start, odd, place)
+        sums, start = _halved(xp, sums, start, (odd, place), exact=not levels[1:])
     for below, place in reversed(levels):
         # of two neighbours the second has the sum of the pair, the first that of the pair before and itself
         pair = xp.cumsum((place & 1) == 0) - 1
@@ -75,14 +76,33 @@ def _places(xp: Any, start: Array) -> Array:
     return xp.arange(start.size, dtype=np.int64) - begins[xp.cumsum(start) - 1]
 
 
-def _halved(xp: Any, sums: Pairs, start: Array, odd: Array, place: Array) -> tuple[Pairs, Array]:
-    """Neighbours added, of each part the first and second, third and fourth, and so on."""
+def _halved(xp: Any, sums: Pairs, start: Array, at: tuple[Positions, Array], *, exact: bool) -> tuple[Pairs, Array]:
+    """Neighbours added, of each part the first and second, third and fourth, and so on.
+
+    Args:
+        xp: numpy or cupy.
+        sums: of n elements.
+        start: n flags, where a part begins.
+        at: where the second of two neighbours is, and the place of each element in its part.
+        exact: whether no sum is short of anything.
+    """
+    odd, place = at
     first = odd - 1
-    both = added(xp, (sums[0][first], sums[1][first]), (sums[0][odd], sums[1][odd]))
+    if exact:
+        both = _exact(xp, sums[0][first], sums[0][odd])
+    else:
+        both = added(xp, (sums[0][first], sums[1][first]), (sums[0][odd], sums[1][odd]))
     made = sums[0].copy(), sums[1].copy()
     made[0][first], made[1][first] = both
     left = xp.flatnonzero((place & 1) == 0)
     return (made[0][left], made[1][left]), start[left]
+
+
+def _exact(xp: Any, one: Array, other: Array) -> Pairs:
+    """`added` of numbers that are short of nothing."""
+    with np.errstate(all="ignore"):
+        total, short = _two_sum(one, other)
+        return total, xp.where(xp.abs(total) <= np.finfo(np.float64).max, short, 0.0)
 
 
 def _two_sum(a: Array, b: Array) -> Pairs:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gpu_ops.arrays import Array, Slots
+from gpu_ops.arrays import Array, Positions, Slots
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.kernels import Among, Columns, Frame, Kernels, as_slots
 from gpu_ops.operators.core.groups import Groups
@@ -26,10 +26,12 @@ class Located(NamedTuple):
     Attributes:
         slots: of each of g different keys, ascending.
         number: of each row, which of these keys is its own.
+        order: the rows, those of one key side by side, in their own order.
     """
 
     slots: Slots
     number: Array
+    order: Positions
 
 
 class KeyTable(StateTable):
@@ -77,7 +79,7 @@ class KeyTable(StateTable):
         place[order] = xp.arange(order.size, dtype=np.int64)
         number = xp.empty(size, np.int64)
         number[groups.order] = place[groups.group]
-        return Located(slots[order], number)
+        return Located(slots[order], number, groups.order)
 
     # --- the stored form ---------------------------------------------------------------------
 

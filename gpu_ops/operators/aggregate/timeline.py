@@ -12,7 +12,7 @@ import functools
 import numpy as np
 
 from gpu_ops import layouts
-from gpu_ops.arrays import Array, Instants, Positions, Slots
+from gpu_ops.arrays import Array, Instants, Positions, Slots, value_changes
 from gpu_ops.kernels import Kernels
 from gpu_ops.operators.aggregate import compensated
 
@@ -26,11 +26,21 @@ class Timeline:
         group: of n events, which of the groups it is of.
         instants: when each is; one group has no two at an instant.
         net: whether only what they come to together counts.
+        side_by_side: the events, those of one group side by side, in their own order; None where nobody knows.
     """
 
-    def __init__(self, kernels: Kernels, slots: Slots, group: Array, instants: Instants, *, net: bool) -> None:
+    def __init__(
+        self,
+        kernels: Kernels,
+        slots: Slots,
+        group: Array,
+        instants: Instants,
+        *,
+        net: bool,
+        side_by_side: Positions | None = None,
+    ) -> None:
         xp = kernels.xp
-        self._kernels, self.slots, self.net = kernels, slots, net
+        self._kernels, self.slots, self.net, self._side_by_side = kernels, slots, net, side_by_side
         self.event_group = group
         groups = int(slots.size)
         self.groups = groups
@@ -94,12 +104,15 @@ class Timeline:
     def compensated(self, values: Array, base: tuple[Array, Array]) -> tuple[compensated.Pairs, compensated.Pairs]:
         """The same of double numbers, each sum a pair of numbers; see `compensated`."""
         xp = self._kernels.xp
-        values = values[self.order]
-        start = xp.zeros(values.size, bool)
         if self.net:
-            group = self.event_group[self.order]
-            start[xp.searchsorted(group, xp.arange(self.groups, dtype=np.int64))] = True
-            return base, compensated.added(xp, base, compensated.totals(xp, start, values))
+            order = self.order if self._side_by_side is None else self._side_by_side
+            group = self.event_group[order]
+            start = value_changes(xp, group)
+            of, parts = group[xp.flatnonzero(start)], compensated.totals(xp, start, values[order])
+            found = xp.empty(self.groups, np.float64), xp.empty(self.groups, np.float64)
+            found[0][of], found[1][of] = parts
+            return base, compensated.added(xp, base, found)
+        values, start = values[self.order], xp.zeros(values.size, bool)
         start[self.starts] = True
         moved = compensated.running(xp, start, values)
         after = compensated.added(xp, (base[0][self.group], base[1][self.group]), moved)
