@@ -76,7 +76,15 @@ def report() -> str:
             for name, peer in PEERS.items()
         ),
     ]
-    rows += [*multi_rows(), *sink_rows(), *nexmark_rows(), *interval_rows(), *by_time_rows(), *at_end_rows()]
+    rows += [
+        *multi_rows(),
+        *sink_rows(),
+        *nexmark_rows(),
+        *interval_rows(),
+        *by_time_rows(),
+        *aggregate_rows(),
+        *at_end_rows(),
+    ]
     lines = ["| what | ratio of medians (range) | benchmark |", "|---|---|---|"]
     lines += [f"| {what} | {figure} | `{name}` |" for what, figure, name in rows]
     machine, versions = flink["machine"], flink["versions"]
@@ -158,6 +166,18 @@ def by_time_rows() -> list[tuple[str, str, str]]:
     memory = soak["last_quarter_over_second"]["resident_bytes"]
     of = f"temporal join, memory in the last quarter of {soak['batches']} micro-batches over the second"
     return [*rows, (of, f"{memory:.2f}", "by_time")]
+
+
+def aggregate_rows() -> list[tuple[str, str, str]]:
+    """The lines about aggregates."""
+    rows = []
+    for found in load("aggregate")["results"]["beside_polars"]:
+        if found["micro_batches"] > 1:
+            taken = ", a tenth taken back" if found["retractions"] else ""
+            of = f"six aggregates of {found['rows'] // 10**6}M rows by {found['products']:,} keys{taken}, `per_batch`"
+            text = f"{of}, time over polars' `group_by` of all rows at once"
+            rows.append((text, spread(found["times_polars"]), "aggregate"))
+    return rows
 
 
 def interval_rows() -> list[tuple[str, str, str]]:
