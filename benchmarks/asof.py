@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.common import interleave, ratio, summarise, write_results
-from gpu_ops.descriptions.asof_join import Asof, AsofJoin
+from gpu_ops.descriptions.by_time.asof_join import Asof, AsofJoin
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.keys import normalize_on
 from gpu_ops.engine import JoinEngine

@@ -18,10 +18,10 @@ import pyarrow as pa
 
 from benchmarks.common import write_results
 from benchmarks.interval import LEFT, RIGHT, plot, soak
-from gpu_ops.descriptions.asof_join import Asof, AsofJoin
+from gpu_ops.descriptions.by_time.asof_join import Asof, AsofJoin
+from gpu_ops.descriptions.by_time.temporal_join import TemporalJoin
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.keys import normalize_on
-from gpu_ops.descriptions.temporal_join import TemporalJoin
 from gpu_ops.engine import JoinEngine
 
 KEYS = 100_000

@@ -24,9 +24,9 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.common import interleave, ratio, summarise, write_results
+from gpu_ops.descriptions.by_time.interval_join import IntervalJoin
+from gpu_ops.descriptions.by_time.intervals import Interval, Late
 from gpu_ops.descriptions.inputs import Input
-from gpu_ops.descriptions.interval_join import IntervalJoin
-from gpu_ops.descriptions.intervals import Interval, Late
 from gpu_ops.descriptions.join import JoinType
 from gpu_ops.descriptions.keys import normalize_on
 from gpu_ops.engine import JoinEngine

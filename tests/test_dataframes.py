@@ -28,9 +28,9 @@ from oracle.multi_traces import multi_recipe, multi_trace
 from oracle.traces import Shape, recipe, trace
 
 from gpu_ops.descriptions.aggregate import Aggregate, Measure
+from gpu_ops.descriptions.by_time.interval_join import IntervalJoin
+from gpu_ops.descriptions.by_time.intervals import Interval
 from gpu_ops.descriptions.inputs import Input
-from gpu_ops.descriptions.interval_join import IntervalJoin
-from gpu_ops.descriptions.intervals import Interval
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.engine import JoinEngine

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from kernels.support import TYPES, everything, plain_rows
 
+from gpu_ops.descriptions.by_time.interval_join import IntervalJoin
+from gpu_ops.descriptions.by_time.intervals import Interval, parse_bound, show_ms
 from gpu_ops.descriptions.inputs import Input
-from gpu_ops.descriptions.interval_join import IntervalJoin
-from gpu_ops.descriptions.intervals import Interval, parse_bound, show_ms
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.engine import JoinEngine

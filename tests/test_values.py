@@ -16,10 +16,10 @@ from kernels.support import TYPES
 from oracle.drive import Backend
 
 from gpu_ops.descriptions.aggregate import Aggregate, Function
+from gpu_ops.descriptions.by_time.interval_join import IntervalJoin
+from gpu_ops.descriptions.by_time.intervals import Interval, parse_bound
 from gpu_ops.descriptions.co_group import CoGroup
 from gpu_ops.descriptions.inputs import Input, parse_duration
-from gpu_ops.descriptions.interval_join import IntervalJoin
-from gpu_ops.descriptions.intervals import Interval, parse_bound
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.descriptions.kinds import from_json

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
-from gpu_ops.descriptions.intervals import UNITS_MS, check_event_time
+from gpu_ops.descriptions.by_time.intervals import UNITS_MS, check_event_time
 from gpu_ops.descriptions.keys import key_type
 from gpu_ops.errors import DescriptionError
 from gpu_ops.fields import MAX_MS, check_fields

@@ -41,10 +41,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gpu_ops.arrays import Array, Hashes, Slots
+from gpu_ops.descriptions.by_time.interval_join import IntervalJoin
+from gpu_ops.descriptions.by_time.intervals import AFTER_ALL, BEFORE_ALL, clipped, shifted
 from gpu_ops.descriptions.changelog import LATE_ROW_KIND
 from gpu_ops.descriptions.description import Description
-from gpu_ops.descriptions.interval_join import IntervalJoin
-from gpu_ops.descriptions.intervals import AFTER_ALL, BEFORE_ALL, clipped, shifted
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Frame, Kernels
 from gpu_ops.operators.core.emission import JOINED, PAD_COMES, OutputRows, chained, in_order

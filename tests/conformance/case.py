@@ -12,15 +12,15 @@ import pyarrow as pa
 from oracle.drive import Change, Event, Row, canonical
 from oracle.interval_rules import LATE, WATERMARK, TimedEvent
 
-from gpu_ops.descriptions.asof_join import Asof, AsofJoin
+from gpu_ops.descriptions.by_time.asof_join import Asof, AsofJoin
+from gpu_ops.descriptions.by_time.interval_join import IntervalJoin
+from gpu_ops.descriptions.by_time.intervals import Interval, parse_bound
+from gpu_ops.descriptions.by_time.temporal_join import TemporalJoin
 from gpu_ops.descriptions.description import Description, Emit
 from gpu_ops.descriptions.inputs import Input
-from gpu_ops.descriptions.interval_join import IntervalJoin
-from gpu_ops.descriptions.intervals import Interval, parse_bound
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.descriptions.multi_join import MultiJoin
-from gpu_ops.descriptions.temporal_join import TemporalJoin
 
 BUILT = (
     "regular", "semi", "anti", "interval_sql", "interval_semi", "interval_anti", "interval_datastream", "multi",

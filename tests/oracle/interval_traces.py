@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from gpu_ops.descriptions.by_time.interval_join import IntervalJoin
+from gpu_ops.descriptions.by_time.intervals import Interval
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.inputs import Input
-from gpu_ops.descriptions.interval_join import IntervalJoin
-from gpu_ops.descriptions.intervals import Interval
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
 from oracle.interval_rules import WATERMARK, Clock, Terms, TimedEvent

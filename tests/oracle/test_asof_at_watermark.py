@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpu_ops.descriptions.asof_join import Asof, AsofJoin
+from gpu_ops.descriptions.by_time.asof_join import Asof, AsofJoin
 from gpu_ops.errors import DescriptionError
 from oracle.drive import Backend, Change, Row, by_event, difference
 from oracle.interval_drive import ends, timed_cuts, timed_run

@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpu_ops.descriptions.aggregate import Aggregate
+from gpu_ops.descriptions.by_time.interval_join import IntervalJoin
+from gpu_ops.descriptions.by_time.intervals import Interval
 from gpu_ops.descriptions.co_group import CoGroup
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.inputs import Input
-from gpu_ops.descriptions.interval_join import IntervalJoin
-from gpu_ops.descriptions.intervals import Interval
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.descriptions.multi_join import MultiJoin

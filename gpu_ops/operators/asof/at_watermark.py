@@ -26,9 +26,9 @@ import numpy as np
 import pyarrow as pa
 
 from gpu_ops.arrays import Array, Slots, distinct
-from gpu_ops.descriptions.asof_join import AsofJoin
+from gpu_ops.descriptions.by_time.asof_join import AsofJoin
+from gpu_ops.descriptions.by_time.intervals import AFTER_ALL, BEFORE_ALL, shifted
 from gpu_ops.descriptions.description import Description
-from gpu_ops.descriptions.intervals import AFTER_ALL, BEFORE_ALL, shifted
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Columns, Kernels, as_slots
 from gpu_ops.operators.core.emission import OutputRows

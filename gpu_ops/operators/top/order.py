@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpu_ops.descriptions.intervals import AFTER_ALL, BEFORE_ALL
+from gpu_ops.descriptions.by_time.intervals import AFTER_ALL, BEFORE_ALL
 from gpu_ops.descriptions.top import Order
 
 FIRST: Final = BEFORE_ALL + 2

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from pyspark.sql import DataFrame
 
+from gpu_ops.descriptions.by_time.intervals import show_ms
 from gpu_ops.descriptions.description import Description, line
 from gpu_ops.descriptions.inputs import Input
-from gpu_ops.descriptions.intervals import show_ms
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.api.stateful import counted_twice
 from gpu_ops.spark.plan.recognition import JoinPlan, plans_of

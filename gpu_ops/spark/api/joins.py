@@ -10,8 +10,8 @@ from typing import Any, Literal, Unpack, cast
 from pyspark.sql import DataFrame
 from pyspark.sql import types as st
 
+from gpu_ops.descriptions.by_time.intervals import Duration, parse_bound
 from gpu_ops.descriptions.inputs import Input
-from gpu_ops.descriptions.intervals import Duration, parse_bound
 from gpu_ops.descriptions.join import Join, JoinType
 from gpu_ops.descriptions.keys import Key, On, normalize_on
 from gpu_ops.descriptions.latest import Keep, Latest

@@ -9,9 +9,9 @@ from typing import Any, cast
 from pyspark.sql import DataFrame
 from pyspark.sql import types as st
 
+from gpu_ops.descriptions.by_time.intervals import Duration, parse_bound
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.inputs import BadRows, Input, Updates, parse_duration
-from gpu_ops.descriptions.intervals import Duration, parse_bound
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.errors import DescriptionError, NotBuiltError
 from gpu_ops.spark.datatypes import arrow_schema

@@ -6,8 +6,8 @@ from typing import Literal, Unpack, cast
 
 from pyspark.sql import DataFrame
 
-from gpu_ops.descriptions.asof_join import Asof, AsofJoin, Direction
-from gpu_ops.descriptions.intervals import Duration, parse_bound
+from gpu_ops.descriptions.by_time.asof_join import Asof, AsofJoin, Direction
+from gpu_ops.descriptions.by_time.intervals import Duration, parse_bound
 from gpu_ops.descriptions.join import JoinType
 from gpu_ops.descriptions.keys import On, normalize_on
 from gpu_ops.errors import DescriptionError

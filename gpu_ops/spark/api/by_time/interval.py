@@ -9,8 +9,8 @@ from typing import Literal, Unpack, cast
 from pyspark.sql import DataFrame
 from pyspark.sql import types as st
 
-from gpu_ops.descriptions.interval_join import IntervalJoin
-from gpu_ops.descriptions.intervals import Duration, Interval, Late, parse_bound
+from gpu_ops.descriptions.by_time.interval_join import IntervalJoin
+from gpu_ops.descriptions.by_time.intervals import Duration, Interval, Late, parse_bound
 from gpu_ops.descriptions.join import JoinType
 from gpu_ops.descriptions.keys import On, normalize_on
 from gpu_ops.errors import DescriptionError

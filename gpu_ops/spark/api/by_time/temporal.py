@@ -6,10 +6,10 @@ from typing import Literal, Unpack, cast
 
 from pyspark.sql import DataFrame
 
-from gpu_ops.descriptions.intervals import Duration, Late, parse_bound
+from gpu_ops.descriptions.by_time.intervals import Duration, Late, parse_bound
+from gpu_ops.descriptions.by_time.temporal_join import TemporalJoin
 from gpu_ops.descriptions.join import JoinType
 from gpu_ops.descriptions.keys import On, normalize_on
-from gpu_ops.descriptions.temporal_join import TemporalJoin
 from gpu_ops.errors import DescriptionError
 from gpu_ops.query.catalyst import ansi_mode
 from gpu_ops.spark.api.by_time.interval import timed

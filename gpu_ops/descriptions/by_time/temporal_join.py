@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Self, get_args
 
 import pyarrow as pa
 
+from gpu_ops.descriptions.by_time.intervals import LATES, Late, show_ms, time_type
 from gpu_ops.descriptions.description import Emit, line
-from gpu_ops.descriptions.intervals import LATES, Late, show_ms, time_type
 from gpu_ops.descriptions.join import Join
 from gpu_ops.errors import DescriptionError
 from gpu_ops.fields import check_fields

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Final, Literal, Self, get_args
 
 import pyarrow as pa
 
+from gpu_ops.descriptions.by_time.intervals import MAX_BOUND, Late, show_ms, time_type, units_per_ms
 from gpu_ops.descriptions.description import Emit, OutputColumn, line
-from gpu_ops.descriptions.intervals import MAX_BOUND, Late, show_ms, time_type, units_per_ms
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.unique_keys import Chain
 from gpu_ops.errors import DescriptionError
@@ -53,7 +53,7 @@ class Asof:
             raise DescriptionError(f"tolerance is not negative, this one is {self.tolerance_ms} ms")
 
     def tolerance(self, kind: pa.DataType) -> int | None:
-        """The tolerance in the unit of a time type; see `gpu_ops.descriptions.intervals.time_type`.
+        """The tolerance in the unit of a time type; see `gpu_ops.descriptions.by_time.intervals.time_type`.
 
         Raises:
             DescriptionError: centuries of nanoseconds, which int64 does not hold.

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Self, get_args
 
 import pyarrow as pa
 
+from gpu_ops.descriptions.by_time.intervals import LATES, Interval, time_type
 from gpu_ops.descriptions.description import LATER, OutputColumn, line
-from gpu_ops.descriptions.intervals import LATES, Interval, time_type
 from gpu_ops.descriptions.join import Join, JoinType
 from gpu_ops.errors import DescriptionError
 from gpu_ops.fields import check_fields

@@ -1,0 +1,1 @@
+"""Joins by time, as users write them down."""
