@@ -19,7 +19,7 @@ from gpu_ops.conditions import parse
 from gpu_ops.descriptions.by_time.asof_join import Asof
 from gpu_ops.descriptions.by_time.intervals import Interval, show_ms, time_type
 from gpu_ops.errors import ConditionError, DescriptionError
-from gpu_ops.query.bounds import Bound, FinerThanMillisecondsError, bounds
+from gpu_ops.query.by_time.bounds import Bound, FinerThanMillisecondsError, bounds
 from gpu_ops.query.by_time.marks import ByTime
 from gpu_ops.query.by_time.nearest import NoComparisonError, nearest
 from gpu_ops.query.catalyst import Catalyst, ansi_mode, position

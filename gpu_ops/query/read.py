@@ -13,14 +13,14 @@ from pyspark.sql import types as st
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.query import errors
-from gpu_ops.query.aggregates import aggregate_of
 from gpu_ops.query.by_time import marks
 from gpu_ops.query.by_time.marks import ByTime, check_all_found, set_apart
 from gpu_ops.query.by_time.text import QueryText
 from gpu_ops.query.catalyst import INPUT, Catalyst, position
 from gpu_ops.query.errors import SqlError, closest
 from gpu_ops.query.expressions import Column, Expr, Tree, number_of, tree
-from gpu_ops.query.ranks import NO_BOUND, bounded, decides, top_of
+from gpu_ops.query.groups.aggregates import aggregate_of
+from gpu_ops.query.groups.top import NO_BOUND, bounded, decides, top_of
 from gpu_ops.query.relations import (
     AggregateOf,
     Compute,

@@ -1,0 +1,1 @@
+"""GROUP BY, and the first rows of a group."""
