@@ -9,14 +9,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Self, cast, get_args
 
 import pyarrow as pa
 
-from gpu_ops.descriptions.description import Description, Emit, OutputColumn, line
-from gpu_ops.descriptions.inputs import Input, Layout, check_key_type, input_from_dict, input_to_dict
-from gpu_ops.descriptions.keys import Shuffle
+from gpu_ops.descriptions.description import Emit, OutputColumn, line
+from gpu_ops.descriptions.grouped import Grouped
+from gpu_ops.descriptions.inputs import Input, check_key_type, input_from_dict, input_to_dict
 from gpu_ops.errors import DescriptionError, NotBuiltError
 from gpu_ops.fields import check_fields, reading
 
@@ -46,7 +46,7 @@ class Measure(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Aggregate(Description):
+class Aggregate(Grouped):
     """One row per group of an input's rows.
 
     Attributes:
@@ -80,10 +80,6 @@ class Aggregate(Description):
             emit: see `Aggregate`.
         """
         return cls(source, by, tuple(parse_measure(name, text) for name, text in aggregates.items()), emit)
-
-    def with_inputs(self, inputs: Sequence[Input], emit: Emit) -> Aggregate:
-        """The same over another description of its input."""
-        return dataclasses.replace(self, source=inputs[0], emit=emit)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -121,11 +117,6 @@ class Aggregate(Description):
     def operator(self) -> str:
         """The module of `gpu_ops.operators` that runs it."""
         return "grouped" if self.emit == "at_end" else "aggregate.continuous"
-
-    @property
-    def inputs(self) -> tuple[Input]:
-        """Its one input."""
-        return (self.source,)
 
     @functools.cached_property
     def output(self) -> tuple[OutputColumn, ...]:
@@ -172,16 +163,6 @@ class Aggregate(Description):
         return column.column if column.name in self.by else None
 
     @property
-    def rename_hint(self) -> str:
-        """Nothing else than a new name helps where two output columns have one."""
-        return ""
-
-    @property
-    def equal_columns(self) -> list[tuple[str, ...]]:
-        """The group's columns."""
-        return [(column,) for column in self.by]
-
-    @property
     def compared_columns(self) -> list[tuple[int, str]]:
         """The group's columns, and what is compared by an aggregate."""
         by_value = ("min", "max", "count_distinct")
@@ -189,11 +170,7 @@ class Aggregate(Description):
         return [(0, column) for column in (*self.by, *compared) if column is not None]
 
     def _unique_key(self) -> tuple[str, ...] | None:
-        # Null is a group, and no part of a key.
-        never_null = {field.name for field in self.source.schema if not field.nullable} | {
-            *(self.source.unique_key or ())
-        }
-        return self.by if self.by and set(self.by) <= never_null else None
+        return self.by if self.by and self.group_never_null else None
 
     def order_matters(self, number: int) -> bool:
         """Whether the output of a micro-batch depends on the order of its rows."""
@@ -221,18 +198,6 @@ class Aggregate(Description):
     def kept_at_end(self) -> str:
         """What of it keeps a stream until it ends."""
         return "an aggregate with emit='at_end'"
-
-    @property
-    def shuffled_by(self) -> tuple[Shuffle, ...]:
-        """What rows are partitioned by: the group, less what would part an upsert's old and new row."""
-        unique = self.source.unique_key if self.source.updates == "upsert" else None
-        columns = [c for c in self.by if unique is None or c in unique]
-        return tuple(Shuffle((c,), self.source.schema.field(c).type) for c in columns)
-
-    def layout(self, number: int) -> Layout:
-        """The state layout of its input."""
-        del number
-        return "multiset" if self.source.unique_key is None else "unique_key"
 
     def to_dict(self) -> dict[str, Any]:
         """What JSON has of it."""

@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Final, NamedTuple, Self
 
 import pyarrow as pa
 
-from gpu_ops.descriptions.description import Description, Emit, OutputColumn, line
-from gpu_ops.descriptions.inputs import Input, Layout, check_key_type, input_from_dict, input_to_dict
-from gpu_ops.descriptions.keys import Shuffle
+from gpu_ops.descriptions.description import Emit, OutputColumn, line
+from gpu_ops.descriptions.grouped import Grouped
+from gpu_ops.descriptions.inputs import Input, check_key_type, input_from_dict, input_to_dict
 from gpu_ops.errors import DescriptionError
 from gpu_ops.fields import check_fields
 
@@ -61,7 +61,7 @@ def parse_order(text: str | Sequence[str]) -> tuple[Order, ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Top(Description):
+class Top(Grouped):
     """The first rows of each group.
 
     Attributes:
@@ -109,15 +109,6 @@ class Top(Description):
         """The module of `gpu_ops.operators` that runs it."""
         return "top.rows"
 
-    @property
-    def inputs(self) -> tuple[Input]:
-        """Its one input."""
-        return (self.source,)
-
-    def with_inputs(self, inputs: Sequence[Input], emit: Emit) -> Self:
-        """The same of another input."""
-        return dataclasses.replace(self, source=inputs[0], emit=emit)
-
     @functools.cached_property
     def output(self) -> tuple[OutputColumn, ...]:
         """The input's columns, then the row's number."""
@@ -130,31 +121,9 @@ class Top(Description):
         return column.column or None
 
     @property
-    def rename_hint(self) -> str:
-        """Nothing else than a new name helps where two output columns have one."""
-        return ""
-
-    @property
-    def equal_columns(self) -> list[tuple[str, ...]]:
-        """The group's."""
-        return [(column,) for column in self.by]
-
-    @property
     def compared_columns(self) -> list[tuple[int, str]]:
         """The group's, and those of the order."""
         return [(0, column) for column in (*self.by, *(order.column for order in self.order))]
-
-    @property
-    def shuffled_by(self) -> tuple[Shuffle, ...]:
-        """The group, less what would part an upsert's old and new row."""
-        unique = self.source.unique_key if self.source.updates == "upsert" else None
-        columns = [c for c in self.by if unique is None or c in unique]
-        return tuple(Shuffle((column,), self.source.schema.field(column).type) for column in columns)
-
-    def layout(self, number: int) -> Layout:
-        """The state layout of its input."""
-        del number
-        return "multiset" if self.source.unique_key is None else "unique_key"
 
     def order_matters(self, number: int) -> bool:
         """Always: of rows that are equal in the order the earliest comes first."""
@@ -162,14 +131,12 @@ class Top(Description):
         return True
 
     def _unique_key(self) -> tuple[str, ...] | None:
-        never_null = {field.name for field in self.source.schema if not field.nullable}
+        if not self.group_never_null:
+            return None
         if self.source.unique_key is None:
-            own = (*self.by, self.number) if self.number is not None else None
-        else:
-            # rows of one key in different groups come from different partitions, in any order
-            own = (*self.source.unique_key, *(c for c in self.by if c not in self.source.unique_key))
-            never_null |= set(self.source.unique_key)
-        return own if own is not None and set(self.by) <= never_null else None
+            return (*self.by, self.number) if self.number is not None else None
+        # rows of one key in different groups come from different partitions, in any order
+        return (*self.source.unique_key, *(c for c in self.by if c not in self.source.unique_key))
 
     @property
     def title(self) -> str:

@@ -22,6 +22,7 @@ from pyspark.sql import types as st
 from gpu_ops.conditions import backquoted
 from gpu_ops.errors import NotBuiltError
 from gpu_ops.query.errors import SqlError
+from gpu_ops.spark.datatypes import arrow_type
 
 _CATALYST: Final = "org.apache.spark.sql.catalyst"
 
@@ -51,6 +52,21 @@ def scala_seq(session: SparkSession, items: Sequence[Any]) -> Any:
     for item in items:
         given.add(item)
     return java_class(session, "org.apache.spark.api.python.PythonUtils").toSeq(given)
+
+
+def items(seq: Any) -> list[Any]:
+    """A sequence of Scala's."""
+    return [seq.apply(number) for number in range(seq.length())]
+
+
+def class_of(java: Any) -> str:
+    """The short name of an object's class."""
+    return str(java.getClass().getSimpleName())
+
+
+def arrow_type_of(java: Any) -> Any:
+    """The Arrow type of an expression."""
+    return arrow_type(st._parse_datatype_json_string(java.dataType().json()))
 
 
 def frame_of(session: SparkSession, plan: Any) -> DataFrame:

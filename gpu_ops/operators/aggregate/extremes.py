@@ -26,6 +26,7 @@ from gpu_ops.operators.aggregate.step import Running, Step
 from gpu_ops.operators.core.least import NONE, least
 from gpu_ops.operators.core.lifetimes import NEVER
 from gpu_ops.operators.core.match import match
+from gpu_ops.operators.core.numbers import float_codes
 from gpu_ops.state.columns import DEAD, DYING
 from gpu_ops.values import one_array
 
@@ -296,10 +297,7 @@ def order_codes(column: pa.Array) -> npt.NDArray[np.int64]:
     t, kind = pa.types, column.type
     if len(column) and not column.null_count:
         if t.is_floating(kind):
-            values = column.cast(pa.float64()).to_numpy(zero_copy_only=False) + 0.0  # zero is one value
-            values = np.where(np.isnan(values), np.nan, values)
-            bits: npt.NDArray[np.int64] = values.view(np.int64)
-            return np.where(bits < 0, bits ^ np.int64(np.iinfo(np.int64).max), bits)
+            return float_codes(column.cast(pa.float64()).to_numpy(zero_copy_only=False))
         if t.is_timestamp(kind) or t.is_duration(kind) or t.is_date64(kind) or t.is_time64(kind):
             return column.cast(pa.int64()).to_numpy()
         if (t.is_integer(kind) and kind != pa.uint64()) or t.is_boolean(kind):

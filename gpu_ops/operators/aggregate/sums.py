@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from gpu_ops.arrays import Array
 from gpu_ops.descriptions.aggregate import Measure
 from gpu_ops.operators.aggregate.step import Running, Step
+from gpu_ops.operators.core.numbers import decimal_halves
 
 _PART: Final = 32
 _LOW: Final = (1 << _PART) - 1
@@ -145,17 +146,6 @@ def _cut(column: pa.Array, parts: int) -> list[npt.NDArray[np.int64]]:
     if parts == 2:
         return [low & _LOW, low >> _PART]
     return [low & _LOW, (low >> _PART) & _LOW, high & _LOW, high >> _PART]
-
-
-def decimal_halves(column: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The lower and the upper 64 bits of decimals, 0 for null."""
-    kind = column.type
-    if not pa.types.is_decimal128(kind):
-        column = column.cast(pa.decimal128(kind.precision, kind.scale))
-    words = np.frombuffer(column.buffers()[1], np.int64)[2 * column.offset :][: 2 * len(column)].reshape(-1, 2)
-    if column.null_count:
-        words = np.where(column.is_valid().to_numpy(zero_copy_only=False)[:, None], words, 0)
-    return np.ascontiguousarray(words[:, 0]), np.ascontiguousarray(words[:, 1])
 
 
 def _carried(parts: list[Array]) -> list[Array]:

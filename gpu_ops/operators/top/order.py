@@ -16,12 +16,12 @@ import pyarrow.compute as pc
 
 from gpu_ops.descriptions.by_time.intervals import AFTER_ALL, BEFORE_ALL
 from gpu_ops.descriptions.top import Order
+from gpu_ops.operators.core.numbers import decimal_halves, float_codes
 
 FIRST: Final = BEFORE_ALL + 2
 LAST: Final = AFTER_ALL - 1
 """The numbers of values; nulls have one below or above. What is beyond counts as one of these."""
 
-_SIGN: Final = np.int64(AFTER_ALL)
 _PREFIX: Final = 8
 """Bytes of a text that its number has."""
 
@@ -85,9 +85,10 @@ def _numbers(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
     if t.is_decimal(kind) and kind.precision > 18:
         column, kind = column.cast(pa.float64(), safe=False), pa.float64()
     if t.is_floating(kind):
-        return _float_numbers(column.cast(pa.float64()).fill_null(0).to_numpy())
+        return float_codes(column.cast(pa.float64()).fill_null(0).to_numpy())
     if t.is_decimal(kind):
-        return _low_words(column)
+        # the lower halves of short ones are the whole
+        return np.concatenate([np.empty(0, np.int64), *(decimal_halves(chunk)[0] for chunk in column.chunks)])
     if t.is_string(kind) or t.is_large_string(kind) or _is_binary(kind):
         chunks = [_text_numbers(chunk.cast(pa.large_binary())) for chunk in column.chunks]
         return np.concatenate([np.empty(0, np.int64), *chunks])
@@ -100,21 +101,6 @@ def _numbers(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
         column = column.cast(pa.int32())
     whole: npt.NDArray[np.int64] = column.cast(pa.int64()).fill_null(0).to_numpy()
     return whole
-
-
-def _float_numbers(values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    values = np.where(np.isnan(values), np.nan, values + 0.0)  # one NaN, and one zero
-    bits = values.view(np.int64)
-    return np.where(bits < 0, bits ^ _SIGN, bits)
-
-
-def _low_words(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
-    """The lower halves of decimals, which are the whole of short ones."""
-    found = [np.empty(0, np.int64)]
-    for chunk in column.chunks:
-        words = np.frombuffer(chunk.buffers()[1], np.int64)
-        found.append(words[2 * chunk.offset : 2 * (chunk.offset + len(chunk)) : 2])
-    return np.concatenate(found)
 
 
 def _text_numbers(values: pa.LargeBinaryArray) -> npt.NDArray[np.int64]:

@@ -8,11 +8,11 @@ reordered or made plain.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from gpu_ops.query.by_time.text import MARK, Kind, QueryText, error_at
-from gpu_ops.query.catalyst import Catalyst
+from gpu_ops.query.catalyst import Catalyst, class_of, items
 
 APART: Final = "ReturnAnswer"
 """The node above a join by time."""
@@ -70,7 +70,7 @@ class _Apart:
         self.found: dict[frozenset[str], ByTime] = {}
 
     def plan(self, node: Any) -> Any:
-        below = _items(node.children())
+        below = items(node.children())
         made = [self.plan(child) for child in below]
         if any(new is not old for new, old in zip(made, below, strict=True)):
             node = node.withNewChildren(self.catalyst.seq(made))
@@ -88,9 +88,9 @@ class _Apart:
 
 def _mark(part: Any) -> tuple[int, int | None] | None:
     """The number in a mark, and the id of the attribute in it."""
-    if _class(part) != "IsNotNull" or _class(part.child()) != "CreateNamedStruct":
+    if class_of(part) != "IsNotNull" or class_of(part.child()) != "CreateNamedStruct":
         return None
-    values = _items(part.child().children())[1::2]
+    values = items(part.child().children())[1::2]
     text = str(values[0])
     if not text.startswith(MARK):
         return None
@@ -98,19 +98,11 @@ def _mark(part: Any) -> tuple[int, int | None] | None:
 
 
 def _conjuncts(condition: Any) -> list[Any]:
-    if _class(condition) != "And":
+    if class_of(condition) != "And":
         return [condition]
     return [part for side in (condition.left(), condition.right()) for part in _conjuncts(side)]
 
 
-def _class(node: Any) -> str:
-    return str(node.getClass().getSimpleName())
-
-
-def _items(seq: Any) -> Sequence[Any]:
-    return [seq.apply(number) for number in range(seq.length())]
-
-
 def _leaves(plan: Any) -> frozenset[str]:
-    outputs: Iterable[Any] = (leaf.output() for leaf in _items(plan.collectLeaves()))
+    outputs: Iterable[Any] = (leaf.output() for leaf in items(plan.collectLeaves()))
     return frozenset(str(output.apply(0).exprId().id()) for output in outputs if output.length())

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import types as st
 
+from gpu_ops.query.catalyst import arrow_type_of, class_of, items
 from gpu_ops.query.expressions import Column, Expr, tree
 from gpu_ops.query.relations import AggregateOf, Call, Compute, Relation
 from gpu_ops.spark.datatypes import arrow_type
@@ -50,10 +51,10 @@ class _Aggregate:
         self.calls: list[tuple[Any, Any, Call]] = []
 
     def relation(self) -> Relation:
-        for group in _items(self.node.groupingExpressions()):
+        for group in items(self.node.groupingExpressions()):
             if not any(known.semanticEquals(group) for known, _ in self.groups):
                 self.groups.append((group, self._column(group, f"group_{len(self.groups) + 1}")))
-        results = [(x, self._replaced(x.child() if _kind(x) == "Alias" else x)) for x in self._results()]
+        results = [(x, self._replaced(x.child() if class_of(x) == "Alias" else x)) for x in self._results()]
         if not self.calls:  # a group is there while it has a row
             self._add(None, "count", None, st.LongType())
         relation: Relation = Compute(self.below, self.made, self.below.ids) if self.made else self.below
@@ -65,13 +66,15 @@ class _Aggregate:
             expr, number = self._expr(value), int(shown.exprId().id())
             column = expr.column
             if column is None:
-                column = Column(str(shown.name()), "", functools.partial(_type, value), nullable=bool(value.nullable()))
+                column = Column(
+                    str(shown.name()), "", functools.partial(arrow_type_of, value), nullable=bool(value.nullable())
+                )
                 computed[column] = expr
             self.reader.columns[number] = ids[number] = column
         return Compute(relation, computed, ids)
 
     def _results(self) -> Sequence[Any]:
-        return _items(self.node.aggregateExpressions())
+        return items(self.node.aggregateExpressions())
 
     def _expr(self, java: Any) -> Expr:
         return Expr(tree(json.loads(java.toJSON()), lambda: java), self.reader.columns)
@@ -83,7 +86,7 @@ class _Aggregate:
             return expr.column
         known = next((c for c, e in self.made.items() if e.java.semanticEquals(java)), None)
         if known is None:
-            known = Column(label, "", functools.partial(_type, java), nullable=bool(java.nullable()))
+            known = Column(label, "", functools.partial(arrow_type_of, java), nullable=bool(java.nullable()))
             self.made[known] = expr
         return known
 
@@ -91,10 +94,10 @@ class _Aggregate:
         """A result with an attribute for each group and each call."""
         for group, column in self.groups:
             if java.semanticEquals(group):
-                return java if _kind(java) == "AttributeReference" else self._attribute(java, column)
-        if _kind(java) == _CALL:
+                return java if class_of(java) == "AttributeReference" else self._attribute(java, column)
+        if class_of(java) == _CALL:
             return self._call(java)
-        below = _items(java.children())
+        below = items(java.children())
         made = [self._replaced(child) for child in below]
         if any(new is not old for new, old in zip(made, below, strict=True)):
             return java.withNewChildren(self.catalyst.seq(made))
@@ -110,8 +113,8 @@ class _Aggregate:
         known = next((attribute for of, attribute, _ in self.calls if of is not None and of.semanticEquals(java)), None)
         if known is not None:
             return known
-        function, name = java.aggregateFunction(), _kind(java.aggregateFunction())
-        given = _items(function.children())
+        function, name = java.aggregateFunction(), class_of(java.aggregateFunction())
+        given = items(function.children())
         if name not in _FUNCTIONS:
             self.reader.fail(f"{function.prettyName()!s} is not understood: {_THERE_ARE}", java)
         if java.filter().isDefined():
@@ -125,7 +128,7 @@ class _Aggregate:
         if distinct and name not in ("Count", "Min", "Max"):
             self.reader.fail("DISTINCT goes with count only", java)
         column: Column | None = None
-        if not (name == "Count" and _kind(given[0]) == "Literal" and not given[0].nullable()):
+        if not (name == "Count" and class_of(given[0]) == "Literal" and not given[0].nullable()):
             column = self._column(given[0], f"value_{len(self.calls) + 1}")
         elif distinct:
             self.reader.fail("count(DISTINCT ...) takes a column or an expression over some", java)
@@ -139,15 +142,3 @@ class _Aggregate:
         attribute = None if java is None else self._attribute(java, made)
         self.calls.append((java, attribute, Call(made, function, column)))
         return attribute
-
-
-def _type(java: Any) -> Any:
-    return arrow_type(st._parse_datatype_json_string(java.dataType().json()))
-
-
-def _kind(java: Any) -> str:
-    return str(java.getClass().getSimpleName())
-
-
-def _items(seq: Any) -> list[Any]:
-    return [seq.apply(number) for number in range(seq.length())]

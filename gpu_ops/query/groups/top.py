@@ -11,12 +11,10 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql import types as st
-
 from gpu_ops.descriptions.top import Order
+from gpu_ops.query.catalyst import arrow_type_of, class_of, items
 from gpu_ops.query.expressions import Column, Expr, tree
 from gpu_ops.query.relations import Compute, Relation, TopOf
-from gpu_ops.spark.datatypes import arrow_type
 
 if TYPE_CHECKING:
     from gpu_ops.query.read import Reader
@@ -46,9 +44,9 @@ def top_of(reader: Reader, node: Any, below: Relation) -> Relation:
     Raises:
         SqlError: another window function.
     """
-    calls = _items(node.windowExpressions())
+    calls = items(node.windowExpressions())
     function = calls[0].child().windowFunction()
-    if len(calls) != 1 or _kind(function) != "RowNumber":
+    if len(calls) != 1 or class_of(function) != "RowNumber":
         reader.fail(_OTHERS, function)
     made: dict[Column, Expr] = {}
 
@@ -56,16 +54,16 @@ def top_of(reader: Reader, node: Any, below: Relation) -> Relation:
         expr = Expr(tree(json.loads(java.toJSON()), lambda: java), reader.columns)
         if expr.column is not None:
             return expr.column
-        found = Column(label, "", functools.partial(_type, java), nullable=bool(java.nullable()))
+        found = Column(label, "", functools.partial(arrow_type_of, java), nullable=bool(java.nullable()))
         made[found] = expr
         return found
 
-    by = tuple(column(x, f"group_{n}") for n, x in enumerate(_items(node.partitionSpec()), 1))
+    by = tuple(column(x, f"group_{n}") for n, x in enumerate(items(node.partitionSpec()), 1))
     order = []
-    for n, term in enumerate(_items(node.orderSpec()), 1):
+    for n, term in enumerate(items(node.orderSpec()), 1):
         descending, first = str(term.direction().sql()) == "DESC", str(term.nullOrdering().sql()) == "NULLS FIRST"
         order.append((column(term.child(), f"order_{n}"), Order("", descending, first)))
-    number = Column(str(calls[0].name()), "", functools.partial(_type, calls[0]), nullable=False)
+    number = Column(str(calls[0].name()), "", functools.partial(arrow_type_of, calls[0]), nullable=False)
     identity = int(calls[0].exprId().id())
     reader.columns[identity] = number
     relation: Relation = Compute(below, made, below.ids) if made else below
@@ -114,15 +112,3 @@ def _bound(condition: Expr) -> tuple[Column, int] | None:
         "LessThanOrEqual": lambda n: n, "LessThan": lambda n: n - 1, "EqualTo": lambda n: n
     }  # fmt: skip
     return (one.column, most[kind](int(value))) if kind in most else None
-
-
-def _type(java: Any) -> Any:
-    return arrow_type(st._parse_datatype_json_string(java.dataType().json()))
-
-
-def _kind(java: Any) -> str:
-    return str(java.getClass().getSimpleName()).rstrip("$")
-
-
-def _items(seq: Any) -> list[Any]:
-    return [seq.apply(number) for number in range(seq.length())]
