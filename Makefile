@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test services test-services lint bench soak oracle rapids-plans gpu-verify clean
+.PHONY: demo test services test-services lint site bench soak oracle rapids-plans gpu-verify clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.ready: pyproject.toml
@@ -32,6 +32,9 @@ lint: $(VENV)/.ready  ## style and strict types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/hadolint docker/*.Dockerfile
+
+site: $(VENV)/.ready  ## the documentation as a site, in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(VENV)/.ready  ## all benchmarks, results in benchmarks/results
 	$(BIN)/python -m benchmarks $(ARGS)

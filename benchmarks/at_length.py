@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import gpu_ops
-from benchmarks.common import write_results
+from benchmarks.common import plot_path, write_results
 from benchmarks.spark_queries import local_session, run
 
 SCHEMAS = {"left": "k bigint, a bigint", "right": "k bigint, b double"}
@@ -157,7 +157,7 @@ def main() -> None:
     }
     settings = {k: v for k, v in vars(options).items() if k != "out"} | {"master": "local[2]"}
     record = write_results(options.out, "at_length", results, settings=settings)
-    plot(record["results"], options.out.with_suffix(".svg"))
+    plot(record["results"], plot_path(options.out))
     json.dump(
         {k: v for k, v in record["results"].items() if k not in ("batch_seconds", "memory")}, sys.stdout, indent=2
     )

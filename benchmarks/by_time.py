@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from benchmarks.common import write_results
+from benchmarks.common import plot_path, write_results
 from benchmarks.interval import LEFT, RIGHT, plot, soak
 from gpu_ops.descriptions.by_time.asof_join import Asof, AsofJoin
 from gpu_ops.descriptions.by_time.temporal_join import TemporalJoin
@@ -52,7 +52,7 @@ def main() -> None:
         results[title] = soak(engine, options.batches, changes, kept_ms=DELAY_MS, more=KEYS, over_bound=over_bound)
         engine.close()
     write_results(options.out, "by_time", results, settings={"batches": options.batches, "threads": 1})
-    plot(results, options.out.with_suffix(".svg"), "above the watermark, one a key, one micro-batch")
+    plot(results, plot_path(options.out), "above the watermark, one a key, one micro-batch")
     shown = {title: result["last_quarter_over_second"] for title, result in results.items()}
     json.dump(shown, sys.stdout, indent=2)
     print()

@@ -129,6 +129,13 @@ def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
     return found
 
 
+def plot_path(results: Path) -> Path:
+    """Where the plot of a result file goes: to the docs' for a committed one, else beside it."""
+    committed = Path(__file__).parent / "results"
+    folder = committed.parents[1] / "docs" / "pictures" if results.parent.resolve() == committed else results.parent
+    return folder / f"{results.stem}.svg"
+
+
 def write_results(
     path: str | os.PathLike[str],
     benchmark: str,

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.common import interleave, ratio, summarise, write_results
+from benchmarks.common import interleave, plot_path, ratio, summarise, write_results
 from gpu_ops.descriptions.by_time.interval_join import IntervalJoin
 from gpu_ops.descriptions.by_time.intervals import Interval, Late
 from gpu_ops.descriptions.inputs import Input
@@ -202,7 +202,7 @@ def main() -> None:
     }
     settings = {"rounds": options.rounds, "batches": options.batches, "threads": 1}
     record = write_results(options.out, "interval", results, settings=settings)
-    plot({"": results["soak"]}, options.out.with_suffix(".svg"), "inside the interval, and one micro-batch")
+    plot({"": results["soak"]}, plot_path(options.out), "inside the interval, and one micro-batch")
     shown = {"hot_key": record["results"]["hot_key"]}
     for name in ("soak", "soak_late_rows_join"):
         shown[name] = record["results"][name]["last_quarter_over_second"]

@@ -1,8 +1,9 @@
-"""The README's table of figures, made from the committed results: `python -m benchmarks.report`."""
+"""The figures of README and docs/measured.md, from the committed results: `python -m benchmarks.report` writes them."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,81 +30,136 @@ def spread(ratio: dict[str, float], digits: int = 2) -> str:
     return f"{ratio['median']:.{digits}f} ({ratio['low']:.{digits}f}–{ratio['high']:.{digits}f})"
 
 
-def rate(summary: dict[str, Any]) -> str:
-    """Millions a second."""
-    return f"{summary['median'] / 1e6:.2f}M/s"
+Row = tuple[str, str, str]
+
+
+def sections() -> dict[str, list[Row]]:
+    """What was measured beside whom: rows of what, the ratio, and the benchmark, by title."""
+    return {
+        "Beside Flink": [*flink_rows(), *multi_rows(), *temporal_rows(), *kafka_rows()],
+        "Beside Spark's own joins and writer": [*spark_rows(), *nexmark_rows(), *sink_rows()],
+        "Beside one batch join by polars": [*polars_rows(), *asof_rows(), *aggregate_rows(), *at_end_rows()],
+        "Beside itself, and beside a pipeline that does nothing": [*limit_rows(), *growth_rows()],
+    }
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Rows as a Markdown table."""
+    lines = ["| what | ratio of medians (range) | benchmark |", "|---|---|---|"]
+    return "\n".join([*lines, *(f"| {what} | {figure} | `{name}` |" for what, figure, name in rows)])
 
 
 def report() -> str:
-    """The table and where it comes from, as Markdown."""
-    engine, limit, flink = load("engine"), load("pipeline_limit"), load("vs_flink")
-    e, g = engine["results"]["engine"], engine["results"]["state_growth"]
+    """All figures, as Markdown with a table for each section."""
+    return "\n\n".join(f"## {title}\n\n{table(rows)}" for title, rows in sections().items())
+
+
+def summary() -> str:
+    """The six figures that stand for the others, and where they come from, as Markdown."""
+    flink, multi, spark = load("vs_flink"), load("vs_flink_multi")["results"], load("vs_spark")
+    kafka = load("vs_flink_kafka")["results"]["ours_over_flink"]
+    version = spark["versions"]["pyspark"]
+    files = "CSV files read by `read_files`"
     rows = [
+        (f"left join, {files}", "Flink 2.3.0", flink["results"]["flink_sql"]["per_batch_arrow"]),
+        (f"left join of three inputs, {files}", "Flink 2.3.0", multi["flink_sql"]["per_batch_arrow"]),
+        (f"temporal join, {files}", "Flink 2.3.0", load("vs_flink_temporal")["results"]["over_flink"]["ours_arrow"]),
         (
-            "engine, `per_batch`, time over one polars join of the same rows at once",
-            spread(e["per_batch"]["times_polars"]),
-            "engine",
+            "Kafka JSON in, inner join, Kafka JSON out",
+            "Flink 2.3.0",
+            kafka,
         ),
-        ("engine, `per_event`, the same", spread(e["per_event"]["times_polars"]), "engine"),
+        ("interval join, inner", f"Spark {version}'s own", spark["results"]["inner"]["times_default"]),
         (
-            f"100k changes at {g['large_state_rows'] // 10**6}M state rows over the same at 100k",
-            spread(g["times"]),
+            "left join, changelog to Parquet by `write_files`",
+            "the same through Spark's writer",
+            load("write_files")["results"]["write_files_over_spark_parquet"],
+        ),
+    ]
+    lines = ["| rate of a query with durable state, on two cores | over | times (range) |", "|---|---|---|"]
+    lines += [f"| {what} | {peer} | {spread(found, 1)} |" for what, peer, found in rows]
+    return "\n".join([*lines, "", where(flink)])
+
+
+def where(record: dict[str, Any]) -> str:
+    """The machine and the versions of a result, in a line."""
+    machine, versions = record["machine"], record["versions"]
+    names = ("python", "pyspark", "pyarrow", "numpy", "pandas")
+    used = ", ".join(f"{name} {versions[name]}" for name in names if name in versions)
+    cores = f"{machine['cores']} cores, {machine['memory_gib']:.0f} GiB"
+    return f"{machine['processor'].strip()}, {cores}; {used}; {record['time'][:10]}."
+
+
+def polars_rows() -> list[Row]:
+    """The lines about the engine alone."""
+    found = load("engine")["results"]["engine"]
+    what = "left join, engine alone, time over one polars join of the same rows at once"
+    return [(f"{what}, `{emit}`", spread(found[emit]["times_polars"]), "engine") for emit in ("per_batch", "per_event")]
+
+
+def growth_rows() -> list[Row]:
+    """The lines about what a state costs as it grows and as time passes."""
+    engine, interval, asof = load("engine")["results"], load("interval")["results"], load("asof")["results"]["hot_key"]
+    growth, hot, soak = engine["state_growth"], interval["hot_key"], interval["soak"]
+    temporal = load("by_time")["results"]["temporal join"]
+    bytes_over = engine["engine"]["state_memory"]["over_arrow_size"]
+    with_hot = "time of a micro-batch with a key of {:,} {} over the same without"
+    over = "memory in the last quarter of {} micro-batches over the second"
+    return [
+        (
+            f"100k changes at {growth['large_state_rows'] // 10**6}M state rows over the same at 100k",
+            spread(growth["times"]),
             "engine",
         ),
         (
             "state, bytes per row over its Arrow size",
-            f"{e['state_memory']['over_arrow_size']:.0f}",
+            f"{bytes_over:.0f}",
             "engine",
         ),
+        (f"interval join, {with_hot.format(hot['hot_key_rows'], 'rows')}", spread(hot["times"]), "interval"),
+        (f"ASOF join, {with_hot.format(asof['versions'], 'versions')}", f"{asof['times_without']:.2f}", "asof"),
         (
-            "Spark query, rate over the same pipeline with a no-op `mapInArrow`",
-            spread(limit["results"]["query_over_no_op"]),
-            "pipeline_limit",
+            f"interval join, {over.format(soak.get('batches', 200))}",
+            f"{soak['last_quarter_over_second']['resident_bytes']:.2f}",
+            "interval",
         ),
         (
-            "the same with `read_files`",
-            spread(limit["results"]["query_arrow_over_no_op"]),
-            "pipeline_limit",
-        ),
-        *(
-            (
-                f"Spark query, durable state, `{emit}`, {reader}: rate over {peer}",
-                spread(flink["results"][name][f"{emit}{suffix}"]),
-                "vs_flink",
-            )
-            for emit in ("per_batch", "per_event")
-            for suffix, reader in READERS.items()
-            for name, peer in PEERS.items()
+            f"temporal join, {over.format(temporal['batches'])}",
+            f"{temporal['last_quarter_over_second']['resident_bytes']:.2f}",
+            "by_time",
         ),
     ]
-    rows += [
-        *multi_rows(),
-        *sink_rows(),
-        *nexmark_rows(),
-        *interval_rows(),
-        *by_time_rows(),
-        *aggregate_rows(),
-        *at_end_rows(),
-    ]
-    lines = ["| what | ratio of medians (range) | benchmark |", "|---|---|---|"]
-    lines += [f"| {what} | {figure} | `{name}` |" for what, figure, name in rows]
-    machine, versions = flink["machine"], flink["versions"]
-    where = f"{machine['processor'].strip()}, {machine['cores']} cores, {machine['memory_gib']:.0f} GiB"
-    names = ("python", "pyspark", "pyarrow", "numpy", "pandas")
-    used = ", ".join(f"{name} {versions[name]}" for name in names if name in versions)
-    lines += [
-        "",
-        f"{where}; {used}; {flink['time'][:10]}. `make bench` runs them; all runs: `benchmarks/results`.",
-    ]
-    return "\n".join(lines)
 
 
-def multi_rows() -> list[tuple[str, str, str]]:
+def limit_rows() -> list[Row]:
+    """The lines about the pipeline around a join."""
+    found, what = (
+        load("pipeline_limit")["results"],
+        "Spark query, rate over the same pipeline with a no-op `mapInArrow`",
+    )
+    return [
+        (what, spread(found["query_over_no_op"]), "pipeline_limit"),
+        ("the same with `read_files`", spread(found["query_arrow_over_no_op"]), "pipeline_limit"),
+    ]
+
+
+def flink_rows() -> list[Row]:
+    """The lines about a left join of two inputs."""
+    found = load("vs_flink")["results"]
+    return [
+        (f"left join, `{emit}`, {reader}: rate over {peer}", spread(found[name][f"{emit}{suffix}"]), "vs_flink")
+        for emit in ("per_batch", "per_event")
+        for suffix, reader in READERS.items()
+        for name, peer in PEERS.items()
+    ]
+
+
+def multi_rows() -> list[Row]:
     """The lines about a left join of three inputs."""
     results = load("vs_flink_multi")["results"]
     return [
         (
-            f"left join of three inputs, durable state, `per_batch`, {reader}: rate over {peer}, its better plan",
+            f"left join of three inputs, `per_batch`, {reader}: rate over {peer}, its better plan",
             spread(results[name][f"per_batch{suffix}"]),
             "vs_flink --multi",
         )
@@ -112,16 +168,22 @@ def multi_rows() -> list[tuple[str, str, str]]:
     ]
 
 
-def sink_rows() -> list[tuple[str, str, str]]:
-    """The lines about the way out."""
-    kafka = load("vs_flink_kafka")
-    connector = kafka["settings"]["connector"].removesuffix(".jar").removeprefix("flink-sql-connector-kafka-")
-    what = f"Kafka JSON in and out, inner join, durable state: rate over Flink 2.3.0's connector {connector}"
-    where = f"heap state, no checkpoints; {kafka['machine']['processor'].strip()}, {kafka['time'][:10]}"
-    return [(f"{what} ({where})", spread(kafka["results"]["ours_over_flink"]), "flink.kafka")]
+def sink_rows() -> list[Row]:
+    """The line about `write_files`."""
+    found = load("write_files")["results"]["write_files_over_spark_parquet"]
+    return [("left join to Parquet by `write_files`: rate over Spark's writer", spread(found), "pipeline_limit")]
 
 
-def nexmark_rows() -> list[tuple[str, str, str]]:
+def kafka_rows() -> list[Row]:
+    """The line about Kafka in and out."""
+    found = load("vs_flink_kafka")
+    connector = found["settings"]["connector"].removesuffix(".jar").removeprefix("flink-sql-connector-kafka-")
+    what = f"Kafka JSON in and out, inner join: rate over Flink 2.3.0's connector {connector}"
+    date = f"heap state, no checkpoints; {found['machine']['processor'].strip()}, {found['time'][:10]}"
+    return [(f"{what} ({date})", spread(found["results"]["ours_over_flink"]), "flink.kafka")]
+
+
+def nexmark_rows() -> list[Row]:
     """The lines about Nexmark's queries in SQL, where Spark's own join can run them; a single round says nothing."""
     found = load("nexmark")["results"]
     names = [n for n in found if "over_spark" in found[n] and len(found[n]["events_per_second"]["spark"]["values"]) > 1]
@@ -134,7 +196,7 @@ def nexmark_rows() -> list[tuple[str, str, str]]:
     return rows if names else []
 
 
-def at_end_rows() -> list[tuple[str, str, str]]:
+def at_end_rows() -> list[Row]:
     """The lines about the end of input."""
     results = load("at_end")["results"]
     rows = []
@@ -147,28 +209,31 @@ def at_end_rows() -> list[tuple[str, str, str]]:
     return rows
 
 
-def by_time_rows() -> list[tuple[str, str, str]]:
-    """The lines about temporal and ASOF joins."""
-    flink, asof, soak = load("vs_flink_temporal"), load("asof"), load("by_time")["results"]["temporal join"]
+def temporal_rows() -> list[Row]:
+    """The lines about temporal joins."""
+    flink = load("vs_flink_temporal")
     million, ratios = flink["settings"]["rows"] // 10**6, flink["results"]["over_flink"]
     peer = f"Flink SQL {flink['settings']['flink']} (heap state, no checkpoints; {flink['time'][:10]})"
-    of = f"temporal join of {million}M rows of CSV, durable state"
-    rows = [
-        (f"{of}, `read_files`: rate over {peer}", spread(ratios["ours_arrow"]), "flink.temporal"),
+    return [
+        (
+            f"temporal join of {million}M rows of CSV, `read_files`: rate over {peer}",
+            spread(ratios["ours_arrow"]),
+            "flink.temporal",
+        ),
         ("the same with Spark's CSV reader", spread(ratios["ours_spark"]), "flink.temporal"),
     ]
-    for found in asof["results"]["beside_polars"]:
+
+
+def asof_rows() -> list[Row]:
+    """The lines about ASOF joins."""
+    rows = []
+    for found in load("asof")["results"]["beside_polars"]:
         of = f"ASOF join, `per_batch`, {found['rows'] // 10**6}M trades and as many quotes of {found['keys']:,} keys"
         rows.append((f"{of}, time over polars' `join_asof` of all rows at once", spread(found["times_polars"]), "asof"))
-    hot = asof["results"]["hot_key"]
-    of = f"ASOF join, time of a micro-batch with a key of {hot['versions']:,} versions over the same without"
-    rows.append((of, f"{hot['times_without']:.2f}", "asof"))
-    memory = soak["last_quarter_over_second"]["resident_bytes"]
-    of = f"temporal join, memory in the last quarter of {soak['batches']} micro-batches over the second"
-    return [*rows, (of, f"{memory:.2f}", "by_time")]
+    return rows
 
 
-def aggregate_rows() -> list[tuple[str, str, str]]:
+def aggregate_rows() -> list[Row]:
     """The lines about aggregates."""
     rows = []
     for found in load("aggregate")["results"]["beside_polars"]:
@@ -180,32 +245,32 @@ def aggregate_rows() -> list[tuple[str, str, str]]:
     return rows
 
 
-def interval_rows() -> list[tuple[str, str, str]]:
-    """The lines about interval joins: ours over Spark's own join, and the engine on its own."""
-    spark, engine = load("vs_spark"), load("interval")
+def spark_rows() -> list[Row]:
+    """The lines about interval joins: ours over Spark's own."""
+    spark = load("vs_spark")
     version = spark["versions"]["pyspark"]
     peers = {"default": "default state store", "rocksdb": f"RocksDB, join state format {spark['settings']['format']}"}
     rows = []
     for how, found in spark["results"].items():
         for peer, store in peers.items():
             if f"times_{peer}" in found:
-                what = f"interval join, {how}, durable state: rate over Spark {version}'s own join ({store})"
+                what = f"interval join, {how}: rate over Spark {version}'s own join ({store})"
                 rows.append((what, spread(found[f"times_{peer}"], 1), "vs_spark"))
-    hot, soak = engine["results"]["hot_key"], engine["results"]["soak"]
-    return [
-        *rows,
-        (
-            f"interval join, time of a micro-batch with a key of {hot['hot_key_rows']:,} rows over the same without",
-            spread(hot["times"]),
-            "interval",
-        ),
-        (
-            f"interval join, memory in the last quarter of {soak['batches']} micro-batches over the second",
-            f"{soak['last_quarter_over_second']['resident_bytes']:.2f}",
-            "interval",
-        ),
-    ]
+    return rows
+
+
+#: Where the figures stand, each between two marks.
+PAGES = {"README.md": summary, "docs/measured.md": report}
+MARKS = ("<!-- figures: python -m benchmarks.report -->\n", "\n<!-- end of figures -->")
+
+
+def with_figures(page: str, text: str) -> str:
+    """The text of a page with its figures as they are in the committed results."""
+    before, rest = text.split(MARKS[0])
+    return before + MARKS[0] + PAGES[page]() + MARKS[1] + rest.split(MARKS[1])[1]
 
 
 if __name__ == "__main__":
-    print(report())
+    for page in PAGES:
+        path = Path(__file__).parents[1] / page
+        path.write_text(with_figures(page, path.read_text()))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -15,6 +17,8 @@ from pathlib import Path
 from typing import TextIO
 
 import pytest
+
+import gpu_ops
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -104,7 +108,26 @@ def test_make_targets():
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
-def test_figures_are_the_committed_ones():
-    from benchmarks.report import report
+def test_site(tmp_path):
+    """Every page is in the contents, every link and anchor leads on, every name of the reference is there."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    reference = (tmp_path / "api" / "index.html").read_text()
+    for name in gpu_ops.__all__:
+        assert name in ("sinks", "__version__") or f'id="gpu_ops.{name}"' in reference, name
 
-    assert report() in (ROOT / "README.md").read_text(), "run `python -m benchmarks.report` and paste what it says"
+
+def test_support_is_what_the_descriptions_say():
+    written = runpy.run_path(str(ROOT / "docs" / "draw_support.py"))["with_support"]
+    text = (ROOT / "README.md").read_text()
+    assert written(text) == text, "run `python docs/draw_support.py`"
+
+
+def test_figures_are_the_committed_ones():
+    from benchmarks.report import PAGES, with_figures
+
+    for page in PAGES:
+        text = (ROOT / page).read_text()
+        assert with_figures(page, text) == text, "run `python -m benchmarks.report`"

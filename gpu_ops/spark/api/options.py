@@ -19,78 +19,66 @@ How = Literal[
 
 
 class RunOptions(TypedDict, total=False):
-    """Where an operator runs and keeps its state.
-
-    Attributes:
-        state: a folder of its own for the state; without it the state lives in memory only.
-        backend: ``"auto"``, ``"cpu"`` or ``"gpu"``.
-        partitions: how many; by default what an existing state folder is cut into, or else
-            `spark.sql.shuffle.partitions`, but not more than the application has cores, or with GPUs two for each.
-        name: of the operator, in ``query.lastProgress["observedMetrics"]``, too; by default ``join_1`` and so on.
-    """
+    """Where an operator runs and keeps its state."""
 
     state: Location | None
+    """A folder of its own for the state; without it the state lives in memory only."""
+
     backend: Backend
+    """``"auto"``, ``"cpu"`` or ``"gpu"``."""
+
     partitions: int | None
+    """How many; by default what an existing state folder is cut into, or else ``spark.sql.shuffle.partitions``, but not
+    more than the application has cores, or with GPUs two for each."""
+
     name: str | None
+    """Of the operator, in ``query.lastProgress["observedMetrics"]``, too; by default ``join_1`` and so on."""
 
 
 class KeyOptions(RunOptions, total=False):
-    """Those of an operator with keys.
-
-    Attributes:
-        null_safe: whether null keys match (``IS NOT DISTINCT FROM``), for all keys or one by one.
-    """
+    """Those of an operator with keys."""
 
     null_safe: bool | Sequence[bool]
+    """Whether null keys match (``IS NOT DISTINCT FROM``), for all keys or one by one."""
 
 
 class ChangelogOptions(RunOptions, total=False):
-    """Those of a join without bounds in time.
-
-    Attributes:
-        emit: ``"per_batch"`` (net changes), ``"per_event"`` (as Flink emits them), or ``"at_end"``: nothing, until
-            `finish` gives the result.
-        backlog: a run with ``trigger(availableNow=True)`` takes its input in silently; the first micro-batch of a
-            run with another trigger gives the net result, and the join is live from then on.
-    """
+    """Those of a join without bounds in time."""
 
     emit: Emit
+    """``"per_batch"`` (net changes), ``"per_event"`` (as Flink emits them), or ``"at_end"``: nothing, until `finish`
+    gives the result."""
+
     backlog: bool
+    """A run with ``trigger(availableNow=True)`` takes its input in silently; the first micro-batch of a run with
+    another trigger gives the net result, and the join is live from then on."""
 
 
 class SemiJoinOptions(KeyOptions, ChangelogOptions, total=False):
-    """Those of a semi or anti join.
-
-    Attributes:
-        where: residual condition, SQL text over both inputs' columns.
-    """
+    """Those of a semi or anti join."""
 
     where: str | None
+    """Residual condition, SQL text over both inputs' columns."""
 
 
 class JoinOptions(SemiJoinOptions, total=False):
-    """Those of a regular join.
-
-    Attributes:
-        suffixes: for column names that both inputs have.
-    """
+    """Those of a regular join."""
 
     suffixes: tuple[str, str] | None
+    """For column names that both inputs have."""
 
 
 class IntervalJoinOptions(KeyOptions, total=False):
-    """Those that an interval join shares with others.
-
-    Attributes:
-        where: as in `SemiJoinOptions`.
-        emit: as in `ChangelogOptions`.
-        suffixes: as in `JoinOptions`.
-    """
+    """Those that an interval join shares with others."""
 
     where: str | None
+    """Residual condition, SQL text over both inputs' columns."""
+
     emit: Emit
+    """As in `ChangelogOptions`."""
+
     suffixes: tuple[str, str] | None
+    """For column names that both inputs have."""
 
 
 def check_options(function: str, given: Iterable[str], known: type) -> None:
