@@ -59,12 +59,15 @@ def test_a_run_cut_short_is_gone_on_with(checkout: Path, tmp_path: Path) -> None
     (checkout / "some" / "test_some.py").write_text(_TEST.replace("@pytest.mark.skip", f"{slow}@pytest.mark.skip"))
     kept = tmp_path / "kept"
 
-    def run(keyword: str, *, resume: bool = True) -> Result:
-        return run_tests(["some"], ["-k", keyword], limit=4, root=checkout, keep=kept, resume=resume)
+    def run(keyword: str, *, resume: bool = True, limit: int = 60) -> Result:
+        return run_tests(["some"], ["-k", keyword], limit=limit, root=checkout, keep=kept, resume=resume)
 
-    found = run("passes or slow")
+    found = run("passes or slow", limit=4)
+    if found.passed == 0:  # not even pytest was up by then, on a busy machine
+        found = run("passes or slow", limit=20)
     assert (found.status, found.passed, found.of) == ("cut short", 1, 2)
-    assert found.problems == ["not done after 4 s: 1 of 2 tests have passed; --resume goes on"]
+    (problem,) = found.problems
+    assert problem.endswith("s: 1 of 2 tests have passed; --resume goes on")
     assert passed(kept) == {"some/test_some.py::test_passes"}
     (checkout / "quick").write_text("")
     assert run("passes or slow") == Result("passed", tests=1, passed=2, of=2)
