@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from gpu_ops.descriptions.by_time.asof_join import AsofJoin
@@ -9,6 +10,7 @@ from gpu_ops.descriptions.by_time.intervals import show_ms
 from gpu_ops.descriptions.by_time.temporal_join import TemporalJoin
 from gpu_ops.descriptions.inputs import Layout
 from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.latest import without_upserts
 from gpu_ops.descriptions.lookup_join import LookupJoin
 from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.query.nodes import Calc, JoinNode, Named, Node, Plan, Source, quoted
@@ -44,13 +46,23 @@ def _tree(node: Node) -> list[str]:
 
 
 def _below(node: Node, number: int) -> list[str]:
-    """One input of a node, and the shuffle between them."""
+    """One input of a node, and the shuffle between them; upserts that become retractions first are shuffled twice."""
     lines = _tree(node.inputs[number])
     if not isinstance(node, JoinNode):
         return lines
-    by = ", ".join(quoted(key.columns[number]) for key in node.description.shuffled_by)
-    exchange = f"Exchange(distribution=[{f'hash[{by}]' if by else 'single'}])"
-    return [exchange, "+- " + lines[0], *("   " + line for line in lines[1:])]
+    runs, retracted = without_upserts(node.description) or (node.description, ())
+    if number in retracted:
+        key = node.description.inputs[number].unique_key or ()
+        lines = [f"ChangelogNormalize(key=[{', '.join(map(quoted, key))}])", *_shuffled(key, lines, "+- ")]
+    return _shuffled([key.columns[number] for key in runs.shuffled_by], lines)
+
+
+def _shuffled(by: Sequence[str], lines: list[str], mark: str = "") -> list[str]:
+    """A plan below a shuffle by columns, or to a single partition without any."""
+    columns = ", ".join(map(quoted, by))
+    exchange = f"{mark}Exchange(distribution=[{f'hash[{columns}]' if columns else 'single'}])"
+    space = " " * len(mark)
+    return [exchange, f"{space}+- {lines[0]}", *(f"{space}   {line}" for line in lines[1:])]
 
 
 def _text(node: Node) -> str:

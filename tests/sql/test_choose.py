@@ -486,6 +486,16 @@ Calc(select=[name, price])
 """  # noqa: E501
 
 
+def test_explain_of_upserts_that_become_retractions():
+    lines = show(planned("SELECT p.id, y.uid FROM prices p LEFT JOIN payments y ON y.paid = p.price")).splitlines()
+    assert lines[3:7] == [
+        "   :- Exchange(distribution=[hash[price]])",
+        "   :  +- ChangelogNormalize(key=[id])",
+        "   :     +- Exchange(distribution=[hash[id]])",
+        "   :        +- Calc(select=[id, price])",
+    ]
+
+
 def test_explain_of_an_interval_join():
     sql = (
         "SELECT c.x FROM clicks c LEFT JOIN views v ON c.uid = v.uid AND v.ts > c.ts AND v.ts <= c.ts + INTERVAL 1 HOUR"
