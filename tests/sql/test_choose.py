@@ -492,7 +492,7 @@ def test_explain_of_upserts_that_become_retractions():
         "   :- Exchange(distribution=[hash[price]])",
         "   :  +- ChangelogNormalize(key=[id])",
         "   :     +- Exchange(distribution=[hash[id]])",
-        "   :        +- Calc(select=[id, price])",
+        "   :        +- Source(table=[prices], alias=[p], changes=[upserts], uniqueKey=[id])",
     ]
 
 
