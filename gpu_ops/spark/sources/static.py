@@ -36,6 +36,7 @@ from gpu_ops.query.catalyst import java_class
 from gpu_ops.spark.api.streams import Stream
 from gpu_ops.spark.cluster.executors import one_machine
 from gpu_ops.spark.plan.column_metadata import is_changelog
+from gpu_ops.spark.plan.triggers import takes_what_is_there
 from gpu_ops.spark.servers.directory import Directory
 from gpu_ops.state.address import StateAddress
 
@@ -256,6 +257,7 @@ class _Refresh:
         self._session, self._period = side.df.sparkSession, side.refresh_ms / 1e3
         self._again: Callable[[], DataFrame] = side.table or functools.partial(_as_it_is_now, side.df)
         self._written = time.time()
+        self._runs_then = set[str]()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"gpu_ops refresh of {name}", daemon=True)
         self._thread.start()
@@ -282,17 +284,28 @@ class _Refresh:
         """Whether a query runs that has taken the changes that were written last.
 
         Two of them in one micro-batch could come in any order. A micro-batch that began after they were written, and
-        is done, had them: Spark's file source takes all that is there.
+        is done, had them: Spark's file source takes all that is there. Not so with ``availableNow``: such a run takes
+        what was there when it began.
         """
-        queries = self._session.streams.active
-        if self._state is not None:
-            user = Directory.of(self._session).state_in_use(self._state)
-            queries = [query for query in queries if query.id == user]
+        queries = self._queries()
         done = [query.lastProgress for query in queries]
-        return bool(done) and all(
-            last is not None and dt.datetime.fromisoformat(last["timestamp"]).timestamp() > self._written
-            for last in done
-        )
+        if not done or any(
+            last is None or dt.datetime.fromisoformat(last["timestamp"]).timestamp() <= self._written for last in done
+        ):
+            return False
+        running = self._runs_then & {str(query.runId) for query in queries}
+        try:
+            return not any(takes_what_is_there(queries, run) for run in running)
+        except StateError:  # this moment it ended
+            return False
+
+    def _queries(self) -> list[Any]:
+        """Those that use the table."""
+        queries = list(self._session.streams.active)
+        if self._state is None:
+            return queries
+        user = Directory.of(self._session).state_in_use(self._state)
+        return [query for query in queries if query.id == user]
 
     def _read(self) -> None:
         table = self._again()
@@ -300,6 +313,7 @@ class _Refresh:
         if now == before:
             if self._folder.read_again(table, self._side.unique_key):
                 self._written = time.time()
+                self._runs_then = {str(query.runId) for query in self._queries()}
         else:
             _log.error("input '%s' is not read again: its columns are %s, and were %s", self._name, now, before)
 
