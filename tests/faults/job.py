@@ -1,17 +1,19 @@
 """Streaming joins over all files of a folder, once: what the fault tests run, kill and run again.
 
-python -m tests.faults.job regular|by_time DATA WORK
+python -m tests.faults.job regular|by_time|tables DATA WORK
 """
 
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import gpu_ops
 import gpu_ops.spark
-from tests.faults import by_time
+from tests.faults import by_time, tables
 
 SCHEMAS = {
     "orders": "op STRING, order_id BIGINT, customer BIGINT, amount BIGINT, note STRING",
@@ -19,17 +21,26 @@ SCHEMAS = {
 }
 
 
-def regular(spark: Any, data: Path, state: Path) -> dict[str, Any]:
-    """A left join, by its name."""
+Made = tuple[dict[str, Any], dict[str, Callable[[], bool]]]
+"""Changelogs by their names; and those that do not end with their files, but when something is true."""
+
+
+def regular(spark: Any, data: Path, state: Path) -> Made:
+    """A left join."""
     sides = []
     for name, schema in SCHEMAS.items():
         df = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).csv(str(data / name))
         sides.append(gpu_ops.stream(df, name=name, row_kind="op", unique_key="order_id", updates="retract"))
     left = gpu_ops.join(*sides, on="order_id", how="left", state=str(state / "left"), emit="per_event", partitions=2)
-    return {"left": left}
+    return {"left": left}, {}
 
 
-JOINS = {"regular": regular, "by_time": by_time.joins}
+def joins_by_time(spark: Any, data: Path, state: Path) -> Made:
+    """Those of `by_time`."""
+    return by_time.joins(spark, data, state), {}
+
+
+MADE = {"regular": regular, "by_time": joins_by_time, "tables": tables.queries}
 
 
 def main(kind: str, data: Path, work: Path) -> None:
@@ -42,22 +53,30 @@ def main(kind: str, data: Path, work: Path) -> None:
             "spark.sql.files.maxPartitionBytes": "1g",
             "spark.sql.files.openCostInBytes": "1g",
             "spark.ui.showConsoleProgress": "false",
+            "spark.sql.streaming.noDataProgressEventInterval": "500",
             "spark.gpu_ops.server.patience": "5s",
         },
     )
     spark.sparkContext.setLogLevel("ERROR")
-    queries = [
-        changes.writeStream.format("parquet")
+    (work / "state").mkdir(exist_ok=True)
+    made, until = MADE[kind](spark, data, work / "state")
+    queries = {
+        name: changes.writeStream.format("parquet")
         .option("checkpointLocation", str(work / "checkpoint" / name))
         .option("path", str(work / "sink" / name))
-        .trigger(availableNow=True)
+        .trigger(**{"processingTime": "0 seconds"} if name in until else {"availableNow": True})
         .start()
-        for name, changes in JOINS[kind](spark, data, work / "state").items()
-    ]
+        for name, changes in made.items()
+    }
     (work / "started").touch()
-    for query in queries:
+    for name, query in queries.items():
+        if name in until:
+            while not until[name]() and query.isActive:
+                time.sleep(0.1)
+            query.processAllAvailable()
+            query.stop()
         query.awaitTermination()
-    for state in (work / "state").iterdir():
+    for state in (work / "state").iterdir() if kind != "tables" else ():  # none of those waits for the end
         gpu_ops.finish(spark, state=str(state)).write.mode("overwrite").parquet(str(work / "rest" / state.name))
     spark.stop()
     print("DONE", flush=True)

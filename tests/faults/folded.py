@@ -1,0 +1,52 @@
+"""What files of changes come to, beside what DuckDB says they should."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import duckdb
+
+TYPES = {"BIGINT": "BIGINT", "STRING": "VARCHAR", "TIMESTAMP": "TIMESTAMP"}
+
+
+def read(con: duckdb.DuckDBPyConnection, data: Path, schemas: Mapping[str, str]) -> None:
+    """Tables of folders of JSON files, with the number of its ``file`` in each row."""
+    for name, schema in schemas.items():
+        columns = {column.split()[0]: TYPES[column.split()[1]] for column in schema.split(", ")}
+        con.sql(
+            f"CREATE TABLE {name} AS SELECT * EXCLUDE filename, parse_filename(filename, true)::BIGINT AS file "
+            f"FROM read_json('{data}/{name}/*.json', columns={columns}, filename=true)"
+        )
+
+
+def lines(folder: Path, number: int, rows: list[dict[str, object]]) -> None:
+    """A file of such a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{number:04d}.json").write_text("\n".join(map(json.dumps, rows)))
+
+
+def compare(con: duckdb.DuckDBPyConnection, name: str, expected: str, files: list[str]) -> tuple[int, int]:
+    """Asserts that the folded changes are the rows of a query; how many those are, and how many were taken back.
+
+    Args:
+        con: where the query's tables are.
+        name: for the error.
+        expected: the query.
+        files: Parquet files with a row kind and at least the query's columns.
+    """
+    con.sql(f"CREATE OR REPLACE TEMP TABLE expected AS SELECT *, 1 AS n FROM ({expected})")
+    columns = ", ".join(con.table("expected").columns[:-1])
+    con.sql(f"CREATE OR REPLACE TEMP TABLE changed AS SELECT row_kind, {columns} FROM read_parquet({files})")
+    con.sql(
+        "CREATE OR REPLACE TEMP TABLE folded AS "
+        f"SELECT {columns}, sum(CASE WHEN row_kind IN ('+I', '+U') THEN 1 ELSE -1 END) AS n "
+        "FROM changed GROUP BY ALL HAVING n <> 0"
+    )
+    difference = con.sql("(FROM expected EXCEPT ALL FROM folded) UNION ALL (FROM folded EXCEPT ALL FROM expected)")
+    rows = difference.fetchall()
+    assert not rows, f"{name}: {len(rows)} rows differ, as {rows[:5]}"
+    (count,), *_ = con.sql("SELECT count(*) FROM folded").fetchall()
+    (taken,), *_ = con.sql("SELECT count(*) FROM changed WHERE row_kind NOT IN ('+I', '+U')").fetchall()
+    return count, taken
