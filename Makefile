@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test services test-services lint site bench soak oracle rapids-plans gpu-verify clean
+.PHONY: demo test services test-services soak-views lint site bench soak oracle rapids-plans gpu-verify clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.ready: pyproject.toml
@@ -22,7 +22,11 @@ services:  ## Kafka, Postgres and the jars of Spark's sinks, in .services
 	tests/services/start.sh .services
 
 test-services: $(VENV)/.ready services  ## the sinks with real parts, which stay up (`tests/services/start.sh .services stop`)
-	GPU_JOIN_SERVICES=.services $(BIN)/python -m pytest -q tests/services $(ARGS)
+	GPU_JOIN_SERVICES=.services $(BIN)/python -m pytest -q -rs tests/services $(ARGS)
+
+soak-views: $(VENV)/.ready services  ## kills while views write (KILLS=50 SEED=1 say how many and which)
+	GPU_JOIN_SERVICES=.services GPU_JOIN_KILLS=$(or $(KILLS),50) GPU_JOIN_SEED=$(or $(SEED),1) \
+		$(BIN)/python -m pytest -q -s -rs tests/services/test_killed_views.py $(ARGS)
 
 soak: $(VENV)/.ready  ## the long tests: more random traces, more kills
 	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -m slow $(ARGS)

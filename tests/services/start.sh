@@ -22,12 +22,21 @@ fi
 for what in spark:jars kafka:kafka/lib; do
   folder="$home/${what#*:}"
   if [ ! -f "$folder/.complete" ]; then
-    mvn -q -B -f "$here/${what%:*}.xml" dependency:copy-dependencies -DoutputDirectory="$folder"
-    touch "$folder/.complete"
+    if mvn -q -B -f "$here/${what%:*}.xml" dependency:copy-dependencies -DoutputDirectory="$folder"; then
+      touch "$folder/.complete"
+    else
+      echo "SKIPPED: the jars of ${what%:*}.xml cannot be fetched, so neither can what needs them be tested" >&2
+    fi
   fi
 done
 
-if ! running "$home/kafka/pid"; then
+if [ ! -f "$home/kafka/lib/.complete" ]; then
+  :
+elif ! running "$home/kafka/pid"; then
+  if (: > /dev/tcp/localhost/19092) 2>/dev/null; then
+    echo "port 19092 is in use, by the Kafka of another checkout perhaps: its start.sh FOLDER stop" >&2
+    exit 1
+  fi
   kafka=(java -Xmx512m -Dorg.slf4j.simpleLogger.defaultLogLevel=warn -cp "$home/kafka/lib/*")
   cat > "$home/kafka/server.properties" <<END
 process.roles=broker,controller
@@ -58,7 +67,7 @@ END
 fi
 
 if [ -z "$postgres" ]; then
-  echo "no Postgres here (apt-get install postgresql): its tests are skipped"
+  echo "SKIPPED: no Postgres here (apt-get install postgresql), so its tests" >&2
 elif ! running "$cluster/data/postmaster.pid"; then
   mkdir -p "$cluster"
   if [ "$(id -u)" = 0 ]; then chown postgres "$cluster"; fi

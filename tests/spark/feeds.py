@@ -24,17 +24,18 @@ class Feed(Source):
         name: of the table in SQL.
         columns: of its rows and the values they may have; None makes an id that no other row has.
         changing: whether rows ever change or go.
+        seed: of the rows, with the name.
     """
 
     def __init__(
         self, spark: Any, folder: Path, name: str, columns: dict[str, tuple[str, Sequence[Any] | None]], *,
-        changing: bool = True,
+        changing: bool = True, seed: int = 0,
     ) -> None:  # fmt: skip
         self.name, self.columns, self._changing = name, columns, changing
         schema = ", ".join(f"{column} {kind}" for column, (kind, _) in columns.items())
         super().__init__(spark, folder / name, f"op string, {schema}" if changing else schema)
         self._live: list[dict[str, Any]] = []
-        self._random = random.Random(name)
+        self._random = random.Random(f"{name}{seed or ''}")
         self._last = 0
 
     def more(self, rows: int) -> None:

@@ -23,17 +23,20 @@ class Shop:
         how: of the join.
         keyed: whether orders and prices have unique keys.
         emit: of the join.
+        state: the state folder, if several queries of one join share the files.
+        seed: of the rows.
     """
 
     def __init__(
-        self, spark: Any, folder: Path, how: str = "left", *, keyed: bool = True, emit: str = "per_batch"
-    ) -> None:
+        self, spark: Any, folder: Path, how: str = "left", *, keyed: bool = True, emit: str = "per_batch",
+        state: Path | None = None, seed: int = 0,
+    ) -> None:  # fmt: skip
         self.folder, self.keyed = folder, keyed
         items, ids = (1, 2, 3, 4, None), None if keyed else range(6)
         orders = {"id": ("long", ids), "item": ("int", items), "quantity": ("int", (1, 2, None))}
         self.feeds = [
-            Feed(spark, folder, "orders", orders),
-            Feed(spark, folder, "prices", {"item": ("int", items), "price": ("double", (1.5, 2.5, None))}),
+            Feed(spark, folder, "orders", orders, seed=seed),
+            Feed(spark, folder, "prices", {"item": ("int", items), "price": ("double", (1.5, 2.5, None))}, seed=seed),
         ]
         if keyed:  # one price for each item
             self.feeds[1].columns = {"item": ("int", None), "price": ("double", (1.5, 2.5, None))}
@@ -45,7 +48,9 @@ class Shop:
         right = stream(
             self.feeds[1].df, name="prices", row_kind="op", updates="retract", unique_key="item" if keyed else None
         )
-        changes = gpu_ops.join(left, right, on="item", how=how, emit=emit, state=str(folder / "state"), name="shop")
+        changes = gpu_ops.join(
+            left, right, on="item", how=how, emit=emit, state=str(state or folder / "state"), name="shop"
+        )
         self.changes = changes.select("row_kind", *COLUMNS)
 
     def more(self, rows: int = 12) -> None:
