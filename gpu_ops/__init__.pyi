@@ -18,6 +18,7 @@ from gpu_ops.descriptions.lookup_join import LookupJoin as LookupJoin
 from gpu_ops.descriptions.multi_join import MultiJoin as MultiJoin
 from gpu_ops.descriptions.top import Order as Order
 from gpu_ops.descriptions.top import Top as Top
+from gpu_ops.display import show as show
 from gpu_ops.engine import JoinEngine as JoinEngine
 from gpu_ops.engine import MicroBatch as MicroBatch
 from gpu_ops.errors import BackendError as BackendError
@@ -51,6 +52,7 @@ from gpu_ops.spark.api.streams import Stream as Stream
 from gpu_ops.spark.api.streams import stream as stream
 from gpu_ops.spark.api.top import top as top
 from gpu_ops.spark.metrics.backlog_progress import BacklogProgress as BacklogProgress
+from gpu_ops.spark.metrics.backlog_progress import progress as progress
 from gpu_ops.spark.metrics.progress import ProgressListener as ProgressListener
 from gpu_ops.spark.plan.side_outputs import late as late
 from gpu_ops.spark.plan.side_outputs import side as side

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from pyspark.sql import DataFrame
 
 from gpu_ops.descriptions.by_time.intervals import show_ms
 from gpu_ops.descriptions.description import Description, line
 from gpu_ops.descriptions.inputs import Input
+from gpu_ops.display import Explanation, operator_box, source_box
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.api.stateful import counted_twice
-from gpu_ops.spark.plan.recognition import JoinPlan, plans_of
+from gpu_ops.spark.plan.recognition import JoinPlan, analyzed, children_of, plans_of
 from gpu_ops.spark.plan.selection import taken_of_join
 from gpu_ops.spark.servers.directory import Directory
 from gpu_ops.spark.settings import Settings
@@ -36,7 +38,8 @@ def explain(df: DataFrame) -> str:
         df: a changelog of this pack, or something made from one.
 
     Returns:
-        A text of some lines per join, the nearest first; before them the plan of a query of `gpu_ops.sql`.
+        A text of some lines per join, the nearest first; before them the plan of a query of `gpu_ops.sql`. A notebook
+        shows it below a picture of the joins.
 
     Raises:
         DescriptionError: no join of this pack is in it.
@@ -51,7 +54,24 @@ def explain(df: DataFrame) -> str:
     if isinstance(taken, str) and not plans[0].bounded:
         texts[0] += f"\n  files       write_files() would take Spark's rows, not Arrow's: {taken}"
     wrong = counted_twice(df)
-    return "\n\n".join([*([f"WARNING: {wrong}"] if wrong else []), *queries, *texts])
+    text = "\n\n".join([*([f"WARNING: {wrong}"] if wrong else []), *queries, *texts])
+    return Explanation(text, "".join(_pictures(analyzed(df))))
+
+
+def _pictures(node: Any) -> list[str]:
+    """The joins nearest to a node of a logical plan, each with what it joins."""
+    plan = JoinPlan.of(node)
+    below = children_of(node)
+    if plan is None:
+        return [picture for child in below for picture in _pictures(child)]
+    while len(below) == 1 < len(plan.join.inputs):  # down to where the inputs are brought together
+        below = children_of(below[0])
+    found = [_pictures(child) for child in below]
+    if len(found) != len(plan.join.inputs):
+        found = [[] for _ in plan.join.inputs]
+    inputs = [joined or [source_box(x.name)] for joined, x in zip(found, plan.join.inputs, strict=True)]
+    what = plan.join.lines()[0].split(":")[0]
+    return [operator_box(f"{plan.name}: {what}", [picture for pictures in inputs for picture in pictures])]
 
 
 def _explain(plan: JoinPlan, names: Mapping[str, str], df: DataFrame) -> str:

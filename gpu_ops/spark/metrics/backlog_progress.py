@@ -1,4 +1,4 @@
-"""A progress bar for a backlog: rows taken in, rows per second, the share that is done."""
+"""Progress bars: of a running query, and of a backlog: rows taken in, rows per second, the share that is done."""
 
 from __future__ import annotations
 
@@ -6,10 +6,43 @@ import threading
 import time
 from typing import Any
 
+from pyspark.sql.streaming import StreamingQuery
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from gpu_ops.spark.metrics.progress import JoinProgress, ProgressListener
+
+
+def progress(query: StreamingQuery, total: int | None = None, *, console: Console | None = None) -> None:
+    """Draws a bar of a running query from Spark's own progress, until it has ended.
+
+    Args:
+        query: what ``start()`` gave. To interrupt the bar (a notebook's cell, Ctrl-C) leaves it running.
+        total: rows that will come, of all sources together; without it there is no share done.
+        console: where to draw; by default standard error, or the notebook's cell.
+
+    Raises:
+        StreamingQueryException: the query has failed.
+    """
+    rows, last, began = 0, -1, time.monotonic()
+    with _bar(total, console) as bar:
+        task = bar.add_task(query.name or "query", total=total, rate="0")
+        while True:
+            ended = not query.isActive
+            for each in query.recentProgress:
+                if each["batchId"] > last:
+                    rows, last = rows + each["numInputRows"], each["batchId"]
+            bar.update(task, completed=rows, rate=f"{rows / (time.monotonic() - began):,.0f}")
+            if ended:
+                break
+            time.sleep(0.2)
+    query.awaitTermination()  # raises what it has failed with
+
+
+def _bar(total: int | None, console: Console | None) -> Progress:
+    counts = TextColumn("{task.completed:,.0f} rows, {task.fields[rate]}/s")
+    share = (TaskProgressColumn(), TimeRemainingColumn()) if total is not None else ()
+    return Progress(TextColumn("{task.description}"), BarColumn(), counts, *share, console=console)
 
 
 class BacklogProgress(ProgressListener):
@@ -68,9 +101,7 @@ class BacklogProgress(ProgressListener):
     def _start(self, entry: JoinProgress) -> None:
         self.rows, self._query = 0, entry.query_id
         self._began = self._began or time.monotonic()
-        counts = TextColumn("{task.completed:,.0f} rows, {task.fields[rate]}/s")
-        share = (TaskProgressColumn(), TimeRemainingColumn()) if self._total is not None else ()
-        bar = Progress(TextColumn("{task.description}"), BarColumn(), counts, *share, console=self._console)
+        bar = _bar(self._total, self._console)
         self._bar = bar, bar.add_task(entry.name, total=self._total, rate="0")
         bar.start()
 
