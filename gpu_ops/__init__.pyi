@@ -10,6 +10,7 @@ from gpu_ops.descriptions.by_time.temporal_join import TemporalJoin as TemporalJ
 from gpu_ops.descriptions.co_group import CoGroup as CoGroup
 from gpu_ops.descriptions.description import OperatorAttributes as OperatorAttributes
 from gpu_ops.descriptions.description import OperatorAttributesBuilder as OperatorAttributesBuilder
+from gpu_ops.descriptions.functions import AggregateFunction as AggregateFunction
 from gpu_ops.descriptions.inputs import Input as Input
 from gpu_ops.descriptions.join import Join as Join
 from gpu_ops.descriptions.keys import Key as Key
@@ -30,7 +31,6 @@ from gpu_ops.errors import GpuJoinError as GpuJoinError
 from gpu_ops.errors import NotBuiltError as NotBuiltError
 from gpu_ops.errors import StateError as StateError
 from gpu_ops.query.errors import SqlError as SqlError
-from gpu_ops.spark.api.bounded import aggregate as aggregate
 from gpu_ops.spark.api.bounded import co_group as co_group
 from gpu_ops.spark.api.by_time.asof import asof_join as asof_join
 from gpu_ops.spark.api.by_time.interval import interval_join as interval_join
@@ -40,6 +40,8 @@ from gpu_ops.spark.api.checks import NoWatermarkWarning as NoWatermarkWarning
 from gpu_ops.spark.api.explain import explain as explain
 from gpu_ops.spark.api.finish import finish as finish
 from gpu_ops.spark.api.finish import reopen as reopen
+from gpu_ops.spark.api.groups.aggregate import aggregate as aggregate
+from gpu_ops.spark.api.groups.top import top as top
 from gpu_ops.spark.api.joins import anti_join as anti_join
 from gpu_ops.spark.api.joins import join as join
 from gpu_ops.spark.api.joins import latest as latest
@@ -50,7 +52,6 @@ from gpu_ops.spark.api.multi import multi_join as multi_join
 from gpu_ops.spark.api.sql import sql as sql
 from gpu_ops.spark.api.streams import Stream as Stream
 from gpu_ops.spark.api.streams import stream as stream
-from gpu_ops.spark.api.top import top as top
 from gpu_ops.spark.metrics.backlog_progress import BacklogProgress as BacklogProgress
 from gpu_ops.spark.metrics.backlog_progress import progress as progress
 from gpu_ops.spark.metrics.progress import ProgressListener as ProgressListener

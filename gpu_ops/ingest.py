@@ -212,13 +212,13 @@ def _decode_there(
     """
     size = len(rows)
     sequence = np.arange(start, start + size, dtype=np.int64) if order is None else _positions(source, order, size)
-    needed = [*(source.unique_key or ()), *_needed_time(source, join)]
+    needed = [*(source.unique_key or ()), *_needed_times(source, join)]
     wrong = np.zeros(size, np.bool_)
     for field in source.schema:
         missing = rows.nulls(field.name) if field.name in needed or not field.nullable else None
         if missing is not None and not field.nullable:
             return None
-        finer = _finer(source, field, join.time_type)
+        finer = _finer(source, field, join)
         far = None if finer is None else rows.beyond(field.name, farthest(field.type, finer))
         for mask in (missing, far):
             wrong |= False if mask is None else mask
@@ -331,7 +331,10 @@ def _bad_rows(source: Input, table: pa.Table, kinds: pa.ChunkedArray | None, joi
 def _faults(source: Input, table: pa.Table, join: Description) -> Iterator[tuple[str, str, object, Mask]]:
     """What rows cannot be joined for: the column, the problem, a sample, and which rows."""
     needed = [(name, "is part of the unique key and holds nulls") for name in source.unique_key or ()]
-    needed += [(name, "is the event time and holds nulls") for name in _needed_time(source, join)]
+    needed += [
+        (name, f"is the {'event time' if name == source.event_time else 'end of a window'} and holds nulls")
+        for name in _needed_times(source, join)
+    ]
     for name, problem in needed:
         if table[name].null_count:
             yield name, problem, "null", table[name].is_null().to_numpy()
@@ -339,21 +342,21 @@ def _faults(source: Input, table: pa.Table, join: Description) -> Iterator[tuple
         text = wrong_text(column)
         if text is not None:
             yield name, "holds text that is not valid UTF-8", text[1], text[0]
-        finer = _finer(source, table.schema.field(name), join.time_type)
+        finer = _finer(source, table.schema.field(name), join)
         far = None if finer is None else too_far(column, finer)
         if far is not None:
             shown = column.cast(pa.int64()).filter(pa.array(far))[0].as_py()
             yield name, f"is too far from 1970 to be compared in {finer}", shown, far
 
 
-def _needed_time(source: Input, join: Description) -> list[str]:
-    """The event time's column where a row cannot be without one."""
-    return [] if source.event_time is None or join.times_may_be_null else [source.event_time]
+def _needed_times(source: Input, join: Description) -> tuple[str, ...]:
+    """The columns with times that a row cannot be without."""
+    return () if join.times_may_be_null else join.times_of(source)
 
 
-def _finer(source: Input, field: pa.Field, time_type: pa.DataType | None) -> pa.DataType | None:
+def _finer(source: Input, field: pa.Field, join: Description) -> pa.DataType | None:
     """The type that a column's times have to reach in, to be compared; None where all do."""
-    finer = time_type if field.name == source.event_time else None
+    finer = join.time_type if field.name in join.times_of(source) else None
     if finer is None and pa.types.is_timestamp(field.type) and field.type.unit in ("s", "ms"):
         return pa.timestamp("us", field.type.tz)
     return finer

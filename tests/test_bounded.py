@@ -164,7 +164,7 @@ T = Input("t", SCHEMA)
         (("g",), {"n": "median(i)"}, "no aggregate 'median'"),
         (("g",), {"n": "sum(*)"}, "only count takes"),
         (("g",), {"n": "sum(g)"}, "cannot be added up"),
-        (("g",), {"n": "avg(d)"}, "is not exact"),
+        (("g",), {"n": "sum(i) filter (where i > 0)"}, "FILTER is a matter of"),
         (("g",), {"n": "sum(distinct i)"}, "DISTINCT goes with count"),
         (("g",), {"n": "i + 1"}, "is no aggregate"),
         (("g",), {"g": "count(*)"}, "two columns 'g'"),

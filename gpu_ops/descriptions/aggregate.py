@@ -9,18 +9,23 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Self, cast, get_args
 
 import pyarrow as pa
 
+from gpu_ops.descriptions.by_time.intervals import time_type
 from gpu_ops.descriptions.description import Emit, OutputColumn, line
+from gpu_ops.descriptions.functions import AggregateFunction, check_function
 from gpu_ops.descriptions.grouped import Grouped
 from gpu_ops.descriptions.inputs import Input, check_key_type, input_from_dict, input_to_dict
 from gpu_ops.errors import DescriptionError, NotBuiltError
 from gpu_ops.fields import check_fields, reading
 
 Function = Literal["sum", "count", "min", "max", "avg", "count_distinct", "first", "last"]
+
+Given = str | tuple[str, str] | AggregateFunction
+"""What a user writes for an aggregate."""
 
 _SPELLINGS: Final = {"first_value": "first", "last_value": "last"}
 
@@ -31,15 +36,26 @@ class Measure(NamedTuple):
     """One aggregate.
 
     Types and nulls are Spark's: nulls are left out, a sum or average of none is null; integers add up as bigint and
-    wrap around, decimals of precision p as decimal(p + 10); NaN is greater than any other number.
+    wrap around, decimals of precision p as decimal(p + 10), and their average has four digits more; NaN is greater than
+    any other number.
     """
 
     name: str
-    function: Function
+    function: Function | Literal["own"]
     column: str | None
-    """None for ``count(*)``."""
+    """None for ``count(*)``, and for a function of one's own."""
+    own: AggregateFunction | None = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The input's columns that it looks at."""
+        if self.own is not None:
+            return self.own.columns
+        return () if self.column is None else (self.column,)
 
     def __str__(self) -> str:
+        if self.own is not None:
+            return f"{self.name} = {self.own}"
         distinct = self.function == "count_distinct"
         function = "count" if distinct else self.function
         return f"{self.name} = {function}({'DISTINCT ' if distinct else ''}{self.column or '*'})"
@@ -50,16 +66,22 @@ class Aggregate(Grouped):
     """One row per group of an input's rows.
 
     Attributes:
-        source: the input.
+        source: the input; its TTL is that of groups: how long after its last change one is forgotten.
         by: the columns that make a group (null is a value of its own); none for one row in all.
         measures: the aggregates. ``first`` and ``last`` go by the input's ``sequence_by``, else by arrival.
-        emit: ``per_batch`` and ``per_event`` keep the result up to date; ``at_end`` gives it when the input has ended.
+        emit: ``per_batch`` and ``per_event`` keep the result up to date; ``at_watermark`` gives a group's row once,
+            when the watermark reaches the end of its window, and forgets it; ``at_end`` when the input has ended.
+        window_end: with ``at_watermark`` the group column that is that end, of the event time's type; by default the
+            event time itself, where it is a group column.
     """
 
     source: Input
     by: tuple[str, ...]
     measures: tuple[Measure, ...]
     emit: Emit = "at_end"
+    window_end: str | None = None
+
+    emits: ClassVar[tuple[Emit, ...]] = ("per_event", "per_batch", "at_watermark", "at_end")
 
     @classmethod
     @reading("aggregate")
@@ -67,8 +89,9 @@ class Aggregate(Grouped):
         cls,
         source: Input,
         by: tuple[str, ...],
-        aggregates: Mapping[str, str | tuple[str, str]],
+        aggregates: Mapping[str, Given],
         emit: Emit = "at_end",
+        window_end: str | None = None,
     ) -> Aggregate:
         """A description from what a user writes.
 
@@ -78,8 +101,10 @@ class Aggregate(Grouped):
             aggregates: result column to ``"sum(amount)"``, ``"count(*)"``, ``"count(distinct user)"``, or to a pair
                 like ``("sum", "amount")``.
             emit: see `Aggregate`.
+            window_end: likewise.
         """
-        return cls(source, by, tuple(parse_measure(name, text) for name, text in aggregates.items()), emit)
+        measures = tuple(parse_measure(name, text) for name, text in aggregates.items())
+        return cls(source, by, measures, emit, window_end)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -87,7 +112,10 @@ class Aggregate(Grouped):
         names = self.source.schema.names
         if not self.measures:
             raise DescriptionError("an aggregate needs at least one of " + ", ".join(get_args(Function)))
-        wanted = [*(("by", c) for c in self.by), *((m.name, m.column) for m in self.measures if m.column is not None)]
+        for measure in self.measures:
+            if measure.own is not None:
+                check_function(measure.own, measure.name)
+        wanted = [*(("by", c) for c in self.by), *((m.name, c) for m in self.measures for c in m.columns)]
         for what, column in wanted:
             if column not in names:
                 raise DescriptionError(
@@ -98,25 +126,92 @@ class Aggregate(Grouped):
         self._check_names("name an aggregate otherwise")
         if self.emit != "at_end":
             self._check_continuous()
+        if self.emit == "at_watermark":
+            self._check_window()
+        elif self.window_end is not None:
+            raise DescriptionError(f"window_end={self.window_end!r} goes with emit='at_watermark' only")
+
+    def _check_window(self) -> None:
+        name, event_time, end = self.source.name, self.source.event_time, self.closes
+        if event_time is None:
+            raise DescriptionError(f"input '{name}': emit='at_watermark' needs its event time")
+        if end is None:
+            raise DescriptionError(
+                f"input '{name}': with emit='at_watermark' a group closes when the watermark reaches the end of its "
+                f"window, and none of {', '.join(self.by) or 'no columns'} is one: group by a window of time, or by "
+                f"the event time {event_time!r}"
+            )
+        if end not in self.by:
+            raise DescriptionError(f"input '{name}': window_end {end!r} is no group column: {', '.join(self.by)}")
+        kind, wanted = (self.source.schema.field(column).type for column in (end, event_time))
+        if kind != wanted:
+            raise DescriptionError(
+                f"input '{name}': window_end {end!r} is {kind}, its event time {event_time!r} is {wanted}; CAST one"
+            )
+
+    @property
+    def closes(self) -> str | None:
+        """The group column that a watermark has to reach, for a group to be final."""
+        if self.emit != "at_watermark" or self.window_end is not None:
+            return self.window_end
+        return self.source.event_time if self.source.event_time in self.by else None
+
+    @functools.cached_property
+    def time_type(self) -> pa.DataType | None:
+        """The type times are compared in; None without a watermark."""
+        if not self.by_time:
+            return None
+        kind = self.source.schema.field(self.source.event_time).type
+        return time_type(kind, kind)
+
+    @property
+    def by_time(self) -> bool:
+        """Whether groups come out and go as the watermark passes."""
+        return self.emit == "at_watermark"
+
+    @property
+    def behind_ms(self) -> int | None:
+        """What comes out is never behind the watermark: windows end after it."""
+        return 0
+
+    def times_of(self, source: Input) -> tuple[str, ...]:
+        """The event time, and the end of the window."""
+        own = super().times_of(source)
+        return tuple(dict.fromkeys([*own, *([] if self.closes is None else [self.closes])]))
+
+    def kept(self, number: int) -> str:
+        """How long time lets rows of its input stay, in words."""
+        del number
+        return f"groups are kept until the watermark reaches {self.closes}, later rows are dropped and counted"
 
     def _check_continuous(self) -> None:
-        if self.source.ttl_ms is not None:
+        if self.source.ttl_ms is not None and self.emit == "at_watermark":
             raise DescriptionError(
-                f"input '{self.source.name}': an aggregate counts every row until it is taken back, ttl= has no place"
+                f"input '{self.source.name}': with emit='at_watermark' groups go when their windows end, ttl= has no "
+                "place"
             )
         for measure in self.measures:
+            if measure.own is not None and not measure.own.retracts and not self.source.insert_only:
+                raise DescriptionError(
+                    f"input '{self.source.name}': {measure} has no retract(), and rows of this input may be taken back"
+                )
             kind = None if measure.column is None else self.source.schema.field(measure.column).type
             if kind is not None and pa.types.is_decimal256(kind) and measure.function in ("sum", "avg"):
                 raise DescriptionError(
                     f"input '{self.source.name}': {measure} of type {kind} is not kept up to date; CAST it to 38 digits"
                 )
 
+    def with_inputs(self, inputs: Sequence[Input], emit: Emit) -> Self:
+        """The same of another input."""
+        end = self.window_end if emit == "at_watermark" else None
+        return dataclasses.replace(self, source=inputs[0], emit=emit, window_end=end)
+
     _noun: ClassVar[str] = "result"
 
     @property
     def operator(self) -> str:
         """The module of `gpu_ops.operators` that runs it."""
-        return "grouped" if self.emit == "at_end" else "aggregate.continuous"
+        return {"at_end": "grouped", "at_watermark": "aggregate.at_watermark"}.get(self.emit, "aggregate.continuous")
 
     @functools.cached_property
     def output(self) -> tuple[OutputColumn, ...]:
@@ -126,6 +221,13 @@ class Aggregate(Grouped):
         return (*groups, *(OutputColumn(m.name, 0, m.column or "", None, self._type(m)) for m in self.measures))
 
     def _type(self, measure: Measure) -> pa.DataType:
+        if measure.own is not None and self.emit == "at_end":
+            raise NotBuiltError(
+                f"{measure}: functions of one's own are not built for the end of input; take emit='per_batch' or "
+                "'per_event'"
+            )
+        if measure.own is not None:
+            return measure.own.result_type
         if measure.function not in get_args(Function):
             raise DescriptionError(f"no aggregate {measure.function!r}; there are {', '.join(get_args(Function))}")
         if measure.column is None:
@@ -150,7 +252,7 @@ class Aggregate(Grouped):
         if t.is_decimal(kind) and measure.function == "sum":
             return pa.decimal128(min(38, kind.precision + 10), kind.scale)
         if t.is_decimal(kind):
-            raise DescriptionError(f"{text} is not exact: take sum and count, or CAST it to double first")
+            return pa.decimal128(min(38, kind.precision + 4), min(38, kind.scale + 4))
         if t.is_floating(kind) or (t.is_integer(kind) and measure.function == "avg"):
             return pa.float64()
         if t.is_integer(kind):
@@ -204,35 +306,40 @@ class Aggregate(Grouped):
         return {
             "kind": "aggregate",
             "by": list(self.by),
-            "measures": [list(m) for m in self.measures],
+            "measures": [[*m[:3], *([] if m.own is None else [m.own.to_dict()])] for m in self.measures],
             "inputs": [input_to_dict(self.source)],
             **({} if self.emit == "at_end" else {"emit": self.emit}),  # earlier folders have none
+            **({} if self.window_end is None else {"window_end": self.window_end}),
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """From what `to_dict` gave."""
-        measures = tuple(Measure(*m) for m in data["measures"])
-        return cls(input_from_dict(data["inputs"][0]), tuple(data["by"]), measures, data.get("emit", "at_end"))
+        measures = tuple(Measure(*m[:3], *map(AggregateFunction.from_dict, m[3:])) for m in data["measures"])
+        source, by = input_from_dict(data["inputs"][0]), tuple(data["by"])
+        return cls(source, by, measures, data.get("emit", "at_end"), data.get("window_end"))
 
 
-def parse_measure(name: str, text: str | tuple[str, str]) -> Measure:
+def parse_measure(name: str, text: Given) -> Measure:
     """An aggregate from what a user writes, see `Aggregate.of`.
 
     Raises:
         DescriptionError: it is none.
-        NotBuiltError: it is a function.
     """
+    if isinstance(text, AggregateFunction):
+        return Measure(name, "own", None, text)
     if not isinstance(text, str | tuple):
-        raise NotBuiltError(
-            f"{name}={type(text).__name__}: aggregates are text, as 'sum(amount)'; functions of one's own are not "
-            "built, as no code travels to where the groups are. There are " + ", ".join(get_args(Function))
+        raise DescriptionError(
+            f"{name}={type(text).__name__}: an aggregate is text, as 'sum(amount)', or a gpu_ops.AggregateFunction. "
+            "There are " + ", ".join(get_args(Function))
         )
     if isinstance(text, tuple):
         function, column = text
         distinct = False
     else:
         call = _CALL.fullmatch(text)
+        if call is None and "filter" in text.lower():
+            raise DescriptionError(f"{name}={text!r}: FILTER is a matter of gpu_ops.aggregate() and sql()")
         if call is None:
             raise DescriptionError(f"{name}={text!r} is no aggregate; write for example 'sum(amount)'")
         function, distinct, column = call.group(1), call.group(2) is not None, call.group(3).strip("`")

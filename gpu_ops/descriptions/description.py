@@ -30,7 +30,7 @@ Emit = Literal["per_event", "per_batch", "at_watermark", "at_end"]
 
 * *per_event*: the changelog Flink emits record by record.
 * *per_batch*: the net change; nothing appears and disappears within a micro-batch.
-* *at_watermark*: rows that no later one changes, when the watermark passes them; of joins by time.
+* *at_watermark*: rows that no later one changes, when the watermark passes them; of joins by time, and of aggregates.
 * *at_end*: nothing until the input ends.
 """
 
@@ -277,6 +277,10 @@ class Description(abc.ABC):
     def times_may_be_null(self) -> bool:
         """Whether it takes rows without an event time."""
         return False
+
+    def times_of(self, source: Input) -> tuple[str, ...]:
+        """The columns of an input that are compared with other times or a watermark."""
+        return () if source.event_time is None else (source.event_time,)
 
     def ties_by(self, number: int) -> str | None:
         """The column of an input, integers or timestamps, that orders its rows of one event time; None for none."""

@@ -65,7 +65,7 @@ class Top(Grouped):
     """The first rows of each group.
 
     Attributes:
-        source: the input.
+        source: the input; its TTL is that of groups: how long after its last change one is forgotten.
         by: the columns that make a group (null is a value of its own); none for one group in all.
         order: by what rows of a group are ordered; equal ones by their arrival, the earliest first.
         n: how many rows of each group, at most `MAX_ROWS`.
@@ -100,8 +100,6 @@ class Top(Grouped):
             kind = self.source.schema.field(order.column).type
             if pa.types.is_nested(kind) or pa.types.is_null(kind):
                 raise DescriptionError(f"input '{name}': order_by {order.column!r} of type {kind} has no order")
-        if self.source.ttl_ms is not None:
-            raise DescriptionError(f"input '{name}': a top-N with ttl= is not built; give none")
         self._check_names("rename it")
 
     @property

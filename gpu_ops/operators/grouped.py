@@ -18,9 +18,12 @@ from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Kernels
+from gpu_ops.operators.aggregate.averages import as_decimals, divided
 from gpu_ops.operators.at_end import AtEnd
+from gpu_ops.operators.core.numbers import decimal_halves
 from gpu_ops.operators.operator import TooMuch
 from gpu_ops.operators.sorted_merge import present_rows
+from gpu_ops.values import one_array
 
 _ARROW = {"sum": "sum", "count": "count", "min": "min", "max": "max", "avg": "mean", "count_distinct": "count_distinct"}
 
@@ -51,6 +54,8 @@ class AggregateAtEnd(AtEnd):
                 column = column.cast(pa.int64())
             columns[name] = _one_value(column)
             calls.append((name, _ARROW[measure.function]))
+            if measure.function == "avg" and pa.types.is_decimal(column.type):
+                calls[-1:] = [(name, "sum"), (name, "count")]
             if measure.function in ("min", "max") and pa.types.is_floating(column.type):
                 nan = pc.is_nan(column)
                 # Arrow leaves NaN out; it is the greatest number
@@ -62,15 +67,20 @@ class AggregateAtEnd(AtEnd):
         data = [found[k].cast(c.type) for k, c in zip(by, join.output, strict=False)]
         for number, measure in enumerate(join.measures):
             kind = join.output[len(by) + number].type
-            measured = _measured(found, f"m{number}", measure)
+            measured = _measured(found, f"m{number}", measure, kind)
             data.append(measured.cast(kind, safe=not pa.types.is_integer(kind)))  # a sum of uint64 wraps around, too
         kinds = encode_row_kinds(np.full(found.num_rows, INSERT, np.int8))
         return pa.Table.from_arrays([kinds, *data], schema=join.output_schema)
 
 
-def _measured(found: pa.Table, name: str, measure: Measure) -> Any:
+def _measured(found: pa.Table, name: str, measure: Measure, kind: pa.DataType) -> Any:
     if measure.column is None:
         return found["count_all"]
+    if measure.function == "avg" and pa.types.is_decimal(kind):
+        sums, counts = one_array(found[f"{name}_sum"]), found[f"{name}_count"].to_numpy()
+        counts = np.where(sums.is_valid().to_numpy(zero_copy_only=False), counts, 0)
+        places = kind.scale - sums.type.scale
+        return as_decimals(*divided(np, *decimal_halves(sums), counts, places), kind)
     values = found[f"{name}_{_ARROW[measure.function]}"]
     if f"{name}_nan_max" not in found.column_names:
         return values

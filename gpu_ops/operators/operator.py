@@ -20,6 +20,10 @@ from gpu_ops.state.cold import Coolable
 
 SIDES = ("left", "right")
 
+Targets = npt.NDArray[np.int64]
+Parts = Sequence[Mapping[str, pa.Table]]
+Cut = list[dict[str, pa.Table]]
+
 TooMuch = Callable[[int], bool]
 """Whether so many bytes of kept input are more than memory has room for."""
 
@@ -120,6 +124,28 @@ class Operator(abc.ABC):
     def snapshot(self) -> dict[str, pa.Table]:
         """The committed state of each input."""
         return {name: table.snapshot() for name, table in zip(self.join.sides, self.tables, strict=True)}
+
+    def cut(self, parts: Parts, targets: Sequence[Targets], to: Callable[[pa.Table], Targets], count: int) -> Cut:
+        """What snapshots of some partitions have beside the rows of inputs, as those of another number of partitions.
+
+        Args:
+            parts: of each partition, its tables.
+            targets: for each input the new partition of each of its rows, of the partitions one after the other.
+            to: gives the new partition of each row of a table with the columns that rows are distributed by.
+            count: how many there are to be.
+
+        Raises:
+            NotBuiltError: there is something, and how to cut it is not known.
+        """
+        del targets, to
+        found = ((name, table) for part in parts for name, table in part.items() if name not in self.join.sides)
+        more = sorted({name for name, table in found if len(table)})
+        if more:
+            raise NotBuiltError(
+                f"the {self.join.title} keeps {', '.join(more)} beside its input, which is not cut anew yet: begin a "
+                "new query with another state folder and checkpoint"
+            )
+        return [{} for _ in range(count)]
 
     @abc.abstractmethod
     def restore(self, state: Mapping[str, pa.Table], settle: Callable[[], None]) -> None:

@@ -26,24 +26,27 @@ class Clock:
 
     Attributes:
         watermark: the operator's.
-        seen: per side, the latest event time, or None.
+        seen: per input, the latest event time, or None.
     """
 
     watermark: int = BEFORE_ALL
-    seen: tuple[int | None, int | None] = (None, None)
+    seen: tuple[int | None, ...] = (None, None)
 
 
 C = TypeVar("C", bound=Clock)
 
 
 class TimedOperator(Operator, Generic[C]):
-    """An operator of two inputs by event time.
+    """An operator by event time, of two inputs or one.
 
     Args:
         join: its description.
         kernels: the backend.
         clock: what it knows before the first micro-batch.
     """
+
+    stored_clock = "time"
+    """What a snapshot calls it."""
 
     def __init__(self, join: Any, kernels: Kernels, clock: C) -> None:
         self.join, self.kernels = join, kernels
@@ -78,7 +81,7 @@ class TimedOperator(Operator, Generic[C]):
         if times.size:
             seen, latest = list(self._next.seen), int(times.max())
             seen[side] = latest if seen[side] is None else max(int(seen[side] or 0), latest)
-            self._next = dataclasses.replace(self._next, seen=(seen[0], seen[1]))
+            self._next = dataclasses.replace(self._next, seen=tuple(seen))
 
     def _late(self, change: Ingested) -> npt.NDArray[np.bool_] | None:
         """Mask of changes that are below the watermark in force, None for none."""
@@ -94,7 +97,8 @@ class TimedOperator(Operator, Generic[C]):
             held: how far behind the watermark rows may still come out, in the unit of times; None for any distance.
         """
         now = self._next
-        found = {f"{n}_max_time_ms": t // self.per_ms for n, t in zip(SIDES, now.seen, strict=True) if t is not None}
+        seen = zip(self.join.sides, now.seen, strict=True)
+        found = {f"{name}_max_time_ms": time // self.per_ms for name, time in seen if time is not None}
         if BEFORE_ALL < now.watermark < AFTER_ALL:
             found["watermark_ms"] = now.watermark // self.per_ms
             if held is not None:
@@ -115,13 +119,13 @@ class TimedOperator(Operator, Generic[C]):
 
     def _facts(self) -> dict[str, int | None]:
         """What is stored of the clock, by name."""
-        clock = self.clock
-        return {"watermark": clock.watermark, "left_seen": clock.seen[0], "right_seen": clock.seen[1]}
+        seen = zip(SIDES, self.clock.seen, strict=False)
+        return {"watermark": self.clock.watermark, **{f"{side}_seen": time for side, time in seen}}
 
     def snapshot(self) -> dict[str, pa.Table]:
-        """The rows of both sides, and the clock."""
+        """The state, and the clock."""
         times = pa.table({name: pa.array([value], pa.int64()) for name, value in self._facts().items()})
-        return {**super().snapshot(), "time": times}
+        return {**super().snapshot(), self.stored_clock: times}
 
     def _stored_facts(self, state: Mapping[str, pa.Table]) -> dict[str, Any]:
         """What a snapshot has of the clock.
@@ -129,7 +133,7 @@ class TimedOperator(Operator, Generic[C]):
         Raises:
             StateError: nothing.
         """
-        if "time" not in state:
-            raise StateError("the snapshot lacks the times of a join by time")
-        facts: dict[str, Any] = state["time"].to_pylist()[0]
+        if self.stored_clock not in state:
+            raise StateError("the snapshot lacks the times of an operator by time")
+        facts: dict[str, Any] = state[self.stored_clock].to_pylist()[0]
         return facts

@@ -85,7 +85,9 @@ class Builder:
     def aggregate(self, relation: AggregateOf, needed: frozenset[Column]) -> Stage:
         """One row per group."""
         (name,) = input_names([relation])
-        node, source = self.side(relation.below, {}, relation.used, name)
+        times = self.times(relation) if self.emit == "at_watermark" else []
+        node, source = self.side(relation.below, {}, relation.used | frozenset(times), name, next(iter(times), None))
+        end = next((self.name(column) for column in relation.ends), None) if self.emit == "at_watermark" else None
         try:
             by = tuple(self.name(column) for column in relation.by)
             calls = tuple(
@@ -96,11 +98,21 @@ class Builder:
                 )
                 for call in relation.calls
             )
-            description = Aggregate(source, by, calls, self.emit)
+            description = Aggregate(source, by, calls, self.emit, end)
         except DescriptionError as error:
             self.chooser.fail(str(error), relation.java)
         why = "GROUP BY" if relation.by else "no GROUP BY: one row, in one partition, while there is any row below"
         return self.after(JoinNode("aggregate", description, (node,), why), [relation], (), needed)
+
+    def times(self, relation: AggregateOf) -> list[Column]:
+        """The event time that a watermark goes by: what the windows are made of, or a column that is grouped by."""
+        known = [c for c in relation.below.columns if c.event_time]
+        below, wanted = relation.below, frozenset(relation.ends) or frozenset(relation.by)
+        while isinstance(below, Filter | Compute):
+            if isinstance(below, Compute):
+                wanted |= frozenset(c for made, e in below.computed.items() if made in wanted for c in e.columns)
+            below = below.below
+        return [c for c in known if c in wanted] or known[:1]
 
     def scan(self, scan: Scan) -> Stage:
         """An input as it is."""

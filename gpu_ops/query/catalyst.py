@@ -185,6 +185,24 @@ class Catalyst:
         )
         return alias.toAttribute()
 
+    def only_where(self, condition: Any, value: Any) -> Any:
+        """A value where a condition is true, null elsewhere."""
+        expressions = f"{_CATALYST}.expressions"
+        nothing = self._class(f"{expressions}.Literal").create(None, value.dataType())
+        return self._class(f"{expressions}.If")(condition, value, nothing)
+
+    def field(self, value: Any, number: int) -> Any:
+        """A field of a struct, by its number."""
+        nothing = self._class("scala.Option").empty()
+        return self._class(f"{_CATALYST}.expressions.GetStructField")(value, number, nothing)
+
+    def struct(self, fields: Mapping[str, Any]) -> Any:
+        """A struct of values by name."""
+        literal = self._class(f"{_CATALYST}.expressions.Literal")
+        text = self._class("org.apache.spark.sql.types.DataType").fromJson(st.StringType().json())
+        parts = [part for name, value in fields.items() for part in (literal.create(name, text), value)]
+        return self._class(f"{_CATALYST}.expressions.CreateNamedStruct")(self.seq(parts))
+
     def seq(self, items: Sequence[Any]) -> Any:
         """Java objects as a sequence of Scala."""
         return scala_seq(self.session, items)

@@ -173,12 +173,14 @@ class AggregateOf:
         by: what makes a group.
         calls: of aggregate functions, at least one.
         java: Catalyst's node.
+        ends: those of ``by`` that are the ends of windows.
     """
 
     below: Relation
     by: tuple[Column, ...]
     calls: tuple[Call, ...]
     java: Any
+    ends: tuple[Column, ...] = ()
 
     @functools.cached_property
     def columns(self) -> frozenset[Column]:

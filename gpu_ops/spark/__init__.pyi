@@ -1,4 +1,3 @@
-from gpu_ops.spark.api.bounded import aggregate as aggregate
 from gpu_ops.spark.api.bounded import co_group as co_group
 from gpu_ops.spark.api.by_time.interval import interval_join as interval_join
 from gpu_ops.spark.api.checks import MemoryOnlyStateWarning as MemoryOnlyStateWarning
@@ -6,6 +5,7 @@ from gpu_ops.spark.api.checks import NoWatermarkWarning as NoWatermarkWarning
 from gpu_ops.spark.api.explain import explain as explain
 from gpu_ops.spark.api.finish import finish as finish
 from gpu_ops.spark.api.finish import reopen as reopen
+from gpu_ops.spark.api.groups.aggregate import aggregate as aggregate
 from gpu_ops.spark.api.joins import anti_join as anti_join
 from gpu_ops.spark.api.joins import join as join
 from gpu_ops.spark.api.joins import semi_join as semi_join

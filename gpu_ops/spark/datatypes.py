@@ -82,6 +82,13 @@ def spark_type(wanted: pa.DataType, *candidates: st.DataType | None) -> st.DataT
     return from_arrow_type(wanted)
 
 
+def is_window(kind: st.DataType) -> bool:
+    """Whether it is what Spark's ``window()`` gives: a start and an end."""
+    if not isinstance(kind, st.StructType) or kind.names != ["start", "end"]:
+        return False
+    return all(isinstance(field.dataType, st.TimestampType | st.TimestampNTZType) for field in kind.fields)
+
+
 def is_binary_collated(kind: st.DataType) -> bool:
     """Whether equal strings of this type are equal bytes (Spark 4 has collations for which they are not)."""
     return getattr(kind, "collation", "UTF8_BINARY") == "UTF8_BINARY"

@@ -25,7 +25,7 @@ import json
 import re
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Final, NamedTuple
 
 import pyarrow as pa
@@ -77,6 +77,11 @@ class Times:
         """The inverse of `to_facts`; other facts are left alone."""
         watermark, left, right = (int(facts[name]) if name in facts else None for name in _TIMES)
         return cls(watermark, (left, right))
+
+
+def pair(times: Sequence[int | None]) -> Pair:
+    """Times of one input or two as those of two."""
+    return times[0], times[1] if len(times) > 1 else None
 
 
 def later(a: int | None, b: int | None) -> int | None:

@@ -137,7 +137,7 @@ _FUNCTIONS = [
     "zeros_like",
 ]
 _CREATORS = ["arange", "empty", "full", "ones", "zeros"]
-_UFUNCS = ["abs", "fmod", "isnan", "logical_or", "maximum", "minimum", "not_equal"]
+_UFUNCS = ["abs", "fmod", "isnan", "logical_or", "maximum", "minimum", "not_equal", "rint"]
 
 
 def _add_at(target: Any, index: Any, values: Any) -> None:

@@ -6,9 +6,11 @@ import decimal
 import math
 import random
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pytest
 from oracle.drive import Backend, by_event, canonical, changes, fold
@@ -17,7 +19,10 @@ from gpu_ops.descriptions.aggregate import Aggregate
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.kinds import from_json
-from gpu_ops.errors import DescriptionError, NotBuiltError
+from gpu_ops.errors import DescriptionError
+from gpu_ops.operators.aggregate.averages import as_decimals, divided
+from gpu_ops.operators.aggregate.compensated import sliced
+from gpu_ops.operators.core.numbers import decimal_halves
 from kernels.conftest import EMULATED, only_on
 from kernels.engines import CPU, alike, run
 
@@ -49,11 +54,13 @@ VALUES: dict[str, list[Any]] = {
 CALLS = {
     "n": "count(*)", "n_f": "count(f)", "sum_i": "sum(i)", "avg_i": "avg(i)", "sum_f": "sum(f)", "avg_f": "avg(f)",
     "sum_d": "sum(d)", "sum_e": "sum(e)", "sum_s": "sum(s)", "avg_u": "avg(u)",
+    "mean_d": "avg(d)", "mean_e": "avg(e)",
     "min_f": "min(f)", "max_f": "max(f)", "min_g": "min(g)", "max_d": "max(d)", "min_t": "min(t)", "max_u": "max(u)",
     "max_b": "max(b)", "min_s": "min(s)", "different_f": "count(distinct f)", "different_g": "count(distinct g)",
     "first_g": "first(g)", "last_d": "last_value(d)",
 }  # fmt: skip
 DUCKDB = duckdb.connect(config={"threads": 1})
+WIDE = decimal.Context(prec=60)
 Event = tuple[str, tuple[Any, ...]]
 KINDS = {
     "insert only": {},
@@ -82,9 +89,9 @@ def some_events(kind: str, seed: int, count: int) -> list[Event]:
     return found
 
 
-def table_of(kind: str, events: list[Event]) -> pa.Table:
-    columns = [pa.array([row[n] for _, row in events], field.type) for n, field in enumerate(SCHEMA)]
-    table = pa.table(columns, schema=SCHEMA)
+def table_of(kind: str, events: list[Event], schema: pa.Schema = SCHEMA) -> pa.Table:
+    columns = [pa.array([row[n] for _, row in events], field.type) for n, field in enumerate(schema)]
+    table = pa.table(columns, schema=schema)
     if kind == "insert only":
         return table
     return table.append_column("row_kind", pa.array([word for word, _ in events], pa.string()))
@@ -95,28 +102,36 @@ class Folded:
 
     def __init__(self, kind: str) -> None:
         self.keyed = kind == "upserts"
+        self.keys: list[Any] = []
         self.rows: list[tuple[Any, ...]] = []
 
     def take(self, events: list[Event]) -> None:
         for word, row in events:
-            same = [
-                n for n, r in enumerate(self.rows) if (r[0] == row[0] if self.keyed else canonical(r) == canonical(row))
-            ]
-            if word in ("-D", "-U") or self.keyed:
-                for n in same[:1]:
-                    del self.rows[n]
+            key = row[0] if self.keyed else canonical(row)
+            if (word in ("-D", "-U") or self.keyed) and key in self.keys:
+                place = self.keys.index(key)
+                del self.keys[place], self.rows[place]
             if word in ("+I", "+U"):
+                self.keys.append(key)
                 self.rows.append(row)
+
+    def drop(self, gone: Callable[[tuple[Any, ...]], bool]) -> list[tuple[Any, ...]]:
+        """Rows that are forgotten."""
+        found = [row for row in self.rows if gone(row)]
+        self.keys = [key for key, row in zip(self.keys, self.rows, strict=True) if not gone(row)]
+        self.rows = [row for row in self.rows if not gone(row)]
+        return found
 
 
 def by_duckdb(aggregate: Aggregate, rows: list[tuple[Any, ...]], calls: dict[str, str]) -> Counter[tuple[Any, ...]]:
     """The aggregates over some rows; a group has a row while it has one."""
-    columns = [pa.array([row[n] for row in rows], field.type) for n, field in enumerate(SCHEMA)]
-    table = pa.table(columns, schema=SCHEMA).append_column("arrived", pa.array(range(len(rows)), pa.int64()))
-    for n, name in enumerate(SCHEMA.names):
-        if pa.types.is_floating(SCHEMA.field(n).type):  # zero is one value
+    schema = aggregate.source.schema
+    columns = [pa.array([row[n] for row in rows], field.type) for n, field in enumerate(schema)]
+    table = pa.table(columns, schema=schema).append_column("arrived", pa.array(range(len(rows)), pa.int64()))
+    for n, name in enumerate(schema.names):
+        if pa.types.is_floating(schema.field(n).type):  # zero is one value
             one = [None if x is None else x + 0.0 for x in table[name].to_pylist()]
-            table = table.set_column(n, name, pa.array(one, SCHEMA.field(n).type))
+            table = table.set_column(n, name, pa.array(one, schema.field(n).type))
     shown = []
     order = ", ".join([*([aggregate.source.sequence_by] if aggregate.source.sequence_by else []), "arrived"])
     for measure in aggregate.measures:
@@ -124,9 +139,9 @@ def by_duckdb(aggregate: Aggregate, rows: list[tuple[Any, ...]], calls: dict[str
         column = measure.column
         if measure.function in ("first", "last"):
             call = f"{measure.function}({column} ORDER BY {order.replace(',', ' NULLS FIRST,', 1)}) FILTER ({column} IS NOT NULL)"
-        elif measure.function == "sum" and SCHEMA.field(column).type == pa.int64():
+        elif measure.function == "sum" and schema.field(column).type == pa.int64():
             call = f"sum({column}::HUGEINT)"
-        elif measure.function == "sum" and pa.types.is_floating(SCHEMA.field(column).type):
+        elif measure.function == "sum" and pa.types.is_floating(schema.field(column).type):
             # DuckDB's own refuses a sum that is infinite
             c = f"{column}::DOUBLE"
             call = (
@@ -135,7 +150,9 @@ def by_duckdb(aggregate: Aggregate, rows: list[tuple[Any, ...]], calls: dict[str
                 f"WHEN bool_or({c} = '-inf'::DOUBLE) THEN '-inf'::DOUBLE "
                 f"ELSE sum(CASE WHEN isfinite({c}) THEN {c} END) END"
             )
-        elif measure.function == "avg" and pa.types.is_floating(SCHEMA.field(column).type):
+        elif measure.function == "avg" and pa.types.is_decimal(schema.field(column).type):
+            call = f"list({column})"
+        elif measure.function == "avg" and pa.types.is_floating(schema.field(column).type):
             call = "NULL"
         shown.append(f"{call} AS {measure.name}")
     listed = ", ".join([*aggregate.by, *shown])
@@ -146,8 +163,22 @@ def by_duckdb(aggregate: Aggregate, rows: list[tuple[Any, ...]], calls: dict[str
     made: Counter[tuple[Any, ...]] = Counter()
     for row in found.to_pylist():
         wrapped = {m.name for m in aggregate.measures if m.function == "sum" and calls[m.name] == "sum(i)"}
+        for column in aggregate.output:
+            if column.name.startswith("mean"):
+                row[column.name] = mean(row[column.name], column.type)
         made[tuple(_shown(name, _wrap(row[name]) if name in wrapped else row[name]) for name in names)] += 1
     return made
+
+
+def mean(values: list[decimal.Decimal | None], kind: pa.DataType) -> decimal.Decimal | None:
+    """As Spark has it: null where sum or average has more than 38 digits."""
+    known = [value for value in values if value is not None]
+    with decimal.localcontext(prec=200, rounding=decimal.ROUND_HALF_UP):
+        total = sum(known, decimal.Decimal(0))
+        if not known or abs(total).scaleb(kind.scale - 4) >= 10**38:
+            return None
+        found = (total / len(known)).quantize(decimal.Decimal(1).scaleb(-kind.scale))
+        return None if abs(found).scaleb(kind.scale) >= 10**38 else found
 
 
 def _wrap(value: int | None) -> int | None:
@@ -303,6 +334,60 @@ def test_a_backlog_comes_first(engines: Backend, kind: str) -> None:
         assert first == by_duckdb(aggregate, input_.rows, CALLS)
 
 
+@only_on("cpu-tiny", "gpu", *EMULATED)
+@pytest.mark.parametrize("emit", ["per_batch", "per_event"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_groups_that_nothing_changes_are_forgotten(engines: Backend, kind: str, emit: Emit) -> None:
+    """After the TTL, with their rows, values and best rows; the next row of one begins it anew, over restarts, too."""
+    ttl, choice = 100, random.Random(kind + emit)
+    source = Input("t", SCHEMA, ttl_ms=ttl, **KINDS[kind])  # type: ignore[arg-type]
+    aggregate = Aggregate.of(source, ("g",), CALLS, emit)
+    place, clock, input_, known = SCHEMA.get_field_index("g"), 0, Folded(kind), dict[Any, tuple[Any, ...]]()
+    written: dict[Any, int] = {}
+    events, state, expired = some_events(kind, 17, 120), None, 0
+    for start in range(0, len(events), 4):
+        clock += choice.choice([0, 10, 60, 99, 100, 130])
+        with engines.engine(from_json(aggregate.to_json())) as engine:
+            if state is not None:
+                engine.restore(state)
+            gone = {group for group, when in written.items() if when + ttl <= clock}
+            input_.drop(lambda row: row[place] in gone)  # noqa: B023
+            for group in gone:
+                known.pop(group, None)
+            part = events[start : start + 4]
+            batch = engine.prepare(table_of(kind, part), clock_ms=clock)
+            engine.commit()
+            expired += batch.metrics["t_expired"]
+            for group in gone:
+                written.pop(group)
+            for event in part:  # a retraction of no row writes nothing
+                before = list(input_.rows)
+                input_.take([event])
+                for row in {*map(canonical, before)} ^ {*map(canonical, input_.rows)} | (
+                    {canonical(event[1])} if event[0] in ("+I", "+U") else set()
+                ):
+                    written[row[place]] = clock
+            for word, row in told(batch.changelog):
+                if word[0] == "-":
+                    assert known.pop(row[0]) == row
+                else:
+                    assert row[0] not in known
+                    known[row[0]] = row
+            assert Counter(known.values()) == by_duckdb(aggregate, input_.rows, CALLS)
+            state = engine.snapshot()
+    assert expired > 5
+
+
+def test_a_ttl_says_every_change_event_by_event(engines: Backend) -> None:
+    """As Flink does, so that what is below does not forget a group that stays as it is."""
+    schema = pa.schema([("g", pa.int64()), ("x", pa.int64())])
+    most = Aggregate.of(Input("t", schema, ttl_ms=9), ("g",), {"m": "max(x)"}, "per_event")
+    with engines.engine(most) as engine:
+        rows = pa.table({"g": [1, 1], "x": [5, 3]})
+        assert [word for word, _ in told(engine.process(rows, clock_ms=0))] == ["+I", "-U", "+U"]
+        assert [word for word, _ in told(engine.process(rows, clock_ms=9))] == ["+I", "-U", "+U"]
+
+
 def test_a_sum_of_double_numbers_is_compensated(engines: Backend) -> None:
     """What is taken back leaves what was there, however large it was; NaN and infinities, too."""
     schema = pa.schema([("g", pa.int64()), ("x", pa.float64())])
@@ -325,6 +410,57 @@ def test_a_sum_of_double_numbers_is_compensated(engines: Backend) -> None:
         assert engine.process(one("+I", [5e-324])).to_pylist() == [{"row_kind": "+I", "g": 1, "s": 5e-324, "a": 5e-324}]
 
 
+@pytest.mark.parametrize("most", [9, 2**31, 2**62])
+def test_averages_of_decimals_are_rounded_half_up(most: int) -> None:
+    """Of sums of any size, by counts of any size; halves away from zero."""
+    choice = random.Random(most)
+    sums = [choice.randrange(-(10**d), 10**d + 1) for d in range(39) for _ in range(20)] + [10**38 - 1, 1 - 10**38]
+    counts = [choice.randrange(1, most + 1) for _ in sums]
+    halves = [choice.randrange(1, 99, 2) for _ in range(50)]
+    sums += [half * 5 for half in halves]
+    counts += [10**5] * len(halves)
+    column = pa.array([decimal.Decimal(x) for x in sums], pa.decimal128(38, 0))
+    kind = pa.decimal128(38, 4)
+    found = as_decimals(*divided(np, *decimal_halves(column), np.array(counts), 4), kind)
+    for number, (total, count) in enumerate(zip(sums, counts, strict=True)):
+        whole = (2 * abs(total) * 10**4 + count) // (2 * count)
+        wanted = None if whole >= 10**38 else decimal.Decimal(whole if total >= 0 else -whole).scaleb(-4, WIDE)
+        assert found[number].as_py() == wanted, (total, count)
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**-1000, 2.0**700, 1e-300, 0.01, 3.7e200])
+def test_sums_by_slices_are_those_of_all_bits(engines: Backend, scale: float) -> None:
+    """Or there are none, where numbers are too far apart."""
+    choice = random.Random(scale)
+    with engines.engine(described("insert only", ("g",), "per_batch", {"n": "count(*)"})) as engine:
+        kernels, wide = engine.kernels, 0
+        for values in (
+            [choice.randrange(-(10**6), 10**6) * scale for _ in range(500)],
+            [choice.uniform(-1, 1) * scale for _ in range(500)],
+            [scale, -scale, 5e-324 * (scale == 1.0)], [0.0, -0.0], [],
+        ):  # fmt: skip
+            groups = [choice.randrange(3) for _ in values]
+            given = kernels.asarray(np.array(groups, np.int64)), kernels.asarray(np.array(values))
+            found = sliced(kernels, *given, 3)
+            if found is None:
+                wide += 1
+                continue
+            for group in range(3):
+                wanted = math.fsum(v for v, g in zip(values, groups, strict=True) if g == group)
+                assert float(found[0][group]) + float(found[1][group]) == wanted
+        assert wide == {2.0**-1000: 3, 1e-300: 3, 1.0: 1}.get(scale, 0)
+
+
+def test_an_average_that_stays_is_not_said_again(engines: Backend) -> None:
+    """Whatever its sum and its count are."""
+    schema = pa.schema([("g", pa.int64()), ("i", pa.int64()), ("e", pa.decimal128(9, 2))])
+    means = Aggregate.of(Input("t", schema, row_kind="op"), ("g",), {"i": "avg(i)", "e": "avg(e)"}, "per_batch")
+    with engines.engine(means) as engine:
+        row = {"op": ["+I"], "g": [1], "i": [2], "e": pa.array([decimal.Decimal("2.00")], pa.decimal128(9, 2))}
+        assert engine.process(pa.table(row)).num_rows == 1
+        assert engine.process(pa.table(row)).num_rows == 0
+
+
 def test_what_it_says() -> None:
     aggregate = described("upserts", ("id",), "per_batch", {"n": "count(*)"})
     assert aggregate.unique_key == ("id",)
@@ -333,10 +469,11 @@ def test_what_it_says() -> None:
     assert aggregate.attributes.switches_from_backlog
     assert from_json(aggregate.to_json()) == aggregate
     with pytest.raises(DescriptionError, match="ttl= has no place"):
-        Aggregate.of(Input("t", SCHEMA, ttl_ms=5), ("g",), {"n": "count(*)"}, "per_batch")
+        Aggregate.of(Input("t", SCHEMA, ttl_ms=5), ("g",), {"n": "count(*)"}, "at_end")
+    assert Aggregate.of(Input("t", SCHEMA, ttl_ms=5), ("id",), {"n": "count(*)"}, "per_batch").unique_key is None
     with pytest.raises(DescriptionError, match="is not there at the end of input"):
         Aggregate.of(Input("t", SCHEMA), ("g",), {"n": "first(i)"})
-    with pytest.raises(NotBuiltError, match="functions of one's own are not built"):
+    with pytest.raises(DescriptionError, match=r"or a gpu_ops\.AggregateFunction"):
         Aggregate.of(Input("t", SCHEMA), ("g",), {"n": object()}, "per_batch")  # type: ignore[dict-item]
-    with pytest.raises(DescriptionError, match="emit='at_watermark'"):
+    with pytest.raises(DescriptionError, match="needs its event time"):
         Aggregate.of(Input("t", SCHEMA), ("g",), {"n": "count(*)"}, "at_watermark")

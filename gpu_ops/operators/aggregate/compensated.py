@@ -6,14 +6,22 @@ the longest part is all there is, and the result does not depend on how an array
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+import math
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from gpu_ops.arrays import Array, Positions
+from gpu_ops.kernels import Kernels
 
 Pairs: TypeAlias = tuple[Array, Array]
 """N sums: their values (float64), and what these are short of."""
+
+
+_FAR: Final = 800
+"""An exponent within which a power of two times a number is exact."""
+
+_HALF: Final = 32
 
 
 def added(xp: Any, one: Pairs, other: Pairs) -> Pairs:
@@ -43,6 +51,41 @@ def totals(xp: Any, start: Array, values: Array) -> Pairs:
             return sums
         sums, start = _halved(xp, sums, start, (odd, place), exact=exact)
         exact = False
+
+
+def sliced(kernels: Kernels, group: Array, values: Array, groups: int) -> Pairs | None:
+    """The sum of each group where two slices of the numbers' bits have all of them, added as integers; else None.
+
+    Rows stay as they stand: nothing is sorted, and the sums of integers are exact.
+
+    Args:
+        kernels: the backend.
+        group: of n numbers, which of the groups it is of.
+        values: n finite numbers.
+        groups: how many there are.
+    """
+    xp, zeros = kernels.xp, kernels.xp.zeros
+    most = float(xp.abs(values).max()) if values.size else 0.0
+    if most == 0:
+        return zeros(groups, np.float64), zeros(groups, np.float64)
+    exponent = math.frexp(most)[1]
+    # so many bits of a slice that sums of n fit in 64 bits, and a slice is a double number
+    width = min(52, 62 - int(values.size).bit_length())
+    if abs(exponent) > _FAR:
+        return None
+    found, rest = (zeros(groups, np.float64), zeros(groups, np.float64)), values
+    for number in (1, 2):
+        scale = math.ldexp(1.0, number * width - exponent)
+        whole = xp.rint(rest * scale)
+        sums = zeros(groups, np.int64)
+        kernels.scatter_add(sums, group, whole.astype(np.int64))
+        rest = rest - whole / scale
+        high = (sums >> _HALF).astype(np.float64) * (math.ldexp(1.0, _HALF) / scale)
+        low = (sums & ((1 << _HALF) - 1)).astype(np.float64) / scale
+        found = added(xp, found, _exact(xp, high, low))
+        if not bool(rest.any()):
+            return found
+    return None
 
 
 def running(xp: Any, start: Array, values: Array) -> Pairs:

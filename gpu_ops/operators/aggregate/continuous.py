@@ -8,6 +8,10 @@ Row kinds (``per_event``): the first row of a group gives ``+I``, the last that 
 if the aggregates are other ones then, else nothing. ``per_batch`` emits ``-D`` for what leaves and ``+I`` for what
 comes, and nothing for a group that is as it was.
 
+With a TTL a group that nothing has changed for so long is forgotten with all that is kept for it, and nothing is said
+of it; the next row begins it anew, with ``+I``. Of ``per_event`` every change comes out then, be the row as it was or
+not, so that what is below does not forget it: ``GroupAggFunction`` does so, too.
+
 State: a row per group, with numbers beside it that rows move (`sums`). An input that can take rows back keeps its rows,
 too, as a retraction counts only where its row is there, and an upsert takes the row that it replaces; of one that only
 grows nothing is kept but what an aggregate needs: best rows (`extremes`) and different values (`distinct`).
@@ -15,6 +19,7 @@ grows nothing is kept but what an aggregate needs: best rows (`extremes`) and di
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -32,12 +37,14 @@ from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Kernels
 from gpu_ops.operators.aggregate import distinct, sums
 from gpu_ops.operators.aggregate.extremes import Extreme, best_schema, one_zero
-from gpu_ops.operators.aggregate.keys import InputRows, KeyTable, ValueTable
+from gpu_ops.operators.aggregate.keys import InputRows, ValueTable
+from gpu_ops.operators.aggregate.own import OwnFunction
 from gpu_ops.operators.aggregate.state import GroupState
 from gpu_ops.operators.aggregate.step import Events, Kept, Rows, Running, Step
 from gpu_ops.operators.aggregate.timeline import Timeline
 from gpu_ops.operators.core.changes import apply_changes, given
-from gpu_ops.operators.operator import Operator, Output, TooMuch
+from gpu_ops.operators.core.key_table import KeyTable
+from gpu_ops.operators.operator import Cut, Operator, Output, Parts, Targets, TooMuch
 from gpu_ops.state.columns import KeySet
 from gpu_ops.state.table import StateTable
 
@@ -67,22 +74,30 @@ class ContinuousAggregate(Operator):
         schema = join.source.schema
         self._numbers = {m.name: -1 if m.column is None else schema.names.index(m.column) for m in join.measures}
         self._kinds = {m.name: None if m.column is None else schema.field(m.column).type for m in join.measures}
+        self._ttl = join.source.ttl_ms
         by = pa.schema([schema.field(c) for c in join.by] or [(_ALL, pa.int8())])
         types = tuple(schema.field(c).type for c in join.by)
         self._rows: InputRows | None = None
         if not join.source.insert_only:
             keys = [KeySet(join.by, types, ())]
             arrival = any(m.function in ("first", "last") for m in join.measures)
-            self._rows = InputRows(kernels, join.source, keys, findable=True, arrival_counts=arrival)
+            own_rows = dataclasses.replace(join.source, ttl_ms=None)  # a group goes as one
+            self._rows = InputRows(kernels, own_rows, keys, findable=True, arrival_counts=arrival)
         columns: dict[str, npt.DTypeLike] = {"rows": np.int64}
-        self._extremes: dict[str, Extreme] = {}
+        self._extremes: dict[str, Extreme | OwnFunction] = {}
         self._values: dict[str, KeyTable] = {}
         parts: dict[str, StateTable] = {}
         for number, measure in enumerate(join.measures):
             if measure.function == "count_distinct":
                 columns |= {distinct.GROUP_NUMBER: np.int64, f"different_{number}": np.int64}
-                table = distinct.value_table(kernels, self._kinds[measure.name], measure.name)
+                forgets = join.by_time or self._ttl is not None
+                table = distinct.value_table(kernels, self._kinds[measure.name], measure.name, forgets=forgets)
                 self._values[measure.name] = parts[f"values {number}"] = table
+            elif measure.own is not None:
+                states = ValueTable(kernels, Input(measure.name, measure.own.state), {})
+                parts[f"states {number}"] = states
+                self._extremes[measure.name] = own = OwnFunction(measure, number, states)
+                columns[own.name] = np.int64
             elif measure.function in ("min", "max", "first", "last"):
                 columns[f"best_{number}"] = np.int64
                 order = join.source.sequence_by if measure.function in ("first", "last") else None
@@ -92,9 +107,9 @@ class ContinuousAggregate(Operator):
                     best = parts[f"rows {number}"] = ValueTable(kernels, own_rows, {})
                 self._extremes[measure.name] = Extreme(measure, number, best, order, own=self._rows is None)
             else:
-                kind, own = self._kinds[measure.name], self._numbers[measure.name]
-                columns.update(dict.fromkeys(sums.columns_of(measure, kind, own), np.int64))
-        self._groups = KeyTable(kernels, by, columns, join.source.name)
+                kind, column = self._kinds[measure.name], self._numbers[measure.name]
+                columns.update(dict.fromkeys(sums.columns_of(measure, kind, column), np.int64))
+        self._groups = KeyTable(kernels, by, columns, join.source.name, ttl_ms=self._ttl)
         self._state = GroupState(join.source, self._groups, self._rows, parts, list(self._extremes.values()))
         self.tables = (self._state,)
         self._next_number = self._given = 1
@@ -102,36 +117,46 @@ class ContinuousAggregate(Operator):
     # --- a micro-batch -----------------------------------------------------------------------
 
     def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Output:
-        """Compute one micro-batch; neither clock nor watermark matters."""
-        del clock_ms, watermark_ms
-        return self._prepare(changes[0], net=self.join.emit == "per_batch")
+        """Compute one micro-batch; no watermark matters."""
+        del watermark_ms
+        return self._prepare(changes[0], clock_ms, net=self.join.emit == "per_batch")
 
     def prepare_net(self, changes: tuple[Ingested, ...], clock_ms: int) -> Output:
         """As `prepare`, but only the net change comes out, whatever ``emit`` is."""
-        del clock_ms
-        return self._prepare(changes[0], net=True)
+        return self._prepare(changes[0], clock_ms, net=True)
 
-    def _prepare(self, change: Ingested, *, net: bool) -> Output:
+    def _prepare(self, change: Ingested, clock_ms: int, *, net: bool) -> Output:
         started = time.perf_counter()
+        expired = self._groups.expired(clock_ms)
+        self._state.forget(expired)
         step, unknown = self._step(change, net=net)
         updated = time.perf_counter()
         if step is None:
             kinds, sequence = np.empty(0, np.int8), np.empty(0, np.int64)
             table = self.join.output_schema.empty_table()
         else:
-            count = step.summed("rows", lambda: None)
-            running = [self._moved(step, number) for number in range(len(self.join.measures))]
-            self._groups.end(step.line.slots[count[1][step.line.last] == 0])
+            count, running = self._applied(step)
+            self._groups.touch(step.line.slots, clock_ms)
             kinds, table, sequence = self._changelog(step, count, running)
+        metrics = self._metrics(unknown, started, updated, expired=int(expired.size))
+        return Output(table, sequence, kinds, metrics)
+
+    def _metrics(self, unknown: int, started: float, updated: float, *, expired: int = 0) -> dict[str, int | float]:
         source = self.join.source.name
-        metrics: dict[str, int | float] = {
+        return {
             f"{source}_unknown_retractions": unknown,
-            f"{source}_expired": 0,
+            f"{source}_expired": expired,
             "update_ms": (updated - started) * 1e3,
             "probe_ms": 0.0,
             "emit_ms": (time.perf_counter() - updated) * 1e3,
         }
-        return Output(table, sequence, kinds, metrics)
+
+    def _applied(self, step: Step) -> tuple[tuple[Array, Array], list[Running]]:
+        """The number of rows and the aggregates of each group, moved."""
+        count = step.summed("rows", lambda: None)
+        running = [self._moved(step, number) for number in range(len(self.join.measures))]
+        self._groups.end(step.line.slots[count[1][step.line.last] == 0])
+        return count, running
 
     def _step(self, change: Ingested, *, net: bool) -> tuple[Step | None, int]:
         """The micro-batch by groups, None where nothing happens; and how many retractions were of no row."""
@@ -205,6 +230,8 @@ class ContinuousAggregate(Operator):
         kernels, xp, line = self.kernels, self.kernels.xp, step.line
         was, now = count[0] > 0, count[1] > 0
         changed = was ^ now
+        if self._ttl is not None and not line.net:
+            changed = was | now  # what is below has a TTL, too
         for aggregate in running:
             for before, after in list(zip(aggregate.before, aggregate.after, strict=True))[: aggregate.compared]:
                 changed |= before != after
@@ -261,6 +288,10 @@ class ContinuousAggregate(Operator):
     def snapshot(self) -> dict[str, pa.Table]:
         """The input's rows, the groups, and what else there is of them."""
         return self._state.snapshots()
+
+    def cut(self, parts: Parts, targets: Sequence[Targets], to: Callable[[pa.Table], Targets], count: int) -> Cut:
+        """The groups and what there is of them, for other partitions; see `gpu_ops.operators.operator.Operator`."""
+        return self._state.cut(parts, targets[0], to, count)
 
     def restore(self, state: Mapping[str, pa.Table], settle: Callable[[], None]) -> None:
         """Take over a snapshot; see `gpu_ops.operators.operator.Operator`."""

@@ -11,24 +11,26 @@ import pyarrow as pa
 
 from gpu_ops.arrays import Array
 from gpu_ops.kernels import Kernels
-from gpu_ops.operators.aggregate.keys import KeyTable
 from gpu_ops.operators.aggregate.step import Step
 from gpu_ops.operators.aggregate.timeline import Timeline
+from gpu_ops.operators.core.key_table import KeyTable
 
 GROUP_NUMBER = "number"
 """Beside a group: what its values know it by, from 1; slots change."""
-_GROUP, _ROWS = "group", "rows"
+GROUP, _ROWS = "group", "rows"
 
 
-def value_table(kernels: Kernels, kind: pa.DataType, name: str) -> KeyTable:
+def value_table(kernels: Kernels, kind: pa.DataType, name: str, *, forgets: bool) -> KeyTable:
     """An empty table of values.
 
     Args:
         kernels: the backend.
         kind: their type.
         name: for errors.
+        forgets: whether groups are forgotten, and their values with them.
     """
-    return KeyTable(kernels, pa.schema([(_GROUP, pa.int64()), (name, kind)]), {_ROWS: np.int64}, name)
+    schema = pa.schema([(GROUP, pa.int64()), (name if name != GROUP else f"{name}_", kind)])
+    return KeyTable(kernels, schema, {_ROWS: np.int64}, name, by_first=forgets)
 
 
 def crossings(step: Step, table: KeyTable, column: str) -> Array:
@@ -46,10 +48,10 @@ def crossings(step: Step, table: KeyTable, column: str) -> Array:
     if not known.size:
         return deltas
     numbers = step.base(GROUP_NUMBER)[rows.group[known]]
-    own = kernels.frame(pa.table({_GROUP: pa.array(kernels.asnumpy(numbers))}))
+    own = kernels.frame(pa.table({GROUP: pa.array(kernels.asnumpy(numbers))}))
     values = kernels.take(rows.frame, known, [column], present=True)
     name = table.source.schema.names[1]
-    found = table.locate(kernels.combine([(_GROUP, own, _GROUP), (name, values, column)]))
+    found = table.locate(kernels.combine([(GROUP, own, GROUP), (name, values, column)]))
     place = xp.full(rows.group.size, -1, np.int64)
     place[known] = found.number
     value = place[step.row]

@@ -21,8 +21,9 @@ import pyarrow.compute as pc
 from gpu_ops.arrays import Array, Positions, Slots
 from gpu_ops.descriptions.aggregate import Measure
 from gpu_ops.kernels import Columns, as_slots
-from gpu_ops.operators.aggregate.keys import InputRows, KeyTable, ValueTable
+from gpu_ops.operators.aggregate.keys import InputRows, ValueTable
 from gpu_ops.operators.aggregate.step import Running, Step
+from gpu_ops.operators.core.key_table import KeyTable
 from gpu_ops.operators.core.least import NONE, least
 from gpu_ops.operators.core.lifetimes import NEVER
 from gpu_ops.operators.core.match import match
@@ -65,12 +66,19 @@ class Extreme:
 
     def renumbered(self, groups: KeyTable, new_slots: Slots) -> Array:
         """The numbers beside all groups, after a compaction of the best rows' table."""
-        best, xp = groups.beside[self.name].values, groups.kernels.xp
-        return xp.where(best > NO_ROW, new_slots[xp.maximum(best - 1, 0)] + 1, NO_ROW) if new_slots.size else best
+        return renumbered(groups.beside[self.name].values, new_slots, groups.kernels.xp)
+
+
+def renumbered(best: Array, new_slots: Slots, xp: Any) -> Array:
+    """The numbers of rows beside groups, after a compaction of the table that they lead to."""
+    return xp.where(best > NO_ROW, new_slots[xp.maximum(best - 1, 0)] + 1, NO_ROW) if new_slots.size else best
 
 
 class _Moved:
-    """What a micro-batch does to one such aggregate: candidates are old rows, by slot, then new ones, as they came."""
+    """What a micro-batch does to one such aggregate.
+
+    Candidates are old rows, those of a group by slot, then new ones, as they came.
+    """
 
     def __init__(self, extreme: Extreme, step: Step) -> None:
         self.extreme, self.step, self.line = extreme, step, step.line
@@ -78,11 +86,15 @@ class _Moved:
         assert column is not None
         best = step.base(extreme.name)
         slots, group, alone = self._old(best)
-        order = kernels.argsort(slots)
-        self.old, self.old_group = slots[order], group[order]
         # the candidate that each group had as its best
-        where = xp.searchsorted(self.old, xp.maximum(best - 1, 0)) if self.old.size else xp.zeros(best.size, np.int64)
-        self.base = xp.where(best > NO_ROW, where, -1)
+        if bool(alone.all()):  # and no other old one
+            self.old, self.old_group, self.base = slots, group, xp.full(best.size, -1, np.int64)
+            self.base[group] = xp.arange(slots.size, dtype=np.int64)
+        else:
+            order = kernels.argsort(slots)
+            self.old, self.old_group = slots[order], group[order]
+            where = xp.searchsorted(self.old, xp.maximum(best - 1, 0))
+            self.base = xp.where(best > NO_ROW, where, -1)
         there = step.there(column)
         new = xp.arange(step.new, dtype=np.int64)
         self.new = new if there is None else new[there[: step.new]]
@@ -271,8 +283,9 @@ class _Moved:
             slots[is_new] = as_slots(step.kernels, first, int(rows.size))
             gone = self.base[xp.flatnonzero(is_new & (self.base >= 0))]
             extreme.table.end(self.old[gone])
+        elif step.kept is None:
+            slots = xp.zeros(last.size, np.int64)
         else:
-            assert step.kept is not None
             rows = xp.where(is_new, last - size, 0)
             new = self.new[rows] if self.new.size else rows
             slots = new + step.kept.lifetimes.first_new

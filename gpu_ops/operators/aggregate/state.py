@@ -10,9 +10,14 @@ import pyarrow as pa
 from gpu_ops.arrays import Slots
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.errors import StateError
+from gpu_ops.operators.aggregate.cut import Linked, cut_groups
+from gpu_ops.operators.aggregate.distinct import GROUP, GROUP_NUMBER
 from gpu_ops.operators.aggregate.extremes import NO_ROW, Extreme
-from gpu_ops.operators.aggregate.keys import InputRows, KeyTable, ValueTable
-from gpu_ops.state.columns import DEAD
+from gpu_ops.operators.aggregate.keys import InputRows, ValueTable
+from gpu_ops.operators.aggregate.own import OwnFunction
+from gpu_ops.operators.core.key_table import KeyTable, forget_rows
+from gpu_ops.operators.operator import Cut, Parts, Targets
+from gpu_ops.state.columns import DEAD, LIVE
 from gpu_ops.state.table import StateTable
 
 _GROUPS = "groups of {}"
@@ -35,7 +40,7 @@ class GroupState:
         groups: KeyTable,
         rows: InputRows | None,
         parts: Mapping[str, StateTable],
-        extremes: Sequence[Extreme],
+        extremes: Sequence[Extreme | OwnFunction],
     ) -> None:
         self._source, self._groups, self._rows, self._parts, self._extremes = source, groups, rows, parts, extremes
         for table in {id(extreme.table): extreme.table for extreme in extremes}.values():
@@ -52,6 +57,25 @@ class GroupState:
         found = [(e, e.renumbered(self._groups, new_slots)) for e in self._extremes if e.table is table]
         for extreme, best in found:
             self._groups.beside[extreme.name].values[:] = best
+
+    def forget(self, slots: Slots) -> None:
+        """Some groups go, and all that is kept for them, before the micro-batch's changes."""
+        groups = self._groups
+        kernels, xp = groups.kernels, groups.kernels.xp
+        if not slots.size:
+            return
+        if self._rows is not None:
+            forget_rows(self._rows, groups.store.take(slots, groups.source.schema.names, present=True))
+        for extreme in self._extremes:
+            if extreme.own:
+                best = groups.beside[extreme.name].values[slots]
+                extreme.table.move(best[xp.flatnonzero(best > NO_ROW)] - 1, LIVE, DEAD)
+        for table in self._parts.values():
+            if isinstance(table, KeyTable):
+                numbers = kernels.asnumpy(groups.beside[GROUP_NUMBER].values[slots])
+                found = table.of_first(kernels.frame(pa.table({GROUP: pa.array(numbers)})))
+                table.move(found, LIVE, DEAD)
+        groups.move(slots, LIVE, DEAD)
 
     # --- as an engine sees it ----------------------------------------------------------------
 
@@ -121,6 +145,17 @@ class GroupState:
                 groups = groups.set_column(place, groups.field(place), pa.array(best))
         found = {self._source.name: self.snapshot(), _GROUPS.format(self._source.name): groups}
         return found | {self._named(name): table.snapshot() for name, table in self._parts.items()}
+
+    def cut(self, parts: Parts, targets: Targets, to: Callable[[pa.Table], Targets], count: int) -> Cut:
+        """All tables but the input's, for other partitions; see `gpu_ops.operators.operator.Operator.cut`."""
+        groups, own = self._groups, len(self._groups.source.schema)
+        places = {name: place for place, name in enumerate(groups.beside, start=own)}
+        tables = {id(table): self._named(name) for name, table in self._parts.items()}
+        leads = {places[e.name]: tables[id(e.table)] if e.own else None for e in self._extremes}
+        values = [self._named(name) for name, table in self._parts.items() if isinstance(table, KeyTable)]
+        linked = Linked(_GROUPS.format(self._source.name), own, leads, places.get(GROUP_NUMBER), values)
+        sizes = [] if self._rows is None else [len(part[self._source.name]) for part in parts]
+        return cut_groups(linked, parts, (sizes, targets), to, count)
 
     def restore(self, state: Mapping[str, pa.Table], settle: Callable[[], None]) -> None:
         """Fill empty tables.

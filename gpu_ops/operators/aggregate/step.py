@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from gpu_ops.arrays import Array, Instants, Positions
+from gpu_ops.arrays import Array, Instants, Positions, Slots
 from gpu_ops.kernels import Frame
-from gpu_ops.operators.aggregate.keys import KeyTable
 from gpu_ops.operators.aggregate.timeline import Timeline
+from gpu_ops.operators.core.key_table import KeyTable
 from gpu_ops.operators.core.lifetimes import Lifetimes
 from gpu_ops.state.keyed_table import KeyedTable
 from gpu_ops.values import one_array
@@ -90,6 +90,24 @@ class Step:
         self.floats: dict[str, tuple[Array, Array]] = {}
         self._moved: dict[str, tuple[Array, Array]] = {}
         self._columns: dict[str, pa.Array] = {}
+
+    @classmethod
+    def without_events(cls, groups: KeyTable, slots: Slots, schema: pa.Schema) -> Step:
+        """Some groups as they are.
+
+        Args:
+            groups: the groups.
+            slots: which.
+            schema: of the input's rows, of which there are none.
+        """
+        none, nothing = groups.kernels.xp.empty(0, np.int64), schema.empty_table()
+        line = Timeline(groups.kernels, slots, none, none, net=True)
+        return cls(
+            groups,
+            line,
+            Events(none, none, None),
+            Rows(groups.kernels.frame(nothing), nothing.column, none, 0, None),
+        )
 
     def column(self, name: str) -> pa.Array:
         """A column of the rows, in one piece."""

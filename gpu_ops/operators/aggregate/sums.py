@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from gpu_ops.arrays import Array
 from gpu_ops.descriptions.aggregate import Measure
+from gpu_ops.operators.aggregate.averages import as_decimals, divided
 from gpu_ops.operators.aggregate.step import Running, Step
 from gpu_ops.operators.core.numbers import decimal_halves
 
@@ -124,14 +125,17 @@ def _parted(
     before, after = (_carried([pair[side] for pair in sums]) for side in (0, 1))
     for name, total in zip(names, after, strict=True):
         step.groups.beside[name].values[step.line.slots] = total[step.line.last]  # `summed` has noted what was there
-    counts = known
+    if measure.function == "avg" and pa.types.is_decimal(kind):
+        places, sides = result.scale - kind.scale, zip((before, after), known, strict=True)
+        means = [_decimal_averages(step.xp, parts, counts, places) for parts, counts in sides]
+        return Running(means[0], means[1], functools.partial(as_decimals, kind=result))
     if measure.function == "avg":
-        return Running((*before, counts[0]), (*after, counts[1]), _averages)
+        return Running(_averages(step.xp, before, known[0]), _averages(step.xp, after, known[1]), _doubles)
 
     def made(*numbers: npt.NDArray[Any]) -> pa.Array:
         return _decimals(numbers[:-1], numbers[-1], result)
 
-    return Running((*before, counts[0] > 0), (*after, counts[1] > 0), made)
+    return Running((*before, known[0] > 0), (*after, known[1] > 0), made)
 
 
 def _cut(column: pa.Array, parts: int) -> list[npt.NDArray[np.int64]]:
@@ -178,10 +182,21 @@ def _decimals(parts: tuple[npt.NDArray[np.int64], ...], known: npt.NDArray[np.bo
     return made.cast(kind)
 
 
-def _averages(low: Any, high: Any, counts: npt.NDArray[np.int64]) -> pa.Array:
-    known = counts > 0
-    total = high.astype(np.float64) * float(1 << _PART) + low.astype(np.float64)
-    return pa.array(total / np.where(known, counts, 1), mask=~known)
+def _averages(xp: Any, parts: list[Array], counts: Array) -> tuple[Array, Array]:
+    """Of integers: the bits of double numbers, and which there are."""
+    total = parts[1].astype(np.float64) * float(1 << _PART) + parts[0].astype(np.float64)
+    return (total / xp.maximum(counts, 1) + 0.0).view(np.int64), counts > 0
+
+
+def _decimal_averages(xp: Any, parts: list[Array], counts: Array, places: int) -> tuple[Array, Array, Array]:
+    """Of decimals: lower and upper bits, and which there are."""
+    low = parts[0] | (parts[1] << _PART)
+    high, whole = parts[1] >> _PART, counts
+    if len(parts) == 4:
+        high = parts[2] | (parts[3] << _PART)
+        whole = xp.where((parts[3] >= -(1 << 31)) & (parts[3] < 1 << 31), counts, 0)
+    low, high, known = divided(xp, low, high, whole, places)
+    return xp.where(known, low, 0), xp.where(known, high, 0), known
 
 
 # --- double numbers ----------------------------------------------------------------------------

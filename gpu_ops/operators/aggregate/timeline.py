@@ -105,11 +105,14 @@ class Timeline:
         """The same of double numbers, each sum a pair of numbers; see `compensated`."""
         xp = self._kernels.xp
         if self.net:
+            sums = compensated.sliced(self._kernels, self.event_group, values, self.groups)
+            if sums is not None:
+                return base, compensated.added(xp, base, sums)
             order = self.order if self._side_by_side is None else self._side_by_side
             group = self.event_group[order]
             start = value_changes(xp, group)
             of, parts = group[xp.flatnonzero(start)], compensated.totals(xp, start, values[order])
-            found = xp.empty(self.groups, np.float64), xp.empty(self.groups, np.float64)
+            found = xp.zeros(self.groups, np.float64), xp.zeros(self.groups, np.float64)
             found[0][of], found[1][of] = parts
             return base, compensated.added(xp, base, found)
         values, start = values[self.order], xp.zeros(values.size, bool)

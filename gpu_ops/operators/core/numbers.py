@@ -11,9 +11,13 @@ Ints = npt.NDArray[np.int64]
 
 def float_codes(values: npt.NDArray[np.float64]) -> Ints:
     """Numbers that are in the order of n double numbers: one zero, and one NaN behind infinity."""
-    values = np.where(np.isnan(values), np.nan, values + 0.0)
+    values = values + 0.0
+    wrong = np.isnan(values)
+    if wrong.any():
+        values[wrong] = np.nan
     bits = values.view(np.int64)
-    return np.where(bits < 0, bits ^ np.int64(np.iinfo(np.int64).max), bits)
+    bits ^= (bits >> 63) & np.int64(np.iinfo(np.int64).max)  # of negative numbers all but the sign
+    return bits
 
 
 def decimal_halves(column: pa.Array) -> tuple[Ints, Ints]:

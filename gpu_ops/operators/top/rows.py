@@ -7,6 +7,9 @@ A micro-batch changes that only for groups of which it brings or takes rows. Whe
 that are among its first n at any time were among its first n + m before, or are new: these are ordered anew. Of
 insertions only, rows behind the first n never come back, and are forgotten.
 
+With a TTL a group that nothing has changed for so long is forgotten, and nothing is said of it: its next row begins it
+anew. In Flink each row of a group has a TTL of its own, so that the rows behind it may move up without a word.
+
 Row kinds (``per_event``): a row that comes to be among the first is ``+I``, one that is not any more ``-D``. With a
 number, ``-U`` and ``+U`` where another row has got the number; all rows that leave by a change stand before those
 that come, where Flink has them number by number.
@@ -15,7 +18,7 @@ that come, where Flink has them number by number.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -26,14 +29,17 @@ from gpu_ops.arrays import Array, Positions, Slots, distinct
 from gpu_ops.descriptions.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.top import Top
+from gpu_ops.errors import StateError
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Columns, Frame, Kernels, as_slots
+from gpu_ops.operators.aggregate.cut import Linked, cut_groups
 from gpu_ops.operators.core.emission import OutputRows, chained, in_order, net_rows
 from gpu_ops.operators.core.groups import Groups
 from gpu_ops.operators.core.least import NONE, least
 from gpu_ops.operators.core.lifetimes import NEVER, Lifetimes
 from gpu_ops.operators.keyed import KeyedOperator
-from gpu_ops.operators.operator import TooMuch
+from gpu_ops.operators.operator import Cut, Output, Parts, Targets, TooMuch
+from gpu_ops.operators.top.expiry import Expiry
 from gpu_ops.operators.top.index import FirstRows, numbers_of
 from gpu_ops.operators.top.order import FIRST, LAST, exact, places, sort_keys
 from gpu_ops.state.cold import postponed
@@ -72,7 +78,7 @@ class TopRows(KeyedOperator):
 
     def __init__(self, join: Top, kernels: Kernels) -> None:
         super().__init__(join, kernels)
-        source = join.source
+        source = dataclasses.replace(join.source, ttl_ms=None)  # a group goes as one
         types = tuple(source.schema.field(column).type for column in join.by)
         self._table = KeyedTable(
             kernels,
@@ -82,6 +88,9 @@ class TopRows(KeyedOperator):
             beside=[TIME_COLUMN],
             arrival_counts=True,
         )
+        self._expiry: Expiry | None = None
+        if join.source.ttl_ms is not None:
+            self._expiry = Expiry(self._table, join.by, join.source.ttl_ms)
         self.tables = (self._table,)
         first = source.schema.field(join.order[0].column).type
         self._sole = len(join.order) == 1 and exact(first)
@@ -90,6 +99,14 @@ class TopRows(KeyedOperator):
             self._numbers = kernels.store(pa.schema([(join.number, pa.int32())]))
             counted = pa.array(range(1, join.n + 1), pa.int32())
             self._numbers.append(kernels.frame(pa.table({join.number: counted})))
+
+    def _prepare(self, changes: tuple[Ingested, ...], clock_ms: int, *, net: bool) -> Output:
+        if self._expiry is None:
+            return super()._prepare(changes, clock_ms, net=net)
+        gone = self._expiry.begin(clock_ms)
+        made = super()._prepare(changes, clock_ms, net=net)
+        made.metrics[f"{self.join.source.name}_expired"] = gone
+        return made
 
     def chosen(self, changes: tuple[Ingested, ...]) -> tuple[Ingested, ...]:
         """All of them, with the order's numbers as their times."""
@@ -117,7 +134,10 @@ class TopRows(KeyedOperator):
         group = xp.empty(changed.size, np.int64)
         group[grouped.order] = number[grouped.group]
         taken = xp.bincount(group[: side.killed.size], minlength=leader.size)
-        own = Columns(kernels.take(values, leader, names, present=True), join.by)
+        leaders = kernels.take(values, leader, names, present=True)
+        if self._expiry is not None:
+            self._expiry.touch(leaders)
+        own = Columns(leaders, join.by)
         first = FirstRows(table, decides=self._sole)
         held_by, held = first.search(own, hashes[leader], taken + join.n)
         self._skipped += max(0, first.read - 8 * int(held.size) - 64 * len(table.time_index.runs) * int(leader.size))
@@ -252,11 +272,45 @@ class TopRows(KeyedOperator):
         over as there are rows, they are dropped.
         """
         super().commit(clock_ms)
+        if self._expiry is not None:
+            self._expiry.groups.commit(clock_ms)
         if self._skipped > len(self._table) > self._table.live:
             with postponed(self.kernels, "dropping rows that are gone"):
                 self._table.compact()
         if self._skipped > len(self._table):
             self._skipped = 0
+
+    def discard(self) -> None:
+        """Forget the prepared micro-batch."""
+        super().discard()
+        if self._expiry is not None:
+            self._expiry.groups.discard()
+
+    # --- the stored form ---------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, pa.Table]:
+        """The rows, and the groups where they expire."""
+        more = {} if self._expiry is None else {self._stored_groups: self._expiry.groups.snapshot()}
+        return super().snapshot() | more
+
+    def cut(self, parts: Parts, targets: Sequence[Targets], to: Callable[[pa.Table], Targets], count: int) -> Cut:
+        """The groups where they expire, for other partitions; see `gpu_ops.operators.operator.Operator`."""
+        if self._expiry is None:
+            return super().cut(parts, targets, to, count)
+        linked = Linked(self._stored_groups, len(self._expiry.groups.source.schema), {}, None, ())
+        return cut_groups(linked, parts, ((), targets[0]), to, count)
+
+    def restore(self, state: Mapping[str, pa.Table], settle: Callable[[], None]) -> None:
+        """Take over a snapshot; see `gpu_ops.operators.operator.Operator`."""
+        super().restore(state, settle)
+        if self._expiry is not None:
+            if self._stored_groups not in state:
+                raise StateError(f"the snapshot lacks {self._stored_groups}")
+            self._expiry.groups.restore(state[self._stored_groups], settle)
+
+    @property
+    def _stored_groups(self) -> str:
+        return f"groups of {self.join.source.name}"
 
 
 def _number(xp: Any, counted: Array, starts: Positions) -> Array:

@@ -17,7 +17,7 @@ from pyspark.sql import types as st
 from gpu_ops.query.catalyst import arrow_type_of, class_of, items
 from gpu_ops.query.expressions import Column, Expr, tree
 from gpu_ops.query.relations import AggregateOf, Call, Compute, Relation
-from gpu_ops.spark.datatypes import arrow_type
+from gpu_ops.spark.datatypes import arrow_type, is_window
 
 if TYPE_CHECKING:
     from gpu_ops.query.read import Reader
@@ -48,18 +48,27 @@ class _Aggregate:
         self.reader, self.catalyst, self.node, self.below = reader, reader.catalyst, node, below
         self.made: dict[Column, Expr] = {}
         self.groups: list[tuple[Any, Column]] = []
+        self.windows: list[tuple[Any, Column, Column]] = []
         self.calls: list[tuple[Any, Any, Call]] = []
 
     def relation(self) -> Relation:
         for group in items(self.node.groupingExpressions()):
-            if not any(known.semanticEquals(group) for known, _ in self.groups):
+            if is_window(st._parse_datatype_json_string(group.dataType().json())):
+                start, end = (
+                    self._column(self.catalyst.field(group, number), f"window_{part}")
+                    for number, part in enumerate(("start", "end"))
+                )
+                self.windows.append((group, start, end))
+            elif not any(known.semanticEquals(group) for known, _ in self.groups):
                 self.groups.append((group, self._column(group, f"group_{len(self.groups) + 1}")))
         results = [(x, self._replaced(x.child() if class_of(x) == "Alias" else x)) for x in self._results()]
         if not self.calls:  # a group is there while it has a row
             self._add(None, "count", None, st.LongType())
         relation: Relation = Compute(self.below, self.made, self.below.ids) if self.made else self.below
-        by = tuple(dict.fromkeys(column for _, column in self.groups))
-        relation = AggregateOf(relation, by, tuple(call for _, _, call in self.calls), self.node)
+        of_windows = [column for _, *both in self.windows for column in both]
+        by = tuple(dict.fromkeys([*of_windows, *(column for _, column in self.groups)]))
+        calls, ends = tuple(call for _, _, call in self.calls), tuple(end for _, _, end in self.windows)
+        relation = AggregateOf(relation, by, calls, self.node, ends)
         computed: dict[Column, Expr] = {}
         ids: dict[int, Column] = {}
         for shown, value in results:
@@ -95,6 +104,10 @@ class _Aggregate:
         for group, column in self.groups:
             if java.semanticEquals(group):
                 return java if class_of(java) == "AttributeReference" else self._attribute(java, column)
+        for group, *both in self.windows:
+            if java.semanticEquals(group):
+                parts = [self._attribute(self.catalyst.field(group, n), column) for n, column in enumerate(both)]
+                return self.catalyst.struct(dict(zip(("start", "end"), parts, strict=True)))
         if class_of(java) == _CALL:
             return self._call(java)
         below = items(java.children())
@@ -117,8 +130,6 @@ class _Aggregate:
         given = items(function.children())
         if name not in _FUNCTIONS:
             self.reader.fail(f"{function.prettyName()!s} is not understood: {_THERE_ARE}", java)
-        if java.filter().isDefined():
-            self.reader.fail("FILTER is not understood: write a CASE WHEN in the aggregate", java)
         if name in ("First", "Last") and not function.ignoreNulls():
             word = name.lower()
             self.reader.fail(f"{word}_value leaves nulls out: write {word}_value(...) IGNORE NULLS", java)
@@ -128,6 +139,8 @@ class _Aggregate:
         if distinct and name not in ("Count", "Min", "Max"):
             self.reader.fail("DISTINCT goes with count only", java)
         column: Column | None = None
+        if java.filter().isDefined():  # null is no value to any of the functions
+            given = [self.catalyst.only_where(java.filter().get(), given[0])]
         if not (name == "Count" and class_of(given[0]) == "Literal" and not given[0].nullable()):
             column = self._column(given[0], f"value_{len(self.calls) + 1}")
         elif distinct:

@@ -20,7 +20,7 @@ from gpu_ops.query.catalyst import Frames
 from gpu_ops.query.nodes import Calc, JoinNode, Node, Plan, Source
 from gpu_ops.query.plan import MultiWay, Table, plan
 from gpu_ops.query.show import show
-from gpu_ops.spark.api.by_time.interval import timed
+from gpu_ops.spark.api.by_time.interval import timed, timed_input
 from gpu_ops.spark.api.checks import MemoryOnlyStateWarning, run, settled
 from gpu_ops.spark.api.streams import Stream, as_input, as_stream
 from gpu_ops.spark.plan.column_metadata import delays
@@ -204,7 +204,10 @@ class _Runner:
             options["name"] += f"_{self.done}"
         description = node.description
         upstream: tuple[str | None, str | None] = (None, None)
-        if description.by_event_time:
+        if description.by_event_time and len(sides) == 1:
+            side, above = timed_input(sides[0], "the input")
+            sides, upstream = [side], (above, None)
+        elif description.by_event_time:
             sides, upstream = timed(sides)
         # the changelog of a join by time never takes a row back
         inputs = [as_input(side, str(side.name), derive=not description.by_time) for side in sides]

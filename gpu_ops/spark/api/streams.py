@@ -193,6 +193,12 @@ def _refuse_connect(df: Any) -> None:
         )
 
 
+def refuse_event_time(source: Stream, label: str) -> None:
+    """Refuses an event time where nothing goes by it."""
+    if source.event_time is not None:
+        raise DescriptionError(f"input '{label}': event_time= is for gpu_ops.interval_join()")
+
+
 def resolve(df: DataFrame, column: str, name: str, what: str) -> str:
     """A column's own spelling; Spark ignores case unless configured otherwise."""
     found = spelling(df, column)

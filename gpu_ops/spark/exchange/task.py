@@ -47,7 +47,7 @@ class Task:
         arrivals: how rows come, and what the server takes becomes of them.
         output: the changelog's schema.
         metrics: the names of what is counted, see `gpu_ops.spark.metrics.metrics.metric_names`.
-        times: whether the directory is told the latest event times afterwards.
+        times: the inputs of which the directory is told the latest event times afterwards, two at most.
         hidden: the column in which metrics are observed, or None: then the directory is told them, too.
     """
 
@@ -60,7 +60,7 @@ class Task:
         output: pa.Schema,
         *,
         metrics: Sequence[str] = (),
-        times: bool = False,
+        times: Sequence[str] = (),
         hidden: str | None = None,
     ) -> None:
         self.__name__ = name
@@ -114,8 +114,8 @@ class Task:
         numbers = pack(self._metrics, counted, backend=exchange.answer["backend"], retries=exchange.retries)
         report: dict[str, Any] = {}
         if self._times:
-            report["latest"] = [counted.get(f"{side}_max_time_ms") for side in ("left", "right")]
-            report["rows"] = [bool(counted[f"{side}_rows_in"]) for side in ("left", "right")]
+            report["latest"] = [*(counted.get(f"{side}_max_time_ms") for side in self._times), None][:2]
+            report["rows"] = [bool(counted[f"{side}_rows_in"]) for side in self._times]
         if self.hidden is None:
             report |= {"run_id": task.run_id, "numbers": numbers}
         if report:

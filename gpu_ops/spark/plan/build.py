@@ -63,7 +63,7 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
     directory = Directory.of(session)
     task = Task(
         plan.function_name, _command(plan, state, layout), directory.address, travel.arrivals,
-        join.output_schema, metrics=names, times=join.by_event_time, hidden=hidden,
+        join.output_schema, metrics=names, times=join.sides if join.by_event_time else (), hidden=hidden,
     )  # fmt: skip
     first, *others = union_order([open_tasks(df) for df in inputs])
     union = kept(travel.sides[first])

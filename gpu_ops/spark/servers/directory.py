@@ -230,8 +230,8 @@ class Directory:
         with self._lock:
             known = self._joins.get(str(request["join_id"]))
         if known is not None and known.watermarks is not None and "latest" in request:
-            (left, right), (left_rows, right_rows) = request["latest"], request["rows"]
-            said = Report((left, right), (bool(left_rows), bool(right_rows)))
+            (left, right), rows = request["latest"], request["rows"]
+            said = Report((left, right), tuple(map(bool, rows)))
             known.watermarks.report(batch_id, partition, said)
         if known is not None and known.plan is not None and request.get("run_id") == known.run_id:
             join, run = known.plan.join, Run(known.query_id, known.run_id, known.plan.name)

@@ -29,7 +29,7 @@ from gpu_ops.spark.servers.snapshots import Held, Snapshots
 from gpu_ops.state import activity
 from gpu_ops.state.activity import Activity
 from gpu_ops.state.address import StateAddress
-from gpu_ops.state.durable import NO_TIMES, Pair, PartitionLog, Record, Times
+from gpu_ops.state.durable import NO_TIMES, PartitionLog, Record, Times, pair
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest, check_open, ensure, remove_older
 
@@ -184,8 +184,8 @@ class PartitionState:
         started = time.perf_counter()
         times = NO_TIMES
         if self._by_event_time:
-            latest = tuple(result.metrics.get(f"{side}_max_time_ms") for side in self.join.sides)
-            times = self._times.later(Times(watermark, cast("Pair", latest)))
+            latest = pair([cast("int | None", result.metrics.get(f"{side}_max_time_ms")) for side in self.join.sides])
+            times = self._times.later(Times(watermark, latest))
         record = Record(table, clock_ms, wire.to_json(), times, backlog)
         stamp = why = None
         try:

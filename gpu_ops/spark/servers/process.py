@@ -162,7 +162,8 @@ class Launcher:
         shutil.rmtree(self.logs, ignore_errors=True)
 
     def _spawn(self, name: str, environment: Mapping[str, str], arguments: Sequence[str]) -> subprocess.Popen[bytes]:
-        paths = [PACKAGE_ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
+        # what this process can import: modules with a user's aggregate functions, too
+        paths = [PACKAGE_ROOT, *filter(None, [os.environ.get("PYTHONPATH"), *sys.path])]
         shown = [] if self._tls is None else ["--tls-certificate", self._tls.certificate, self._tls.key]
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_"))}
         with (self.logs / f"{name}.log").open("ab") as stderr:

@@ -33,9 +33,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gpu_ops import operators
+from gpu_ops.backends import make_kernels
 from gpu_ops.descriptions.changelog import RETRACTIONS, SPELLINGS
 from gpu_ops.descriptions.description import Description
-from gpu_ops.errors import DescriptionError, NotBuiltError, StateError
+from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.spark.exchange.command import Wire, parse_join
 from gpu_ops.spark.servers.partition import stored_state
 from gpu_ops.spark.servers.recovery import stored_version
@@ -198,6 +200,12 @@ class _Goes(NamedTuple):
     distribution: str
     partitions: int
 
+    def rows(self, table: pa.Table, number: int) -> npt.NDArray[np.int64]:
+        """The partition of each row of a table that begins with an input's columns, or with those it is grouped by."""
+        # by position, as behind the input's columns stands what may have their names
+        position = table.schema.names.index
+        return self.to([table.column(position(by.columns[number])) for by in self.join.shuffled_by], len(table))
+
     def to(self, columns: Sequence[pa.ChunkedArray], rows: int) -> npt.NDArray[np.int64]:
         """The partition of each row, by the columns that its input is distributed by."""
         keys = []
@@ -210,26 +218,25 @@ class _Goes(NamedTuple):
 
 
 def _cut_state(join: Description, held: Sequence[Held], goes: _Goes) -> list[dict[str, pa.Table]]:
-    """The live rows of each new partition, by input; what an interval join knows of time goes to all.
+    """The live rows of each new partition, by input, and what is beside them; what is known of time goes to all.
 
     Raises:
-        NotBuiltError: there is more than that.
+        NotBuiltError: there is something that cannot be cut.
     """
-    for part in held:
-        more = sorted(name for name, table in part.tables.items() if name not in (*join.sides, _TIME) and len(table))
-        if more:
-            raise NotBuiltError(
-                f"the {join.title} keeps {', '.join(more)} beside its input, which is not cut anew yet: begin a new "
-                "query with another state folder and checkpoint"
-            )
     made: list[dict[str, pa.Table]] = [{} for _ in range(goes.partitions)]
+    targets = []
     for number, side in enumerate(join.sides):
         whole = pa.concat_tables([part.tables[side] for part in held])
-        # by position, as behind the input's columns stands what may have their names
-        position = join.inputs[number].schema.get_field_index
-        target = goes.to([whole.column(position(by.columns[number])) for by in join.shuffled_by], len(whole))
+        targets.append(goes.rows(whole, number))
         for partition, tables in enumerate(made):
-            tables[side] = whole.take(pa.array(np.flatnonzero(target == partition)))
+            tables[side] = whole.take(pa.array(np.flatnonzero(targets[-1] == partition)))
+    known = {*join.sides, _TIME}
+    if any(part.tables.keys() - known for part in held):
+        kernels, _ = make_kernels("cpu")
+        operator = operators.make(join, kernels, lambda _: False)
+        parts = [{n: t for n, t in part.tables.items() if n != _TIME or n in join.sides} for part in held]
+        more = operator.cut(parts, targets, lambda table: goes.rows(table, 0), goes.partitions)
+        made = [{**tables, **its} for tables, its in zip(made, more, strict=True)]
     if _TIME not in join.sides and all(_TIME in part.tables for part in held):
         facts = [part.tables[_TIME].to_pylist()[0] for part in held]
         merged = {name: _together(name, [fact[name] for fact in facts]) for name in facts[0]}

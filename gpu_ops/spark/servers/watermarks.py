@@ -8,7 +8,7 @@ anew finds it: for a micro-batch that some partition has done already, the very 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from gpu_ops.descriptions.description import Description
@@ -44,7 +44,7 @@ class Report(NamedTuple):
     """
 
     latest: tuple[int | None, int | None]
-    rows: tuple[bool, bool]
+    rows: tuple[bool, ...]
 
 
 class Watermarks:
@@ -130,8 +130,9 @@ class Watermarks:
             self._before, done = self._stored(batch_id)
             if done is not None:
                 return done.watermark
-        silent = clock_ms - self._rows_at[0], clock_ms - self._rows_at[1]
-        own = self._of_input(0, batch_id), self._of_input(1, batch_id)
+        inputs = range(len(self._join.inputs))
+        silent = tuple(clock_ms - self._rows_at[number] for number in inputs)
+        own = tuple(self._of_input(number, batch_id) for number in inputs)
         return operator_watermark(self._join, own, silent, self._before.watermark)
 
     def _of_input(self, side: int, batch_id: int) -> int | None:
@@ -176,11 +177,11 @@ class Watermarks:
         return times
 
     def __str__(self) -> str:
-        return f"{self._join.title} of {self._join.inputs[0].name}, {self._join.inputs[1].name}"
+        return f"{self._join.title} of {', '.join(source.name for source in self._join.inputs)}"
 
 
 def operator_watermark(
-    join: Description, own: tuple[int | None, int | None], silent_ms: tuple[int, int], before: int | None
+    join: Description, own: Sequence[int | None], silent_ms: Sequence[int], before: int | None
 ) -> int | None:
     """The watermark of a micro-batch: that of the input which is behind, and never less than before.
 

@@ -20,6 +20,7 @@ from gpu_ops.spark.api.checks import run, settled, spelled
 from gpu_ops.spark.api.options import How, IntervalJoinOptions, check_options
 from gpu_ops.spark.api.streams import Stream, as_input, as_stream, resolve, resolve_key
 from gpu_ops.spark.api.where import engine_condition
+from gpu_ops.spark.datatypes import is_window
 from gpu_ops.spark.plan.column_metadata import Delay, delays
 from gpu_ops.spark.plan.recognition import lost_row_time, made_by
 
@@ -112,9 +113,7 @@ def interval_join(
         min_cleanup_ms=parse_bound(min_cleanup),
         timestamp=timestamp,
     )
-    period = None if heartbeat is None else parse_bound(heartbeat)
-    if period is not None and period < 1:
-        raise DescriptionError(f"heartbeat={heartbeat!r}; it is at least a millisecond")
+    period = heartbeat_ms(heartbeat)
     if period is not None and (static or emit == "at_end"):
         raise DescriptionError("heartbeat= is for pads that come with time; at the end of input all come at once")
     if process is not None and emit == "at_end" and not static:
@@ -148,6 +147,18 @@ def interval_join(
     return changes if function is None else processed(changes, description, function)
 
 
+def heartbeat_ms(heartbeat: Duration | None) -> int | None:
+    """How often a micro-batch begins at least, milliseconds.
+
+    Raises:
+        DescriptionError: it is no such duration.
+    """
+    period = None if heartbeat is None else parse_bound(heartbeat)
+    if period is not None and period < 1:
+        raise DescriptionError(f"heartbeat={heartbeat!r}; it is at least a millisecond")
+    return period
+
+
 def timed(
     sides: Sequence[Stream], time: EventTimes = None
 ) -> tuple[tuple[Stream, Stream], tuple[str | None, str | None]]:
@@ -160,24 +171,34 @@ def timed(
     Raises:
         DescriptionError: an input does not say what its event time is.
     """
-    (left, from_left), (right, from_right) = (_timed(side, number, time) for number, side in enumerate(sides))
+    if time is not None and not (isinstance(time, tuple) and len(time) == 2):
+        raise DescriptionError(f"time={time!r}; it is the event-time columns of left and right, or 'processing'")
+    (left, from_left), (right, from_right) = (
+        timed_input(side, label, own)
+        for side, label, own in zip(sides, ("left", "right"), time or (None, None), strict=True)
+    )
     return (left, right), (from_left, from_right)
 
 
-def _timed(side: Stream, number: int, time: EventTimes) -> tuple[Stream, str | None]:
-    """An input with its event time and delay, and the interval join that its watermark comes from."""
-    label = side.name or ("left", "right")[number]
-    found = delays(side.df)
+def timed_input(side: Stream, label: str, time: str | None = None) -> tuple[Stream, str | None]:
+    """An input with its event time and delay, and the join by time that its watermark comes from.
+
+    Args:
+        side: the input.
+        label: what it is called where it was given no name.
+        time: its event-time column; None where it says that itself.
+
+    Raises:
+        DescriptionError: it does not say what its event time is.
+    """
+    label = side.name or label
+    found = {name: known for name, known in delays(side.df).items() if not is_window(side.df.schema[name].dataType)}
     column = side.event_time
-    if isinstance(time, tuple):
-        if len(time) != 2:
-            raise DescriptionError(f"time={time!r}; it is the event-time columns of left and right, or 'processing'")
-        named = resolve(side.df, time[number], label, "time")
+    if time is not None:
+        named = resolve(side.df, time, label, "time")
         if column not in (None, named):
             raise DescriptionError(f"input '{label}': time= names {named!r} and stream() event time {column!r}")
         column = named
-    elif time is not None:
-        raise DescriptionError(f"time={time!r}; it is the event-time columns of left and right, or 'processing'")
     if column is None:
         if len(found) != 1:
             which = f"{len(found)} columns with a watermark ({', '.join(found)})" if found else "no watermark"

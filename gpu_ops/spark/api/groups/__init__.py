@@ -1,0 +1,1 @@
+"""Aggregates and the first rows of groups, as users call them."""

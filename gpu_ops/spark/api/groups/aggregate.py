@@ -1,0 +1,159 @@
+"""Aggregates as users call them: one row per group."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final, Unpack
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
+
+from gpu_ops.conditions import backquoted
+from gpu_ops.descriptions.aggregate import Aggregate, Given, Measure, parse_measure
+from gpu_ops.descriptions.by_time.intervals import Duration
+from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
+from gpu_ops.errors import DescriptionError
+from gpu_ops.query.catalyst import items, message_of
+from gpu_ops.query.errors import NOW
+from gpu_ops.spark.api.by_time.interval import heartbeat_ms, timed_input
+from gpu_ops.spark.api.checks import check_frames, run
+from gpu_ops.spark.api.groups.windows import flattened, rebuilt
+from gpu_ops.spark.api.options import ChangelogOptions, check_options
+from gpu_ops.spark.api.streams import Stream, as_input, as_stream, refuse_event_time, resolve, spelling
+from gpu_ops.spark.metrics.metrics import free_name
+from gpu_ops.spark.plan.column_metadata import is_changelog
+from gpu_ops.spark.plan.union_layout import quoted
+
+_FILTER: Final = re.compile(r"(.*\))\s*filter\s*\(\s*where\s+(.+)\)\s*", re.IGNORECASE | re.DOTALL)
+
+
+def aggregate(
+    input: DataFrame | Stream,  # noqa: A002 - what it is called everywhere else in this pack
+    by: str | Sequence[str] = (),
+    aggregates: Mapping[str, Given] | None = None,
+    *,
+    window_end: str | None = None,
+    heartbeat: Duration | None = None,
+    **options: Unpack[ChangelogOptions],
+) -> DataFrame:
+    """One row per group, kept up to date; retractions are honoured, as Spark's own ``groupBy`` does not.
+
+    The result is a changelog like that of a join: it can be joined, viewed and aggregated again. Types and nulls are as
+    in Spark. Example::
+
+        gpu_ops.aggregate(changes, by="user_id", aggregates={"total": "sum(amount)", "n": "count(*)"}, state=...)
+
+    Args:
+        input: a DataFrame or a `stream`.
+        by: the columns that make a group, null being a value of its own; none for one row in all, which is there while
+            any row is. A column that Spark's ``window()`` has made is one, too.
+        aggregates: result column to ``"sum(amount)"``, ``"count(*)"``, ``"count(distinct user)"``, or to a pair like
+            ``("sum", "amount")``; there are sum, count, min, max, avg, first and last. The last two go by the stream's
+            ``sequence_by``, else by arrival, and leave nulls out. ``"sum(amount) FILTER (WHERE paid)"`` takes rows for
+            which a condition of Spark's is true. A function of one's own is a `gpu_ops.AggregateFunction`.
+        window_end: with ``emit="at_watermark"`` the column of ``by`` that is the end of a group's window; by default a
+            window's own, or the event time if that is in ``by``.
+        heartbeat: with ``emit="at_watermark"`` begin a micro-batch at least so often, so that groups come out when no
+            rows do.
+        options: ``emit, state, backend, partitions, name, backlog``, as in `join`. With ``emit="at_end"`` a stream has
+            no output: run the query to its end, and `finish` gives the result. With ``emit="at_watermark"`` a
+            group comes out once, when the watermark of the input (``withWatermark``, or ``stream(event_time=,
+            delay=)``) reaches the end of its window, and is forgotten; what comes later is dropped and counted.
+
+    Returns:
+        ``row_kind``, the group columns and the aggregates: a static DataFrame for a static input, else a streaming one.
+        The group is its unique key where none of its columns may be null.
+
+    Raises:
+        TypeError: no such option.
+        DescriptionError: no such column or aggregate, a stream with a TTL, or ``emit="at_end"`` without ``state=``.
+        NotBuiltError: Spark Connect.
+        StateError: the state folder belongs to something else.
+    """
+    check_options("aggregate", options, ChangelogOptions)
+    source = as_stream(input, "the input")
+    static = check_frames([source.df])
+    label = source.name or "input"
+    emit = "at_end" if static else options.get("emit", "per_batch")
+    groups = tuple(resolve(source.df, column, label, "by") for column in ((by,) if isinstance(by, str) else by))
+    end = None if window_end is None else resolve(source.df, window_end, label, "window_end")
+    source, groups, windows = flattened(source, groups)
+    source, measures = _measures(source, aggregates or {}, label)
+    upstream: str | None = None
+    period = heartbeat_ms(heartbeat)
+    if period is not None and emit != "at_watermark":
+        raise DescriptionError("heartbeat= goes with emit='at_watermark' only")
+    if emit == "at_watermark":
+        source, upstream = timed_input(source, "input")
+        end = end or (windows[0].end if windows else None)
+    else:
+        refuse_event_time(source, label)
+    described = Aggregate(
+        as_input(source, "input"),
+        groups,
+        measures,
+        emit,
+        None if static else end,
+    )
+    if described.emit != "at_end":
+        described, source = _narrowed(described, source)
+    return rebuilt(run(described, [source], options, upstream=(upstream, None), heartbeat_ms=period), windows)
+
+
+def _narrowed(described: Aggregate, source: Stream) -> tuple[Aggregate, Stream]:
+    """The same without columns that are not looked at: they would travel, and perhaps be kept."""
+    given = described.source
+    looked_at: set[str | None] = {*described.by, *(given.unique_key or ()), given.sequence_by, given.event_time}
+    looked_at.update(column for measure in described.measures for column in measure.columns)
+    names = [name for name in given.schema.names if name in looked_at] or given.schema.names[:1]
+    if len(names) == len(given.schema.names):
+        return described, source
+    columns = [*([] if given.row_kind is None else [given.row_kind]), *names]
+    narrow = dataclasses.replace(source, df=source.df.select([quoted(column) for column in columns]))
+    fields = pa.schema([given.schema.field(name) for name in names])
+    return dataclasses.replace(described, source=dataclasses.replace(given, schema=fields)), narrow
+
+
+def _measures(source: Stream, aggregates: Mapping[str, Given], label: str) -> tuple[Stream, tuple[Measure, ...]]:
+    """What is aggregated, in the columns' own spelling.
+
+    ``FILTER (WHERE ...)`` leaves nulls of the values that it turns away, which no aggregate counts: the input has a
+    column more.
+    """
+    found = []
+    for name, text in aggregates.items():
+        parts = _FILTER.fullmatch(text) if isinstance(text, str) else None
+        measure = parse_measure(name, text if parts is None else parts.group(1))
+        if measure.own is not None:
+            own = measure.own.of(tuple(spelling(source.df, column) or column for column in measure.columns))
+            measure = measure._replace(own=own)
+        if measure.column is not None:
+            measure = measure._replace(column=spelling(source.df, measure.column) or measure.column)
+        if parts is not None:
+            source, column = _filtered(source, measure, parts.group(2), label)
+            measure = measure._replace(column=column)
+        found.append(measure)
+    return source, tuple(found)
+
+
+def _filtered(source: Stream, measure: Measure, condition: str, label: str) -> tuple[Stream, str]:
+    """An input with the values of an aggregate for which a condition is true, and their column."""
+    value = "1" if measure.column is None else backquoted(measure.column)
+    column = free_name(f"{measure.name}_filtered", [*source.df.columns, measure.name])
+    expression = f.expr(f"CASE WHEN {condition} THEN {value} END")
+    row_kind = ROW_KIND_COLUMN if source.row_kind is None and is_changelog(source.df) else source.row_kind
+    text = f"input '{label}': {measure} FILTER (WHERE {condition})"
+    own = source.df if row_kind is None else source.df.drop(row_kind)
+    try:
+        # a change and what takes it back have to be alike
+        plan = own.select(expression.alias(column))._jdf.queryExecution().analyzed()
+    except PySparkException as error:
+        raise DescriptionError(f"{text}: {message_of(error)}") from error
+    (made,) = items(plan.expressions())
+    if not made.deterministic() or any(f'.{kind}"' in made.toJSON() for kind in NOW):
+        raise DescriptionError(f"{text} has another value when a row is taken back")
+    return dataclasses.replace(source, df=source.df.withColumn(column, expression)), column

@@ -1,0 +1,65 @@
+"""Windows of time as groups: a column of Spark's ``window()`` is two times to the engine, its start and its end."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
+
+from gpu_ops.spark.api.streams import Stream
+from gpu_ops.spark.datatypes import is_window
+from gpu_ops.spark.metrics.metrics import free_name
+from gpu_ops.spark.plan.union_layout import quoted
+
+
+class Window(NamedTuple):
+    """A column with windows, and the columns that are their starts and ends."""
+
+    name: str
+    start: str
+    end: str
+
+
+def flattened(source: Stream, by: Sequence[str]) -> tuple[Stream, tuple[str, ...], tuple[Window, ...]]:
+    """An input whose windows among its group columns are two columns each.
+
+    Returns:
+        The input, the group columns, and the windows.
+    """
+    df = source.df
+    names = [name for name in by if is_window(df.schema[name].dataType)]
+    if not names:
+        return source, tuple(by), ()
+    windows: dict[str, Window] = {}
+    for name in names:
+        taken = [*df.columns, *(part for window in windows.values() for part in window)]
+        start = free_name(f"{name}_start", taken)
+        windows[name] = Window(name, start, free_name(f"{name}_end", [*taken, start]))
+    columns = []
+    for name in df.columns:
+        window = windows.get(name)
+        if window is None:
+            columns.append(quoted(name))
+        else:
+            columns += [quoted(name).getField(p).alias(a) for p, a in (("start", window.start), ("end", window.end))]
+    groups = [part for name in by for part in (windows[name][1:] if name in windows else (name,))]
+    return dataclasses.replace(source, df=df.select(columns)), tuple(groups), tuple(windows.values())
+
+
+def rebuilt(changes: DataFrame, windows: Sequence[Window]) -> DataFrame:
+    """A result with windows as single columns again."""
+    if not windows:
+        return changes
+    starts, ends = {window.start: window for window in windows}, {window.end for window in windows}
+    columns = []
+    for name in changes.columns:
+        window = starts.get(name)
+        if window is not None:
+            parts = quoted(window.start).alias("start"), quoted(window.end).alias("end")
+            columns.append(f.struct(*parts).alias(window.name))
+        elif name not in ends:
+            columns.append(quoted(name))
+    return changes.select(columns)
