@@ -137,6 +137,8 @@ def session(
     own = dict(SETTINGS)
     if master == "local" or master.startswith("local["):
         own |= {**LOOPBACK, _CHECKPOINTS: _manager_by_rename()}
+        # else Spark does not start where the machine's own name leads to no address, as in a bare container
+        os.environ.setdefault("SPARK_LOCAL_HOSTNAME", "localhost")
     for key, value in {**own, **(config or {})}.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
