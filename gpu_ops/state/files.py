@@ -59,6 +59,9 @@ class Files:
         root: the folder, as the file system writes it.
         location: the folder as the user wrote it, for errors.
 
+    Attributes:
+        has_folders: whether folders are more than beginnings of names, as on object stores.
+
     Local folders that are made on the way are open to their owner alone, and so are the files; what is there already
     stays as it is.
     """
@@ -68,7 +71,7 @@ class Files:
         self.address = StateAddress.of(location or root)
         self.local = isinstance(filesystem, pafs.LocalFileSystem)
         self._renames = filesystem.type_name == "hdfs"
-        self._has_folders = filesystem.type_name not in ("s3", "gcs", "abfs")
+        self.has_folders = filesystem.type_name not in ("s3", "gcs", "abfs")
 
     @classmethod
     def at(cls, location: Location) -> Files:
@@ -127,7 +130,7 @@ class Files:
         target = f"{self.root}/{path}"
         if self._renames:
             target += f".{uuid.uuid4().hex}{TEMPORARY}"
-        if self._has_folders:
+        if self.has_folders:
             self.filesystem.create_dir(os.path.dirname(target), recursive=True)
         with self.filesystem.open_output_stream(target, compression=None) as stream:
             stream.write(content.getbuffer())

@@ -22,6 +22,8 @@ from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.exchange.file_task import FileWriter
 from gpu_ops.spark.exchange.task import TaskIdentity
 from gpu_ops.spark.sinks import files as sink
+from gpu_ops.spark.sinks.file_log import SparkLog
+from gpu_ops.state.address import StateAddress
 from spark.support import Row, fold
 from spark.views import COLUMNS, Shop
 
@@ -149,10 +151,10 @@ def test_a_commit_that_breaks_off_is_made_again(
             raise OSError("the machine goes down")
         return kept(*args)
 
-    name = {"_move": "_move", "_log": "_statuses", "tidy": "tidy"}[moment]
-    kept = getattr(sink._LogCommit, name)
+    owner, name = (SparkLog, "add") if moment == "_log" else (sink._LogCommit, moment)
+    kept = getattr(owner, name)
     with monkeypatch.context() as patch:
-        patch.setattr(sink._LogCommit, name, broken)
+        patch.setattr(owner, name, broken)
         with pytest.raises(StreamingQueryException, match="the machine goes down"):
             written.run(1)
     written.run(1)
@@ -232,7 +234,7 @@ def test_only_values_that_repeat_go_into_parquets_dictionaries(tmp_path: Path, r
     (batch,) = pa.table(
         {"id": numbers, "text": numbers.cast("string"), "kind": ["+I"] * rows, "p": [1] * rows}
     ).to_batches()
-    writer = FileWriter(f"file:{tmp_path}", "parquet", batch.schema, ("p",), False, 1 << 20, "snappy")
+    writer = FileWriter(StateAddress.of(tmp_path), "parquet", batch.schema, ("p",), False, 1 << 20, "snappy")
     (file,) = writer.write(iter([batch]), TaskIdentity("query", "run", 0, 0, 0))
     group = pq.read_metadata(tmp_path / file.lies).row_group(0)
     found = {group.column(n).path_in_schema: group.column(n).has_dictionary_page for n in range(group.num_columns)}

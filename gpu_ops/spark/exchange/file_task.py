@@ -14,11 +14,12 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from gpu_ops.files.formats import file_system_of
 from gpu_ops.files.row_filter import Taken
 from gpu_ops.spark.exchange.arrivals import typed
 from gpu_ops.spark.exchange.task import Task, TaskIdentity, freeze_imports, task_identity
 from gpu_ops.spark.metrics.metrics import METRICS_TYPE
+from gpu_ops.state.address import StateAddress
+from gpu_ops.state.files import Files
 
 FILE_COLUMN: Final = "file"
 """What `FileTask` gives: a `WrittenFile` as JSON."""
@@ -55,7 +56,7 @@ class FileWriter(NamedTuple):
     """How rows become files.
 
     Attributes:
-        location: the output folder, as Hadoop writes it.
+        address: the output folder.
         format: ``"parquet"`` or ``"arrow"``.
         schema: of the rows, the columns of partitions included.
         partition_by: columns that become folders ``name=value``.
@@ -64,7 +65,7 @@ class FileWriter(NamedTuple):
         compression: as pyarrow calls it, None for none.
     """
 
-    location: str
+    address: StateAddress
     format: str
     schema: pa.Schema
     partition_by: tuple[str, ...]
@@ -88,7 +89,7 @@ class FileWriter(NamedTuple):
         base = f"{STAGING}/{task.batch_id}/{attempt}" if self.staged else ""
         named = f"part-{task.batch_id:010d}-{task.number:05d}"
         named = f"{named}-{{i}}" if self.staged else f"{named}-{attempt}-{{i}}.{self.format}"
-        file_system, root = file_system_of(self.location, "write_files()")
+        place = Files.at(self.address)
         found: list[Any] = []
         rows_per_file = max(1, self.file_bytes * first.num_rows // max(1, first.nbytes))
         kind, options = ds.IpcFileFormat(), {}
@@ -96,12 +97,13 @@ class FileWriter(NamedTuple):
             kind, options = ds.ParquetFileFormat(), {"use_dictionary": repeating(first)}
         ds.write_dataset(
             pa.RecordBatchReader.from_batches(self.schema, itertools.chain([first], batches)),
-            f"{root}/{base}".rstrip("/"),
+            f"{place.root}/{base}".rstrip("/"),
             basename_template=named,
             format=kind,
             file_options=kind.make_write_options(compression=self.compression, **options),
             partitioning=ds.partitioning(pa.schema([self.schema.field(x) for x in self.partition_by]), flavor="hive"),
-            filesystem=file_system,
+            filesystem=place.filesystem,
+            create_dir=place.has_folders,
             use_threads=False,
             max_partitions=_MOST_PARTITIONS,
             max_rows_per_file=rows_per_file,
@@ -110,7 +112,7 @@ class FileWriter(NamedTuple):
             file_visitor=found.append,
             existing_data_behavior="overwrite_or_ignore",
         )
-        return [self._written(root, base, file) for file in found]
+        return [self._written(place.root, base, file) for file in found]
 
     def _written(self, root: str, base: str, file: Any) -> WrittenFile:
         lies = file.path[len(root) + 1 :]

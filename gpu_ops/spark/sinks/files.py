@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import json
 import re
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Literal, Protocol, TypeAlias
-from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.fs as pafs
-from py4j.protocol import Py4JError
 from pyspark.serializers import CPickleSerializer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as st
 from pyspark.sql.streaming import StreamingQuery
 
 from gpu_ops.errors import DescriptionError, NotBuiltError, StateError
-from gpu_ops.files.formats import file_system_of
 from gpu_ops.files.row_filter import Taken
 from gpu_ops.query.catalyst import frame_of, java_class
 from gpu_ops.spark.api.streams import spelling
@@ -32,14 +28,17 @@ from gpu_ops.spark.plan.build import observing
 from gpu_ops.spark.plan.recognition import JoinPlan
 from gpu_ops.spark.plan.selection import taken_of_join
 from gpu_ops.spark.sinks.changes import query_of
+from gpu_ops.spark.sinks.delta_files import DeltaCommit
+from gpu_ops.spark.sinks.file_log import LOG, FileLog, ObjectLog, SparkLog
 from gpu_ops.spark.workers import make_importable
+from gpu_ops.state.address import KINDS, StateAddress
+from gpu_ops.state.files import Files
 
 FilesFormat: TypeAlias = Literal["parquet", "delta", "arrow"]
 
 _OWNER: Final = "_gpu_ops.json"
 """In the output folder: which query writes it, and how."""
 
-_LOG: Final = "_spark_metadata"
 _FOLDER_TYPES: Final = (
     st.ByteType, st.ShortType, st.IntegerType, st.LongType, st.StringType, st.BooleanType, st.DateType
 )  # fmt: skip
@@ -73,7 +72,8 @@ def write_files(
 
     Args:
         changes: a streaming DataFrame.
-        path: a folder for this query alone.
+        path: a folder for this query alone: a local one, or a URI of an object store, as ``state=`` takes it
+            (``s3://bucket/folder``; ``s3a://`` means the same).
         format: ``"parquet"``, ``"delta"`` (needs the package ``deltalake``) or ``"arrow"``.
         partition_by: columns of integers, text, booleans or dates that become folders ``name=value``.
         checkpoint: Spark's ``checkpointLocation``; by default what the session has for it.
@@ -85,7 +85,7 @@ def write_files(
 
     Raises:
         DescriptionError: no streaming DataFrame, or no such format or column.
-        NotBuiltError: the package for the format is not installed.
+        NotBuiltError: the package for the format is not installed, or Arrow cannot reach the folder.
     """
     if not changes.isStreaming:
         raise DescriptionError("write_files() takes a streaming DataFrame; write a static one with Spark's own writer")
@@ -93,10 +93,11 @@ def write_files(
         raise DescriptionError(f"format={format!r}; there are 'parquet', 'delta' and 'arrow'")
     columns = _partition_columns(changes, partition_by)
     spark = changes.sparkSession
-    location = _qualified(spark, path)
-    commit: _Commit = _DeltaCommit(location, columns) if format == "delta" else _LogCommit(spark, location)
+    place = _place(spark, path)
+    log = functools.partial(SparkLog, spark, place) if place.has_folders else functools.partial(ObjectLog, place)
+    commit: Commit = DeltaCommit(place, columns) if format == "delta" else _LogCommit(log, place)
     writer = FileWriter(
-        location,
+        place.address,
         "arrow" if format == "arrow" else "parquet",
         arrow_schema(changes.schema, "changes"),
         columns,
@@ -140,7 +141,7 @@ def _task_of(node: Any, spark: SparkSession) -> Task:
     return task
 
 
-def _write(commit: _Commit, schema: pa.Schema, batch: DataFrame, number: int) -> None:
+def _write(commit: Commit, schema: pa.Schema, batch: DataFrame, number: int) -> None:
     """What ``foreachBatch`` does: runs the micro-batch, and commits its files unless that was done before."""
     query = query_of(batch)
     done = commit.done(query, number)
@@ -150,7 +151,7 @@ def _write(commit: _Commit, schema: pa.Schema, batch: DataFrame, number: int) ->
     commit.tidy(number)
 
 
-class _Commit(Protocol):
+class Commit(Protocol):
     """Makes the files of a micro-batch visible, once."""
 
     def done(self, query: str, number: int) -> bool:
@@ -174,167 +175,92 @@ class _LogCommit:
     whose numbers are in the log already.
 
     Args:
-        spark: the session.
-        location: the output folder.
+        log: gives the log, when the query runs.
+        files: the output folder.
     """
 
-    def __init__(self, spark: SparkSession, location: str) -> None:
-        self._spark, self._location = spark, location
-        self._files, self._root = file_system_of(location, "write_files()")
-        self._log: Any = None
+    def __init__(self, log: Callable[[], FileLog], files: Files) -> None:
+        self._opened, self._files = log, files
+        self._log: FileLog | None = None
 
     def done(self, query: str, number: int) -> bool:
-        """See `_Commit`."""
+        """See `Commit`."""
         if self._log is not None:
-            return self._latest() >= number
+            return self._log.latest() >= number
         self._claim(query)
-        none = java_class(self._spark, "scala.Option").empty()
-        log = _sink_class(self._spark, "FileStreamSinkLog")
-        self._log = log(1, self._spark._jsparkSession, f"{self._location}/{_LOG}", none)
-        if self._latest() >= number:
+        self._log = self._opened()
+        if self._log.latest() >= number:
             return True
         for path in self._files_of(number):  # of a commit that was cut short
-            self._files.delete_file(path)
+            self._files.filesystem.delete_file(path)
         return False
-
-    def _latest(self) -> int:
-        found = self._log.getLatestBatchId()
-        return int(found.get()) if found.isDefined() else -1
 
     def _claim(self, query: str) -> None:
         """Writes down whose folder it is."""
-        owner = f"{self._root}/{_OWNER}"
-        if self._files.get_file_info(owner).type == pafs.FileType.File:
-            with self._files.open_input_stream(owner) as stream:
-                found = json.loads(stream.read())["query"]
+        owner = self._files.read(_OWNER)
+        if owner is not None:
+            found = json.loads(owner.to_pybytes())["query"]
             if found != query:
                 raise StateError(
-                    f"{self._location} has the files of query {found}, and this is query {query}: write into another "
-                    "folder, or go on with that one's checkpoint"
+                    f"{self._files.location} has the files of query {found}, and this is query {query}: write into "
+                    "another folder, or go on with that one's checkpoint"
                 )
             return
-        if self._files.get_file_info(f"{self._root}/{_LOG}").type != pafs.FileType.NotFound:
-            raise StateError(f"{self._location} has the files of another of Spark's queries: write into another folder")
-        self._files.create_dir(self._root)
-        with self._files.open_output_stream(owner) as stream:
-            stream.write(json.dumps({"query": query}).encode())
+        if self._files.sizes(LOG):
+            raise StateError(
+                f"{self._files.location} has the files of another of Spark's queries: write into another folder"
+            )
+        self._files.write(_OWNER, lambda file: file.write(json.dumps({"query": query}).encode()))
 
     def _files_of(self, number: int) -> list[str]:
-        everything = self._files.get_file_info(pafs.FileSelector(self._root, recursive=True))
+        selector = pafs.FileSelector(self._files.root, recursive=True, allow_not_found=True)
+        everything = self._files.filesystem.get_file_info(selector)
         return [x.path for x in everything if x.base_name.startswith(f"part-{number:010d}-")]
 
     def commit(self, query: str, number: int, files: Sequence[WrittenFile], schema: pa.Schema) -> None:
-        """See `_Commit`."""
-        for folder in {file.path.rpartition("/")[0] for file in files}:
-            self._files.create_dir(f"{self._root}/{folder}".rstrip("/"))
+        """See `Commit`."""
+        assert self._log is not None
+        if self._files.has_folders:
+            for folder in {file.path.rpartition("/")[0] for file in files}:
+                self._files.filesystem.create_dir(f"{self._files.root}/{folder}".rstrip("/"))
         with ThreadPoolExecutor(_MOVES) as pool:
             list(pool.map(self._move, files))
-        if not self._log.add(number, self._statuses(files)):
-            raise StateError(f"another query wrote micro-batch {number} into {self._location}")
-
-    def _statuses(self, files: Sequence[WrittenFile]) -> Any:
-        """What the log says of files."""
-        path = java_class(self._spark, "org.apache.hadoop.fs.Path")
-        conf = self._spark._jsparkSession.sessionState().newHadoopConf()
-        status = _sink_class(self._spark, "SinkFileStatus")
-        statuses = self._spark.sparkContext._gateway.new_array(status, len(files))
-        for place, file in enumerate(files):
-            at = path(f"{self._location}/{file.path}")
-            statuses[place] = status.apply(at.getFileSystem(conf).getFileStatus(at))
-        return statuses
+        if not self._log.add(number, files):
+            raise StateError(f"another query wrote micro-batch {number} into {self._files.location}")
 
     def _move(self, file: WrittenFile) -> None:
-        self._files.move(f"{self._root}/{file.lies}", f"{self._root}/{file.path}")
+        self._files.filesystem.move(f"{self._files.root}/{file.lies}", f"{self._files.root}/{file.path}")
 
     def tidy(self, number: int) -> None:
-        """See `_Commit`."""
-        staged = f"{self._root}/{STAGING}/{number}"
-        if self._files.get_file_info(staged).type == pafs.FileType.Directory:
-            self._files.delete_dir(staged)
+        """See `Commit`."""
+        self._files.delete_folder(f"{STAGING}/{number}")
 
 
-class _DeltaCommit:
-    """Files lie where they will be, and a commit of Delta's log names them, with the query's id and the micro-batch.
+def _place(spark: SparkSession, path: str) -> Files:
+    """The output folder. A path without a scheme is Hadoop's, whose file system may be another than the local one.
 
-    Args:
-        location: the table's folder.
-        partition_by: its columns of partitions.
+    Raises:
+        DescriptionError: there is no such file system.
+        NotBuiltError: Arrow does not reach it from here.
     """
-
-    def __init__(self, location: str, partition_by: Sequence[str]) -> None:
-        try:
-            import deltalake  # noqa: PLC0415 - not installed by default
-        except ImportError as error:
-            raise NotBuiltError("format='delta' needs the package deltalake: pip install deltalake") from error
-        self._delta, self._partition_by = deltalake, list(partition_by)
-        self._location = re.sub("^file:/*", "/", location)
-        self._table: Any = None
-
-    def done(self, query: str, number: int) -> bool:
-        """See `_Commit`."""
-        if self._table is None:
-            return False
-        self._table.update_incremental()
-        version = self._table.transaction_version(query)
-        return version is not None and version >= number
-
-    def commit(self, query: str, number: int, files: Sequence[WrittenFile], schema: pa.Schema) -> None:
-        """See `_Commit`.
-
-        Raises:
-            DescriptionError: the table has other columns.
-        """
-        schema = pa.schema([field.with_nullable(True) for field in schema])
-        if self._table is None:
-            delta = self._delta.DeltaTable
-            made = delta.create(self._location, schema, mode="ignore", partition_by=self._partition_by or None)
-            self._table = made
-            there, wanted = self._columns(made.schema()), self._columns(self._delta.Schema.from_arrow(schema))
-            if there != wanted or made.metadata().partition_columns != self._partition_by:
-                raise DescriptionError(
-                    f"the table {self._location} has the columns {', '.join(there)}, partitioned by "
-                    f"{', '.join(made.metadata().partition_columns) or 'none'}; the changelog has {', '.join(wanted)}, "
-                    f"partitioned by {', '.join(self._partition_by) or 'none'}"
-                )
-            if self.done(query, number):
-                return
-        now = int(time.time() * 1000)
-        transaction = self._delta.transaction
-        added = [
-            transaction.AddAction(
-                quote(file.path, safe="/="), file.size, file.partition, now, True, json.dumps(file.statistics)
-            )
-            for file in files
-        ]
-        mark = transaction.Transaction(query, number, now)
-        self._table.create_write_transaction(
-            added, "append", schema, self._partition_by or None,
-            commit_properties=transaction.CommitProperties(app_transactions=[mark]),
-        )  # fmt: skip
-
-    @staticmethod
-    def _columns(schema: Any) -> list[str]:
-        return [f"{field.name} {field.type}" for field in schema.fields]
-
-    def tidy(self, number: int) -> None:
-        """Files that no commit names are for Delta's ``vacuum``."""
-
-
-def _sink_class(spark: SparkSession, name: str) -> Any:
-    """A class of Spark's file sink; it has moved between versions."""
-    loader = java_class(spark, "java.lang.Thread").currentThread().getContextClassLoader()
-    for package in ("streaming.sinks", "streaming"):
-        whole = f"org.apache.spark.sql.execution.{package}.{name}"
-        with contextlib.suppress(Py4JError):
-            loader.loadClass(whole)
-            return java_class(spark, whole)
-    raise NotBuiltError(f"this version of Spark has no {name}, which write_files() needs")
-
-
-def _qualified(spark: SparkSession, path: str) -> str:
-    """A folder as Hadoop writes it, scheme and all."""
-    at = java_class(spark, "org.apache.hadoop.fs.Path")(path)
-    return str(at.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf()).makeQualified(at).toString())
+    scheme = re.match("([A-Za-z][A-Za-z0-9+.-]*):/", path)
+    if scheme is None or scheme[1].lower() == "file":
+        at = java_class(spark, "org.apache.hadoop.fs.Path")(path)
+        path = str(at.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf()).makeQualified(at).toString())
+    if path.startswith("file:"):
+        return Files.at(re.sub("^file:/*", "/", path))
+    try:
+        address = StateAddress.of(re.sub("^s3[an]:", "s3:", path))
+    except StateError as error:  # which is about a state folder
+        raise DescriptionError(str(error).replace("state=", "path=").replace("A state folder", "A folder")) from None
+    try:
+        return Files.at(address)
+    except StateError as error:
+        why = str(error).partition(" cannot be opened: ")[2].removesuffix(f". {KINDS}").partition("\n")[0]
+        raise NotBuiltError(
+            f"write_files() writes by Arrow, which cannot reach {address} from here ({why}); changes.writeStream with "
+            "Spark's own formats goes through Hadoop"
+        ) from None
 
 
 def _partition_columns(changes: DataFrame, given: str | Sequence[str]) -> tuple[str, ...]:
