@@ -327,6 +327,7 @@ def parse_measure(name: str, text: Given) -> Measure:
         DescriptionError: it is none.
     """
     if isinstance(text, AggregateFunction):
+        check_function(text, name)
         return Measure(name, "own", None, text)
     if not isinstance(text, str | tuple):
         raise DescriptionError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import copy
 import importlib
 import json
 from collections.abc import Mapping
@@ -84,7 +85,9 @@ class AggregateFunction(abc.ABC):
 
     def of(self, columns: tuple[str, ...]) -> AggregateFunction:
         """The same of other columns."""
-        return type(self)(*columns, **self.parameters)
+        made = copy.copy(self)
+        made.columns = columns
+        return made
 
     def __str__(self) -> str:
         given = [*self.columns, *(f"{name}={value!r}" for name, value in self.parameters.items())]
@@ -135,7 +138,11 @@ class AggregateFunction(abc.ABC):
             ) from error
         if not (isinstance(found, type) and issubclass(found, AggregateFunction)):
             raise DescriptionError(f"{data['class']} is no gpu_ops.AggregateFunction")
-        return found(*data["columns"], **data["parameters"])
+        try:
+            made: AggregateFunction = found(*data["columns"], **data["parameters"])
+        except TypeError as error:
+            raise DescriptionError(f"{data['class']} is made of columns and parameters: {error}") from error
+        return made
 
 
 def check_function(function: AggregateFunction, name: str) -> None:
@@ -144,6 +151,9 @@ def check_function(function: AggregateFunction, name: str) -> None:
     Raises:
         DescriptionError: says what is missing.
     """
+    if not hasattr(function, "columns"):
+        kind = type(function).__name__
+        raise DescriptionError(f"{name}: {kind}.__init__() does not call that of gpu_ops.AggregateFunction")
     if not isinstance(getattr(function, "state", None), pa.Schema) or not len(function.state):
         raise DescriptionError(f"{name} = {function}: state is a pyarrow schema with a column at least")
     if not isinstance(getattr(function, "result_type", None), pa.DataType):

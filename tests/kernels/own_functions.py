@@ -82,3 +82,10 @@ class Wrong(Bits):
             raise ValueError("no such luck")
         found = super().add(state, groups, values)
         return {"short": found.slice(1), "none": None, "other": found.rename_columns(["x"])}[how]
+
+
+class Strict(Bits):
+    """Takes one column and nothing else."""
+
+    def __init__(self, column: str) -> None:
+        super().__init__(column)

@@ -138,6 +138,13 @@ def test_what_goes_wrong_says_so() -> None:
 
     with pytest.raises(DescriptionError, match="state servers import an aggregate function by its name"):
         of(Here("x")).to_json()
+
+    class Silent(Bits):
+        def __init__(self) -> None:
+            pass
+
+    with pytest.raises(DescriptionError, match=r"Silent.__init__\(\) does not call that of gpu_ops.AggregateFunction"):
+        of(Silent())
     with pytest.raises(DescriptionError, match="state is a pyarrow schema with a column at least"):
         of(Nothing("x"))
     with pytest.raises(DescriptionError, match="parameters are what JSON holds"):
@@ -151,5 +158,7 @@ def test_what_goes_wrong_says_so() -> None:
     data = {"class": "kernels.own_functions:Bats", "columns": ["x"], "parameters": {}}
     with pytest.raises(DescriptionError, match="Bats cannot be imported here"):
         AggregateFunction.from_dict(data)
+    with pytest.raises(DescriptionError, match=r"Strict is made of columns and parameters: .*depth"):
+        AggregateFunction.from_dict({**data, "class": "kernels.own_functions:Strict", "parameters": {"depth": 1}})
     with pytest.raises(DescriptionError, match=r"is no gpu_ops.AggregateFunction"):
         AggregateFunction.from_dict({**data, "class": "json:JSONDecoder"})
