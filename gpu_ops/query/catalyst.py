@@ -78,7 +78,7 @@ def frame_of(session: SparkSession, plan: Any) -> DataFrame:
 
 def ansi_mode(session: SparkSession) -> bool:
     """Whether arithmetic in a join's condition fails where Spark's does; fixed when the join is built."""
-    return str(session.conf.get("spark.sql.ansi.enabled", "false")).lower() == "true"
+    return str(session.conf.get("spark.sql.ansi.enabled")).lower() == "true"  # Spark 4's own default is true
 
 
 class Catalyst:
