@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self, get_args
@@ -32,6 +33,14 @@ JoinType = Literal["inner", "left", "right", "full", "semi", "anti"]
 * *semi*: rows of the left input with at least one match.
 * *anti*: rows of the left input with none.
 """
+
+
+def _no_type(how: str) -> str:
+    """What to write in place of a join type that there is none of."""
+    if how.lower() == "cross":
+        return "write how='inner' with on=None, which joins each row with every other"
+    near = difflib.get_close_matches(how, get_args(JoinType), n=1)
+    return (f"did you mean {near[0]!r}? " if near else "") + f"it is one of {', '.join(get_args(JoinType))}"
 
 
 def ansi_to_dict(conditions: Iterable[Condition | None], *, ansi: bool) -> dict[str, bool]:
@@ -73,7 +82,7 @@ class Join(Description):
     def __post_init__(self) -> None:
         check_fields(self)
         if self.how not in get_args(JoinType):
-            raise DescriptionError(f"how={self.how!r}; it is one of {', '.join(get_args(JoinType))}")
+            raise DescriptionError(f"how={self.how!r}; {_no_type(str(self.how))}")
         self._check_emit()
         if self.left.name.lower() == self.right.name.lower():
             raise DescriptionError(f"both inputs are called {self.left.name!r}; give one another name")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -74,7 +75,7 @@ def normalize_on(on: On, *, null_safe: bool | Sequence[bool] = False) -> tuple[K
     """
     items: Any = () if on is None else (on,) if isinstance(on, str) else on
     if not isinstance(items, list | tuple):
-        raise DescriptionError(f"on= takes columns and pairs of columns, not {on!r}")
+        raise no_columns(on)
     if not isinstance(null_safe, bool | list | tuple):
         raise DescriptionError(f"null_safe= is one truth, or one per key, not {null_safe!r}")
     safe = [null_safe] * len(items) if isinstance(null_safe, bool) else list(null_safe)
@@ -89,8 +90,20 @@ def normalize_on(on: On, *, null_safe: bool | Sequence[bool] = False) -> tuple[K
         elif isinstance(item, tuple) and len(item) == 2 and all(isinstance(c, str) for c in item):
             keys.append(Key(item[0], item[1], is_safe))
         else:
-            raise DescriptionError(f"on= takes columns and pairs of columns, not {item!r}")
+            raise no_columns(item)
     return tuple(keys)
+
+
+def no_columns(given: object) -> DescriptionError:
+    """The error for something in ``on=`` that names no columns; of Spark's ``a.k == b.k`` it says what to write."""
+    shown = str(given)
+    equal = re.fullmatch(r"Column<'(?:=\((\w+), (\w+)\)|\((\w+) = (\w+)\)|(\w+) == (\w+))'>", shown)
+    if equal is not None:
+        left, right = (name for name in equal.groups() if name is not None)
+        instead = f"write on={left!r}" if left == right else f"write on=[({left!r}, {right!r})]"
+    else:
+        instead = "such as on='k' or on=[('left_k', 'right_k')]; any other condition is where='SQL text'"
+    return DescriptionError(f"on= takes names of columns and pairs of them, not {shown}: {instead}")
 
 
 def key_type(left: pa.Field, right: pa.Field, *, what: str = "key") -> pa.DataType:

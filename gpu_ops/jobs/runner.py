@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import re
 import signal
 import threading
 import time
@@ -28,6 +27,7 @@ from gpu_ops.jobs.sources import open_source
 from gpu_ops.jobs.text import JobError
 from gpu_ops.query.errors import SqlError
 from gpu_ops.spark import prepare_environment, session
+from gpu_ops.spark.failures import message_in
 from gpu_ops.spark.metrics.progress import followed
 from gpu_ops.spark.plan.recognition import join_written
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _LOGGING: Final = Path(__file__).resolve().parents[1] / "demo" / "log4j2.properties"
-_OURS: Final = re.compile(r"gpu_ops\.errors\.\w+: (.+)")
 
 
 class JobFailedError(GpuJoinError, RuntimeError):
@@ -91,7 +90,7 @@ def run(job: Job, console: Console, *, once: bool = False) -> Outcome:
                         found.add(batch)
                         console.print(batch.line, markup=False, soft_wrap=True)
             except StreamingQueryException as error:
-                raise JobFailedError(reason(str(error))) from error
+                raise JobFailedError(message_in(str(error))) from error
             found.interrupted = stop.is_set()
     ended = "stopped after" if found.interrupted else "done:"
     changes_out = "" if found.rows_out is None else f", {found.rows_out:,} changes out"
@@ -209,9 +208,3 @@ def _interrupts() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def reason(text: str) -> str:
-    """What matters of Spark's account of a failure: our own error in it, or its first line."""
-    found = _OURS.findall(text)
-    return str(found[-1]).strip() if found else text.strip().partition("\n")[0]

@@ -12,8 +12,9 @@ pytest.importorskip("pyspark")
 from gpu_ops.errors import DescriptionError
 from gpu_ops.jobs.connectors import package
 from gpu_ops.jobs.job import amended, load
-from gpu_ops.jobs.runner import check_folders, reason
+from gpu_ops.jobs.runner import check_folders
 from gpu_ops.jobs.text import JobError
+from gpu_ops.spark.failures import message_in
 from jobs.support import INSERT, ORDERS, SINK, source, sql, wrong
 
 
@@ -217,8 +218,8 @@ def test_load(tmp_path):
 
 def test_the_reason_of_a_failure():
     text = "Job aborted.\nTraceback\n  gpu_ops.errors.BadInputError: input 'o', column 'id': is null\n at x"
-    assert reason(text) == "input 'o', column 'id': is null"
-    assert reason("Disk full\n at y") == "Disk full"
+    assert message_in(text) == "input 'o', column 'id': is null"
+    assert message_in("Disk full\n at y") == "Disk full"
 
 
 def test_the_error_in_the_docs(tmp_path):

@@ -118,7 +118,7 @@ def test_a_rich_function_beside_late_rows(orders: Source, shipments: Source, tmp
     assert gpu_ops.side(pairs, "left_late").columns == ["k", "t", "a"]
     with pytest.raises(gpu_ops.DescriptionError, match="no side output 'near'; there are far, left_late, right_late"):
         gpu_ops.side(pairs, "near")
-    with pytest.raises(gpu_ops.DescriptionError, match=r"side\(\) takes what a join by time gave"):
+    with pytest.raises(gpu_ops.DescriptionError, match=r"side\(\) takes the changelog of an interval"):
         gpu_ops.side(orders.df, "far")
     lives = sorted(path.name.split("-")[1] for path in marks.iterdir())
     assert lives == ["close"] * (len(lives) // 2) + ["open"] * (len(lives) // 2)

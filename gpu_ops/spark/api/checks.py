@@ -330,6 +330,8 @@ def _choose_partitions(
     if not description.shuffled_by:
         return 1, "one partition: no equality column that rows could be distributed by"
     if asked is not None:
+        if not isinstance(asked, int):
+            raise DescriptionError(f"partitions={asked!r}; it is a whole number")
         if asked < 1:
             raise DescriptionError(f"partitions={asked}; there is at least one")
         return asked, "asked for"

@@ -13,6 +13,7 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.display import Explanation, operator_box, source_box
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.api.stateful import counted_twice
+from gpu_ops.spark.given import data_frame
 from gpu_ops.spark.plan.recognition import JoinPlan, analyzed, children_of, plans_of
 from gpu_ops.spark.plan.selection import taken_of_join
 from gpu_ops.spark.servers.directory import Directory
@@ -44,7 +45,7 @@ def explain(df: DataFrame) -> str:
     Raises:
         DescriptionError: no join of this pack is in it.
     """
-    plans = plans_of(df)
+    plans = plans_of(data_frame(df, "what explain() takes"))
     if not plans:
         raise DescriptionError("explain() takes what gpu_ops.join() returned; this plan has no join of ours")
     queries = [plan.query for plan in plans if plan.query is not None]

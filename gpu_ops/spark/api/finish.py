@@ -17,6 +17,7 @@ from gpu_ops.spark.api.where import without_hidden
 from gpu_ops.spark.datatypes import spark_type
 from gpu_ops.spark.exchange.command import parse_join
 from gpu_ops.spark.exchange.left_over import LeftOver
+from gpu_ops.spark.given import refuse_connect
 from gpu_ops.spark.plan.column_metadata import changelog_columns
 from gpu_ops.spark.servers.directory import Directory
 from gpu_ops.spark.servers.recovery import stored_version
@@ -58,6 +59,7 @@ def finish(
             not done by all partitions.
         DescriptionError: a co-group's function is not known, or one is given for something else.
     """
+    refuse_connect(spark)
     files = Files.at(state)
     manifest = Manifest.of(files)
     manifest.check_unsealed(files.location)

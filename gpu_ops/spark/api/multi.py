@@ -7,7 +7,7 @@ from typing import Any, Unpack
 
 from pyspark.sql import DataFrame
 
-from gpu_ops.descriptions.keys import Equality
+from gpu_ops.descriptions.keys import Equality, no_columns
 from gpu_ops.descriptions.multi_join import MultiJoin, MultiOn, StepKeys
 from gpu_ops.errors import DescriptionError
 from gpu_ops.query.catalyst import ansi_mode
@@ -99,6 +99,8 @@ def _resolved(on: MultiOn, streams: Sequence[Stream], names: Sequence[str], *, t
         turned: whether the first two inputs will change places: a column that all share is then shown by the
             second.
     """
+    if not isinstance(on, str | Sequence):
+        raise no_columns(on)
     items: list[Any] = [on] if isinstance(on, str) else list(on)
     if items and all(isinstance(item, str) for item in items):
         return [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, cast
 
 from pyspark.sql import DataFrame
 from pyspark.sql import types as st
@@ -13,8 +12,9 @@ from gpu_ops.descriptions.by_time.intervals import Duration, parse_bound
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.inputs import BadRows, Input, Updates, parse_duration
 from gpu_ops.descriptions.keys import Key
-from gpu_ops.errors import DescriptionError, NotBuiltError
+from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.datatypes import arrow_schema
+from gpu_ops.spark.given import data_frame
 from gpu_ops.spark.plan.column_metadata import is_changelog
 from gpu_ops.spark.plan.recognition import derived_key
 
@@ -84,10 +84,7 @@ def stream(
     table = df if callable(df) and not hasattr(df, "sparkSession") else None
     if table is not None:
         df = table()
-    if not hasattr(df, "sparkSession"):
-        raise DescriptionError(f"stream() takes a DataFrame, not {type(df).__name__}")
-    df = cast("DataFrame", df)
-    _refuse_connect(df)
+    df = data_frame(df, "what stream() takes" if table is None else "what the function of stream() gives")
     if (table is not None or refresh is not None) and df.isStreaming:
         raise DescriptionError(f"input '{name or 'stream'}': refresh= is for a static DataFrame, this one streams")
     if table is not None and refresh is None:
@@ -142,11 +139,7 @@ def as_stream(side: DataFrame | Stream, which: str) -> Stream:
     """
     if isinstance(side, Stream):
         return side
-    if not hasattr(side, "sparkSession"):
-        found = type(side).__name__
-        raise DescriptionError(f"{which} is a DataFrame or a stream(...), not {found}")
-    _refuse_connect(side)
-    return Stream(side)
+    return Stream(data_frame(side, which))
 
 
 def as_input(side: Stream, default: str, *, derive: bool = True) -> Input:
@@ -183,14 +176,6 @@ def as_input(side: Stream, default: str, *, derive: bool = True) -> Input:
         delay_ms=side.delay_ms,
         idle_timeout_ms=0 if ended else side.idle_timeout_ms,  # it holds no watermark back
     )
-
-
-def _refuse_connect(df: Any) -> None:
-    if any(cls.__module__.startswith("pyspark.sql.connect") for cls in type(df).__mro__):
-        raise NotBuiltError(
-            "Spark Connect sessions are not built yet: a join needs the driver's own process. "
-            "Use a classic session (SparkSession.builder.master(...))"
-        )
 
 
 def refuse_event_time(source: Stream, label: str) -> None:

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import types as st
 
 from gpu_ops.conditions import backquoted
-from gpu_ops.errors import ConditionError
+from gpu_ops.errors import ConditionError, DescriptionError
 from gpu_ops.query.by_time.text import QueryText
 from gpu_ops.query.catalyst import Catalyst, Frames, position
 from gpu_ops.query.choose import Chooser
@@ -41,10 +41,13 @@ def engine_condition(
         The condition; the inputs, with columns more for what only Spark computes; the names of these columns.
 
     Raises:
+        DescriptionError: it is no text.
         ConditionError: what Spark does not take, or what only Spark evaluates and is over several inputs.
     """
+    if where is not None and not isinstance(where, str):
+        raise DescriptionError(f"where= is SQL text, such as '{names[0]}.a > {names[-1]}.b', not {where}")
     twice = len({name.lower() for name in names}) < len(names)  # which the description refuses
-    if not isinstance(where, str) or twice:
+    if where is None or twice:
         return where, list(sides), []
     described = [as_input(side, name, derive=False) for side, name in zip(sides, names, strict=True)]
     tables = {name: Table(name, source.schema) for name, source in zip(names, described, strict=True)}

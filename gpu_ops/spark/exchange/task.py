@@ -15,6 +15,7 @@ from gpu_ops import errors
 from gpu_ops.spark.exchange.arrivals import Arrivals
 from gpu_ops.spark.exchange.connection import Address
 from gpu_ops.spark.exchange.exchange import Exchange, ask
+from gpu_ops.spark.exchange.message_alone import message_alone
 from gpu_ops.spark.metrics.metrics import METRICS_TYPE, pack
 from gpu_ops.state.address import StateAddress
 
@@ -68,6 +69,7 @@ class Task:
         self.output, self._times = output, times
         self._metrics, self.hidden = tuple(metrics), hidden
 
+    @message_alone
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Gives the partition's changes, then, if metrics are observed, one row with them."""
         freeze_imports()

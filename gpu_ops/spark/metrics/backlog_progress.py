@@ -81,6 +81,7 @@ class BacklogProgress(ProgressListener):
 
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
         """The bar of a run that is over stays as it is."""
+        super().onQueryTerminated(event)
         with self._guard:
             if str(event.id) == self._query:
                 self._stop()

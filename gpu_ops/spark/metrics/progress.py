@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import threading
 from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from gpu_ops.spark.failures import message_in
 from gpu_ops.spark.metrics.metrics import ALWAYS, METRICS_FIELD, OF_AN_INPUT
 from gpu_ops.spark.metrics.task_metrics import TASK_METRICS
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
+
+_log = logging.getLogger(__name__)
 
 _POLL_S: Final = 0.2
 
@@ -128,7 +132,7 @@ def _listener_base() -> type:
 
 
 class ProgressListener(_listener_base()):  # type: ignore[misc]
-    """Collects the progress of every join of a Spark session.
+    """Collects the progress of every join of a Spark session, and logs why a query failed.
 
     Register it with ``spark.streams.addListener(ProgressListener())``.
 
@@ -205,4 +209,6 @@ class ProgressListener(_listener_base()):  # type: ignore[misc]
         """Nothing to do."""
 
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
-        """Nothing to do."""
+        """Logs why a query failed: the message alone."""
+        if event.exception:
+            _log.error("query %s failed: %s", event.id, message_in(str(event.exception)))

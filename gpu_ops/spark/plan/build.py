@@ -75,6 +75,7 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
     if hidden is not None:
         output.add(hidden, spark_type(METRICS_TYPE))
     changes = travel.shuffle(union).mapInArrow(task, plan.carried_by(output))
+    directory.expect(plan, state)
     directory.servers.begin(plan.backend, plan.partitions)
     return observing(changes, plan, hidden).select(*changelog_columns(join, name, plan.plan_id))
 

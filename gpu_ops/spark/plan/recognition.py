@@ -171,13 +171,17 @@ def running_plan(queries: Iterable[Any], run_id: str, plan_id: str) -> tuple[Joi
     query = next((query for query in queries if str(query.runId) == run_id), None)
     if query is None:
         return None
+    return next((found for found in numbered_plans(query) if found[0].plan_id == plan_id), None)
+
+
+def numbered_plans(query: Any) -> list[tuple[JoinPlan, int]]:
+    """The streaming joins of a query, each with its number as `running_plan` has it; none where Spark shows no plan."""
     try:
         plans = [plan for plan in plans_in(query._jsq.streamingQuery().analyzedPlan()) if not plan.bounded]
     except Exception as error:  # whatever py4j makes of another version's classes
         _log.warning("which join of its query is which cannot be told, this version of Spark shows no plan: %s", error)
-        return None
-    number = next((n for n, plan in enumerate(plans) if plan.plan_id == plan_id), None)
-    return None if number is None else (plans[number], len(plans) - number)
+        return []
+    return [(plan, len(plans) - n) for n, plan in enumerate(plans)]
 
 
 def made_by(df: DataFrame) -> JoinPlan | None:

@@ -14,6 +14,7 @@ from pyspark.sql import functions as f
 
 from gpu_ops.descriptions.changelog import LATE_ROW_KIND, ROW_KIND_COLUMN
 from gpu_ops.errors import DescriptionError
+from gpu_ops.spark.given import data_frame
 from gpu_ops.spark.plan.column_metadata import INPUTS, OWN_COLUMN, OWN_TIME
 from gpu_ops.spark.plan.union_layout import quoted
 
@@ -66,11 +67,14 @@ def late_struct(df: DataFrame, side: int, name: str) -> Column:
 
 
 def _rows(df: DataFrame, name: str, who: str) -> DataFrame:
+    df = data_frame(df, f"what {who} takes")
     structs = {x.metadata[SIDE]: x for x in df.schema.fields if SIDE in (x.metadata or {})}
     inputs: Sequence[str] = inputs_metadata(df).get(INPUTS, ())
     shared = any(OWN_COLUMN[0] in (x.metadata or {}) for x in df.schema.fields)
     if len(inputs) != 2 or not (structs or shared):
-        raise DescriptionError(f"{who} takes what a join by time gave, row kinds and all")
+        raise DescriptionError(
+            f"{who} takes the changelog of an interval, temporal or ASOF join, with its column {ROW_KIND_COLUMN!r}"
+        )
     late = {f"{x.lower()}_late": number for number, x in enumerate(inputs)}
     late |= {x: number for number, x in enumerate(LATE_SIDES)}
     number = late.get(name.lower())

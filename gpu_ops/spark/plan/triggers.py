@@ -42,6 +42,24 @@ def output_mode(queries: Iterable[Any], run_id: str) -> str:
     return _asked(queries, run_id, what, otherwise, lambda query: query.outputMode().toString()).lower()
 
 
+def next_batch(query: Any) -> int:
+    """The number of the micro-batch behind the last one that a query's checkpoint calls done.
+
+    PySpark does not say; the JVM's query does (tried on Spark 4.2.0).
+
+    Args:
+        query: that was started.
+
+    Raises:
+        StateError: this version of Spark does not tell.
+    """
+    try:
+        done = query._jsq.streamingQuery().commitLog().getLatestBatchId()
+        return int(done.get()) + 1 if done.isDefined() else 0
+    except Exception as error:  # whatever py4j makes of another version's classes
+        raise StateError(f"this version of Spark does not tell what a checkpoint holds: {error}") from error
+
+
 def _asked(queries: Iterable[Any], run_id: str, what: str, otherwise: str, ask: Callable[[Any], object]) -> str:
     query = next((query for query in queries if str(query.runId) == run_id), None)
     if query is None:

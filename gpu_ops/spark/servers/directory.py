@@ -23,12 +23,13 @@ from gpu_ops.spark.cluster.servers import ClusterServers
 from gpu_ops.spark.exchange.connection import Action, Address, FlightServer, format_location
 from gpu_ops.spark.metrics.metrics import metric_names
 from gpu_ops.spark.metrics.task_metrics import TASK_METRICS, Run
-from gpu_ops.spark.plan.recognition import JoinPlan, running_plan
-from gpu_ops.spark.plan.triggers import output_mode, takes_what_is_there
+from gpu_ops.spark.plan.recognition import JoinPlan, numbered_plans, running_plan
+from gpu_ops.spark.plan.starts import check_starts
+from gpu_ops.spark.plan.triggers import next_batch, output_mode, takes_what_is_there
 from gpu_ops.spark.servers.embedded import EmbeddedServers
 from gpu_ops.spark.servers.pools import PROBE_S, Pool, Servers
 from gpu_ops.spark.servers.process import START_S
-from gpu_ops.spark.servers.recovery import check_all_did, left_behind
+from gpu_ops.spark.servers.recovery import check_all_did, check_stored, left_behind
 from gpu_ops.spark.servers.watermarks import Report, Upstream, Watermarks
 from gpu_ops.spark.settings import Settings
 from gpu_ops.state.address import StateAddress
@@ -99,6 +100,7 @@ class Directory:
 
     def __init__(self, context: Any) -> None:
         self._joins: dict[str, _Known] = {}
+        self._folders: dict[str, StateAddress] = {}
         self._opening = threading.Lock()
         self._opened: dict[str, _Opened] = {}
         self._lock = threading.Lock()
@@ -186,6 +188,30 @@ class Directory:
         with self._lock:
             users = [k for k in self._joins.values() if k.state is not None and k.state.identity == wanted]
         return next((k.query_id for k in users if k.run_id in active), None)
+
+    def expect(self, plan: JoinPlan, state: StateAddress | None) -> None:
+        """Has the state folder of a join looked at when its query is started."""
+        if state is not None:
+            self._folders[plan.plan_id] = state
+        check_starts(self.check_started)
+
+    @classmethod
+    def check_started(cls, query: Any) -> None:
+        """Refuses a query that has just been started with a state folder that does not fit.
+
+        Raises:
+            StateError: which, and why.
+        """
+        with cls._guard:
+            folders = {plan_id: at for found in cls._of_application.values() for plan_id, at in found._folders.items()}
+        if not folders:
+            return
+        for plan, number in numbered_plans(query):
+            state = folders.get(plan.plan_id)
+            if state is not None:
+                description = plan.join.to_json()
+                manifest = Manifest(description, plan.partitions, str(query.id), plan.distribution, join_number=number)
+                check_stored(Files.at(state), manifest, lambda: next_batch(query))
 
     def locate(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The server of a partition.

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import logging
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from gpu_ops.errors import StateError
 from gpu_ops.state.durable import PartitionLog, Stored
 from gpu_ops.state.files import Files
-from gpu_ops.state.manifest import Manifest
+from gpu_ops.state.manifest import Manifest, check_open, ensure
+
+_log = logging.getLogger(__name__)
 
 MIN_RECORDS: Final = 16
 """No snapshot before this many records."""
@@ -62,6 +65,57 @@ def check_all_did(files: Files, manifest: Manifest, batch_id: int) -> None:
         raise left_behind(f"state folder {files.location}", batch_id, done, manifest.partitions)
 
 
+def check_stored(files: Files, manifest: Manifest, next_batch: Callable[[], int]) -> None:
+    """Refuses a state folder that does not fit the query that has just been started with it.
+
+    Args:
+        files: the folder.
+        manifest: what it must belong to.
+        next_batch: asks which micro-batch is the next by the query's checkpoint; it may run already.
+
+    Raises:
+        StateError: why.
+    """
+    check_open(files)
+    found = ensure(files, manifest, create=False)
+    if found is not None:
+        found.check_unsealed(files.location)
+    try:
+        least = next_batch()
+    except StateError as error:
+        _log.warning("the state folder %s is looked at when rows come: %s", files.location, error)
+        return
+    who = f"state folder {files.location}"
+    if found is None:
+        found = Manifest.read(files)  # the first micro-batch may have just made it
+    versions = [0] if found is None else _versions(files, found)
+    if least and max(versions) == 0:
+        raise nothing_stored(who, files.location, least)
+    if max(versions) < least:
+        raise behind(who, max(versions) - 1, least)
+    if found is not None and least:
+        check_all_did(files, found, least - 1)
+    most = next_batch()
+    if max(versions) > most + 1:
+        raise ahead(who, max(versions) - 1, most)
+
+
+def ahead(who: str, last: int, batch_id: int) -> StateError:
+    """The error for a state that is beyond the micro-batch that is asked for."""
+    return StateError(
+        f"{who}: the state folder is at batch {last}, Spark asks for batch {batch_id}: the checkpoint is older than "
+        f"the state. Restart from the checkpoint that belongs to this folder, or {_ANEW}"
+    )
+
+
+def behind(who: str, last: int, batch_id: int) -> StateError:
+    """The error for a state that lacks micro-batches at its end."""
+    return StateError(
+        f"{who}: the state folder ends with batch {last}, Spark asks for batch {batch_id}: it is older than the "
+        f"checkpoint. Restore the folder that belongs to it, or {_ANEW}. Where it was never there: {_WHOLE}"
+    )
+
+
 def memory_refused(who: str, held: str, batch_id: int) -> StateError:
     """The error for a micro-batch that does not follow a state kept in memory only."""
     return StateError(
@@ -93,13 +147,9 @@ def newest_snapshot(who: str, batch_id: int, log: PartitionLog, stored: Stored) 
     Raises:
         StateError: the folder is ahead, behind, empty or has a gap.
     """
-    asked = f"Spark asks for batch {batch_id}"
     last = max([*stored.records, *(version - 1 for version in stored.snapshots)], default=-1)
     if last > batch_id:
-        raise StateError(
-            f"{who}: the state folder is at batch {last}, {asked}: the checkpoint is older than the state. "
-            f"Restart from the checkpoint that belongs to this folder, or {_ANEW}"
-        )
+        raise ahead(who, last, batch_id)
     if last < 0 and batch_id > 0:
         raise nothing_stored(who, log.name, batch_id)
     base = max((version for version in stored.snapshots if version <= batch_id), default=0)
@@ -107,12 +157,10 @@ def newest_snapshot(who: str, batch_id: int, log: PartitionLog, stored: Stored) 
     if missing is None:
         return base
     if missing > last:
-        raise StateError(
-            f"{who}: the state folder ends with batch {last}, {asked}: it is older than the checkpoint. "
-            f"Restore the folder that belongs to it, or {_ANEW}. Where it was never there: {_WHOLE}"
-        )
+        raise behind(who, last, batch_id)
     raise StateError(
-        f"{who}: {log.record_name(missing)} is missing, {asked}. Restore the state folder from a backup, or {_ANEW}"
+        f"{who}: {log.record_name(missing)} is missing, Spark asks for batch {batch_id}. Restore the state folder from "
+        f"a backup, or {_ANEW}"
     )
 
 

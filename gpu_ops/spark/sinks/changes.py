@@ -18,6 +18,7 @@ from pyspark.sql import types as st
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.errors import BadInputError, DescriptionError
+from gpu_ops.spark.given import data_frame
 from gpu_ops.spark.plan.column_metadata import CHANGELOG, known_key
 from gpu_ops.spark.plan.union_layout import quoted
 
@@ -146,7 +147,7 @@ def view(write: Callable[[Changes], None], key: str | Sequence[str] | None, *, n
     """
 
     def apply(batch: DataFrame, batch_id: int) -> None:
-        columns = key_of(batch, key)
+        columns = key_of(data_frame(batch, "what a view takes"), key)
         if columns is None and needs_key:
             raise DescriptionError(f"{needs_key}; none is known of this changelog: declare key=")
         rows = net(batch)

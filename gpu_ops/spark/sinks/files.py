@@ -23,6 +23,7 @@ from gpu_ops.spark.api.streams import spelling
 from gpu_ops.spark.datatypes import arrow_schema, spark_type
 from gpu_ops.spark.exchange.file_task import FILE_COLUMN, STAGING, FileTask, FileWriter, WrittenFile
 from gpu_ops.spark.exchange.task import Task
+from gpu_ops.spark.given import data_frame
 from gpu_ops.spark.metrics.metrics import METRICS_TYPE
 from gpu_ops.spark.plan.build import observing
 from gpu_ops.spark.plan.recognition import JoinPlan
@@ -87,7 +88,7 @@ def write_files(
         DescriptionError: no streaming DataFrame, or no such format or column.
         NotBuiltError: the package for the format is not installed, or Arrow cannot reach the folder.
     """
-    if not changes.isStreaming:
+    if not data_frame(changes, "what write_files() takes").isStreaming:
         raise DescriptionError("write_files() takes a streaming DataFrame; write a static one with Spark's own writer")
     if format not in ("parquet", "delta", "arrow"):
         raise DescriptionError(f"format={format!r}; there are 'parquet', 'delta' and 'arrow'")

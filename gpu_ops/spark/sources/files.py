@@ -23,6 +23,7 @@ from gpu_ops.files.row_filter import Taken
 from gpu_ops.query.catalyst import frame_of
 from gpu_ops.spark.api.functions import applied_schema
 from gpu_ops.spark.datatypes import arrow_schema
+from gpu_ops.spark.given import refuse_connect
 from gpu_ops.spark.plan.recognition import metadata_of
 from gpu_ops.spark.sources.packing import Packer, PackFiles, ReadFiles
 from gpu_ops.spark.workers import make_importable
@@ -99,7 +100,9 @@ def read_files(
 
     Raises:
         DescriptionError: no such format or option, or a column of a type that it cannot hold.
+        NotBuiltError: Spark Connect.
     """
+    refuse_connect(spark)
     declared = applied_schema(schema, "schema")
     given = {name: _text(value) for name, value in options.items()}
     of_format = OPTIONS.get(format, ())

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql import types as st
@@ -22,6 +23,7 @@ from gpu_ops.query.catalyst import frame_of
 from gpu_ops.spark.api.functions import applied_schema
 from gpu_ops.spark.api.streams import spelling
 from gpu_ops.spark.datatypes import arrow_schema, nullable
+from gpu_ops.spark.given import data_frame, refuse_connect
 from gpu_ops.spark.metrics.metrics import free_name
 from gpu_ops.spark.plan.plugin import metrics_reported
 from gpu_ops.spark.plan.recognition import metadata_of
@@ -80,7 +82,7 @@ def read_kafka(
             ``ns`` (times as numbers since 1970), ``days`` (dates), ``base64`` (decimals as base64 of their unscaled
             bytes). A schema that a message brings says it itself. Binary columns are base64 in any case.
         schema_registry: for Avro, the address of a schema registry with Confluent's interface, as the tasks reach it.
-            Needs fastavro (``pip install 'gpu-join[kafka]'``), which reads messages one by one.
+            Needs fastavro (``pip install fastavro``), which reads messages one by one.
         avro_schema: for Avro without a registry, whose messages begin with no header: their schema, as JSON text.
         include: columns of Spark's reader behind the rows: ``timestamp``, ``offset`` and so on. They are the message's:
             a row that is taken back has other ones than when it came, so changes with them need a ``unique_key``.
@@ -98,11 +100,21 @@ def read_kafka(
     Raises:
         DescriptionError: no such format, option or column, or a column that messages do not have.
     """
+    refuse_connect(spark)
     given = dict(options or {})
     if (topic is None) == all(option not in given for option in _TOPICS):
         raise DescriptionError("read_kafka() takes a topic, or options with subscribePattern or assign")
     stream = spark.readStream.format("kafka").options(**given).option("kafka.bootstrap.servers", servers)
-    messages = (stream if topic is None else stream.option("subscribe", topic)).load()
+    try:
+        messages = (stream if topic is None else stream.option("subscribe", topic)).load()
+    except AnalysisException as error:
+        if "find data source" not in str(error):
+            raise
+        package = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{spark.version}"
+        raise DescriptionError(
+            "Spark's Kafka package is not in this session: start it with gpu_ops.spark.session(config="
+            f"{{'spark.jars.packages': {package!r}}}), or spark-submit --packages {package}"
+        ) from error
     label = name or topic or next(given[option] for option in _TOPICS if option in given)
     return rows_of(
         messages, format, schema, name=label, key=key, row_kind=row_kind, encoded=encoded, include=include,
@@ -163,7 +175,7 @@ def rows_of(
     avro_schema: str | None = None,
 ) -> DataFrame:
     """The rows of messages; arguments and errors as in `read_kafka` and `debezium`."""
-    session = messages.sparkSession
+    session = data_frame(messages, "what debezium() takes").sparkSession
     declared = applied_schema(schema, "schema")
     keys = (key,) if isinstance(key, str) else tuple(key or ())
     kinds = row_kind if format not in ("json", "avro") or keys else None

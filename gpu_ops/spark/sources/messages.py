@@ -14,6 +14,7 @@ from gpu_ops.errors import BadInputError
 from gpu_ops.files.row_filter import Taken
 from gpu_ops.messages.rows import Bad, MessageFormat, Positions, Rows
 from gpu_ops.spark.exchange.arrivals import typed
+from gpu_ops.spark.exchange.message_alone import message_alone
 from gpu_ops.spark.exchange.task import freeze_imports
 from gpu_ops.spark.sources.packing import Packer, source_partition
 
@@ -52,6 +53,7 @@ class ReadMessages:
         self._format, self._location, self.output = format, location, output
         self._bad_rows, self._bad = bad_rows, bad
 
+    @message_alone
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Gives the rows of a partition's messages.
 
@@ -100,6 +102,7 @@ class PackMessages:
     def __init__(self, packer: Packer, read: ReadMessages, taken: Taken) -> None:
         self._packer, self._read, self._taken = packer, read, taken
 
+    @message_alone
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Gives the rows of a partition's messages, packed.
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 from gpu_ops.files.formats import FileFormat
 from gpu_ops.files.row_filter import Condition, Taken
 from gpu_ops.spark.exchange.arrivals import PACKED, typed
+from gpu_ops.spark.exchange.message_alone import message_alone
 from gpu_ops.spark.exchange.task import freeze_imports
 from gpu_ops.state.manifest import ARROW
 
@@ -122,6 +123,7 @@ class PackRows:
     def __init__(self, packer: Packer) -> None:
         self._packer = packer
 
+    @message_alone
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Gives the partition's rows, packed."""
         freeze_imports()
@@ -155,6 +157,7 @@ class PackFiles:
         places = [tuple(map(self._read.index, names)) for names in (columns, tested)]
         self._taken = Taken(places[0], places[1], conditions)
 
+    @message_alone
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Gives the rows of the partition's files, packed.
 
@@ -181,6 +184,7 @@ class ReadFiles:
         self.__name__ = name
         self._format, self._location = format, location
 
+    @message_alone
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Gives the rows of the partition's files.
 
