@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import re
 import subprocess
@@ -69,7 +70,7 @@ def demo(
     """
     missing = [name for name in _DEMO_NEEDS if importlib.util.find_spec(name) is None]
     if missing:
-        _fail(f"the demo needs {' and '.join(missing)}: pip install 'gpu-join[demo]'")
+        _fail(f"the demo needs {' and '.join(missing)}: pip install {' '.join(missing)} tpchgen-cli")
     if keep is not None and keep.is_dir() and any(keep.iterdir()):
         _fail(f"--keep {keep}: the folder is not empty")
     from gpu_ops.demo.runner import run  # noqa: PLC0415
@@ -96,6 +97,9 @@ def run(  # noqa: PLR0917 (options: typer passes them by name)
     trigger: Annotated[str | None, typer.Option(help="How often a micro-batch begins, such as '1 second'.")] = None,
     packages: Annotated[str | None, typer.Option(help="Maven packages for Spark, comma-separated.")] = None,
     conf: Annotated[list[str] | None, typer.Option(help="A Spark setting, name=value; as often as needed.")] = None,
+    metrics_port: Annotated[
+        str | None, typer.Option(help="Serve metrics for Prometheus and `gpu-join top` here: PORT, or HOST:PORT.")
+    ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Print what would run, and run nothing.")] = False,
 ) -> None:
     """Run a job: a query over streams, written down in SQL as Flink has it.
@@ -103,13 +107,14 @@ def run(  # noqa: PLR0917 (options: typer passes them by name)
     What is given here goes before what the job sets. Ctrl-C ends it; the same command goes on from there.
     """
     if importlib.util.find_spec("pyspark") is None:
-        _fail("jobs need PySpark: pip install 'gpu-join[spark]'")
+        _fail("jobs need PySpark: pip install pyspark")
     from gpu_ops.jobs import runner  # noqa: PLC0415
     from gpu_ops.jobs.job import amended, load  # noqa: PLC0415
 
     given = {"state": state, "checkpoint": checkpoint, "master": master, "backend": backend, "trigger": trigger}
     settings = {name: value for name, value in given.items() if value is not None}
-    job, console = amended(load(file), settings, packages, conf or []), Console(highlight=False)
+    more = [*(conf or []), *([] if metrics_port is None else [f"spark.gpu_ops.prometheus.port={metrics_port}"])]
+    job, console = amended(load(file), settings, packages, more), Console(highlight=False)
     if explain:
         console.print(runner.explain(job, console), markup=False, soft_wrap=True)
     else:
@@ -127,6 +132,23 @@ def inspect(
     from gpu_ops.inspection import describe  # noqa: PLC0415
 
     describe(state, Console(highlight=False), rows=rows)
+
+
+@app.command()
+def top(
+    address: Annotated[
+        str, typer.Argument(help="Where a query serves its metrics: PORT, HOST:PORT, or a URL.", metavar="ADDRESS")
+    ] = "9095",
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one table and end; else until Ctrl-C.")] = False,
+) -> None:
+    """Watch the joins of a running query: rows, state, latency, lag. It serves them with --metrics-port."""
+    from gpu_ops.spark.metrics.live import watch  # noqa: PLC0415
+
+    host = f"127.0.0.1:{address}" if address.isdecimal() else address
+    url = host if "://" in host else f"http://{host}/metrics"
+    with contextlib.suppress(KeyboardInterrupt):
+        watch(url, Console(highlight=False), every_s=every, once=once)
 
 
 @app.command()

@@ -267,7 +267,7 @@ def test_demo_says_what_it_lacks(command, monkeypatch):
     status, _, err = command("demo")
     assert status == 1
     assert "needs duckdb and pyspark" in err
-    assert "gpu-join[demo]" in err
+    assert "pip install duckdb pyspark tpchgen-cli" in err
 
 
 def test_demo_without_a_gpu(command, monkeypatch):
@@ -281,3 +281,19 @@ def test_demo_without_a_gpu(command, monkeypatch):
 @pytest.mark.parametrize("arguments", [["--scale", "0"], ["--rows", "5"], ["--backend", "abacus"]])
 def test_demo_refuses(command, arguments):
     assert command("demo", *arguments)[0] == 2
+
+
+def test_run_serves_metrics_where_it_is_told(command, monkeypatch):
+    runner, asked = pytest.importorskip("gpu_ops.jobs.runner"), []
+    monkeypatch.setattr(runner, "run", lambda job, console, *, once: asked.append(job.spark))
+    job = Path(__file__).resolve().parents[1] / "examples" / "job.sql"
+    assert command("run", str(job), "--metrics-port", "9095", "--conf", "spark.x=1")[0] == 0
+    assert asked == [{"spark.x": "1", "spark.gpu_ops.prometheus.port": "9095"}]
+
+
+def test_top_says_how_a_query_serves_metrics(command):
+    pytest.importorskip("prometheus_client")
+    for address in ("1", "127.0.0.1:1", "http://127.0.0.1:1/metrics"):
+        status, _, err = command("top", address, "--once")
+        assert status == 1
+        assert re.search(r"nothing serves metrics at http://127\.0\.0\.1:1/metrics: .*--metrics-port PORT", err)

@@ -22,6 +22,7 @@ SERVER_EXECUTORS: Final = PREFIX + "server.executors"
 START_TIMEOUT: Final = PREFIX + "server.startTimeout"
 PATIENCE: Final = PREFIX + "server.patience"
 METRICS: Final = PREFIX + "metrics"
+PROMETHEUS: Final = PREFIX + "prometheus.port"
 TLS: Final = tuple(f"{PREFIX}tls.{name}" for name in ("certificate", "key", "authority", "name"))
 
 NAMES: Final = (
@@ -34,6 +35,7 @@ NAMES: Final = (
     START_TIMEOUT,
     PATIENCE,
     METRICS,
+    PROMETHEUS,
     *TLS,
 )
 
@@ -62,6 +64,7 @@ class Settings:
         tls: of connections on a cluster; None for plain ones.
         metrics: how they come to the driver: "observed" in Spark's progress, "reported" by the tasks, or None for
             the former unless the RAPIDS plugin is on.
+        prometheus: host and port where the driver serves metrics, or None; the host is None for the driver's own.
         gpu_probe: how GPUs find matching rows, see `gpu_ops.kernels.Probe`.
     """
 
@@ -75,6 +78,7 @@ class Settings:
     tls: Tls | None = None
     metrics: str | None = None
     gpu_probe: Probe = "auto"
+    prometheus: tuple[str | None, int] | None = None
 
     @classmethod
     def of(cls, conf: Iterable[tuple[str, Any]]) -> Settings:
@@ -116,6 +120,7 @@ class Settings:
             tls=_tls(given),
             metrics=given.get(METRICS),
             gpu_probe=cast("Probe", probe),
+            prometheus=_host_and_port(given[PROMETHEUS]) if PROMETHEUS in given else None,
         )
 
     @classmethod
@@ -173,6 +178,13 @@ def _tls(given: dict[str, str]) -> Tls | None:
     if certificate is None or key is None or authority is None:
         raise DescriptionError(f"{', '.join(TLS[:3])} go together: set all of them, or none")
     return Tls(certificate, key, authority, name)
+
+
+def _host_and_port(text: str) -> tuple[str | None, int]:
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or not 0 < int(port) <= 65535:
+        raise DescriptionError(f"{PROMETHEUS}={text!r}; it is a port, or host:port, such as 9095 or 0.0.0.0:9095")
+    return host or None, int(port)
 
 
 def _number(given: dict[str, str], name: str, default: float) -> float:

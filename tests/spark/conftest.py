@@ -38,6 +38,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
             "spark.driver.extraJavaOptions": f"-Dderby.system.home={folder} -XX:TieredStopAtLevel=1",
             "spark.sql.session.timeZone": "America/New_York",  # not the machine's, not UTC
             "spark.log.level": "ERROR",
+            "spark.ui.enabled": "false",
         },
     )
     yield made

@@ -232,8 +232,10 @@ def test_prometheus_has_a_label_for_the_input() -> None:
     listener.add(JoinProgress("two", "q1", "q", 3, "", dict.fromkeys(metric_names(("left", "right")), 7)))
     own = {"join": "j", "query": "q"}
     for which in ("big orders", "2nd"):
-        found = registry.get_sample_value("gpu_join_input_state_rows", {**own, "input": which})
+        found = registry.get_sample_value("gpu_join_state_rows", {**own, "input": which})
         assert found == names.index(f"{which}_state_rows")
-    assert registry.get_sample_value("gpu_join_rows_out_delete", own) == names.index("rows_out_delete")
-    assert registry.get_sample_value("gpu_join_batch_id", own) == 3
-    assert registry.get_sample_value("gpu_join_left_rows_in", {"join": "two", "query": "q"}) == 7
+    deleted = registry.get_sample_value("gpu_join_rows_out_total", {**own, "kind": "delete"})
+    assert deleted == names.index("rows_out_delete")
+    assert registry.get_sample_value("gpu_join_micro_batch", own) == 3
+    left = {"join": "two", "query": "q", "input": "left"}
+    assert registry.get_sample_value("gpu_join_rows_in_total", left) == 7

@@ -79,7 +79,9 @@ def test_metrics_in_sparks_progress_and_in_the_listener(
         name: float if name.endswith("_ms") else int for name in metrics
     }
     labels = {"join": "watched", "query": str(query.id)}
-    assert registry.get_sample_value("gpu_join_left_rows_in", labels) == 10
+    assert registry.get_sample_value("gpu_join_rows_in_total", {**labels, "input": "left"}) == 10
+    assert registry.get_sample_value("gpu_join_micro_batch_seconds_count", labels) == 1
+    assert registry.get_sample_value("gpu_join_state_rows", {**labels, "input": "left"}) is None  # it has ended
 
 
 def test_a_bad_row_kind_names_input_column_and_sample(left: Source, right: Source, tmp_path: Path) -> None:
@@ -418,4 +420,4 @@ def test_import_needs_no_spark(missing: str) -> None:
         "else: print('there')\n"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ("pip install 'gpu-join[spark]'" in out.stdout) == (missing == "pyspark")
+    assert ("pip install pyspark" in out.stdout) == (missing == "pyspark")

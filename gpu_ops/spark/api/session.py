@@ -27,7 +27,6 @@ RECOMMENDED: Final[dict[str, str]] = {
 
 SETTINGS: Final[dict[str, str]] = {
     **RECOMMENDED,
-    "spark.ui.enabled": "false",
     # Local files without a checksum file beside each, where they are written by way of Hadoop's FileContext. Not so in
     # ``fs.file.impl``: copies from local files need a LocalFileSystem there (RocksDB's state stores, S3A).
     "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",

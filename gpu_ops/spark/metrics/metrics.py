@@ -32,7 +32,7 @@ _TIMES: Final = ("probe_ms", "update_ms", "emit_ms", "commit_ms")
 _TASKS: Final = ("retries", "gpu_partitions", "partitions")
 _MARKS: Final = ("watermark_ms", "output_watermark_ms", "watermark_lag_ms")
 
-OF_AN_INPUT: Final = re.compile(f"(.*)_({'|'.join(_OF_INPUT)})", re.DOTALL)
+OF_AN_INPUT: Final = re.compile(f"(.*)_({'|'.join((*_OF_INPUT, *_OF_TIMED_INPUT))})", re.DOTALL)
 """A metric of an input: the input's name, and what."""
 
 ALWAYS: Final = frozenset((*_ROWS_OUT, *_TIMES, *_TASKS))

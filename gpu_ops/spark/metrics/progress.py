@@ -9,8 +9,10 @@ from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from gpu_ops.spark.failures import message_in
-from gpu_ops.spark.metrics.metrics import ALWAYS, METRICS_FIELD, OF_AN_INPUT
+from gpu_ops.spark.metrics.metrics import ALWAYS, METRICS_FIELD
+from gpu_ops.spark.metrics.prometheus import Prometheus
 from gpu_ops.spark.metrics.task_metrics import TASK_METRICS
+from gpu_ops.spark.metrics.traces import trace
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
@@ -31,6 +33,7 @@ class JoinProgress:
         batch_id: the micro-batch.
         timestamp: when the trigger began, ISO 8601.
         metrics: see `metric_names`; a watermark that there is none of is left out.
+        trigger_ms: how long the trigger took, all joins and Spark's own work; None where that is not known.
     """
 
     name: str
@@ -39,6 +42,7 @@ class JoinProgress:
     batch_id: int
     timestamp: str
     metrics: dict[str, int | float]
+    trigger_ms: int | None = None
 
     @property
     def backend(self) -> Literal["cpu", "gpu", "mixed"]:
@@ -75,6 +79,7 @@ def join_progress(progress: Any) -> list[JoinProgress]:
             batch_id=batch_id,
             timestamp=str(fact("timestamp")),
             metrics={n: value for n, value in numbers.items() if value is not None},
+            trigger_ms=_trigger_ms(progress),
         )
         for name, numbers in joins.items()
     ]
@@ -116,6 +121,11 @@ def followed(query: StreamingQuery, stop: threading.Event | None = None) -> Gene
         query.stop()
 
 
+def _trigger_ms(progress: Any) -> int | None:
+    found = progress.get("durationMs") if isinstance(progress, Mapping) else getattr(progress, "durationMs", None)
+    return None if found is None or "triggerExecution" not in found else int(found["triggerExecution"])
+
+
 def _fields(row: Any) -> dict[str, Any]:
     """Of a row, or of the JSON of one; nothing of anything else."""
     if hasattr(row, "asDict"):
@@ -134,18 +144,19 @@ def _listener_base() -> type:
 class ProgressListener(_listener_base()):  # type: ignore[misc]
     """Collects the progress of every join of a Spark session, and logs why a query failed.
 
+    Where OpenTelemetry's API is installed each entry is a span, see `gpu_ops.spark.metrics.traces`.
+
     Register it with ``spark.streams.addListener(ProgressListener())``.
 
     Args:
         on_progress: called with each `JoinProgress` as it comes, on Spark's listener thread.
-        prometheus: keep Prometheus gauges ``gpu_join_<metric>`` with the labels ``join`` and
-            ``query``, for an input of a multi-way join ``gpu_join_input_<metric>`` with the label ``input`` as
-            well (needs the package prometheus-client, extra ``[metrics]``).
+        prometheus: keep metrics for Prometheus, `gpu_ops.spark.metrics.prometheus.METRICS`, with the labels ``join``
+            and ``query`` (needs the package prometheus-client). ``spark.gpu_ops.prometheus.port`` does so by itself.
         registry: the Prometheus registry, by default the global one.
         keep: how many entries to hold on to.
 
     Raises:
-        ImportError: ``prometheus=True`` without prometheus-client.
+        NotBuiltError: ``prometheus=True`` without prometheus-client.
     """
 
     def __init__(
@@ -159,16 +170,7 @@ class ProgressListener(_listener_base()):  # type: ignore[misc]
         super().__init__()
         self._on_progress, self._keep = on_progress, keep
         self._lock, self._entries = threading.Lock(), list[JoinProgress]()
-        self._gauges: dict[str, Any] = {}
-        self._make_gauge: Callable[[str, list[str]], Any] | None = None
-        if prometheus:
-            from prometheus_client import REGISTRY, Gauge  # noqa: PLC0415 - optional
-
-            def make_gauge(name: str, labels: list[str]) -> Any:
-                text = f"{name.replace('_', ' ')} of the last micro-batch"
-                return Gauge(f"gpu_join_{name}", text, labels, registry=registry or REGISTRY)
-
-            self._make_gauge = make_gauge
+        self._prometheus = Prometheus.of(registry) if prometheus else None
 
     @property
     def entries(self) -> list[JoinProgress]:
@@ -181,21 +183,11 @@ class ProgressListener(_listener_base()):  # type: ignore[misc]
         with self._lock:
             self._entries.append(entry)
             del self._entries[: -self._keep]
-        if self._make_gauge is not None:
-            for name, value in (*entry.metrics.items(), ("batch_id", entry.batch_id)):
-                self._gauge(name, entry, self._make_gauge).set(value)
+        if self._prometheus is not None:
+            self._prometheus.add(entry)
+        trace(entry)
         if self._on_progress is not None:
             self._on_progress(entry)
-
-    def _gauge(self, metric: str, entry: JoinProgress, make: Callable[[str, list[str]], Any]) -> Any:
-        labels = {"join": entry.name, "query": entry.query_name or entry.query_id}
-        found = OF_AN_INPUT.fullmatch(metric)
-        if found is not None and found[1] not in ("left", "right"):
-            # an input may be called what is no name in Prometheus
-            metric, labels["input"] = f"input_{found[2]}", found[1]
-        if metric not in self._gauges:
-            self._gauges[metric] = make(metric, list(labels))
-        return self._gauges[metric].labels(**labels)
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's interface
         """Nothing to do."""
@@ -210,5 +202,7 @@ class ProgressListener(_listener_base()):  # type: ignore[misc]
 
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
         """Logs why a query failed: the message alone."""
+        if self._prometheus is not None:
+            self._prometheus.ended(str(event.id))
         if event.exception:
             _log.error("query %s failed: %s", event.id, message_in(str(event.exception)))

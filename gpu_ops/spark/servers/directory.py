@@ -17,11 +17,13 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 import pyarrow as pa
 
-from gpu_ops.errors import DescriptionError, StateError
+from gpu_ops.errors import DescriptionError, GpuJoinError, StateError
 from gpu_ops.spark.cluster.executors import Executors, on_cluster
 from gpu_ops.spark.cluster.servers import ClusterServers
 from gpu_ops.spark.exchange.connection import Action, Address, FlightServer, format_location
 from gpu_ops.spark.metrics.metrics import metric_names
+from gpu_ops.spark.metrics.progress import ProgressListener
+from gpu_ops.spark.metrics.prometheus import serve
 from gpu_ops.spark.metrics.task_metrics import TASK_METRICS, Run
 from gpu_ops.spark.plan.recognition import JoinPlan, numbered_plans, running_plan
 from gpu_ops.spark.plan.starts import check_starts
@@ -135,6 +137,17 @@ class Directory:
             raise StateError(
                 f"the directory of state servers cannot listen on {bind}:{settings.driver_port}: {error}"
             ) from error
+        self._metrics: Any = None
+        self._listener: ProgressListener | None = None
+        if settings.prometheus is not None:
+            own, port = settings.prometheus
+            try:
+                self._metrics = serve((own or bind, port))
+            except GpuJoinError:
+                self._servers.close()
+                self._server.end()
+                raise
+            self._listener = ProgressListener(prometheus=True, keep=1)
         # A task waits for a server to be probed and ended, for a place for another, and for that one to start.
         patience = PROBE_S + self._servers.patience_s + START_S + _MORE_S
         location = format_location(host, self._server.port, encrypted=tls is not None)
@@ -159,6 +172,8 @@ class Directory:
             found = cls._of_application.get(context.applicationId)
             if found is None:
                 found = cls._of_application[context.applicationId] = cls(context)
+            if found._listener is not None and session not in found._sessions:
+                session.streams.addListener(found._listener)
             found._sessions.add(session)
             return found
 
@@ -271,6 +286,8 @@ class Directory:
             return
         self._closing.set()
         atexit.unregister(self.close)
+        if self._metrics is not None:
+            self._metrics.shutdown()
         self._servers.close()
         self._server.end()
 
