@@ -134,7 +134,7 @@ def tpch_tables(folder: Path, scale: float) -> dict[str, pa.Table]:
     """
     program = shutil.which("tpchgen-cli", path=sysconfig.get_path("scripts")) or shutil.which("tpchgen-cli")
     if program is None:
-        raise DataError("no tpchgen-cli here; it comes with: pip install 'gpu-join[demo]'")
+        raise DataError("no tpchgen-cli here: pip install tpchgen-cli")
     command = [program, "parquet", f"--scale-factor={scale:g}", "--tables=orders,lineitem"]
     folder.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(  # noqa: S603 (fixed program, numbers and our own folder as arguments)

@@ -233,7 +233,7 @@ def _parsed(schema: str) -> Any:
     try:
         import fastavro  # noqa: PLC0415
     except ImportError as error:
-        raise DescriptionError("messages in Avro need fastavro: pip install 'gpu-join[kafka]'") from error
+        raise DescriptionError("messages in Avro need fastavro: pip install fastavro") from error
     try:
         return fastavro.parse_schema(json.loads(schema))
     except Exception as error:  # fastavro's errors have no common class
