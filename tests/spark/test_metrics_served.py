@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -41,7 +42,8 @@ def test_metrics_are_served_while_a_query_runs(spark, tmp_path: Path) -> None:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
     command = [sys.executable, "-c", APPLICATION, str(port), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    wide = {**os.environ, "COLUMNS": "160"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=wide)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "ui True"

@@ -190,6 +190,9 @@ DESCRIBED: dict[str, Mistake] = {
     "files of no folder": (
         lambda g: gpu_ops.read_files(g.spark, str(g.folder / "no"), "json", "id INT"), AnalysisException,
         r"not exist: .*/no"),
+    "Kafka without its package": (
+        lambda g: gpu_ops.read_kafka(g.spark, "h:9092", "t", "json", "id INT"), D,
+        r"Kafka package is not in this session.*spark.jars.packages.*spark-sql-kafka-0-10"),
     "an option of no reader": (
         lambda g: gpu_ops.read_files(g.spark, str(g.inputs), "csv", "id INT", seperator=";"), D, r"seperator.*sep"),
 }  # fmt: skip

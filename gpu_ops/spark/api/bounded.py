@@ -52,8 +52,8 @@ def co_group(
         StateError: the state folder belongs to something else.
     """
     check_options("co_group", options, KeyOptions)
-    function = Grouped.of(apply, schema)
     given = as_stream(left, "the left input"), as_stream(right, "the right input")
+    function = Grouped.of(apply, schema)
     sides, static = settled(given, ("left", "right"), options.get("state"))
     for side, which in zip(sides, ("left", "right"), strict=True):
         refuse_event_time(side, side.name or which)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gpu_ops.errors import BackendError
+from gpu_ops.spark.given import refuse_connect
 from gpu_ops.spark.servers.process import PACKAGE_ROOT
 
 if TYPE_CHECKING:
@@ -128,6 +129,7 @@ def session(
 
     Raises:
         BackendError: no Java.
+        NotBuiltError: it is one of Spark Connect.
     """
     prepare_environment()
     from pyspark.sql import SparkSession  # noqa: PLC0415 - pyspark is optional
@@ -140,4 +142,6 @@ def session(
         os.environ.setdefault("SPARK_LOCAL_HOSTNAME", "localhost")
     for key, value in {**own, **(config or {})}.items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    made = builder.getOrCreate()
+    refuse_connect(made)
+    return made

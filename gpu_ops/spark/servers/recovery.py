@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -60,9 +61,13 @@ def check_all_did(files: Files, manifest: Manifest, batch_id: int) -> None:
     Raises:
         StateError: which have not.
     """
-    done = {partition for partition, version in enumerate(_versions(files, manifest)) if version > batch_id}
-    if 0 < len(done) < manifest.partitions:
-        raise left_behind(f"state folder {files.location}", batch_id, done, manifest.partitions)
+    _check_all_did(files.location, _versions(files, manifest), batch_id)
+
+
+def _check_all_did(location: str, versions: Sequence[int], batch_id: int) -> None:
+    done = {partition for partition, version in enumerate(versions) if version > batch_id}
+    if 0 < len(done) < len(versions):
+        raise left_behind(f"state folder {location}", batch_id, done, len(versions))
 
 
 def check_stored(files: Files, manifest: Manifest, next_batch: Callable[[], int]) -> None:
@@ -85,7 +90,7 @@ def check_stored(files: Files, manifest: Manifest, next_batch: Callable[[], int]
     except StateError as error:
         _log.warning("the state folder %s is looked at when rows come: %s", files.location, error)
         return
-    who = f"state folder {files.location}"
+    who = "join of " + ", ".join(x["name"] for x in json.loads(manifest.description)["inputs"])
     if found is None:
         found = Manifest.read(files)  # the first micro-batch may have just made it
     versions = [0] if found is None else _versions(files, found)
@@ -93,8 +98,7 @@ def check_stored(files: Files, manifest: Manifest, next_batch: Callable[[], int]
         raise nothing_stored(who, files.location, least)
     if max(versions) < least:
         raise behind(who, max(versions) - 1, least)
-    if found is not None and least:
-        check_all_did(files, found, least - 1)
+    _check_all_did(files.location, versions, least - 1)
     most = next_batch()
     if max(versions) > most + 1:
         raise ahead(who, max(versions) - 1, most)

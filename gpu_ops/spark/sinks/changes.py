@@ -134,7 +134,10 @@ def key_of(batch: DataFrame, key: str | Sequence[str] | None) -> tuple[str, ...]
 
 def query_of(batch: DataFrame) -> str:
     """The id of the streaming query that a micro-batch belongs to."""
-    return batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId") or "none"
+    return (
+        data_frame(batch, "what a view takes").sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+        or "none"
+    )
 
 
 def view(write: Callable[[Changes], None], key: str | Sequence[str] | None, *, needs_key: str = "") -> View:
@@ -147,7 +150,8 @@ def view(write: Callable[[Changes], None], key: str | Sequence[str] | None, *, n
     """
 
     def apply(batch: DataFrame, batch_id: int) -> None:
-        columns = key_of(data_frame(batch, "what a view takes"), key)
+        query = query_of(batch)
+        columns = key_of(batch, key)
         if columns is None and needs_key:
             raise DescriptionError(f"{needs_key}; none is known of this changelog: declare key=")
         rows = net(batch)
@@ -160,7 +164,7 @@ def view(write: Callable[[Changes], None], key: str | Sequence[str] | None, *, n
                 mark = batch.schema[ROW_KIND_COLUMN].metadata.get(CHANGELOG, "changelog")
                 raise BadInputError(mark, ", ".join(columns), "the view's key is not unique", found[1])
             if found[0] or batch_id == 0:  # the first one makes the table, be it empty
-                write(Changes(changed, schema, columns, query_of(batch), batch_id))
+                write(Changes(changed, schema, columns, query, batch_id))
         finally:
             changed.unpersist()
 

@@ -6,6 +6,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from gpu_ops.errors import StateError
+from gpu_ops.spark.given import refuse_connect
 from gpu_ops.spark.plan.union_layout import quoted
 from gpu_ops.spark.sinks.changes import COUNT, net, query_of
 
@@ -16,6 +17,7 @@ class MemoryView:
     def __init__(self, name: str) -> None:
         self.name = name
         self._spark = SparkSession.active()
+        refuse_connect(self._spark)
         self._rows: DataFrame | None = None
         self._last = ("", -1)
         """The query and its last micro-batch."""
