@@ -12,6 +12,7 @@ ALL = (
     "by_time",
     "engine",
     "interval",
+    "lookup",
     "nexmark",
     "pipeline_limit",
     "state_bytes",

@@ -90,7 +90,7 @@ def run_killing(kind: str, data: Path, work: Path, kills: int, seed: int) -> dic
     log = (work / "log.txt").open("a")
     first = [STOPPED]  # also a run of a few kills has one
     targets = ["server", "server", STOPPED, STOPPED, "worker", "worker", "driver", "jvm"]
-    deadline = time.monotonic() + 300 + 60 * kills
+    deadline, before = time.monotonic() + 300 + 60 * kills, 0
     while True:
         job = subprocess.Popen(
             [sys.executable, "-m", "tests.faults.job", kind, str(data), str(work)],
@@ -107,7 +107,9 @@ def run_killing(kind: str, data: Path, work: Path, kills: int, seed: int) -> dic
             for pid in [pid for pid, at in going_on.items() if time.monotonic() >= at]:
                 del going_on[pid]
                 send(pid, signal.SIGCONT)
-            if sum(done.values()) < kills and next_kill is not None and time.monotonic() >= next_kill:
+            due = sum(done.values()) < kills and next_kill is not None and time.monotonic() >= next_kill
+            if due and (now := committed(work)) > before:  # a kill of what has not begun again teaches nothing either
+                before = now
                 target = first.pop() if first else choice.choice(targets)
                 if target == STOPPED:
                     pid = send_one(choice, "server", signal.SIGSTOP)
@@ -136,6 +138,11 @@ def run_killing(kind: str, data: Path, work: Path, kills: int, seed: int) -> dic
             log.close()
             return done
         assert ended, f"the query failed by itself:\n{(work / 'log.txt').read_text()[-4000:]}"
+
+
+def committed(work: Path) -> int:
+    """Micro-batches that are done, of all queries."""
+    return sum(1 for _ in work.glob("checkpoint/*/commits/[0-9]*"))
 
 
 def files_of(work: Path, name: str) -> list[str]:
