@@ -10,7 +10,10 @@ import org.apache.flink.table.connector.ChangelogMode;
 import org.apache.flink.types.*;
 import org.apache.flink.util.CloseableIterator;
 
-/** Changes (a line each: trace, row kind, k, x, d) through Flink's GROUP BY; its changelog, in order. */
+/**
+ * Changes (a line each: trace, row kind, k, x, d) through a query of Flink's; its changelog, in order.
+ * Arguments: the changes, the changelog, the query over c, and "insert" where no row is ever taken back.
+ */
 public class FlinkAggregates {
     public static void main(String[] args) throws Exception {
         StreamExecutionEnvironment env = StreamExecutionEnvironment.getExecutionEnvironment();
@@ -29,7 +32,7 @@ public class FlinkAggregates {
         DataStream<Row> stream = env.fromCollection(rows, type);
         t.createTemporaryView("c", t.fromChangelogStream(stream,
             Schema.newBuilder().column("trace", DataTypes.INT()).column("k", DataTypes.STRING())
-                .column("x", DataTypes.BIGINT()).column("d", DataTypes.DOUBLE()).build(), ChangelogMode.all()));
+                .column("x", DataTypes.BIGINT()).column("d", DataTypes.DOUBLE()).build(), args.length > 3 ? ChangelogMode.insertOnly() : ChangelogMode.all()));
         Table result = t.sqlQuery(args[2]);
         List<String> out = new ArrayList<>();
         try (CloseableIterator<Row> it = t.toChangelogStream(result).executeAndCollect()) {
