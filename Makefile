@@ -38,7 +38,7 @@ lint: $(VENV)/.ready  ## style and strict types
 	$(BIN)/hadolint docker/*.Dockerfile
 
 site: $(VENV)/.ready  ## the documentation as a site, in build/site
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(VENV)/.ready  ## all benchmarks, results in benchmarks/results
 	$(BIN)/python -m benchmarks $(ARGS)

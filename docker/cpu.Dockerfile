@@ -9,7 +9,7 @@ RUN apt-get update \
     && apt-get install --no-install-recommends -y openjdk-17-jre-headless procps \
     && rm -rf /var/lib/apt/lists/*
 
-RUN useradd --create-home --uid 1000 joiner
+RUN useradd --create-home --uid 1000 joiner && install -d -o joiner /home/joiner/state
 WORKDIR /home/joiner/gpu-join
 COPY --chown=joiner . .
 # the project's own extras carry its pins

@@ -2,7 +2,7 @@
 # driver, the NVIDIA container toolkit). Build from the repository's root:
 #   docker build -f docker/gpu.Dockerfile -t gpu-join:gpu .
 #   docker run --rm --gpus all gpu-join:gpu make gpu-verify PYTHON=python
-# NVIDIA's plugin for Spark is in it, and off. SPARK_CONF_DIR=/opt/rapids/conf turns it on, as docker/compose.yaml does.
+# NVIDIA's plugin for Spark is in it, and off. SPARK_CONF_DIR=/opt/rapids/conf turns it on, as docker/compose.gpu.yaml does.
 FROM nvidia/cuda:13.0.1-runtime-ubuntu24.04
 
 # Ubuntu 24.04 has Python 3.12. git: the benchmark records the commit.

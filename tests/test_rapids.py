@@ -70,7 +70,7 @@ def test_the_documentation_has_the_same_settings() -> None:
 
 def test_the_image_has_the_plugin_for_the_spark_it_has() -> None:
     folder = Path(__file__).parents[1] / "docker"
-    image, compose = ((folder / name).read_text() for name in ("gpu.Dockerfile", "compose.yaml"))
+    image, compose = ((folder / name).read_text() for name in ("gpu.Dockerfile", "compose.gpu.yaml"))
     jar = f"rapids-4-spark_2.13-{RAPIDS_VERSION}-cuda13.jar"
     assert re.search(rf"--checksum=sha256:[0-9a-f]{{64}} [^#]*/{RAPIDS_VERSION}/{jar} [^#]*/opt/rapids/{jar}\n", image)
     assert "FROM nvidia/cuda:13." in image
