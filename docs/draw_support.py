@@ -58,7 +58,7 @@ def one(name: str) -> Callable[..., Description]:
 
     def make(_: str, emit: Emit, given: gpu_ops.Input) -> Description:
         if name == "aggregate":
-            return gpu_ops.Aggregate.of(given, ("v",), {"n": "count(*)"}, emit)
+            return gpu_ops.Aggregate.of(given, ("v", "t"), {"n": "count(*)"}, emit)
         if name == "top":
             return gpu_ops.Top(given, ("v",), (gpu_ops.Order("t"),), 1, emit)
         return gpu_ops.Latest(dataclasses.replace(given, unique_key=("k",)), emit)
