@@ -90,7 +90,8 @@ def alone(case: str, data: Path, found: int, memory: str) -> dict[str, Any]:
         said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return said
     lines = [line.strip() for line in done.stderr.splitlines() if "Error" in line or "Exception" in line]
-    return {"failed": (lines or done.stderr.splitlines())[-1][:300]}
+    memory_lines = [line for line in lines if "memory" in line.lower()]
+    return {"failed": (memory_lines or lines or done.stderr.splitlines())[-1][:300]}
 
 
 def main() -> None:
