@@ -28,6 +28,7 @@ app = typer.Typer(
 )
 
 Backend = Literal["auto", "cpu", "gpu"]
+TpchQuery = Literal["q3", "q4", "q5", "q10", "q12", "q13", "q18"]
 
 _ROOT: Final = Path(__file__).resolve().parent.parent
 _DEMO_NEEDS: Final = ("duckdb", "pyspark")
@@ -62,22 +63,28 @@ def demo(
         Path | None,
         typer.Option(file_okay=False, help="Empty folder for inputs, changelog, state, checkpoint."),
     ] = None,
+    query: Annotated[TpchQuery | None, typer.Option(help="One of TPC-H's queries instead, as a live view.")] = None,
 ) -> None:
     """Join streams in Spark, stop half-way, resume, and check every row with DuckDB.
 
     First a join small enough to follow by eye, then TPC-H's orders LEFT JOIN lineitem as streams of
-    inserts, updates and deletes. Exit status 1 when a row is wrong.
+    inserts, updates and deletes. With --query one of TPC-H's queries, shown while it changes. Exit status 1 when a
+    row is wrong.
     """
     missing = [name for name in _DEMO_NEEDS if importlib.util.find_spec(name) is None]
     if missing:
         _fail(f"the demo needs {' and '.join(missing)}: pip install {' '.join(missing)} tpchgen-cli")
     if keep is not None and keep.is_dir() and any(keep.iterdir()):
         _fail(f"--keep {keep}: the folder is not empty")
-    from gpu_ops.demo.runner import run  # noqa: PLC0415
+    from gpu_ops.demo import live, runner  # noqa: PLC0415
     from gpu_ops.demo.tpch import DataError  # noqa: PLC0415
 
+    console = Console(highlight=False)
     try:
-        right = run(Console(highlight=False), scale=scale, rows=rows, backend=backend, keep=keep)
+        if query is not None:
+            right = live.run(console, query, scale=scale, rows=rows, backend=backend, keep=keep)
+        else:
+            right = runner.run(console, scale=scale, rows=rows, backend=backend, keep=keep)
     except DataError as error:
         _fail(str(error))
     if not right:

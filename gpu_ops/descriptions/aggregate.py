@@ -68,7 +68,8 @@ class Aggregate(Grouped):
     Attributes:
         source: the input; its TTL is that of groups: how long after its last change one is forgotten.
         by: the columns that make a group (null is a value of its own); none for one row in all.
-        measures: the aggregates. ``first`` and ``last`` go by the input's ``sequence_by``, else by arrival.
+        measures: the aggregates; none for the distinct values of ``by``. ``first`` and ``last`` go by the input's
+            ``sequence_by``, else by arrival.
         emit: ``per_batch`` and ``per_event`` keep the result up to date; ``at_watermark`` gives a group's row once,
             when the watermark reaches the end of its window, and forgets it; ``at_end`` when the input has ended.
         window_end: with ``at_watermark`` the group column that is that end, of the event time's type; by default the
@@ -110,7 +111,7 @@ class Aggregate(Grouped):
         check_fields(self)
         self._check_emit()
         names = self.source.schema.names
-        if not self.measures:
+        if not self.measures and not self.by:
             raise DescriptionError("an aggregate needs at least one of " + ", ".join(get_args(Function)))
         for measure in self.measures:
             if measure.own is not None:

@@ -55,6 +55,7 @@ JOB: Final[Mapping[str, Option]] = {
     "backend": _one_of(*get_args(Backend)),
     "name": OURS,
     "multi_way": _one_of("auto", "never"),
+    "backlog": Option("flag", ""),
     "trigger": DURATION,
     "master": OURS,
 }

@@ -135,6 +135,7 @@ class Job:
         partitions: how many, or None.
         backend: auto, cpu or gpu.
         multi_way: auto or never.
+        backlog: whether runs that end by themselves (``--once``) take a history in silently, until another run.
         trigger: milliseconds between the beginnings of micro-batches, or None for as soon as there is data.
         master: Spark's, or None for the one that the session has.
     """
@@ -151,6 +152,7 @@ class Job:
     partitions: int | None = None
     backend: Backend = "auto"
     multi_way: Literal["auto", "never"] = "auto"
+    backlog: bool = False
     trigger: int | None = None
     master: str | None = None
 
@@ -189,7 +191,7 @@ def build(written: JobText) -> Job:
         sink=_sink(file, written.sink),
         query=written.query,
         spark=settings.spark,
-        **{"name": file.path.stem, **settings.values},
+        **{"name": file.path.stem, **settings.values, "backlog": settings.values.get("backlog") == "true"},
     )
 
 

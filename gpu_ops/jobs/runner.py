@@ -78,6 +78,10 @@ def run(job: Job, console: Console, *, once: bool = False) -> Outcome:
         JobFailedError: it failed on the way; nothing is lost, and the same job goes on from its checkpoint.
     """
     check_folders(job)
+    if job.emit == "at_end" and not once:
+        raise job.file.error(
+            "emit = 'at_end' gives its result when the input has ended: run the job with --once", job.query.at
+        )
     began, found = time.perf_counter(), Outcome()
     with _session(job, console) as spark:
         changes = changelog(spark, job, console)
@@ -153,6 +157,7 @@ def changelog(spark: SparkSession, job: Job, console: Console) -> DataFrame:
                 partitions=job.partitions,
                 name=job.name,
                 multi_way=job.multi_way,
+                backlog=job.backlog,
             )
         except SqlError as error:
             line, column = job.query.position(job.file, error.line, error.column)

@@ -28,7 +28,7 @@ from gpu_ops.query.errors import SqlError
 from gpu_ops.query.expressions import Column, Expr
 from gpu_ops.query.lower import written
 from gpu_ops.query.nodes import Calc, JoinNode, Node, Source, quoted
-from gpu_ops.query.relations import AggregateOf, Compute, Filter, JoinOf, Relation, Scan, TopOf, shown
+from gpu_ops.query.relations import AggregateOf, Compute, Expand, Filter, JoinOf, Relation, Scan, TopOf, shown
 from gpu_ops.query.runs import Run, run_of, segments, spine
 from gpu_ops.query.stages import Namer, Stage, input_names, kept_of
 
@@ -60,6 +60,8 @@ class Builder:
             inside = frozenset(c for e in computed.values() for c in e.columns)
             stage = self.build(relation.below, (needed - frozenset(relation.computed)) | inside)
             return self.computed(stage, computed, needed)
+        if isinstance(relation, Expand):
+            return self.expanded(relation, needed)
         if isinstance(relation, AggregateOf):
             return self.aggregate(relation, needed)
         if isinstance(relation, TopOf):
@@ -80,6 +82,8 @@ class Builder:
         except DescriptionError as error:
             self.chooser.fail(str(error), relation.java)
         why = f"the first {relation.n} by ROW_NUMBER()"
+        if relation.identity is None:
+            why = f"the first {relation.n} by ORDER BY ... LIMIT, in one partition"
         return self.after(JoinNode("top", description, (node,), why), [relation], (), needed)
 
     def aggregate(self, relation: AggregateOf, needed: frozenset[Column]) -> Stage:
@@ -108,11 +112,25 @@ class Builder:
         """The event time that a watermark goes by: what the windows are made of, or a column that is grouped by."""
         known = [c for c in relation.below.columns if c.event_time]
         below, wanted = relation.below, frozenset(relation.ends) or frozenset(relation.by)
-        while isinstance(below, Filter | Compute):
+        while isinstance(below, Filter | Compute | Expand):
+            if isinstance(below, Expand):
+                self.chooser.fail(
+                    "sliding windows are not closed by a watermark: leave emit='at_watermark' out", below.java
+                )
             if isinstance(below, Compute):
                 wanted |= frozenset(c for made, e in below.computed.items() if made in wanted for c in e.columns)
             below = below.below
         return [c for c in known if c in wanted] or known[:1]
+
+    def expanded(self, relation: Expand, needed: frozenset[Column]) -> Stage:
+        """Each row several times; what identified one before does so no more."""
+        inside = frozenset(relation.value.columns)
+        own = needed - {relation.column}
+        stage = self.build(relation.below, own | inside)
+        if inside & frozenset(stage.made):
+            stage = stage.closed(own | inside)
+        made = {**stage.made, relation.column: relation.value}
+        return dataclasses.replace(stage, made=made, scan=_scan_of(relation), key=None).closed(own | {relation.column})
 
     def scan(self, scan: Scan) -> Stage:
         """An input as it is."""
@@ -231,6 +249,8 @@ class Builder:
             if choice.kind == "lookup":
                 kind = LookupJoin
             emit = "per_batch" if self.emit == "at_watermark" and choice.asof is None else self.emit
+            if emit == "at_end" and choice.kind in ("temporal", "lookup"):
+                self.chooser.fail(f"a {choice.kind} join goes by time: there is none with emit='at_end'", join.java)
             description = kind(
                 how=join.how,
                 left=inputs[0],
@@ -348,6 +368,15 @@ def _columns(conditions: Iterable[Expr | Residual]) -> frozenset[Column]:
 
 
 def _scan_of(relation: Relation) -> Scan | None:
-    while isinstance(relation, Filter | Compute):
+    """The input that a relation is; without its unique key where a row of it may be there several times."""
+    expanded = False
+    while isinstance(relation, Filter | Compute | Expand):
+        expanded |= isinstance(relation, Expand)
         relation = relation.below
-    return relation if isinstance(relation, Scan) else None
+    if not isinstance(relation, Scan):
+        return None
+    return (
+        Scan(dataclasses.replace(relation.table, unique_key=None), relation.alias, relation.ids)
+        if expanded
+        else relation
+    )

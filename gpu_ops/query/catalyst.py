@@ -193,8 +193,8 @@ class Catalyst:
 
     def field(self, value: Any, number: int) -> Any:
         """A field of a struct, by its number."""
-        nothing = self._class("scala.Option").empty()
-        return self._class(f"{_CATALYST}.expressions.GetStructField")(value, number, nothing)
+        name = self._class("scala.Option").apply(list(value.dataType().fieldNames())[number])
+        return self._class(f"{_CATALYST}.expressions.GetStructField")(value, number, name)
 
     def struct(self, fields: Mapping[str, Any]) -> Any:
         """A struct of values by name."""
@@ -202,6 +202,11 @@ class Catalyst:
         text = self._class("org.apache.spark.sql.types.DataType").fromJson(st.StringType().json())
         parts = [part for name, value in fields.items() for part in (literal.create(name, text), value)]
         return self._class(f"{_CATALYST}.expressions.CreateNamedStruct")(self.seq(parts))
+
+    def exploded(self, values: Sequence[Any]) -> Any:
+        """``explode(array(...))`` of some values."""
+        expressions = f"{_CATALYST}.expressions"
+        return self._class(f"{expressions}.Explode")(self._class(f"{expressions}.CreateArray")(self.seq(values), False))
 
     def seq(self, items: Sequence[Any]) -> Any:
         """Java objects as a sequence of Scala."""

@@ -27,7 +27,7 @@ from gpu_ops.query.errors import SqlError
 from gpu_ops.query.expressions import Column, Expr, Tree, is_no_op
 from gpu_ops.query.lower import Lowering, NotOursError, Parts, written
 from gpu_ops.query.read import spark_type_of, type_of
-from gpu_ops.query.relations import AggregateOf, Compute, Filter, JoinOf, Relation, Scan, TopOf, shown
+from gpu_ops.query.relations import AggregateOf, Compute, Expand, Filter, JoinOf, Relation, Scan, TopOf, shown
 from gpu_ops.spark.datatypes import is_binary_collated
 
 Kind = Literal["regular", "semi", "anti", "interval", "asof", "temporal", "lookup"]
@@ -125,7 +125,7 @@ class Chooser:
         """The columns of a relation that an interval join can go by."""
         if isinstance(relation, Scan):
             return frozenset(c for c in relation.columns if c.event_time)
-        if isinstance(relation, Filter | Compute):
+        if isinstance(relation, Filter | Compute | Expand):
             return self.event_times(relation.below)
         if isinstance(relation, AggregateOf | TopOf):
             return frozenset()
@@ -144,7 +144,7 @@ class Chooser:
         """What in a relation takes rows back, or None if it only grows."""
         if isinstance(relation, Scan):
             return None if relation.table.insert_only else f"{relation.alias} brings {relation.table.changes}"
-        if isinstance(relation, Filter | Compute):
+        if isinstance(relation, Filter | Compute | Expand):
             return self.taken_back(relation.below)
         if isinstance(relation, AggregateOf | TopOf):
             return f"the {_noun(relation)} below takes rows back"
@@ -158,7 +158,7 @@ class Chooser:
 
     def _lost(self, relation: Relation, column: Column) -> str | None:
         """Where in a relation an event time ceases to be one; None where it is none."""
-        if isinstance(relation, Filter | Compute):
+        if isinstance(relation, Filter | Compute | Expand):
             return self._lost(relation.below, column)
         if isinstance(relation, Scan):
             return None

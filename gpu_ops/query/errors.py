@@ -43,22 +43,13 @@ _AFTER: Final = (
     "the changelog that sql() returns can be aggregated in foreachBatch, where it is a plain DataFrame, or by the "
     "table it is merged into"
 )
-_LIMIT: Final = "LIMIT is not understood: a stream has no end; limit the table the changelog is merged into"
-
-DISTINCT: Final = (
-    "DISTINCT is not understood: it would have to count rows; dropDuplicates() on an insert-only input "
-    "before the join, or keep one row per key in the table the changelog is merged into. After IN it is not needed: "
-    "leave it out"
-)
+LIMIT: Final = "which rows? A stream has no order of its own: write ORDER BY before LIMIT"
 NODES: Final[dict[str, str]] = {
-    "Distinct": DISTINCT,
-    "Deduplicate": DISTINCT,
-    "Sort": "ORDER BY is not understood: a changelog has its own order; sort the table it is merged into",
+    "Sort": "ORDER BY is understood with LIMIT only: a changelog has its own order; sort the table it is merged into",
     "RepartitionByExpression": "rows are distributed by the join's key; see partitions=",
-    "GlobalLimit": _LIMIT,
-    "LocalLimit": _LIMIT,
-    "LimitAll": _LIMIT,
-    "Offset": "OFFSET is not understood: a stream has no end",
+    "LocalLimit": LIMIT,
+    "LimitAll": LIMIT,
+    "Offset": "OFFSET is not understood: take the rows before it, too, and leave them out of the table they go to",
     "Union": "UNION is not understood: call sql() once for each and union what comes out (a.unionByName(b))",
     "Except": "EXCEPT is not understood: write NOT EXISTS (SELECT ...) or LEFT ANTI JOIN",
     "Intersect": "INTERSECT is not understood: write EXISTS (SELECT ...) or LEFT SEMI JOIN",
@@ -93,4 +84,9 @@ NOW: Final = {"CurrentTimestamp", "CurrentDate", "CurrentTime", "Now", "LocalTim
 NOT_BELOW: Final = (
     "this filter would have to stand below {}, on an input that brings upserts: its row before would "
     "stay. Give the input's old rows too (stream(..., updates='retract')), or filter above the join"
+)
+
+NOT_EXPANDED: Final = (
+    "sliding windows stand on an input that brings upserts: the windows of the row before are not known. Give the "
+    "input's old rows too (stream(..., updates='retract'))"
 )

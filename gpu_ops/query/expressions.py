@@ -233,8 +233,25 @@ def _text(expr: Expr, call: Callable[[Column], str]) -> str:
             return f"CASE {pairs}{f' ELSE {args[-1]}' if len(args) % 2 else ''} END"
         case "Like":
             return f"{args[0]} LIKE {args[1]}"
+        case "GetStructField":
+            return f"{args[0]}.{fields.get('name', fields['ordinal'])}"
+        case "CreateNamedStruct" | "Explode" if (window := _window(expr, call)) is not None:
+            return window
         case _:
             return f"{kind.lower()}({', '.join(args)})"
+
+
+def _window(expr: Expr, call: Callable[[Column], str]) -> str | None:
+    """The window over time, or the sliding ones, that an expression of Catalyst's computes; None for any other."""
+    nodes = [node for node in expr.tree.walk() if node.kind == "PreciseTimestampConversion"]
+    slides = [int(node.args[1].fields["value"]) for node in expr.tree.walk() if node.kind == "Remainder"]
+    if not nodes or not slides:
+        return None
+    ends = expr.tree.args[0].args[0].args[3] if expr.kind == "Explode" else expr.tree.args[3]
+    sizes = [int(node.args[1].fields["value"]) for node in ends.walk() if node.kind == "Add"]
+    times = [Expr(node.args[0], expr.of).text(call) for node in nodes if not node.args[0].args][:1]
+    widths = dict.fromkeys((sizes[0], *slides))
+    return f"window({', '.join([*times, *(f'{us / 1e6:g} s' for us in widths)])})"
 
 
 def _operands(kind: str, expr: Expr, call: Callable[[Column], str]) -> list[str]:

@@ -18,7 +18,7 @@ from gpu_ops.query.choose import Chooser
 from gpu_ops.query.errors import SqlError
 from gpu_ops.query.nodes import Calc, Plan
 from gpu_ops.query.read import Reader
-from gpu_ops.query.relations import AggregateOf, Compute, Filter, JoinOf, Relation, Table, TopOf
+from gpu_ops.query.relations import AggregateOf, Compute, Expand, Filter, JoinOf, Relation, Table, TopOf
 from gpu_ops.query.stages import Namer
 from gpu_ops.spark.datatypes import spark_type
 
@@ -47,19 +47,30 @@ def plan(
 
     Raises:
         SqlError: a query that streaming joins cannot do, with its line and column, and what to do instead.
+        NotBuiltError: several operators at the end of input.
     """
     for option, value, values in (("multi_way", multi_way, MultiWay), ("emit", emit, Emit)):
         if value not in get_args(values):
             raise DescriptionError(f"{option}={value!r}; it is one of {', '.join(get_args(values))}")
     if emit == "at_end":
-        raise NotBuiltError(
-            "emit='at_end' is not built for sql(): what finish() gives are the columns of a join, not of a query"
-        )
+        _check_one_operator(plan(sql, tables, session, schemas=schemas, multi_way=multi_way))
     text = read(sql)
     try:
         return Plan(sql, _root(text, tables, session, schemas or {}, emit, multi_way=multi_way == "auto"))
     except SqlError as error:
         raise text.error(error) from error.__cause__
+
+
+def _check_one_operator(made: Plan) -> None:
+    """Refuses several operators at the end of input."""
+    if len(made.joins) > 1:
+        kinds = ", ".join(node.kind for node in made.joins)
+        raise NotBuiltError(
+            f"emit='at_end' is for a query of one operator, and this one becomes {len(made.joins)}: {kinds}. The first "
+            "would say nothing that the next could take in. A query can begin with backlog=True instead, run over "
+            "static DataFrames, or be cut into queries of one operator, each over what gpu_ops.finish() gives of the "
+            "one before"
+        )
 
 
 def _root(
@@ -88,7 +99,7 @@ def _schema(table: Table) -> st.StructType:
 
 
 def _joins(relation: Relation) -> bool:
-    while isinstance(relation, Filter | Compute):
+    while isinstance(relation, Filter | Compute | Expand):
         relation = relation.below
     return isinstance(relation, JoinOf | AggregateOf | TopOf)
 

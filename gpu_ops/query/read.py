@@ -19,11 +19,13 @@ from gpu_ops.query.by_time.text import QueryText
 from gpu_ops.query.catalyst import INPUT, Catalyst, position
 from gpu_ops.query.errors import SqlError, closest
 from gpu_ops.query.expressions import Column, Expr, Tree, number_of, tree
-from gpu_ops.query.groups.aggregates import aggregate_of
-from gpu_ops.query.groups.top import NO_BOUND, bounded, decides, top_of
+from gpu_ops.query.groups.aggregates import aggregate_of, distinct_of
+from gpu_ops.query.groups.top import NO_BOUND, bounded, decides, limit_of, top_of
+from gpu_ops.query.groups.windows import expanded
 from gpu_ops.query.relations import (
     AggregateOf,
     Compute,
+    Expand,
     Filter,
     How,
     JoinOf,
@@ -166,7 +168,7 @@ class Reader:
     def _relation(self, node: Tree) -> Relation:
         match node.kind:
             case "Project":
-                return self._project(node)
+                return self._project(node, self._relation(node.args[0]))
             case "Filter":
                 below = self._relation(node.args[0])
                 condition = tree(node.fields["condition"], node.java.condition)
@@ -177,6 +179,12 @@ class Reader:
                 return top_of(self, node.java, self._relation(node.args[0]))
             case "Aggregate":
                 return aggregate_of(self, node.java, self._relation(node.args[0]))
+            case "Distinct":
+                return distinct_of(node.java, self._relation(node.args[0]))
+            case "GlobalLimit" if node.args[0].kind == "LocalLimit":
+                return self._limit(node, node.args[0].args[0])
+            case "Expand":
+                return expanded(self, node.java, self._relation(node.args[0]))
             case "LocalRelation":
                 return self._scan(node)
             case marks.APART:
@@ -208,8 +216,7 @@ class Reader:
             )
         return Scan(table, alias, {number: self.columns[number] for number in numbers})
 
-    def _project(self, node: Tree) -> Relation:
-        below = self._relation(node.args[0])
+    def _project(self, node: Tree, below: Relation) -> Relation:
         computed: dict[Column, Expr] = {}
         ids: dict[int, Column] = {}
         for index, part in enumerate(node.fields["projectList"]):
@@ -222,6 +229,14 @@ class Reader:
                 computed[column] = value
             self.columns[number] = ids[number] = column
         return Compute(below, computed, ids)
+
+    def _limit(self, limit: Tree, node: Tree) -> Relation:
+        """``ORDER BY ... LIMIT n``, and the projections between."""
+        if node.kind == "Project":
+            return self._project(node, self._limit(limit, node.args[0]))
+        if node.kind != "Sort":
+            self.fail(errors.NODES.get(node.kind, errors.LIMIT), limit.java)
+        return limit_of(self, limit.java, node.java, self._relation(node.args[0]))
 
     def _filter(self, below: Relation, condition: Expr) -> Relation:
         conditions: list[Expr] = []
@@ -243,7 +258,10 @@ class Reader:
         return filtered(below, left)
 
     def _join(self, node: Tree) -> JoinOf:
-        left, right = (self._relation(side) for side in node.args)
+        first, second = node.args
+        while self._how(node) in ("semi", "anti") and second.kind == "Distinct":  # one match is as good as two
+            second = second.args[0]
+        left, right = self._relation(first), self._relation(second)
         how, before = self._how(node), self._join_types.get(_leaves(node))
         sql_name = f"{(before or how).upper()} JOIN"
         if before not in (None, how) and "inner" not in (before,):
@@ -303,6 +321,11 @@ class Reader:
         if isinstance(relation, Compute):
             below, over = self._lifted(relation.below)
             return Compute(below, relation.computed, relation.ids), over
+        if isinstance(relation, Expand):
+            below, over = self._lifted(relation.below)
+            if over or _upserted(below):
+                self.fail(errors.NOT_EXPANDED, relation.java)
+            return dataclasses.replace(relation, below=below), []
         if isinstance(relation, AggregateOf):
             below, over = self._lifted(relation.below)
             if over:

@@ -171,7 +171,7 @@ class AggregateOf:
     Attributes:
         below: the rows.
         by: what makes a group.
-        calls: of aggregate functions, at least one.
+        calls: of aggregate functions; none for ``DISTINCT``.
         java: Catalyst's node.
         ends: those of ``by`` that are the ends of windows.
     """
@@ -207,16 +207,16 @@ class TopOf:
         by: what makes a group.
         order: columns, and how each orders the rows of a group.
         number: the column with a row's number in its group.
-        identity: the id of that column's attribute.
+        identity: the id of that column's attribute; None where no query can name it (``LIMIT``).
         n: how many rows; None as long as that is not known.
-        java: Catalyst's ``ROW_NUMBER()``.
+        java: Catalyst's ``ROW_NUMBER()``, or its ``Sort``.
     """
 
     below: Relation
     by: tuple[Column, ...]
     order: tuple[tuple[Column, Order], ...]
     number: Column
-    identity: int
+    identity: int | None
     n: int | None
     java: Any
 
@@ -233,10 +233,34 @@ class TopOf:
     @property
     def ids(self) -> dict[int, Column]:
         """What is shown of it."""
-        return {**self.below.ids, self.identity: self.number}
+        return self.below.ids if self.identity is None else {**self.below.ids, self.identity: self.number}
 
 
-Relation = Scan | Filter | Compute | JoinOf | AggregateOf | TopOf
+@dataclasses.dataclass(frozen=True, eq=False)
+class Expand:
+    """Each row once for each of some values: sliding windows.
+
+    Attributes:
+        below: the rows.
+        column: gets the values.
+        value: Catalyst's ``explode`` of them.
+        ids: what is shown of it.
+        java: Catalyst's node.
+    """
+
+    below: Relation
+    column: Column
+    value: Expr
+    ids: dict[int, Column]
+    java: Any
+
+    @functools.cached_property
+    def columns(self) -> frozenset[Column]:
+        """Those below and the values."""
+        return self.below.columns | {self.column}
+
+
+Relation = Scan | Filter | Compute | JoinOf | AggregateOf | TopOf | Expand
 
 
 def filtered(relation: Relation, conditions: list[Expr]) -> Relation:
@@ -248,7 +272,7 @@ def shown(relation: Relation) -> list[Scan]:
     """The inputs whose columns a relation has."""
     if isinstance(relation, Scan):
         return [relation]
-    if isinstance(relation, Filter | Compute | AggregateOf | TopOf):
+    if isinstance(relation, Filter | Compute | AggregateOf | TopOf | Expand):
         return shown(relation.below)
     return shown(relation.left) + (shown(relation.right) if relation.how not in ("semi", "anti") else [])
 
@@ -257,7 +281,7 @@ def never_null(relation: Relation) -> frozenset[Column]:
     """The columns of a relation in which there is no null, by what its inputs are."""
     if isinstance(relation, Scan):
         return frozenset(c for c in relation.columns if not c.nullable)
-    if isinstance(relation, Filter | Compute):
+    if isinstance(relation, Filter | Compute | Expand):
         return never_null(relation.below)
     if isinstance(relation, AggregateOf):
         counts = frozenset(call.column for call in relation.calls if not call.column.nullable)

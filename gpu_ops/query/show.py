@@ -78,9 +78,11 @@ def _text(node: Node) -> str:
     join: Any = node.description
     if node.kind == "aggregate":
         by, calls = ", ".join(map(quoted, join.by)), ", ".join(map(str, join.measures))
-        return f"GroupAggregate(groupBy=[{by}], select=[{calls}])"
+        return f"GroupAggregate(groupBy=[{by}]{f', select=[{calls}]' if calls else ''})"
     if node.kind == "top":
         by, order = ", ".join(map(quoted, join.by)), ", ".join(map(str, join.order))
+        if not by and join.number is None:
+            return f"SortLimit(orderBy=[{order}], fetch=[{join.n}])"
         return f"Rank(partitionBy=[{by}], orderBy=[{order}], rankRange=[1..{join.n}])"
     return _multi_way(join) if node.kind == "multi-way" else _two_way(join)
 

@@ -11,7 +11,7 @@ from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.query.choose import Chooser
 from gpu_ops.query.expressions import Column, Expr
 from gpu_ops.query.nodes import Calc, Named, Node, Where, quoted
-from gpu_ops.query.relations import AggregateOf, Compute, Filter, JoinOf, Relation, Scan, TopOf, shown
+from gpu_ops.query.relations import AggregateOf, Compute, Expand, Filter, JoinOf, Relation, Scan, TopOf, shown
 
 
 class Namer:
@@ -27,6 +27,8 @@ class Namer:
             elif isinstance(node, Compute):
                 for column, expr in node.computed.items():
                     used |= {column: None, **expr.columns}
+            elif isinstance(node, Expand):
+                used |= {node.column: None, **node.value.columns}
             elif isinstance(node, AggregateOf):
                 used |= dict.fromkeys([*node.by, *(call.of for call in node.calls if call.of is not None)])
                 used |= dict.fromkeys(call.column for call in node.calls)
@@ -51,10 +53,11 @@ class Namer:
 
     def _add(self, column: Column, *, unique: bool = True) -> str:
         name, number = column.label, 2
+        longer = f"{column.owner}__{column.label}" if column.owner else column.label
         if not unique or name.lower() in self._taken:
-            name = f"{column.owner}__{column.label}"
+            name = longer
         while name.lower() in self._taken:
-            name, number = f"{column.owner}__{column.label}_{number}", number + 1
+            name, number = f"{longer}_{number}", number + 1
         self._taken.add(name.lower())
         self._names[column] = name
         return name
@@ -80,7 +83,7 @@ def kept_of(scan: Scan) -> list[Column]:
 
 def _nodes(relation: Relation) -> Iterable[Relation]:
     yield relation
-    if isinstance(relation, Filter | Compute | AggregateOf | TopOf):
+    if isinstance(relation, Filter | Compute | AggregateOf | TopOf | Expand):
         yield from _nodes(relation.below)
     elif isinstance(relation, JoinOf):
         yield from _nodes(relation.left)

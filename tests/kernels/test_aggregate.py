@@ -227,6 +227,25 @@ def test_after_every_micro_batch(engines: Backend, by: tuple[str, ...], kind: st
                 assert there == by_duckdb(aggregate, input_.rows, CALLS)
 
 
+@only_on("cpu-tiny", "gpu")
+@pytest.mark.parametrize("emit", ["per_batch", "per_event"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_distinct_values(engines: Backend, kind: str, emit: Emit) -> None:
+    """Without aggregates a group comes with its first row and goes with its last; in between nothing is said."""
+    aggregate, events = described(kind, ("g", "f"), emit, {}), some_events(kind, 11, 90)
+    input_, there = Folded(kind), Counter[tuple[Any, ...]]()
+    with engines.engine(aggregate) as engine:
+        for start in range(0, len(events), 7):
+            input_.take(events[start : start + 7])
+            for word, row in told(engine.process(table_of(kind, events[start : start + 7]))):
+                assert word in ("+I", "-D")
+                there[row] += 1 if word == "+I" else -1
+                assert there[row] in (0, 1), (word, row)
+            there = +there
+            assert there == by_duckdb(aggregate, input_.rows, {})
+    assert there
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("by", [("g",), ()], ids="-".join)
 def test_each_event_gives_what_a_micro_batch_of_its_own_does(backend: Backend, by: tuple[str, ...], kind: str) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import gpu_ops
 
 pytest.importorskip("duckdb")
 
-from benchmarks.nexmark import generator, pipelines
+from benchmarks.nexmark import generator, pipelines, whole
 from benchmarks.nexmark.check import check
 from benchmarks.nexmark.queries import query
 from benchmarks.spark_queries import Reader
@@ -47,3 +48,29 @@ def test_the_pipelines_read_the_same(spark: Any, data: Path, tmp_path: Path) -> 
     assert own["rows_out"] > 10
     # all auctions of category 10, and all people of three states
     assert 150 < bare["rows_out"] < 300
+
+
+@pytest.fixture(scope="module")
+def slower(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Fewer events in a second, so that few of them fill several windows."""
+    folder = tmp_path_factory.mktemp("slower")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(generator, "RATE", 250)
+        generator.write(folder, events=9_000, files=3, seed=5)
+    return folder
+
+
+@pytest.mark.parametrize(("name", "least"), [("q4", 5), ("q5", 15), ("q7", 3), ("q9", 400)])
+def test_whole_queries(spark: Any, slower: Path, tmp_path: Path, name: str, least: int) -> None:
+    tables = {table: pipelines.read(spark, slower, table) for table in whole.TABLES[name]}
+    said: dict[int, pa.Table] = {}
+    changes = gpu_ops.sql(whole.text(name), **tables, state=str(tmp_path / "state"), partitions=2)
+    writer = changes.writeStream.foreachBatch(lambda rows, batch: said.__setitem__(batch, rows.toArrow()))
+    writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(
+        availableNow=True
+    ).start().awaitTermination()
+    for batch in range(3):
+        so_far = pa.concat_tables([said[n] for n in range(batch + 1)])
+        assert not whole.differences(name, slower, so_far, batch + 1), f"after micro-batch {batch}"
+    assert whole.answer(name, slower, 3).num_rows >= least
+    assert "-D" in so_far["row_kind"].to_pylist()

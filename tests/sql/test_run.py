@@ -57,6 +57,18 @@ QUERIES = {
         "FROM a GROUP BY k HAVING sum(x) > 0) q ON q.k = c.k GROUP BY c.w",
     "grouped by nothing": "SELECT count(*) AS n, min(x) AS m FROM a HAVING count(*) > 0",
     "groups without a function": "SELECT k, x FROM a GROUP BY k, x",
+    "distinct": "SELECT DISTINCT k, x FROM a",
+    "distinct, upserts": "SELECT DISTINCT v, x FROM b",
+    "distinct over a join, filtered": "SELECT * FROM (SELECT DISTINCT a.k, b.v FROM a JOIN b ON a.k = b.k) WHERE v > 0",
+    "distinct, joined, counted": "SELECT c.w, count(*) AS n FROM c LEFT JOIN (SELECT DISTINCT k, x FROM a) q "
+        "ON q.k = c.k GROUP BY c.w",
+    "in, distinct": "SELECT a.k, a.x FROM a WHERE a.k IN (SELECT DISTINCT d.x FROM d)",
+    "first rows": "SELECT k, x, y FROM a ORDER BY x DESC, k, y LIMIT 3",
+    "first rows, upserts": "SELECT k, v, x FROM b ORDER BY v + 1 DESC NULLS FIRST, k, x LIMIT 2",
+    "first rows by what is not shown": "SELECT x FROM a ORDER BY y DESC, x LIMIT 4",
+    "first groups": "SELECT k, sum(x) AS s FROM a GROUP BY k HAVING count(*) > 1 ORDER BY s DESC, k LIMIT 2",
+    "first rows, joined, first rows": "SELECT q.k, q.x, c.w FROM (SELECT k, x FROM a ORDER BY x, k LIMIT 5) q "
+        "JOIN c ON c.k = q.k ORDER BY c.w, q.k, q.x LIMIT 3",
     "exists over groups": "SELECT a.k, a.x FROM a WHERE a.k IN (SELECT d.x FROM d GROUP BY d.x HAVING count(*) > 1)",
     "exists over a join": "SELECT a.k, a.x FROM a WHERE EXISTS (SELECT 1 FROM b LEFT JOIN c ON b.k = c.k "
         "WHERE b.k = a.k AND (c.w IS NULL OR c.w < a.x))",

@@ -258,7 +258,7 @@ def test_inputs_that_cannot_be(spark: Any, tmp_path: Path) -> None:
         ("two inputs are called 'ORDERS'", {**given, "ORDERS": orders}),
         ("input 'users' is a DataFrame or a stream", {**given, "users": 3}),
         ("multi_way='no'", {**given, "multi_way": "no"}),
-        ("at_end", {**given, "emit": "at_end"}),
+        ("emit='at_end' of a stream keeps it until it ends", {**given, "emit": "at_end"}),
         ("bad_rows='tag'", {**given, "orders": stream(orders.df, row_kind="op", bad_rows="tag")}),
     ]:
         with pytest.raises(gpu_ops.GpuJoinError, match=message):

@@ -43,6 +43,16 @@ def aggregate_of(reader: Reader, node: Any, below: Relation) -> Relation:
     return _Aggregate(reader, node, below).relation()
 
 
+def distinct_of(node: Any, below: Relation) -> Relation:
+    """``SELECT DISTINCT`` as relations: one row per group of all columns.
+
+    Args:
+        node: Catalyst's ``Distinct``.
+        below: what may have a row several times.
+    """
+    return Compute(AggregateOf(below, tuple(dict.fromkeys(below.ids.values())), (), node), {}, below.ids)
+
+
 class _Aggregate:
     def __init__(self, reader: Reader, node: Any, below: Relation) -> None:
         self.reader, self.catalyst, self.node, self.below = reader, reader.catalyst, node, below
@@ -62,8 +72,6 @@ class _Aggregate:
             elif not any(known.semanticEquals(group) for known, _ in self.groups):
                 self.groups.append((group, self._column(group, f"group_{len(self.groups) + 1}")))
         results = [(x, self._replaced(x.child() if class_of(x) == "Alias" else x)) for x in self._results()]
-        if not self.calls:  # a group is there while it has a row
-            self._add(None, "count", None, st.LongType())
         relation: Relation = Compute(self.below, self.made, self.below.ids) if self.made else self.below
         of_windows = [column for _, *both in self.windows for column in both]
         by = tuple(dict.fromkeys([*of_windows, *(column for _, column in self.groups)]))

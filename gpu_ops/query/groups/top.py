@@ -1,6 +1,7 @@
-"""``ROW_NUMBER() OVER (PARTITION BY ... ORDER BY ...)`` with a bound above it: the first rows of each group.
+"""The first rows: ``ROW_NUMBER() OVER (PARTITION BY ... ORDER BY ...)`` with a bound above it; ``ORDER BY ... LIMIT``.
 
-Catalyst has a ``Window`` node, and the bound in a filter above it, with projections between.
+For the first Catalyst has a ``Window`` node, and the bound in a filter above it, with projections between; for the
+second ``GlobalLimit``, ``LocalLimit`` and ``Sort``, again with projections between. That one is a single group.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import functools
 import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
 
 from gpu_ops.descriptions.top import Order
 from gpu_ops.query.catalyst import arrow_type_of, class_of, items
@@ -48,26 +51,54 @@ def top_of(reader: Reader, node: Any, below: Relation) -> Relation:
     function = calls[0].child().windowFunction()
     if len(calls) != 1 or class_of(function) != "RowNumber":
         reader.fail(_OTHERS, function)
-    made: dict[Column, Expr] = {}
-
-    def column(java: Any, label: str) -> Column:
-        expr = Expr(tree(json.loads(java.toJSON()), lambda: java), reader.columns)
-        if expr.column is not None:
-            return expr.column
-        found = Column(label, "", functools.partial(arrow_type_of, java), nullable=bool(java.nullable()))
-        made[found] = expr
-        return found
-
-    by = tuple(column(x, f"group_{n}") for n, x in enumerate(items(node.partitionSpec()), 1))
-    order = []
-    for n, term in enumerate(items(node.orderSpec()), 1):
-        descending, first = str(term.direction().sql()) == "DESC", str(term.nullOrdering().sql()) == "NULLS FIRST"
-        order.append((column(term.child(), f"order_{n}"), Order("", descending, first)))
+    columns = _Columns(reader)
+    by = tuple(columns.column(x, f"group_{n}") for n, x in enumerate(items(node.partitionSpec()), 1))
+    order = columns.order(node.orderSpec())
     number = Column(str(calls[0].name()), "", functools.partial(arrow_type_of, calls[0]), nullable=False)
     identity = int(calls[0].exprId().id())
     reader.columns[identity] = number
-    relation: Relation = Compute(below, made, below.ids) if made else below
-    return TopOf(relation, by, tuple(order), number, identity, None, calls[0])
+    return TopOf(columns.above(below), by, order, number, identity, None, calls[0])
+
+
+def limit_of(reader: Reader, limit: Any, sort: Any, below: Relation) -> Relation:
+    """``ORDER BY ... LIMIT n`` as relations: the first rows of a single group.
+
+    Args:
+        reader: of the query.
+        limit: Catalyst's ``GlobalLimit``.
+        sort: Catalyst's ``Sort`` below it.
+        below: what is ordered.
+    """
+    columns = _Columns(reader)
+    order = columns.order(sort.order())
+    number = Column("row_number", "", pa.int32, nullable=False)
+    return TopOf(columns.above(below), (), order, number, None, int(limit.limitExpr().eval(None)), sort)
+
+
+class _Columns:
+    """What rows are grouped and ordered by, as columns; expressions become columns below."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+        self.made: dict[Column, Expr] = {}
+
+    def column(self, java: Any, label: str) -> Column:
+        expr = Expr(tree(json.loads(java.toJSON()), lambda: java), self.reader.columns)
+        if expr.column is not None:
+            return expr.column
+        found = Column(label, "", functools.partial(arrow_type_of, java), nullable=bool(java.nullable()))
+        self.made[found] = expr
+        return found
+
+    def order(self, terms: Any) -> tuple[tuple[Column, Order], ...]:
+        found = []
+        for n, term in enumerate(items(terms), 1):
+            descending, first = str(term.direction().sql()) == "DESC", str(term.nullOrdering().sql()) == "NULLS FIRST"
+            found.append((self.column(term.child(), f"order_{n}"), Order("", descending, first)))
+        return tuple(found)
+
+    def above(self, below: Relation) -> Relation:
+        return Compute(below, self.made, below.ids) if self.made else below
 
 
 def bounded(relation: Relation, condition: Expr) -> Relation | None:

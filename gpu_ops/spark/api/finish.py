@@ -13,6 +13,7 @@ from pyspark.sql import types as st
 from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.spark.api.functions import Grouped, known_function
+from gpu_ops.spark.api.query_file import shown
 from gpu_ops.spark.api.where import without_hidden
 from gpu_ops.spark.datatypes import spark_type
 from gpu_ops.spark.exchange.command import parse_join
@@ -51,8 +52,8 @@ def finish(
         schema: of what it gives.
 
     Returns:
-        A static DataFrame with the changelog's columns, or those of a co-group's function; without rows for a join
-        that never waits.
+        A static DataFrame with the changelog's columns, or those that a query of `gpu_ops.sql` selects, or those of a
+        co-group's function; without rows for a join that never waits.
 
     Raises:
         StateError: no state folder, one that a running query uses, or one whose last micro-batch was
@@ -80,7 +81,9 @@ def finish(
         files.create(FINISHED, json.dumps(content).encode())
         numbers = spark.range(0, manifest.partitions, 1, manifest.partitions)
         rows = numbers.mapInArrow(LeftOver(files.address, manifest, version, function), output)
-    return rows if function is not None else without_hidden(rows.select(*changelog_columns(join, "finish", "")))
+    if function is not None:
+        return rows
+    return shown(files, join, without_hidden(rows.select(*changelog_columns(join, "finish", ""))))
 
 
 def reopen(*, state: Location) -> None:

@@ -16,15 +16,16 @@ from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.errors import DescriptionError
-from gpu_ops.query.catalyst import Frames
 from gpu_ops.query.nodes import Calc, JoinNode, Node, Plan, Source
 from gpu_ops.query.plan import MultiWay, Table, plan
 from gpu_ops.query.show import show
 from gpu_ops.spark.api.by_time.interval import timed, timed_input
 from gpu_ops.spark.api.checks import MemoryOnlyStateWarning, run, settled
+from gpu_ops.spark.api.query_file import calculated, remember
 from gpu_ops.spark.api.streams import Stream, as_input, as_stream
 from gpu_ops.spark.plan.column_metadata import delays
 from gpu_ops.state.address import Location, StateAddress
+from gpu_ops.state.files import Files
 
 
 def sql(
@@ -38,6 +39,7 @@ def sql(
     partitions: int | None = None,
     name: str | None = None,
     multi_way: MultiWay = "auto",
+    backlog: bool = False,
     **inputs: DataFrame | Stream,
 ) -> DataFrame:
     """Joins streaming DataFrames by a query in SQL; the result is the changelog of what it selects.
@@ -49,17 +51,19 @@ def sql(
 
     Args:
         query: a SELECT in Spark's dialect: joins of every kind, [NOT] EXISTS, [NOT] IN, sub-queries in FROM, WITH,
-            WHERE. What is refused (aggregates, DISTINCT, UNION and so on) says where, and what to do instead.
+            WHERE, GROUP BY, DISTINCT, ORDER BY with LIMIT. What is refused (UNION and so on) says where, and what to
+            do instead.
         tables: inputs whose names cannot be arguments.
         state: a folder of its own for the state; where the query becomes several joins, each has its own in it:
             ``1``, ``2`` and so on. Without it the state lives in memory only.
-        emit: as in `join`, of every join; ``"at_watermark"`` where all are joins by time: ASOF joins then give final
-            rows.
+        emit: as in `join`, of every operator; ``"at_watermark"`` where all are joins by time: ASOF joins then give
+            final rows; ``"at_end"`` where the query is one operator: `finish` then gives what it selects.
         backend: as in `join`.
         partitions: as in `join`, of every join.
         name: as in `join`; of several joins they are ``name_1``, ``name_2`` and so on.
         multi_way: ``"auto"`` makes one multi-way join of joins that share a key; ``"never"`` a chain of two-way
             joins.
+        backlog: as in `join`, of every operator.
         inputs: streaming DataFrames, or what `stream` makes of them, by the names the query calls them.
 
     Returns:
@@ -68,7 +72,7 @@ def sql(
     Raises:
         SqlError: a query that streaming joins cannot do, with line and column.
         DescriptionError: inputs or options that cannot be.
-        NotBuiltError: Spark Connect, ``emit="at_end"``.
+        NotBuiltError: Spark Connect, or ``emit="at_end"`` of several operators.
         StateError: the state folder belongs to something else.
     """
     streams = _streams({**(tables or {}), **inputs})
@@ -83,7 +87,9 @@ def sql(
     schemas = {label: _schema(side.df, described[label]) for label, side in streams.items()}
     planned = plan(query, described, session, schemas=schemas, emit=emit, multi_way=multi_way)
     _check_inputs(planned, streams)
-    options = {"state": state, "backend": backend, "partitions": partitions, "name": name}
+    if backlog:
+        _check_backlog(planned)
+    options = {"state": state, "backend": backend, "partitions": partitions, "name": name, "backlog": backlog}
     runner = _Runner(planned, streams, options)
     with warnings.catch_warnings():
         if state is None:
@@ -96,6 +102,9 @@ def sql(
             MemoryOnlyStateWarning,
             stacklevel=2,
         )
+    if emit == "at_end" and state is not None:
+        used = {source.table for node in planned.joins for source in _sources(node)}
+        remember(Files.at(state), query, {label: described[label] for label in used}, schemas, multi_way)
     return changes
 
 
@@ -145,6 +154,18 @@ def _check_inputs(planned: Plan, streams: Mapping[str, Stream]) -> None:
         )
 
 
+def _check_backlog(planned: Plan) -> None:
+    """Refuses a backlog where one of the operators cannot begin with it."""
+    for node in planned.joins:
+        why = node.description.why_no_backlog()
+        if why is not None:
+            raise DescriptionError(
+                f"no backlog here: {node.description.title} ({node.kind}): {why}. All operators of a query "
+                "begin with it. These can, of inputs without ttl=: regular, semi, anti, multi-way joins, aggregates, "
+                "top-N"
+            )
+
+
 def _sources(node: Node) -> list[Source]:
     return [node] if isinstance(node, Source) else [source for below in node.inputs for source in _sources(below)]
 
@@ -170,14 +191,13 @@ class _Runner:
 
     def calc(self, node: Calc) -> DataFrame:
         """Rows filtered and projected."""
-        df, below = self.frame(node.input), node.input.row_kind
-        kind = (below, node.row_kind) if below is not None and node.row_kind is not None else None
-        select = [(x.name, x.expr.java if x.expr is not None else x.column) for x in node.select]
-        return Frames(df.sparkSession).calc(df, node.known, [x.expr.java for x in node.where], select, kind)
+        return calculated(node, self.frame(node.input))
 
     def side(self, node: Node, source: Input) -> Stream:
         """An input of a join."""
-        below = node.input if isinstance(node, Calc) else node
+        below = node
+        while isinstance(below, Calc):
+            below = below.input
         frame = self.frame(node)
         given = self.streams[below.table] if isinstance(below, Source) else Stream(frame)
         if source.event_time is None:

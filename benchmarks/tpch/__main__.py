@@ -1,0 +1,5 @@
+"""`python -m benchmarks.tpch`."""
+
+from benchmarks.tpch.run import main
+
+main()

@@ -1,0 +1,47 @@
+"""Sliding windows over time, ``window(time, size, slide)``: a row has several.
+
+A tumbling window is a column that Catalyst computes from the time; of sliding ones its ``Expand`` gives the row once
+for each.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from gpu_ops.query import errors
+from gpu_ops.query.catalyst import arrow_type_of, items
+from gpu_ops.query.expressions import Column, Expr, tree
+from gpu_ops.query.relations import Expand, Relation
+
+if TYPE_CHECKING:
+    from gpu_ops.query.read import Reader
+
+_WINDOW: Final = "spark.timeWindow"
+"""Key of the metadata that Catalyst gives a column of windows."""
+
+
+def expanded(reader: Reader, node: Any, below: Relation) -> Relation:
+    """An Expand of Catalyst's, of sliding windows, as a relation.
+
+    Args:
+        reader: of the query; it gets to know the column of the windows.
+        node: Catalyst's.
+        below: the rows.
+
+    Raises:
+        SqlError: grouping sets and the like.
+    """
+    output = items(node.output())
+    windows = [number for number, attribute in enumerate(output) if bool(attribute.metadata().contains(_WINDOW))]
+    if len(windows) != 1:
+        reader.fail(errors.NODES["Expand"], node)
+    ((place,), found) = windows, output[windows[0]]
+    value = reader.catalyst.exploded([projection.apply(place) for projection in items(node.projections())])
+    column = Column(str(found.name()), "", functools.partial(arrow_type_of, found), nullable=False)
+    reader.columns[int(found.exprId().id())] = column
+    expr = Expr(tree(json.loads(value.toJSON()), lambda: value), reader.columns)
+    shown = (int(attribute.exprId().id()) for attribute in output)
+    ids = {number: reader.columns[number] for number in shown}
+    return Expand(below, column, expr, ids, node)

@@ -1,0 +1,101 @@
+"""A query with ``emit="at_end"`` beside its state: so `gpu_ops.finish` gives its columns, in a later session, too."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import types as st
+
+from gpu_ops.descriptions.description import Description
+from gpu_ops.errors import StateError
+from gpu_ops.query.catalyst import Frames
+from gpu_ops.query.nodes import Calc, Node
+from gpu_ops.query.plan import MultiWay, Table, plan
+from gpu_ops.state.files import Files
+
+QUERY: Final = "query.json"
+"""Beside the manifest, where a query's state is that of one operator at the end of its input."""
+
+
+def calculated(node: Calc, rows: DataFrame) -> DataFrame:
+    """Rows filtered and projected."""
+    below = node.input.row_kind
+    kind = (below, node.row_kind) if below is not None and node.row_kind is not None else None
+    select = [(x.name, x.expr.java if x.expr is not None else x.column) for x in node.select]
+    return Frames(rows.sparkSession).calc(rows, node.known, [x.expr.java for x in node.where], select, kind)
+
+
+def remember(
+    files: Files, query: str, tables: Mapping[str, Table], schemas: Mapping[str, st.StructType], multi_way: MultiWay
+) -> None:
+    """Writes a query into its state folder.
+
+    Raises:
+        StateError: another one stands there.
+    """
+    given = {
+        name: {
+            **{field.name: getattr(table, field.name) for field in dataclasses.fields(table)},
+            "schema": base64.b64encode(table.schema.serialize()).decode(),
+            "spark": schemas[name].json(),
+        }
+        for name, table in tables.items()
+    }
+    text = json.dumps({"query": query, "multi_way": multi_way, "tables": given}, sort_keys=True)
+    if not files.create(QUERY, text.encode()) and _content(files) != json.loads(text):
+        raise StateError(
+            f"state folder {files.location} belongs to another query, or to this one over other tables; "
+            "gpu_ops.finish() would not know which result to give. Give state= a new folder"
+        )
+
+
+def shown(files: Files, join: Description, rows: DataFrame) -> DataFrame:
+    """What the query of a state folder selects of its operator's rows; these rows where it has none.
+
+    Args:
+        files: the state folder.
+        join: its operator.
+        rows: what that gives.
+
+    Raises:
+        StateError: the query means another operator in this session.
+    """
+    if files.stamp(QUERY) is None:
+        return rows
+    content = _content(files)
+    tables: dict[str, Table] = {}
+    schemas: dict[str, st.StructType] = {}
+    for name, given in content["tables"].items():
+        spark, schema = given.pop("spark"), pa.ipc.read_schema(pa.py_buffer(base64.b64decode(given.pop("schema"))))
+        schemas[name] = st.StructType.fromJson(json.loads(spark))
+        tables[name] = Table(**{key: _tuples(value) for key, value in given.items()}, schema=schema)
+    planned = plan(
+        content["query"], tables, rows.sparkSession, schemas=schemas, emit="at_end", multi_way=content["multi_way"]
+    )
+    if [(c.name, c.type) for c in planned.joins[0].description.output] != [(c.name, c.type) for c in join.output]:
+        raise StateError(
+            f"state folder {files.location}: its query means another operator in this session than when it began; "
+            "finish it with the settings and the version of that session"
+        )
+
+    def frame(node: Node) -> DataFrame:
+        return calculated(node, frame(node.input)) if isinstance(node, Calc) else rows
+
+    return frame(planned.root)
+
+
+def _content(files: Files) -> dict[str, Any]:
+    content = files.read(QUERY)
+    assert content is not None
+    found: dict[str, Any] = json.loads(content.to_pybytes())
+    return found
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

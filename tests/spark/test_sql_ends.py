@@ -1,0 +1,113 @@
+"""The end of input, and backlogs, of queries: what `gpu_ops.finish` gives, and chains that begin silently."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gpu_ops
+from gpu_ops import stream
+from spark.feeds import Feed, sql_join
+from spark.support import Sink, drain, fold, start
+
+pytestmark = pytest.mark.spark
+
+KEYS = (1, 2, 3, 4, None)
+ENDS = {
+    "a join, filtered and projected above": "SELECT orders.k + 1 AS next, a * 2 AS twice, coalesce(b, 'none') AS b "
+    "FROM orders LEFT JOIN prices ON orders.k = prices.k WHERE b IS NULL OR a > 2",
+    "groups": "SELECT k, sum(a) / count(*) AS mean FROM orders GROUP BY k HAVING count(*) > 1",
+    "distinct": "SELECT DISTINCT k, a FROM orders",
+}
+CHAIN = """SELECT b, sum(a) AS s FROM orders JOIN prices ON orders.k = prices.k
+    GROUP BY b ORDER BY s DESC, b NULLS LAST LIMIT 2"""
+
+
+@pytest.fixture
+def feeds(spark: Any, tmp_path: Path) -> list[Feed]:
+    made = [
+        Feed(spark, tmp_path, "orders", {"id": ("long", None), "k": ("int", KEYS), "a": ("double", (1.5, 2.5))}),
+        Feed(spark, tmp_path, "prices", {"k": ("int", KEYS), "b": ("string", ("x", "y", "z", None))}),
+    ]
+    for _ in range(2):
+        more(made, 25)
+    return made
+
+
+def more(feeds: list[Feed], rows: int) -> None:
+    for feed in feeds:
+        feed.more(rows)
+
+
+def asked(sql: str, feeds: list[Feed], state: Path, **options: Any) -> Any:
+    keys = {"orders": "id", "prices": None}
+    tables = {
+        feed.name: stream(feed.df, row_kind="op", unique_key=keys[feed.name], updates="retract")
+        for feed in feeds
+        if feed.name in sql
+    }
+    return gpu_ops.sql(sql, tables=tables, state=str(state), **options)
+
+
+@pytest.mark.parametrize("what", ENDS)
+def test_the_end_gives_what_the_query_selects(spark: Any, feeds: list[Feed], tmp_path: Path, what: str) -> None:
+    sql, state, sink = ENDS[what], tmp_path / "state", Sink()
+    drain(asked(sql, feeds, state, emit="at_end"), sink, tmp_path / "checkpoint")
+    more(feeds, 10)
+    drain(asked(sql, feeds, state, emit="at_end"), sink, tmp_path / "checkpoint")
+    assert sorted(sink.batches) == [0, 1, 2]
+    assert not sink.changes
+    for _ in range(2):
+        found = gpu_ops.finish(spark, state=str(state))
+        assert {row["row_kind"] for row in found.select("row_kind").collect()} == {"+I"}
+        assert fold(map(tuple, found.collect())) == sql_join(sql, feeds, 3)
+    assert len(sql_join(sql, feeds, 3)) > 2
+
+
+def test_a_folder_is_one_querys(feeds: list[Feed], tmp_path: Path) -> None:
+    sql = ENDS["distinct"]
+    asked(sql, feeds, tmp_path / "state", emit="at_end")
+    asked(sql, feeds, tmp_path / "state", emit="at_end")
+    with pytest.raises(gpu_ops.StateError, match="belongs to another query"):
+        asked(f"{sql} WHERE a > 2", feeds, tmp_path / "state", emit="at_end")
+
+
+def test_what_cannot_wait_for_the_end(feeds: list[Feed], tmp_path: Path) -> None:
+    with pytest.raises(gpu_ops.NotBuiltError, match=r"becomes 3: regular, aggregate, top\. .* backlog=True instead"):
+        asked(CHAIN, feeds, tmp_path / "state", emit="at_end")
+    first = "SELECT k, a FROM orders ORDER BY a, k LIMIT 2"
+    with pytest.raises(gpu_ops.DescriptionError, match="at_end"):
+        asked(first, feeds, tmp_path / "state", emit="at_end")
+
+
+def test_a_chain_begins_with_a_backlog(feeds: list[Feed], tmp_path: Path) -> None:
+    state, checkpoint, sink = tmp_path / "state", tmp_path / "checkpoint", Sink()
+    drain(asked(CHAIN, feeds, state, backlog=True), sink, checkpoint)
+    assert sorted(sink.batches) == [0, 1]
+    assert not sink.changes
+    more(feeds, 10)
+    query = start(asked(CHAIN, feeds, state, backlog=True), sink, checkpoint, processingTime="0 seconds")
+    try:
+        query.processAllAvailable()
+        assert fold(sink.batches[2]) == sql_join(CHAIN, feeds, 3)
+        more(feeds, 10)
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    assert sink.table == sql_join(CHAIN, feeds, 4)
+    more(feeds, 10)
+    drain(asked(CHAIN, feeds, state, backlog=True), sink, checkpoint)  # once live it stays so
+    assert sink.batches[4]
+    assert sink.table == sql_join(CHAIN, feeds, 5)
+
+
+def test_what_cannot_begin_with_a_backlog(feeds: list[Feed], tmp_path: Path) -> None:
+    orders, prices = (stream(feed.df, row_kind="op", ttl="1 hour") for feed in feeds)
+    sql = "SELECT orders.k, b FROM orders JOIN prices ON orders.k = prices.k"
+    message = (
+        r"no backlog here: inner join on .*\(regular\): the rows of input 'orders' expire .* These can, .*: regular"
+    )
+    with pytest.raises(gpu_ops.DescriptionError, match=message):
+        gpu_ops.sql(sql, orders=orders, prices=prices, state=str(tmp_path / "state"), backlog=True)
