@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.common import interleave, ratio, summarise, write_results
-from gpu_ops.descriptions.aggregate import Aggregate
+from gpu_ops.descriptions.groups.aggregate import Aggregate
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.engine import JoinEngine
 

@@ -23,11 +23,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from kernels.support import plain_rows
 
-from gpu_ops.descriptions.aggregate import Aggregate
 from gpu_ops.descriptions.by_time.interval_join import IntervalJoin
 from gpu_ops.descriptions.by_time.intervals import Interval, parse_bound
 from gpu_ops.descriptions.co_group import CoGroup
 from gpu_ops.descriptions.description import Description
+from gpu_ops.descriptions.groups.aggregate import Aggregate
 from gpu_ops.descriptions.inputs import Input, parse_duration
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key, normalize_on

@@ -15,10 +15,10 @@ import pytest
 from kernels.support import TYPES
 from oracle.drive import Backend
 
-from gpu_ops.descriptions.aggregate import Aggregate, Function
 from gpu_ops.descriptions.by_time.interval_join import IntervalJoin
 from gpu_ops.descriptions.by_time.intervals import Interval, parse_bound
 from gpu_ops.descriptions.co_group import CoGroup
+from gpu_ops.descriptions.groups.aggregate import Aggregate, Function
 from gpu_ops.descriptions.inputs import Input, parse_duration
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key

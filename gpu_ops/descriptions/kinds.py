@@ -6,17 +6,17 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gpu_ops.descriptions.aggregate import Aggregate
 from gpu_ops.descriptions.by_time.asof_join import AsofJoin
 from gpu_ops.descriptions.by_time.interval_join import IntervalJoin
 from gpu_ops.descriptions.by_time.temporal_join import TemporalJoin
 from gpu_ops.descriptions.co_group import CoGroup
 from gpu_ops.descriptions.description import Description
+from gpu_ops.descriptions.groups.aggregate import Aggregate
+from gpu_ops.descriptions.groups.latest import Latest
+from gpu_ops.descriptions.groups.top import Top
 from gpu_ops.descriptions.join import Join
-from gpu_ops.descriptions.latest import Latest
 from gpu_ops.descriptions.lookup_join import LookupJoin
 from gpu_ops.descriptions.multi_join import MultiJoin
-from gpu_ops.descriptions.top import Top
 from gpu_ops.fields import reading
 
 

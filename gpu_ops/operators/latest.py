@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from gpu_ops.arrays import Array, Positions, Slots
 from gpu_ops.descriptions.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
 from gpu_ops.descriptions.description import Description
-from gpu_ops.descriptions.latest import Latest
+from gpu_ops.descriptions.groups.latest import Latest
 from gpu_ops.errors import BadInputError
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Frame, Kernels, as_slots

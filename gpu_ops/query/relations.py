@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from gpu_ops.descriptions.groups.top import Order
 from gpu_ops.descriptions.inputs import Updates
-from gpu_ops.descriptions.top import Order
 from gpu_ops.query.by_time.marks import ByTime
 from gpu_ops.query.expressions import Column, Expr
 
@@ -155,7 +155,7 @@ class Call:
 
     Attributes:
         column: what it gives.
-        function: see `gpu_ops.descriptions.aggregate.Function`.
+        function: see `gpu_ops.descriptions.groups.aggregate.Function`.
         of: the column below; None for ``count(*)``.
     """
 

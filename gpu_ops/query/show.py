@@ -8,9 +8,9 @@ from typing import Any, Final
 from gpu_ops.descriptions.by_time.asof_join import AsofJoin
 from gpu_ops.descriptions.by_time.intervals import show_ms
 from gpu_ops.descriptions.by_time.temporal_join import TemporalJoin
+from gpu_ops.descriptions.groups.latest import without_upserts
 from gpu_ops.descriptions.inputs import Layout
 from gpu_ops.descriptions.join import Join
-from gpu_ops.descriptions.latest import without_upserts
 from gpu_ops.descriptions.lookup_join import LookupJoin
 from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.query.nodes import Calc, JoinNode, Named, Node, Plan, Source, quoted

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from oracle.drive import Backend
 
-from gpu_ops.descriptions.aggregate import Aggregate
+from gpu_ops.descriptions.groups.aggregate import Aggregate
 from gpu_ops.descriptions.inputs import Input
 
 FOLDER = Path(__file__).parent / "aggregates"

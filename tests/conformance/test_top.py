@@ -17,8 +17,8 @@ import pytest
 from oracle.drive import Backend
 
 from conformance.test_aggregates import SCHEMA, changes
+from gpu_ops.descriptions.groups.top import Top, parse_order
 from gpu_ops.descriptions.inputs import Input
-from gpu_ops.descriptions.top import Top, parse_order
 
 FOLDER = Path(__file__).parent / "top"
 SQL = (

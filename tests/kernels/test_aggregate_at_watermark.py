@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from oracle.drive import Backend
 
-from gpu_ops.descriptions.aggregate import Aggregate
+from gpu_ops.descriptions.groups.aggregate import Aggregate
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.errors import BadInputError, DescriptionError

@@ -13,9 +13,9 @@ import pytest
 
 from gpu_ops import operators
 from gpu_ops.backends import make_kernels
-from gpu_ops.descriptions.aggregate import Aggregate
+from gpu_ops.descriptions.groups.aggregate import Aggregate
+from gpu_ops.descriptions.groups.top import Top, parse_order
 from gpu_ops.descriptions.inputs import Input
-from gpu_ops.descriptions.top import Top, parse_order
 from gpu_ops.engine import JoinEngine
 from kernels.own_functions import Bits
 from kernels.test_aggregate import CALLS, KINDS, SCHEMA, some_events, table_of, told

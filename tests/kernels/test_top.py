@@ -15,9 +15,9 @@ import pytest
 from oracle.drive import Backend
 
 from gpu_ops.descriptions.description import Emit
+from gpu_ops.descriptions.groups.top import Order, Top, parse_order
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.kinds import from_json
-from gpu_ops.descriptions.top import Order, Top, parse_order
 from gpu_ops.errors import DescriptionError
 from kernels.conftest import EMULATED, only_on
 from kernels.engines import CPU, alike, run

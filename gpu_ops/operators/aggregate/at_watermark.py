@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpu_ops.arrays import Array, Slots
-from gpu_ops.descriptions.aggregate import Aggregate
 from gpu_ops.descriptions.by_time.intervals import BEFORE_ALL, as_integers
 from gpu_ops.descriptions.description import Description
+from gpu_ops.descriptions.groups.aggregate import Aggregate
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Kernels, as_slots
 from gpu_ops.operators.aggregate.continuous import ContinuousAggregate

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpu_ops.arrays import Array, Positions, Slots
-from gpu_ops.descriptions.aggregate import Measure
+from gpu_ops.descriptions.groups.aggregate import Measure
 from gpu_ops.kernels import Columns, as_slots
 from gpu_ops.operators.aggregate.keys import InputRows, ValueTable
 from gpu_ops.operators.aggregate.step import Running, Step

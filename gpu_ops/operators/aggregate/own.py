@@ -14,8 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gpu_ops.arrays import Array, Slots
-from gpu_ops.descriptions.aggregate import Measure
-from gpu_ops.descriptions.functions import AggregateFunction
+from gpu_ops.descriptions.groups.aggregate import Measure
+from gpu_ops.descriptions.groups.functions import AggregateFunction
 from gpu_ops.errors import DescriptionError, GpuJoinError
 from gpu_ops.kernels import as_slots
 from gpu_ops.operators.aggregate.extremes import NO_ROW, one_zero, renumbered

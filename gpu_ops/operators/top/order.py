@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpu_ops.descriptions.by_time.intervals import AFTER_ALL, BEFORE_ALL
-from gpu_ops.descriptions.top import Order
+from gpu_ops.descriptions.groups.top import Order
 from gpu_ops.operators.core.numbers import decimal_halves, float_codes
 
 FIRST: Final = BEFORE_ALL + 2

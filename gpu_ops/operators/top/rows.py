@@ -28,7 +28,7 @@ from gpu_ops import layouts
 from gpu_ops.arrays import Array, Positions, Slots, distinct
 from gpu_ops.descriptions.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
 from gpu_ops.descriptions.description import Description
-from gpu_ops.descriptions.top import Top
+from gpu_ops.descriptions.groups.top import Top
 from gpu_ops.errors import StateError
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Columns, Frame, Kernels, as_slots

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from gpu_ops.descriptions.top import Order
+from gpu_ops.descriptions.groups.top import Order
 from gpu_ops.query.catalyst import arrow_type_of, class_of, items
 from gpu_ops.query.expressions import Column, Expr, tree
 from gpu_ops.query.relations import Compute, Relation, TopOf

@@ -11,10 +11,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql import types as st
 
 from gpu_ops.descriptions.by_time.intervals import Duration, parse_bound
+from gpu_ops.descriptions.groups.latest import Keep, Latest
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join, JoinType
 from gpu_ops.descriptions.keys import Key, On, normalize_on
-from gpu_ops.descriptions.latest import Keep, Latest
 from gpu_ops.descriptions.lookup_join import LookupJoin
 from gpu_ops.errors import DescriptionError
 from gpu_ops.query.catalyst import ansi_mode

@@ -7,7 +7,7 @@ from typing import Unpack
 
 from pyspark.sql import DataFrame
 
-from gpu_ops.descriptions.top import Top, parse_order
+from gpu_ops.descriptions.groups.top import Top, parse_order
 from gpu_ops.errors import DescriptionError, NotBuiltError
 from gpu_ops.spark.api.checks import check_frames, run
 from gpu_ops.spark.api.options import ChangelogOptions, check_options

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final, NamedTuple, Self
 import pyarrow as pa
 
 from gpu_ops.descriptions.description import Emit, OutputColumn, line
-from gpu_ops.descriptions.grouped import Grouped
+from gpu_ops.descriptions.groups.grouped import Grouped
 from gpu_ops.descriptions.inputs import Input, check_key_type, input_from_dict, input_to_dict
 from gpu_ops.errors import DescriptionError
 from gpu_ops.fields import check_fields

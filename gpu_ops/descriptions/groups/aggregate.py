@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from gpu_ops.descriptions.by_time.intervals import time_type
 from gpu_ops.descriptions.description import Emit, OutputColumn, line
-from gpu_ops.descriptions.functions import AggregateFunction, check_function
-from gpu_ops.descriptions.grouped import Grouped
+from gpu_ops.descriptions.groups.functions import AggregateFunction, check_function
+from gpu_ops.descriptions.groups.grouped import Grouped
 from gpu_ops.descriptions.inputs import Input, check_key_type, input_from_dict, input_to_dict
 from gpu_ops.errors import DescriptionError, NotBuiltError
 from gpu_ops.fields import check_fields, reading
