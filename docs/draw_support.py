@@ -99,7 +99,7 @@ def matrix() -> str:
     """The table, as Markdown."""
     lines = ["| operator | join types | left, or only input | right | `emit=` |", "|---|---|---|---|---|"]
     for name, hows, make, inputs in rows():
-        told: dict[tuple[tuple[str, ...], ...], dict[str, list[str]]] = {}
+        found: dict[tuple[tuple[str, ...], ...], dict[str, list[str]]] = {}
         for how in hows:
             by_kinds: dict[frozenset[tuple[str, ...]], list[str]] = {}
             for emit in get_args(Emit):
@@ -108,8 +108,8 @@ def matrix() -> str:
                     by_kinds.setdefault(frozenset(kinds), []).append(SHORT[emit])
             for kinds, emits in by_kinds.items():
                 sides = tuple(_sides(kinds, n) for n in range(inputs))
-                told.setdefault(sides, {}).setdefault(", ".join(emits), []).append(how)
-        for sides, by_emit in told.items():
+                found.setdefault(sides, {}).setdefault(", ".join(emits), []).append(how)
+        for sides, by_emit in found.items():
             for emits, those in by_emit.items():
                 cells = [", ".join(side) if len(side) < len(KINDS) else "any" for side in sides]
                 lines.append(f"| {' | '.join([name, ', '.join(those), *cells, *[''] * (2 - inputs), emits])} |")

@@ -25,7 +25,7 @@ def data_frame(given: object, which: str) -> DataFrame:
         NotBuiltError: it is one of Spark Connect.
     """
     if not hasattr(given, "sparkSession"):
-        raise DescriptionError(f"{which} is a DataFrame of Spark's or a stream(...), not {_told(given)}")
+        raise DescriptionError(f"{which} is a DataFrame of Spark's or a stream(...), not {_what(given)}")
     refuse_connect(given)
     return cast("DataFrame", given)
 
@@ -43,7 +43,7 @@ def refuse_connect(given: object) -> None:
         )
 
 
-def _told(given: Any) -> str:
+def _what(given: Any) -> str:
     kind = type(given)
     package = kind.__module__.partition(".")[0]
     if package in _TABLES:

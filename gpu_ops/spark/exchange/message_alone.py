@@ -26,11 +26,11 @@ def message_alone(
     """
 
     @functools.wraps(run)
-    def told(self: Self, batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
+    def wrapped(self: Self, batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
         try:
             yield from run(self, batches)
         except GpuJoinError:
             os.environ[_HIDE] = "1"  # of this worker process, which ends with its first failure
             raise
 
-    return told
+    return wrapped
