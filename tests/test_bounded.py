@@ -159,7 +159,7 @@ T = Input("t", SCHEMA)
     ("by", "calls", "says"),
     [
         (("nope",), {"n": "count(*)"}, "by names 'nope'"),
-        (("g",), {}, "at least one of sum"),
+        ((), {}, "at least one of "),
         (("g",), {"n": "count(nope)"}, "n names 'nope'"),
         (("g",), {"n": "median(i)"}, "no aggregate 'median'"),
         (("g",), {"n": "sum(*)"}, "only count takes"),

@@ -147,7 +147,7 @@ def test_a_trigger_that_cannot_be_read() -> None:
 
 
 def test_a_progress_bar() -> None:
-    event = type("Event", (), {"id": "q"})()
+    event = type("Event", (), {"id": "q", "exception": None})()
     shown = io.StringIO()
     bar = gpu_ops.BacklogProgress(400, console=Console(file=shown, force_terminal=True, width=100))
     numbers = dict.fromkeys(metric_names(("left", "right")), 50)
