@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import pytest
 
 import gpu_ops.spark
 from spark.support import Source
@@ -15,6 +18,20 @@ if TYPE_CHECKING:
 def test_own_session_has_the_recommended_settings(spark: SparkSession) -> None:
     recommended = gpu_ops.spark.recommended_conf()
     assert {key: spark.conf.get(key) for key in recommended} == recommended
+
+
+def test_own_session_starts_without_a_name_of_the_machine_and_leaves_the_environment_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[str | None] = []
+    monkeypatch.delenv("SPARK_LOCAL_HOSTNAME", raising=False)
+    monkeypatch.setattr(
+        "pyspark.sql.SparkSession.Builder.getOrCreate", lambda _: seen.append(os.environ.get("SPARK_LOCAL_HOSTNAME"))
+    )
+    for master in ("local[2]", "spark://host:7077"):
+        gpu_ops.spark.session(master=master)
+        assert "SPARK_LOCAL_HOSTNAME" not in os.environ
+    assert seen == ["localhost", None]
 
 
 def test_recommended_settings_are_known_and_may_be_set_while_spark_runs(spark: SparkSession) -> None:

@@ -36,6 +36,9 @@ SETTINGS: Final[dict[str, str]] = {
 LOOPBACK: Final[dict[str, str]] = {"spark.driver.host": "localhost", "spark.driver.bindAddress": "127.0.0.1"}
 """Where everything runs in one process; executors of a cluster have to reach the driver."""
 
+_HOSTNAME: Final = "SPARK_LOCAL_HOSTNAME"
+"""Without it Spark does not start where the machine's own name leads to no address, as in a bare container."""
+
 _CHECKPOINTS: Final = "spark.sql.streaming.checkpointFileManagerClass"
 
 
@@ -138,10 +141,15 @@ def session(
     own = dict(SETTINGS)
     if master == "local" or master.startswith("local["):
         own |= {**LOOPBACK, _CHECKPOINTS: _manager_by_rename()}
-        # else Spark does not start where the machine's own name leads to no address, as in a bare container
-        os.environ.setdefault("SPARK_LOCAL_HOSTNAME", "localhost")
     for key, value in {**own, **(config or {})}.items():
         builder = builder.config(key, value)
-    made = builder.getOrCreate()
+    named = _HOSTNAME not in os.environ and "spark.driver.host" in own
+    if named:  # for Spark's process alone: those that are started later may be of a cluster
+        os.environ[_HOSTNAME] = "localhost"
+    try:
+        made = builder.getOrCreate()
+    finally:
+        if named:
+            del os.environ[_HOSTNAME]
     refuse_connect(made)
     return made
