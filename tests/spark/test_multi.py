@@ -200,7 +200,7 @@ def test_refusals(spark: Any, shop: list[Feed]) -> None:
 
     refused("two or more inputs, not 1", [users], "user_id")
     refused("a list of inputs, not DataFrame", users, "user_id")
-    refused("input 2 is a DataFrame or a stream", [users, 7], "user_id")
+    refused("input 2 is a DataFrame of Spark's or a stream", [users, 7], "user_id")
     refused("'input_2' has no column 'name' to join on; there are order_id", [users, orders], "name")
     refused("on= has 1 entries for 2 steps", [users, orders, payments], [("user_id", "user_id")])
     refused("can be input_1.user_id and input_2.user_id", [users, orders, payments],
