@@ -209,7 +209,10 @@ def kill_test(kind: str, tmp_path: Path, kills: int, files: int, seed: int) -> N
     check(data, work)
 
 
-@pytest.mark.parametrize(("kind", "kills", "files"), [("regular", 3, 12), ("by_time", 2, 6), ("tables", 2, 4)])
+@pytest.mark.parametrize(
+    ("kind", "kills", "files"),
+    [("regular", 3, 12), ("by_time", 2, 6), pytest.param("tables", 2, 4, marks=pytest.mark.slow)],
+)
 def test_a_few_kills(kind, kills, files, tmp_path):
     kill_test(kind, tmp_path, kills, files, seed=11)
 
