@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import json
 import os
@@ -9,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,14 @@ pytestmark = [
     pytest.mark.spark,
     pytest.mark.skipif(importlib.util.find_spec("pyspark") is None or _missing() is not None, reason="no Spark"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def one_at_a_time(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Local clusters that start in the same second give their applications one id, and so one folder to work in."""
+    with (tmp_path_factory.getbasetemp().parent / "cluster.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
