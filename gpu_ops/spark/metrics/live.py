@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 
 from gpu_ops.errors import GpuJoinError, NotBuiltError
+from gpu_ops.memory import size_text
 
 _TIMEOUT_S: Final = 5.0
 _NUMBERS: Final = (
@@ -96,7 +97,7 @@ def show(now: Scrape, before: Scrape | None = None) -> Table:
             _rate(more.get("rows_in_total", 0.0), seconds),
             _rate(more.get("rows_out_total", 0.0), seconds),
             f"{values.get('state_rows', 0):,.0f}",
-            _bytes(values.get("state_bytes", 0)),
+            size_text(int(values.get("state_bytes", 0))),
             f"{more['micro_batch_seconds_sum'] / batches:.2f}" if batches else "-",
             f"{values.get('late_rows_total', 0):,.0f}",
             "-" if lag is None else f"{lag:,.0f}",
@@ -132,11 +133,3 @@ def watch(url: str, console: Console, *, every_s: float, once: bool = False) -> 
 
 def _rate(more: float, seconds: float) -> str:
     return f"{more / seconds:,.0f}" if seconds else "-"
-
-
-def _bytes(size: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:,.0f} {unit}"
-        size /= 1000
-    return f"{size:,.1f} TB"

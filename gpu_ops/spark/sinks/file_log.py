@@ -107,10 +107,9 @@ class ObjectLog:
 
     def add(self, number: int, files: Sequence[WrittenFile]) -> bool:
         """See `FileLog`."""
-        whole = (number + 1) % _INTERVAL == 0
-        name = f"{number}{_COMPACT}" if whole else f"{number}"
+        whole = _has_all(number)
         lines = [*(self._since(number) if whole else ()), *map(self._line, files)]
-        if not self._log.create(name, "\n".join(["v1", *lines]).encode()):
+        if not self._log.create(_entry(number), "\n".join(["v1", *lines]).encode()):
             return False
         self._last = number
         if whole:
@@ -120,8 +119,7 @@ class ObjectLog:
     def _since(self, number: int) -> Iterator[str]:
         """What entries before have, from the last that had all."""
         first = max(0, number - _INTERVAL)
-        for entry in range(first, number):
-            name = f"{entry}{_COMPACT}" if (entry + 1) % _INTERVAL == 0 else f"{entry}"
+        for name in map(_entry, range(first, number)):
             content = self._log.read(name)
             if content is None:
                 raise StateError(f"{self._log.name(name)} is gone: no one can tell any more which files are visible")
@@ -142,3 +140,13 @@ class ObjectLog:
         status = {"path": at, "size": file.size, "isDir": False, "modificationTime": now}
         blocks = {"blockReplication": 1, "blockSize": 32 << 20, "action": "add"}
         return json.dumps(status | blocks, separators=(",", ":"))
+
+
+def _has_all(number: int) -> bool:
+    """Whether a micro-batch's entry has the files of all before, too."""
+    return (number + 1) % _INTERVAL == 0
+
+
+def _entry(number: int) -> str:
+    """What a micro-batch's entry is called."""
+    return f"{number}{_COMPACT}" if _has_all(number) else f"{number}"
