@@ -21,6 +21,7 @@ from typing import IO, Final
 from gpu_ops.errors import StateError
 from gpu_ops.spark.exchange.connection import Address, Tls, format_location
 from gpu_ops.spark.servers.pools import Server
+from gpu_ops.spark.servers.processor import numpy_environment
 
 _log = logging.getLogger(__name__)
 
@@ -172,7 +173,7 @@ class Launcher:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                env={**inherited, "PYTHONPATH": os.pathsep.join(paths), **environment},
+                env={**numpy_environment(), **inherited, "PYTHONPATH": os.pathsep.join(paths), **environment},
                 close_fds=True,  # Spark's sockets and other servers' pipes stay with this process
                 start_new_session=True,  # an interrupt in a notebook is not meant for a server
             )
