@@ -36,7 +36,7 @@ Row = tuple[str, str, str]
 def sections() -> dict[str, list[Row]]:
     """What was measured beside whom: rows of what, the ratio, and the benchmark, by title."""
     return {
-        "Beside Flink": [*flink_rows(), *multi_rows(), *temporal_rows(), *kafka_rows()],
+        "Beside Flink": [*flink_rows(), *multi_rows(), *temporal_rows(), *kafka_rows(), *tpch_rows()],
         "Beside Spark's own joins and writer": [*spark_rows(), *nexmark_rows(), *sink_rows()],
         "Beside one batch join by polars": [*polars_rows(), *asof_rows(), *aggregate_rows(), *at_end_rows()],
         "Beside itself, and beside a pipeline that does nothing": [*limit_rows(), *growth_rows()],
@@ -242,6 +242,22 @@ def aggregate_rows() -> list[Row]:
             of = f"six aggregates of {found['rows'] // 10**6}M rows by {found['products']:,} keys{taken}, `per_batch`"
             text = f"{of}, time over polars' `group_by` of all rows at once"
             rows.append((text, spread(found["times_polars"]), "aggregate"))
+    return rows
+
+
+def tpch_rows() -> list[Row]:
+    """Queries of TPC-H and Nexmark beside Flink SQL, each from its first micro-batch to its last."""
+    if not (RESULTS / "tpch.json").is_file():
+        return []
+    data = load("tpch")
+    settings = data["settings"]
+    sizes = f"scale {settings['scale']:g}", f"{settings['events'] / 1e6:g}M events"
+    rows = []
+    for name, found in data["results"].items():
+        kind, query = ("Nexmark", name.removeprefix("nexmark_")) if name.startswith("nexmark_") else ("TPC-H", name)
+        size = sizes[kind == "Nexmark"]
+        what = f"{kind} {query.upper()}, {size}, `read_files` (CSV), over Flink SQL"
+        rows.append((what, spread(found["over_flink"]), "benchmarks.tpch"))
     return rows
 
 
