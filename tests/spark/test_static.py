@@ -142,6 +142,11 @@ def test_a_table_that_is_read_again(spark: Any, tmp_path: Path, key: str | None)
         prices.pop("a")
         write()
         until(lambda: sink.table == wanted(), running)
+        running.stop()
+        running = query({"processingTime": "0 seconds"})  # and after a restart, though no row of the stream comes
+        prices |= {"c": 5}
+        write()
+        until(lambda: sink.table == wanted(), running)
     finally:
         running.stop()
     source.add({"op": "-D", "id": 0, "item": "a"})

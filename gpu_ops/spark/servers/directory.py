@@ -103,6 +103,7 @@ class Directory:
     def __init__(self, context: Any) -> None:
         self._joins: dict[str, _Known] = {}
         self._folders: dict[str, StateAddress] = {}
+        self._started: dict[str, tuple[str, str]] = {}  # by plan, the query and the run that began with it last
         self._opening = threading.Lock()
         self._opened: dict[str, _Opened] = {}
         self._lock = threading.Lock()
@@ -198,11 +199,13 @@ class Directory:
         return self._context._jsc is None
 
     def state_in_use(self, state: StateAddress) -> str | None:
-        """The id of the running query that uses a state folder, or None."""
+        """The id of the running query that uses a state folder, or None; it need not have had a micro-batch yet."""
         wanted, active = state.identity, self._active_runs()
         with self._lock:
-            users = [k for k in self._joins.values() if k.state is not None and k.state.identity == wanted]
-        return next((k.query_id for k in users if k.run_id in active), None)
+            joins = [k for k in self._joins.values() if k.state is not None and k.state.identity == wanted]
+        users = [(known.query_id, known.run_id) for known in joins]
+        users += [run for plan_id, run in list(self._started.items()) if self._folders[plan_id].identity == wanted]
+        return next((query_id for query_id, run_id in users if run_id in active), None)
 
     def expect(self, plan: JoinPlan, state: StateAddress | None) -> None:
         """Has the state folder of a join looked at when its query is started."""
@@ -218,15 +221,17 @@ class Directory:
             StateError: which, and why.
         """
         with cls._guard:
-            folders = {plan_id: at for found in cls._of_application.values() for plan_id, at in found._folders.items()}
-        if not folders:
+            of_plan = {plan_id: found for found in cls._of_application.values() for plan_id in found._folders}
+        if not of_plan:
             return
+        query_id, run_id = str(query.id), str(query.runId)
         for plan, number in numbered_plans(query):
-            state = folders.get(plan.plan_id)
-            if state is not None:
-                description = plan.join.to_json()
-                manifest = Manifest(description, plan.partitions, str(query.id), plan.distribution, join_number=number)
+            directory = of_plan.get(plan.plan_id)
+            if directory is not None:
+                description, state = plan.join.to_json(), directory._folders[plan.plan_id]
+                manifest = Manifest(description, plan.partitions, query_id, plan.distribution, join_number=number)
                 check_stored(Files.at(state), manifest, lambda: next_batch(query))
+                directory._started[plan.plan_id] = query_id, run_id
 
     def locate(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The server of a partition.
