@@ -55,7 +55,7 @@ from gpu_ops.spark.api.streams import stream as stream
 from gpu_ops.spark.failures import why as why
 from gpu_ops.spark.metrics.backlog_progress import BacklogProgress as BacklogProgress
 from gpu_ops.spark.metrics.backlog_progress import progress as progress
-from gpu_ops.spark.metrics.progress import ProgressListener as ProgressListener
+from gpu_ops.spark.metrics.listener import ProgressListener as ProgressListener
 from gpu_ops.spark.plan.side_outputs import late as late
 from gpu_ops.spark.plan.side_outputs import side as side
 from gpu_ops.spark.sinks.files import write_files as write_files

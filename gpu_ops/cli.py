@@ -136,7 +136,7 @@ def inspect(
     ] = True,
 ) -> None:
     """Show what a state folder holds: whose it is, versions, sizes, rows per partition."""
-    from gpu_ops.inspection import describe  # noqa: PLC0415
+    from gpu_ops.spark.servers.inspection import describe  # noqa: PLC0415
 
     describe(state, Console(highlight=False), rows=rows)
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import gpu_ops
-from gpu_ops import cli, inspection
+from gpu_ops import cli
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
@@ -18,6 +18,7 @@ from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import StateError
 from gpu_ops.memory import size_text
 from gpu_ops.spark.exchange.command import Wire
+from gpu_ops.spark.servers import inspection
 from gpu_ops.spark.servers.partition import stored_state
 from gpu_ops.state.durable import PartitionLog, Record
 from gpu_ops.state.files import Files

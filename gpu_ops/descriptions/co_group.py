@@ -54,7 +54,7 @@ class CoGroup(Join):
     @property
     def operator(self) -> str:
         """The module of `gpu_ops.operators` that runs it."""
-        return "grouped"
+        return "groups.at_end"
 
     @functools.cached_property
     def output(self) -> tuple[OutputColumn, ...]:

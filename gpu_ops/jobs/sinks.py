@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as f
 
-from gpu_ops.conditions import backquoted
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.jobs.connectors import FORMATS
 from gpu_ops.jobs.job import Job, Sink
 from gpu_ops.jobs.sources import failed
 from gpu_ops.jobs.text import Text
+from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.plan.plugin import metrics_reported
 from gpu_ops.spark.sinks.changes import View
 from gpu_ops.spark.sinks.delta import delta_view
@@ -110,12 +110,12 @@ def shaped(changes: DataFrame, sink: Sink, file: Text) -> DataFrame:
             raise file.error(f"the sink has {len(named)} columns, the query {len(names)}: {', '.join(names)}", sink.at)
         types = [field.dataType.simpleString() for field in changes.schema.fields[1:]]
         columns = [
-            (f.col(backquoted(own)) if type_ == kind.lower() else f.col(backquoted(own)).cast(kind)).alias(name)
+            (named_column(own) if type_ == kind.lower() else named_column(own).cast(kind)).alias(name)
             for own, type_, (name, kind) in zip(names, types, named, strict=True)
         ]
         names = [name for name, _ in named]
     else:
-        columns = [f.col(backquoted(name)) for name in names]
+        columns = [named_column(name) for name in names]
     if sink.row_kind.lower() in {name.lower() for name in names}:
         raise file.error(f"the query has a column {sink.row_kind!r}, too: set 'row_kind' = 'another name'", sink.at)
     return changes.select(f.col(ROW_KIND_COLUMN).alias(sink.row_kind), *columns)
@@ -131,9 +131,9 @@ def messages(rows: DataFrame, sink: Sink, file: Text) -> DataFrame:
     for name in sink.key:
         if name.lower() not in spelled:
             raise file.error(f"key names {name!r}; there are {', '.join(rows.columns)}", sink.at)
-    keys = [f.col(backquoted(spelled[name.lower()])) for name in sink.key]
+    keys = [named_column(spelled[name.lower()]) for name in sink.key]
     nulls = {"ignoreNullFields": "false"}
-    value = f.to_json(f.struct(*(f.col(backquoted(name)) for name in rows.columns)), nulls).alias("value")
+    value = f.to_json(f.struct(*(named_column(name) for name in rows.columns)), nulls).alias("value")
     if not keys:
         return rows.select(value)
     key = keys[0].cast("string") if len(keys) == 1 else f.to_json(f.struct(*keys), nulls)

@@ -7,7 +7,6 @@ import functools
 from typing import TYPE_CHECKING, Final, cast
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
 from gpu_ops.conditions import backquoted
@@ -17,6 +16,7 @@ from gpu_ops.jobs.connectors import package
 from gpu_ops.jobs.job import Source
 from gpu_ops.jobs.text import JobError, Text
 from gpu_ops.spark.api.streams import Stream, stream
+from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.metrics.metrics import free_name
 from gpu_ops.spark.sources.files import read_files
 from gpu_ops.spark.sources.kafka import rows_of
@@ -106,7 +106,7 @@ def _table(spark: SparkSession, source: Source) -> DataFrame:
     if source.connector in _FILES:
         return reader.schema(schema_text(source)).load()
     columns = [*source.columns, *([(source.row_kind, "STRING")] if source.row_kind is not None else [])]
-    return reader.load().select(*(f.col(backquoted(name)).cast(kind).alias(name) for name, kind in columns))
+    return reader.load().select(*(named_column(name).cast(kind).alias(name) for name, kind in columns))
 
 
 def _load(spark: SparkSession, source: Source) -> DataFrame:
@@ -163,12 +163,12 @@ def _delta(spark: SparkSession, source: Source) -> tuple[Source, DataFrame]:
     own = [source.row_kind] if source.row_kind is not None else []
     if source.columns is None:
         kept = [name for name in df.columns if name not in (_CHANGE, _VERSION, _TIME)]
-        chosen = [f.col(backquoted(name)) for name in kept]
+        chosen = [named_column(name) for name in kept]
     else:
-        chosen = [f.col(backquoted(name)).cast(kind).alias(name) for name, kind in source.columns]
+        chosen = [named_column(name).cast(kind).alias(name) for name, kind in source.columns]
         kept = [name for name, _ in source.columns]
     own += [source.sequence_by] if source.sequence_by is not None else []
-    return source, df.select(*chosen, *(f.col(backquoted(name)) for name in own if name not in kept))
+    return source, df.select(*chosen, *(named_column(name) for name in own if name not in kept))
 
 
 def decode(df: DataFrame, source: Source) -> tuple[Source, DataFrame]:

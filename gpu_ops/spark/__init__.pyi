@@ -16,8 +16,8 @@ from gpu_ops.spark.api.session import session as session
 from gpu_ops.spark.api.streams import Stream as Stream
 from gpu_ops.spark.api.streams import stream as stream
 from gpu_ops.spark.metrics.backlog_progress import BacklogProgress as BacklogProgress
+from gpu_ops.spark.metrics.listener import ProgressListener as ProgressListener
 from gpu_ops.spark.metrics.progress import JoinProgress as JoinProgress
-from gpu_ops.spark.metrics.progress import ProgressListener as ProgressListener
 from gpu_ops.spark.metrics.progress import join_progress as join_progress
 from gpu_ops.spark.plan.side_outputs import late as late
 from gpu_ops.spark.plan.side_outputs import side as side

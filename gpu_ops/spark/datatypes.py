@@ -1,19 +1,27 @@
-"""Spark types and Arrow types, and back. Needs pyspark."""
+"""Spark's types and Arrow's, and back; columns by name. Needs pyspark."""
 
 from __future__ import annotations
 
 from typing import Final
 
 import pyarrow as pa
+from pyspark.sql import Column
+from pyspark.sql import functions as f
 from pyspark.sql import types as st
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 
+from gpu_ops.conditions import backquoted
 from gpu_ops.errors import DescriptionError
 
 ZONE: Final = "UTC"
 """The zone that timestamps carry between a task and a state server; the instants are the same in any."""
 
 _REFUSED: Final = {"NullType", "VariantType", "CalendarIntervalType", "GeometryType", "GeographyType"}
+
+
+def named_column(name: str) -> Column:
+    """A column by its exact name, dots and all."""
+    return f.col(backquoted(name))
 
 
 def nullable(kind: st.DataType) -> st.DataType:

@@ -23,7 +23,7 @@ from gpu_ops.state.table import StateTable
 from gpu_ops.state.time_index import TimeIndex
 
 GHOST = 3
-"""Removed from the results by an early clean-up, but its key's timer still goes by it; see `operators.interval`."""
+"""Removed from the results by an early clean-up, but its key's timer still goes by it; see the operator."""
 
 TIME_COLUMN, SWEEP_COLUMN, MATCHED_COLUMN, STATUS_COLUMN = "__time", "__sweep", "__matched", "__status"
 
@@ -36,7 +36,7 @@ class IntervalTable(StateTable):
         source: the input's description.
         keys: by what its rows are looked up.
         notes_matches: whether it is noted which rows have met a match.
-        lazy: rows are swept by their key's timer, not by their own time; see `operators.interval`.
+        lazy: rows are swept by their key's timer, not by their own time; see `operators.by_time.interval`.
         beside: more numbers beside each row, by name.
 
     Attributes:

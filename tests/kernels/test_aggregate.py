@@ -20,9 +20,9 @@ from gpu_ops.descriptions.groups.aggregate import Aggregate
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.errors import DescriptionError
-from gpu_ops.operators.aggregate.averages import as_decimals, divided
-from gpu_ops.operators.aggregate.compensated import sliced
 from gpu_ops.operators.core.numbers import decimal_halves
+from gpu_ops.operators.groups.aggregate.averages import as_decimals, divided
+from gpu_ops.operators.groups.aggregate.compensated import sliced
 from kernels.conftest import EMULATED, only_on
 from kernels.engines import CPU, alike, run
 

@@ -17,7 +17,7 @@ from rich.console import Console
 
 import gpu_ops
 from gpu_ops import stream
-from gpu_ops.inspection import describe
+from gpu_ops.spark.servers.inspection import describe
 from spark.feeds import Feed, sql_join
 from spark.support import Row, Sink, drain, in_memory, start
 

@@ -65,7 +65,7 @@ class IntervalJoin(Join):
     @property
     def operator(self) -> str:
         """The module of `gpu_ops.operators` that runs it."""
-        return "at_end" if self.emit == "at_end" else "interval"
+        return "at_end" if self.emit == "at_end" else "by_time.interval"
 
     @property
     def one_sided(self) -> bool:

@@ -212,7 +212,9 @@ class Aggregate(Grouped):
     @property
     def operator(self) -> str:
         """The module of `gpu_ops.operators` that runs it."""
-        return {"at_end": "grouped", "at_watermark": "aggregate.at_watermark"}.get(self.emit, "aggregate.continuous")
+        return {"at_end": "groups.at_end", "at_watermark": "groups.aggregate.at_watermark"}.get(
+            self.emit, "groups.aggregate.continuous"
+        )
 
     @functools.cached_property
     def output(self) -> tuple[OutputColumn, ...]:

@@ -78,7 +78,7 @@ class Latest(Description):
     @property
     def operator(self) -> str:
         """The module of `gpu_ops.operators` that runs it."""
-        return "latest"
+        return "groups.latest"
 
     @property
     def key(self) -> tuple[str, ...]:

@@ -105,7 +105,7 @@ class Top(Grouped):
     @property
     def operator(self) -> str:
         """The module of `gpu_ops.operators` that runs it."""
-        return "top.rows"
+        return "groups.top.rows"
 
     @functools.cached_property
     def output(self) -> tuple[OutputColumn, ...]:

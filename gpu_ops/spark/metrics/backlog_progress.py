@@ -10,7 +10,8 @@ from pyspark.sql.streaming import StreamingQuery
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from gpu_ops.spark.metrics.progress import JoinProgress, ProgressListener
+from gpu_ops.spark.metrics.listener import ProgressListener
+from gpu_ops.spark.metrics.progress import JoinProgress
 
 
 def progress(query: StreamingQuery, total: int | None = None, *, console: Console | None = None) -> None:

@@ -11,6 +11,7 @@ from pyspark.sql import functions as f
 
 from gpu_ops.descriptions.description import Description
 from gpu_ops.spark.api.functions import Grouped
+from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.exchange.arrivals import INPUT_BITS
 from gpu_ops.spark.exchange.bounded_task import NO_INPUT, BoundedTask
 from gpu_ops.spark.exchange.command import Wire
@@ -22,7 +23,6 @@ from gpu_ops.spark.plan.union_layout import (
     STAMP,
     UnionColumn,
     in_union,
-    quoted,
     shuffle,
     union_columns,
     wire_schema,
@@ -68,7 +68,7 @@ def build_bounded(plan: JoinPlan, inputs: Sequence[DataFrame], function: Grouped
     output = output_type(join, schemas) if function is None else function.schema
     found = rows.mapInArrow(task, plan.carried_by(output))
     if function is not None:
-        first, *others = (quoted(x.name) for x in output.fields)
+        first, *others = (named_column(x.name) for x in output.fields)
         named = first.alias(output.fields[0].name, metadata={**output.fields[0].metadata, _CO_GROUP: plan.name})
         return found.select(named, *others)
     return found.select(*changelog_columns(join, plan.name, plan.plan_id))

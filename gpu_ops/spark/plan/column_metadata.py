@@ -13,7 +13,7 @@ from pyspark.sql import functions as f
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import Description, OutputColumn
-from gpu_ops.spark.plan.union_layout import quoted
+from gpu_ops.spark.datatypes import named_column
 
 CHANGELOG: Final = "gpu_ops.changelog"
 """Of the row-kind column; its value is the join's name."""
@@ -103,7 +103,9 @@ def changelog_columns(join: Description, name: str, plan_id: str) -> list[Column
         metadata: dict[str, Any] = _metadata(join, column, plan_id) if join.by_time else {}
         if key is not None and column.name in key:
             metadata[KEY_COLUMN] = f"{plan_id} {column.name}"
-        columns.append(quoted(column.name).alias(column.name, metadata=metadata) if metadata else quoted(column.name))
+        columns.append(
+            named_column(column.name).alias(column.name, metadata=metadata) if metadata else named_column(column.name)
+        )
     return columns
 
 

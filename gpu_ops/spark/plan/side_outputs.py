@@ -14,9 +14,9 @@ from pyspark.sql import functions as f
 
 from gpu_ops.descriptions.changelog import LATE_ROW_KIND, ROW_KIND_COLUMN
 from gpu_ops.errors import DescriptionError
+from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.given import data_frame
 from gpu_ops.spark.plan.column_metadata import INPUTS, OWN_COLUMN, OWN_TIME
-from gpu_ops.spark.plan.union_layout import quoted
 
 LATE_SIDES: Final = ("left_late", "right_late")
 """The side outputs of an input's late rows."""
@@ -80,8 +80,8 @@ def _rows(df: DataFrame, name: str, who: str) -> DataFrame:
     number = late.get(name.lower())
     found = structs.get(name if number is None else LATE_SIDES[number])
     if found is not None:
-        rows = df.where(quoted(found.name).isNotNull())
-        return rows.select(*(quoted(found.name)[x].alias(x) for x in found.dataType.fieldNames()))
+        rows = df.where(named_column(found.name).isNotNull())
+        return rows.select(*(named_column(found.name)[x].alias(x) for x in found.dataType.fieldNames()))
     if number is None or not shared:
         known = [*structs, *(f"{x} ({inputs[n]})" for n, x in enumerate(LATE_SIDES) if shared)]
         raise DescriptionError(f"{who}: there is no side output {name!r}; there are {', '.join(known)}")
@@ -95,5 +95,6 @@ def _late_columns(df: DataFrame, side: int, who: str) -> tuple[Column, list[Colu
     time = next((x.name for x in fields if x.metadata.get(OWN_TIME[side])), None)
     if time is None:
         raise DescriptionError(f"{who} needs the input's event time, which is not among the columns any more")
-    own = [quoted(x.name).alias(str(x.metadata[OWN_COLUMN[side]])) for x in fields if OWN_COLUMN[side] in x.metadata]
-    return (f.col(ROW_KIND_COLUMN) == LATE_ROW_KIND) & quoted(time).isNotNull(), own
+    shown = [(x.name, x.metadata[OWN_COLUMN[side]]) for x in fields if OWN_COLUMN[side] in x.metadata]
+    own = [named_column(name).alias(str(its_own)) for name, its_own in shown]
+    return (f.col(ROW_KIND_COLUMN) == LATE_ROW_KIND) & named_column(time).isNotNull(), own

@@ -14,10 +14,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
-from gpu_ops.conditions import backquoted
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.keys import Shuffle
-from gpu_ops.spark.datatypes import arrow_type, is_binary_collated, nullable, spark_type
+from gpu_ops.spark.datatypes import arrow_type, is_binary_collated, named_column, nullable, spark_type
 from gpu_ops.spark.exchange.arrivals import INPUT_BITS, PARTITION_BITS, Arrivals, Rows
 
 if TYPE_CHECKING:
@@ -50,11 +49,6 @@ class Travel(NamedTuple):
     sides: list[DataFrame]
     shuffle: Callable[[DataFrame], DataFrame]
     arrivals: Arrivals
-
-
-def quoted(name: str) -> Column:
-    """A column by its exact name, dots and all."""
-    return f.col(backquoted(name))
 
 
 def union_columns(join: Description, schemas: Sequence[st.StructType]) -> list[UnionColumn]:
@@ -142,7 +136,7 @@ def in_union(df: DataFrame, number: int, layout: Sequence[UnionColumn]) -> DataF
     columns = [(part * (1 << (INPUT_BITS + PARTITION_BITS)) + number).alias(ORIGIN)]
     for column in layout:
         own = column.columns[number]
-        value = f.lit(None).cast(column.type) if own is None else quoted(own)
+        value = f.lit(None).cast(column.type) if own is None else named_column(own)
         columns.append(value.alias(column.name))
     return df.select(*columns)
 

@@ -21,8 +21,8 @@ from gpu_ops.errors import DescriptionError, GpuJoinError, StateError
 from gpu_ops.spark.cluster.executors import Executors, on_cluster
 from gpu_ops.spark.cluster.servers import ClusterServers
 from gpu_ops.spark.exchange.connection import Action, Address, FlightServer, format_location
+from gpu_ops.spark.metrics.listener import ProgressListener
 from gpu_ops.spark.metrics.metrics import metric_names
-from gpu_ops.spark.metrics.progress import ProgressListener
 from gpu_ops.spark.metrics.prometheus import serve
 from gpu_ops.spark.metrics.task_metrics import TASK_METRICS, Run
 from gpu_ops.spark.plan.recognition import JoinPlan, numbered_plans, running_plan

@@ -18,9 +18,9 @@ from pyspark.sql import types as st
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.errors import BadInputError, DescriptionError
+from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.given import data_frame
 from gpu_ops.spark.plan.column_metadata import CHANGELOG, known_key
-from gpu_ops.spark.plan.union_layout import quoted
 
 COUNT: Final = "gpu_ops_count"
 """In a view without a key: how often the row is there."""
@@ -92,7 +92,7 @@ def net(batch: DataFrame) -> DataFrame:
     kind = f.col(ROW_KIND_COLUMN)
     sign = f.when(kind.isin("+I", "+U"), 1).when(kind.isin("-U", "-D"), -1)
     try:
-        counted = batch.where(sign.isNotNull()).groupBy(*map(quoted, names)).agg(f.sum(sign).alias(COUNT))
+        counted = batch.where(sign.isNotNull()).groupBy(*map(named_column, names)).agg(f.sum(sign).alias(COUNT))
         return counted.where(f.col(COUNT) != 0)
     except AnalysisException as error:
         raise DescriptionError(f"the columns of a view are grouped, and Spark cannot group these: {error}") from error
@@ -100,8 +100,8 @@ def net(batch: DataFrame) -> DataFrame:
 
 def by_key(rows: DataFrame, key: Sequence[str]) -> DataFrame:
     """What `net` gives, per key: ``before``, ``after``, and ``copies``: more than 1 if the key is not unique."""
-    row, count = f.struct(*map(quoted, rows.columns[:-1])), f.col(COUNT)
-    grouped = rows.groupBy(*(quoted(name).alias(f"key_{n}") for n, name in enumerate(key)))
+    row, count = f.struct(*map(named_column, rows.columns[:-1])), f.col(COUNT)
+    grouped = rows.groupBy(*(named_column(name).alias(f"key_{n}") for n, name in enumerate(key)))
     return grouped.agg(
         f.first(f.when(count < 0, row), ignorenulls=True).alias("before"),
         f.first(f.when(count > 0, row), ignorenulls=True).alias("after"),
@@ -111,7 +111,7 @@ def by_key(rows: DataFrame, key: Sequence[str]) -> DataFrame:
 
 def without_key(rows: DataFrame) -> DataFrame:
     """What `net` gives, in the form of `by_key`."""
-    row, count = f.struct(*map(quoted, rows.columns[:-1])), f.col(COUNT)
+    row, count = f.struct(*map(named_column, rows.columns[:-1])), f.col(COUNT)
     before, after = f.when(count < 0, row), f.when(count > 0, row)
     return rows.select(before.alias("before"), after.alias("after"), f.abs(count).alias("copies"))
 

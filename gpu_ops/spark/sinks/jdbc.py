@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
-from gpu_ops.spark.plan.union_layout import quoted
+from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.sinks.changes import COUNT, Changes, View, view
 
 
@@ -159,7 +159,7 @@ class _Database:
         """That a row of the view is one of ``s``. Nulls equal nulls: columns without any go by ``=``, for an index."""
         columns = changes.key or changes.schema.names
         signed = changes.signed()
-        nulls = signed.agg(*(f.max(quoted(x).isNull()).alias(f"n{n}") for n, x in enumerate(columns))).first()
+        nulls = signed.agg(*(f.max(named_column(x).isNull()).alias(f"n{n}") for n, x in enumerate(columns))).first()
         terms = []
         for name, null in zip(self._names(columns), nulls, strict=True):
             equal = f"{table}.{name} = s.{name}"

@@ -6,8 +6,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from gpu_ops.errors import StateError
+from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.given import refuse_connect
-from gpu_ops.spark.plan.union_layout import quoted
 from gpu_ops.spark.sinks.changes import COUNT, net, query_of
 
 
@@ -39,10 +39,10 @@ class MemoryView:
         names = [x for x in rows.columns if x != COUNT]
         if self._rows is not None:
             both = self._rows.unionByName(rows)
-            rows = both.groupBy(*map(quoted, names)).agg(f.sum(COUNT).alias(COUNT)).where(f.col(COUNT) != 0)
+            rows = both.groupBy(*map(named_column, names)).agg(f.sum(COUNT).alias(COUNT)).where(f.col(COUNT) != 0)
         self._rows = rows.localCheckpoint()
         copies = f.explode(f.sequence(f.lit(1), f.col(COUNT))).alias(COUNT)
-        self._rows.select(*map(quoted, names), copies).drop(COUNT).createOrReplaceGlobalTempView(self.name)
+        self._rows.select(*map(named_column, names), copies).drop(COUNT).createOrReplaceGlobalTempView(self.name)
         # a micro-batch has a session of its own, whose temporary views no other sees
         self._spark.sql(f"CREATE OR REPLACE TEMP VIEW `{self.name}` AS SELECT * FROM global_temp.`{self.name}`")
         self._last = (query, batch_id)

@@ -22,12 +22,11 @@ from gpu_ops.messages.rows import MessageFormat, MessageFormatName
 from gpu_ops.query.catalyst import frame_of
 from gpu_ops.spark.api.functions import applied_schema
 from gpu_ops.spark.api.streams import spelling
-from gpu_ops.spark.datatypes import arrow_schema, nullable
+from gpu_ops.spark.datatypes import arrow_schema, named_column, nullable
 from gpu_ops.spark.given import data_frame, refuse_connect
 from gpu_ops.spark.metrics.metrics import free_name
 from gpu_ops.spark.plan.plugin import metrics_reported
 from gpu_ops.spark.plan.recognition import metadata_of
-from gpu_ops.spark.plan.union_layout import quoted
 from gpu_ops.spark.sources.messages import KEY, POSITION, VALUE, PackMessages, ReadMessages
 from gpu_ops.spark.sources.packing import Packer
 from gpu_ops.spark.workers import make_importable
@@ -215,16 +214,16 @@ def rows_of(
     how = {name: value for name, value in vars(read).items() if name != "schema"}
     read_as = json.dumps({**how, "location": name, "bad_rows": bad_rows, "bad": bad, "columns": len(declared.fields)})
     sent = messages.select(
-        quoted(taken.pop(VALUE)).alias(VALUE, metadata={MESSAGES: read_as}),
-        *(quoted(column).alias(shown) for shown, column in taken.items()),
+        named_column(taken.pop(VALUE)).alias(VALUE, metadata={MESSAGES: read_as}),
+        *(named_column(column).alias(shown) for shown, column in taken.items()),
     )
     output = st.StructType([st.StructField(field.name, nullable(field.dataType)) for field in fields])
     make_importable(session)
     rows = sent.mapInArrow(ReadMessages(read, name, arrow_schema(output, name), bad_rows, bad), output)
     if bad is None or bad_rows == "tag":
         return rows
-    counted = rows.observe(name, f.coalesce(f.sum(quoted(bad)), f.lit(0)).alias(_METRIC))
-    return counted.where(quoted(bad).isNull()).drop(bad)
+    counted = rows.observe(name, f.coalesce(f.sum(named_column(bad)), f.lit(0)).alias(_METRIC))
+    return counted.where(named_column(bad).isNull()).drop(bad)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,6 +35,7 @@ from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.query.catalyst import java_class
 from gpu_ops.spark.api.streams import Stream
 from gpu_ops.spark.cluster.executors import one_machine
+from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.plan.column_metadata import is_changelog
 from gpu_ops.spark.plan.triggers import takes_what_is_there
 from gpu_ops.spark.servers.directory import Directory
@@ -218,7 +219,7 @@ class _Folder:
 
 
 def _all(df: DataFrame) -> list[Any]:
-    return [f.col(backquoted(name)) for name in df.columns]
+    return [named_column(name) for name in df.columns]
 
 
 def _difference(before: DataFrame, after: DataFrame, key: Sequence[str] | None) -> DataFrame:

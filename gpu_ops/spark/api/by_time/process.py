@@ -16,8 +16,8 @@ from gpu_ops.descriptions.description import LATER
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.api.functions import Applied, applied_schema
+from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.plan.side_outputs import LATE_SIDES, SIDE, inputs_metadata, late_struct
-from gpu_ops.spark.plan.union_layout import quoted
 
 Process = Callable[[pa.RecordBatch], pa.RecordBatch | tuple[pa.RecordBatch, Mapping[str, pa.RecordBatch]]]
 """Pairs in; rows out, alone or with those of side outputs by name."""
@@ -96,7 +96,7 @@ def processed(changes: DataFrame, join: IntervalJoin, process: Described) -> Dat
     times = []
     for side, source in enumerate(join.inputs):
         shown = (c.name for c in join.output if c.side != LATER and join.own_column(side, c) == source.event_time)
-        times.append(_as_timestamp(quoted(next(shown)), join, source))
+        times.append(_as_timestamp(named_column(next(shown)), join, source))
     context = [c.alias(n) for c, n in zip((*times, f.greatest(*times)), _CONTEXT, strict=True)]
     if join.interval.late != "tag":
         rows, late = changes.drop(ROW_KIND_COLUMN).select("*", *context), {}
@@ -111,7 +111,7 @@ def processed(changes: DataFrame, join: IntervalJoin, process: Described) -> Dat
         return made
     kind = f.col(ROW_KIND_COLUMN).alias(ROW_KIND_COLUMN, metadata=inputs_metadata(changes))
     sides = {name: f.col(name).alias(name, metadata={SIDE: name}) for name in (*process.outputs, *late)}
-    return made.select(kind, *(sides.get(x, quoted(x)) for x in made.columns[1:]))
+    return made.select(kind, *(sides.get(x, named_column(x)) for x in made.columns[1:]))
 
 
 def _as_timestamp(time: Column, join: IntervalJoin, source: Input) -> Column:

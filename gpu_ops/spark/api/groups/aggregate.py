@@ -24,9 +24,9 @@ from gpu_ops.spark.api.checks import check_frames, run
 from gpu_ops.spark.api.groups.windows import flattened, rebuilt
 from gpu_ops.spark.api.options import ChangelogOptions, check_options
 from gpu_ops.spark.api.streams import Stream, as_input, as_stream, refuse_event_time, resolve, spelling
+from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.metrics.metrics import free_name
 from gpu_ops.spark.plan.column_metadata import is_changelog
-from gpu_ops.spark.plan.union_layout import quoted
 
 _FILTER: Final = re.compile(r"(.*\))\s*filter\s*\(\s*where\s+(.+)\)\s*", re.IGNORECASE | re.DOTALL)
 
@@ -113,7 +113,7 @@ def _narrowed(described: Aggregate, source: Stream) -> tuple[Aggregate, Stream]:
     if len(names) == len(given.schema.names):
         return described, source
     columns = [*([] if given.row_kind is None else [given.row_kind]), *names]
-    narrow = dataclasses.replace(source, df=source.df.select([quoted(column) for column in columns]))
+    narrow = dataclasses.replace(source, df=source.df.select([named_column(column) for column in columns]))
     fields = pa.schema([given.schema.field(name) for name in names])
     return dataclasses.replace(described, source=dataclasses.replace(given, schema=fields)), narrow
 

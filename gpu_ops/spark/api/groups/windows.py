@@ -10,9 +10,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from gpu_ops.spark.api.streams import Stream
-from gpu_ops.spark.datatypes import is_window
+from gpu_ops.spark.datatypes import is_window, named_column
 from gpu_ops.spark.metrics.metrics import free_name
-from gpu_ops.spark.plan.union_layout import quoted
 
 
 class Window(NamedTuple):
@@ -42,9 +41,10 @@ def flattened(source: Stream, by: Sequence[str]) -> tuple[Stream, tuple[str, ...
     for name in df.columns:
         window = windows.get(name)
         if window is None:
-            columns.append(quoted(name))
+            columns.append(named_column(name))
         else:
-            columns += [quoted(name).getField(p).alias(a) for p, a in (("start", window.start), ("end", window.end))]
+            parts = (("start", window.start), ("end", window.end))
+            columns += [named_column(name).getField(part).alias(alias) for part, alias in parts]
     groups = [part for name in by for part in (windows[name][1:] if name in windows else (name,))]
     return dataclasses.replace(source, df=df.select(columns)), tuple(groups), tuple(windows.values())
 
@@ -58,8 +58,8 @@ def rebuilt(changes: DataFrame, windows: Sequence[Window]) -> DataFrame:
     for name in changes.columns:
         window = starts.get(name)
         if window is not None:
-            parts = quoted(window.start).alias("start"), quoted(window.end).alias("end")
+            parts = named_column(window.start).alias("start"), named_column(window.end).alias("end")
             columns.append(f.struct(*parts).alias(window.name))
         elif name not in ends:
-            columns.append(quoted(name))
+            columns.append(named_column(name))
     return changes.select(columns)

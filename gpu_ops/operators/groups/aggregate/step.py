@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from gpu_ops.arrays import Array, Instants, Positions, Slots
 from gpu_ops.kernels import Frame
-from gpu_ops.operators.aggregate.timeline import Timeline
 from gpu_ops.operators.core.key_table import KeyTable
 from gpu_ops.operators.core.lifetimes import Lifetimes
+from gpu_ops.operators.groups.aggregate.timeline import Timeline
 from gpu_ops.state.keyed_table import KeyedTable
 from gpu_ops.values import one_array
 

@@ -18,9 +18,9 @@ from gpu_ops.descriptions.groups.aggregate import Measure
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Kernels
-from gpu_ops.operators.aggregate.averages import as_decimals, divided
 from gpu_ops.operators.at_end import AtEnd
 from gpu_ops.operators.core.numbers import decimal_halves
+from gpu_ops.operators.groups.aggregate.averages import as_decimals, divided
 from gpu_ops.operators.operator import TooMuch
 from gpu_ops.operators.sorted_merge import present_rows
 from gpu_ops.values import one_array

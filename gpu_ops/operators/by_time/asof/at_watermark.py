@@ -11,8 +11,8 @@ row than the best so far could come:
 It comes out beside its best right row; where there is none, with nulls (left) or not at all (inner).
 
 A right row is forgotten when no later left row can meet it: *forward*, when the watermark has passed it; else when the
-watermark has passed the next one of its key, as a version of a temporal join (`gpu_ops.operators.temporal.join`). Late
-left rows meet what is still there at the next watermark.
+watermark has passed the next one of its key, as a version of a temporal join (`operators.by_time.temporal`).
+Late left rows meet what is still there at the next watermark.
 
 A left row that waits for a right row is found through that: right rows that the watermark passes look for the left
 rows of their key up to their time. All of these come out, so each is found once.
@@ -31,10 +31,10 @@ from gpu_ops.descriptions.by_time.intervals import AFTER_ALL, BEFORE_ALL, shifte
 from gpu_ops.descriptions.description import Description
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Columns, Kernels, as_slots
+from gpu_ops.operators.by_time.temporal.join import Keys, TemporalOperator
 from gpu_ops.operators.core.emission import OutputRows
 from gpu_ops.operators.core.match import match
 from gpu_ops.operators.operator import TooMuch
-from gpu_ops.operators.temporal.join import Keys, TemporalOperator
 from gpu_ops.state.columns import DEAD, LIVE
 from gpu_ops.state.keyed_table import TIES_COLUMN
 

@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from gpu_ops.arrays import Array
 from gpu_ops.kernels import Kernels
-from gpu_ops.operators.aggregate.step import Step
-from gpu_ops.operators.aggregate.timeline import Timeline
 from gpu_ops.operators.core.key_table import KeyTable
+from gpu_ops.operators.groups.aggregate.step import Step
+from gpu_ops.operators.groups.aggregate.timeline import Timeline
 
 GROUP_NUMBER = "number"
 """Beside a group: what its values know it by, from 1; slots change."""

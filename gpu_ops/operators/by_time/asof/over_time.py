@@ -25,11 +25,11 @@ import numpy as np
 from gpu_ops import layouts
 from gpu_ops.arrays import Array, Positions, Slots, value_changes
 from gpu_ops.kernels import Kernels
-from gpu_ops.operators.asof.lookup import Lookup, Rows, ties_of, times_of
+from gpu_ops.operators.by_time.asof.lookup import Lookup, Rows, ties_of, times_of
+from gpu_ops.operators.by_time.timers import first_equal
 from gpu_ops.operators.core.groups import Groups
 from gpu_ops.operators.core.lifetimes import Lifetimes
 from gpu_ops.operators.core.nearest import Direction
-from gpu_ops.operators.timers import first_equal
 from gpu_ops.state.columns import LIVE
 from gpu_ops.state.keyed_table import KeyedTable
 

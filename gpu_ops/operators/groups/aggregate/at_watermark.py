@@ -24,10 +24,10 @@ from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.groups.aggregate import Aggregate
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Kernels, as_slots
-from gpu_ops.operators.aggregate.continuous import ContinuousAggregate
-from gpu_ops.operators.aggregate.step import Step
+from gpu_ops.operators.by_time.timed import AT_WATERMARK, Clock, TimedOperator
+from gpu_ops.operators.groups.aggregate.continuous import ContinuousAggregate
+from gpu_ops.operators.groups.aggregate.step import Step
 from gpu_ops.operators.operator import Cut, Output, Parts, Targets, TooMuch
-from gpu_ops.operators.timed import AT_WATERMARK, Clock, TimedOperator
 from gpu_ops.state.columns import LIVE
 from gpu_ops.state.queue import TimeQueue
 

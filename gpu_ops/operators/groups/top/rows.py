@@ -32,16 +32,16 @@ from gpu_ops.descriptions.groups.top import Top
 from gpu_ops.errors import StateError
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Columns, Frame, Kernels, as_slots
-from gpu_ops.operators.aggregate.cut import Linked, cut_groups
 from gpu_ops.operators.core.emission import OutputRows, chained, in_order, net_rows
 from gpu_ops.operators.core.groups import Groups
 from gpu_ops.operators.core.least import NONE, least
 from gpu_ops.operators.core.lifetimes import NEVER, Lifetimes
+from gpu_ops.operators.groups.aggregate.cut import Linked, cut_groups
+from gpu_ops.operators.groups.top.expiry import Expiry
+from gpu_ops.operators.groups.top.index import FirstRows, numbers_of
+from gpu_ops.operators.groups.top.order import FIRST, LAST, exact, places, sort_keys
 from gpu_ops.operators.keyed import KeyedOperator
 from gpu_ops.operators.operator import Cut, Output, Parts, Targets, TooMuch
-from gpu_ops.operators.top.expiry import Expiry
-from gpu_ops.operators.top.index import FirstRows, numbers_of
-from gpu_ops.operators.top.order import FIRST, LAST, exact, places, sort_keys
 from gpu_ops.state.cold import postponed
 from gpu_ops.state.columns import DEAD, LIVE, KeySet
 from gpu_ops.state.keyed_table import TIME_COLUMN, KeyedTable

@@ -1,6 +1,6 @@
 """Flink's per-key timers of an interval join, without timers: what they come to, worked out by arrays.
 
-See `gpu_ops.operators.interval` for what they do.
+See `gpu_ops.operators.by_time.interval` for what they do.
 """
 
 from __future__ import annotations

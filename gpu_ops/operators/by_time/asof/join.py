@@ -5,11 +5,11 @@ there is none and ``how`` is left, with nulls (`gpu_ops.descriptions.by_time.aso
 micro-batch can change the result for its own left rows, and for those whose best right row comes or goes.
 
 ``per_batch``: the match of each of these rows before and after. Which rows from before they are is found through the
-right rows that come and go, each of which has a span of time between its neighbours (`gpu_ops.operators.asof.lookup`).
+right rows that come and go, each of which has a span of time between its neighbours (`lookup.py`).
 Cost: a constant number of bisections for each change, and what is read is the left rows in these spans, never others of
 a key.
 
-``per_event``: the match of each of these rows at every event (`gpu_ops.operators.asof.over_time`).
+``per_event``: the match of each of these rows at every event (`gpu_ops.operators.by_time.asof.over_time`).
 
 Row kinds (``per_event``): a left row comes and goes with the row kind of its own change. When its match changes it is
 ``-U`` and ``+U``; in an inner join the first match is ``+I`` and the loss of the last one ``-D``. A match by a row that
@@ -28,8 +28,8 @@ from gpu_ops.descriptions.by_time.asof_join import AsofJoin
 from gpu_ops.descriptions.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
 from gpu_ops.descriptions.description import Description
 from gpu_ops.kernels import Columns, Kernels, as_slots
-from gpu_ops.operators.asof.lookup import Lookup
-from gpu_ops.operators.asof.over_time import Spans, matches_over_time
+from gpu_ops.operators.by_time.asof.lookup import Lookup
+from gpu_ops.operators.by_time.asof.over_time import Spans, matches_over_time
 from gpu_ops.operators.core.emission import JOINED, OutputRows, in_order, net_rows
 from gpu_ops.operators.core.lifetimes import NEVER, Lifetimes
 from gpu_ops.operators.core.match import equal

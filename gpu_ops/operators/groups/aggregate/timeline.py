@@ -14,7 +14,7 @@ import numpy as np
 from gpu_ops import layouts
 from gpu_ops.arrays import Array, Instants, Positions, Slots, value_changes
 from gpu_ops.kernels import Kernels
-from gpu_ops.operators.aggregate import compensated
+from gpu_ops.operators.groups.aggregate import compensated
 
 
 class Timeline:

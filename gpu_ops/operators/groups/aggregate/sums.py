@@ -1,7 +1,7 @@
 """Counts, sums and averages: numbers beside a group that rows move.
 
 Integers add up as bigint and wrap around; decimals exactly, as 32-bit parts of their digits, each summed in 64 bits;
-double numbers as `gpu_ops.operators.aggregate.compensated` has it, with NaN and both infinities counted apart, so that
+double numbers as `compensated.py` has it, with NaN and both infinities counted apart, so that
 taking one back gives the finite sum again.
 """
 
@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 
 from gpu_ops.arrays import Array
 from gpu_ops.descriptions.groups.aggregate import Measure
-from gpu_ops.operators.aggregate.averages import as_decimals, divided
-from gpu_ops.operators.aggregate.step import Running, Step
 from gpu_ops.operators.core.numbers import decimal_halves
+from gpu_ops.operators.groups.aggregate.averages import as_decimals, divided
+from gpu_ops.operators.groups.aggregate.step import Running, Step
 
 _PART: Final = 32
 _LOW: Final = (1 << _PART) - 1

@@ -14,7 +14,7 @@ from gpu_ops.arrays import Array, Hashes, Positions, Slots
 from gpu_ops.descriptions.by_time.intervals import BEFORE_ALL
 from gpu_ops.kernels import Columns
 from gpu_ops.operators.core.match import equal
-from gpu_ops.operators.top.order import FIRST, LAST
+from gpu_ops.operators.groups.top.order import FIRST, LAST
 from gpu_ops.state.columns import DEAD
 from gpu_ops.state.keyed_table import TIME_COLUMN, KeyedTable
 from gpu_ops.state.time_index import TimeRun

@@ -12,9 +12,9 @@ from gpu_ops.descriptions.by_time.interval_join import IntervalJoin
 from gpu_ops.descriptions.by_time.intervals import BEFORE_ALL, clipped, shifted
 from gpu_ops.descriptions.changelog import INSERT
 from gpu_ops.kernels import Columns, Frame, Kernels
+from gpu_ops.operators.by_time.timers import first_equal
 from gpu_ops.operators.core.emission import OutputRows, chained, left_right, with_nulls
 from gpu_ops.operators.core.match import fulfilling, match
-from gpu_ops.operators.timers import first_equal
 from gpu_ops.state.columns import LIVE
 from gpu_ops.state.interval_table import GHOST, IntervalTable
 

@@ -15,7 +15,7 @@ valid one go, and only left rows that still wait set it anew. So a version has r
 key has not fired since the version came; versions that the watermark passes without that stay until something else
 makes the key fire.
 
-A state TTL forgets whole keys; see `gpu_ops.operators.temporal.retention`.
+A state TTL forgets whole keys; see `gpu_ops.operators.by_time.temporal.retention`.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from gpu_ops.descriptions.changelog import DELETE, INSERT, LATE_ROW_KIND, UPDATE
 from gpu_ops.descriptions.description import Description
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Columns, Frame, Kernels, as_slots
+from gpu_ops.operators.by_time.temporal.retention import CLEANUP, Retention, rows_of
+from gpu_ops.operators.by_time.timed import AT_WATERMARK, Clock, TimedOperator
+from gpu_ops.operators.by_time.timers import first_equal
 from gpu_ops.operators.core.emission import OutputRows
 from gpu_ops.operators.core.groups import Groups
 from gpu_ops.operators.core.match import fulfilling, match
 from gpu_ops.operators.core.nearest import Direction, Nearest
 from gpu_ops.operators.operator import SIDES, Output, TooMuch
-from gpu_ops.operators.temporal.retention import CLEANUP, Retention, rows_of
-from gpu_ops.operators.timed import AT_WATERMARK, Clock, TimedOperator
-from gpu_ops.operators.timers import first_equal
 from gpu_ops.output import append_rows, changelog_table, gathered
 from gpu_ops.state.columns import DEAD, LIVE, Growing, KeySet
 from gpu_ops.state.index import HashIndex

@@ -10,12 +10,12 @@ import pyarrow as pa
 from gpu_ops.arrays import Slots
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.errors import StateError
-from gpu_ops.operators.aggregate.cut import Linked, cut_groups
-from gpu_ops.operators.aggregate.distinct import GROUP, GROUP_NUMBER
-from gpu_ops.operators.aggregate.extremes import NO_ROW, Extreme
-from gpu_ops.operators.aggregate.keys import InputRows, ValueTable
-from gpu_ops.operators.aggregate.own import OwnFunction
 from gpu_ops.operators.core.key_table import KeyTable, forget_rows
+from gpu_ops.operators.groups.aggregate.cut import Linked, cut_groups
+from gpu_ops.operators.groups.aggregate.distinct import GROUP, GROUP_NUMBER
+from gpu_ops.operators.groups.aggregate.extremes import NO_ROW, Extreme
+from gpu_ops.operators.groups.aggregate.keys import InputRows, ValueTable
+from gpu_ops.operators.groups.aggregate.own import OwnFunction
 from gpu_ops.operators.operator import Cut, Parts, Targets
 from gpu_ops.state.columns import DEAD, LIVE
 from gpu_ops.state.table import StateTable

@@ -35,15 +35,15 @@ from gpu_ops.descriptions.groups.aggregate import Aggregate
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Kernels
-from gpu_ops.operators.aggregate import distinct, sums
-from gpu_ops.operators.aggregate.extremes import Extreme, best_schema, one_zero
-from gpu_ops.operators.aggregate.keys import InputRows, ValueTable
-from gpu_ops.operators.aggregate.own import OwnFunction
-from gpu_ops.operators.aggregate.state import GroupState
-from gpu_ops.operators.aggregate.step import Events, Kept, Rows, Running, Step
-from gpu_ops.operators.aggregate.timeline import Timeline
 from gpu_ops.operators.core.changes import apply_changes, given
 from gpu_ops.operators.core.key_table import KeyTable
+from gpu_ops.operators.groups.aggregate import distinct, sums
+from gpu_ops.operators.groups.aggregate.extremes import Extreme, best_schema, one_zero
+from gpu_ops.operators.groups.aggregate.keys import InputRows, ValueTable
+from gpu_ops.operators.groups.aggregate.own import OwnFunction
+from gpu_ops.operators.groups.aggregate.state import GroupState
+from gpu_ops.operators.groups.aggregate.step import Events, Kept, Rows, Running, Step
+from gpu_ops.operators.groups.aggregate.timeline import Timeline
 from gpu_ops.operators.operator import Cut, Operator, Output, Parts, Targets, TooMuch
 from gpu_ops.state.columns import KeySet
 from gpu_ops.state.table import StateTable
