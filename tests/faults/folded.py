@@ -27,6 +27,26 @@ def lines(folder: Path, number: int, rows: list[dict[str, object]]) -> None:
     (folder / f"{number:04d}.json").write_text("\n".join(map(json.dumps, rows)))
 
 
+def micro_batches(checkpoint: Path) -> list[tuple[str, int, int]]:
+    """By Spark's checkpoint, in which micro-batch each file came: its folder, its number, and the micro-batch.
+
+    It need not be one file after the other: Spark notes a source's files before it notes the micro-batch, and if it is
+    killed in between, the next one has the files after them, too.
+    """
+    offsets = {int(p.name): p.read_text().splitlines()[2:] for p in (checkpoint / "offsets").glob("[0-9]*")}
+    found = []
+    for source in (checkpoint / "sources").iterdir():
+        ends = {
+            json.loads(lines[int(source.name)])["logOffset"]: batch for batch, lines in sorted(offsets.items())[::-1]
+        }
+        noted = {line for log in source.glob("[0-9]*") for line in log.read_text().splitlines()[1:]}
+        for entry in map(json.loads, noted):
+            file = Path(entry["path"])
+            batch = min(batch for end, batch in ends.items() if end >= entry["batchId"])
+            found.append((file.parent.name, int(file.stem), batch))
+    return found
+
+
 def compare(con: duckdb.DuckDBPyConnection, name: str, expected: str, files: list[str]) -> tuple[int, int]:
     """Asserts that the folded changes are the rows of a query; how many those are, and how many were taken back.
 

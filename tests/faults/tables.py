@@ -34,8 +34,9 @@ EXPECTED = {
     "top": "SELECT id, customer, amount FROM live "
     "QUALIFY row_number() OVER (PARTITION BY customer ORDER BY amount DESC, id) <= 3",
     "latest": "SELECT id, customer, item, amount, seq FROM live",
-    "lookup": "SELECT c.id, p.price FROM clicks c LEFT JOIN prices p ON p.item = c.item AND p.file <= c.file "
-    "QUALIFY row_number() OVER (PARTITION BY c.id ORDER BY p.seq DESC) = 1",
+    "lookup": "SELECT c.id, p.price FROM clicks c JOIN came a ON a.name = 'clicks' AND a.file = c.file "
+    "LEFT JOIN (FROM prices q JOIN came b ON b.name = 'prices' AND b.file = q.file) p "
+    "ON p.item = c.item AND p.batch <= a.batch QUALIFY row_number() OVER (PARTITION BY c.id ORDER BY p.seq DESC) = 1",
     "refreshed": "SELECT id, tier FROM live LEFT JOIN tiers USING (item)",
     "revenue": REVENUE.format(orders="live", prices="quoted"),
 }
@@ -121,9 +122,11 @@ def queries(spark: Any, data: Path, state: Path) -> tuple[dict[str, Any], dict[s
     return made, {"refreshed": lambda: tiers.last_seen > 3}
 
 
-def check(data: Path, outputs: Mapping[str, list[str]]) -> None:
-    """Each query's folded files are what DuckDB says."""
+def check(data: Path, checkpoint: Path, outputs: Mapping[str, list[str]]) -> None:
+    """Each query's folded files are what DuckDB says; ``checkpoint`` has those of all queries."""
     con = duckdb.connect()
+    con.sql("CREATE TABLE came (name VARCHAR, file BIGINT, batch BIGINT)")
+    con.executemany("INSERT INTO came VALUES (?, ?, ?)", folded.micro_batches(checkpoint / "lookup"))
     folded.read(con, data, {"orders": ORDERS, "prices": PRICES, "clicks": CLICKS})
     con.sql("CREATE VIEW last AS FROM orders QUALIFY seq = max(seq) OVER (PARTITION BY id)")
     con.sql("CREATE VIEW live AS FROM last WHERE op <> '-D'")

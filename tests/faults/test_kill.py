@@ -184,7 +184,7 @@ def check_by_time(data: Path, work: Path) -> None:
 
 
 def check_tables(data: Path, work: Path) -> None:
-    tables.check(data, {name: files_of(work, name) for name in tables.EXPECTED})
+    tables.check(data, work / "checkpoint", {name: files_of(work, name) for name in tables.EXPECTED})
 
 
 def write_regular(data: Path, files: int, seed: int) -> None:
