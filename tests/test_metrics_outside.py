@@ -5,10 +5,16 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 import socket
+import subprocess
 import sys
 import threading
+import time
 import types
+import urllib.error
+import urllib.parse
+import urllib.request
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -25,7 +31,8 @@ from gpu_ops.spark.settings import Settings
 
 client = pytest.importorskip("prometheus_client")
 
-DASHBOARD = Path(__file__).resolve().parents[1] / "docker" / "grafana" / "dashboard.json"
+ROOT = Path(__file__).resolve().parents[1]
+DASHBOARD = ROOT / "docker" / "grafana" / "dashboard.json"
 QUERY = {"join": "orders", "query": "q"}
 
 
@@ -74,6 +81,62 @@ def test_every_metric_is_served_and_every_one_of_the_dashboard_is_there():
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
     assert all(panel["targets"] and panel["datasource"]["uid"] == "${source}" for panel in board["panels"])
     assert all(target["expr"].count("(") == target["expr"].count(")") for target in targets)
+
+
+def test_prometheus_answers_every_panel(tmp_path):
+    """The shipped configuration, with this port for the container's, and the dashboard's own queries."""
+    program = shutil.which("prometheus")
+    if program is None:
+        pytest.skip("there is no prometheus here (Debian: `apt-get install prometheus`)")
+    registry = client.CollectorRegistry()
+    metrics = prometheus.Prometheus.of(registry)
+    served, thread = client.start_http_server(0, "127.0.0.1", registry)
+    config = (ROOT / "docker" / "prometheus.yaml").read_text()
+    assert "notebooks:9095" in config
+    config = config.replace("notebooks:9095", f"127.0.0.1:{served.server_port}").replace(": 5s", ": 500ms")
+    (tmp_path / "prometheus.yaml").write_text(config)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    command = [program, f"--config.file={tmp_path}/prometheus.yaml", f"--storage.tsdb.path={tmp_path}/data"]
+    with (tmp_path / "log").open("w") as log:
+        running = subprocess.Popen([*command, f"--web.listen-address={address}"], stdout=log, stderr=log)
+    asked = {
+        target["expr"].replace("$__rate_interval", "10s").replace("$__range", "10s").replace("$query", ".*")
+        .replace("$join", ".*")
+        for panel in json.loads(DASHBOARD.read_text())["panels"] for target in panel["targets"]
+    }  # fmt: skip
+    assert not [expression for expression in asked if "$" in expression]
+    try:
+        for batch_id in range(200):
+            metrics.add(entry(batch_id, left_rows_in=10, watermark_lag_ms=1500, probe_ms=20.0))
+            time.sleep(0.2)
+            asked -= {expression for expression in asked if answered(address, expression)}
+            if not asked:
+                break
+        assert not asked, (tmp_path / "log").read_text()[-2000:]
+    finally:
+        running.kill()
+        running.wait()
+        served.shutdown()
+        served.server_close()
+        thread.join()
+
+
+def answered(address: str, expression: str) -> bool:
+    """Whether Prometheus has a number for an expression; it takes a while to start and to scrape twice."""
+    url = f"http://{address}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
+    try:
+        with urllib.request.urlopen(url, timeout=5) as reply:
+            found = json.loads(reply.read())["data"]["result"]
+    except urllib.error.HTTPError as error:
+        if error.code == 400:  # it cannot be parsed
+            raise AssertionError(error.read().decode()) from error
+        return False
+    except OSError:
+        return False
+    # a quantile of a histogram without observations in the window is no number
+    return any(series["value"][1] != "NaN" for series in found)
 
 
 def test_the_view_in_a_terminal():
