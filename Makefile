@@ -40,8 +40,15 @@ lint: $(VENV)/.ready  ## style and strict types
 site: $(VENV)/.ready  ## the documentation as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-bench: $(VENV)/.ready  ## all benchmarks, results in benchmarks/results
+$(VENV)/peers/.ready: $(VENV)/.ready  # Pathway brings a hundred packages, so it has an environment of its own
+	$(PYTHON) -m venv $(VENV)/peers
+	$(VENV)/peers/bin/pip install --quiet --upgrade pip
+	$(VENV)/peers/bin/pip install --quiet --group peers
+	touch $@
+
+bench: $(VENV)/.ready $(VENV)/peers/.ready  ## all benchmarks (ARGS=peers: that one), then docs/measured.md and build/measured.html
 	$(BIN)/python -m benchmarks $(ARGS)
+	$(BIN)/python -m benchmarks.report
 
 oracle: $(VENV)/.ready  ## random cases against a live Flink (GPU_JOIN_ORACLE names its folder)
 	$(BIN)/python -m pytest -q tests/oracle/test_flink.py tests/oracle/test_flink_multi.py $(ARGS)

@@ -14,6 +14,7 @@ ALL = (
     "interval",
     "lookup",
     "nexmark",
+    "peers",
     "pipeline_limit",
     "state_bytes",
     "upserts",

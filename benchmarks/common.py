@@ -167,6 +167,12 @@ def write_results(
     return written
 
 
+def between(marks: tuple[str, str], text: str, new: str) -> str:
+    """A page's text with something new between two marks."""
+    before, rest = text.split(marks[0])
+    return before + marks[0] + new + marks[1] + rest.split(marks[1])[1]
+
+
 def _plain(value: object) -> dict[str, object]:
     if isinstance(value, Summary):
         return asdict(value)

@@ -1,4 +1,7 @@
-"""The figures of README and docs/measured.md, from the committed results: `python -m benchmarks.report` writes them."""
+"""The figures of README and docs/measured.md, from the committed results: `python -m benchmarks.report` writes them.
+
+And docs/measured.md as one file of HTML, build/measured.html.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from benchmarks.common import between
+from benchmarks.peers import page
+from benchmarks.standalone import standalone
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -51,7 +58,9 @@ def table(rows: Sequence[Row]) -> str:
 
 def report() -> str:
     """All figures, as Markdown with a table for each section."""
-    return "\n\n".join(f"## {title}\n\n{table(rows)}" for title, rows in sections().items())
+    parts = [f"## {title}\n\n{table(rows)}" for title, rows in sections().items()]
+    record = load("peers")
+    return "\n\n".join([f"{page.section(record)}\n\n{where(record)}", *parts])
 
 
 def summary() -> str:
@@ -280,13 +289,23 @@ PAGES = {"README.md": summary, "docs/measured.md": report}
 MARKS = ("<!-- figures: python -m benchmarks.report -->\n", "\n<!-- end of figures -->")
 
 
-def with_figures(page: str, text: str) -> str:
+def with_figures(name: str, text: str) -> str:
     """The text of a page with its figures as they are in the committed results."""
-    before, rest = text.split(MARKS[0])
-    return before + MARKS[0] + PAGES[page]() + MARKS[1] + rest.split(MARKS[1])[1]
+    return between(MARKS, text, PAGES[name]())
+
+
+def main() -> None:
+    """Write the pages, the plot in one of them, and that one as HTML by itself."""
+    root = Path(__file__).parents[1]
+    page.plot(load("peers"), root / "docs" / "pictures" / "peers.svg")
+    for name in PAGES:
+        path = root / name
+        path.write_text(with_figures(name, path.read_text()))
+    target = root / "build" / "measured.html"
+    target.parent.mkdir(exist_ok=True)
+    target.write_text(standalone(root / "docs" / "measured.md", "../docs"))
+    print(f"written: {', '.join(PAGES)}, docs/pictures/peers.svg, {target.relative_to(root)}")
 
 
 if __name__ == "__main__":
-    for page in PAGES:
-        path = Path(__file__).parents[1] / page
-        path.write_text(with_figures(page, path.read_text()))
+    main()

@@ -14,6 +14,7 @@ from typing import Any, get_args
 import pyarrow as pa
 
 import gpu_ops
+from benchmarks.common import between
 from gpu_ops.descriptions.description import Description, Emit
 from gpu_ops.descriptions.join import JoinType
 from gpu_ops.descriptions.keys import normalize_on
@@ -123,8 +124,7 @@ def _sides(kinds: frozenset[tuple[str, ...]], number: int) -> tuple[str, ...]:
 
 def with_support(text: str) -> str:
     """The README's text with the table as it is now."""
-    before, rest = text.split(MARKS[0])
-    return before + MARKS[0] + matrix() + MARKS[1] + rest.split(MARKS[1])[1]
+    return between(MARKS, text, matrix())
 
 
 if __name__ == "__main__":

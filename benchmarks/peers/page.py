@@ -1,0 +1,77 @@
+"""What `python -m benchmarks.peers` found, as a table and a plot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+TITLES = {
+    "changes": "left join of changes",
+    "inserts": "inner join of rows that only come",
+    "totals": "count and sum by customer over that join",
+}
+
+HEAD = (
+    "Our rate over theirs, medians of {rounds} rounds in turns (range); above 1 ours is the faster. CSV files in, files"
+    " out; {rows:,} rows, in micro-batches of {batch:,} where there are any. The clock runs from a query's start to"
+    " its end, in a process that has run it before where code is compiled as it runs. Each result is folded and"
+    " compared: the number of its rows, and a hash of them."
+)
+
+
+def section(record: dict[str, Any]) -> str:
+    """A table in Markdown: our rate over each peer's, and what is not equal."""
+    results, named, settings = record["results"], record["settings"]["peers"], record["settings"]
+    queries = [query for query in TITLES if query in results]
+    lines = [
+        "## Beside six others, in one run",
+        "",
+        HEAD.format(**settings),
+        "",
+        "![Rates over ours](pictures/peers.svg)",
+        "",
+        f"| peer | {' | '.join(TITLES[query] for query in queries)} | what is not equal |",
+        f"|---|{'---|' * len(queries)}---|",
+    ]
+    for name, peer in named.items():
+        cells = ["1" if name == "ours" else _cell(results[query]["ours_over"].get(name)) for query in queries]
+        lines.append(f"| {peer['title']} | {' | '.join(cells)} | {peer['unequal']} |")
+    return "\n".join(lines)
+
+
+def _cell(ratio: dict[str, float] | None) -> str:
+    if ratio is None:
+        return "–"
+    median, low, high = (
+        f"{ratio[name]:.0f}" if ratio[name] >= 10 else f"{ratio[name]:.2g}" for name in ("median", "low", "high")
+    )
+    return f"{median} ({low}–{high})"
+
+
+def plot(record: dict[str, Any], target: Path) -> None:
+    """Rates over ours with their ranges, a panel per query."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = "peers"  # the same names in each drawing
+    from matplotlib import pyplot as plt
+
+    results, named = record["results"], record["settings"]["peers"]
+    queries = [query for query in TITLES if query in results]
+    figure, axes = plt.subplots(1, len(queries), figsize=(12, 3.2), squeeze=False, layout="constrained")
+    for query, axis in zip(queries, axes[0], strict=True):
+        over = results[query]["ours_over"]
+        names = [name for name in named if name in over][::-1]
+        rates = [1 / over[name]["median"] for name in names]
+        below = [rate - 1 / over[name]["high"] for name, rate in zip(names, rates, strict=True)]
+        above = [1 / over[name]["low"] - rate for name, rate in zip(names, rates, strict=True)]
+        axis.set_xscale("log")
+        axis.axvline(1, color="C1")
+        axis.errorbar(rates, names, xerr=[below, above], fmt="o", capsize=3)
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.grid(axis="x", color="0.9")
+        axis.margins(x=0.1, y=0.15)
+        axis.set_title(TITLES[query], fontsize=10)
+        axis.set_xlabel("rate over gpu-join's (line: gpu-join)")
+    figure.savefig(target, metadata={"Date": None})
+    plt.close(figure)
