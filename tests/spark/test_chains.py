@@ -13,6 +13,7 @@ import pytest
 import gpu_ops
 from gpu_ops import stream
 from gpu_ops.spark.api.streams import as_input
+from gpu_ops.spark.plan import recognition
 from gpu_ops.spark.plan.recognition import derived_key
 from gpu_ops.spark.servers.directory import Directory
 from spark.feeds import Feed, check, sql_join
@@ -208,3 +209,24 @@ def test_derived_keys(feeds: list[Feed], tmp_path: Path) -> None:
     )
     assert "unique key user_id (upsert)" in gpu_ops.explain(mine)
     assert "key derived" not in gpu_ops.explain(mine)
+
+
+def test_a_join_far_up_a_chain_is_built_with_no_more_looks_at_spark_s_plan(
+    feeds: list[Feed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+    children_of = recognition.children_of
+
+    def counted(node: Any) -> list[Any]:
+        looks[-1] += 1
+        return children_of(node)
+
+    monkeypatch.setattr(recognition, "children_of", counted)
+    users, orders, *_ = feeds
+    changes: Any = stream(orders.df, row_kind="op")
+    for number in range(5):
+        looks.append(0)
+        side = stream(users.df, row_kind="op")
+        changes = in_memory(gpu_ops.semi_join, changes, side, on="user_id", name=f"join {number}")
+    assert looks[4] == looks[3] == looks[2]
+    assert [plan.name for plan in recognition.plans_of(changes)] == [f"join {number}" for number in (4, 3, 2, 1, 0)]

@@ -7,6 +7,7 @@ their own, so no user sees it; and it lives exactly as long as the plan, in a ru
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import logging
 from collections.abc import Iterable, Iterator, Set
@@ -40,6 +41,10 @@ _SAME_PARTITIONS: Final = ROW_BY_ROW | MAPS | {
     "SerializeFromObject", "DeserializeToObject", "WithCTE",
 }  # fmt: skip
 """Those whose partitions are their child's."""
+
+_MOST_KNOWN: Final = 1024
+_below: dict[str, tuple[JoinPlan, ...]] = {}
+"""By plan id of a join those that feed it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,11 +111,15 @@ class JoinPlan:
     def of(cls, node: Any) -> JoinPlan | None:
         """The join that a node of a logical plan is, or None."""
         text = metadata_of(node, _JOIN) if str(node.nodeName()) in MAPS else None
-        if text is None:
-            return None
-        data: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in json.loads(text).items()}
-        data["join"] = parse_join(data["join"])
-        return cls(**data)
+        return None if text is None else _parsed(text)
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed(text: str) -> JoinPlan:
+    """A join as a plan carries it; one query asks for the same ones again and again."""
+    data: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in json.loads(text).items()}
+    data["join"] = parse_join(data["join"])
+    return JoinPlan(**data)
 
 
 def with_metadata(schema: st.StructType, key: str, text: str) -> st.StructType:
@@ -149,11 +158,26 @@ def plans_in(node: Any) -> Iterator[JoinPlan]:
     waiting, seen = [node], set[str]()
     while waiting:
         node = waiting.pop()
-        plan = JoinPlan.of(node)
-        if plan is not None and plan.plan_id not in seen:
-            seen.add(plan.plan_id)
-            yield plan
-        waiting += reversed(children_of(node))
+        nearest = JoinPlan.of(node)
+        if nearest is None:
+            waiting += reversed(children_of(node))
+        elif nearest.plan_id not in seen:
+            seen.add(nearest.plan_id)
+            yield nearest
+            below = [plan for plan in _plans_below(nearest, node) if plan.plan_id not in seen]
+            seen.update(plan.plan_id for plan in below)
+            yield from below
+
+
+def _plans_below(plan: JoinPlan, node: Any) -> tuple[JoinPlan, ...]:
+    """The joins that feed one, which are always the same: each step in Spark's plan is a call into the JVM."""
+    found = _below.get(plan.plan_id)
+    if found is None:
+        found = tuple(joined for child in children_of(node) for joined in plans_in(child))
+        if len(_below) >= _MOST_KNOWN:
+            _below.clear()
+        _below[plan.plan_id] = found
+    return found
 
 
 def running_plan(queries: Iterable[Any], run_id: str, plan_id: str) -> tuple[JoinPlan, int] | None:

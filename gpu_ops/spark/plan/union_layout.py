@@ -152,8 +152,7 @@ def kept(df: DataFrame) -> DataFrame:
     PropagateEmptyRelation would take the shuffle away, the join with it, and its partitions would miss
     a micro-batch. The rule knows most nodes that cost nothing; a generator other than explode it leaves.
     """
-    names = df.columns
-    return df.select("*", f.expr("stack(1, true)").alias("__kept")).select(*names)
+    return df.select("*", f.expr("stack(1, true)").alias("__kept")).drop("__kept")
 
 
 def shuffle(rows: DataFrame, join: Description, layout: Sequence[UnionColumn], partitions: int) -> DataFrame:

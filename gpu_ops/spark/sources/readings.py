@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import types as st
 
 from gpu_ops.files.row_filter import Taken
-from gpu_ops.spark.plan.recognition import MAPS, JoinPlan, children_of, metadata_of
+from gpu_ops.spark.plan.recognition import MAPS, JoinPlan, analyzed, children_of, metadata_of
 from gpu_ops.spark.plan.selection import selection
 from gpu_ops.spark.sources import files, kafka
 from gpu_ops.spark.sources.packing import Packer
@@ -54,12 +54,24 @@ class Reading(NamedTuple):
 
 def source_of(df: DataFrame) -> Reading | None:
     """The files or messages whose rows a DataFrame is, filtered, columns left out, moved or renamed; None otherwise."""
+    if _join_first(analyzed(df)):
+        return None
     found = selection(df, lambda node: str(node.nodeName()) in MAPS)
     if isinstance(found, str):
         return None
     session = df.sparkSession
     source = files.source(found.node, session) or kafka.source(found.node, session)
     return None if source is None else Reading(source, found.taken)
+
+
+def _join_first(node: Any) -> bool:
+    """Whether the nearest rows that are made below a node are a join's: then its columns need not be looked at."""
+    while str(node.nodeName()) not in MAPS:
+        below = node.children()
+        if below.length() != 1:
+            return False
+        node = below.head()
+    return JoinPlan.of(node) is not None
 
 
 def holds_sources(node: Any) -> bool:
