@@ -12,8 +12,9 @@ Laws:
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +28,11 @@ from gpu_ops.operators.core.lifetimes import NEVER, Lifetimes, NetChange
 from gpu_ops.operators.core.match import equal, match_among, sole_match
 from gpu_ops.state.columns import LIVE
 from gpu_ops.state.keyed_table import TIES_COLUMN, TIME_COLUMN, KeyedTable
+
+_FEW: Final = 3
+"""Where of so many changes one is a retraction, the others are not looked at."""
+_SPARSE: Final = 16
+"""Of so many places one is marked, so that few changes look like retracted ones."""
 
 
 class Given(NamedTuple):
@@ -110,10 +116,9 @@ def apply_changes(table: KeyedTable, frame: Frame, change: Given, event_kinds: A
         found, rows = Lifetimes.of_new(xp, len(table), size, None if sequence is None else 2 * sequence + 1), None
     else:
         assert identity is not None
-        groups = Groups(kernels, frame, table.identity, table.identity_types, identity)
-        batch = _InputChanges(table, frame, groups, identity, inserts, sequence, event_kinds)
+        batch = _InputChanges(table, frame, identity, inserts, sequence, event_kinds)
         if table.source.unique_key is None:
-            rows, found = _by_value(batch)
+            rows, found = _by_value(batch) if (some := _retracted(batch)) is None else _among_all(batch, some)
         else:
             rows, found = _by_unique_key(batch) if sequence is not None else _by_unique_key_net(batch)
     if net:
@@ -134,12 +139,17 @@ class _InputChanges:
 
     table: KeyedTable
     frame: Frame
-    groups: Groups
     hashes: Hashes
     inserts: Array
     sequence: Array | None
     """None for a net change."""
     event_kinds: Array | None
+
+    @functools.cached_property
+    def groups(self) -> Groups:
+        """Of what identifies a row."""
+        table = self.table
+        return Groups(table.kernels, self.frame, table.identity, table.identity_types, self.hashes)
 
 
 class _Candidates(NamedTuple):
@@ -181,6 +191,39 @@ def _instances(batch: _InputChanges, wanted: Array | None) -> tuple[Array, Slots
     looks = leader if numbers is None else leader[numbers]
     needle, slots = present(batch.table, batch.frame, looks, batch.hashes)
     return needle if numbers is None else numbers[needle], slots
+
+
+def _retracted(batch: _InputChanges) -> Positions | None:
+    """The changes of values that are retracted, and perhaps some more; None where it pays to look at all."""
+    table, inserts = batch.table, batch.inserts
+    xp = table.kernels.xp
+    retractions = xp.flatnonzero(~inserts)
+    if table.written is not None or int(retractions.size) * _FEW > int(inserts.size):
+        return None  # with a TTL even an insertion writes the equal rows
+    bits = int(retractions.size * _SPARSE).bit_length()
+    marks, place = xp.zeros(1 << bits, bool), (batch.hashes >> np.uint64(64 - bits)).view(np.int64)
+    marks[place[retractions]] = True
+    return xp.flatnonzero(marks[place])
+
+
+def _among_all(batch: _InputChanges, some: Positions) -> tuple[Positions, Lifetimes]:
+    """As `_by_value`, which looks at some changes only: each of the others brings a row that stays."""
+    table, inserts, sequence = batch.table, batch.inserts, batch.sequence
+    xp, frame = table.kernels.xp, table.kernels.take(batch.frame, some, table.identity, present=True)
+    when = None if sequence is None else sequence[some]
+    own, found = _by_value(_InputChanges(table, frame, batch.hashes[some], inserts[some], when, batch.event_kinds))
+    comes = inserts.copy()
+    comes[some] = False
+    comes[some[own]] = True
+    rows = xp.flatnonzero(comes)
+    if found.deaths is not None:
+        deaths = xp.full(inserts.size, NEVER, np.int64)
+        deaths[some[own]] = found.deaths
+        found.deaths = deaths[rows]
+    found.new = int(rows.size)
+    if sequence is not None:
+        found.instants = 2 * sequence[rows] + 1, found.killed_at
+    return rows, found
 
 
 def _by_value(batch: _InputChanges) -> tuple[Positions, Lifetimes]:

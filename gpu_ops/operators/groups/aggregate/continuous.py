@@ -37,6 +37,7 @@ from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Kernels
 from gpu_ops.operators.core.changes import apply_changes, given
 from gpu_ops.operators.core.key_table import KeyTable
+from gpu_ops.operators.core.lifetimes import NEVER
 from gpu_ops.operators.groups.aggregate import distinct, sums
 from gpu_ops.operators.groups.aggregate.extremes import Extreme, best_schema, one_zero
 from gpu_ops.operators.groups.aggregate.keys import InputRows, ValueTable
@@ -175,17 +176,18 @@ class ContinuousAggregate(Operator):
             (what,) = given([rows], [change], net=net)
             side = apply_changes(rows, change.frame(kernels), what, event_kinds, net=net)
             unknown = int(side.unknown)
-            slots, instants, signs = side.events(kernels)
+            slots, instants, signs = side.events(kernels)  # of new rows, of killed ones, and of new ones that die
             new, killed = side.new, side.killed
-            gone = xp.searchsorted(killed, slots) if killed.size else xp.zeros(slots.size, np.int64)
-            row = xp.where(slots >= side.first_new, slots - side.first_new, new + gone)
+            row = xp.arange(new + int(killed.size), dtype=np.int64)
+            if side.deaths is not None:  # the same rows again
+                row = xp.concatenate([row, xp.flatnonzero(side.deaths != NEVER)])
             sign = None if not side.any_death else signs.astype(np.int64)
             taking_part = xp.concatenate([slots[:new], killed])
             frame = rows.store.take(taking_part, schema.names, present=True)
             kept, total = Kept(rows, side), new + int(killed.size)
 
             def column(name: str) -> pa.ChunkedArray:
-                one = kernels.take(frame, xp.arange(total, dtype=np.int64), [name], present=True)
+                one = kernels.combine([(name, frame, name)])
                 return kernels.to_arrow(one, pa.schema([schema.field(name)]))[0]
 
         if not total:
@@ -193,7 +195,7 @@ class ContinuousAggregate(Operator):
         keys = frame if self.join.by else kernels.frame(pa.table({_ALL: pa.array(np.zeros(total, np.int8))}))
         found = self._groups.locate(keys)
         self._number(found.slots)
-        if rows is None and net:  # an event is a row
+        if net:  # an event is a row
             line = Timeline(kernels, found.slots, found.number, instants, net=True, side_by_side=found.order)
         else:
             line = Timeline(kernels, found.slots, found.number[row], instants, net=net)

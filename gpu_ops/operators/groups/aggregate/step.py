@@ -135,9 +135,15 @@ class Step:
             if by is None:
                 deltas = self.xp.ones(self.row.size, np.int64) if self.sign is None else self.sign
             else:
-                deltas = by[self.row] if self.sign is None else by[self.row] * self.sign
+                deltas = self.signed(by)
             self._moved[name] = self.moved(name, deltas)
         return self._moved[name]
+
+    def signed(self, numbers: Array) -> Array:
+        """Of each event the number of its row, taken away where the row goes."""
+        if not self.line.net:  # else an event is a row
+            numbers = numbers[self.row]
+        return numbers if self.sign is None else numbers * self.sign
 
     def moved(self, name: str, deltas: Array) -> tuple[Array, Array]:
         """The same, by what each event moves it (int64)."""

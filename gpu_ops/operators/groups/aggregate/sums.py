@@ -237,7 +237,7 @@ def _finite(step: Step, number: int, given: Any, left: list[Array]) -> tuple[Arr
     xp, names = step.xp, (f"sum_{number}", f"short_{number}")
     if names[0] not in step.floats:
         values = step.kernels.asarray(np.where(np.isfinite(given()), given(), 0.0))
-        deltas = values[step.row] if step.sign is None else values[step.row] * step.sign
+        deltas = step.signed(values)
         base = step.base(names[0]).view(np.float64), step.base(names[1]).view(np.float64)
         before, after = step.line.compensated(deltas, base)
         after = tuple(xp.where(left[1] > 0, part, 0.0) for part in after)
