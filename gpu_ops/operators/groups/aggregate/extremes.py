@@ -85,16 +85,7 @@ class _Moved:
         xp, kernels, column = step.xp, step.kernels, extreme.measure.column
         assert column is not None
         best = step.base(extreme.name)
-        slots, group, alone = self._old(best)
-        # the candidate that each group had as its best
-        if bool(alone.all()):  # and no other old one
-            self.old, self.old_group, self.base = slots, group, xp.full(best.size, -1, np.int64)
-            self.base[group] = xp.arange(slots.size, dtype=np.int64)
-        else:
-            order = kernels.argsort(slots)
-            self.old, self.old_group = slots[order], group[order]
-            where = xp.searchsorted(self.old, xp.maximum(best - 1, 0))
-            self.base = xp.where(best > NO_ROW, where, -1)
+        alone = self._look(best)
         there = step.there(column)
         new = xp.arange(step.new, dtype=np.int64)
         self.new = new if there is None else new[there[: step.new]]
@@ -127,21 +118,24 @@ class _Moved:
         self.codes = np.concatenate([self.codes[:old], self.codes[old:][rows]])
         return chosen.take(pa.array(rows))
 
-    def _old(self, best: Array) -> tuple[Slots, Array, Array]:
-        """Rows that were there before and may be a best one: slots, numbers of their groups; and whose best one stays.
+    def _look(self, best: Array) -> Array:
+        """Find the rows that were there before and may be a best one; gives a mask of groups whose best one stays.
 
-        The last is a mask of all groups.
+        Of these no other one is looked at.
         """
         step, xp = self.step, self.step.xp
         some, alone = xp.flatnonzero(best > NO_ROW), xp.ones(best.size, bool)
         slots = best[some] - 1
+        self.old, self.old_group = slots, some
+        self.base = xp.full(best.size, -1, np.int64)  # the candidate that each group had as its best
+        self.base[some] = xp.arange(some.size, dtype=np.int64)
         if step.kept is None or not step.kept.lifetimes.killed.size:
-            return slots, some, alone
+            return alone
         table = step.kept.table
         goes = table.status.values[slots] == DYING
         looks = some[goes]
         if not looks.size:
-            return slots, some, alone
+            return alone
         alone[looks] = False
         column = self.extreme.measure.column
         assert column is not None
@@ -159,8 +153,11 @@ class _Moved:
         if valid is not None:
             kept = xp.flatnonzero(valid)
             needle, found = needle[kept], found[kept]
-        stays = xp.flatnonzero(~goes)
-        return xp.concatenate([slots[stays], found]), xp.concatenate([some[stays], looks[needle]]), alone
+        stays, was = xp.flatnonzero(~goes), xp.flatnonzero(found == slots[goes][needle])
+        self.old, self.old_group = xp.concatenate([slots[stays], found]), xp.concatenate([some[stays], looks[needle]])
+        self.base[some[stays]] = xp.arange(stays.size, dtype=np.int64)
+        self.base[looks[needle[was]]] = was + int(stays.size)
+        return alone
 
     def _held(self, names: list[str]) -> pa.Table:
         store, schema = self.extreme.table.store, self.extreme.table.source.schema
