@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import gpu_ops.spark
-from spark.support import Source
+from spark.support import Sink, Source, drain, in_memory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_ADAPTIVE = "spark.sql.adaptive.streaming.stateless.enabled"
 
 
 def test_own_session_has_the_recommended_settings(spark: SparkSession) -> None:
@@ -36,8 +38,34 @@ def test_own_session_starts_without_a_name_of_the_machine_and_leaves_the_environ
 
 def test_recommended_settings_are_known_and_may_be_set_while_spark_runs(spark: SparkSession) -> None:
     for key, value in gpu_ops.spark.recommended_conf().items():
-        assert spark.conf.isModifiable(key)  # false for a name that this Spark does not know
+        old = key == _ADAPTIVE and tuple(map(int, spark.version.split(".")[:2])) < (4, 2)  # has no such thing to do
+        assert old or spark.conf.isModifiable(key)  # false for a name that this Spark does not know
         spark.conf.set(key, value)
+
+
+def test_a_micro_batch_of_a_join_is_one_job_and_says_the_same_where_spark_plans_adaptively(
+    spark: Any, tmp_path: Path
+) -> None:
+    left, right = (
+        Source(spark, tmp_path / "left", "k long, v long"),
+        Source(spark, tmp_path / "right", "k long, w long"),
+    )
+    left.add(*({"k": n % 7, "v": n} for n in range(30)))
+    left.add(*({"k": n % 11, "v": n} for n in range(30, 50)))
+    right.add(*({"k": n % 5, "w": n} for n in range(10)))
+    right.add(*({"k": n % 9, "w": n} for n in range(10, 20)))
+    said, jobs = [], []
+    for adaptive in ("true", "false"):
+        sink = Sink()
+        spark.conf.set(_ADAPTIVE, adaptive)
+        try:
+            query = drain(in_memory(gpu_ops.join, left.df, right.df, on="k", how="left"), sink, tmp_path / adaptive)
+        finally:
+            spark.conf.set(_ADAPTIVE, gpu_ops.spark.recommended_conf()[_ADAPTIVE])
+        said.append(sink.batches)
+        jobs.append(len(spark.sparkContext.statusTracker().getJobIdsForGroup(str(query.runId))))
+    assert said[0] == said[1]
+    assert jobs[1] == len(said[1]) == 2
 
 
 def test_what_is_handed_out_is_a_copy() -> None:

@@ -24,6 +24,9 @@ RECOMMENDED: Final[dict[str, str]] = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
     # "No limit": with any other value Spark measures the whole batch so far again after each row.
     "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",
+    # Streaming queries without a state of Spark's own, as ours are to it: a micro-batch is one job, planned once. Else
+    # each shuffle is a job of its own, and the plan is made anew behind it.
+    "spark.sql.adaptive.streaming.stateless.enabled": "false",
 }
 
 SETTINGS: Final[dict[str, str]] = {
@@ -113,6 +116,11 @@ def recommended_conf() -> dict[str, str]:
       limited by its rows alone; where 65,536 rows are more than 1 GB, lower
       ``maxRecordsPerBatch``.
     - ``spark.sql.execution.arrow.maxRecordsPerBatch=65536``: within the noise of 10,000 and of 262,144.
+
+    And for small micro-batches, where planning is most of the work:
+
+    - ``spark.sql.adaptive.streaming.stateless.enabled=false``: one job instead of two. In streaming queries a join of
+      Spark's own with a static table then goes by the sizes known beforehand.
 
     Returns:
         Names and values of Spark settings.
