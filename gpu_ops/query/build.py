@@ -26,11 +26,12 @@ from gpu_ops.errors import DescriptionError
 from gpu_ops.query.choose import Chooser, Residual
 from gpu_ops.query.errors import SqlError
 from gpu_ops.query.expressions import Column, Expr
+from gpu_ops.query.groups.relations import AggregateOf, TopOf
 from gpu_ops.query.lower import written
 from gpu_ops.query.nodes import Calc, JoinNode, Node, Source, quoted
-from gpu_ops.query.relations import AggregateOf, Compute, Expand, Filter, JoinOf, Relation, Scan, TopOf, shown
+from gpu_ops.query.relations import Compute, Expand, Filter, JoinOf, Relation, RowByRow, Scan
 from gpu_ops.query.runs import Run, run_of, segments, spine
-from gpu_ops.query.stages import Namer, Stage, input_names, kept_of
+from gpu_ops.query.stages import Namer, Stage, input_names
 
 
 class Builder:
@@ -53,7 +54,7 @@ class Builder:
             stage = self.build(relation.below, needed | _columns(relation.conditions))
             stage = self.filtered(stage, relation.conditions, needed)
             if isinstance(relation.below, JoinOf):
-                stage = dataclasses.replace(stage, why="; ".join(_stayed(relation.conditions, shown(relation))))
+                stage = dataclasses.replace(stage, why="; ".join(_stayed(relation.conditions, relation.scans)))
             return stage
         if isinstance(relation, Compute):
             computed = {c: e for c, e in relation.computed.items() if c in needed}
@@ -66,6 +67,7 @@ class Builder:
             return self.aggregate(relation, needed)
         if isinstance(relation, TopOf):
             return self.top(relation, needed)
+        assert isinstance(relation, JoinOf)
         return self.join(relation, needed)
 
     def top(self, relation: TopOf, needed: frozenset[Column]) -> Stage:
@@ -112,7 +114,7 @@ class Builder:
         """The event time that a watermark goes by: what the windows are made of, or a column that is grouped by."""
         known = [c for c in relation.below.columns if c.event_time]
         below, wanted = relation.below, frozenset(relation.ends) or frozenset(relation.by)
-        while isinstance(below, Filter | Compute | Expand):
+        while isinstance(below, RowByRow):
             if isinstance(below, Expand):
                 self.chooser.fail(
                     "sliding windows are not closed by a watermark: leave emit='at_watermark' out", below.java
@@ -186,7 +188,7 @@ class Builder:
         for relation, made, name in zip(run.inputs, run.computed, input_names(run.inputs), strict=True):
             scan = _scan_of(relation)
             own = [c for c in used if c in relation.columns or c in made]
-            own += [c for c in (kept_of(scan) if scan else ()) if c not in own]
+            own += [c for c in (scan.kept if scan else ()) if c not in own]
             schema = pa.schema([pa.field(self.name(c), c.type) for c in own])
             inputs.append(self.described(name, schema, relation))
         try:
@@ -370,7 +372,7 @@ def _columns(conditions: Iterable[Expr | Residual]) -> frozenset[Column]:
 def _scan_of(relation: Relation) -> Scan | None:
     """The input that a relation is; without its unique key where a row of it may be there several times."""
     expanded = False
-    while isinstance(relation, Filter | Compute | Expand):
+    while isinstance(relation, RowByRow):
         expanded |= isinstance(relation, Expand)
         relation = relation.below
     if not isinstance(relation, Scan):

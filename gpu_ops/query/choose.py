@@ -25,9 +25,10 @@ from gpu_ops.query.by_time.nearest import NoComparisonError, nearest
 from gpu_ops.query.catalyst import Catalyst, ansi_mode, position
 from gpu_ops.query.errors import SqlError
 from gpu_ops.query.expressions import Column, Expr, Tree, is_no_op
+from gpu_ops.query.groups.relations import OfGroups
 from gpu_ops.query.lower import Lowering, NotOursError, Parts, written
 from gpu_ops.query.read import spark_type_of, type_of
-from gpu_ops.query.relations import AggregateOf, Compute, Expand, Filter, JoinOf, Relation, Scan, TopOf, shown
+from gpu_ops.query.relations import JoinOf, Relation, RowByRow, Scan
 from gpu_ops.spark.datatypes import is_binary_collated
 
 Kind = Literal["regular", "semi", "anti", "interval", "asof", "temporal", "lookup"]
@@ -125,10 +126,11 @@ class Chooser:
         """The columns of a relation that an interval join can go by."""
         if isinstance(relation, Scan):
             return frozenset(c for c in relation.columns if c.event_time)
-        if isinstance(relation, Filter | Compute | Expand):
+        if isinstance(relation, RowByRow):
             return self.event_times(relation.below)
-        if isinstance(relation, AggregateOf | TopOf):
+        if isinstance(relation, OfGroups):
             return frozenset()
+        assert isinstance(relation, JoinOf)
         choice = self.choice(relation)
         if choice.times is None:
             return frozenset()
@@ -144,10 +146,11 @@ class Chooser:
         """What in a relation takes rows back, or None if it only grows."""
         if isinstance(relation, Scan):
             return None if relation.table.insert_only else f"{relation.alias} brings {relation.table.changes}"
-        if isinstance(relation, Filter | Compute | Expand):
+        if isinstance(relation, RowByRow):
             return self.taken_back(relation.below)
-        if isinstance(relation, AggregateOf | TopOf):
-            return f"the {_noun(relation)} below takes rows back"
+        if isinstance(relation, OfGroups):
+            return f"the {relation.noun} below takes rows back"
+        assert isinstance(relation, JoinOf)
         kind = self.choice(relation).kind
         name = "ASOF" if kind == "asof" else kind
         return (
@@ -158,14 +161,15 @@ class Chooser:
 
     def _lost(self, relation: Relation, column: Column) -> str | None:
         """Where in a relation an event time ceases to be one; None where it is none."""
-        if isinstance(relation, Filter | Compute | Expand):
+        if isinstance(relation, RowByRow):
             return self._lost(relation.below, column)
         if isinstance(relation, Scan):
             return None
-        if isinstance(relation, AggregateOf | TopOf):
+        if isinstance(relation, OfGroups):
             if column not in self.event_times(relation.below):
                 return self._lost(relation.below, column)
-            return f"{column} is no event time any more: the {_noun(relation)} below takes its rows back"
+            return f"{column} is no event time any more: the {relation.noun} below takes its rows back"
+        assert isinstance(relation, JoinOf)
         side = relation.left if column in relation.left.columns else relation.right
         below = self._lost(side, column)
         if below is not None or column not in self.event_times(side) or column in self.event_times(relation):
@@ -174,7 +178,7 @@ class Chooser:
         why = (
             "may leave it null" if kind in ("interval", "temporal") else "gives rows of any age, and may take them back"
         )
-        names = " and ".join(", ".join(x.alias for x in shown(of)) for of in (relation.left, relation.right))
+        names = " and ".join(", ".join(x.alias for x in of.scans) for of in (relation.left, relation.right))
         kind = "ASOF" if kind == "asof" else kind
         return f"{column} is no event time any more: the {kind} {relation.sql_name} of {names} below {why}"
 
@@ -414,7 +418,7 @@ class Chooser:
 
     def _versions(self, join: JoinOf, said: ByTime) -> tuple[Column, Column]:
         """The event times of a temporal join."""
-        left = None if said.as_of is None else join.left.ids.get(said.as_of)
+        left = None if said.as_of is None else join.left.shown.get(said.as_of)
         if left is None or left not in self.event_times(join.left):
             lost = None if left is None else self._lost(join.left, left)
             takes = "FOR SYSTEM_TIME AS OF takes an event time of the left input"
@@ -458,7 +462,3 @@ class Chooser:
         if all(both):
             return f"regular: {join.sql_name} whose condition does not compare the event times: rows are kept for ever"
         return f"regular: {join.sql_name}"
-
-
-def _noun(relation: AggregateOf | TopOf) -> str:
-    return "aggregate" if isinstance(relation, AggregateOf) else "top-N"

@@ -90,3 +90,8 @@ NOT_EXPANDED: Final = (
     "sliding windows stand on an input that brings upserts: the windows of the row before are not known. Give the "
     "input's old rows too (stream(..., updates='retract'))"
 )
+
+
+def one(noun: str) -> str:
+    """A noun with its article."""
+    return f"{'an' if noun[0].lower() in 'aeiou' else 'a'} {noun}"

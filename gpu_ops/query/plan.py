@@ -18,7 +18,7 @@ from gpu_ops.query.choose import Chooser
 from gpu_ops.query.errors import SqlError
 from gpu_ops.query.nodes import Calc, Plan
 from gpu_ops.query.read import Reader
-from gpu_ops.query.relations import AggregateOf, Compute, Expand, Filter, JoinOf, Relation, Table, TopOf
+from gpu_ops.query.relations import RowByRow, Scan, Table
 from gpu_ops.query.stages import Namer
 from gpu_ops.spark.datatypes import spark_type
 
@@ -87,7 +87,10 @@ def _root(
         if "`" in name or name.lower() in sql.lower():
             catalyst.view(name, schemas.get(name) or _schema(table))
     relation, outputs = Reader(text, tables, catalyst).read()
-    if not _joins(relation):
+    below = relation
+    while isinstance(below, RowByRow):
+        below = below.below
+    if isinstance(below, Scan):
         raise SqlError(errors.JOINS_NOTHING, sql, 1, 1)
     chooser = Chooser(sql, catalyst, final=emit == "at_watermark")
     namer = Namer(relation, [column for _, column in outputs], chooser)
@@ -96,12 +99,6 @@ def _root(
 
 def _schema(table: Table) -> st.StructType:
     return st.StructType([st.StructField(x.name, spark_type(x.type), x.nullable) for x in table.schema])
-
-
-def _joins(relation: Relation) -> bool:
-    while isinstance(relation, Filter | Compute | Expand):
-        relation = relation.below
-    return isinstance(relation, JoinOf | AggregateOf | TopOf)
 
 
 __all__ = ["MultiWay", "Plan", "SqlError", "Table", "plan"]

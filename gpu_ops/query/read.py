@@ -7,7 +7,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from pyspark.sql import types as st
 
@@ -16,14 +16,14 @@ from gpu_ops.query import errors
 from gpu_ops.query.by_time import marks
 from gpu_ops.query.by_time.marks import ByTime, check_all_found, set_apart
 from gpu_ops.query.by_time.text import QueryText
-from gpu_ops.query.catalyst import INPUT, Catalyst, position
+from gpu_ops.query.catalyst import INPUT, Catalyst
 from gpu_ops.query.errors import SqlError, closest
 from gpu_ops.query.expressions import Column, Expr, Tree, number_of, tree
 from gpu_ops.query.groups.aggregates import aggregate_of, distinct_of
+from gpu_ops.query.groups.relations import OfGroups, TopOf
 from gpu_ops.query.groups.top import NO_BOUND, bounded, decides, limit_of, top_of
 from gpu_ops.query.groups.windows import expanded
 from gpu_ops.query.relations import (
-    AggregateOf,
     Compute,
     Expand,
     Filter,
@@ -32,10 +32,9 @@ from gpu_ops.query.relations import (
     Relation,
     Scan,
     Table,
-    TopOf,
     filtered,
-    never_null,
 )
+from gpu_ops.query.scope import Scope
 from gpu_ops.spark.datatypes import arrow_type
 
 _HOWS: Final[dict[str, How]] = {
@@ -44,14 +43,14 @@ _HOWS: Final[dict[str, How]] = {
 }  # fmt: skip
 
 
-class Reader:
+class Reader(Scope):
     """Reads the plan of one query."""
 
     def __init__(self, text: QueryText, tables: Mapping[str, Table], catalyst: Catalyst) -> None:
         """Args: the query's text; its inputs by name; the analyser, which has views of them."""
-        self.text, self.sql, self.tables, self.catalyst = text, text.sql, tables, catalyst
+        super().__init__(text.sql, catalyst)
+        self.text, self.tables = text, tables
         self._by_time: Mapping[frozenset[str], ByTime] = {}
-        self.columns: dict[int, Column] = {}
         self._owners: dict[int, str] = {}
         self._aliases: dict[int, str] = {}
         self._join_types: dict[frozenset[str], How] = {}
@@ -73,7 +72,7 @@ class Reader:
                 )
                 self.fail(f"{problem}USING where they are the key", node)
             seen.add(name.lower())
-        return relation, list(zip(names, relation.ids.values(), strict=True))
+        return relation, list(zip(names, relation.shown.values(), strict=True))
 
     def analysed(self) -> Any:
         """The query's plan as Spark's analyser has it."""
@@ -131,10 +130,6 @@ class Reader:
             below = below.left
         assert isinstance(below, Scan)
         return [below, *scans], conditions
-
-    def fail(self, message: str, node: Any) -> NoReturn:
-        """SqlError where one of Catalyst's nodes comes from."""
-        raise SqlError(message, self.sql, *position(node.origin()))
 
     # --- what is refused ------------------------------------------------------------------------
 
@@ -326,18 +321,14 @@ class Reader:
             if over or _upserted(below):
                 self.fail(errors.NOT_EXPANDED, relation.java)
             return dataclasses.replace(relation, below=below), []
-        if isinstance(relation, AggregateOf):
+        if isinstance(relation, OfGroups):
             below, over = self._lifted(relation.below)
-            if over:
-                self.fail(errors.NOT_BELOW.format("an aggregate"), over[0].java)
-            return dataclasses.replace(relation, below=below), []
-        if isinstance(relation, TopOf):
-            below, over = self._lifted(relation.below)
-            if relation.n is None:
+            if isinstance(relation, TopOf) and relation.n is None:
                 self.fail(NO_BOUND, relation.java)
             if over:
-                self.fail(errors.NOT_BELOW.format("a top-N"), over[0].java)
+                self.fail(errors.NOT_BELOW.format(errors.one(relation.noun)), over[0].java)
             return dataclasses.replace(relation, below=below), []
+        assert isinstance(relation, JoinOf)
         left, left_over = self._lifted(relation.left)
         right, right_over = self._lifted(relation.right)
         if relation.by_time is not None:
@@ -407,7 +398,7 @@ def _member(part: Expr) -> Expr | None:
 def _never_null(side: Tree, member: Expr, relation: Relation) -> bool:
     """Whether what NOT IN compares is never null on a side; what a filter there turns away is not there."""
     own = [arg for arg in member.args if arg.ids and set(arg.ids.values()) <= relation.columns]
-    solid = never_null(relation)
+    solid = relation.never_null
     for arg in own:
         if arg.column in solid or not arg.java.nullable():
             continue

@@ -1,14 +1,19 @@
-"""The relational tree of a query: scans, filters, projections, joins; and what is known of its inputs."""
+"""The relational tree of a query: scans, filters, projections, joins; and what is known of its inputs.
+
+A relation answers for itself what the planner asks of all: its columns, which are never null, which it names. A new
+kind, row by row or of groups (`gpu_ops.query.groups.relations`), needs a class, a case in `gpu_ops.query.read` and a
+method in `gpu_ops.query.build`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import pyarrow as pa
 
-from gpu_ops.descriptions.groups.top import Order
 from gpu_ops.descriptions.inputs import Updates
 from gpu_ops.query.by_time.marks import ByTime
 from gpu_ops.query.expressions import Column, Expr
@@ -58,30 +63,105 @@ class Table:
         return "upserts" if self.upserts else "insert-only" if self.insert_only else "retractions"
 
 
+class Relation:
+    """Some rows: of an input, or made of those of other relations."""
+
+    @property
+    def inputs(self) -> tuple[Relation, ...]:
+        """The relations whose rows it takes."""
+        raise NotImplementedError
+
+    @property
+    def columns(self) -> frozenset[Column]:
+        """Its columns, whether they are shown or not."""
+        raise NotImplementedError
+
+    @property
+    def shown(self) -> dict[int, Column]:
+        """By the id of Catalyst's attribute, the columns that a query can name above it."""
+        raise NotImplementedError
+
+    @property
+    def never_null(self) -> frozenset[Column]:
+        """The columns in which there is no null, by what the inputs of the query are."""
+        raise NotImplementedError
+
+    @property
+    def named(self) -> Iterable[Column]:
+        """The columns that it looks at or makes, in the order in which it names them."""
+        return ()
+
+    @property
+    def scans(self) -> list[Scan]:
+        """The inputs whose rows its rows are made of."""
+        return [scan for relation in self.inputs for scan in relation.scans]
+
+    def walk(self) -> Iterator[Relation]:
+        """This relation, and all below."""
+        yield self
+        for relation in self.inputs:
+            yield from relation.walk()
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class Scan:
+class Scan(Relation):
     """An input, once for each time the query names it."""
 
     table: Table
     alias: str
     ids: dict[int, Column]
 
+    @property
+    def inputs(self) -> tuple[()]:
+        """None."""
+        return ()
+
     @functools.cached_property
     def columns(self) -> frozenset[Column]:
         """Its columns."""
         return frozenset(self.ids.values())
 
+    @property
+    def shown(self) -> dict[int, Column]:
+        """All of them."""
+        return self.ids
+
+    @property
+    def never_null(self) -> frozenset[Column]:
+        """As the input says."""
+        return frozenset(column for column in self.columns if not column.nullable)
+
+    @property
+    def scans(self) -> list[Scan]:
+        """It alone."""
+        return [self]
+
+    @property
+    def kept(self) -> list[Column]:
+        """The columns that an operator needs whether the query does or not."""
+        table = self.table
+        names = [*(table.unique_key or ()), *([table.sequence_by] if table.sequence_by else ())]
+        return [self.own(name) for name in names]
+
     def own(self, label: str) -> Column:
         """The column of a name."""
-        return next(c for c in self.ids.values() if c.label == label)
+        return next(c for c in self.columns if c.label == label)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Filter:
-    """The rows for which all conditions are true."""
+class RowByRow(Relation):
+    """Rows of another relation, one by one: left out, with more columns, several times. What is known of them stays.
+
+    Attributes:
+        below: that relation.
+    """
 
     below: Relation
-    conditions: tuple[Expr, ...]
+
+    @property
+    def inputs(self) -> tuple[Relation]:
+        """The relation below."""
+        return (self.below,)
 
     @property
     def columns(self) -> frozenset[Column]:
@@ -89,22 +169,37 @@ class Filter:
         return self.below.columns
 
     @property
-    def ids(self) -> dict[int, Column]:
+    def shown(self) -> dict[int, Column]:
         """As below."""
-        return self.below.ids
+        return self.below.shown
+
+    @property
+    def never_null(self) -> frozenset[Column]:
+        """As below."""
+        return self.below.never_null
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Compute:
+class Filter(RowByRow):
+    """The rows for which all conditions are true."""
+
+    conditions: tuple[Expr, ...]
+
+    @property
+    def named(self) -> list[Column]:
+        """Those of the conditions."""
+        return [column for condition in self.conditions for column in condition.columns]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Compute(RowByRow):
     """More columns, row by row.
 
     Attributes:
-        below: the rows.
         computed: the columns that are more than another name.
         ids: what is shown of it.
     """
 
-    below: Relation
     computed: dict[Column, Expr]
     ids: dict[int, Column]
 
@@ -113,9 +208,51 @@ class Compute:
         """Those below and the computed ones."""
         return self.below.columns | frozenset(self.computed)
 
+    @property
+    def shown(self) -> dict[int, Column]:
+        """What the query shows of it."""
+        return self.ids
+
+    @property
+    def named(self) -> list[Column]:
+        """The computed ones, each before what it is computed from."""
+        return [column for made, expr in self.computed.items() for column in (made, *expr.columns)]
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class JoinOf:
+class Expand(RowByRow):
+    """Each row once for each of some values: sliding windows.
+
+    Attributes:
+        column: gets the values.
+        value: Catalyst's ``explode`` of them.
+        ids: what is shown of it.
+        java: Catalyst's node.
+    """
+
+    column: Column
+    value: Expr
+    ids: dict[int, Column]
+    java: Any
+
+    @functools.cached_property
+    def columns(self) -> frozenset[Column]:
+        """Those below and the values."""
+        return self.below.columns | {self.column}
+
+    @property
+    def shown(self) -> dict[int, Column]:
+        """What the query shows of it."""
+        return self.ids
+
+    @property
+    def named(self) -> list[Column]:
+        """The values', and what they are made of."""
+        return [self.column, *self.value.columns]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class JoinOf(Relation):
     """Two relations joined.
 
     Attributes:
@@ -138,155 +275,44 @@ class JoinOf:
     member: Expr | None = None
     by_time: ByTime | None = None
 
-    @functools.cached_property
-    def columns(self) -> frozenset[Column]:
-        """Those of both; of a semi or anti join the left's."""
-        return self.left.columns if self.how in ("semi", "anti") else self.left.columns | self.right.columns
+    @property
+    def inputs(self) -> tuple[Relation, Relation]:
+        """Both."""
+        return self.left, self.right
 
     @property
-    def ids(self) -> dict[int, Column]:
-        """What is shown of it."""
-        return self.left.ids if self.how in ("semi", "anti") else {**self.left.ids, **self.right.ids}
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Call:
-    """A call of an aggregate function.
-
-    Attributes:
-        column: what it gives.
-        function: see `gpu_ops.descriptions.groups.aggregate.Function`.
-        of: the column below; None for ``count(*)``.
-    """
-
-    column: Column
-    function: str
-    of: Column | None
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class AggregateOf:
-    """One row per group.
-
-    Attributes:
-        below: the rows.
-        by: what makes a group.
-        calls: of aggregate functions; none for ``DISTINCT``.
-        java: Catalyst's node.
-        ends: those of ``by`` that are the ends of windows.
-    """
-
-    below: Relation
-    by: tuple[Column, ...]
-    calls: tuple[Call, ...]
-    java: Any
-    ends: tuple[Column, ...] = ()
+    def outputs(self) -> tuple[Relation, ...]:
+        """Those whose columns come out: of a semi or anti join the left alone."""
+        return (self.left,) if self.how in ("semi", "anti") else (self.left, self.right)
 
     @functools.cached_property
     def columns(self) -> frozenset[Column]:
-        """The group's, and what the functions give."""
-        return frozenset(self.by) | frozenset(call.column for call in self.calls)
+        """Those that come out."""
+        return frozenset().union(*(relation.columns for relation in self.outputs))
 
     @property
-    def used(self) -> frozenset[Column]:
-        """The columns below that it looks at."""
-        return frozenset(self.by) | frozenset(call.of for call in self.calls if call.of is not None)
+    def shown(self) -> dict[int, Column]:
+        """What is shown of them."""
+        return {number: column for relation in self.outputs for number, column in relation.shown.items()}
 
     @property
-    def ids(self) -> dict[int, Column]:
-        """None: a `Compute` above it shows its columns."""
-        return {}
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class TopOf:
-    """The first rows of each group.
-
-    Attributes:
-        below: the rows.
-        by: what makes a group.
-        order: columns, and how each orders the rows of a group.
-        number: the column with a row's number in its group.
-        identity: the id of that column's attribute; None where no query can name it (``LIMIT``).
-        n: how many rows; None as long as that is not known.
-        java: Catalyst's ``ROW_NUMBER()``, or its ``Sort``.
-    """
-
-    below: Relation
-    by: tuple[Column, ...]
-    order: tuple[tuple[Column, Order], ...]
-    number: Column
-    identity: int | None
-    n: int | None
-    java: Any
-
-    @functools.cached_property
-    def columns(self) -> frozenset[Column]:
-        """Those below, and the number."""
-        return self.below.columns | {self.number}
+    def never_null(self) -> frozenset[Column]:
+        """Those of sides that no pad takes the place of."""
+        left, right = self.left.never_null, self.right.never_null
+        return {"inner": left | right, "right": right, "full": frozenset[Column]()}.get(self.how, left)
 
     @property
-    def used(self) -> frozenset[Column]:
-        """The columns below that it looks at."""
-        return frozenset(self.by) | frozenset(column for column, _ in self.order)
+    def named(self) -> list[Column]:
+        """Those of its condition."""
+        conditions = (*self.on, *([] if self.member is None else [self.member]))
+        return [column for condition in conditions for column in condition.columns]
 
     @property
-    def ids(self) -> dict[int, Column]:
-        """What is shown of it."""
-        return self.below.ids if self.identity is None else {**self.below.ids, self.identity: self.number}
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Expand:
-    """Each row once for each of some values: sliding windows.
-
-    Attributes:
-        below: the rows.
-        column: gets the values.
-        value: Catalyst's ``explode`` of them.
-        ids: what is shown of it.
-        java: Catalyst's node.
-    """
-
-    below: Relation
-    column: Column
-    value: Expr
-    ids: dict[int, Column]
-    java: Any
-
-    @functools.cached_property
-    def columns(self) -> frozenset[Column]:
-        """Those below and the values."""
-        return self.below.columns | {self.column}
-
-
-Relation = Scan | Filter | Compute | JoinOf | AggregateOf | TopOf | Expand
+    def scans(self) -> list[Scan]:
+        """Those of the relations that come out."""
+        return [scan for relation in self.outputs for scan in relation.scans]
 
 
 def filtered(relation: Relation, conditions: list[Expr]) -> Relation:
     """A relation with a filter above it, if there is anything to filter by."""
     return Filter(relation, tuple(conditions)) if conditions else relation
-
-
-def shown(relation: Relation) -> list[Scan]:
-    """The inputs whose columns a relation has."""
-    if isinstance(relation, Scan):
-        return [relation]
-    if isinstance(relation, Filter | Compute | AggregateOf | TopOf | Expand):
-        return shown(relation.below)
-    return shown(relation.left) + (shown(relation.right) if relation.how not in ("semi", "anti") else [])
-
-
-def never_null(relation: Relation) -> frozenset[Column]:
-    """The columns of a relation in which there is no null, by what its inputs are."""
-    if isinstance(relation, Scan):
-        return frozenset(c for c in relation.columns if not c.nullable)
-    if isinstance(relation, Filter | Compute | Expand):
-        return never_null(relation.below)
-    if isinstance(relation, AggregateOf):
-        counts = frozenset(call.column for call in relation.calls if not call.column.nullable)
-        return counts | (never_null(relation.below) & frozenset(relation.by))
-    if isinstance(relation, TopOf):
-        return never_null(relation.below) | {relation.number}
-    left, right = never_null(relation.left), never_null(relation.right)
-    return {"inner": left | right, "right": right, "full": frozenset()}.get(relation.how, left)

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from gpu_ops.query.choose import Chooser, KeyColumns, Residual
+from gpu_ops.query.errors import one
 from gpu_ops.query.expressions import Column, Expr
 from gpu_ops.query.lower import NotOursError
 from gpu_ops.query.relations import JoinOf, Relation
@@ -70,7 +71,7 @@ def run_of(steps: Sequence[JoinOf], chooser: Chooser) -> Run | str:
     for index, step in enumerate(steps, start=1):
         choice = chooser.choice(step)
         if choice.kind != "regular":
-            return f"{_one(choice.kind)} {choice.kind} join is no part of a multi-way join"
+            return f"{one(choice.kind)} join is no part of a multi-way join"
         how = "left" if turned and step is first else step.how
         if how not in ("inner", "left"):
             return f"a {how} join is no part of a multi-way join"
@@ -106,10 +107,6 @@ def run_of(steps: Sequence[JoinOf], chooser: Chooser) -> Run | str:
         tuple(inputs), tuple(hows), tuple(links), tuple(residual), tuple(computed),
         chooser.choice(steps[-1]).above, tuple(steps),
     )  # fmt: skip
-
-
-def _one(kind: str) -> str:
-    return "an" if kind[0] in "aeiou" else "a"
 
 
 def _owner(column: Column, computed: dict[Column, Expr], inputs: Sequence[Relation]) -> int | None:

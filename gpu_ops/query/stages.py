@@ -11,7 +11,7 @@ from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.query.choose import Chooser
 from gpu_ops.query.expressions import Column, Expr
 from gpu_ops.query.nodes import Calc, Named, Node, Where, quoted
-from gpu_ops.query.relations import AggregateOf, Compute, Expand, Filter, JoinOf, Relation, Scan, TopOf, shown
+from gpu_ops.query.relations import JoinOf, Relation, Scan
 
 
 class Namer:
@@ -20,31 +20,15 @@ class Namer:
     def __init__(self, relation: Relation, outputs: Iterable[Column], chooser: Chooser) -> None:
         """Args: the query's tree; its result; the operators of its joins."""
         used: dict[Column, None] = dict.fromkeys(outputs)
-        for node in _nodes(relation):
-            if isinstance(node, Filter):
-                for condition in node.conditions:
-                    used |= condition.columns
-            elif isinstance(node, Compute):
-                for column, expr in node.computed.items():
-                    used |= {column: None, **expr.columns}
-            elif isinstance(node, Expand):
-                used |= {node.column: None, **node.value.columns}
-            elif isinstance(node, AggregateOf):
-                used |= dict.fromkeys([*node.by, *(call.of for call in node.calls if call.of is not None)])
-                used |= dict.fromkeys(call.column for call in node.calls)
-            elif isinstance(node, TopOf):
-                used |= dict.fromkeys([*node.by, *(column for column, _ in node.order)])
-            elif isinstance(node, JoinOf):
+        for node in relation.walk():
+            used |= dict.fromkeys(node.named)
+            if isinstance(node, JoinOf):
                 choice = chooser.choice(node)
-                for condition in (*node.on, *([node.member] if node.member is not None else [])):
-                    used |= condition.columns
                 used |= dict.fromkeys(choice.times or ())
                 for made in choice.computed:
                     used |= dict.fromkeys(made)
-            else:
-                used |= dict.fromkeys(
-                    kept_of(node) or ([] if node.columns & used.keys() else list(node.ids.values())[:1])
-                )
+            elif isinstance(node, Scan):
+                used |= dict.fromkeys(node.kept or ([] if node.columns & used.keys() else list(node.ids.values())[:1]))
         labels = [column.label.lower() for column in used]
         self._names: dict[Column, str] = {}
         self._taken = {ROW_KIND_COLUMN}
@@ -74,27 +58,11 @@ class Namer:
         return self._names.items()
 
 
-def kept_of(scan: Scan) -> list[Column]:
-    """Columns of an input that a join needs whether the query does or not."""
-    table = scan.table
-    names = [*(table.unique_key or ()), *([table.sequence_by] if table.sequence_by else ())]
-    return [scan.own(name) for name in names]
-
-
-def _nodes(relation: Relation) -> Iterable[Relation]:
-    yield relation
-    if isinstance(relation, Filter | Compute | AggregateOf | TopOf | Expand):
-        yield from _nodes(relation.below)
-    elif isinstance(relation, JoinOf):
-        yield from _nodes(relation.left)
-        yield from _nodes(relation.right)
-
-
 def input_names(sides: Sequence[Relation]) -> list[str]:
     """What a join calls its inputs: by their aliases."""
     found: list[str] = []
     for side in sides:
-        scans = [scan.alias for scan in shown(side)]
+        scans = [scan.alias for scan in side.scans]
         name = base = "_".join(dict.fromkeys(scans))
         number = 2
         while name.lower() in [other.lower() for other in found]:
@@ -168,9 +136,7 @@ class Stage:
         """With everything done, and these columns left, or with those the input's description needs."""
         keep = set(wanted & self.columns)
         if self.scan is not None:
-            table = self.scan.table
-            for label in (*(table.unique_key or ()), *([table.sequence_by] if table.sequence_by else ())):
-                keep.add(self.scan.own(label))
+            keep |= set(self.scan.kept)
         keep |= {c for c, name in self.has.items() if name in (self.key or ())}
         if not keep:
             keep.add(next((c for c in self.columns if c in self.name), next(iter(self.has))))

@@ -8,19 +8,17 @@ expressions above, in which each call is an attribute. Filters of ``HAVING`` are
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from pyspark.sql import types as st
 
 from gpu_ops.query.catalyst import arrow_type_of, class_of, items
-from gpu_ops.query.expressions import Column, Expr, tree
-from gpu_ops.query.relations import AggregateOf, Call, Compute, Relation
+from gpu_ops.query.expressions import Column, Expr
+from gpu_ops.query.groups.relations import AggregateOf, Call
+from gpu_ops.query.relations import Compute, Relation
+from gpu_ops.query.scope import Below, Scope
 from gpu_ops.spark.datatypes import arrow_type, is_window
-
-if TYPE_CHECKING:
-    from gpu_ops.query.read import Reader
 
 _CALL: Final = "AggregateExpression"
 _FUNCTIONS: Final = {
@@ -29,18 +27,18 @@ _FUNCTIONS: Final = {
 _THERE_ARE: Final = "aggregates are sum, count, avg, min, max, first_value, last_value and count(DISTINCT ...)"
 
 
-def aggregate_of(reader: Reader, node: Any, below: Relation) -> Relation:
+def aggregate_of(scope: Scope, node: Any, below: Relation) -> Relation:
     """An Aggregate of Catalyst's as relations.
 
     Args:
-        reader: of the query; it knows the columns of what is below, and gets to know those of the result.
+        scope: of the query; it knows the columns of what is below, and gets to know those of the result.
         node: Catalyst's.
         below: what it aggregates.
 
     Raises:
         SqlError: a function that there is none for.
     """
-    return _Aggregate(reader, node, below).relation()
+    return _Aggregate(scope, node, below).relation()
 
 
 def distinct_of(node: Any, below: Relation) -> Relation:
@@ -50,13 +48,13 @@ def distinct_of(node: Any, below: Relation) -> Relation:
         node: Catalyst's ``Distinct``.
         below: what may have a row several times.
     """
-    return Compute(AggregateOf(below, tuple(dict.fromkeys(below.ids.values())), (), node), {}, below.ids)
+    return Compute(AggregateOf(below, tuple(dict.fromkeys(below.shown.values())), node, ()), {}, below.shown)
 
 
 class _Aggregate:
-    def __init__(self, reader: Reader, node: Any, below: Relation) -> None:
-        self.reader, self.catalyst, self.node, self.below = reader, reader.catalyst, node, below
-        self.made: dict[Column, Expr] = {}
+    def __init__(self, scope: Scope, node: Any, below: Relation) -> None:
+        self.scope, self.catalyst, self.node, self.below = scope, scope.catalyst, node, below
+        self.inside = Below(scope)
         self.groups: list[tuple[Any, Column]] = []
         self.windows: list[tuple[Any, Column, Column]] = []
         self.calls: list[tuple[Any, Any, Call]] = []
@@ -65,47 +63,32 @@ class _Aggregate:
         for group in items(self.node.groupingExpressions()):
             if is_window(st._parse_datatype_json_string(group.dataType().json())):
                 start, end = (
-                    self._column(self.catalyst.field(group, number), f"window_{part}")
+                    self.inside.column(self.catalyst.field(group, number), f"window_{part}")
                     for number, part in enumerate(("start", "end"))
                 )
                 self.windows.append((group, start, end))
             elif not any(known.semanticEquals(group) for known, _ in self.groups):
-                self.groups.append((group, self._column(group, f"group_{len(self.groups) + 1}")))
+                self.groups.append((group, self.inside.column(group, f"group_{len(self.groups) + 1}")))
         results = [(x, self._replaced(x.child() if class_of(x) == "Alias" else x)) for x in self._results()]
-        relation: Relation = Compute(self.below, self.made, self.below.ids) if self.made else self.below
         of_windows = [column for _, *both in self.windows for column in both]
         by = tuple(dict.fromkeys([*of_windows, *(column for _, column in self.groups)]))
         calls, ends = tuple(call for _, _, call in self.calls), tuple(end for _, _, end in self.windows)
-        relation = AggregateOf(relation, by, calls, self.node, ends)
+        relation = AggregateOf(self.inside.of(self.below), by, self.node, calls, ends)
         computed: dict[Column, Expr] = {}
         ids: dict[int, Column] = {}
         for shown, value in results:
-            expr, number = self._expr(value), int(shown.exprId().id())
+            expr, number = self.scope.expr(value), int(shown.exprId().id())
             column = expr.column
             if column is None:
                 column = Column(
                     str(shown.name()), "", functools.partial(arrow_type_of, value), nullable=bool(value.nullable())
                 )
                 computed[column] = expr
-            self.reader.columns[number] = ids[number] = column
+            self.scope.columns[number] = ids[number] = column
         return Compute(relation, computed, ids)
 
     def _results(self) -> Sequence[Any]:
         return items(self.node.aggregateExpressions())
-
-    def _expr(self, java: Any) -> Expr:
-        return Expr(tree(json.loads(java.toJSON()), lambda: java), self.reader.columns)
-
-    def _column(self, java: Any, label: str) -> Column:
-        """What is grouped by or aggregated, as a column below."""
-        expr = self._expr(java)
-        if expr.column is not None:
-            return expr.column
-        known = next((c for c, e in self.made.items() if e.java.semanticEquals(java)), None)
-        if known is None:
-            known = Column(label, "", functools.partial(arrow_type_of, java), nullable=bool(java.nullable()))
-            self.made[known] = expr
-        return known
 
     def _replaced(self, java: Any) -> Any:
         """A result with an attribute for each group and each call."""
@@ -126,7 +109,7 @@ class _Aggregate:
 
     def _attribute(self, java: Any, column: Column) -> Any:
         attribute = self.catalyst.attribute(java, column.label)
-        self.reader.columns[int(attribute.exprId().id())] = column
+        self.scope.columns[int(attribute.exprId().id())] = column
         return attribute
 
     def _call(self, java: Any) -> Any:
@@ -137,22 +120,22 @@ class _Aggregate:
         function, name = java.aggregateFunction(), class_of(java.aggregateFunction())
         given = items(function.children())
         if name not in _FUNCTIONS:
-            self.reader.fail(f"{function.prettyName()!s} is not understood: {_THERE_ARE}", java)
+            self.scope.fail(f"{function.prettyName()!s} is not understood: {_THERE_ARE}", java)
         if name in ("First", "Last") and not function.ignoreNulls():
             word = name.lower()
-            self.reader.fail(f"{word}_value leaves nulls out: write {word}_value(...) IGNORE NULLS", java)
+            self.scope.fail(f"{word}_value leaves nulls out: write {word}_value(...) IGNORE NULLS", java)
         if name == "Count" and len(given) > 1:
-            self.reader.fail("count takes one value", java)
+            self.scope.fail("count takes one value", java)
         distinct = bool(java.isDistinct())
         if distinct and name not in ("Count", "Min", "Max"):
-            self.reader.fail("DISTINCT goes with count only", java)
+            self.scope.fail("DISTINCT goes with count only", java)
         column: Column | None = None
         if java.filter().isDefined():  # null is no value to any of the functions
             given = [self.catalyst.only_where(java.filter().get(), given[0])]
         if not (name == "Count" and class_of(given[0]) == "Literal" and not given[0].nullable()):
-            column = self._column(given[0], f"value_{len(self.calls) + 1}")
+            column = self.inside.column(given[0], f"value_{len(self.calls) + 1}")
         elif distinct:
-            self.reader.fail("count(DISTINCT ...) takes a column or an expression over some", java)
+            self.scope.fail("count(DISTINCT ...) takes a column or an expression over some", java)
         kind = st._parse_datatype_json_string(java.dataType().json())
         word = "count_distinct" if distinct and name == "Count" else _FUNCTIONS[name]
         return self._add(java, word, column, kind)

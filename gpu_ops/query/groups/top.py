@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 
 from gpu_ops.descriptions.groups.top import Order
 from gpu_ops.query.catalyst import arrow_type_of, class_of, items
-from gpu_ops.query.expressions import Column, Expr, tree
-from gpu_ops.query.relations import Compute, Relation, TopOf
-
-if TYPE_CHECKING:
-    from gpu_ops.query.read import Reader
+from gpu_ops.query.expressions import Column, Expr
+from gpu_ops.query.groups.relations import TopOf
+from gpu_ops.query.relations import Compute, Relation
+from gpu_ops.query.scope import Below, Scope
 
 NO_BOUND: Final = (
     "ROW_NUMBER() has no end: ask for the first rows of each group in a WHERE around it, as in SELECT * FROM (SELECT "
@@ -36,11 +34,11 @@ _TURNED: Final = {
 }  # fmt: skip
 
 
-def top_of(reader: Reader, node: Any, below: Relation) -> Relation:
+def top_of(scope: Scope, node: Any, below: Relation) -> Relation:
     """A Window of Catalyst's as relations; how many rows is not known yet.
 
     Args:
-        reader: of the query; it knows the columns of what is below, and gets to know that of the number.
+        scope: of the query; it knows the columns of what is below, and gets to know that of the number.
         node: Catalyst's.
         below: what it numbers.
 
@@ -50,55 +48,38 @@ def top_of(reader: Reader, node: Any, below: Relation) -> Relation:
     calls = items(node.windowExpressions())
     function = calls[0].child().windowFunction()
     if len(calls) != 1 or class_of(function) != "RowNumber":
-        reader.fail(_OTHERS, function)
-    columns = _Columns(reader)
-    by = tuple(columns.column(x, f"group_{n}") for n, x in enumerate(items(node.partitionSpec()), 1))
-    order = columns.order(node.orderSpec())
+        scope.fail(_OTHERS, function)
+    inside = Below(scope)
+    by = tuple(inside.column(x, f"group_{n}") for n, x in enumerate(items(node.partitionSpec()), 1))
+    order = _order(inside, node.orderSpec())
     number = Column(str(calls[0].name()), "", functools.partial(arrow_type_of, calls[0]), nullable=False)
     identity = int(calls[0].exprId().id())
-    reader.columns[identity] = number
-    return TopOf(columns.above(below), by, order, number, identity, None, calls[0])
+    scope.columns[identity] = number
+    return TopOf(inside.of(below), by, calls[0], order, number, identity, None)
 
 
-def limit_of(reader: Reader, limit: Any, sort: Any, below: Relation) -> Relation:
+def limit_of(scope: Scope, limit: Any, sort: Any, below: Relation) -> Relation:
     """``ORDER BY ... LIMIT n`` as relations: the first rows of a single group.
 
     Args:
-        reader: of the query.
+        scope: of the query.
         limit: Catalyst's ``GlobalLimit``.
         sort: Catalyst's ``Sort`` below it.
         below: what is ordered.
     """
-    columns = _Columns(reader)
-    order = columns.order(sort.order())
+    inside = Below(scope)
+    order = _order(inside, sort.order())
     number = Column("row_number", "", pa.int32, nullable=False)
-    return TopOf(columns.above(below), (), order, number, None, int(limit.limitExpr().eval(None)), sort)
+    return TopOf(inside.of(below), (), sort, order, number, None, int(limit.limitExpr().eval(None)))
 
 
-class _Columns:
-    """What rows are grouped and ordered by, as columns; expressions become columns below."""
-
-    def __init__(self, reader: Reader) -> None:
-        self.reader = reader
-        self.made: dict[Column, Expr] = {}
-
-    def column(self, java: Any, label: str) -> Column:
-        expr = Expr(tree(json.loads(java.toJSON()), lambda: java), self.reader.columns)
-        if expr.column is not None:
-            return expr.column
-        found = Column(label, "", functools.partial(arrow_type_of, java), nullable=bool(java.nullable()))
-        self.made[found] = expr
-        return found
-
-    def order(self, terms: Any) -> tuple[tuple[Column, Order], ...]:
-        found = []
-        for n, term in enumerate(items(terms), 1):
-            descending, first = str(term.direction().sql()) == "DESC", str(term.nullOrdering().sql()) == "NULLS FIRST"
-            found.append((self.column(term.child(), f"order_{n}"), Order("", descending, first)))
-        return tuple(found)
-
-    def above(self, below: Relation) -> Relation:
-        return Compute(below, self.made, below.ids) if self.made else below
+def _order(inside: Below, terms: Any) -> tuple[tuple[Column, Order], ...]:
+    """By which columns rows are ordered, and how."""
+    found = []
+    for n, term in enumerate(items(terms), 1):
+        descending, first = str(term.direction().sql()) == "DESC", str(term.nullOrdering().sql()) == "NULLS FIRST"
+        found.append((inside.column(term.child(), f"order_{n}"), Order("", descending, first)))
+    return tuple(found)
 
 
 def bounded(relation: Relation, condition: Expr) -> Relation | None:

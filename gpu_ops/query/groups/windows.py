@@ -7,26 +7,23 @@ for each.
 from __future__ import annotations
 
 import functools
-import json
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from gpu_ops.query import errors
 from gpu_ops.query.catalyst import arrow_type_of, items
-from gpu_ops.query.expressions import Column, Expr, tree
+from gpu_ops.query.expressions import Column
 from gpu_ops.query.relations import Expand, Relation
-
-if TYPE_CHECKING:
-    from gpu_ops.query.read import Reader
+from gpu_ops.query.scope import Scope
 
 _WINDOW: Final = "spark.timeWindow"
 """Key of the metadata that Catalyst gives a column of windows."""
 
 
-def expanded(reader: Reader, node: Any, below: Relation) -> Relation:
+def expanded(scope: Scope, node: Any, below: Relation) -> Relation:
     """An Expand of Catalyst's, of sliding windows, as a relation.
 
     Args:
-        reader: of the query; it gets to know the column of the windows.
+        scope: of the query; it gets to know the column of the windows.
         node: Catalyst's.
         below: the rows.
 
@@ -36,12 +33,11 @@ def expanded(reader: Reader, node: Any, below: Relation) -> Relation:
     output = items(node.output())
     windows = [number for number, attribute in enumerate(output) if bool(attribute.metadata().contains(_WINDOW))]
     if len(windows) != 1:
-        reader.fail(errors.NODES["Expand"], node)
+        scope.fail(errors.NODES["Expand"], node)
     ((place,), found) = windows, output[windows[0]]
-    value = reader.catalyst.exploded([projection.apply(place) for projection in items(node.projections())])
+    value = scope.catalyst.exploded([projection.apply(place) for projection in items(node.projections())])
     column = Column(str(found.name()), "", functools.partial(arrow_type_of, found), nullable=False)
-    reader.columns[int(found.exprId().id())] = column
-    expr = Expr(tree(json.loads(value.toJSON()), lambda: value), reader.columns)
+    scope.columns[int(found.exprId().id())] = column
     shown = (int(attribute.exprId().id()) for attribute in output)
-    ids = {number: reader.columns[number] for number in shown}
-    return Expand(below, column, expr, ids, node)
+    ids = {number: scope.columns[number] for number in shown}
+    return Expand(below, column, scope.expr(value), ids, node)
