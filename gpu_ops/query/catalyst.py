@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from py4j.java_gateway import JavaClass
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as st
@@ -129,7 +129,7 @@ class Catalyst:
                 execution = state.executePlan(state.sqlParser().parsePlan(sql), mode)
                 execution.assertAnalyzed()
                 return execution.analyzed()
-        except PySparkException as error:
+        except (PySparkException, Py4JJavaError) as error:  # the latter where Spark's analyser fails itself
             raise _refused(sql, error) from error
 
     def check_expression(self, text: str) -> None:
@@ -303,7 +303,7 @@ class Frames:
         return scala_seq(self.session, items)
 
 
-def _refused(sql: str, error: PySparkException) -> SqlError:
+def _refused(sql: str, error: PySparkException | Py4JJavaError) -> SqlError:
     """One of Spark's errors as ours."""
     origin = getattr(error, "_origin", None)
     line, column = position(origin) if origin is not None and hasattr(origin, "line") else (1, 1)
@@ -316,7 +316,8 @@ def position(origin: Any) -> tuple[int, int]:
     return (int(line.get()) if line.isDefined() else 1, int(start.get()) + 1 if start.isDefined() else 1)
 
 
-def message_of(error: PySparkException) -> str:
+def message_of(error: PySparkException | Py4JJavaError) -> str:
     """Spark's message, without the plan that it prints after that."""
-    text = str(error).strip().split(" SQLSTATE", 1)[0].split("; line", 1)[0].splitlines()[0]
+    whole = str(error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else error)
+    text = whole.strip().split(" SQLSTATE", 1)[0].split("; line", 1)[0].splitlines()[0]
     return re.sub(r"\(line \d+, pos \d+\)$", "", text).rstrip(". ")
