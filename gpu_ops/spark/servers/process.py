@@ -20,8 +20,8 @@ from typing import IO, Final
 
 from gpu_ops.errors import StateError
 from gpu_ops.spark.exchange.connection import Address, Tls, format_location
+from gpu_ops.spark.processor import numpy_environment
 from gpu_ops.spark.servers.pools import Server
-from gpu_ops.spark.servers.processor import numpy_environment
 
 _log = logging.getLogger(__name__)
 
