@@ -47,10 +47,11 @@ def main(folder: Path) -> None:
 
 
 def _run(folder: Path, *command: str | Path) -> str:
-    """A command's standard output; it has to succeed."""
+    """A command's standard output; it has to succeed, also in what Python does at its end."""
     begun = time.perf_counter()
     done = subprocess.run([*map(str, command)], cwd=folder, capture_output=True, text=True, check=False)  # noqa: S603
     assert not done.returncode, f"{command}: {done.stderr}"
+    assert "Traceback" not in done.stderr, f"{command}: {done.stderr}"
     sys.stdout.write(f"{time.perf_counter() - begun:5.1f} s  {' '.join(map(str, command))[-60:].splitlines()[-1]}\n")
     return done.stdout
 

@@ -200,7 +200,10 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     def end(self) -> None:
         """Stops listening; calls in progress are not waited for long."""
         closing = threading.Thread(target=self.shutdown, daemon=True)
-        closing.start()
+        try:
+            closing.start()
+        except RuntimeError:  # the interpreter ends, when Python 3.12 starts no thread any more; this ends with it
+            return
         closing.join(_END_S)
 
 
