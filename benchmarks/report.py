@@ -66,28 +66,22 @@ def report() -> str:
 def summary() -> str:
     """The six figures that stand for the others, and where they come from, as Markdown."""
     flink, multi, spark = load("vs_flink"), load("vs_flink_multi")["results"], load("vs_spark")
-    kafka = load("vs_flink_kafka")["results"]["ours_over_flink"]
+    six = load("peers")
+    inserts, changes = (six["results"][query]["ours_over"] for query in ("inserts", "changes"))
+    of_six = six["versions"]["pyspark"]
     version = spark["versions"]["pyspark"]
     files = "CSV files read by `read_files`"
     rows = [
         (f"left join, {files}", "Flink 2.3.0", flink["results"]["flink_sql"]["per_batch_arrow"]),
         (f"left join of three inputs, {files}", "Flink 2.3.0", multi["flink_sql"]["per_batch_arrow"]),
         (f"temporal join, {files}", "Flink 2.3.0", load("vs_flink_temporal")["results"]["over_flink"]["ours_arrow"]),
-        (
-            "Kafka JSON in, inner join, Kafka JSON out",
-            "Flink 2.3.0",
-            kafka,
-        ),
         ("interval join, inner", f"Spark {version}'s own", spark["results"]["inner"]["times_default"]),
-        (
-            "left join, changelog to Parquet by `write_files`",
-            "the same through Spark's writer",
-            load("write_files")["results"]["write_files_over_spark_parquet"],
-        ),
+        ("inner join, files in, files out", f"Spark {of_six}'s own", inserts["spark"]),
+        ("left join of changes, files in, files out", "Pathway 0.33", changes["pathway"]),
     ]
     lines = ["| rate of a query with durable state, on two cores | over | times (range) |", "|---|---|---|"]
     lines += [f"| {what} | {peer} | {spread(found, 1)} |" for what, peer, found in rows]
-    return "\n".join([*lines, "", where(flink)])
+    return "\n".join([*lines, "", where(flink), f"The last two rows: {where(six)}"])
 
 
 def where(record: dict[str, Any]) -> str:
