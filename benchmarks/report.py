@@ -66,22 +66,21 @@ def report() -> str:
 def summary() -> str:
     """The six figures that stand for the others, and where they come from, as Markdown."""
     flink, multi, spark = load("vs_flink"), load("vs_flink_multi")["results"], load("vs_spark")
-    six = load("peers")
-    inserts, changes = (six["results"][query]["ours_over"] for query in ("inserts", "changes"))
-    of_six = six["versions"]["pyspark"]
-    version = spark["versions"]["pyspark"]
+    peers = load("peers")
+    inserts, changes = (peers["results"][query]["ours_over"] for query in ("inserts", "changes"))
+    version, peer_version = (record["versions"]["pyspark"] for record in (spark, peers))
     files = "CSV files read by `read_files`"
     rows = [
         (f"left join, {files}", "Flink 2.3.0", flink["results"]["flink_sql"]["per_batch_arrow"]),
         (f"left join of three inputs, {files}", "Flink 2.3.0", multi["flink_sql"]["per_batch_arrow"]),
         (f"temporal join, {files}", "Flink 2.3.0", load("vs_flink_temporal")["results"]["over_flink"]["ours_arrow"]),
         ("interval join, inner", f"Spark {version}'s own", spark["results"]["inner"]["times_default"]),
-        ("inner join, files in, files out", f"Spark {of_six}'s own", inserts["spark"]),
+        ("inner join, files in, files out", f"Spark {peer_version}'s own", inserts["spark"]),
         ("left join of changes, files in, files out", "Pathway 0.33", changes["pathway"]),
     ]
     lines = ["| rate of a query with durable state, on two cores | over | times (range) |", "|---|---|---|"]
     lines += [f"| {what} | {peer} | {spread(found, 1)} |" for what, peer, found in rows]
-    return "\n".join([*lines, "", where(flink), f"The last two rows: {where(six)}"])
+    return "\n".join([*lines, "", where(flink), f"The last two rows: {where(peers)}"])
 
 
 def where(record: dict[str, Any]) -> str:
@@ -250,8 +249,6 @@ def aggregate_rows() -> list[Row]:
 
 def tpch_rows() -> list[Row]:
     """Queries of TPC-H and Nexmark beside Flink SQL, each from its first micro-batch to its last."""
-    if not (RESULTS / "tpch.json").is_file():
-        return []
     data = load("tpch")
     settings = data["settings"]
     sizes = f"scale {settings['scale']:g}", f"{settings['events'] / 1e6:g}M events"

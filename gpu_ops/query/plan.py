@@ -87,10 +87,7 @@ def _root(
         if "`" in name or name.lower() in sql.lower():
             catalyst.view(name, schemas.get(name) or _schema(table))
     relation, outputs = Reader(text, tables, catalyst).read()
-    below = relation
-    while isinstance(below, RowByRow):
-        below = below.below
-    if isinstance(below, Scan):
+    if all(isinstance(below, RowByRow | Scan) for below in relation.walk()):
         raise SqlError(errors.JOINS_NOTHING, sql, 1, 1)
     chooser = Chooser(sql, catalyst, final=emit == "at_watermark")
     namer = Namer(relation, [column for _, column in outputs], chooser)
