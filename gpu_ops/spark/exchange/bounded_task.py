@@ -13,9 +13,9 @@ from gpu_ops.engine import JoinEngine
 from gpu_ops.kernels import Probe
 from gpu_ops.memory import Budget
 from gpu_ops.spark.exchange.arrivals import INPUT_BITS, origins, wire_batch
+from gpu_ops.spark.exchange.arrow_task import arrow_task
 from gpu_ops.spark.exchange.command import Wire, parse_join
 from gpu_ops.spark.exchange.left_over import ROWS_PER_BATCH, Function, grouped
-from gpu_ops.spark.exchange.message_alone import message_alone
 
 NO_INPUT: Final = (1 << INPUT_BITS) - 1
 """A number beyond an aggregate's one input: of a row that is only there so that a task runs."""
@@ -55,7 +55,7 @@ class BoundedTask:
         self._description, self._wire, self._schema = description, wire, schema
         self._backend, self._probe, self._function = backend, probe, function
 
-    @message_alone
+    @arrow_task
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Gives bad rows that are to be tagged, then the result."""
         join = parse_join(self._description)

@@ -16,8 +16,8 @@ import pyarrow.dataset as ds
 
 from gpu_ops.files.row_filter import Taken
 from gpu_ops.spark.exchange.arrivals import typed
-from gpu_ops.spark.exchange.message_alone import message_alone
-from gpu_ops.spark.exchange.task import Task, TaskIdentity, freeze_imports, task_identity
+from gpu_ops.spark.exchange.arrow_task import arrow_task
+from gpu_ops.spark.exchange.task import Task, TaskIdentity, task_identity
 from gpu_ops.spark.metrics.metrics import METRICS_TYPE
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
@@ -178,10 +178,9 @@ class FileTask:
         self.__name__ = "gpu_join_files" if source is None else source.__name__
         self._source, self._taken, self._writer = source, taken, writer
 
-    @message_alone
+    @arrow_task
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Gives a row per file, then the row with metrics, if the join's task gives one."""
-        freeze_imports()
         metrics: list[pa.RecordBatch] = []
         files = self._writer.write(self._rows(batches, metrics), task_identity())
         named = pa.array([json.dumps(file._asdict()) for file in files], pa.string())

@@ -8,8 +8,8 @@ from typing import Any, Final
 import pyarrow as pa
 
 from gpu_ops.descriptions.description import Description
+from gpu_ops.spark.exchange.arrow_task import arrow_task
 from gpu_ops.spark.exchange.command import parse_join
-from gpu_ops.spark.exchange.message_alone import message_alone
 from gpu_ops.spark.servers.partition import stored_state
 from gpu_ops.state.address import Location, StateAddress
 from gpu_ops.state.files import Files
@@ -36,7 +36,7 @@ class LeftOver:
     def __init__(self, state: StateAddress, manifest: Manifest, version: int, function: Function | None = None) -> None:
         self._state, self._manifest, self._version, self._function = state, manifest, version, function
 
-    @message_alone
+    @arrow_task
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Gives the changelog of each partition named, or what a co-group's function makes of it.
 

@@ -16,7 +16,7 @@ from gpu_ops.descriptions.lookup_join import LookupJoin
 from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.api.functions import as_declared
-from gpu_ops.spark.exchange.message_alone import message_alone
+from gpu_ops.spark.exchange.arrow_task import arrow_task
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class LookupTask:
         self.__name__ = "gpu_lookup"
         self._description, self._lookups, self._token = description, lookups, token
 
-    @message_alone
+    @arrow_task
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Gives the left rows with what the function says of their keys."""
         described = from_json(self._description)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import gc
 import itertools
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,9 +11,9 @@ import pyarrow as pa
 
 from gpu_ops import errors
 from gpu_ops.spark.exchange.arrivals import Arrivals
+from gpu_ops.spark.exchange.arrow_task import arrow_task
 from gpu_ops.spark.exchange.connection import Address
 from gpu_ops.spark.exchange.exchange import Exchange, ask
-from gpu_ops.spark.exchange.message_alone import message_alone
 from gpu_ops.spark.metrics.metrics import METRICS_TYPE, pack
 from gpu_ops.state.address import StateAddress
 
@@ -69,10 +67,9 @@ class Task:
         self.output, self._times = output, times
         self._metrics, self.hidden = tuple(metrics), hidden
 
-    @message_alone
+    @arrow_task
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Gives the partition's changes, then, if metrics are observed, one row with them."""
-        freeze_imports()
         task = task_identity()
         join_id = f"{self._command['join_id']}-{task.query_id}"
         partition, batches = self._partition(task, batches)
@@ -161,12 +158,6 @@ class Task:
         columns = [pa.array([""]), *(pa.nulls(1, field.type) for field in list(self.output)[1:])]
         row = pa.RecordBatch.from_arrays(columns, schema=self.output)
         return self._with_metrics(row, pa.array([numbers], METRICS_TYPE))
-
-
-@functools.cache
-def freeze_imports() -> None:
-    """Spark's worker collects garbage after each task; what is imported stays anyway. 45 ms become 15."""
-    gc.freeze()  # once in a process: to ask whether anything is frozen counts it all, which takes 5 ms
 
 
 def task_identity() -> TaskIdentity:

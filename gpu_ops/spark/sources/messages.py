@@ -14,8 +14,7 @@ from gpu_ops.errors import BadInputError
 from gpu_ops.files.row_filter import Taken
 from gpu_ops.messages.rows import Bad, MessageFormat, Positions, Rows
 from gpu_ops.spark.exchange.arrivals import typed
-from gpu_ops.spark.exchange.message_alone import message_alone
-from gpu_ops.spark.exchange.task import freeze_imports
+from gpu_ops.spark.exchange.arrow_task import arrow_task
 from gpu_ops.spark.sources.packing import Packer, source_partition
 
 _log = logging.getLogger(__name__)
@@ -53,14 +52,13 @@ class ReadMessages:
         self._format, self._location, self.output = format, location, output
         self._bad_rows, self._bad = bad_rows, bad
 
-    @message_alone
+    @arrow_task
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Gives the rows of a partition's messages.
 
         Raises:
             BadInputError: a message that cannot be read, where ``bad_rows`` is ``fail``.
         """
-        freeze_imports()
         for batch in batches:
             if not batch.num_rows:
                 continue
@@ -102,7 +100,7 @@ class PackMessages:
     def __init__(self, packer: Packer, read: ReadMessages, taken: Taken) -> None:
         self._packer, self._read, self._taken = packer, read, taken
 
-    @message_alone
+    @arrow_task
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Gives the rows of a partition's messages, packed.
 

@@ -16,8 +16,7 @@ import pyarrow as pa
 from gpu_ops.files.formats import FileFormat
 from gpu_ops.files.row_filter import Condition, Taken
 from gpu_ops.spark.exchange.arrivals import PACKED, typed
-from gpu_ops.spark.exchange.message_alone import message_alone
-from gpu_ops.spark.exchange.task import freeze_imports
+from gpu_ops.spark.exchange.arrow_task import arrow_task
 from gpu_ops.state.manifest import ARROW
 
 DISTRIBUTION: Final = ARROW
@@ -123,10 +122,9 @@ class PackRows:
     def __init__(self, packer: Packer) -> None:
         self._packer = packer
 
-    @message_alone
+    @arrow_task
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Gives the partition's rows, packed."""
-        freeze_imports()
         rows = (typed(batch, self._packer.schema) for batch in batches)
         yield from self._packer.pack(rows, source_partition(), "")
 
@@ -157,14 +155,13 @@ class PackFiles:
         places = [tuple(map(self._read.index, names)) for names in (columns, tested)]
         self._taken = Taken(places[0], places[1], conditions)
 
-    @message_alone
+    @arrow_task
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Gives the rows of the partition's files, packed.
 
         Raises:
             BadInputError: a file that cannot be read.
         """
-        freeze_imports()
         for uri, time in files_in_order(batches):
             rows = self._format.read(uri, self._read, self._packer.input_name)
             taken = (self._taken.of(batch, self._packer.schema) for batch in rows)
@@ -184,14 +181,13 @@ class ReadFiles:
         self.__name__ = name
         self._format, self._location = format, location
 
-    @message_alone
+    @arrow_task
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Gives the rows of the partition's files.
 
         Raises:
             BadInputError: a file that cannot be read.
         """
-        freeze_imports()
         for uri, _ in files_in_order(batches):
             yield from self._format.read(uri, self._format.schema.names, self._location)
 
