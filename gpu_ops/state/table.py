@@ -148,11 +148,19 @@ class StateTable:
             self.kernels.scatter_add(self.beside[name].values, slots, deltas)
             self.journal.undo.append(lambda: self.kernels.scatter_add(self.beside[name].values, slots, -deltas))
 
-    def put(self, name: str, slots: Slots, value: int | Array) -> None:
-        """Set a column of committed and new rows, no slot twice, to a number or to one each, undoably."""
+    def put(self, name: str, slots: Slots, value: int | Array, before: Array | None = None) -> None:
+        """Set a column of committed and new rows, no slot twice, to a number or to one each, undoably.
+
+        Args:
+            name: of the column.
+            slots: n slots.
+            value: what it becomes.
+            before: n numbers that are there, where somebody has them already.
+        """
         if slots.size:
             column = self.beside[name].values
-            before = column[slots]
+            if before is None:
+                before = column[slots]
             column[slots] = value
             self.journal.undo.append(lambda: self.beside[name].values.__setitem__(slots, before))
 

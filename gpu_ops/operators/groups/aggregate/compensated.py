@@ -73,16 +73,19 @@ def sliced(kernels: Kernels, group: Array, values: Array, groups: int) -> Pairs 
     width = min(52, 62 - int(values.size).bit_length())
     if abs(exponent) > _FAR:
         return None
-    found, rest = (zeros(groups, np.float64), zeros(groups, np.float64)), values
+    found: Pairs | None = None
+    rest = values
     for number in (1, 2):
         scale = math.ldexp(1.0, number * width - exponent)
+        back = 1 / scale  # both are powers of two
         whole = xp.rint(rest * scale)
         sums = zeros(groups, np.int64)
         kernels.scatter_add(sums, group, whole.astype(np.int64))
-        rest = rest - whole / scale
-        high = (sums >> _HALF).astype(np.float64) * (math.ldexp(1.0, _HALF) / scale)
-        low = (sums & ((1 << _HALF) - 1)).astype(np.float64) / scale
-        found = added(xp, found, _exact(xp, high, low))
+        rest = rest - whole * back
+        high = (sums >> _HALF).astype(np.float64) * (math.ldexp(1.0, _HALF) * back)
+        low = (sums & ((1 << _HALF) - 1)).astype(np.float64) * back
+        part = _exact(xp, high, low)
+        found = part if found is None else added(xp, found, part)
         if not bool(rest.any()):
             return found
     return None

@@ -154,9 +154,9 @@ class ContinuousAggregate(Operator):
 
     def _applied(self, step: Step) -> tuple[tuple[Array, Array], list[Running]]:
         """The number of rows and the aggregates of each group, moved."""
-        count = step.summed("rows", lambda: None)
+        count = step.counted()
         running = [self._moved(step, number) for number in range(len(self.join.measures))]
-        self._groups.end(step.line.slots[count[1][step.line.last] == 0])
+        self._groups.end(step.line.slots[step.line.final(count[1]) == 0])
         return count, running
 
     def _step(self, change: Ingested, *, net: bool) -> tuple[Step | None, int]:
@@ -220,7 +220,8 @@ class ContinuousAggregate(Operator):
         if measure.name in self._values:
             column, table = measure.column, self._values[measure.name]
             assert column is not None
-            return sums.counted(step.moved(f"different_{number}", distinct.crossings(step, table, column)))
+            name = f"different_{number}"
+            return sums.counted(step.summed(name, lambda: step.line.moves(distinct.crossings(step, table, column))))
         return sums.moved(step, measure, kind, own, self.join.output[len(self.join.by) + number].type)
 
     # --- the changelog -----------------------------------------------------------------------

@@ -58,9 +58,9 @@ def crossings(step: Step, table: KeyTable, column: str) -> Array:
     events = xp.flatnonzero(value >= 0)
     line = Timeline(kernels, found.slots, value[events], step.instants[events], net=False)
     signs = xp.ones(events.size, np.int64) if step.sign is None else step.sign[events]
-    before, after = line.summed(signs, table.beside[_ROWS].values[found.slots])
-    left = after[line.last]
-    table.put(_ROWS, found.slots, left)
+    before, after = line.summed(line.moves(signs), base := table.beside[_ROWS].values[found.slots])
+    left = line.final(after)
+    table.put(_ROWS, found.slots, left, base)
     table.end(found.slots[left == 0])
     deltas[events[line.order]] = (after > 0).astype(np.int64) - (before > 0)
     return deltas

@@ -169,7 +169,7 @@ class _Moved:
         step, xp, line = self.step, self.step.xp, self.line
         after = self._best_of_groups() if line.net else self._best_of_moments()
         before = line.shifted(after, self.base)
-        self._keep(after[line.last])
+        self._keep(line.final(after))
         shown = step.kernels.asarray(self._numbers())
 
         def seen(candidate: Array) -> tuple[Array, Array, Array]:

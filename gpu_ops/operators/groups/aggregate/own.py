@@ -160,7 +160,7 @@ class OwnFunction:
     def _keep(self, step: Step, final: pa.Table) -> None:
         """Note each group's state; of groups without rows there is none."""
         xp, kernels = step.xp, step.kernels
-        rows = step.summed("rows", lambda: None)[1][step.line.last]
+        rows = step.line.final(step.counted()[1])
         stays = xp.flatnonzero(rows > 0)
         old = step.base(self.name)
         self.table.end(old[xp.flatnonzero(old > NO_ROW)] - 1)

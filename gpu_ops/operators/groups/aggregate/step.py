@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from gpu_ops.arrays import Array, Instants, Positions, Slots
 from gpu_ops.kernels import Frame
 from gpu_ops.operators.core.key_table import KeyTable
 from gpu_ops.operators.core.lifetimes import Lifetimes
-from gpu_ops.operators.groups.aggregate.timeline import Timeline
+from gpu_ops.operators.groups.aggregate.timeline import Moves, Timeline
 from gpu_ops.state.keyed_table import KeyedTable
 from gpu_ops.values import one_array
 
@@ -88,6 +89,7 @@ class Step:
         self.row, self.instants, self.sign = events
         self.rows, self.kept, self.new = rows, rows.kept, rows.new
         self.floats: dict[str, tuple[Array, Array]] = {}
+        self.wholes: dict[str, tuple[Moves, bool]] = {}
         self._moved: dict[str, tuple[Array, Array]] = {}
         self._columns: dict[str, pa.Array] = {}
 
@@ -119,37 +121,42 @@ class Step:
         """A number beside the groups, as it was."""
         return self.groups.beside[name].values[self.line.slots]
 
-    def keep(self, name: str, values: Array) -> None:
-        """Make it another, of each group."""
-        self.groups.put(name, self.line.slots, values)
+    def keep(self, name: str, values: Array, before: Array | None = None) -> None:
+        """Make it another, of each group; ``before``: what it was, where somebody has it already."""
+        self.groups.put(name, self.line.slots, values, before)
 
-    def summed(self, name: str, values: Callable[[], Array | None]) -> tuple[Array, Array]:
+    def counted(self) -> tuple[Array, Array]:
+        """How many rows groups have, before and after each moment."""
+        return self.summed("rows", lambda: self.rows_moved)
+
+    def summed(self, name: str, moves: Callable[[], Moves | None]) -> tuple[Array, Array]:
         """A number beside the groups that rows move, before and after each moment; moved once, whoever asks.
 
         Args:
             name: of the number.
-            values: gives, of each row, by how much (int64); None for 1.
+            moves: gives by how much it is moved; None for not at all.
         """
         if name not in self._moved:
-            by = values()
-            if by is None:
-                deltas = self.xp.ones(self.row.size, np.int64) if self.sign is None else self.sign
-            else:
-                deltas = self.signed(by)
-            self._moved[name] = self.moved(name, deltas)
+            by, base = moves(), self.base(name)
+            self._moved[name] = self.line.summed(by, base)
+            if by is not None:
+                self.keep(name, self.line.final(self._moved[name][1]), base)
         return self._moved[name]
+
+    @functools.cached_property
+    def rows_moved(self) -> Moves:
+        """By how much events move the number of rows."""
+        return self.line.moves(self.xp.ones(self.row.size, np.int64) if self.sign is None else self.sign)
+
+    def moves(self, numbers: Array) -> Moves:
+        """By how much events move the sum of numbers (int64) of their rows."""
+        return self.line.moves(self.signed(numbers))
 
     def signed(self, numbers: Array) -> Array:
         """Of each event the number of its row, taken away where the row goes."""
         if not self.line.net:  # else an event is a row
             numbers = numbers[self.row]
         return numbers if self.sign is None else numbers * self.sign
-
-    def moved(self, name: str, deltas: Array) -> tuple[Array, Array]:
-        """The same, by what each event moves it (int64)."""
-        before, after = self.line.summed(deltas, self.base(name))
-        self.keep(name, after[self.line.last])
-        return before, after
 
     def there(self, column: str) -> Array | None:
         """Mask of rows without a null in a column; None for all."""
@@ -166,8 +173,8 @@ class Step:
             column: its name.
         """
 
-        def values() -> Array | None:
+        def moves() -> Moves:
             mask = self.there(column)
-            return None if mask is None else mask.astype(np.int64)
+            return self.rows_moved if mask is None else self.moves(mask.astype(np.int64))
 
-        return self.summed(f"count_{number}", values)
+        return self.summed(f"count_{number}", moves)

@@ -8,7 +8,7 @@ taking one back gives the finite sum again.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -21,9 +21,11 @@ from gpu_ops.descriptions.groups.aggregate import Measure
 from gpu_ops.operators.core.numbers import decimal_halves
 from gpu_ops.operators.groups.aggregate.averages import as_decimals, divided
 from gpu_ops.operators.groups.aggregate.step import Running, Step
+from gpu_ops.operators.groups.aggregate.timeline import Moves
 
 _PART: Final = 32
 _LOW: Final = (1 << _PART) - 1
+_FITS: Final = 1 << 62
 _NAN: Final = int(np.float64("nan").view(np.int64))
 
 
@@ -60,7 +62,7 @@ def moved(step: Step, measure: Measure, kind: pa.DataType | None, number: int, r
     """
     column = measure.column
     if column is None:
-        return counted(step.summed("rows", lambda: None))
+        return counted(step.counted())
     assert kind is not None
     known = step.known(number, column)
     if measure.function == "count":
@@ -69,9 +71,19 @@ def moved(step: Step, measure: Measure, kind: pa.DataType | None, number: int, r
         return _floats(step, measure, number, known)
     if pa.types.is_decimal(kind) or measure.function == "avg":
         return _parted(step, measure, (kind, number), known, result)
-    totals = step.summed(f"sum_{number}", lambda: step.kernels.asarray(integers(step.column(column))))
+    totals = step.summed(f"sum_{number}", lambda: _whole(step, column)[0])
     before, after = ((total, count > 0) for total, count in zip(totals, known, strict=True))
     return Running(before, after, _integers_or_null)
+
+
+def _whole(step: Step, column: str) -> tuple[Moves, bool]:
+    """By how much integers move their sum, and whether that is exact: it fits in 64 bits whatever their order is."""
+    if column not in step.wholes:
+        values = integers(step.column(column))
+        most = max(int(values.max()), -int(values.min())) if values.size else 0
+        exact = most * int(step.row.size) < _FITS and step.column(column).type != pa.uint64()
+        step.wholes[column] = step.moves(step.kernels.asarray(values)), exact
+    return step.wholes[column]
 
 
 def counted(numbers: tuple[Array, Array]) -> Running:
@@ -115,16 +127,20 @@ def _parted(
     assert column is not None
     parts: list[npt.NDArray[np.int64]] = []
 
-    def part(place: int) -> Array:
+    def part(place: int) -> Moves:
+        if not pa.types.is_decimal(kind):
+            (before, after), exact = _whole(step, column)
+            if exact:
+                return (before >> _PART, after >> _PART) if place else (before & _LOW, after & _LOW)
         if not parts:
             parts.extend(_cut(step.column(column), _parts(kind)))
-        return step.kernels.asarray(parts[place])
+        return step.moves(step.kernels.asarray(parts[place]))
 
     names = [f"part{place}_{number}" for place in range(_parts(kind))]
     sums = [step.summed(name, functools.partial(part, place)) for place, name in enumerate(names)]
     before, after = (_carried([pair[side] for pair in sums]) for side in (0, 1))
     for name, total in zip(names, after, strict=True):
-        step.groups.beside[name].values[step.line.slots] = total[step.line.last]  # `summed` has noted what was there
+        step.groups.beside[name].values[step.line.slots] = step.line.final(total)  # `summed` has noted what was there
     if measure.function == "avg" and pa.types.is_decimal(kind):
         places, sides = result.scale - kind.scale, zip((before, after), known, strict=True)
         means = [_decimal_averages(step.xp, parts, counts, places) for parts, counts in sides]
@@ -213,37 +229,51 @@ def _floats(step: Step, measure: Measure, number: int, known: tuple[Array, Array
             cached.append(pc.fill_null(column, 0.0).to_numpy(zero_copy_only=False))
         return cached[0]
 
-    def counted(mask: Any) -> Array:
-        return step.kernels.asarray(mask.astype(np.int64))
+    finite = bool(np.isfinite(given()).all())
 
-    nan = step.summed(f"nan_{number}", lambda: counted(np.isnan(given())))
-    most = step.summed(f"most_{number}", lambda: counted(given() == np.inf))
-    least = step.summed(f"least_{number}", lambda: counted(given() == -np.inf))
+    def counted(mask: Callable[[], Any]) -> Moves | None:
+        return None if finite else step.moves(step.kernels.asarray(mask().astype(np.int64)))
+
+    nan = step.summed(f"nan_{number}", lambda: counted(lambda: np.isnan(given())))
+    most = step.summed(f"most_{number}", lambda: counted(lambda: given() == np.inf))
+    least = step.summed(f"least_{number}", lambda: counted(lambda: given() == -np.inf))
+    if finite and not bool((nan[0] | most[0] | least[0]).any()):
+        plain = zip(_finite(step, number, given, list(known)), known, strict=True)
+        before, after = ((_bits(step, measure, total, count), count > 0) for total, count in plain)
+        return Running(before, after, _doubles)
     sums = _finite(step, number, given, [k - n - m - v for k, n, m, v in zip(known, nan, most, least, strict=True)])
     found = []
     for total, count, nans, mosts, leasts in zip(sums, known, nan, most, least, strict=True):
-        with np.errstate(all="ignore"):
-            value = total / xp.maximum(count, 1) if measure.function == "avg" else total
-        bits = xp.where(~xp.isnan(value), value + 0.0, 0.0).view(np.int64)  # zero is one value
-        bits = xp.where(xp.isnan(value) | (nans > 0) | ((mosts > 0) & (leasts > 0)), _NAN, bits)
+        bits = _bits(step, measure, total, count)
+        bits = xp.where((nans > 0) | ((mosts > 0) & (leasts > 0)), _NAN, bits)
         infinite = xp.where(mosts > 0, xp.full(1, np.inf), xp.full(1, -np.inf)).view(np.int64)
         bits = xp.where((nans == 0) & ((mosts > 0) ^ (leasts > 0)), infinite, bits)
         found.append((bits, count > 0))
     return Running(found[0], found[1], _doubles)
 
 
+def _bits(step: Step, measure: Measure, total: Array, count: Array) -> Array:
+    """The bits of a sum or an average, where zero is one value and NaN another."""
+    xp = step.xp
+    with np.errstate(all="ignore"):
+        value = total / xp.maximum(count, 1) if measure.function == "avg" else total
+    return xp.where(xp.isnan(value), _NAN, (value + 0.0).view(np.int64))
+
+
 def _finite(step: Step, number: int, given: Any, left: list[Array]) -> tuple[Array, Array]:
     """The sums of finite values before and after each moment; exactly 0 where no value is left."""
     xp, names = step.xp, (f"sum_{number}", f"short_{number}")
     if names[0] not in step.floats:
-        values = step.kernels.asarray(np.where(np.isfinite(given()), given(), 0.0))
-        deltas = step.signed(values)
+        values, there = given(), np.isfinite(given())
+        if not there.all():
+            values = np.where(there, values, 0.0)
+        deltas = step.signed(step.kernels.asarray(values))
         base = step.base(names[0]).view(np.float64), step.base(names[1]).view(np.float64)
         before, after = step.line.compensated(deltas, base)
         after = tuple(xp.where(left[1] > 0, part, 0.0) for part in after)
         before = tuple(step.line.shifted(part, of) for part, of in zip(after, base, strict=True))
         for name, part in zip(names, after, strict=True):
-            step.keep(name, part[step.line.last].view(np.int64))
+            step.keep(name, step.line.final(part).view(np.int64))
         step.floats[names[0]] = before[0] + before[1], after[0] + after[1]
     return step.floats[names[0]]
 

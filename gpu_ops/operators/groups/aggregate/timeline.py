@@ -8,6 +8,7 @@ after all of its events.
 from __future__ import annotations
 
 import functools
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from gpu_ops import layouts
 from gpu_ops.arrays import Array, Instants, Positions, Slots, value_changes
 from gpu_ops.kernels import Kernels
 from gpu_ops.operators.groups.aggregate import compensated
+
+Moves: TypeAlias = tuple[Any, Array]
+"""By how much events have moved a number of their group before and after each moment; before: perhaps 0 for all."""
 
 
 class Timeline:
@@ -84,22 +88,33 @@ class Timeline:
         """The moments of some groups' events at some instants; of no net change."""
         return self._kernels.xp.searchsorted(layouts.owned(self.group, self.instants()), layouts.owned(group, instants))
 
-    def summed(self, deltas: Array, base: Array) -> tuple[Array, Array]:
-        """Numbers that events move, before and after each moment.
-
-        Args:
-            deltas: n numbers (int64), one per event.
-            base: g numbers, before the micro-batch.
-        """
+    def moves(self, deltas: Array) -> Moves:
+        """By how much numbers are moved, of n numbers (int64), one per event."""
         xp = self._kernels.xp
         if self.net:
             moved = xp.zeros(self.groups, np.int64)
             self._kernels.scatter_add(moved, self.event_group, deltas)
-            return base, base + moved
+            return 0, moved
         deltas = deltas[self.order]
         after = xp.cumsum(deltas)
-        after += (base - (after - deltas)[self.starts])[self.group]
+        after -= (after - deltas)[self.starts][self.group]
         return after - deltas, after
+
+    def summed(self, moves: Moves | None, base: Array) -> tuple[Array, Array]:
+        """Numbers that events move, before and after each moment.
+
+        Args:
+            moves: by how much; None where nothing moves them.
+            base: g numbers, before the micro-batch.
+        """
+        of_moments = base if self.net else base[self.group]
+        if moves is None:
+            return of_moments, of_moments
+        return of_moments if self.net else of_moments + moves[0], of_moments + moves[1]
+
+    def final(self, after: Array) -> Array:
+        """Of each group what is there after its last moment."""
+        return after if self.net else after[self.last]
 
     def compensated(self, values: Array, base: tuple[Array, Array]) -> tuple[compensated.Pairs, compensated.Pairs]:
         """The same of double numbers, each sum a pair of numbers; see `compensated`."""
