@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from gpu_ops.spark.processor import numpy_environment
 from gpu_ops.spark.servers import process
-from gpu_ops.spark.servers.process import Launcher
+from gpu_ops.spark.servers.process import KEPT_MEMORY, Launcher
 
 ZEN_4 = "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\nflags\t\t: fpu avx2 avx512f\n\n"
 
@@ -55,11 +56,56 @@ def test_a_state_server_has_it_and_what_a_user_says_goes_first(monkeypatch: pyte
 
     monkeypatch.setattr(subprocess, "Popen", spawned)
     launcher = Launcher("token")
-    for given in (None, "AVX512_ICL"):
-        monkeypatch.delenv("NPY_DISABLE_CPU_FEATURES", raising=False)
-        if given is not None:
-            monkeypatch.setenv("NPY_DISABLE_CPU_FEATURES", given)
-        with pytest.raises(OSError, match="enough"):
-            launcher.start("cpu", "cpu-0")
+    ours = {"NPY_DISABLE_CPU_FEATURES": "X86_V4", **KEPT_MEMORY}
+    for name in ours:
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(OSError, match="enough"):
+        launcher.start("cpu", "cpu-0")
+    for name in ours:
+        monkeypatch.setenv(name, "7")
+    with pytest.raises(OSError, match="enough"):
+        launcher.start("cpu", "cpu-0")
     launcher.close()
-    assert [env["NPY_DISABLE_CPU_FEATURES"] for env in seen] == ["X86_V4", "AVX512_ICL"]
+    assert [{name: env[name] for name in ours} for env in seen] == [ours, dict.fromkeys(ours, "7")]
+
+
+_MICRO_BATCHES = """
+import ctypes, resource, threading
+import numpy as np
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() >> 20
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+def micro_batch():
+    arrays = [np.ones(1 << 17) for _ in range(64)]  # 64 MiB in pieces of 1 MiB, all freed at its end
+
+def call():
+    micro_batch()
+    before = faults()
+    for _ in range(10):
+        micro_batch()
+    print(faults() - before)
+
+began = resident()
+thread = threading.Thread(target=call)  # as a server's calls
+thread.start()
+thread.join()
+ctypes.CDLL(None).malloc_trim(0)
+print(resident() - began)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="settings of glibc")
+def test_memory_is_kept_between_micro_batches_and_given_back_by_a_trim() -> None:
+    inherited = {name: value for name, value in os.environ.items() if name not in KEPT_MEMORY}
+    command = [sys.executable, "-c", _MICRO_BATCHES]
+    found = []
+    for settings in ({}, KEPT_MEMORY):
+        done = subprocess.run(command, env={**inherited, **settings}, capture_output=True, text=True, check=True)
+        found.append([int(word) for word in done.stdout.split()])
+    (without, _), (kept, left_mib) = found
+    assert kept < without / 2
+    assert left_mib < 16
