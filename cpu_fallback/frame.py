@@ -23,6 +23,10 @@ class Frame:
         """The columns as one record batch."""
         return pa.RecordBatch.from_arrays(list(self.columns.values()), names=list(self.columns))
 
+    def slice(self, start: int, length: int) -> Frame:
+        """Rows side by side, without a copy."""
+        return Frame(length, {name: column.slice(start, length) for name, column in self.columns.items()})
+
     def take(self, rows: Array, columns: Sequence[str], *, present: bool = False) -> Frame:
         """Rows by position; -1 gives nulls, ``present`` if none is."""
         wanted = pa.array(rows) if present else slot_array(rows)

@@ -88,5 +88,10 @@ def grouped(kernels: Kernels, types: Types, own: Columns, hashes: Hashes) -> tup
     bounds, first = xp.flatnonzero(begins), begins[:-1]
     group = xp.cumsum(first) - 1
     rest = xp.flatnonzero(~first) if bounds.size <= size else first[:0]
-    alike = not rest.size or bool(equal_at(kernels, types, (own, order[rest]), (own, order[rest - 1])).all())
-    return order, bounds, group, alike
+    if 2 * int(rest.size) <= size:
+        alike = not rest.size or bool(equal_at(kernels, types, (own, order[rest]), (own, order[rest - 1])).all())
+        return order, bounds, group, alike
+    # most rows have an equal one before them: each is gathered once
+    sorted_ = _taken(own, order)
+    same = kernels.equal_rows(sorted_.slice(1, size - 1), own.names, sorted_.slice(0, size - 1), own.names, types)
+    return order, bounds, group, bool((same | first[1:]).all())
