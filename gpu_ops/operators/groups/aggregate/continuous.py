@@ -38,8 +38,9 @@ from gpu_ops.kernels import Kernels
 from gpu_ops.operators.core.changes import apply_changes, given
 from gpu_ops.operators.core.key_table import KeyTable
 from gpu_ops.operators.core.lifetimes import NEVER
+from gpu_ops.operators.core.numbers import one_zero
 from gpu_ops.operators.groups.aggregate import distinct, sums
-from gpu_ops.operators.groups.aggregate.extremes import Extreme, best_schema, one_zero
+from gpu_ops.operators.groups.aggregate.extremes import Extreme, best_schema
 from gpu_ops.operators.groups.aggregate.keys import InputRows, ValueTable
 from gpu_ops.operators.groups.aggregate.own import OwnFunction
 from gpu_ops.operators.groups.aggregate.state import GroupState
@@ -266,7 +267,7 @@ class ContinuousAggregate(Operator):
         for aggregate, column in zip(running, self.join.output[len(self.join.by) :], strict=True):
             numbers = [
                 kernels.asnumpy(xp.concatenate([before[minus], after[plus]]))
-                for before, after in zip(aggregate.before, aggregate.after, strict=True)
+                for before, after in list(zip(aggregate.before, aggregate.after, strict=True))[aggregate.first_made :]
             ]
             made = aggregate.made(*numbers)
             data.append(made if made.type == column.type else made.cast(column.type))

@@ -11,12 +11,12 @@ rows the first is the one that came first, the last the one that came last. Null
 from __future__ import annotations
 
 import dataclasses
+import operator
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from gpu_ops.arrays import Array, Positions, Slots
 from gpu_ops.descriptions.groups.aggregate import Measure
@@ -25,7 +25,7 @@ from gpu_ops.operators.core.key_table import KeyTable
 from gpu_ops.operators.core.least import NONE, least
 from gpu_ops.operators.core.lifetimes import NEVER
 from gpu_ops.operators.core.match import match
-from gpu_ops.operators.core.numbers import float_codes
+from gpu_ops.operators.core.numbers import one_zero, order_codes_of
 from gpu_ops.operators.groups.aggregate.keys import InputRows, ValueTable
 from gpu_ops.operators.groups.aggregate.step import Running, Step
 from gpu_ops.state.columns import DEAD, DYING
@@ -87,36 +87,45 @@ class _Moved:
         best = step.base(extreme.name)
         alone = self._look(best)
         there = step.there(column)
-        new = xp.arange(step.new, dtype=np.int64)
-        self.new = new if there is None else new[there[: step.new]]
+        self.new = xp.arange(step.new, dtype=np.int64) if there is None else xp.flatnonzero(there[: step.new])
         by = column if self._by_value else extreme.order
         names = list(dict.fromkeys([column, *([] if by is None else [by])]))
         held = self._held(names)
-        chosen = pa.array(kernels.asnumpy(self.new))
+        # of the new rows with a value
+        fresh = {name: step.column(name).slice(0, step.new) for name in names}
+        if there is not None:
+            chosen = pa.array(kernels.asnumpy(self.new))
+            fresh = {name: values.take(chosen) for name, values in fresh.items()}
         if by is None:
-            self.codes = np.zeros(self.old.size + self.new.size, np.int64)
+            codes = np.zeros(self.old.size, np.int64), np.zeros(self.new.size, np.int64)
         else:
-            self.codes = order_codes(_behind(held[by], step.column(by).take(chosen)))
-        chosen = self._better(alone, chosen)
-        self.values = one_zero(_behind(held[column], step.column(column).take(chosen)))
-        self.ordered = None if extreme.order is None else _behind(held[names[-1]], step.column(names[-1]).take(chosen))
+            codes = order_codes_of(held[by], fresh[by])
+        better = self._better(alone, codes)
+        if better is not None:
+            self.new, rows = self.new[better], kernels.asnumpy(better)
+            codes, chosen = (codes[0], codes[1][rows]), pa.array(rows)
+            fresh = {name: values.take(chosen) for name, values in fresh.items()}
+        self.codes = np.concatenate(codes)
+        self.values = one_zero(_behind(held[column], fresh[column]))
+        self.ordered = None if extreme.order is None else _behind(held[names[-1]], fresh[names[-1]])
 
-    def _better(self, alone: Array, chosen: pa.Array) -> pa.Array:
-        """New rows without those that are no better than a best row which stays; these are never seen."""
-        step, xp, old = self.step, self.step.xp, int(self.old.size)
-        if not old or not self.new.size:
-            return chosen
-        codes = step.kernels.asarray(self.codes)
-        group = self.line.event_group[self.new]
-        base, own = codes[xp.maximum(self.base, 0)][group], codes[old:]
-        function = self.extreme.measure.function
-        better = {"min": own < base, "first": own < base, "max": own > base, "last": own >= base}[function]
-        better |= ~alone[group] | (self.base[group] < 0)
-        kept = xp.flatnonzero(better)
-        self.new = self.new[kept]
-        rows = step.kernels.asnumpy(kept)
-        self.codes = np.concatenate([self.codes[:old], self.codes[old:][rows]])
-        return chosen.take(pa.array(rows))
+    def _better(self, alone: Array, codes: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]) -> Positions | None:
+        """New rows without those that are no better than a best row which stays; None for all.
+
+        Those left out are never seen.
+        """
+        step, xp = self.step, self.step.xp
+        held, own = (step.kernels.asarray(each) for each in codes)
+        if not held.size or not own.size:
+            return None
+        group = self.line.event_group[: step.new]
+        if own.size < step.new:
+            group = group[self.new]
+        base, function = held[xp.maximum(self.base, 0)][group], self.extreme.measure.function
+        than = {"min": operator.lt, "first": operator.lt, "max": operator.gt, "last": operator.ge}[function]
+        better = than(own, base)
+        better |= (~alone | (self.base < 0))[group]
+        return xp.flatnonzero(better)
 
     def _look(self, best: Array) -> Array:
         """Find the rows that were there before and may be a best one; gives a mask of groups whose best one stays.
@@ -178,10 +187,10 @@ class _Moved:
 
         values = self.values
 
-        def made(_: Any, __: Any, candidate: npt.NDArray[np.int64]) -> pa.Array:
+        def made(candidate: npt.NDArray[np.int64]) -> pa.Array:
             return values.take(pa.array(candidate, mask=candidate < 0))
 
-        return Running(seen(before), seen(after), made, compared=2)
+        return Running(seen(before), seen(after), made, compared=2, first_made=2)
 
     def _best_of_moments(self) -> Array:
         """The candidate that is the best one at each moment, -1 for none."""
@@ -302,43 +311,8 @@ def _behind(held: pa.ChunkedArray, new: pa.Array) -> pa.Array:
     return one_array(pa.chunked_array([*held.chunks, new], held.type))
 
 
-def order_codes(column: pa.Array) -> npt.NDArray[np.int64]:
-    """Numbers that are in the order of values: null is the least, NaN the greatest, zero one value."""
-    t, kind = pa.types, column.type
-    if len(column) and not column.null_count:
-        if t.is_floating(kind):
-            return float_codes(column.cast(pa.float64()).to_numpy(zero_copy_only=False))
-        if t.is_timestamp(kind) or t.is_duration(kind) or t.is_date64(kind) or t.is_time64(kind):
-            return column.cast(pa.int64()).to_numpy()
-        if (t.is_integer(kind) and kind != pa.uint64()) or t.is_boolean(kind):
-            return column.to_numpy(zero_copy_only=False).astype(np.int64)
-    if not len(column) or t.is_null(kind):
-        return np.zeros(len(column), np.int64)
-    if t.is_duration(kind):
-        column = column.cast(pa.int64())
-    if t.is_floating(kind):
-        column = one_zero(column)
-        nan = pc.fill_null(pc.is_nan(column), False)
-        codes = _dense(pc.if_else(nan, pa.scalar(None, kind), column))
-        return np.where(nan.to_numpy(zero_copy_only=False), np.int64(len(column) + 1), codes)
-    return _dense(column)
-
-
-def _dense(column: pa.Array) -> npt.NDArray[np.int64]:
-    ranks = pc.rank(column, "ascending", tiebreaker="dense").to_numpy().astype(np.int64)
-    return np.where(column.is_valid().to_numpy(zero_copy_only=False), ranks, 0)
-
-
 def best_schema(measure: Measure, schema: pa.Schema, order: str | None) -> pa.Schema:
     """The columns of a table of best rows."""
     assert measure.column is not None
     names = [measure.column] if order in (None, measure.column) else [measure.column, order]
     return pa.schema([schema.field(name).with_nullable(True) for name in names])
-
-
-def one_zero(column: pa.Array) -> pa.Array:
-    """A column in which zero is one value."""
-    if not pa.types.is_floating(column.type):
-        return column
-    zero = pa.scalar(0.0, column.type)
-    return pc.if_else(pc.equal(column, zero), zero, column)

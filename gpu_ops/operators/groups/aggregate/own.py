@@ -19,7 +19,8 @@ from gpu_ops.descriptions.groups.functions import AggregateFunction
 from gpu_ops.errors import DescriptionError, GpuJoinError
 from gpu_ops.kernels import as_slots
 from gpu_ops.operators.core.key_table import KeyTable
-from gpu_ops.operators.groups.aggregate.extremes import NO_ROW, one_zero, renumbered
+from gpu_ops.operators.core.numbers import one_zero
+from gpu_ops.operators.groups.aggregate.extremes import NO_ROW, renumbered
 from gpu_ops.operators.groups.aggregate.keys import ValueTable
 from gpu_ops.operators.groups.aggregate.step import Running, Step
 from gpu_ops.values import one_array
