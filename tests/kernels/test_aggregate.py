@@ -480,6 +480,26 @@ def test_an_average_that_stays_is_not_said_again(engines: Backend) -> None:
         assert engine.process(pa.table(row)).num_rows == 0
 
 
+def test_great_integers_have_exact_averages(engines: Backend) -> None:
+    """Of small ones in one micro-batch, of which a sum fits in 64 bits, and great ones in the next; all goes again."""
+    schema = pa.schema([("g", pa.int64()), ("i", pa.int64())])
+    described = Aggregate.of(Input("t", schema, row_kind="op"), ("g",), {"s": "sum(i)", "a": "avg(i)"}, "per_batch")
+    rng = np.random.default_rng(7)
+    batches = [rng.integers(-(2**bits), 2**bits, 40).tolist() for bits in (20, 62, 33, 61)]
+    with engines.engine(described) as engine:
+        alive: list[int] = []
+        for values in batches:
+            taken, alive = alive[:30], alive[30:] + values
+            kinds = ["+I"] * len(values) + ["-D"] * len(taken)
+            found = engine.process(pa.table({"op": kinds, "g": [1] * len(kinds), "i": [*values, *taken]}))
+            last = found.slice(len(found) - 1).to_pylist()[0]
+            total = sum(alive)
+            assert last["s"] == (total + 2**63) % 2**64 - 2**63
+            assert last["a"] == pytest.approx(total / len(alive), rel=1e-15)
+        found = engine.process(pa.table({"op": ["-D"] * len(alive), "g": [1] * len(alive), "i": alive}))
+        assert found.column("row_kind").to_pylist() == ["-D"]
+
+
 def test_what_it_says() -> None:
     aggregate = described("upserts", ("id",), "per_batch", {"n": "count(*)"})
     assert aggregate.unique_key == ("id",)

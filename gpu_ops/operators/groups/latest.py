@@ -21,13 +21,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpu_ops.arrays import Array, Positions, Slots
+from gpu_ops.arrays import Array, Slots
 from gpu_ops.descriptions.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.groups.latest import Latest
 from gpu_ops.errors import BadInputError
 from gpu_ops.ingest import Ingested
-from gpu_ops.kernels import Frame, Kernels, as_slots
+from gpu_ops.kernels import Kernels, as_slots
 from gpu_ops.operators.core.changes import present
 from gpu_ops.operators.core.emission import JOINED, OutputRows, in_order, net_rows
 from gpu_ops.operators.core.groups import Groups
@@ -109,7 +109,7 @@ class LatestRows(KeyedOperator):
         """Nothing beyond the lifetimes of the rows."""
 
     def rows(self, found: None, sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
-        """Each row that comes, and each that goes."""
+        """Each row that comes, and each that goes; of a net change none equals another: the changes were told so."""
         del found
         kernels, xp, (side,) = self.kernels, self.kernels.xp, sides
         if event_kinds is None:
@@ -122,8 +122,3 @@ class LatestRows(KeyedOperator):
         new = xp.where(goes[xp.maximum(instants - 1, 0)], np.int8(UPDATE_AFTER), np.int8(INSERT))
         old = xp.where(comes[instants + 1], np.int8(UPDATE_BEFORE), np.int8(DELETE))
         return in_order(kernels, [(OutputRows(xp.where(signs > 0, new, old), (slots,), instants), JOINED)])
-
-    def may_cancel(self, rows: OutputRows, sides: Sequence[Lifetimes], frame: Frame) -> Positions:
-        """Any: a row may be replaced by an equal one."""
-        del sides, frame
-        return self.kernels.xp.arange(rows.size, dtype=np.int64)
