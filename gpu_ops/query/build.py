@@ -41,9 +41,13 @@ class Builder:
         """Args: the query's operators; its names; what joins emit; whether they may be multi-way."""
         self.chooser, self.name, self.emit, self.multi_way = chooser, name, emit, multi_way
         self._in_a_row: dict[JoinOf, int] = {}
+        self._last: Relation | None = None
 
     def root(self, relation: Relation, outputs: Sequence[tuple[str, Column]]) -> Calc:
         """The whole plan."""
+        self._last = relation
+        while isinstance(self._last, RowByRow):
+            self._last = self._last.below
         return self.build(relation, frozenset(column for _, column in outputs)).calc(outputs, None)
 
     def build(self, relation: Relation, needed: frozenset[Column]) -> Stage:
@@ -70,6 +74,10 @@ class Builder:
         assert isinstance(relation, JoinOf)
         return self.join(relation, needed)
 
+    def emit_of(self, relation: Relation) -> Emit:
+        """When an operator has output: the last one waits for the end alone, what is below keeps its result for it."""
+        return "per_batch" if self.emit == "at_end" and relation is not self._last else self.emit
+
     def top(self, relation: TopOf, needed: frozenset[Column]) -> Stage:
         """The first rows of each group."""
         assert relation.n is not None
@@ -80,7 +88,7 @@ class Builder:
             order = tuple(how._replace(column=self.name(column)) for column, how in relation.order)
             number = self.name(relation.number) if relation.number in needed else None
             by = tuple(self.name(column) for column in relation.by)
-            description = Top(source, by, order, relation.n, self.emit, number)
+            description = Top(source, by, order, relation.n, self.emit_of(relation), number)
         except DescriptionError as error:
             self.chooser.fail(str(error), relation.java)
         why = f"the first {relation.n} by ROW_NUMBER()"
@@ -104,7 +112,7 @@ class Builder:
                 )
                 for call in relation.calls
             )
-            description = Aggregate(source, by, calls, self.emit, end)
+            description = Aggregate(source, by, calls, self.emit_of(relation), end)
         except DescriptionError as error:
             self.chooser.fail(str(error), relation.java)
         why = "GROUP BY" if relation.by else "no GROUP BY: one row, in one partition, while there is any row below"
@@ -229,7 +237,7 @@ class Builder:
             on = tuple(Equality(x.input, self.name(x.key.left), self.name(x.key.right), x.key.null_safe) for x in links)
             where = self.where(residual, run.inputs[: index + 1], run.computed[: index + 1], inputs[: index + 1])
             steps.append(Step(how, on, where))  # type: ignore[arg-type]
-        return MultiJoin(tuple(inputs), tuple(steps), emit=self.emit, ansi=self.chooser.ansi)
+        return MultiJoin(tuple(inputs), tuple(steps), emit=self.emit_of(run.steps[-1]), ansi=self.chooser.ansi)
 
     def two_way(self, join: JoinOf, needed: frozenset[Column], refused: str) -> Stage:
         """A join of two inputs."""
@@ -250,7 +258,7 @@ class Builder:
                 kind = TemporalJoin
             if choice.kind == "lookup":
                 kind = LookupJoin
-            emit = "per_batch" if self.emit == "at_watermark" and choice.asof is None else self.emit
+            emit = "per_batch" if self.emit == "at_watermark" and choice.asof is None else self.emit_of(join)
             if emit == "at_end" and choice.kind in ("temporal", "lookup"):
                 self.chooser.fail(f"a {choice.kind} join goes by time: there is none with emit='at_end'", join.java)
             description = kind(

@@ -42,35 +42,41 @@ def plan(
         tables: its inputs by name.
         session: whose analyser, functions and settings count.
         schemas: by input the columns as Spark has them; by default what their Arrow types become.
-        emit: of every join; with ``"at_watermark"`` all of them are joins by time.
+        emit: of every operator; with ``"at_watermark"`` all of them are joins by time. ``"at_end"`` is the last one's,
+            and those below it are ``"per_batch"``.
         multi_way: ``"never"`` makes a chain of two-way joins.
 
     Raises:
         SqlError: a query that streaming joins cannot do, with its line and column, and what to do instead.
-        NotBuiltError: several operators at the end of input.
+        NotBuiltError: with ``"at_end"`` an operator below the last one that waits for time to pass.
     """
     for option, value, values in (("multi_way", multi_way, MultiWay), ("emit", emit, Emit)):
         if value not in get_args(values):
             raise DescriptionError(f"{option}={value!r}; it is one of {', '.join(get_args(values))}")
-    if emit == "at_end":
-        _check_one_operator(plan(sql, tables, session, schemas=schemas, multi_way=multi_way))
     text = read(sql)
     try:
-        return Plan(sql, _root(text, tables, session, schemas or {}, emit, multi_way=multi_way == "auto"))
+        made = Plan(sql, _root(text, tables, session, schemas or {}, emit, multi_way=multi_way == "auto"))
     except SqlError as error:
         raise text.error(error) from error.__cause__
+    if emit == "at_end":
+        _check_below_the_last(made)
+    return made
 
 
-def _check_one_operator(made: Plan) -> None:
-    """Refuses several operators at the end of input."""
-    if len(made.joins) > 1:
-        kinds = ", ".join(node.kind for node in made.joins)
-        raise NotBuiltError(
-            f"emit='at_end' is for a query of one operator, and this one becomes {len(made.joins)}: {kinds}. The first "
-            "would say nothing that the next could take in. A query can begin with backlog=True instead, run over "
-            "static DataFrames, or be cut into queries of one operator, each over what gpu_ops.finish() gives of the "
-            "one before"
-        )
+def _check_below_the_last(made: Plan) -> None:
+    """Refuses what would still hold rows, or have forgotten some, when the last operator's input ends."""
+    for node in made.joins[:-1]:
+        for source in node.description.inputs:
+            if source.ttl_ms is not None:
+                raise DescriptionError(
+                    f"input '{source.name}': with emit='at_end' no row is forgotten, ttl= has no place"
+                )
+        if node.description.by_time:
+            raise NotBuiltError(
+                f"emit='at_end': {node.description.title} ({node.kind}) holds rows until its watermark passes them, "
+                "which the end of input does not do for an operator above it. Let the query end with it, and ask "
+                "another one over what gpu_ops.finish() gives"
+            )
 
 
 def _root(

@@ -307,6 +307,28 @@ def test_rows_in_front_that_go_again_and_again() -> None:
             assert engine.process(gone)["id"].to_pylist() == [at, at + 500]
 
 
+@pytest.mark.parametrize("by", [("g",), ()], ids=["g", "all"])
+@pytest.mark.parametrize("kind", ["insert only", "retractions", "upserts"])
+@pytest.mark.parametrize("order", ORDERS[:9:4])
+def test_at_the_end(engines: Backend, order: str, kind: str, by: tuple[str, ...]) -> None:
+    """Nothing before it; with a restart and discarded micro-batches."""
+    inserted, keyed = kind == "insert only", kind == "upserts"
+    given = {"row_kind": None} if inserted else {"unique_key": ("id",)} if keyed else {}
+    top = dataclasses.replace(described(order, 3, "at_end", "number", **given), by=by)
+    changes, view, state = trace(5, 90, keyed=keyed, kinds="+" if inserted else "+-"), View(), None
+    for half, last in ((changes[:50], False), (changes[50:], True)):
+        with engines.engine(from_json(top.to_json())) as engine:
+            if state is not None:
+                engine.restore(state)
+            engine.prepare(table(half, op=not inserted))
+            engine.discard()
+            assert not engine.process(table(half, op=not inserted)).num_rows
+            state = engine.snapshot()
+            if last:
+                assert all(row[0] == "+I" for row in view.take(engine.finish()))
+    assert view.sorted() == by_duckdb(folded(changes, keyed=keyed), top)
+
+
 def test_what_it_says_of_itself() -> None:
     top = described("whole DESC, `text` NULLS LAST", 3, "per_event", "number")
     assert from_json(top.to_json()) == top
@@ -327,7 +349,7 @@ def test_what_it_says_of_itself() -> None:
         ({"order": "nothing"}, "input 'rows': order_by names 'nothing'; there are id, g"),
         ({"order": "id", "n": 0}, "n=0; it is between 1 and 10000"),
         ({"order": "id", "number": "g"}, "would have two columns 'g'"),
-        ({"order": "id", "emit": "at_end"}, "emit='at_end'; it is one of per_batch, per_event"),
+        ({"order": "id", "emit": "at_watermark"}, "emit='at_watermark'; it is one of per_batch, per_event, at_end"),
     ],
 )
 def test_what_cannot_be(given: dict[str, Any], message: str) -> None:

@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import duckdb
+import pyarrow as pa
 import pytest
 from pyspark.sql import functions as f
 from rich.console import Console
@@ -17,6 +19,7 @@ from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.jobs import runner
 from gpu_ops.jobs.job import load
 from gpu_ops.jobs.text import JobError
+from gpu_ops.spark.api import sql as sql_module
 from spark.support import Sink, Source, drain, in_memory, slow_join, start
 
 pytestmark = pytest.mark.spark
@@ -97,6 +100,51 @@ def test_what_finish_gives_goes_on_beside_a_stream(spark: Any, tmp_path: Path) -
     changes = gpu_ops.join(live.df, ended, on="item", how="left", state=str(tmp_path / "b"))
     drain(changes, sink, tmp_path / "b_checkpoint")
     assert sink.table == [("a", 1, 0, "apple"), ("a", 1, 4, "apple"), ("x", 2, None, None)]
+
+
+HISTORY = [(number % 4, f"{number % 4}", number * 10) for number in range(40)]
+MIXED = """SELECT o.id, o.item, h.total, h.best FROM orders o LEFT JOIN (
+        SELECT t.item, sum(s.amount) AS total, max(s.amount) AS best FROM sales s JOIN things t ON s.k = t.k
+        GROUP BY t.item HAVING count(*) > 5) h ON o.item = h.item"""
+
+
+@pytest.mark.parametrize("begun_live", [False, True])
+def test_operators_over_tables_alone_are_done_before_the_stream(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun_live: bool
+) -> None:
+    """A chain whose lower part has ended; a folder in which that part was begun as a stream goes on so."""
+    source, sink, state = orders(spark, tmp_path), Sink(), tmp_path / "state"
+    sales = spark.createDataFrame(HISTORY, "k int, text string, amount long")
+    things = spark.createDataFrame([(0, "a"), (1, "b"), (2, "b")], "k int, item string")
+    for number in range(3):
+        with monkeypatch.context() as patch:
+            if begun_live and number == 0:
+                patch.setattr(sql_module._Runner, "takes", lambda *_: False)
+            changes = gpu_ops.sql(
+                MIXED, orders=changing(source), sales=sales, things=things, emit="per_event", state=str(state)
+            )
+        drain(changes, sink, tmp_path / "checkpoint")
+        source.add({"op": "-D", "id": number, "item": "abcd"[number % 4]}, {"op": "+U", "id": 20 + number, "item": "b"})
+        if number == 0 and not begun_live:
+            assert [row[0] for row in sink.batches[0]] == ["+I"] * 8, "the result of an input that has ended, once"
+    assert sorted(x.name for x in state.iterdir() if x.name.isdigit()) == (["1", "2", "3"] if begun_live else ["3"])
+    with duckdb.connect() as connection:
+        connection.register(
+            "sales", pa.table([list(column) for column in zip(*HISTORY, strict=True)], ["k", "text", "amount"])
+        )
+        connection.register("things", pa.table({"k": [0, 1, 2], "item": ["a", "b", "b"]}))
+        live = source.table(("id", "item"), files=3)
+        connection.register("orders", pa.table({"id": [r[0] for r in live], "item": [r[1] for r in live]}))
+        assert sink.table == sorted(connection.sql(MIXED).fetchall(), key=repr)
+
+
+def test_an_aggregate_of_a_table_beside_a_stream(spark: Any, tmp_path: Path) -> None:
+    source, sink = orders(spark, tmp_path), Sink()
+    sales = spark.createDataFrame([("a", 1), ("a", 2), ("b", None)], "item string, amount int")
+    totals = gpu_ops.aggregate(sales, "item", {"total": "sum(amount)"})
+    changes = gpu_ops.join(changing(source), totals, on="item", state=str(tmp_path / "state"))
+    drain(changes.select("row_kind", "id", "total"), sink, tmp_path / "checkpoint")
+    assert sink.table == [(0, 3), (1, None), (4, 3), (5, None)]
 
 
 def test_versions_that_do_not_change(spark: Any, tmp_path: Path) -> None:

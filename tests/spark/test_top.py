@@ -6,11 +6,12 @@ import random
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 
 import gpu_ops
 from gpu_ops import stream
-from gpu_ops.errors import DescriptionError, NotBuiltError
+from gpu_ops.errors import DescriptionError
 from spark.support import Row, Sink, Source, drain, in_memory, slow_join
 
 pytestmark = pytest.mark.spark
@@ -140,6 +141,20 @@ def test_insertions_keep_the_first_rows_only(spark: Any, tmp_path: Path) -> None
     assert metrics["input_state_rows"] == 2
 
 
+def test_of_a_static_input(spark: Any) -> None:
+    choice = random.Random(2)
+    rows = [(choice.choice("abc"), choice.choice([1, 2, None]), number) for number in range(300)]
+    table = spark.createDataFrame(rows, "item string, amount int, id int").repartition(3).sortWithinPartitions("id")
+    wanted = duckdb.connect().sql(
+        "SELECT * FROM (SELECT unnest($rows, recursive := true)) QUALIFY row_number() OVER (PARTITION BY item "
+        "ORDER BY amount NULLS FIRST, id DESC) <= 2",
+        params={"rows": [dict(zip(("item", "amount", "id"), row, strict=True)) for row in rows]},
+    )
+    found = gpu_ops.top(table, "item", order_by="amount, id DESC", n=2)
+    assert not found.isStreaming
+    assert sorted(tuple(row) for row in found.collect()) == sorted(("+I", *row) for row in wanted.fetchall())
+
+
 def test_what_is_refused(spark: Any, tmp_path: Path) -> None:
     source = Source(spark, tmp_path / "in", "item string, amount long")
     source.add({"item": "a", "amount": 1})
@@ -149,5 +164,3 @@ def test_what_is_refused(spark: Any, tmp_path: Path) -> None:
         in_memory(gpu_ops.top, stream(source.df, name="sold"), "region", order_by="amount")
     with pytest.raises(TypeError, match=r"top\(\) has no option orderby=; did you mean"):
         in_memory(gpu_ops.top, source.df, "item", order_by="amount", orderby="amount")
-    with pytest.raises(NotBuiltError, match=r"of a static DataFrame take Spark's row_number\(\) over a window"):
-        gpu_ops.top(spark.createDataFrame([(1,)], "a int"), "a", order_by="a")

@@ -69,7 +69,7 @@ class Top(Grouped):
         by: the columns that make a group (null is a value of its own); none for one group in all.
         order: by what rows of a group are ordered; equal ones by their arrival, the earliest first.
         n: how many rows of each group, at most `MAX_ROWS`.
-        emit: ``per_batch`` or ``per_event``.
+        emit: ``per_batch`` or ``per_event`` keep the result up to date; ``at_end`` gives it when the input has ended.
         number: the name of a column for the number of a row in its group, from 1; None for none.
     """
 
@@ -80,7 +80,7 @@ class Top(Grouped):
     emit: Emit = "per_batch"
     number: str | None = None
 
-    emits: ClassVar[tuple[Emit, ...]] = ("per_batch", "per_event")
+    emits: ClassVar[tuple[Emit, ...]] = ("per_batch", "per_event", "at_end")
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -105,7 +105,7 @@ class Top(Grouped):
     @property
     def operator(self) -> str:
         """The module of `gpu_ops.operators` that runs it."""
-        return "groups.top.rows"
+        return "at_end" if self.emit == "at_end" else "groups.top.rows"
 
     @functools.cached_property
     def output(self) -> tuple[OutputColumn, ...]:
@@ -126,6 +126,11 @@ class Top(Grouped):
     def order_matters(self, number: int) -> bool:
         """Always: of rows that are equal in the order the earliest comes first."""
         del number
+        return True
+
+    @property
+    def order_matters_at_end(self) -> bool:
+        """Likewise."""
         return True
 
     def _unique_key(self) -> tuple[str, ...] | None:

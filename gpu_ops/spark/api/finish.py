@@ -13,7 +13,7 @@ from pyspark.sql import types as st
 from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.spark.api.functions import Grouped, known_function
-from gpu_ops.spark.api.query_file import shown
+from gpu_ops.spark.api.query_file import of_last, shown
 from gpu_ops.spark.api.where import without_hidden
 from gpu_ops.spark.datatypes import spark_type
 from gpu_ops.spark.exchange.command import parse_join
@@ -61,7 +61,7 @@ def finish(
         DescriptionError: a co-group's function is not known, or one is given for something else.
     """
     refuse_connect(spark)
-    files = Files.at(state)
+    files = of_last(query := Files.at(state))
     manifest = Manifest.of(files)
     manifest.check_unsealed(files.location)
     user = Directory.of(spark).state_in_use(files.address)
@@ -83,7 +83,7 @@ def finish(
         rows = numbers.mapInArrow(LeftOver(files.address, manifest, version, function), output)
     if function is not None:
         return rows
-    return shown(files, join, without_hidden(rows.select(*changelog_columns(join, "finish", ""))))
+    return shown(query, join, without_hidden(rows.select(*changelog_columns(join, "finish", ""))))
 
 
 def reopen(*, state: Location) -> None:
@@ -95,7 +95,7 @@ def reopen(*, state: Location) -> None:
     Args:
         state: the state folder; one that is not finished stays as it is.
     """
-    Files.at(state).delete([FINISHED])
+    of_last(Files.at(state)).delete([FINISHED])
 
 
 def _function(

@@ -15,12 +15,13 @@ from pyspark.sql import types as st
 from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import StateError
 from gpu_ops.query.catalyst import Frames
-from gpu_ops.query.nodes import Calc, Node
+from gpu_ops.query.nodes import Calc, Node, Plan
 from gpu_ops.query.plan import MultiWay, Table, plan
 from gpu_ops.state.files import Files
 
 QUERY: Final = "query.json"
-"""Beside the manifest, where a query's state is that of one operator at the end of its input."""
+"""In the state folder of a query with an operator that waits for the end of its input: beside that one's manifest, or
+above the folders of several operators."""
 
 
 def calculated(node: Calc, rows: DataFrame) -> DataFrame:
@@ -32,7 +33,7 @@ def calculated(node: Calc, rows: DataFrame) -> DataFrame:
 
 
 def remember(
-    files: Files, query: str, tables: Mapping[str, Table], schemas: Mapping[str, st.StructType], multi_way: MultiWay
+    files: Files, tables: Mapping[str, Table], schemas: Mapping[str, st.StructType], planned: Plan, multi_way: MultiWay
 ) -> None:
     """Writes a query into its state folder.
 
@@ -47,7 +48,10 @@ def remember(
         }
         for name, table in tables.items()
     }
-    text = json.dumps({"query": query, "multi_way": multi_way, "tables": given}, sort_keys=True)
+    content: dict[str, Any] = {"query": planned.sql, "multi_way": multi_way, "tables": given}
+    if len(planned.joins) > 1:
+        content["operators"] = len(planned.joins)
+    text = json.dumps(content, sort_keys=True)
     if not files.create(QUERY, text.encode()) and _content(files) != json.loads(text):
         raise StateError(
             f"state folder {files.location} belongs to another query, or to this one over other tables; "
@@ -55,12 +59,18 @@ def remember(
         )
 
 
+def of_last(files: Files) -> Files:
+    """The state folder of the operator that waits for the end: a query's last one, else the folder itself."""
+    operators = 1 if files.stamp(QUERY) is None else _content(files).get("operators", 1)
+    return files if operators == 1 else Files.at(files.address.below(str(operators)))
+
+
 def shown(files: Files, join: Description, rows: DataFrame) -> DataFrame:
     """What the query of a state folder selects of its operator's rows; these rows where it has none.
 
     Args:
         files: the state folder.
-        join: its operator.
+        join: its last operator.
         rows: what that gives.
 
     Raises:
@@ -78,7 +88,7 @@ def shown(files: Files, join: Description, rows: DataFrame) -> DataFrame:
     planned = plan(
         content["query"], tables, rows.sparkSession, schemas=schemas, emit="at_end", multi_way=content["multi_way"]
     )
-    if [(c.name, c.type) for c in planned.joins[0].description.output] != [(c.name, c.type) for c in join.output]:
+    if [(c.name, c.type) for c in planned.joins[-1].description.output] != [(c.name, c.type) for c in join.output]:
         raise StateError(
             f"state folder {files.location}: its query means another operator in this session than when it began; "
             "finish it with the settings and the version of that session"

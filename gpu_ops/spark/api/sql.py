@@ -16,7 +16,7 @@ from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.errors import DescriptionError
-from gpu_ops.query.nodes import Calc, JoinNode, Node, Plan, Source
+from gpu_ops.query.nodes import Calc, JoinNode, Node, Plan, Source, walk
 from gpu_ops.query.plan import MultiWay, Table, plan
 from gpu_ops.query.show import show
 from gpu_ops.spark.api.by_time.interval import timed, timed_input
@@ -24,8 +24,10 @@ from gpu_ops.spark.api.checks import MemoryOnlyStateWarning, run, settled
 from gpu_ops.spark.api.query_file import calculated, remember
 from gpu_ops.spark.api.streams import Stream, as_input, as_stream
 from gpu_ops.spark.plan.column_metadata import delays
+from gpu_ops.spark.sources.static import beside_streams
 from gpu_ops.state.address import Location, StateAddress
 from gpu_ops.state.files import Files
+from gpu_ops.state.manifest import Manifest
 
 
 def sql(
@@ -57,7 +59,7 @@ def sql(
         state: a folder of its own for the state; where the query becomes several joins, each has its own in it:
             ``1``, ``2`` and so on. Without it the state lives in memory only.
         emit: as in `join`, of every operator; ``"at_watermark"`` where all are joins by time: ASOF joins then give
-            final rows; ``"at_end"`` where the query is one operator: `finish` then gives what it selects.
+            final rows; with ``"at_end"`` nothing comes out, and `finish` gives what the query selects.
         backend: as in `join`.
         partitions: as in `join`, of every join.
         name: as in `join`; of several joins they are ``name_1``, ``name_2`` and so on.
@@ -72,7 +74,7 @@ def sql(
     Raises:
         SqlError: a query that streaming joins cannot do, with line and column.
         DescriptionError: inputs or options that cannot be.
-        NotBuiltError: Spark Connect, or ``emit="at_end"`` of several operators.
+        NotBuiltError: Spark Connect, or ``emit="at_end"`` above an operator that waits for time to pass.
         StateError: the state folder belongs to something else.
     """
     streams = _streams({**(tables or {}), **inputs})
@@ -80,8 +82,9 @@ def sql(
         raise DescriptionError(f"sql() takes the text of a query, not {type(query).__name__}")
     if not streams:
         raise DescriptionError("sql() needs the tables of its query: sql(query, orders=orders, prices=prices)")
-    sides, _ = settled(tuple(streams.values()), list(streams), state)
-    streams = dict(zip(streams, sides, strict=True))
+    given = streams
+    sides, _ = settled(tuple(given.values()), list(given), state)
+    streams = dict(zip(given, sides, strict=True))
     session = next(iter(streams.values())).df.sparkSession
     described = {label: _table(label, side) for label, side in streams.items()}
     schemas = {label: _schema(side.df, described[label]) for label, side in streams.items()}
@@ -90,7 +93,7 @@ def sql(
     if backlog:
         _check_backlog(planned)
     options = {"state": state, "backend": backend, "partitions": partitions, "name": name, "backlog": backlog}
-    runner = _Runner(planned, streams, options)
+    runner = _Runner(planned, streams, options, given)
     with warnings.catch_warnings():
         if state is None:
             warnings.simplefilter("ignore", MemoryOnlyStateWarning)
@@ -104,7 +107,7 @@ def sql(
         )
     if emit == "at_end" and state is not None:
         used = {source.table for node in planned.joins for source in _sources(node)}
-        remember(Files.at(state), query, {label: described[label] for label in used}, schemas, multi_way)
+        remember(Files.at(state), {label: described[label] for label in used}, schemas, planned, multi_way)
     return changes
 
 
@@ -170,15 +173,40 @@ def _sources(node: Node) -> list[Source]:
     return [node] if isinstance(node, Source) else [source for below in node.inputs for source in _sources(below)]
 
 
-class _Runner:
-    """Makes DataFrames of a plan's nodes."""
+def _begun(state: StateAddress | None) -> bool:
+    """Whether an operator has its state there."""
+    return state is not None and Manifest.read(Files.at(state)) is not None
 
-    def __init__(self, planned: Plan, streams: Mapping[str, Stream], options: Mapping[str, Any]) -> None:
-        """Args: the plan; the inputs by name; the options of `gpu_ops.spark.api.options.RunOptions`."""
+
+class _Runner:
+    """Makes DataFrames of a plan's nodes.
+
+    Operators over static inputs alone are done at once, in Spark's tasks, and what they give is a static input of the
+    operator above; those that a state folder has begun to run live stay so.
+
+    Args:
+        planned: the plan.
+        streams: the inputs by name.
+        options: those of `gpu_ops.spark.api.options.RunOptions`, and ``backlog``.
+        given: the inputs as they were before static ones were loaded; None where all are static.
+    """
+
+    def __init__(
+        self,
+        planned: Plan,
+        streams: Mapping[str, Stream],
+        options: Mapping[str, Any],
+        given: Mapping[str, Stream] | None = None,
+    ) -> None:
         self.planned, self.streams, self.options = planned, streams, dict(options)
         if self.options["state"] is not None:
             self.options["state"] = StateAddress.of(self.options["state"])
-        self.done = 0
+        static = {
+            label: dataclasses.replace(side, df=given[label].df.select(side.df.columns), load=None)
+            for label, side in streams.items()
+            if given is not None and side.load is not None and side.refresh_ms is None
+        }
+        self.ended = _Runner(planned, static, {**options, "state": None, "backlog": False}) if static else None
 
     def frame(self, node: Node) -> DataFrame:
         """A node's rows."""
@@ -186,8 +214,7 @@ class _Runner:
             return self.streams[node.table].df
         if isinstance(node, Calc):
             return self.calc(node)
-        sides = [self.side(below, source) for below, source in zip(node.inputs, node.description.inputs, strict=True)]
-        return self.joined(node, sides)
+        return self.joined(node)
 
     def calc(self, node: Calc) -> DataFrame:
         """Rows filtered and projected."""
@@ -214,14 +241,31 @@ class _Runner:
             event_time=source.event_time,
         )
 
-    def joined(self, node: JoinNode, sides: Sequence[Stream]) -> DataFrame:
-        """A join."""
-        self.done += 1
+    def takes(self, node: JoinNode) -> bool:
+        """Whether an operator is over these inputs alone, and has a result at their end."""
+        if any(source.table not in self.streams for source in _sources(node)):
+            return False
+        try:
+            node.description.with_inputs(node.description.inputs, "at_end")
+        except DescriptionError:
+            return False
+        return all(self.takes(below) for below in walk(node) if isinstance(below, JoinNode) and below is not node)
+
+    def joined(self, node: JoinNode) -> DataFrame:
+        """An operator's rows."""
         count, options = len(self.planned.joins), dict(self.options)
+        number = next(n for n, one in enumerate(self.planned.joins, 1) if one is node)
         if count > 1 and options["state"] is not None:
-            options["state"] = options["state"].below(str(self.done))
+            options["state"] = options["state"].below(str(number))
         if count > 1 and options["name"] is not None:
-            options["name"] += f"_{self.done}"
+            options["name"] += f"_{number}"
+        state = options["state"]
+        if self.ended is not None and self.ended.takes(node) and not _begun(state):
+            return self.ended.joined(node)
+        sides: Sequence[Stream]
+        sides = [self.side(below, source) for below, source in zip(node.inputs, node.description.inputs, strict=True)]
+        if self.ended is not None:
+            sides = beside_streams(sides, [str(side.name) for side in sides], state)
         description = node.description
         upstream: tuple[str | None, str | None] = (None, None)
         if description.by_event_time and len(sides) == 1:
@@ -232,5 +276,5 @@ class _Runner:
         # the changelog of a join by time never takes a row back
         inputs = [as_input(side, str(side.name), derive=not description.by_time) for side in sides]
         joined = description.with_inputs(inputs, node.description.emit if sides[0].df.isStreaming else "at_end")
-        query = show(self.planned) if self.done == count else None
+        query = show(self.planned) if number == count else None
         return run(joined, sides, options, upstream=upstream, query=query)

@@ -271,10 +271,10 @@ class _Refresh:
     def _run(self) -> None:
         due = time.monotonic() + self._period
         while not self._stop.wait(min(_LOOK_S, self._period)) and self._session.sparkContext._jsc is not None:
-            if time.monotonic() < due or not self._taken():
-                continue
-            due = time.monotonic() + self._period
             try:
+                if time.monotonic() < due or not self._taken():
+                    continue
+                due = time.monotonic() + self._period
                 self._read()
             except Exception:
                 if self._session.sparkContext._jsc is None:

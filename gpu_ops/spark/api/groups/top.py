@@ -8,7 +8,7 @@ from typing import Unpack
 from pyspark.sql import DataFrame
 
 from gpu_ops.descriptions.groups.top import Top, parse_order
-from gpu_ops.errors import DescriptionError, NotBuiltError
+from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.api.checks import check_frames, run
 from gpu_ops.spark.api.options import ChangelogOptions, check_options
 from gpu_ops.spark.api.streams import Stream, as_input, as_stream, resolve
@@ -30,7 +30,7 @@ def top(
         gpu_ops.top(orders, by="region", order_by="amount DESC", n=3, state=...)
 
     Args:
-        input: a streaming DataFrame or a `stream`; also the changelog of a join.
+        input: a DataFrame or a `stream`; also the changelog of a join.
         by: the columns that make a group (null is a value of its own); none for one group in all.
         order_by: ``"amount DESC, id"``, or a list of such terms; nulls as in Spark: first if ascending, last if
             descending, unless ``NULLS FIRST`` or ``NULLS LAST`` is said. Of equal rows the one that arrived earlier
@@ -38,24 +38,22 @@ def top(
         n: how many rows of each group.
         number: the name of a further column with the number of a row in its group, from 1. Then a row in front that
             comes or goes changes all rows behind it.
-        options: ``emit, state, backend, partitions, name, backlog``, as in `join`; no ``emit="at_end"``.
+        options: ``emit, state, backend, partitions, name, backlog``, as in `join`.
 
     Returns:
-        A streaming DataFrame: ``row_kind``, then the input's columns; the unique key is the input's.
+        ``row_kind``, then the input's columns: a static DataFrame for a static input, else a streaming one. The unique
+        key is the input's.
 
     Raises:
         TypeError: no such option.
         DescriptionError: no such column, no order, or a TTL.
-        NotBuiltError: a static DataFrame, or Spark Connect.
+        NotBuiltError: Spark Connect.
         StateError: the state folder belongs to something else.
     """
     check_options("top", options, ChangelogOptions)
     source = as_stream(input, "the input")
     label = source.name or "input"
-    if check_frames([source.df]):
-        raise NotBuiltError(
-            f"input '{label}': top() takes a stream; of a static DataFrame take Spark's row_number() over a window"
-        )
+    emit = "at_end" if check_frames([source.df]) else options.get("emit", "per_batch")
     if source.event_time is not None:
         raise DescriptionError(f"input '{label}': event_time= is for gpu_ops.interval_join()")
     columns = (by,) if isinstance(by, str) else tuple(by)
@@ -63,5 +61,5 @@ def top(
     order = tuple(
         one._replace(column=resolve(source.df, one.column, label, "order_by")) for one in parse_order(order_by)
     )
-    described = Top(as_input(source, "input"), named, order, n, options.get("emit", "per_batch"), number)
+    described = Top(as_input(source, "input"), named, order, n, emit, number)
     return run(described, [source], options, stacklevel=2)
