@@ -15,7 +15,7 @@ from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.groups.aggregate import Aggregate
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.kinds import from_json
-from gpu_ops.errors import DescriptionError, NotBuiltError
+from gpu_ops.errors import DescriptionError
 from kernels.conftest import EMULATED, only_on
 from kernels.engines import CPU, alike, run
 from kernels.own_functions import Bits, WeightedMean, Wrong
@@ -28,7 +28,7 @@ SCHEMA = pa.schema(
 
 def described(kind: str, emit: Emit, by: tuple[str, ...] = ("g",)) -> Aggregate:
     calls: dict[str, Any] = {"bits": Bits("x"), "n": "count(*)", "of_id": Bits("id")}
-    if kind == "insert only":
+    if kind == "insert only" or emit == "at_end":
         calls |= {"mean": WeightedMean("x", "w", scale=2)}
     return Aggregate.of(Input("t", SCHEMA, **KINDS[kind]), by, calls, emit)  # type: ignore[arg-type]
 
@@ -86,6 +86,35 @@ def test_after_every_micro_batch(backend: Backend, by: tuple[str, ...], kind: st
                 assert there == by_duckdb(aggregate, input_.rows)
             state = engine.snapshot()
             assert len(state["states 0 of t"]) == len(there)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("by", [("g",), ()], ids=["g", "all"])
+def test_at_the_end(engines: Backend, by: tuple[str, ...], kind: str) -> None:
+    """With a restart on the way; of rows that are left a function need not take any back."""
+    aggregate, events = described(kind, "at_end", by), some_events(kind, 11, 150)
+    input_, state = Folded(kind), None
+    for half, last in ((events[:80], False), (events[80:], True)):
+        with engines.engine(from_json(aggregate.to_json())) as engine:
+            if state is not None:
+                engine.restore(state)
+            for start in range(0, len(half), 7):
+                assert not engine.process(table_of(kind, half[start : start + 7])).num_rows
+                input_.take(half[start : start + 7])
+            state = engine.snapshot()
+            if last:
+                rows = told(engine.finish())
+                assert {word for word, _ in rows} == {"+I"}
+                assert Counter(row for _, row in rows) == by_duckdb(aggregate, input_.rows)
+
+
+def test_of_nothing_there_is_a_row_at_the_end(engines: Backend) -> None:
+    calls: dict[str, Any] = {"bits": Bits("x"), "n": "count(*)", "least": "min(x)", "mean": WeightedMean("x", "w")}
+    for by, wanted in (((), [("+I", (None, 0, None, None))]), (("g",), [])):
+        with engines.engine(Aggregate.of(Input("t", SCHEMA, row_kind="row_kind"), by, calls)) as engine:
+            rows = table_of("retractions", [("+I", (1, "a", 1, 1)), ("-D", (1, "a", 1, 1))])
+            engine.process(rows)
+            assert told(engine.finish()) == wanted
 
 
 @only_on("cpu-tiny", "gpu", "gpu-tiny", *EMULATED)
@@ -153,8 +182,6 @@ def test_what_goes_wrong_says_so() -> None:
         of(Bits("y"))
     with pytest.raises(DescriptionError, match=r"WeightedMean\(x, w\) has no retract\(\)"):
         of(WeightedMean("x", "w"), row_kind="op")
-    with pytest.raises(NotBuiltError, match="not built for the end of input"):
-        Aggregate.of(Input("t", SCHEMA), ("g",), {"b": Bits("x")})
     data = {"class": "kernels.own_functions:Bats", "columns": ["x"], "parameters": {}}
     with pytest.raises(DescriptionError, match="Bats cannot be imported here"):
         AggregateFunction.from_dict(data)

@@ -186,6 +186,14 @@ def test_functions_of_ones_own_are_imported_by_state_servers(spark: Any, tmp_pat
         drain(bits, sink, tmp_path / "checkpoint")
         assert Counter(sink.table) == feed.duckdb("SELECT item, bit_or(id), count(*) FROM orders GROUP BY item")
     assert "bits = Bits(id)" in gpu_ops.explain(bits)
+    at_end = str(tmp_path / "at_end")
+    ended = gpu_ops.aggregate(feed.inputs()[0], by="item", aggregates={"bits": Bits("id")}, emit="at_end", state=at_end)
+    drain(ended, sink, tmp_path / "at_end_checkpoint")
+    wanted = feed.duckdb("SELECT item, bit_or(id) FROM orders GROUP BY item")
+    assert Counter(tuple(row)[1:] for row in gpu_ops.finish(spark, state=at_end).collect()) == wanted
+    table = spark.createDataFrame(gpu_ops.finish(spark, state=at_end).collect())
+    at_once = gpu_ops.aggregate(table.drop("row_kind"), by="item", aggregates={"all": Bits("bits"), "last": "last(item)"})
+    assert Counter(tuple(row)[1:3] for row in at_once.collect()) == wanted
 
 
 def test_groups_are_forgotten_after_a_ttl(spark: Any, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from gpu_ops.descriptions.description import Emit, OutputColumn, line
 from gpu_ops.descriptions.groups.functions import AggregateFunction, check_function
 from gpu_ops.descriptions.groups.grouped import Grouped
 from gpu_ops.descriptions.inputs import Input, check_key_type, input_from_dict, input_to_dict
-from gpu_ops.errors import DescriptionError, NotBuiltError
+from gpu_ops.errors import DescriptionError
 from gpu_ops.fields import check_fields, reading
 
 Function = Literal["sum", "count", "min", "max", "avg", "count_distinct", "first", "last"]
@@ -125,7 +125,7 @@ class Aggregate(Grouped):
         for column in self.by:
             check_key_type(self.source, column)
         self._check_names("name an aggregate otherwise")
-        if self.emit != "at_end":
+        if self.emit != "at_end" or self.goes_row_by_row:
             self._check_continuous()
         if self.emit == "at_watermark":
             self._check_window()
@@ -191,8 +191,9 @@ class Aggregate(Grouped):
                 f"input '{self.source.name}': with emit='at_watermark' groups go when their windows end, ttl= has no "
                 "place"
             )
+        changes = self.emit != "at_end" and not self.source.insert_only
         for measure in self.measures:
-            if measure.own is not None and not measure.own.retracts and not self.source.insert_only:
+            if measure.own is not None and not measure.own.retracts and changes:
                 raise DescriptionError(
                     f"input '{self.source.name}': {measure} has no retract(), and rows of this input may be taken back"
                 )
@@ -224,11 +225,6 @@ class Aggregate(Grouped):
         return (*groups, *(OutputColumn(m.name, 0, m.column or "", None, self._type(m)) for m in self.measures))
 
     def _type(self, measure: Measure) -> pa.DataType:
-        if measure.own is not None and self.emit == "at_end":
-            raise NotBuiltError(
-                f"{measure}: functions of one's own are not built for the end of input; take emit='per_batch' or "
-                "'per_event'"
-            )
         if measure.own is not None:
             return measure.own.result_type
         if measure.function not in get_args(Function):
@@ -245,8 +241,6 @@ class Aggregate(Grouped):
         if measure.function in ("count", "count_distinct"):
             return pa.int64()
         if measure.function in ("first", "last"):
-            if self.emit == "at_end":
-                raise DescriptionError(f"{text} is not there at the end of input; take emit='per_batch' or 'per_event'")
             return kind
         if measure.function in ("min", "max"):
             if t.is_nested(kind):
@@ -280,6 +274,16 @@ class Aggregate(Grouped):
     def order_matters(self, number: int) -> bool:
         """Whether the output of a micro-batch depends on the order of its rows."""
         return super().order_matters(number) or any(m.function in ("first", "last") for m in self.measures)
+
+    @property
+    def goes_row_by_row(self) -> bool:
+        """Whether some of it is known to no backend's ``groupby``, at the end as before."""
+        return any(measure.own is not None or measure.function in ("first", "last") for measure in self.measures)
+
+    @property
+    def order_matters_at_end(self) -> bool:
+        """Whether the result at the end of input depends on the order in which rows came."""
+        return super().order_matters_at_end or any(m.function in ("first", "last") for m in self.measures)
 
     @property
     def result_without_rows(self) -> bool:

@@ -6,23 +6,27 @@ group; NaN is one value, and so is zero.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gpu_ops import operators
 from gpu_ops.descriptions.changelog import INSERT, encode_row_kinds
 from gpu_ops.descriptions.description import Description
-from gpu_ops.descriptions.groups.aggregate import Measure
+from gpu_ops.descriptions.groups.aggregate import Aggregate, Measure
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Kernels
 from gpu_ops.operators.at_end import AtEnd
 from gpu_ops.operators.core.numbers import decimal_halves
 from gpu_ops.operators.groups.aggregate.averages import as_decimals, divided
+from gpu_ops.operators.groups.aggregate.own import called
 from gpu_ops.operators.operator import TooMuch
 from gpu_ops.operators.sorted_merge import present_rows
+from gpu_ops.output import Changelog
 from gpu_ops.values import one_array
 
 _ARROW = {"sum": "sum", "count": "count", "min": "min", "max": "max", "avg": "mean", "count_distinct": "count_distinct"}
@@ -30,7 +34,9 @@ _ARROW = {"sum": "sum", "count": "count", "min": "min", "max": "max", "avg": "me
 
 def make(described: Description, kernels: Kernels, too_much: TooMuch) -> AtEnd:
     """See `gpu_ops.operators.operator.Make`."""
-    kind = CoGroupAtEnd if described.takes_function else AggregateAtEnd
+    kind: type[AtEnd] = CoGroupAtEnd
+    if isinstance(described, Aggregate):
+        kind = RowByRowAtEnd if described.goes_row_by_row else AggregateAtEnd
     return kind(described, kernels, too_much)
 
 
@@ -71,6 +77,33 @@ class AggregateAtEnd(AtEnd):
             data.append(measured.cast(kind, safe=not pa.types.is_integer(kind)))  # a sum of uint64 wraps around, too
         kinds = encode_row_kinds(np.full(found.num_rows, INSERT, np.int8))
         return pa.Table.from_arrays([kinds, *data], schema=join.output_schema)
+
+
+class RowByRowAtEnd(AtEnd):
+    """Aggregates that no ``groupby`` has: the rows that are left go through the operator that runs live."""
+
+    def result(self, changes: tuple[Ingested, ...]) -> Changelog:
+        """The groups of a part."""
+        join = self.join
+        rows = _folded(self.kernels, join.source, changes[0])
+        if not rows.num_rows and not join.by:
+            return self._of_nothing()
+        source = dataclasses.replace(join.source, row_kind=None, unique_key=None)
+        live = operators.make(dataclasses.replace(join, source=source, emit="per_batch"), self.kernels, self._too_much)
+        count = rows.num_rows
+        taken = Ingested(rows, np.full(count, INSERT, np.int8), np.arange(count, dtype=np.int64), count, 0, None)
+        return live.prepare((taken,), self._clock_ms, None).table
+
+    def _of_nothing(self) -> pa.Table:
+        """One row: without group columns there is one, though there is none in the input."""
+        values: list[Any] = []
+        for measure, column in zip(self.join.measures, self.join.output, strict=True):
+            if measure.own is not None:
+                values.append(called(measure, "result", 1, called(measure, "empty", 1, 1)))
+            else:
+                values.append(pa.array([0 if measure.function.startswith("count") else None], column.type))
+        kinds = encode_row_kinds(np.full(1, INSERT, np.int8))
+        return pa.Table.from_arrays([kinds, *values], schema=self.join.output_schema)
 
 
 def _measured(found: pa.Table, name: str, measure: Measure, kind: pa.DataType) -> Any:

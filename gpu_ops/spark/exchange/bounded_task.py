@@ -15,7 +15,7 @@ from gpu_ops.memory import Budget
 from gpu_ops.spark.exchange.arrivals import INPUT_BITS, origins, wire_batch
 from gpu_ops.spark.exchange.arrow_task import arrow_task
 from gpu_ops.spark.exchange.command import Wire, parse_join
-from gpu_ops.spark.exchange.left_over import ROWS_PER_BATCH, Function, grouped
+from gpu_ops.spark.exchange.left_over import ROWS_PER_BATCH, Function, grouped, look_in, program_paths
 
 NO_INPUT: Final = (1 << INPUT_BITS) - 1
 """A number beyond an aggregate's one input: of a row that is only there so that a task runs."""
@@ -54,10 +54,12 @@ class BoundedTask:
         self.__name__ = name
         self._description, self._wire, self._schema = description, wire, schema
         self._backend, self._probe, self._function = backend, probe, function
+        self._paths = program_paths()
 
     @arrow_task
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Gives bad rows that are to be tagged, then the result."""
+        look_in(self._paths)
         join = parse_join(self._description)
         engine = JoinEngine(join, self._backend, memory_limit=Budget(host=IN_MEMORY), probe=self._probe)
         try:

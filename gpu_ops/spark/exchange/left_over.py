@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import pyarrow as pa
@@ -35,6 +36,7 @@ class LeftOver:
 
     def __init__(self, state: StateAddress, manifest: Manifest, version: int, function: Function | None = None) -> None:
         self._state, self._manifest, self._version, self._function = state, manifest, version, function
+        self._paths = program_paths()
 
     @arrow_task
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -43,6 +45,7 @@ class LeftOver:
         Raises:
             StateError: the folder does not hold the version.
         """
+        look_in(self._paths)
         described = parse_join(self._manifest.description)
         for batch in batches:
             for partition in batch.column(0).to_pylist():
@@ -51,6 +54,16 @@ class LeftOver:
                         yield from grouped(described, self._function, part)
                     else:
                         yield from part.to_batches(max_chunksize=ROWS_PER_BATCH)
+
+
+def program_paths() -> tuple[str, ...]:
+    """Where this process looks for modules: a description may name an aggregate function that is beside the program."""
+    return tuple(filter(None, sys.path))
+
+
+def look_in(paths: Iterable[str]) -> None:
+    """Looks for modules there, too, after all else."""
+    sys.path.extend(path for path in paths if path not in sys.path)
 
 
 def grouped(described: Description, function: Function, part: pa.Table) -> Iterator[pa.RecordBatch]:

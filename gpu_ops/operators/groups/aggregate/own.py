@@ -137,26 +137,7 @@ class OwnFunction:
         return state
 
     def _called(self, method: str, size: int, *given: Any) -> Any:
-        """What a method gives, looked at."""
-        function, what = self.function, f"{self.measure}: {method}()"
-        try:
-            found = getattr(function, method)(*given)
-        except GpuJoinError:
-            raise
-        except Exception as error:
-            raise DescriptionError(f"{what} failed: {type(error).__name__}: {error}") from error
-        wanted, kind = (pa.Array | pa.ChunkedArray, "an array") if method == "result" else (pa.Table, "a table")
-        if not isinstance(found, wanted):
-            raise DescriptionError(f"{what} gave {type(found).__name__}, it is {kind} of pyarrow")
-        if len(found) != size:
-            raise DescriptionError(f"{what} gave {len(found)} rows for {size} groups")
-        try:
-            if method == "result":
-                chunked = found if isinstance(found, pa.ChunkedArray) else pa.chunked_array([found])
-                return chunked.cast(function.result_type)
-            return found.select(function.state.names).cast(function.state)
-        except (pa.ArrowException, KeyError) as error:
-            raise DescriptionError(f"{what} gave something else than was declared: {error}") from error
+        return called(self.measure, method, size, *given)
 
     def _keep(self, step: Step, final: pa.Table) -> None:
         """Note each group's state; of groups without rows there is none."""
@@ -170,3 +151,37 @@ class OwnFunction:
         slots = xp.full(old.size, NO_ROW, np.int64)
         slots[stays] = as_slots(kernels, first, int(stays.size)) + 1
         step.keep(self.name, slots)
+
+
+def called(measure: Measure, method: str, size: int, *given: Any) -> Any:
+    """What a method of a user's function gives, looked at.
+
+    Args:
+        measure: the aggregate.
+        method: the method's name.
+        size: how many groups it is about.
+        given: its arguments.
+
+    Raises:
+        DescriptionError: it failed, or gave something else than it has to.
+    """
+    function, what = measure.own, f"{measure}: {method}()"
+    assert function is not None
+    try:
+        found = getattr(function, method)(*given)
+    except GpuJoinError:
+        raise
+    except Exception as error:
+        raise DescriptionError(f"{what} failed: {type(error).__name__}: {error}") from error
+    wanted, kind = (pa.Array | pa.ChunkedArray, "an array") if method == "result" else (pa.Table, "a table")
+    if not isinstance(found, wanted):
+        raise DescriptionError(f"{what} gave {type(found).__name__}, it is {kind} of pyarrow")
+    if len(found) != size:
+        raise DescriptionError(f"{what} gave {len(found)} rows for {size} groups")
+    try:
+        if method == "result":
+            chunked = found if isinstance(found, pa.ChunkedArray) else pa.chunked_array([found])
+            return chunked.cast(function.result_type)
+        return found.select(function.state.names).cast(function.state)
+    except (pa.ArrowException, KeyError) as error:
+        raise DescriptionError(f"{what} gave something else than was declared: {error}") from error
