@@ -94,6 +94,39 @@ def test_groups_come_out_once(engines: Backend, by: tuple[str, ...], kind: str, 
         assert engine.state_size()["t_rows"] == 0
 
 
+@pytest.mark.parametrize("size", [1, 7, 60])
+@pytest.mark.parametrize("by", [("w", "g"), ("d", "t", "e")], ids="-".join)
+def test_late_rows_come_out_as_they_are(engines: Backend, by: tuple[str, ...], size: int) -> None:
+    """Behind the groups, which are those that there are without them; every other micro-batch is discarded once."""
+    kind = "insert only"
+    given: dict[str, Any] = {"window_end": "w" if "w" in by else None}
+    aggregate, tagged = described(kind, by, **given), described(kind, by, late="tag", **given)
+    events, expected = some_events(kind, len(by) + size, 60 if size == 1 else 180), Expected(aggregate, kind)
+    width, others = len(aggregate.output), [name for name in TIMED.names if name not in by]
+    assert [column.name for column in tagged.output][width:] == others
+    count = 0
+    with engines.engine(from_json(tagged.to_json())) as engine:
+        for start in range(0, len(events), size):
+            part = events[start : start + size]
+            if start % (2 * size):
+                engine.prepare(table_of(kind, part, TIMED))
+                engine.discard()
+            batch = engine.prepare(table_of(kind, part, TIMED))
+            engine.commit()
+            wanted, found = expected.take(part), batch.changelog.to_pylist()
+            groups = [row for row in told(batch.changelog) if row[0] == "+I"]
+            assert Counter(row[:width] for _, row in groups) == wanted
+            assert all(value is None for _, row in groups for value in row[width:])
+            late = [n for n, (_, row) in enumerate(part) if row[expected.place] <= expected.watermark]
+            assert batch.sequence.tolist() == [-1] * len(groups) + late
+            rows = table_of(kind, [part[n] for n in late], TIMED).to_pylist()
+            assert [row["row_kind"] for row in found[len(groups) :]] == ["late"] * len(late)
+            assert repr([{name: row[name] for name in TIMED.names} for row in found[len(groups) :]]) == repr(rows)
+            assert all(row[m.name] is None for row in found[len(groups) :] for m in aggregate.measures)
+            count += len(late)
+    assert count == expected.late > 0
+
+
 @only_on("cpu-tiny", "gpu", "gpu-tiny", *EMULATED)
 @pytest.mark.parametrize("kind", KINDS)
 def test_same_as_the_cpu(engines: Backend, kind: str) -> None:
@@ -132,6 +165,17 @@ def test_many_events(engines: Backend) -> None:
             found = Counter(row for _, row in told(engine.process(table_of(kind, part, TIMED))))
             assert found == expected.take(part)
         assert Counter(row for _, row in told(engine.finish())) == expected.upto(2**62)
+
+
+def test_late_rows_are_tagged_where_there_are_some() -> None:
+    calls = {"n": "count(*)"}
+    with pytest.raises(DescriptionError, match="input 't': late='tag' is for insertions"):
+        described("retractions", late="tag")
+    with pytest.raises(DescriptionError, match="late='tag' goes with emit='at_watermark' only"):
+        Aggregate.of(Input("t", TIMED), ("w",), calls, "per_batch", late="tag")
+    source = Input("t", TIMED, event_time="t", delay_ms=7000)
+    with pytest.raises(DescriptionError, match="would have two columns 'i': name an aggregate otherwise"):
+        Aggregate.of(source, ("w",), {"i": "sum(i)"}, "at_watermark", "w", late="tag")
 
 
 def test_what_it_takes(engines: Backend) -> None:

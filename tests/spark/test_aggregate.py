@@ -192,7 +192,9 @@ def test_functions_of_ones_own_are_imported_by_state_servers(spark: Any, tmp_pat
     wanted = feed.duckdb("SELECT item, bit_or(id) FROM orders GROUP BY item")
     assert Counter(tuple(row)[1:] for row in gpu_ops.finish(spark, state=at_end).collect()) == wanted
     table = spark.createDataFrame(gpu_ops.finish(spark, state=at_end).collect())
-    at_once = gpu_ops.aggregate(table.drop("row_kind"), by="item", aggregates={"all": Bits("bits"), "last": "last(item)"})
+    at_once = gpu_ops.aggregate(
+        table.drop("row_kind"), by="item", aggregates={"all": Bits("bits"), "last": "last(item)"}
+    )
     assert Counter(tuple(row)[1:3] for row in at_once.collect()) == wanted
 
 

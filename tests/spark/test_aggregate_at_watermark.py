@@ -109,6 +109,46 @@ def test_what_is_taken_back_in_time_does_not_count(spark: Any, tmp_path: Path, p
     assert [tuple(row) for row in rest] == [("+I", "a", 50, 4)]
 
 
+def test_late_rows_come_out_beside_the_windows(spark: Any, tmp_path: Path) -> None:
+    """With all of their columns, over a restart; the windows are those that there are without them."""
+    source, plain, choice = Source(spark, tmp_path / "in", SCHEMA), Sink(), random.Random(6)
+    windows: list[tuple[Any, ...]] = []
+    found, wanted, latest = Counter[tuple[Any, ...]](), Counter[tuple[Any, ...]](), -DELAY
+
+    def take(df: Any, _: int) -> None:
+        df.persist()
+        windows.extend(map(tuple, df.where("row_kind = '+I'").selectExpr("k", "second(w.end)", "n", "s").collect()))
+        rows_of = gpu_ops.side(df, "clicks_late").selectExpr("k", "second(w.end)", "second(t)", "x", "more")
+        found.update(map(tuple, rows_of.collect()))
+        df.unpersist()
+
+    for number in range(6):
+        micro_batch = rows(number, choice)
+        source.add(*micro_batch)
+        seconds = [60 * int(row["t"][-5:-3]) + int(row["t"][-2:]) for row in micro_batch]
+        for row, second in zip(micro_batch, seconds, strict=True):
+            end = (second // SIZE + 1) * SIZE
+            if end <= latest - DELAY:
+                wanted[row["k"], end % 60, second % 60, row["x"], "m"] += 1
+        latest = max(latest, *seconds)
+        for late_rows in ("drop", "tag") if number in (2, 5) else ():
+            df = windowed(source.df.drop("op")).withColumn("more", f.lit("m"))
+            made = gpu_ops.aggregate(
+                stream(df, name="clicks"), ["w", "k"], {"n": "count(x) FILTER (WHERE x > 4)", "s": "sum(x)"},
+                emit="at_watermark", late=late_rows, state=str(tmp_path / late_rows), name=late_rows,
+            )  # fmt: skip
+            more = ["t", "x", "more"] if late_rows == "tag" else []
+            assert made.columns == ["row_kind", "w", "k", "n", "s", *more]
+            if late_rows == "tag":
+                drain(made, take, tmp_path / "c_tag")
+            else:
+                drain(made.selectExpr("row_kind", "k", "second(w.end)", "n", "s"), plain, tmp_path / "c_drop")
+    assert Counter(windows) == Counter(plain.table)
+    assert found == wanted
+    assert len(found) > 3
+    assert len(windows) > 5
+
+
 def test_in_sql(spark: Any, tmp_path: Path) -> None:
     """GROUP BY window(...), with HAVING above it."""
     source, sink = Source(spark, tmp_path / "in", SCHEMA), Sink()

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple, Self, cast, get_ar
 
 import pyarrow as pa
 
-from gpu_ops.descriptions.by_time.intervals import time_type
+from gpu_ops.descriptions.by_time.intervals import LATES, time_type
 from gpu_ops.descriptions.description import Emit, OutputColumn, line
 from gpu_ops.descriptions.groups.functions import AggregateFunction, check_function
 from gpu_ops.descriptions.groups.grouped import Grouped
@@ -74,6 +74,9 @@ class Aggregate(Grouped):
             when the watermark reaches the end of its window, and forgets it; ``at_end`` when the input has ended.
         window_end: with ``at_watermark`` the group column that is that end, of the event time's type; by default the
             event time itself, where it is a group column.
+        late: with ``at_watermark``, whether rows of groups that have come out are left out, or come out beside the
+            result with the row kind ``late``: behind the aggregates are then the input's other columns, null in rows
+            of groups. Flink: ``sideOutputLateData`` of ``WindowedStream``.
     """
 
     source: Input
@@ -81,6 +84,7 @@ class Aggregate(Grouped):
     measures: tuple[Measure, ...]
     emit: Emit = "at_end"
     window_end: str | None = None
+    late: Literal["drop", "tag"] = "drop"
 
     emits: ClassVar[tuple[Emit, ...]] = ("per_event", "per_batch", "at_watermark", "at_end")
 
@@ -93,6 +97,8 @@ class Aggregate(Grouped):
         aggregates: Mapping[str, Given],
         emit: Emit = "at_end",
         window_end: str | None = None,
+        *,
+        late: Literal["drop", "tag"] = "drop",
     ) -> Aggregate:
         """A description from what a user writes.
 
@@ -103,9 +109,10 @@ class Aggregate(Grouped):
                 like ``("sum", "amount")``.
             emit: see `Aggregate`.
             window_end: likewise.
+            late: likewise.
         """
         measures = tuple(parse_measure(name, text) for name, text in aggregates.items())
-        return cls(source, by, measures, emit, window_end)
+        return cls(source, by, measures, emit, window_end, late)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -131,6 +138,12 @@ class Aggregate(Grouped):
             self._check_window()
         elif self.window_end is not None:
             raise DescriptionError(f"window_end={self.window_end!r} goes with emit='at_watermark' only")
+        if self.late == "tag" and self.emit != "at_watermark":
+            raise DescriptionError("late='tag' goes with emit='at_watermark' only: else no row is late")
+        if self.late == "tag" and not self.source.insert_only:
+            raise DescriptionError(
+                f"input '{self.source.name}': late='tag' is for insertions, as a late retraction would look like a row"
+            )
 
     def _check_window(self) -> None:
         name, event_time, end = self.source.name, self.source.event_time, self.closes
@@ -172,8 +185,8 @@ class Aggregate(Grouped):
 
     @property
     def behind_ms(self) -> int | None:
-        """What comes out is never behind the watermark: windows end after it."""
-        return 0
+        """What comes out is never behind the watermark, as windows end after it; late rows are."""
+        return None if self.late == "tag" else 0
 
     def times_of(self, source: Input) -> tuple[str, ...]:
         """The event time, and the end of the window."""
@@ -183,7 +196,7 @@ class Aggregate(Grouped):
     def kept(self, number: int) -> str:
         """How long time lets rows of its input stay, in words."""
         del number
-        return f"groups are kept until the watermark reaches {self.closes}, later rows are dropped and counted"
+        return f"groups are kept until the watermark reaches {self.closes}; {LATES[self.late]}"
 
     def _check_continuous(self) -> None:
         if self.source.ttl_ms is not None and self.emit == "at_watermark":
@@ -206,7 +219,8 @@ class Aggregate(Grouped):
     def with_inputs(self, inputs: Sequence[Input], emit: Emit) -> Self:
         """The same of another input."""
         end = self.window_end if emit == "at_watermark" else None
-        return dataclasses.replace(self, source=inputs[0], emit=emit, window_end=end)
+        late = self.late if emit == "at_watermark" else "drop"
+        return dataclasses.replace(self, source=inputs[0], emit=emit, window_end=end, late=late)
 
     _noun: ClassVar[str] = "result"
 
@@ -222,7 +236,13 @@ class Aggregate(Grouped):
         """The result's columns after ``row_kind``."""
         schema = self.source.schema
         groups = [OutputColumn(c, 0, c, None, schema.field(c).type) for c in self.by]
-        return (*groups, *(OutputColumn(m.name, 0, m.column or "", None, self._type(m)) for m in self.measures))
+        measured = [OutputColumn(m.name, 0, m.column or "", None, self._type(m)) for m in self.measures]
+        return (*groups, *measured, *(OutputColumn(c, 0, c, None, schema.field(c).type) for c in self._of_late_rows))
+
+    @property
+    def _of_late_rows(self) -> list[str]:
+        """The columns that late rows alone have."""
+        return [c for c in self.source.schema.names if c not in self.by] if self.late == "tag" else []
 
     def _type(self, measure: Measure) -> pa.DataType:
         if measure.own is not None:
@@ -259,7 +279,7 @@ class Aggregate(Grouped):
     def own_column(self, number: int, column: OutputColumn) -> str | None:
         """Which column of its input an output column shows in a row of the input; None for an aggregate."""
         del number
-        return column.column if column.name in self.by else None
+        return column.column if column.name in self.by or column.name in self._of_late_rows else None
 
     @property
     def compared_columns(self) -> list[tuple[int, str]]:
@@ -269,7 +289,7 @@ class Aggregate(Grouped):
         return [(0, column) for column in (*self.by, *compared) if column is not None]
 
     def _unique_key(self) -> tuple[str, ...] | None:
-        return self.by if self.by and self.group_never_null else None
+        return self.by if self.by and self.group_never_null and self.late == "drop" else None
 
     def order_matters(self, number: int) -> bool:
         """Whether the output of a micro-batch depends on the order of its rows."""
@@ -317,6 +337,7 @@ class Aggregate(Grouped):
             "inputs": [input_to_dict(self.source)],
             **({} if self.emit == "at_end" else {"emit": self.emit}),  # earlier folders have none
             **({} if self.window_end is None else {"window_end": self.window_end}),
+            **({} if self.late == "drop" else {"late": self.late}),
         }
 
     @classmethod
@@ -324,7 +345,7 @@ class Aggregate(Grouped):
         """From what `to_dict` gave."""
         measures = tuple(Measure(*m[:3], *map(AggregateFunction.from_dict, m[3:])) for m in data["measures"])
         source, by = input_from_dict(data["inputs"][0]), tuple(data["by"])
-        return cls(source, by, measures, data.get("emit", "at_end"), data.get("window_end"))
+        return cls(source, by, measures, data.get("emit", "at_end"), data.get("window_end"), data.get("late", "drop"))
 
 
 def parse_measure(name: str, text: Given) -> Measure:

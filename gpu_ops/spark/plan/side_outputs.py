@@ -36,20 +36,20 @@ def side(df: DataFrame, name: str) -> DataFrame:
             or one of ``side_outputs=``.
 
     Raises:
-        DescriptionError: no output of a join by time, or no such side output.
+        DescriptionError: no output of an operator by time, or no such side output.
     """
     return _rows(df, name, "side()")
 
 
 def late(df: DataFrame, side: str) -> DataFrame:
-    """The late rows of one input of a join by time with ``late="tag"``: `side` of ``left_late`` or ``right_late``.
+    """The late rows of an input of a join or aggregate by time with ``late="tag"``: `side` of ``left_late`` and so on.
 
     Args:
         df: as in `side`.
-        side: ``"left"``, ``"right"``, or the input's name.
+        side: ``"left"``, ``"right"``, or the input's name (of an aggregate ``"input"`` where it was given none).
 
     Raises:
-        DescriptionError: no output of a join by time, or no such input.
+        DescriptionError: no output of an operator by time, or no such input.
     """
     return _rows(df, f"{side}_late", "late()")
 
@@ -71,19 +71,20 @@ def _rows(df: DataFrame, name: str, who: str) -> DataFrame:
     structs = {x.metadata[SIDE]: x for x in df.schema.fields if SIDE in (x.metadata or {})}
     inputs: Sequence[str] = inputs_metadata(df).get(INPUTS, ())
     shared = any(OWN_COLUMN[0] in (x.metadata or {}) for x in df.schema.fields)
-    if len(inputs) != 2 or not (structs or shared):
+    if not inputs or not (structs or shared):
         raise DescriptionError(
-            f"{who} takes the changelog of an interval, temporal or ASOF join, with its column {ROW_KIND_COLUMN!r}"
+            f"{who} takes the changelog of an interval, temporal or ASOF join, or an aggregate with late='tag', with "
+            f"its column {ROW_KIND_COLUMN!r}"
         )
     late = {f"{x.lower()}_late": number for number, x in enumerate(inputs)}
-    late |= {x: number for number, x in enumerate(LATE_SIDES)}
+    late |= {x: number for number, x in enumerate(LATE_SIDES[: len(inputs)])}
     number = late.get(name.lower())
     found = structs.get(name if number is None else LATE_SIDES[number])
     if found is not None:
         rows = df.where(named_column(found.name).isNotNull())
         return rows.select(*(named_column(found.name)[x].alias(x) for x in found.dataType.fieldNames()))
     if number is None or not shared:
-        known = [*structs, *(f"{x} ({inputs[n]})" for n, x in enumerate(LATE_SIDES) if shared)]
+        known = [*structs, *(f"{x} ({inputs[n]})" for n, x in enumerate(LATE_SIDES[: len(inputs)]) if shared)]
         raise DescriptionError(f"{who}: there is no side output {name!r}; there are {', '.join(known)}")
     which, columns = _late_columns(df, number, who)
     return df.where(which).select(*columns)

@@ -2,9 +2,10 @@
 
 Law: of the changes that were not late, folded, each group whose window the watermark has passed has come out once, as
 ``+I``; nothing takes it back, and nothing of it is kept. A change is late if the watermark in force has reached the end
-of its window: it is dropped and counted, be it a row or a retraction. The watermark advances before a micro-batch's
-changes. So do Spark's window aggregates in output mode ``append``, and Flink's (``WindowOperator`` without allowed
-lateness), which take no retractions of what they gave either.
+of its window: it is dropped and counted, be it a row or a retraction; with ``late="tag"``, of insertions, it comes out
+as it is. The watermark advances before a micro-batch's changes. So do Spark's window aggregates in output mode
+``append``, and Flink's (``WindowOperator`` without allowed lateness), which take no retractions of what they gave
+either.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import pyarrow.compute as pc
 
 from gpu_ops.arrays import Array, Slots
 from gpu_ops.descriptions.by_time.intervals import BEFORE_ALL, as_integers
+from gpu_ops.descriptions.changelog import LATE_ROW_KIND
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.groups.aggregate import Aggregate
 from gpu_ops.ingest import Ingested
@@ -28,6 +30,7 @@ from gpu_ops.operators.by_time.timed import AT_WATERMARK, Clock, TimedOperator
 from gpu_ops.operators.groups.aggregate.continuous import ContinuousAggregate
 from gpu_ops.operators.groups.aggregate.step import Step
 from gpu_ops.operators.operator import Cut, Output, Parts, Targets, TooMuch
+from gpu_ops.output import Changelog, append_rows
 from gpu_ops.state.columns import LIVE
 from gpu_ops.state.queue import TimeQueue
 
@@ -52,6 +55,8 @@ class AggregateAtWatermark(TimedOperator[Clock], ContinuousAggregate):
     join: Aggregate
 
     def __init__(self, join: Aggregate, kernels: Kernels) -> None:
+        self._described = join
+        join = dataclasses.replace(join, late="drop")  # late rows are put behind what that gives
         ContinuousAggregate.__init__(self, join, kernels)
         TimedOperator.__init__(self, join, kernels, Clock(seen=(None,)))
         self.stored_clock = f"time of {join.source.name}"
@@ -68,6 +73,10 @@ class AggregateAtWatermark(TimedOperator[Clock], ContinuousAggregate):
         assert change.times is not None
         self._see(0, change.times)
         late = self._ends(change.column(self._closes)) <= now if now > BEFORE_ALL else np.zeros(change.kinds.size, bool)
+        sequence = np.full(kinds.size, AT_WATERMARK, np.int64)
+        if self._described.late == "tag":
+            table = self._with_late(table, change.pick(late).table)
+            sequence = np.concatenate([sequence, change.sequence[late]])
         change = dataclasses.replace(change, times=None)  # no row is found by its time
         step, unknown = self._step(change.pick(~late) if late.any() else change, net=True)
         updated = time.perf_counter()
@@ -77,7 +86,14 @@ class AggregateAtWatermark(TimedOperator[Clock], ContinuousAggregate):
         source = self.join.source.name
         metrics = self._metrics(unknown, started, updated) | self._times(0)
         metrics |= {f"{source}_late": int(late.sum()), f"{source}_evicted": evicted}
-        return Output(table, np.full(kinds.size, AT_WATERMARK, np.int64), kinds, metrics)
+        return Output(table, sequence, kinds, metrics)
+
+    def _with_late(self, table: pa.Table, late: pa.Table) -> Changelog:
+        """Rows of groups, and late rows behind them, with the columns that they alone have."""
+        described = self._described
+        more = [pa.nulls(table.num_rows, column.type) for column in described.output[len(self.join.output) :]]
+        table = pa.Table.from_arrays([*table.columns, *more], schema=described.output_schema)
+        return append_rows(described, self.kernels, 0, table, rows=late, kind=LATE_ROW_KIND)
 
     @property
     def _closes(self) -> str:

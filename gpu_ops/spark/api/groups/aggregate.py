@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from typing import Final, Unpack
+from typing import Final, Literal, Unpack
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -37,6 +37,7 @@ def aggregate(
     aggregates: Mapping[str, Given] | None = None,
     *,
     window_end: str | None = None,
+    late: Literal["drop", "tag"] = "drop",
     heartbeat: Duration | None = None,
     **options: Unpack[ChangelogOptions],
 ) -> DataFrame:
@@ -57,12 +58,14 @@ def aggregate(
             which a condition of Spark's is true. A function of one's own is a `gpu_ops.AggregateFunction`.
         window_end: with ``emit="at_watermark"`` the column of ``by`` that is the end of a group's window; by default a
             window's own, or the event time if that is in ``by``.
+        late: with ``emit="at_watermark"``, of an insert-only input: ``"tag"`` gives late rows with the row kind
+            ``late``, in columns behind the aggregates, see `side`; by default they are dropped and counted.
         heartbeat: with ``emit="at_watermark"`` begin a micro-batch at least so often, so that groups come out when no
             rows do.
         options: ``emit, state, backend, partitions, name, backlog``, as in `join`. With ``emit="at_end"`` a stream has
             no output: run the query to its end, and `finish` gives the result. With ``emit="at_watermark"`` a
             group comes out once, when the watermark of the input (``withWatermark``, or ``stream(event_time=,
-            delay=)``) reaches the end of its window, and is forgotten; what comes later is dropped and counted.
+            delay=)``) reaches the end of its window, and is forgotten; what comes later is late.
 
     Returns:
         ``row_kind``, the group columns and the aggregates: a static DataFrame for a static input, else a streaming one.
@@ -82,6 +85,7 @@ def aggregate(
     groups = tuple(resolve(source.df, column, label, "by") for column in ((by,) if isinstance(by, str) else by))
     end = None if window_end is None else resolve(source.df, window_end, label, "window_end")
     source, groups, windows = flattened(source, groups)
+    there = source.df.columns
     source, measures = _measures(source, aggregates or {}, label)
     upstream: str | None = None
     period = heartbeat_ms(heartbeat)
@@ -98,10 +102,14 @@ def aggregate(
         measures,
         emit,
         None if static else end,
+        "drop" if static else late,
     )
-    if described.emit != "at_end":
+    if described.emit != "at_end" and described.late == "drop":
         described, source = _narrowed(described, source)
-    return rebuilt(run(described, [source], options, upstream=(upstream, None), heartbeat_ms=period), windows)
+    made = run(described, [source], options, upstream=(upstream, None), heartbeat_ms=period)
+    if described.late == "tag":
+        made = made.drop(*(column for column in source.df.columns if column not in there))
+    return rebuilt(made, windows)
 
 
 def _narrowed(described: Aggregate, source: Stream) -> tuple[Aggregate, Stream]:

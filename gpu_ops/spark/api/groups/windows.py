@@ -12,6 +12,7 @@ from pyspark.sql import functions as f
 from gpu_ops.spark.api.streams import Stream
 from gpu_ops.spark.datatypes import is_window, named_column
 from gpu_ops.spark.metrics.metrics import free_name
+from gpu_ops.spark.plan.column_metadata import OWN_COLUMN
 
 
 class Window(NamedTuple):
@@ -59,7 +60,8 @@ def rebuilt(changes: DataFrame, windows: Sequence[Window]) -> DataFrame:
         window = starts.get(name)
         if window is not None:
             parts = named_column(window.start).alias("start"), named_column(window.end).alias("end")
-            columns.append(f.struct(*parts).alias(window.name))
+            shown = OWN_COLUMN[0] in (changes.schema[window.start].metadata or {})
+            columns.append(f.struct(*parts).alias(window.name, metadata={OWN_COLUMN[0]: window.name} if shown else {}))
         elif name not in ends:
             columns.append(named_column(name))
     return changes.select(columns)
