@@ -65,12 +65,13 @@ def test_a_changelog_in_sql(spark: Any, tmp_path: Path, clicks: Source) -> None:
     assert "lookup: LEFT JOIN, each row with the table as it is in the row's micro-batch" in gpu_ops.explain(changes)
 
 
-def test_left_rows_wait_for_the_tables_history(spark: Any, tmp_path: Path, clicks: Source) -> None:
+@pytest.mark.parametrize("option", ["backlog", "wait_for_table"])
+def test_left_rows_wait_for_the_tables_history(spark: Any, tmp_path: Path, clicks: Source, option: Any) -> None:
     items, sink = Source(spark, tmp_path / "items", "op string, item string, price int"), Sink()
     table = stream(items.df, row_kind="op", unique_key="item")
 
     def changes() -> Any:
-        joined = gpu_ops.lookup_join(clicks.df, table, on="item", backlog=True, state=str(tmp_path / "state"))
+        joined = gpu_ops.lookup_join(clicks.df, table, on="item", state=str(tmp_path / "state"), **{option: True})
         return joined.select("row_kind", "id", "price")
 
     items.add({"op": "+I", "item": "a", "price": 1})
@@ -83,6 +84,10 @@ def test_left_rows_wait_for_the_tables_history(spark: Any, tmp_path: Path, click
     query.processAllAvailable()
     query.stop()
     assert sink.changes == [("+I", 1, 2), ("+I", 9, 2)]
+    static, found = spark.createDataFrame([("a", 1)], "item string, price int"), Sink()
+    at_once = gpu_ops.lookup_join(clicks.df, static, on="item", wait_for_table=True, state=str(tmp_path / "static"))
+    drain(at_once.select("row_kind", "id", "price"), found, tmp_path / "static_checkpoint")
+    assert found.changes == [("+I", 1, 1), ("+I", 9, 1)]
 
 
 def service(asked: Path, *, fails: bool = False) -> Any:

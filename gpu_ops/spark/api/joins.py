@@ -150,11 +150,13 @@ class LookupJoinOptions(KeyOptions, total=False):
         where: residual condition, SQL text over both inputs' columns.
         suffixes: for column names that both inputs have.
         backlog: as in `ChangelogOptions`: left rows wait until the table's history is there.
+        wait_for_table: the same, of a table that is a stream; a static one is there before the first left row anyway.
     """
 
     where: str | None
     suffixes: tuple[str, str] | None
     backlog: bool
+    wait_for_table: bool
 
 
 def lookup_join(
@@ -179,8 +181,9 @@ def lookup_join(
             Flink's it may have several rows of a key: each gives one. `lookup` asks a function instead.
         on: as in `join`; at least one column.
         how: ``"inner"``, or ``"left"`` to keep rows that find nothing, with nulls.
-        options: ``where, state, backend, null_safe, suffixes, partitions, name``, as in `join`, and ``backlog``, with
-            which left rows wait while runs with ``trigger(availableNow=True)`` take the table's history in.
+        options: ``where, state, backend, null_safe, suffixes, partitions, name``, as in `join`, and ``backlog``, or
+            ``wait_for_table``: left rows wait while runs with ``trigger(availableNow=True)`` take the history of a
+            table that is a stream in.
 
     Returns:
         A streaming DataFrame: ``row_kind``, always ``+I``, and the columns of the join. Two static DataFrames are
@@ -193,6 +196,8 @@ def lookup_join(
         StateError: the state folder belongs to something else.
     """
     check_options("lookup_join", options, LookupJoinOptions)
+    if options.get("wait_for_table") and as_stream(table, "the table").df.isStreaming:
+        options["backlog"] = True
     return _join(left, table, on, how, options, kind=LookupJoin)
 
 
