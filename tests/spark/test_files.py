@@ -185,6 +185,27 @@ def test_chain_multi_way_and_interval_joins(spark: Any, tmp_path: Path) -> None:
     assert sinks[1].table == expected
 
 
+def test_partitions_without_rows_behind_a_source_s_tasks(spark: Any, tmp_path: Path) -> None:
+    """The second join's stage has the source's tasks first, so a task's number says nothing of its partition."""
+    sources = [ArrowSource(spark, tmp_path / name, f"k long, {name} string") for name in "abc"]
+    a, b, c = (source.df for source in sources)
+    options = {"partitions": 5, "on": "k"}
+    first = gpu_ops.join(a, b, **options, name="first", state=str(tmp_path / "first"))
+    chain = gpu_ops.join(first, c, **options, how="left", name="second", state=str(tmp_path / "second"))
+    sink = Sink()
+    for keys in ([1], [], [1, 2], [7], list(range(20))):
+        for source, name in zip(sources[0 if len(keys) > 1 else 2 :], "abc"[0 if len(keys) > 1 else 2 :], strict=True):
+            for key in keys:  # each a file and a task of its own
+                source.add({"k": key, name: f"{name}{key}"})
+        if keys != [7]:
+            sources[0].add({"k": 1, "a": "a"})
+        drain(chain, sink, tmp_path / "checkpoint")
+        tables = [source.table(["k", name], None) for source, name in zip(sources, "abc", strict=True)]
+        expected = slow_join("left", slow_join("inner", tables[0], tables[1], 2), tables[2], 2)
+        assert sink.table == expected
+    assert len(expected) > 20
+
+
 def test_interval_join_with_times_in_csv(spark: Any, tmp_path: Path) -> None:
     for name, rows in (("l", "1,2024-01-01 00:00:05\n2,2024-01-01 00:00:50\n"), ("r", "1,2024-01-01 00:00:09\n")):
         (tmp_path / name).mkdir()

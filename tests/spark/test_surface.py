@@ -17,7 +17,7 @@ from gpu_ops.spark.api.checks import default_partitions
 from gpu_ops.spark.metrics.metrics import metric_names
 from gpu_ops.spark.metrics.progress import observed_metrics
 from gpu_ops.spark.plan.build import union_order
-from gpu_ops.spark.plan.recognition import open_tasks, plans_of
+from gpu_ops.spark.plan.recognition import OpenTasks, open_tasks, plans_of
 from gpu_ops.spark.servers.directory import Directory
 from gpu_ops.spark.servers.pools import Pool
 from spark.support import Sink, Source, drain, in_memory, start
@@ -385,15 +385,18 @@ def test_changelogs_in_unions_keep_their_partitions(spark: Any, left: Source, ri
         where="left.k = r.k",
         suffixes=("", "_r"),
     )
-    assert open_tasks(one.where("k > 3")) == [2]
-    assert open_tasks(left.df) == [None]
-    assert open_tasks(one.unionAll(one).unionAll(none.select(one.columns))) == [2, 2, 1]
-    assert open_tasks(one.repartition(3)) == [None]
-    assert union_order([[2], [None]]) == [0, 1]
-    assert union_order([[None], [2]]) == union_order([[1], [2]]) == [1, 0]
-    assert union_order([[None], [1], [2], [None], [4], [2, None]]) == [4, 2, 5, 0, 1, 3]
+    two, alone, unknown = OpenTasks(2, by_number=True), OpenTasks(1), OpenTasks()
+    assert open_tasks(one.where("k > 3")) == [two]
+    assert open_tasks(left.df) == [unknown]
+    assert open_tasks(one.unionAll(one).unionAll(none.select(one.columns))) == [two, two, alone]
+    assert open_tasks(one.repartition(3)) == [unknown]
+    assert union_order([[two], [unknown]]) == [0, 1]
+    assert union_order([[unknown], [two]]) == union_order([[alone], [two]]) == [1, 0]
+    four = OpenTasks(4, by_number=True)
+    assert union_order([[unknown], [alone], [two], [unknown], [four], [two, unknown]]) == [4, 2, 5, 0, 3, 1]
+    assert union_order([[OpenTasks(2)], [unknown], [OpenTasks(4)]]) == [1, 0, 2]
     with pytest.raises(gpu_ops.DescriptionError, match="same partitions"):
-        union_order([[3], [2]])
+        union_order([[OpenTasks(3, by_number=True)], [two]])
 
     # as the right input, where the left one brings tasks of its own
     second = in_memory(gpu_ops.join, left.df.drop("op"), stream(one, name="one"), on="k", suffixes=("", "_1"))

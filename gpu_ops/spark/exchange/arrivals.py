@@ -23,6 +23,9 @@ PARTITION_BITS: Final = 24
 class Arrivals(Protocol):
     """What the batches of a task are."""
 
+    named: bool
+    """Whether every partition has a batch that names it wherever one has."""
+
     @property
     def wire(self) -> pa.Schema:
         """The schema of side, order and lanes."""
@@ -42,6 +45,8 @@ class Rows:
         first: the inputs whose rows come before those of others.
         stamped: whether there is a `gpu_ops.spark.plan.union_layout.STAMP` to be ordered by.
     """
+
+    named = False
 
     def __init__(self, wire: pa.Schema, *, first: Sequence[int] = (), stamped: bool = False) -> None:
         self.wire, self._stamped, self._places = wire, stamped, places(first)
@@ -151,6 +156,8 @@ class Packed:
         first: as of `Rows`.
     """
 
+    named = True
+
     def __init__(self, wire: pa.Schema, inputs: Sequence[Carried], *, first: Sequence[int] = ()) -> None:
         self.wire, self._inputs, self._first = wire, tuple(inputs), frozenset(first)
 
@@ -170,6 +177,8 @@ class Packed:
             number = keys[message][0]
             carried = self._inputs[number]
             rows = pa.ipc.read_record_batch(blobs[message].as_buffer(), carried.schema)
+            if not rows.num_rows:
+                continue  # it names the partition
             order = pa.array(np.arange(arrived, arrived + rows.num_rows))
             side = pa.array(np.full(rows.num_rows, number, np.int8))
             arrived += rows.num_rows

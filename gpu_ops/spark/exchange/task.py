@@ -126,9 +126,9 @@ class Task:
     def _partition(self, task: TaskIdentity, batches: Iterator[pa.RecordBatch]) -> tuple[int, Iterator[pa.RecordBatch]]:
         """The partition this task has, and its batches.
 
-        Its rows name it. Without rows it is the task's number modulo the partitions: a join's tasks are
-        numbered in one go, so where no partition has rows each is taken once; where one has, its task
-        checks that the numbers fit.
+        Its batches name it. Without any it is the task's number modulo the partitions: a join's tasks are
+        numbered in one go, so where no partition has batches each is taken once; where one may have some and
+        others none, its task checks that the numbers fit.
 
         Raises:
             DescriptionError: they do not.
@@ -138,13 +138,13 @@ class Task:
         for batch in batches:
             if batch.num_rows:
                 found = self._arrivals.partition(batch)
-                if found != guess:
+                if found != guess and not self._arrivals.named:
                     raise errors.DescriptionError(
                         f"task {task.number} of its stage has partition {found} of {partitions}: the "
                         "changelog is coalesced, or unioned behind other partitions. Put it first in the "
                         "union, and use repartition() instead of coalesce()"
                     )
-                return guess, itertools.chain([batch], batches)
+                return found, itertools.chain([batch], batches)
         return guess, iter(())
 
     def _with_metrics(self, rows: pa.RecordBatch, metrics: pa.Array) -> pa.RecordBatch:

@@ -19,7 +19,7 @@ from gpu_ops.spark.metrics.metrics import METRICS_COLUMN, METRICS_TYPE, free_nam
 from gpu_ops.spark.plan.column_metadata import changelog_columns
 from gpu_ops.spark.plan.heartbeat import heartbeats
 from gpu_ops.spark.plan.plugin import metrics_reported, shuffle_reorders
-from gpu_ops.spark.plan.recognition import JoinPlan, open_tasks
+from gpu_ops.spark.plan.recognition import JoinPlan, OpenTasks, open_tasks
 from gpu_ops.spark.plan.union_layout import UnionColumn, kept, single_rows, union_columns
 from gpu_ops.spark.servers.directory import Directory
 from gpu_ops.spark.sources.packed_plan import packed_rows, reads_itself
@@ -94,8 +94,10 @@ def observing(rows: DataFrame, plan: JoinPlan, hidden: str | None) -> DataFrame:
     return rows.observe(plan.name, observed(names, hidden)).filter(f.isnull(hidden))
 
 
-def union_order(inputs: Sequence[list[int | None]]) -> list[int]:
-    """The inputs' numbers in such an order that every join begins at a multiple of its partitions.
+def union_order(inputs: Sequence[list[OpenTasks]]) -> list[int]:
+    """The inputs' numbers in such an order that a join whose tasks go by number begins at a multiple of its partitions.
+
+    What has no join comes first if it may: a source's tasks take longest, and Spark begins tasks in their order.
 
     Args:
         inputs: `open_tasks` of each.
@@ -120,7 +122,7 @@ def union_order(inputs: Sequence[list[int | None]]) -> list[int]:
         hopeless.add(state)
         return None
 
-    order = follow(0, list(range(len(inputs))))
+    order = follow(0, sorted(range(len(inputs)), key=lambda n: any(part.partitions is not None for part in inputs[n])))
     if order is None:
         raise DescriptionError(
             "Spark's tasks would not fit the partitions of the joins that feed this one: give all of them the "
@@ -129,15 +131,15 @@ def union_order(inputs: Sequence[list[int | None]]) -> list[int]:
     return order
 
 
-def _numbered(begin: int | None, parts: Sequence[int | None]) -> int | None:
+def _numbered(begin: int | None, parts: Sequence[OpenTasks]) -> int | None:
     """The number of the first task behind parts of a union that begin at one; None for nobody knows.
 
     `_MISFIT`: a join among them does not begin at a multiple of its partitions.
     """
     for part in parts:
-        if part is not None and part > 1 and (begin is None or begin % part):
+        if part.by_number and part.partitions is not None and (begin is None or begin % part.partitions):
             return _MISFIT
-        begin = None if part is None or begin is None else begin + part
+        begin = None if part.partitions is None or begin is None else begin + part.partitions
     return begin
 
 

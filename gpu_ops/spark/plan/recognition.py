@@ -11,7 +11,7 @@ import functools
 import json
 import logging
 from collections.abc import Iterable, Iterator, Set
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pyspark.sql import DataFrame
 from pyspark.sql import types as st
@@ -19,6 +19,7 @@ from pyspark.sql import types as st
 from gpu_ops.descriptions.description import Description
 from gpu_ops.spark.exchange.command import parse_join
 from gpu_ops.spark.plan.column_metadata import known_key
+from gpu_ops.state.manifest import SPARK
 
 _log = logging.getLogger(__name__)
 
@@ -261,22 +262,31 @@ def hides_metrics(node: Any) -> bool:
     return JoinPlan.of(below.children().head()) is not None
 
 
-def open_tasks(df: DataFrame) -> list[int | None]:
-    """What the stage that ends in a DataFrame consists of, in the order of its tasks.
+class OpenTasks(NamedTuple):
+    """The tasks of one part of a union.
 
-    Returns:
-        For each part of a union the number of partitions of a join of this pack, or None for anything
-        else, which has a number of tasks that nobody knows yet.
+    Attributes:
+        partitions: of a join of this pack; None for anything else, as nobody knows yet how many it has.
+        by_number: whether a task may have nothing but its number to know its partition by.
     """
+
+    partitions: int | None = None
+    by_number: bool = False
+
+
+def open_tasks(df: DataFrame) -> list[OpenTasks]:
+    """What the stage that ends in a DataFrame consists of, in the order of its tasks."""
     return _open_tasks(analyzed(df))
 
 
-def _open_tasks(node: Any) -> list[int | None]:
+def _open_tasks(node: Any) -> list[OpenTasks]:
     while True:
         name = str(node.nodeName())
         if name == "Union":
             return [part for child in children_of(node) for part in _open_tasks(child)]
         plan = JoinPlan.of(node)
         if plan is not None or name not in _SAME_PARTITIONS:
-            return [None if plan is None else plan.partitions]
+            if plan is None:
+                return [OpenTasks()]
+            return [OpenTasks(plan.partitions, by_number=plan.partitions > 1 and plan.distribution == SPARK)]
         node = node.children().head()

@@ -108,7 +108,7 @@ class PackMessages:
             BadInputError: a message that cannot be read.
         """
         taken = (self._taken.of(batch, self._packer.schema) for batch in self._read(batches))
-        yield from self._packer.pack(taken, source_partition(), "")
+        yield from self._packer.pack([(taken, source_partition(), "")])
 
 
 def _with_bad(rows: Sequence[pa.Array], at: Positions, bad: Sequence[Bad]) -> tuple[list[pa.Array], Positions]:

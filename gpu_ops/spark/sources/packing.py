@@ -6,7 +6,7 @@ those. So rows that are Arrow's from the start, as those of `gpu_ops.read_files`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -42,33 +42,45 @@ class Packer(NamedTuple):
     routes: tuple[int, ...]
     most_bytes: int
 
-    def pack(self, batches: Iterator[pa.RecordBatch], time: int, source: str) -> Iterator[pa.RecordBatch]:
-        """Rows of `PACKED`, of batches of `schema` that come in the order of their rows.
+    def pack(self, parts: Iterable[tuple[Iterator[pa.RecordBatch], int, str]]) -> Iterator[pa.RecordBatch]:
+        """Rows of `PACKED`, of all that a task has.
+
+        Every partition gets a message, if it is one without rows: so the task that it comes to knows which it is.
 
         Args:
-            batches: the rows.
-            time: what orders them first.
-            source: what orders them second.
+            parts: of each its batches of `schema` in the order of their rows, and what orders them first (a time) and
+                second (where they are from).
         """
-        count = 0
-        for batch in batches:
-            for partition, rows in self._cut(batch):
-                step = max(1, int(rows.num_rows * self.most_bytes / max(rows.nbytes, 1)))
-                slices = [rows.slice(start, step) for start in range(0, rows.num_rows, step)]
-                size = len(slices)
-                yield pa.RecordBatch.from_arrays(
-                    [
-                        pa.array([self.routes[partition]] * size, pa.int32()),
-                        pa.array([partition] * size, pa.int32()),
-                        pa.array([self.number] * size, pa.int32()),
-                        pa.array([time] * size, pa.int64()),
-                        pa.array([source] * size, pa.string()),
-                        pa.array(range(count, count + size), pa.int64()),
-                        pa.array([part.serialize().to_pybytes() for part in slices], pa.binary()),
-                    ],
-                    schema=PACKED,
-                )
-                count += size
+        missing = dict.fromkeys(range(len(self.routes)))
+        for batches, time, source in parts:
+            count = 0
+            for batch in batches:
+                for partition, rows in self._cut(batch):
+                    step = max(1, int(rows.num_rows * self.most_bytes / max(rows.nbytes, 1)))
+                    slices = [rows.slice(start, step) for start in range(0, rows.num_rows, step)]
+                    yield self._messages([partition] * len(slices), time, source, count, slices)
+                    count += len(slices)
+                    missing.pop(partition, None)
+        if missing:
+            nothing = [pa.RecordBatch.from_pylist([], self.schema)] * len(missing)
+            yield self._messages(list(missing), 0, "", 0, nothing)
+
+    def _messages(
+        self, partitions: Sequence[int], time: int, source: str, count: int, rows: Sequence[pa.RecordBatch]
+    ) -> pa.RecordBatch:
+        size = len(rows)
+        return pa.RecordBatch.from_arrays(
+            [
+                pa.array([self.routes[partition] for partition in partitions], pa.int32()),
+                pa.array(partitions, pa.int32()),
+                pa.array([self.number] * size, pa.int32()),
+                pa.array([time] * size, pa.int64()),
+                pa.array([source] * size, pa.string()),
+                pa.array(range(count, count + size), pa.int64()),
+                pa.array([part.serialize().to_pybytes() for part in rows], pa.binary()),
+            ],
+            schema=PACKED,
+        )
 
     def _cut(self, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
         """The rows of each partition that has any, in their order."""
@@ -126,7 +138,7 @@ class PackRows:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Gives the partition's rows, packed."""
         rows = (typed(batch, self._packer.schema) for batch in batches)
-        yield from self._packer.pack(rows, source_partition(), "")
+        yield from self._packer.pack([(rows, source_partition(), "")])
 
 
 class PackFiles:
@@ -162,10 +174,11 @@ class PackFiles:
         Raises:
             BadInputError: a file that cannot be read.
         """
-        for uri, time in files_in_order(batches):
-            rows = self._format.read(uri, self._read, self._packer.input_name)
-            taken = (self._taken.of(batch, self._packer.schema) for batch in rows)
-            yield from self._packer.pack(taken, time, uri)
+        yield from self._packer.pack((self._rows(uri), time, uri) for uri, time in files_in_order(batches))
+
+    def _rows(self, uri: str) -> Iterator[pa.RecordBatch]:
+        for batch in self._format.read(uri, self._read, self._packer.input_name):
+            yield self._taken.of(batch, self._packer.schema)
 
 
 class ReadFiles:
