@@ -36,8 +36,15 @@ SETTINGS: Final[dict[str, str]] = {
     "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",
 }
 
-LOOPBACK: Final[dict[str, str]] = {"spark.driver.host": "localhost", "spark.driver.bindAddress": "127.0.0.1"}
-"""Where everything runs in one process; executors of a cluster have to reach the driver."""
+LOCAL: Final[dict[str, str]] = {
+    "spark.driver.host": "localhost",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.shuffle.reduceLocality.enabled": "false",
+}
+"""Where everything runs in one process: nobody has to reach the driver from outside, and all data is equally near.
+
+Spark would begin those tasks first that read what is here, and a source's, which take longest, after them.
+"""
 
 _HOSTNAME: Final = "SPARK_LOCAL_HOSTNAME"
 """Without it Spark does not start where the machine's own name leads to no address, as in a bare container."""
@@ -148,7 +155,7 @@ def session(
     builder = SparkSession.builder.appName(app_name).master(master)
     own = dict(SETTINGS)
     if master == "local" or master.startswith("local["):
-        own |= {**LOOPBACK, _CHECKPOINTS: _manager_by_rename()}
+        own |= {**LOCAL, _CHECKPOINTS: _manager_by_rename()}
     for key, value in {**own, **(config or {})}.items():
         builder = builder.config(key, value)
     named = _HOSTNAME not in os.environ and "spark.driver.host" in own
