@@ -4,7 +4,10 @@ And how near, or beyond, where Arrow reads its files (`gpu_ops.read_files`); the
 with `read_files` into Parquet files: by `gpu_ops.write_files`, and by Spark's own sink.
 
 python -m benchmarks.pipeline_limit [--rows 4000000] [--batch 1000000] [--rounds 3] [--warmup 3]
-       [--cases query query_arrow parquet_by_tasks parquet_by_spark no_op]
+       [--cases query query_arrow parquet_by_tasks parquet_by_spark no_op scan]
+
+With ``--rows 80000 --batch 2000 --cases query query_arrow no_op scan`` it tells what a small micro-batch costs, over
+Spark's scan of it alone.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from pyspark.sql import DataFrame
 
 from benchmarks import changes
 from benchmarks.common import interleave, ratio, summarise, write_results
-from benchmarks.spark_queries import fresh, local_session, no_op, our_join
+from benchmarks.spark_queries import fresh, local_session, no_op, our_join, scan
 
 
 def main() -> None:
@@ -49,6 +52,7 @@ def main() -> None:
             "parquet_by_tasks": lambda: fresh(arrow, "write_files"),
             "parquet_by_spark": lambda: fresh(arrow, "parquet"),
             "no_op": lambda: fresh(lambda _: no_op(spark, data, 1, 2)),
+            "scan": lambda: fresh(lambda _: scan(spark, data, 1)),
         }
         chosen = {name: case for name, case in cases.items() if name in (options.cases or cases)}
         runs = interleave(chosen, options.rounds, warmup=options.warmup)
@@ -58,6 +62,7 @@ def main() -> None:
         "query_over_no_op": ("query", "no_op"),
         "query_arrow_over_no_op": ("query_arrow", "no_op"),
         "write_files_over_spark_parquet": ("parquet_by_tasks", "parquet_by_spark"),
+        **{f"{name}_times_scan": ("scan", name) for name in ("query", "query_arrow", "no_op")},
     }
     results = {
         "rows_per_second": rates,

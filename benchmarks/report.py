@@ -142,6 +142,18 @@ def limit_rows() -> list[Row]:
     return [
         (what, spread(found["query_over_no_op"]), "pipeline_limit"),
         ("the same with `read_files`", spread(found["query_arrow_over_no_op"]), "pipeline_limit"),
+        *_small_rows(),
+    ]
+
+
+def _small_rows() -> list[Row]:
+    """The lines about small micro-batches."""
+    found = load("small_batches")
+    of = f"micro-batches of {found['settings']['batch']:,} rows: time of {{}} over Spark's scan of them alone"
+    names = {"query": "a query", "query_arrow": "one with `read_files`", "no_op": "a no-op `mapInArrow`"}
+    return [
+        (of.format(what), spread(found["results"][f"{name}_times_scan"]), "pipeline_limit --batch 2000")
+        for name, what in names.items()
     ]
 
 

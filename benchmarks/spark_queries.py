@@ -106,8 +106,8 @@ def our_chain(spark: SparkSession, data: Path, work: Path, files_per_trigger: in
     )  # fmt: skip
 
 
-def no_op(spark: SparkSession, data: Path, files_per_trigger: int, partitions: int) -> DataFrame:
-    """Scan, union, shuffle by key and `mapInArrow`, but the function hands back what it gets."""
+def scan(spark: SparkSession, data: Path, files_per_trigger: int) -> DataFrame:
+    """Scan and union alone."""
     from pyspark.sql import functions as f
 
     none = f.lit(None).cast("bigint")
@@ -129,7 +129,12 @@ def no_op(spark: SparkSession, data: Path, files_per_trigger: int, partitions: i
     union = sides[0]
     for other in sides[1:]:
         union = union.unionAll(other)
-    rows = union.repartition(partitions, "order_id")
+    return union
+
+
+def no_op(spark: SparkSession, data: Path, files_per_trigger: int, partitions: int) -> DataFrame:
+    """`scan`, shuffle by key and `mapInArrow`, but the function hands back what it gets."""
+    rows = scan(spark, data, files_per_trigger).repartition(partitions, "order_id")
 
     def same(batches: Any) -> Any:
         yield from batches
