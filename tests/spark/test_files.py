@@ -193,17 +193,16 @@ def test_partitions_without_rows_behind_a_source_s_tasks(spark: Any, tmp_path: P
     first = gpu_ops.join(a, b, **options, name="first", state=str(tmp_path / "first"))
     chain = gpu_ops.join(first, c, **options, how="left", name="second", state=str(tmp_path / "second"))
     sink = Sink()
-    for keys in ([1], [], [1, 2], [7], list(range(20))):
-        for source, name in zip(sources[0 if len(keys) > 1 else 2 :], "abc"[0 if len(keys) > 1 else 2 :], strict=True):
+    for keys in ([1], [1, 2, 3]):
+        first_changed = 0 if len(keys) > 1 else 2
+        for source, name in list(zip(sources, "abc", strict=True))[first_changed:]:
             for key in keys:  # each a file and a task of its own
                 source.add({"k": key, name: f"{name}{key}"})
-        if keys != [7]:
-            sources[0].add({"k": 1, "a": "a"})
         drain(chain, sink, tmp_path / "checkpoint")
         tables = [source.table(["k", name], None) for source, name in zip(sources, "abc", strict=True)]
         expected = slow_join("left", slow_join("inner", tables[0], tables[1], 2), tables[2], 2)
         assert sink.table == expected
-    assert len(expected) > 20
+    assert len(expected) == 4
 
 
 def test_interval_join_with_times_in_csv(spark: Any, tmp_path: Path) -> None:
