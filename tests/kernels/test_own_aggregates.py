@@ -19,7 +19,7 @@ from gpu_ops.errors import DescriptionError
 from kernels.conftest import EMULATED, only_on
 from kernels.engines import CPU, alike, run
 from kernels.own_functions import Bits, WeightedMean, Wrong
-from kernels.test_aggregate import DUCKDB, KINDS, Event, Folded, told
+from kernels.test_aggregate import DUCKDB, KINDS, Event, Folded, finished, told
 
 SCHEMA = pa.schema(
     [pa.field("id", pa.int64(), nullable=False), ("g", pa.string()), ("x", pa.int64()), ("w", pa.int64())]
@@ -93,19 +93,11 @@ def test_after_every_micro_batch(backend: Backend, by: tuple[str, ...], kind: st
 def test_at_the_end(engines: Backend, by: tuple[str, ...], kind: str) -> None:
     """With a restart on the way; of rows that are left a function need not take any back."""
     aggregate, events = described(kind, "at_end", by), some_events(kind, 11, 150)
-    input_, state = Folded(kind), None
-    for half, last in ((events[:80], False), (events[80:], True)):
-        with engines.engine(from_json(aggregate.to_json())) as engine:
-            if state is not None:
-                engine.restore(state)
-            for start in range(0, len(half), 7):
-                assert not engine.process(table_of(kind, half[start : start + 7])).num_rows
-                input_.take(half[start : start + 7])
-            state = engine.snapshot()
-            if last:
-                rows = told(engine.finish())
-                assert {word for word, _ in rows} == {"+I"}
-                assert Counter(row for _, row in rows) == by_duckdb(aggregate, input_.rows)
+    input_ = Folded(kind)
+    input_.take(events)
+    rows = told(finished(engines, aggregate, [table_of(kind, events[at : at + 7]) for at in range(0, len(events), 7)]))
+    assert {word for word, _ in rows} == {"+I"}
+    assert Counter(row for _, row in rows) == by_duckdb(aggregate, input_.rows)
 
 
 def test_of_nothing_there_is_a_row_at_the_end(engines: Backend) -> None:

@@ -293,17 +293,21 @@ class Aggregate(Grouped):
 
     def order_matters(self, number: int) -> bool:
         """Whether the output of a micro-batch depends on the order of its rows."""
-        return super().order_matters(number) or any(m.function in ("first", "last") for m in self.measures)
+        return super().order_matters(number) or self._has_first_or_last
 
     @property
     def goes_row_by_row(self) -> bool:
         """Whether some of it is known to no backend's ``groupby``, at the end as before."""
-        return any(measure.own is not None or measure.function in ("first", "last") for measure in self.measures)
+        return self._has_first_or_last or any(measure.own is not None for measure in self.measures)
 
     @property
     def order_matters_at_end(self) -> bool:
         """Whether the result at the end of input depends on the order in which rows came."""
-        return super().order_matters_at_end or any(m.function in ("first", "last") for m in self.measures)
+        return super().order_matters_at_end or self._has_first_or_last
+
+    @property
+    def _has_first_or_last(self) -> bool:
+        return any(measure.function in ("first", "last") for measure in self.measures)
 
     @property
     def result_without_rows(self) -> bool:

@@ -246,10 +246,12 @@ class _Runner:
         if any(source.table not in self.streams for source in _sources(node)):
             return False
         try:
-            node.description.with_inputs(node.description.inputs, "at_end")
+            for operator in walk(node):
+                if isinstance(operator, JoinNode):
+                    operator.description.with_inputs(operator.description.inputs, "at_end")
         except DescriptionError:
             return False
-        return all(self.takes(below) for below in walk(node) if isinstance(below, JoinNode) and below is not node)
+        return True
 
     def joined(self, node: JoinNode) -> DataFrame:
         """An operator's rows."""

@@ -67,7 +67,7 @@ def acknowledge() -> None:
 
 @functools.cache
 def _of_spark() -> tuple[socket.socket, ...]:
-    """This worker's connection to Spark, which serves all of its tasks; none where it is no TCP, or this no worker."""
+    """This worker's connection to Spark, which serves all of its tasks; none if it is no TCP, or in no worker."""
     from pyspark import TaskContext  # noqa: PLC0415 - so that tests of the rest need no pyspark
 
     open_files = Path("/proc/self/fd")
@@ -83,4 +83,6 @@ def _of_spark() -> tuple[socket.socket, ...]:
             if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 found[name] = connection
+            else:
+                connection.close()
     return tuple(found.values())
