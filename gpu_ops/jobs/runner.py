@@ -19,10 +19,11 @@ from rich.console import Console
 
 import gpu_ops
 from gpu_ops.errors import DescriptionError, GpuJoinError
+from gpu_ops.jobs import ending
 from gpu_ops.jobs.connectors import DELTA_SETTINGS, UNRESUMED
 from gpu_ops.jobs.job import Job
 from gpu_ops.jobs.progress import Batch
-from gpu_ops.jobs.sinks import start
+from gpu_ops.jobs.sinks import shaped, start
 from gpu_ops.jobs.sources import open_source
 from gpu_ops.jobs.text import JobError
 from gpu_ops.query.errors import SqlError
@@ -33,6 +34,7 @@ from gpu_ops.spark.plan.recognition import join_written
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.streaming import StreamingQuery
 
 _LOGGING: Final = Path(__file__).resolve().parents[1] / "demo" / "log4j2.properties"
 
@@ -78,32 +80,73 @@ def run(job: Job, console: Console, *, once: bool = False) -> Outcome:
         JobFailedError: it failed on the way; nothing is lost, and the same job goes on from its checkpoint.
     """
     check_folders(job)
-    if job.emit == "at_end" and not once:
+    ends = job.emit == "at_end" or ending.is_bounded(job)
+    if ends and not once and not ending.is_bounded(job):
         raise job.file.error(
             "emit = 'at_end' gives its result when the input has ended: run the job with --once", job.query.at
         )
     began, found = time.perf_counter(), Outcome()
-    with _session(job, console) as spark:
-        changes = changelog(spark, job, console)
-        last_join = join_written(changes)
-        with _interrupts() as stop:
-            try:
-                for progress in followed(start(changes, job, once=once, last_join=last_join), stop):
-                    batch = Batch.of(progress, last_join)
-                    if batch is not None:
-                        found.add(batch)
-                        console.print(batch.line, markup=False, soft_wrap=True)
-            except StreamingQueryException as error:
-                raise JobFailedError(message_in(str(error))) from error
-            found.interrupted = stop.is_set()
+    with _session(job, console) as spark, _interrupts() as stop:
+        if ends:
+            ends = _run_to_the_end(spark, job, console, found, stop)
+        else:
+            _run(changelog(spark, job, console), job, console, found, stop, once=once)
     ended = "stopped after" if found.interrupted else "done:"
     changes_out = "" if found.rows_out is None else f", {found.rows_out:,} changes out"
     batches = f"{found.batches} micro-batch{'' if found.batches == 1 else 'es'}"
     seconds = time.perf_counter() - began
     console.print(f"{ended} {batches}, {found.rows_in:,} rows in{changes_out}, {seconds:.1f} s in all", markup=False)
     if job.state is not None:
-        console.print(f"state in {job.state}; the same command goes on from here", markup=False, soft_wrap=True)
+        more = "the input has ended" if ends else "the same command goes on from here"
+        console.print(f"state in {job.state}; {more}", markup=False, soft_wrap=True)
     return found
+
+
+def _run(changes: DataFrame, job: Job, console: Console, found: Outcome, stop: threading.Event, *, once: bool) -> None:
+    """Runs a job's query; reports each micro-batch, and adds it up."""
+    last_join = join_written(changes)
+    _follow(start(changes, job, once=once, last_join=last_join), last_join, found, stop, console)
+
+
+def _run_to_the_end(spark: SparkSession, job: Job, console: Console, found: Outcome, stop: threading.Event) -> bool:
+    """Takes the inputs in, then brings the result into the sink; what was done before a restart is left out.
+
+    Returns:
+        Whether it is there.
+    """
+    rows: DataFrame | None
+    if ending.has_ended(job):
+        rows = ending.result(spark, job)
+    else:
+        rows = changelog(spark, job, console)
+        shaped(rows, job.sink, job.file)
+        if rows.isStreaming:
+            _run(rows, ending.taking_in(job), console, found, stop, once=True)
+            rows = None if found.interrupted else ending.result(spark, job)
+    if rows is None:
+        if not found.interrupted:
+            console.print("there has been no input yet, so there is no result", markup=False)
+        return False
+    written = Outcome()
+    _follow(ending.write(rows, job), None, written, stop)
+    found.rows_out, found.interrupted = written.rows_out, written.interrupted
+    return not found.interrupted
+
+
+def _follow(
+    query: StreamingQuery, last_join: str | None, found: Outcome, stop: threading.Event, console: Console | None = None
+) -> None:
+    """Adds up the micro-batches of a query until it ends."""
+    try:
+        for progress in followed(query, stop):
+            batch = Batch.of(progress, last_join)
+            if batch is not None:
+                found.add(batch)
+                if console is not None:
+                    console.print(batch.line, markup=False, soft_wrap=True)
+    except StreamingQueryException as error:
+        raise JobFailedError(message_in(str(error))) from error
+    found.interrupted = stop.is_set()
 
 
 def explain(job: Job, console: Console) -> str:
@@ -124,6 +167,12 @@ def check_folders(job: Job) -> None:
             f"there is a folder for the {there}, but none for the {missing}: set {missing} as well, in the job or as "
             f"--{missing}; they belong together",
             job.sink.at,
+        )
+    if job.state is None and job.emit == "at_end" and not ending.is_bounded(job):
+        raise job.file.error(
+            "emit = 'at_end' keeps the input until it ends: set state and checkpoint, a folder each, in the job or as "
+            "--state and --checkpoint",
+            job.query.at,
         )
     if job.state is None and job.sink.connector not in UNRESUMED:
         raise job.file.error(
@@ -151,7 +200,7 @@ def changelog(spark: SparkSession, job: Job, console: Console) -> DataFrame:
             changes = gpu_ops.sql(
                 job.query.text,
                 tables=tables,
-                state=job.state,
+                state=None if ending.is_bounded(job) else job.state,
                 emit=job.emit,
                 backend=job.backend,
                 partitions=job.partitions,

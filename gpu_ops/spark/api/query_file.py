@@ -65,6 +65,11 @@ def of_last(files: Files) -> Files:
     return files if operators == 1 else Files.at(files.address.below(str(operators)))
 
 
+def query_in(files: Files) -> str | None:
+    """The query whose state folder this is; None where it is none's, or not known."""
+    return None if files.stamp(QUERY) is None else str(_content(files)["query"])
+
+
 def shown(files: Files, join: Description, rows: DataFrame) -> DataFrame:
     """What the query of a state folder selects of its operator's rows; these rows where it has none.
 
