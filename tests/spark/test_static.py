@@ -138,6 +138,26 @@ def test_operators_over_tables_alone_are_done_before_the_stream(
         assert sink.table == sorted(connection.sql(MIXED).fetchall(), key=repr)
 
 
+@pytest.mark.parametrize("rows", [0, 3])
+def test_an_aggregate_of_all_rows_has_none_for_an_empty_table(spark: Any, tmp_path: Path, rows: int) -> None:
+    """Of a static table as of a stream that has not begun, in a query that has a stream; a batch query says 0."""
+    query = "SELECT o.id, t.n FROM orders o LEFT JOIN (SELECT count(*) AS n, sum(k) AS s FROM sales) t ON o.id = t.n"
+    source, schema, tables = orders(spark, tmp_path), "k int", list[Any]()
+    static = spark.createDataFrame([(k,) for k in range(rows)], schema)
+    live = Source(spark, tmp_path / "sales", schema)
+    live.add(*({"k": k} for k in range(rows)))
+    for name, sales in (("static", static), ("live", live.df)):
+        sink = Sink()
+        changes = gpu_ops.sql(query, orders=changing(source), sales=sales, state=str(tmp_path / name))
+        drain(changes, sink, tmp_path / f"{name}_checkpoint")
+        tables.append(sink.table)
+    wanted = [(number, rows if number == rows and rows else None) for number in range(8)]
+    assert tables == [sorted(wanted, key=repr)] * 2
+    ended = spark.createDataFrame([(0,), (3,)], "id int")
+    batch = gpu_ops.sql(query, orders=ended, sales=static)
+    assert sorted(tuple(row)[1:] for row in batch.collect()) == [(0, 0 if rows == 0 else None), (3, rows or None)]
+
+
 def test_an_aggregate_of_a_table_beside_a_stream(spark: Any, tmp_path: Path) -> None:
     source, sink = orders(spark, tmp_path), Sink()
     sales = spark.createDataFrame([("a", 1), ("a", 2), ("b", None)], "item string, amount int")

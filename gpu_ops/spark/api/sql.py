@@ -182,7 +182,8 @@ class _Runner:
     """Makes DataFrames of a plan's nodes.
 
     Operators over static inputs alone are done at once, in Spark's tasks, and what they give is a static input of the
-    operator above; those that a state folder has begun to run live stay so.
+    operator above; those that a state folder has begun to run live stay so. So do aggregates without group columns: in
+    a query over streams they have no row while there is none in their input, whatever that is.
 
     Args:
         planned: the plan.
@@ -248,7 +249,9 @@ class _Runner:
         try:
             for operator in walk(node):
                 if isinstance(operator, JoinNode):
-                    operator.description.with_inputs(operator.description.inputs, "at_end")
+                    ending = operator.description.with_inputs(operator.description.inputs, "at_end")
+                    if ending.result_without_rows:
+                        return False
         except DescriptionError:
             return False
         return True
