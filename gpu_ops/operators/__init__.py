@@ -12,6 +12,14 @@ if TYPE_CHECKING:
 
 
 def make(described: Description, kernels: Kernels, too_much: TooMuch) -> Operator:
-    """The operator that runs a description; arguments as `gpu_ops.operators.operator.Make`."""
+    """The operator that runs a description.
+
+    Args:
+        described: the description, which names the module.
+        kernels: the backend.
+        too_much: see `gpu_ops.operators.operator.Operator`.
+    """
     own: Make = importlib.import_module(f"gpu_ops.operators.{described.operator}").make
-    return own(described, kernels, too_much)
+    operator = own(described, kernels)
+    operator.too_much = too_much
+    return operator

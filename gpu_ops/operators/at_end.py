@@ -171,14 +171,12 @@ class AtEnd(Operator):
     Args:
         join: its description.
         kernels: the backend.
-        too_much: whether so many bytes of kept input are more than memory has room for; then they go to disk.
     """
 
     tables: tuple[KeptInput, ...]
 
-    def __init__(self, join: Any, kernels: Kernels, too_much: TooMuch) -> None:
+    def __init__(self, join: Any, kernels: Kernels) -> None:
         self.join, self.kernels = join, kernels
-        self._too_much = too_much
         self._clock_ms = 0
         self.tables = tuple(KeptInput(kernels, s, part_keys(join, i)) for i, s in enumerate(join.inputs))
 
@@ -193,7 +191,7 @@ class AtEnd(Operator):
     def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Output:
         """Keep the changes; there is no output yet."""
         del clock_ms, watermark_ms
-        return keep(self.join, self.tables, changes, self._too_much)
+        return keep(self.join, self.tables, changes, self.too_much)
 
     def commit(self, clock_ms: int) -> None:
         """Make the prepared micro-batch final."""
@@ -239,7 +237,7 @@ class JoinAtEnd(AtEnd):
         if self.join.merges:
             return merge_join(self.join, self.kernels, changes)
         live = "per_batch" if "per_batch" in self.join.emits else "at_watermark"
-        operator = operators.make(dataclasses.replace(self.join, emit=live), self.kernels, self._too_much)
+        operator = operators.make(dataclasses.replace(self.join, emit=live), self.kernels, self.too_much)
         parts = [operator.prepare(changes, self._clock_ms, None).table]
         if operator.last_watermark_ms is not None:
             operator.commit(self._clock_ms)
@@ -258,7 +256,7 @@ def keep(join: Description, tables: Sequence[KeptInput], changes: Sequence[Inges
         join: whose inputs they are.
         tables: what is kept of each.
         changes: of each.
-        too_much: see `AtEnd`.
+        too_much: see `gpu_ops.operators.operator.Operator`.
     """
     started = time.perf_counter()
     for table, change in zip(tables, changes, strict=True):

@@ -32,7 +32,7 @@ class Backlog(Operator):
 
     def __init__(self, join: Description, kernels: Kernels, too_much: TooMuch) -> None:
         self.join, self.kernels = join, kernels
-        self._too_much = too_much
+        self.too_much = too_much
         self._kept = self._empty()
         self._live: Operator | None = None
         self._switching = False
@@ -40,7 +40,7 @@ class Backlog(Operator):
         """Whether the next micro-batch is backlog, as its source has it; without effect once a live one has come."""
 
     def _make(self) -> Operator:
-        return operators.make(self.join, self.kernels, self._too_much)
+        return operators.make(self.join, self.kernels, self.too_much)
 
     def _empty(self) -> tuple[KeptInput, ...]:
         # in one part: a row's changes may have several keys, and are taken in together, in their order
@@ -61,7 +61,7 @@ class Backlog(Operator):
         if self._live is not None:
             return self._live.prepare(changes, clock_ms, watermark_ms)
         if self.backlog:
-            return keep(self.join, self._kept, changes, self._too_much)
+            return keep(self.join, self._kept, changes, self.too_much)
         self._switching = True
         self._live = self._make()
         if not any(len(k) for k in self._kept):

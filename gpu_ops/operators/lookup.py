@@ -15,23 +15,14 @@ import numpy as np
 from gpu_ops import layouts
 from gpu_ops.arrays import Array, Positions, Slots
 from gpu_ops.descriptions.changelog import INSERT
-from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.lookup_join import LookupJoin
 from gpu_ops.kernels import Among, Columns, Kernels, as_slots
 from gpu_ops.operators.core.emission import OutputRows
 from gpu_ops.operators.core.lifetimes import Lifetimes
 from gpu_ops.operators.core.match import fulfilling, match_among
 from gpu_ops.operators.keyed import KeyedOperator
-from gpu_ops.operators.operator import TooMuch
 from gpu_ops.state.columns import LIVE, KeySet
 from gpu_ops.state.keyed_table import KeyedTable
-
-
-def make(described: Description, kernels: Kernels, too_much: TooMuch) -> Lookup:
-    """See `gpu_ops.operators.operator.Make`."""
-    del too_much
-    assert isinstance(described, LookupJoin)
-    return Lookup(described, kernels)
 
 
 class Lookup(KeyedOperator):
@@ -87,3 +78,6 @@ class Lookup(KeyedOperator):
         order = self.kernels.argsort(layouts.pairs(left, right + 1))
         left, right = left[order], right[order]
         return OutputRows(np.full(left.size, INSERT, np.int8), (left, right), xp.zeros(left.size, np.int64))
+
+
+make = Lookup

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import NotBuiltError
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Kernels
@@ -77,6 +76,8 @@ class Operator(abc.ABC):
 
     join: Any  # each operator's own kind of description
     kernels: Kernels
+    too_much: TooMuch
+    """When kept input goes to disk; `gpu_ops.operators.make` sets it."""
     tables: Sequence[InputTable]
 
     @abc.abstractmethod
@@ -163,14 +164,5 @@ class Operator(abc.ABC):
         """Give back what is not memory."""
 
 
-class Make(Protocol):
-    """What a module of an operator has as ``make``."""
-
-    def __call__(self, described: Description, kernels: Kernels, too_much: TooMuch) -> Operator:
-        """The operator that runs a description.
-
-        Args:
-            described: the description, which names the module.
-            kernels: the backend.
-            too_much: when kept input goes to disk.
-        """
+Make = Callable[[Any, Kernels], Operator]
+"""What a module of an operator has as ``make``: takes a description and a backend."""

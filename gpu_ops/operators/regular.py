@@ -17,7 +17,6 @@ import numpy as np
 
 from gpu_ops.arrays import Array, Positions
 from gpu_ops.descriptions.changelog import DELETE, INSERT
-from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.join import Join
 from gpu_ops.kernels import Frame, Kernels
 from gpu_ops.operators.core.emission import (
@@ -33,21 +32,13 @@ from gpu_ops.operators.core.lifetimes import Lifetimes
 from gpu_ops.operators.core.pairs import NetPairs, Pairs, TimedPairs
 from gpu_ops.operators.core.visibility import visible_per_batch, visible_per_event
 from gpu_ops.operators.keyed import TwoWayJoin
-from gpu_ops.operators.operator import TooMuch
-
-
-def make(described: Description, kernels: Kernels, too_much: TooMuch) -> RegularJoin:
-    """See `gpu_ops.operators.operator.Make`."""
-    del too_much
-    assert isinstance(described, Join)
-    return RegularJoin(described, kernels, described.outer)
 
 
 class RegularJoin(TwoWayJoin):
     """See `gpu_ops.operators.keyed.TwoWayJoin`."""
 
-    def __init__(self, join: Join, kernels: Kernels, counted: tuple[bool, bool]) -> None:
-        super().__init__(join, kernels, counted)
+    def __init__(self, join: Join, kernels: Kernels) -> None:
+        super().__init__(join, kernels, join.outer)
         self.padded = join.outer[1], join.outer[0]
 
     def rows(self, found: Pairs, sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
@@ -113,3 +104,6 @@ class RegularJoin(TwoWayJoin):
             if all(self.kernels.valid(values, [c]) is not None for c in shown):
                 return True
         return False
+
+
+make = RegularJoin

@@ -22,7 +22,6 @@ import numpy as np
 from gpu_ops.arrays import Array, Instants
 from gpu_ops.conditions import backquoted
 from gpu_ops.descriptions.changelog import DELETE, INSERT
-from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.kernels import Kernels
@@ -31,14 +30,11 @@ from gpu_ops.operators.core.lifetimes import Lifetimes
 from gpu_ops.operators.core.pairs import NetPairs, Pairs, TimedPairs
 from gpu_ops.operators.core.visibility import Barrier, visible_per_batch, visible_per_event
 from gpu_ops.operators.keyed import TwoWayJoin
-from gpu_ops.operators.operator import TooMuch
 from gpu_ops.state.keyed_table import KeyedTable
 
 
-def make(described: Description, kernels: Kernels, too_much: TooMuch) -> SemiAntiJoin:
+def make(described: Join, kernels: Kernels) -> SemiAntiJoin:
     """See `gpu_ops.operators.operator.Make`."""
-    del too_much
-    assert isinstance(described, Join)
     # NOT IN with more than one column or a residual condition has no key to look rows up by. With a TTL every match
     # is counted, those by null too: what they hid stays hidden when they expire, and is never taken back.
     expires = any(source.ttl_ms is not None for source in described.inputs)

@@ -187,14 +187,14 @@ def test_derived_keys(feeds: list[Feed], tmp_path: Path) -> None:
     assert {name: derived_key(df) for name, df in keeps.items()} == dict.fromkeys(keeps, key)
     assert {name: derived_key(df) for name, df in loses.items()} == dict.fromkeys(loses)
 
-    derived = as_input(stream(bought), "x")
+    derived = as_input(stream(bought))
     assert (derived.unique_key, derived.updates, derived.row_kind) == (key, "retract", "row_kind")
-    assert as_input(stream(bought, row_kind="row_kind"), "x").unique_key == key
-    own = as_input(stream(bought, unique_key="order_id"), "x")
+    assert as_input(stream(bought, row_kind="row_kind")).unique_key == key
+    own = as_input(stream(bought, unique_key="order_id"))
     assert (own.unique_key, own.updates) == (("order_id",), "upsert")
-    assert as_input(stream(bought), "x", derive=False).unique_key is None
-    assert as_input(stream(loses["drop"]), "x").unique_key is None
-    assert as_input(stream(loses["drop"]), "x").row_kind == "row_kind"
+    assert as_input(stream(bought), derive=False).unique_key is None
+    assert as_input(stream(loses["drop"])).unique_key is None
+    assert as_input(stream(loses["drop"])).row_kind == "row_kind"
 
     again = in_memory(
         gpu_ops.multi_join, [stream(bought, name="bought"), stream(prefs.df, row_kind="op")], on="user_id", how="left"

@@ -44,14 +44,13 @@ from gpu_ops.arrays import Array, Hashes, Slots
 from gpu_ops.descriptions.by_time.interval_join import IntervalJoin
 from gpu_ops.descriptions.by_time.intervals import AFTER_ALL, BEFORE_ALL, clipped, shifted
 from gpu_ops.descriptions.changelog import LATE_ROW_KIND
-from gpu_ops.descriptions.description import Description
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Frame, Kernels
 from gpu_ops.operators.by_time.interval_match import IntervalMatch, NewRows
 from gpu_ops.operators.by_time.timed import AT_WATERMARK, Clock, TimedOperator
 from gpu_ops.operators.by_time.timers import first_equal, looks, sweep_times
 from gpu_ops.operators.core.emission import JOINED, PAD_COMES, OutputRows, chained, in_order
-from gpu_ops.operators.operator import SIDES, Output, TooMuch
+from gpu_ops.operators.operator import SIDES, Output
 from gpu_ops.output import append_rows, changelog_table, gathered, later_times
 from gpu_ops.state.columns import DEAD, LIVE, KeySet
 from gpu_ops.state.interval_table import GHOST, IntervalTable
@@ -69,13 +68,6 @@ class IntervalClock(Clock):
     """
 
     cleaned: tuple[int, int] = (BEFORE_ALL, BEFORE_ALL)
-
-
-def make(described: Description, kernels: Kernels, too_much: TooMuch) -> IntervalOperator:
-    """See `gpu_ops.operators.operator.Make`."""
-    del too_much
-    assert isinstance(described, IntervalJoin)
-    return IntervalOperator(described, kernels)
 
 
 class IntervalOperator(TimedOperator[IntervalClock]):
@@ -340,3 +332,6 @@ class IntervalOperator(TimedOperator[IntervalClock]):
             table.restore(state[name], over, self.cleanup, settle)
             if self.lazy:
                 table.stale = self.kernels.xp.flatnonzero(table.time <= over)
+
+
+make = IntervalOperator

@@ -24,7 +24,6 @@ from gpu_ops.operators.at_end import AtEnd
 from gpu_ops.operators.core.numbers import decimal_halves
 from gpu_ops.operators.groups.aggregate.averages import as_decimals, divided
 from gpu_ops.operators.groups.aggregate.own import called
-from gpu_ops.operators.operator import TooMuch
 from gpu_ops.operators.sorted_merge import present_rows
 from gpu_ops.output import Changelog
 from gpu_ops.values import one_array
@@ -32,12 +31,12 @@ from gpu_ops.values import one_array
 _ARROW = {"sum": "sum", "count": "count", "min": "min", "max": "max", "avg": "mean", "count_distinct": "count_distinct"}
 
 
-def make(described: Description, kernels: Kernels, too_much: TooMuch) -> AtEnd:
+def make(described: Description, kernels: Kernels) -> AtEnd:
     """See `gpu_ops.operators.operator.Make`."""
     kind: type[AtEnd] = CoGroupAtEnd
     if isinstance(described, Aggregate):
         kind = RowByRowAtEnd if described.goes_row_by_row else AggregateAtEnd
-    return kind(described, kernels, too_much)
+    return kind(described, kernels)
 
 
 class AggregateAtEnd(AtEnd):
@@ -89,7 +88,7 @@ class RowByRowAtEnd(AtEnd):
         if not rows.num_rows and not join.by:
             return self._of_nothing()
         source = dataclasses.replace(join.source, row_kind=None, unique_key=None)
-        live = operators.make(dataclasses.replace(join, source=source, emit="per_batch"), self.kernels, self._too_much)
+        live = operators.make(dataclasses.replace(join, source=source, emit="per_batch"), self.kernels, self.too_much)
         count = rows.num_rows
         taken = Ingested(rows, np.full(count, INSERT, np.int8), np.arange(count, dtype=np.int64), count, 0, None)
         return live.prepare((taken,), self._clock_ms, None).table

@@ -23,7 +23,6 @@ import pyarrow.compute as pc
 
 from gpu_ops.arrays import Array, Slots
 from gpu_ops.descriptions.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
-from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.groups.latest import Latest
 from gpu_ops.errors import BadInputError
 from gpu_ops.ingest import Ingested
@@ -33,16 +32,8 @@ from gpu_ops.operators.core.emission import JOINED, OutputRows, in_order, net_ro
 from gpu_ops.operators.core.groups import Groups
 from gpu_ops.operators.core.lifetimes import Lifetimes
 from gpu_ops.operators.keyed import KeyedOperator
-from gpu_ops.operators.operator import TooMuch
 from gpu_ops.state.columns import KeySet
 from gpu_ops.state.keyed_table import KeyedTable
-
-
-def make(described: Description, kernels: Kernels, too_much: TooMuch) -> LatestRows:
-    """See `gpu_ops.operators.operator.Make`."""
-    del too_much
-    assert isinstance(described, Latest)
-    return LatestRows(described, kernels)
 
 
 class LatestRows(KeyedOperator):
@@ -122,3 +113,6 @@ class LatestRows(KeyedOperator):
         new = xp.where(goes[xp.maximum(instants - 1, 0)], np.int8(UPDATE_AFTER), np.int8(INSERT))
         old = xp.where(comes[instants + 1], np.int8(UPDATE_BEFORE), np.int8(DELETE))
         return in_order(kernels, [(OutputRows(xp.where(signs > 0, new, old), (slots,), instants), JOINED)])
+
+
+make = LatestRows

@@ -20,7 +20,6 @@ import numpy as np
 from gpu_ops import layouts
 from gpu_ops.arrays import Array, Positions, Slots
 from gpu_ops.descriptions.changelog import DELETE, INSERT
-from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.kernels import Frame, Kernels
 from gpu_ops.operators.core.emission import JOINED, PAD_COMES, PAD_GOES, OutputRows
@@ -29,15 +28,7 @@ from gpu_ops.operators.keyed import KeyedOperator
 from gpu_ops.operators.multi.lookups import Bind, Extend, Lookup, Operation, make_plan
 from gpu_ops.operators.multi.pads import counted_changes, mark_afresh, step_count
 from gpu_ops.operators.multi.tuples import NO_ROW, Finder, Tuples, join_tuples
-from gpu_ops.operators.operator import TooMuch
 from gpu_ops.state.keyed_table import KeyedTable
-
-
-def make(described: Description, kernels: Kernels, too_much: TooMuch) -> MultiWayJoin:
-    """See `gpu_ops.operators.operator.Make`."""
-    del too_much
-    assert isinstance(described, MultiJoin)
-    return MultiWayJoin(described, kernels)
 
 
 class MultiWayJoin(KeyedOperator):
@@ -182,6 +173,9 @@ class MultiWayJoin(KeyedOperator):
                 return False
             mask &= ~valid
         return mask
+
+
+make = MultiWayJoin
 
 
 def _back(path: tuple[Operation, ...]) -> Lookup:

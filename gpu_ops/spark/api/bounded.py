@@ -11,12 +11,12 @@ from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
 from gpu_ops.descriptions.co_group import CoGroup
-from gpu_ops.descriptions.keys import On, normalize_on
+from gpu_ops.descriptions.keys import On
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.api.checks import run, settled
 from gpu_ops.spark.api.functions import Grouped
 from gpu_ops.spark.api.options import KeyOptions, check_options
-from gpu_ops.spark.api.streams import Stream, as_input, as_stream, refuse_event_time, resolve_key
+from gpu_ops.spark.api.streams import Stream, as_input, refuse_event_time, resolve_keys, two_streams
 
 
 def co_group(
@@ -52,18 +52,14 @@ def co_group(
         StateError: the state folder belongs to something else.
     """
     check_options("co_group", options, KeyOptions)
-    given = as_stream(left, "the left input"), as_stream(right, "the right input")
+    given = two_streams(left, right)
     function = Grouped.of(apply, schema)
-    sides, static = settled(given, ("left", "right"), options.get("state"))
-    for side, which in zip(sides, ("left", "right"), strict=True):
-        refuse_event_time(side, side.name or which)
+    sides, static = settled(given, options.get("state"))
+    for side in sides:
+        refuse_event_time(side)
         if side.bad_rows == "tag":
-            raise DescriptionError(f"input '{side.name or which}': bad_rows='tag' has no place in a function's result")
-    described = CoGroup(
-        as_input(sides[0], "left"),
-        as_input(sides[1], "right"),
-        tuple(resolve_key(key, sides) for key in normalize_on(on, null_safe=options.get("null_safe", False))),
-    )
+            raise DescriptionError(f"input '{side.name}': bad_rows='tag' has no place in a function's result")
+    described = CoGroup(as_input(sides[0]), as_input(sides[1]), resolve_keys(on, sides, options))
     result = run(described, sides, options, function=function)
     if static:
         return result

@@ -14,10 +14,12 @@ from pyspark.sql import DataFrame, SparkSession
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.groups.latest import Latest, without_upserts
+from gpu_ops.descriptions.join import Join, JoinType
+from gpu_ops.descriptions.keys import On
 from gpu_ops.errors import DescriptionError, NotBuiltError, StateError
 from gpu_ops.spark.api.functions import Grouped, remember_function
 from gpu_ops.spark.api.stateful import final_only
-from gpu_ops.spark.api.streams import Stream
+from gpu_ops.spark.api.streams import Stream, as_input, resolve_keys
 from gpu_ops.spark.api.where import without_hidden
 from gpu_ops.spark.datatypes import unlike_bytes
 from gpu_ops.spark.plan.bounded import build_bounded
@@ -42,6 +44,7 @@ _SPELLINGS: Final = {
 PARTITIONS_PER_GPU: Final = 2
 
 _numbers = itertools.count(1)
+TwoSided = TypeVar("TwoSided", bound=Join)
 
 
 class MemoryOnlyStateWarning(UserWarning):
@@ -70,6 +73,35 @@ def _check_conditions(description: Description, sides: Sequence[Stream]) -> None
                         f"by its bytes. Compare another column, made below the join: COLLATE(LOWER({column}), "
                         "'UTF8_BINARY') or the like"
                     )
+
+
+def two_sided(
+    kind: type[TwoSided],
+    how: str,
+    on: On,
+    sides: tuple[Stream, Stream],
+    options: Mapping[str, Any],
+    *,
+    derive: bool = True,
+    **more: Any,
+) -> TwoSided:
+    """The description of a join of two inputs.
+
+    Args:
+        kind: its class.
+        how: the join type, also as Spark spells it.
+        on: the keys.
+        sides: the inputs.
+        options: of the function; ``null_safe`` and ``suffixes`` are read.
+        derive: as in `as_input`.
+        more: of the description.
+
+    Raises:
+        DescriptionError: a join that cannot be.
+    """
+    left, right = (as_input(side, derive=derive) for side in sides)
+    keys, suffixes = resolve_keys(on, sides, options), options.get("suffixes")
+    return kind(how=cast("JoinType", spelled(how)), left=left, right=right, keys=keys, suffixes=suffixes, **more)
 
 
 def run(
@@ -222,12 +254,11 @@ def _plan(
 Sides = TypeVar("Sides", bound=tuple[Stream, ...])
 
 
-def settled(sides: Sides, names: Sequence[str], state: Location | None) -> tuple[Sides, bool]:
+def settled(sides: Sides, state: Location | None) -> tuple[Sides, bool]:
     """The inputs of a function, and whether all are static; static ones beside streams are loaded.
 
     Args:
         sides: the inputs.
-        names: what each is called where it was given no name.
         state: the option ``state=``.
 
     Raises:
@@ -237,7 +268,7 @@ def settled(sides: Sides, names: Sequence[str], state: Location | None) -> tuple
     static = check_frames([side.df for side in sides])
     if static or all(side.df.isStreaming for side in sides):
         return sides, static
-    loaded = beside_streams(sides, names, None if state is None else StateAddress.of(state))
+    loaded = beside_streams(sides, None if state is None else StateAddress.of(state))
     return cast("Sides", tuple(loaded)), False
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Unpack, cast
+from typing import Any, Literal, Unpack
 
 from pyspark.sql import DataFrame
 from pyspark.sql import types as st
@@ -13,15 +13,24 @@ from pyspark.sql import types as st
 from gpu_ops.descriptions.by_time.intervals import Duration, parse_bound
 from gpu_ops.descriptions.groups.latest import Keep, Latest
 from gpu_ops.descriptions.inputs import Input
-from gpu_ops.descriptions.join import Join, JoinType
+from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key, On, normalize_on
 from gpu_ops.descriptions.lookup_join import LookupJoin
 from gpu_ops.errors import DescriptionError
 from gpu_ops.query.catalyst import ansi_mode
-from gpu_ops.spark.api.checks import check_frames, run, settled, spelled
+from gpu_ops.spark.api.checks import check_frames, run, settled, two_sided
 from gpu_ops.spark.api.functions import applied_schema
 from gpu_ops.spark.api.options import ChangelogOptions, How, JoinOptions, KeyOptions, SemiJoinOptions, check_options
-from gpu_ops.spark.api.streams import Stream, as_input, as_stream, resolve, resolve_key, spelling
+from gpu_ops.spark.api.streams import (
+    Stream,
+    as_input,
+    as_stream,
+    refuse_event_time,
+    resolve,
+    resolve_all,
+    spelling,
+    two_streams,
+)
 from gpu_ops.spark.api.where import engine_condition
 from gpu_ops.spark.datatypes import arrow_schema
 from gpu_ops.spark.exchange.lookup_task import Function, Lookups, LookupTask
@@ -128,18 +137,15 @@ def latest(
         StateError: the state folder belongs to something else.
     """
     check_options("latest", options, ChangelogOptions)
-    source = as_stream(input, "the input")
-    label = source.name or "input"
+    source = as_stream(input, "the input", "input")
+    label = source.label
     if check_frames([source.df]):
         raise DescriptionError(f"input '{label}': latest() takes a stream; a static DataFrame has no later rows")
-    if source.event_time is not None:
-        raise DescriptionError(f"input '{label}': event_time= is for gpu_ops.interval_join()")
+    refuse_event_time(source)
     if key is not None:
-        columns = (key,) if isinstance(key, str) else tuple(key)
-        unique = tuple(resolve(source.df, column, label, "key") for column in columns)
-        source = dataclasses.replace(source, unique_key=unique)
+        source = dataclasses.replace(source, unique_key=resolve_all(source, key, "key"))
     by = None if order_by is None else resolve(source.df, order_by, label, "order_by")
-    described = Latest(as_input(source, "input", derive=False), options.get("emit", "per_batch"), by, keep)
+    described = Latest(as_input(source, derive=False), options.get("emit", "per_batch"), by, keep)
     return run(described, [source], options, stacklevel=2)
 
 
@@ -196,7 +202,7 @@ def lookup_join(
         StateError: the state folder belongs to something else.
     """
     check_options("lookup_join", options, LookupJoinOptions)
-    if options.get("wait_for_table") and as_stream(table, "the table").df.isStreaming:
+    if options.get("wait_for_table") and as_stream(table, "the table", "right").df.isStreaming:
         options["backlog"] = True
     return _join(left, table, on, how, options, kind=LookupJoin)
 
@@ -234,7 +240,7 @@ def lookup(
     Raises:
         DescriptionError: a join that cannot be.
     """
-    side = as_stream(left, "the left input")
+    side = as_stream(left, "the left input", "left")
     check_frames([side.df])
     if not callable(function):
         raise DescriptionError(f"lookup() takes a function of an Arrow table, not {type(function).__name__}")
@@ -242,7 +248,7 @@ def lookup(
     table = applied_schema(schema, "schema")
     described = LookupJoin(
         how=how,
-        left=as_input(side, "left"),
+        left=as_input(side),
         right=Input("right", arrow_schema(table, "right")),
         keys=tuple(Key(spelling(side.df, key.left) or key.left, key.right, key.null_safe, key.using) for key in keys),
         suffixes=suffixes,
@@ -278,23 +284,20 @@ def _join(
     null_aware: bool = False,
     kind: type[Join] = Join,
 ) -> DataFrame:
-    given = as_stream(left, "the left input"), as_stream(right, "the right input")
-    sides, static = settled(given, ("left", "right"), options.get("state"))
-    names = [side.name or default for side, default in zip(sides, ("left", "right"), strict=True)]
-    for name, side in zip(names, sides, strict=True):
-        if side.event_time is not None:
-            raise DescriptionError(f"input '{name}': event_time= is for gpu_ops.interval_join()")
-    where, (first, second), _ = engine_condition(options.get("where"), sides, names)
+    sides, static = settled(two_streams(left, right), options.get("state"))
+    for side in sides:
+        refuse_event_time(side)
+    where, (first, second), _ = engine_condition(options.get("where"), sides)
     sides = first, second
-    description = kind(
-        how=cast("JoinType", spelled(how)),
-        left=as_input(first, "left"),
-        right=as_input(second, "right"),
-        keys=tuple(resolve_key(key, sides) for key in normalize_on(on, null_safe=options.get("null_safe", False))),
+    description = two_sided(
+        kind,
+        how,
+        on,
+        sides,
+        options,
         where=where,
         emit="at_end" if static else options.get("emit", "per_batch"),
         null_aware=null_aware,
-        suffixes=options.get("suffixes"),
         ansi=ansi_mode(first.df.sparkSession),
     )
     return run(description, sides, options, stacklevel=3)

@@ -61,11 +61,9 @@ def multi_join(
         raise DescriptionError(f"multi_join() takes a list of inputs, not {type(inputs).__name__}")
     if len(inputs) < 2:
         raise DescriptionError(f"a multi-way join takes two or more inputs, not {len(inputs)}")
-    labels = [f"input {number}" for number in range(1, len(inputs) + 1)]
-    given = tuple(as_stream(each, label) for each, label in zip(inputs, labels, strict=True))
-    found, static = settled(given, [label.replace(" ", "_") for label in labels], options.get("state"))
-    streams = list(found)
-    names = [side.name or label.replace(" ", "_") for side, label in zip(streams, labels, strict=True)]
+    given = tuple(as_stream(each, f"input {number}", f"input_{number}") for number, each in enumerate(inputs, start=1))
+    found, static = settled(given, options.get("state"))
+    streams, names = list(found), [side.label for side in found]
     hows = spelled(how) if isinstance(how, str) else [spelled(each) for each in how]
     first = hows if isinstance(hows, str) else next(iter(hows), "")
     steps = [hows] * len(streams) if isinstance(hows, str) else list(hows)
@@ -73,10 +71,9 @@ def multi_join(
     for number, condition in enumerate(wheres[: len(streams) - 1], start=1):
         stop = number + 1
         padded = [first == "right" and number > 1, *(step == "left" for step in steps[: number - 1]), False]
-        wheres[number - 1], streams[:stop], _ = engine_condition(condition, streams[:stop], names[:stop], padded)
-    described = [as_input(side, label.replace(" ", "_")) for side, label in zip(streams, labels, strict=True)]
+        wheres[number - 1], streams[:stop], _ = engine_condition(condition, streams[:stop], padded)
     join = MultiJoin.of(
-        described,
+        [as_input(side) for side in streams],
         _resolved(on, streams, names, turned=first == "right"),
         hows,
         where=wheres,

@@ -83,7 +83,7 @@ def sql(
     if not streams:
         raise DescriptionError("sql() needs the tables of its query: sql(query, orders=orders, prices=prices)")
     given = streams
-    sides, _ = settled(tuple(given.values()), list(given), state)
+    sides, _ = settled(tuple(given.values()), state)
     streams = dict(zip(given, sides, strict=True))
     session = next(iter(streams.values())).df.sparkSession
     described = {label: _table(label, side) for label, side in streams.items()}
@@ -116,13 +116,13 @@ def _streams(given: Mapping[str, DataFrame | Stream]) -> dict[str, Stream]:
     for label, side in given.items():
         if label.lower() in [other.lower() for other in streams]:
             raise DescriptionError(f"two inputs are called {label!r}: names are told apart without regard to case")
-        streams[label] = as_stream(side, f"input '{label}'")
+        streams[label] = as_stream(side, f"input '{label}'", label)
     return streams
 
 
 def _table(label: str, side: Stream) -> Table:
     """What is known of an input."""
-    source = as_input(dataclasses.replace(side, name=label), label)
+    source = as_input(dataclasses.replace(side, name=label))
     nullable = {x.name: x.nullable for x in side.df.schema.fields}
     found = delays(side.df)
     times = (side.event_time,) if side.event_time is not None else tuple(found)
@@ -270,16 +270,16 @@ class _Runner:
         sides: Sequence[Stream]
         sides = [self.side(below, source) for below, source in zip(node.inputs, node.description.inputs, strict=True)]
         if self.ended is not None:
-            sides = beside_streams(sides, [str(side.name) for side in sides], state)
+            sides = beside_streams(sides, state)
         description = node.description
         upstream: tuple[str | None, str | None] = (None, None)
         if description.by_event_time and len(sides) == 1:
-            side, above = timed_input(sides[0], "the input")
+            side, above = timed_input(sides[0])
             sides, upstream = [side], (above, None)
         elif description.by_event_time:
             sides, upstream = timed(sides)
         # the changelog of a join by time never takes a row back
-        inputs = [as_input(side, str(side.name), derive=not description.by_time) for side in sides]
+        inputs = [as_input(side, derive=not description.by_time) for side in sides]
         joined = description.with_inputs(inputs, node.description.emit if sides[0].df.isStreaming else "at_end")
         query = show(self.planned) if number == count else None
         return run(joined, sides, options, upstream=upstream, query=query)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import types as st
@@ -11,7 +12,7 @@ from pyspark.sql import types as st
 from gpu_ops.descriptions.by_time.intervals import Duration, parse_bound
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.inputs import BadRows, Input, Updates, parse_duration
-from gpu_ops.descriptions.keys import Key
+from gpu_ops.descriptions.keys import Key, On, normalize_on
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.datatypes import arrow_schema
 from gpu_ops.spark.given import data_frame
@@ -37,6 +38,11 @@ class Stream:
     refresh_ms: int | None = None
     table: Callable[[], DataFrame] | None = None
     load: Callable[[], None] | None = None
+
+    @property
+    def label(self) -> str:
+        """What it is called in errors."""
+        return self.name or "stream"
 
 
 def stream(
@@ -112,48 +118,52 @@ def stream(
         refresh_ms=None if refresh is None else parse_duration(refresh),
         table=table,
     )
-    _check(made, label)
+    _check(made)
     return made
 
 
-def _check(side: Stream, label: str) -> None:
+def _check(side: Stream) -> None:
     """Refuses at once what no join would take."""
     for option, ms in (("delay", side.delay_ms), ("idle_timeout", side.idle_timeout_ms)):
         if ms is not None and ms < 0:
-            raise DescriptionError(f"input '{label}': {option} is not negative, this one is {ms} ms")
+            raise DescriptionError(f"input '{side.label}': {option} is not negative, this one is {ms} ms")
     if side.event_time is None:  # interval_join(time=) may still name it
         side = dataclasses.replace(side, delay_ms=None, idle_timeout_ms=None)
-    as_input(side, label, derive=False)
+    as_input(side, derive=False)
 
 
-def as_stream(side: DataFrame | Stream, which: str) -> Stream:
-    """A join's argument as a `Stream`.
+def as_stream(side: DataFrame | Stream, which: str, name: str) -> Stream:
+    """A join's argument as a `Stream` that has a name.
 
     Args:
         side: the argument.
         which: what it is called in an error, such as "the left input".
+        name: its name if it was given none.
 
     Raises:
         DescriptionError: it is no DataFrame.
         NotBuiltError: it is one of Spark Connect.
     """
-    if isinstance(side, Stream):
-        return side
-    return Stream(data_frame(side, which))
+    given = side if isinstance(side, Stream) else Stream(data_frame(side, which))
+    return given if given.name else dataclasses.replace(given, name=name)
 
 
-def as_input(side: Stream, default: str, *, derive: bool = True) -> Input:
+def two_streams(left: DataFrame | Stream, right: DataFrame | Stream) -> tuple[Stream, Stream]:
+    """The arguments of a join of two inputs; errors as `as_stream`."""
+    return as_stream(left, "the left input", "left"), as_stream(right, "the right input", "right")
+
+
+def as_input(side: Stream, *, derive: bool = True) -> Input:
     """The description of an input.
 
     Args:
         side: the stream.
-        default: its name if it was given none.
         derive: give the changelog of a join the unique key that follows from it, if the user gave none.
 
     Raises:
         DescriptionError: a column or option that cannot be.
     """
-    name, row_kind, schema = side.name or default, side.row_kind, side.df.schema
+    name, row_kind, schema = side.label, side.row_kind, side.df.schema
     if row_kind is None and is_changelog(side.df):
         row_kind = ROW_KIND_COLUMN
     unique_key, updates = side.unique_key, side.updates
@@ -178,10 +188,16 @@ def as_input(side: Stream, default: str, *, derive: bool = True) -> Input:
     )
 
 
-def refuse_event_time(source: Stream, label: str) -> None:
+def refuse_event_time(source: Stream) -> None:
     """Refuses an event time where nothing goes by it."""
     if source.event_time is not None:
-        raise DescriptionError(f"input '{label}': event_time= is for gpu_ops.interval_join()")
+        raise DescriptionError(f"input '{source.label}': event_time= is for gpu_ops.interval_join()")
+
+
+def resolve_all(source: Stream, columns: str | Sequence[str], what: str) -> tuple[str, ...]:
+    """One column's own spelling, or that of several; see `resolve`."""
+    named = (columns,) if isinstance(columns, str) else columns
+    return tuple(resolve(source.df, column, source.label, what) for column in named)
 
 
 def resolve(df: DataFrame, column: str, name: str, what: str) -> str:
@@ -201,8 +217,10 @@ def spelling(df: DataFrame, column: str) -> str | None:
     return next((c for c in df.columns if c.lower() == str(column).lower()), None)
 
 
-def resolve_key(key: Key, sides: tuple[Stream, Stream]) -> Key:
-    """A key in the columns' own spelling."""
-    left = spelling(sides[0].df, key.left) or key.left
-    right = spelling(sides[1].df, key.right) or key.right
-    return Key(left, right, key.null_safe, key.using)
+def resolve_keys(on: On, sides: tuple[Stream, Stream], options: Mapping[str, Any]) -> tuple[Key, ...]:
+    """The keys of a join of two inputs in the columns' own spelling; ``null_safe`` is among the options."""
+    left, right = (side.df for side in sides)
+    return tuple(
+        Key(spelling(left, key.left) or key.left, spelling(right, key.right) or key.right, key.null_safe, key.using)
+        for key in normalize_on(on, null_safe=options.get("null_safe", False))
+    )

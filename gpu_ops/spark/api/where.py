@@ -27,14 +27,13 @@ HIDDEN: Final = "__where_"
 
 
 def engine_condition(
-    where: str | None, sides: Sequence[Stream], names: Sequence[str], padded: Sequence[bool] = ()
+    where: str | None, sides: Sequence[Stream], padded: Sequence[bool] = ()
 ) -> tuple[str | None, list[Stream], list[str]]:
     """A condition in the engine's words.
 
     Args:
         where: a user's, over the columns of the inputs, or None.
         sides: the inputs.
-        names: what they are called.
         padded: of each input whether its row may be missing; of none if left out.
 
     Returns:
@@ -44,13 +43,13 @@ def engine_condition(
         DescriptionError: it is no text.
         ConditionError: what Spark does not take, or what only Spark evaluates and is over several inputs.
     """
+    names = [side.label for side in sides]
     if where is not None and not isinstance(where, str):
         raise DescriptionError(f"where= is SQL text, such as '{names[0]}.a > {names[-1]}.b', not {where}")
     twice = len({name.lower() for name in names}) < len(names)  # which the description refuses
     if where is None or twice:
         return where, list(sides), []
-    described = [as_input(side, name, derive=False) for side, name in zip(sides, names, strict=True)]
-    tables = {name: Table(name, source.schema) for name, source in zip(names, described, strict=True)}
+    tables = {side.label: Table(side.label, as_input(side, derive=False).schema) for side in sides}
     catalyst = Catalyst(sides[0].df.sparkSession)
     for name, side in zip(names, sides, strict=True):
         own = tables[name].schema.names

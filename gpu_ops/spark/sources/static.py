@@ -52,22 +52,18 @@ _refreshing: dict[str, _Refresh] = {}
 """By folder what reads its table again."""
 
 
-def beside_streams(sides: Sequence[Stream], names: Sequence[str], state: StateAddress | None) -> list[Stream]:
+def beside_streams(sides: Sequence[Stream], state: StateAddress | None) -> list[Stream]:
     """Inputs of which some are streams, the static ones as streams, too; ``load`` of each makes its rows be there.
 
     Args:
         sides: the inputs.
-        names: of each, if it was given none.
         state: the join's state folder; None for none: then the rows are in a temporary folder.
 
     Raises:
         DescriptionError: options of a stream that a static input cannot have, or no state folder on a cluster.
         StateError: the folder has other columns.
     """
-    return [
-        side if side.df.isStreaming else _loaded(side, side.name or name, state)
-        for side, name in zip(sides, names, strict=True)
-    ]
+    return [side if side.df.isStreaming else _loaded(side, side.label, state) for side in sides]
 
 
 def _loaded(side: Stream, name: str, state: StateAddress | None) -> Stream:

@@ -28,22 +28,13 @@ import pyarrow as pa
 from gpu_ops.arrays import Array, Slots, distinct
 from gpu_ops.descriptions.by_time.asof_join import AsofJoin
 from gpu_ops.descriptions.by_time.intervals import AFTER_ALL, BEFORE_ALL, shifted
-from gpu_ops.descriptions.description import Description
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Columns, Kernels, as_slots
 from gpu_ops.operators.by_time.temporal.join import Keys, TemporalOperator
 from gpu_ops.operators.core.emission import OutputRows
 from gpu_ops.operators.core.match import match
-from gpu_ops.operators.operator import TooMuch
 from gpu_ops.state.columns import DEAD, LIVE
 from gpu_ops.state.keyed_table import TIES_COLUMN
-
-
-def make(described: Description, kernels: Kernels, too_much: TooMuch) -> AsofAtWatermark:
-    """See `gpu_ops.operators.operator.Make`."""
-    del too_much
-    assert isinstance(described, AsofJoin)
-    return AsofAtWatermark(described, kernels)
 
 
 class AsofAtWatermark(TemporalOperator):
@@ -173,3 +164,6 @@ class AsofAtWatermark(TemporalOperator):
         if not self._before and len(right):
             right.early.add(right.time, as_slots(self.kernels, 0, len(right)))
             right.early.commit()
+
+
+make = AsofAtWatermark

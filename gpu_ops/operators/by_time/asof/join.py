@@ -26,7 +26,6 @@ import numpy as np
 from gpu_ops.arrays import Array, Instants, Positions, Slots, value_changes
 from gpu_ops.descriptions.by_time.asof_join import AsofJoin
 from gpu_ops.descriptions.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
-from gpu_ops.descriptions.description import Description
 from gpu_ops.kernels import Columns, Kernels, as_slots
 from gpu_ops.operators.by_time.asof.lookup import Lookup
 from gpu_ops.operators.by_time.asof.over_time import Spans, matches_over_time
@@ -34,16 +33,8 @@ from gpu_ops.operators.core.emission import JOINED, OutputRows, in_order, net_ro
 from gpu_ops.operators.core.lifetimes import NEVER, Lifetimes
 from gpu_ops.operators.core.match import equal
 from gpu_ops.operators.keyed import KeyedOperator
-from gpu_ops.operators.operator import TooMuch
 from gpu_ops.state.columns import DEAD, LIVE, KeySet
 from gpu_ops.state.keyed_table import TIES_COLUMN, TIME_COLUMN, KeyedTable
-
-
-def make(described: Description, kernels: Kernels, too_much: TooMuch) -> Asof:
-    """See `gpu_ops.operators.operator.Make`."""
-    del too_much
-    assert isinstance(described, AsofJoin)
-    return Asof(described, kernels)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,3 +165,6 @@ class Asof(KeyedOperator):
         lefts = xp.repeat(found.left, len(out))[kept]
         rights, shown, when = (xp.stack(parts, axis=1).ravel()[kept] for parts in list(zip(*out, strict=True))[1:])
         return OutputRows(shown, (lefts, rights), when)
+
+
+make = Asof

@@ -34,7 +34,6 @@ from gpu_ops.descriptions.by_time.asof_join import AsofJoin
 from gpu_ops.descriptions.by_time.intervals import AFTER_ALL
 from gpu_ops.descriptions.by_time.temporal_join import TemporalJoin
 from gpu_ops.descriptions.changelog import DELETE, INSERT, LATE_ROW_KIND, UPDATE_BEFORE
-from gpu_ops.descriptions.description import Description
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Columns, Frame, Kernels, as_slots
 from gpu_ops.operators.by_time.temporal.retention import CLEANUP, Retention, rows_of
@@ -44,7 +43,7 @@ from gpu_ops.operators.core.emission import OutputRows
 from gpu_ops.operators.core.groups import Groups
 from gpu_ops.operators.core.match import fulfilling, match
 from gpu_ops.operators.core.nearest import Direction, Nearest
-from gpu_ops.operators.operator import SIDES, Output, TooMuch
+from gpu_ops.operators.operator import SIDES, Output
 from gpu_ops.output import append_rows, changelog_table, gathered
 from gpu_ops.state.columns import DEAD, LIVE, Growing, KeySet
 from gpu_ops.state.index import HashIndex
@@ -52,13 +51,6 @@ from gpu_ops.state.interval_table import IntervalTable
 
 _ENDS, _TIMER = "__ends", "__timer"
 _PASSED = "passed"
-
-
-def make(described: Description, kernels: Kernels, too_much: TooMuch) -> TemporalOperator:
-    """See `gpu_ops.operators.operator.Make`."""
-    del too_much
-    assert isinstance(described, TemporalJoin)
-    return TemporalOperator(described, kernels)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -378,6 +370,9 @@ class TemporalOperator(TimedOperator[Clock]):
             slots = [self.kernels.xp.flatnonzero(table.status.values) for table in self.tables]
             each = zip(self.tables, slots, self._keys_of(slots), strict=True)
             self.retention.restore((*keys, table.beside[CLEANUP].values[own]) for table, own, keys in each)
+
+
+make = TemporalOperator
 
 
 def _columns(table: IntervalTable) -> tuple[str, ...]:

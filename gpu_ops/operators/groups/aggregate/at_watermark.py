@@ -22,26 +22,18 @@ import pyarrow.compute as pc
 from gpu_ops.arrays import Array, Slots
 from gpu_ops.descriptions.by_time.intervals import BEFORE_ALL, as_integers
 from gpu_ops.descriptions.changelog import LATE_ROW_KIND
-from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.groups.aggregate import Aggregate
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Kernels, as_slots
 from gpu_ops.operators.by_time.timed import AT_WATERMARK, Clock, TimedOperator
 from gpu_ops.operators.groups.aggregate.continuous import ContinuousAggregate
 from gpu_ops.operators.groups.aggregate.step import Step
-from gpu_ops.operators.operator import Cut, Output, Parts, Targets, TooMuch
+from gpu_ops.operators.operator import Cut, Output, Parts, Targets
 from gpu_ops.output import Changelog, append_rows
 from gpu_ops.state.columns import LIVE
 from gpu_ops.state.queue import TimeQueue
 
 _CLOSES = "closes"
-
-
-def make(described: Description, kernels: Kernels, too_much: TooMuch) -> AggregateAtWatermark:
-    """See `gpu_ops.operators.operator.Make`."""
-    del too_much
-    assert isinstance(described, Aggregate)
-    return AggregateAtWatermark(described, kernels)
 
 
 class AggregateAtWatermark(TimedOperator[Clock], ContinuousAggregate):
@@ -145,3 +137,6 @@ class AggregateAtWatermark(TimedOperator[Clock], ContinuousAggregate):
         ContinuousAggregate.restore(self, state, settle)
         self._expect(as_slots(self.kernels, 0, len(self._groups)))
         self._groups.queues[_CLOSES].commit()
+
+
+make = AggregateAtWatermark

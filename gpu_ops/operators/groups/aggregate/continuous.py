@@ -30,7 +30,6 @@ import pyarrow as pa
 
 from gpu_ops.arrays import Array
 from gpu_ops.descriptions.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE, encode_row_kinds
-from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.groups.aggregate import Aggregate
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.ingest import Ingested
@@ -46,18 +45,11 @@ from gpu_ops.operators.groups.aggregate.own import OwnFunction
 from gpu_ops.operators.groups.aggregate.state import GroupState
 from gpu_ops.operators.groups.aggregate.step import Events, Kept, Rows, Running, Step
 from gpu_ops.operators.groups.aggregate.timeline import Timeline
-from gpu_ops.operators.operator import Cut, Operator, Output, Parts, Targets, TooMuch
+from gpu_ops.operators.operator import Cut, Operator, Output, Parts, Targets
 from gpu_ops.state.columns import KeySet
 from gpu_ops.state.table import StateTable
 
 _ALL = "all"
-
-
-def make(described: Description, kernels: Kernels, too_much: TooMuch) -> ContinuousAggregate:
-    """See `gpu_ops.operators.operator.Make`."""
-    del too_much
-    assert isinstance(described, Aggregate)
-    return ContinuousAggregate(described, kernels)
 
 
 class ContinuousAggregate(Operator):
@@ -303,3 +295,6 @@ class ContinuousAggregate(Operator):
         numbers = self._groups.beside.get(distinct.GROUP_NUMBER)
         if numbers is not None and len(numbers):
             self._next_number = self._given = int(numbers.values.max()) + 1
+
+
+make = ContinuousAggregate

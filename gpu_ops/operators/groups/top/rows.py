@@ -27,7 +27,6 @@ import pyarrow as pa
 from gpu_ops import layouts
 from gpu_ops.arrays import Array, Positions, Slots, distinct
 from gpu_ops.descriptions.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
-from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.groups.top import Top
 from gpu_ops.errors import StateError
 from gpu_ops.ingest import Ingested
@@ -41,20 +40,13 @@ from gpu_ops.operators.groups.top.expiry import Expiry
 from gpu_ops.operators.groups.top.index import FirstRows, numbers_of
 from gpu_ops.operators.groups.top.order import FIRST, LAST, exact, places, sort_keys
 from gpu_ops.operators.keyed import KeyedOperator
-from gpu_ops.operators.operator import Cut, Output, Parts, Targets, TooMuch
+from gpu_ops.operators.operator import Cut, Output, Parts, Targets
 from gpu_ops.state.cold import postponed
 from gpu_ops.state.columns import DEAD, LIVE, KeySet
 from gpu_ops.state.keyed_table import TIME_COLUMN, KeyedTable
 
 _AT_ONCE: Final = 1 << 22
 """Numbers of first rows, moment by moment, that are in memory at once."""
-
-
-def make(described: Description, kernels: Kernels, too_much: TooMuch) -> TopRows:
-    """See `gpu_ops.operators.operator.Make`."""
-    del too_much
-    assert isinstance(described, Top)
-    return TopRows(described, kernels)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -311,6 +303,9 @@ class TopRows(KeyedOperator):
     @property
     def _stored_groups(self) -> str:
         return f"groups of {self.join.source.name}"
+
+
+make = TopRows
 
 
 def _number(xp: Any, counted: Array, starts: Positions) -> Array:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal, Unpack, cast
+from typing import Literal, Unpack
 
 from pyspark.sql import DataFrame
 
 from gpu_ops.descriptions.by_time.asof_join import Asof, AsofJoin, Direction
 from gpu_ops.descriptions.by_time.intervals import Duration, parse_bound
-from gpu_ops.descriptions.join import JoinType
-from gpu_ops.descriptions.keys import On, normalize_on
+from gpu_ops.descriptions.keys import On
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.api.by_time.interval import timed
-from gpu_ops.spark.api.checks import run, settled, spelled
+from gpu_ops.spark.api.checks import run, settled, two_sided
 from gpu_ops.spark.api.options import ChangelogOptions, KeyOptions, check_options
-from gpu_ops.spark.api.streams import Stream, as_input, as_stream, resolve_key
+from gpu_ops.spark.api.streams import Stream, two_streams
 
 
 class AsofJoinOptions(KeyOptions, ChangelogOptions, total=False):
@@ -72,19 +71,18 @@ def asof_join(
         StateError: the state folder belongs to something else.
     """
     check_options("asof_join", options, AsofJoinOptions)
-    given = as_stream(left, "the left input"), as_stream(right, "the right input")
-    sides, static = settled(given, ("left", "right"), options.get("state"))
+    sides, static = settled(two_streams(left, right), options.get("state"))
     both = (time, time) if isinstance(time, str) else time
     if both is not None and not (isinstance(both, tuple) and len(both) == 2 and all(isinstance(c, str) for c in both)):
         raise DescriptionError(f"time={time!r}; it is the event-time columns of left and right, or one name for both")
     sides, upstream = timed(sides, both)
-    description = AsofJoin(
-        how=cast("JoinType", spelled(how)),
-        left=as_input(sides[0], "left"),
-        right=as_input(sides[1], "right"),
-        keys=tuple(resolve_key(key, sides) for key in normalize_on(on, null_safe=options.get("null_safe", False))),
+    description = two_sided(
+        AsofJoin,
+        how,
+        on,
+        sides,
+        options,
         emit="at_end" if static else options.get("emit", "per_batch"),
-        suffixes=options.get("suffixes"),
         asof=Asof(direction, None if tolerance is None else parse_bound(tolerance), allow_exact_matches),
     )
     return run(description, sides, options, upstream=upstream if description.by_event_time else (None, None))

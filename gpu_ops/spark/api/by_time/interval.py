@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Literal, Unpack, cast
+from typing import Literal, Unpack
 
 from pyspark.sql import DataFrame
 from pyspark.sql import types as st
 
 from gpu_ops.descriptions.by_time.interval_join import IntervalJoin
 from gpu_ops.descriptions.by_time.intervals import Duration, Interval, Late, parse_bound
-from gpu_ops.descriptions.join import JoinType
-from gpu_ops.descriptions.keys import On, normalize_on
+from gpu_ops.descriptions.keys import On
 from gpu_ops.errors import DescriptionError
 from gpu_ops.query.catalyst import ansi_mode
 from gpu_ops.spark.api.by_time.process import Process, described, processed
-from gpu_ops.spark.api.checks import run, settled, spelled
+from gpu_ops.spark.api.checks import run, settled, two_sided
 from gpu_ops.spark.api.options import How, IntervalJoinOptions, check_options
-from gpu_ops.spark.api.streams import Stream, as_input, as_stream, resolve, resolve_key
+from gpu_ops.spark.api.streams import Stream, resolve, two_streams
 from gpu_ops.spark.api.where import engine_condition
 from gpu_ops.spark.datatypes import is_window
 from gpu_ops.spark.plan.column_metadata import Delay, delays
@@ -100,8 +99,7 @@ def interval_join(
     """
     check_options("interval_join", options, IntervalJoinOptions)
     emit = options.get("emit", "per_batch")
-    given = as_stream(left, "the left input"), as_stream(right, "the right input")
-    sides, static = settled(given, ("left", "right"), options.get("state"))
+    sides, static = settled(two_streams(left, right), options.get("state"))
     interval = Interval(
         parse_bound(lower),
         parse_bound(upper),
@@ -124,21 +122,21 @@ def interval_join(
     upstream: tuple[str | None, str | None] = (None, None)
     if interval.time == "event":
         sides, upstream = timed(sides, time)
-    names = [side.name or default for side, default in zip(sides, ("left", "right"), strict=True)]
-    where, (first, second), hidden = engine_condition(options.get("where"), sides, names)
+    where, (first, second), hidden = engine_condition(options.get("where"), sides)
     if hidden and process is not None:
         raise DescriptionError(
             "process= takes the join's columns alone: call the functions in where= in the inputs first"
         )
     sides = first, second
-    description = IntervalJoin(
-        how=cast("JoinType", spelled(how)),
-        left=as_input(sides[0], "left", derive=False),
-        right=as_input(sides[1], "right", derive=False),
-        keys=tuple(resolve_key(key, sides) for key in normalize_on(on, null_safe=options.get("null_safe", False))),
+    description = two_sided(
+        IntervalJoin,
+        how,
+        on,
+        sides,
+        options,
+        derive=False,
         where=where,
         emit="at_end" if static else emit,
-        suffixes=options.get("suffixes"),
         interval=interval,
         ansi=ansi_mode(sides[0].df.sparkSession),
     )
@@ -174,24 +172,22 @@ def timed(
     if time is not None and not (isinstance(time, tuple) and len(time) == 2):
         raise DescriptionError(f"time={time!r}; it is the event-time columns of left and right, or 'processing'")
     (left, from_left), (right, from_right) = (
-        timed_input(side, label, own)
-        for side, label, own in zip(sides, ("left", "right"), time or (None, None), strict=True)
+        timed_input(side, own) for side, own in zip(sides, time or (None, None), strict=True)
     )
     return (left, right), (from_left, from_right)
 
 
-def timed_input(side: Stream, label: str, time: str | None = None) -> tuple[Stream, str | None]:
+def timed_input(side: Stream, time: str | None = None) -> tuple[Stream, str | None]:
     """An input with its event time and delay, and the join by time that its watermark comes from.
 
     Args:
         side: the input.
-        label: what it is called where it was given no name.
         time: its event-time column; None where it says that itself.
 
     Raises:
         DescriptionError: it does not say what its event time is.
     """
-    label = side.name or label
+    label = side.label
     found = {name: known for name, known in delays(side.df).items() if not is_window(side.df.schema[name].dataType)}
     column = side.event_time
     if time is not None:

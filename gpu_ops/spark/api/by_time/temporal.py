@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal, Unpack, cast
+from typing import Literal, Unpack
 
 from pyspark.sql import DataFrame
 
 from gpu_ops.descriptions.by_time.intervals import Duration, Late, parse_bound
 from gpu_ops.descriptions.by_time.temporal_join import TemporalJoin
-from gpu_ops.descriptions.join import JoinType
-from gpu_ops.descriptions.keys import On, normalize_on
+from gpu_ops.descriptions.keys import On
 from gpu_ops.errors import DescriptionError
 from gpu_ops.query.catalyst import ansi_mode
 from gpu_ops.spark.api.by_time.interval import timed
-from gpu_ops.spark.api.checks import run, settled, spelled
+from gpu_ops.spark.api.checks import run, settled, two_sided
 from gpu_ops.spark.api.options import KeyOptions, check_options
-from gpu_ops.spark.api.streams import Stream, as_input, as_stream, resolve_key
+from gpu_ops.spark.api.streams import Stream, two_streams
 from gpu_ops.spark.api.where import engine_condition
 
 
@@ -74,23 +73,22 @@ def temporal_join(
         StateError: the state folder belongs to something else.
     """
     check_options("temporal_join", options, TemporalJoinOptions)
-    given = as_stream(left, "the left input"), as_stream(right, "the right input")
-    sides, static = settled(given, ("left", "right"), options.get("state"))
+    sides, static = settled(two_streams(left, right), options.get("state"))
     period = None if heartbeat is None else parse_bound(heartbeat)
     if period is not None and (static or period < 1):
         raise DescriptionError(f"heartbeat={heartbeat!r}; it is at least a millisecond, and for streams")
     sides, upstream = timed(sides, time)
-    names = [side.name or default for side, default in zip(sides, ("left", "right"), strict=True)]
-    where, (first, second), _ = engine_condition(options.get("where"), sides, names)
+    where, (first, second), _ = engine_condition(options.get("where"), sides)
     sides = first, second
-    description = TemporalJoin(
-        how=cast("JoinType", spelled(how)),
-        left=as_input(first, "left", derive=False),
-        right=as_input(second, "right", derive=False),
-        keys=tuple(resolve_key(key, sides) for key in normalize_on(on, null_safe=options.get("null_safe", False))),
+    description = two_sided(
+        TemporalJoin,
+        how,
+        on,
+        sides,
+        options,
+        derive=False,
         where=where,
         emit="at_end" if static else "at_watermark",
-        suffixes=options.get("suffixes"),
         ansi=ansi_mode(first.df.sparkSession),
         late=late,
         ttl_ms=None if ttl is None else parse_bound(ttl),

@@ -23,7 +23,7 @@ from gpu_ops.spark.api.by_time.interval import heartbeat_ms, timed_input
 from gpu_ops.spark.api.checks import check_frames, run
 from gpu_ops.spark.api.groups.windows import flattened, rebuilt
 from gpu_ops.spark.api.options import ChangelogOptions, check_options
-from gpu_ops.spark.api.streams import Stream, as_input, as_stream, refuse_event_time, resolve, spelling
+from gpu_ops.spark.api.streams import Stream, as_input, as_stream, refuse_event_time, resolve, resolve_all, spelling
 from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.metrics.metrics import free_name
 from gpu_ops.spark.plan.column_metadata import is_changelog
@@ -78,11 +78,11 @@ def aggregate(
         StateError: the state folder belongs to something else.
     """
     check_options("aggregate", options, ChangelogOptions)
-    source = as_stream(input, "the input")
+    source = as_stream(input, "the input", "input")
     static = check_frames([source.df])
-    label = source.name or "input"
+    label = source.label
     emit = "at_end" if static else options.get("emit", "per_batch")
-    groups = tuple(resolve(source.df, column, label, "by") for column in ((by,) if isinstance(by, str) else by))
+    groups = resolve_all(source, by, "by")
     end = None if window_end is None else resolve(source.df, window_end, label, "window_end")
     source, groups, windows = flattened(source, groups)
     there = source.df.columns
@@ -92,12 +92,12 @@ def aggregate(
     if period is not None and emit != "at_watermark":
         raise DescriptionError("heartbeat= goes with emit='at_watermark' only")
     if emit == "at_watermark":
-        source, upstream = timed_input(source, "input")
+        source, upstream = timed_input(source)
         end = end or (windows[0].end if windows else None)
     else:
-        refuse_event_time(source, label)
+        refuse_event_time(source)
     described = Aggregate(
-        as_input(source, "input"),
+        as_input(source),
         groups,
         measures,
         emit,

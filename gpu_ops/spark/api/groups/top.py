@@ -8,10 +8,9 @@ from typing import Unpack
 from pyspark.sql import DataFrame
 
 from gpu_ops.descriptions.groups.top import Top, parse_order
-from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.api.checks import check_frames, run
 from gpu_ops.spark.api.options import ChangelogOptions, check_options
-from gpu_ops.spark.api.streams import Stream, as_input, as_stream, resolve
+from gpu_ops.spark.api.streams import Stream, as_input, as_stream, refuse_event_time, resolve_all
 
 
 def top(
@@ -51,15 +50,11 @@ def top(
         StateError: the state folder belongs to something else.
     """
     check_options("top", options, ChangelogOptions)
-    source = as_stream(input, "the input")
-    label = source.name or "input"
+    source = as_stream(input, "the input", "input")
     emit = "at_end" if check_frames([source.df]) else options.get("emit", "per_batch")
-    if source.event_time is not None:
-        raise DescriptionError(f"input '{label}': event_time= is for gpu_ops.interval_join()")
-    columns = (by,) if isinstance(by, str) else tuple(by)
-    named = tuple(resolve(source.df, column, label, "by") for column in columns)
-    order = tuple(
-        one._replace(column=resolve(source.df, one.column, label, "order_by")) for one in parse_order(order_by)
-    )
-    described = Top(as_input(source, "input"), named, order, n, emit, number)
+    refuse_event_time(source)
+    named, order = resolve_all(source, by, "by"), parse_order(order_by)
+    columns = resolve_all(source, [one.column for one in order], "order_by")
+    order = tuple(one._replace(column=column) for one, column in zip(order, columns, strict=True))
+    described = Top(as_input(source), named, order, n, emit, number)
     return run(described, [source], options, stacklevel=2)
