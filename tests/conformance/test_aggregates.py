@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pytest
 from oracle.drive import Backend
 
 from gpu_ops.descriptions.groups.aggregate import Aggregate
@@ -47,12 +46,16 @@ def changes() -> pa.Table:
     return pa.table(columns, schema=SCHEMA).append_column("row_kind", pa.array(kinds, pa.string()))
 
 
-@pytest.mark.parametrize("size", [7, 4000])
-def test_each_event_gives_what_flink_gives(backend: Backend, size: int) -> None:
+def size(backend: Backend) -> int:
+    """Changes in a micro-batch: few where segments are tiny, all where they are not."""
+    return 7 if backend.name.endswith("-tiny") else 4000
+
+
+def test_each_event_gives_what_flink_gives(backend: Backend) -> None:
     described = Aggregate.of(Input("c", SCHEMA, row_kind="row_kind"), ("trace", "k"), CALLS, "per_event")
     given, found = changes(), []
     with backend.engine(described) as engine:
-        for start in range(0, given.num_rows, size):
-            for row in engine.process(given.slice(start, size)).to_pylist():
+        for start in range(0, given.num_rows, size(backend)):
+            for row in engine.process(given.slice(start, size(backend))).to_pylist():
                 found.append(["" if value is None else str(value) for value in row.values()])
     assert found == list(lines("flink.tsv.gz"))

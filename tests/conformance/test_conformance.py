@@ -51,20 +51,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def slow(case: Case, label: str, emit: Emit, backend: Backend) -> bool:
-    """Small micro-batches take their time: the short run has all cases in seven events ``per_event``.
+    """Small micro-batches take their time: the long run has every case every way, the short run each two ways together.
 
-    It has every third of the first cases of each kind in one event as well, and in seven the other ways; in one
-    micro-batch it has all but further cases ``per_batch`` with tiny segments. The long run has every case every way.
+    A case runs in seven events and in one micro-batch, with plain and with tiny segments, in both ways to emit: in
+    seven events ``per_event`` has tiny segments and ``per_batch`` plain ones, in one micro-batch it is the other way
+    round.
+    Every third of the first cases of each kind runs in one event as well.
     """
-    plain = emit == "per_event" and backend.name == "cpu"
     further = case.name.endswith(("_2", "_3", "_long")) or "_late" in case.name
-    if label == "all":
-        return further and emit == "per_batch" and backend.name.endswith("-tiny")
-    if case.kind == "multi" and case.name not in FIRST_MULTI:
+    tiny, each = backend.name.endswith("-tiny"), emit == "per_event"
+    if label != "all" and case.kind == "multi" and case.name not in FIRST_MULTI:
         return True
     if label == "split1":
-        return further or not plain or zlib.crc32(case.name.encode()) % 3 != 0
-    return not plain and (further or (emit == "per_batch" and backend.name.endswith("-tiny")))
+        return further or not each or backend.name != "cpu" or zlib.crc32(case.name.encode()) % 3 != 0
+    return (tiny == each) != (label == "split7") or (label == "split7" and further and not each)
 
 
 def test_case(case: Case, split: int, emit: Emit, backend: Backend) -> None:

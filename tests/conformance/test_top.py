@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pytest
 from oracle.drive import Backend
 
-from conformance.test_aggregates import SCHEMA, changes
+from conformance.test_aggregates import SCHEMA, changes, size
 from gpu_ops.descriptions.groups.top import Top, parse_order
 from gpu_ops.descriptions.inputs import Input
 
@@ -36,9 +36,8 @@ def flink(name: str) -> list[tuple[str, ...]]:
         return [tuple(line.rstrip("\n").split("\t")) for line in file]
 
 
-@pytest.mark.parametrize("size", [7, 4000])
 @pytest.mark.parametrize("name", CASES)
-def test_each_event_gives_what_flink_gives(backend: Backend, name: str, size: int) -> None:
+def test_each_event_gives_what_flink_gives(backend: Backend, name: str) -> None:
     order, n, number = CASES[name]
     grows, given = name.startswith("grown"), changes()
     if grows:
@@ -47,8 +46,8 @@ def test_each_event_gives_what_flink_gives(backend: Backend, name: str, size: in
     described = Top(source, ("trace", "k"), parse_order(order), n, "per_event", number)
     wanted, at = flink(name), 0
     with backend.engine(described) as engine:
-        for start in range(0, given.num_rows, size):
-            batch = engine.prepare(given.slice(start, size))
+        for start in range(0, given.num_rows, size(backend)):
+            batch = engine.prepare(given.slice(start, size(backend)))
             engine.commit()
             rows = [tuple("" if v is None else str(v) for v in row.values()) for row in batch.changelog.to_pylist()]
             of_event = Counter(batch.sequence.tolist())
