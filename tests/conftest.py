@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -67,6 +69,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("other_backend", [backend_param(b) for b in others])
     if "backend" in metafunc.fixturenames and "case" not in metafunc.fixturenames:
         metafunc.parametrize("backend", [backend_param(b) for b in backends(metafunc.config)])
+
+
+def combined(*axes: Sequence[Any]) -> list[Any]:
+    """Parameters of all combinations. The short run has each one of all axes but the last, with one value of that.
+
+    Which value goes on from one combination to the next, so that each value of the last axis meets each of another one
+    that has as many.
+    """
+    found = []
+    for places in itertools.product(*(range(len(axis)) for axis in axes)):
+        marks = [pytest.mark.slow] if sum(places) % len(axes[-1]) else []
+        found.append(pytest.param(*(axis[place] for axis, place in zip(axes, places, strict=True)), marks=marks))
+    return found
 
 
 @pytest.hookimpl(tryfirst=True)

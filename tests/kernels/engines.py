@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import pyarrow as pa
 from oracle.drive import Backend
 
 from gpu_ops.descriptions.description import Description
+from gpu_ops.descriptions.kinds import from_json
 from kernels.support import same
 
 CPU = Backend("cpu")
@@ -61,3 +62,15 @@ def alike(found: Result, wanted: Result) -> None:
     assert found[2].keys() == wanted[2].keys()
     for name, table in wanted[2].items():
         same(found[2][name], table)
+
+
+def restarting(backend: Backend, join: Description, every: int = 3) -> Iterator[Any]:
+    """An engine for each micro-batch: after so many another one, which goes on from a snapshot and a stored description."""
+    state = None
+    while True:
+        with backend.engine(from_json(join.to_json())) as engine:
+            if state is not None:
+                engine.restore(state)
+            for _ in range(every):
+                yield engine
+            state = engine.snapshot()

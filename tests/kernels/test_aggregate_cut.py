@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from conftest import combined
 
 from gpu_ops import operators
 from gpu_ops.backends import make_kernels
@@ -46,9 +47,10 @@ def parted(table: pa.Table, count: int) -> list[pa.Table]:
     return [table.take(pa.array(np.flatnonzero(where == n))) for n in range(count)]
 
 
-@pytest.mark.parametrize("counts", [(1, 3), (3, 2), (2, 1)], ids=str)
-@pytest.mark.parametrize("what", ["groups", "ttl", "top", "windows"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "what", "counts"),
+    combined(list(KINDS), ["groups", "ttl", "top", "windows"], [(1, 3), (3, 2), (2, 1)]),
+)
 def test_goes_on_in_other_partitions(kind: str, what: str, counts: tuple[int, int]) -> None:
     """The same changes come out of all partitions together, now and later, by the TTL and at the end as well."""
     join = described(kind, what)

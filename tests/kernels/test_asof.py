@@ -152,9 +152,8 @@ def in_sequence(events: list[Event]) -> list[Event]:
     return [next(right) if event[0] == 1 else event for event in events]
 
 
-@only_on("cpu", "cpu-tiny", "gpu", *EMULATED)
-@pytest.mark.parametrize("split", [1, 7, ALL])
-@pytest.mark.parametrize("emit", EMITS)
+@only_on("cpu-tiny", "gpu", *EMULATED)
+@pytest.mark.parametrize(("emit", "split"), [("per_event", 1), ("per_event", 7), ("per_batch", 7), ("per_batch", ALL)])
 def test_rows_of_one_time_by_their_sequence(engines: Backend, emit: str, split: int) -> None:
     """Not the row that came last, but the one with the greatest number, of equal ones the last; also of one batch."""
     choice = random.Random(4)

@@ -123,14 +123,14 @@ def by_duckdb(rows: pa.Table, order_by: str | None, keep: str) -> list[tuple[Any
 
 @pytest.mark.parametrize("emit", ["per_event", "per_batch"])
 @pytest.mark.parametrize("way", [("moment", "last"), ("moment", "first"), ("text", "last"), (None, "first")])
-def test_the_first_and_the_last_by_a_column(backend: Backend, way: tuple[str | None, Keep], emit: Emit) -> None:
+def test_the_first_and_the_last_by_a_column(other_backend: Backend, way: tuple[str | None, Keep], emit: Emit) -> None:
     choice, table = random.Random(1), Counter[tuple[Any, ...]]()
     parts = [
         pa.table([[choice.randrange(12) for _ in range(n)], [choice.randrange(6) for _ in range(n)],
                   [choice.choice("abcde") for _ in range(n)]], schema=PLAIN)
         for n in (1, 9, 0, 40, 3, 25)
     ]  # fmt: skip
-    with backend.engine(chosen(*way, emit)) as engine:
+    with other_backend.engine(chosen(*way, emit)) as engine:
         for number, part in enumerate(parts):
             changes = [tuple(row.values()) for row in engine.process(part).to_pylist()]
             for kind, *row in changes:

@@ -82,7 +82,7 @@ def folded(table: list[tuple[Any, ...]], changes: list[tuple[Any, ...]], *, keye
     ("left", None, False), ("inner", None, True), ("left", "r.v = 'a' AND l.n > r.id", False),
 ])  # fmt: skip
 def test_each_row_once_with_the_table_as_it_is(
-    backend: Backend, how: str, where: str | None, null_safe: bool, keyed: bool
+    other_backend: Backend, how: str, where: str | None, null_safe: bool, keyed: bool
 ) -> None:
     join = described(how, keyed=keyed, where=where, null_safe=null_safe)
     equal = "l.k IS NOT DISTINCT FROM r.k" if null_safe else "l.k = r.k"
@@ -91,7 +91,7 @@ def test_each_row_once_with_the_table_as_it_is(
         rows: list[tuple[Any, ...]] = []
         state = None
         for part in (trace(seed, 30, keyed=keyed)[:15], trace(seed, 30, keyed=keyed)[15:]):
-            with backend.engine(join) as engine:
+            with other_backend.engine(join) as engine:
                 if state is not None:
                     engine.restore(state)
                 for batch in part:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from conftest import combined
 from oracle.drive import Backend
 
 from gpu_ops import AggregateFunction
@@ -65,10 +66,9 @@ def by_duckdb(aggregate: Aggregate, rows: list[tuple[Any, ...]]) -> Counter[tupl
     return Counter(DUCKDB.sql(f"SELECT {', '.join([*aggregate.by, shown])} FROM own_rows {group}").fetchall())
 
 
-@pytest.mark.parametrize("size", [1, 7, 90])
-@pytest.mark.parametrize("emit", ["per_batch", "per_event"])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("by", [("g",), ()], ids=["g", "all"])
+@pytest.mark.parametrize(
+    ("by", "emit", "kind", "size"), combined([("g",), ()], ["per_batch", "per_event"], list(KINDS), [1, 7, 90])
+)
 def test_after_every_micro_batch(backend: Backend, by: tuple[str, ...], kind: str, emit: Emit, size: int) -> None:
     aggregate, events = described(kind, emit, by), some_events(kind, size, 40 if size == 1 else 180)
     input_, there, state = Folded(kind), Counter[tuple[Any, ...]](), None
