@@ -11,18 +11,16 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.common import interleave, ratio, summarise, write_results
+from benchmarks.common import arguments, interleave, ratio, summarise, write_results
 from gpu_ops.descriptions.by_time.asof_join import Asof, AsofJoin
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.keys import normalize_on
@@ -144,13 +142,12 @@ def hot_key(state: int, versions: int, changes: int, rounds: int) -> dict[str, A
 def main() -> None:
     """Run both, print and record them."""
     pa.set_cpu_count(1)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = arguments(__doc__, "asof")
     parser.add_argument("--rows", type=int, default=5_000_000, help="trades, and as many quotes")
     parser.add_argument("--batches", type=int, default=10)
     parser.add_argument("--sides", type=int, default=3, help="rounds of engine and polars")
     parser.add_argument("--rounds", type=int, default=7, help="of the hot key's micro-batch")
     parser.add_argument("--quick", action="store_true", help="small, to see that it runs")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "asof.json")
     given = parser.parse_args()
     size = 20_000 if given.quick else given.rows
     sides = 1 if given.quick else given.sides

@@ -13,7 +13,6 @@ end-of-input operator 1,492 records a millisecond at 20M records: 27 times.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -32,7 +31,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.common import interleave, ratio, summarise, write_results
+from benchmarks.common import arguments, interleave, ratio, summarise, write_results
 from benchmarks.engine import LEFT, RIGHT, random_rows
 from gpu_ops.descriptions.co_group import CoGroup
 from gpu_ops.descriptions.description import Description
@@ -88,11 +87,9 @@ def run_polars(folder: Path) -> dict[str, float]:
 
 def main() -> None:
     """Run, print, record."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = arguments(__doc__, "at_end", rounds=3)
     parser.add_argument("--rows", type=int, default=10_000_000, help="of each input")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "at_end.json")
     options = parser.parse_args()
     rows = 200_000 if options.quick else options.rows
     pa.set_cpu_count(1)

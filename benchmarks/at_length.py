@@ -9,7 +9,6 @@ what a micro-batch took and what the processes held: state servers, Spark's JVM,
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -26,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import gpu_ops
-from benchmarks.common import plot_path, write_results
+from benchmarks.common import arguments, plot_path, write_results
 from benchmarks.spark_queries import local_session, run
 
 SCHEMAS = {"left": "k bigint, a bigint", "right": "k bigint, b double"}
@@ -121,10 +120,9 @@ def plot(record: dict[str, Any], target: Path) -> None:
 
 def main() -> None:
     """Run, print, record, plot."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = arguments(__doc__, "at_length")
     parser.add_argument("--rows", type=int, default=100_000_000, help="of both inputs together")
     parser.add_argument("--batch", type=int, default=1_000_000, help="rows in a micro-batch")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "at_length.json")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gpu-join-length-") as name:
         folder = Path(name)

@@ -9,14 +9,12 @@ join, but that versions which had come before their key's timer fired wait for t
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
-from pathlib import Path
 
 import pyarrow as pa
 
-from benchmarks.common import plot_path, write_results
+from benchmarks.common import arguments, plot_path, write_results
 from benchmarks.interval import LEFT, RIGHT, plot, soak
 from gpu_ops.descriptions.by_time.asof_join import Asof, AsofJoin
 from gpu_ops.descriptions.by_time.temporal_join import TemporalJoin
@@ -30,10 +28,9 @@ DELAY_MS = 5_000
 
 def main() -> None:
     """Run both, print and record them."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = arguments(__doc__, "by_time")
     parser.add_argument("--batches", type=int, default=200)
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "by_time.json")
     options = parser.parse_args()
     pa.set_cpu_count(1)
     changes = 10_000 if options.quick else 100_000

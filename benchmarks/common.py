@@ -6,6 +6,7 @@ run in turns, each round in the other direction, and are reported as a median wi
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -19,6 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
+RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("pyspark", "pyarrow", "pandas", "numpy", "duckdb", "pylibcudf", "cupy", "rmm")
 
 Result = TypeVar("Result")
@@ -131,8 +133,7 @@ def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
 
 def plot_path(results: Path) -> Path:
     """Where the plot of a result file goes: to the docs' for a committed one, else beside it."""
-    committed = Path(__file__).parent / "results"
-    folder = committed.parents[1] / "docs" / "pictures" if results.parent.resolve() == committed else results.parent
+    folder = RESULTS.parents[1] / "docs" / "pictures" if results.parent.resolve() == RESULTS else results.parent
     return folder / f"{results.stem}.svg"
 
 
@@ -164,6 +165,39 @@ def write_results(
     text = json.dumps(record, indent=2, default=_plain) + "\n"
     target.write_text(text)
     written: dict[str, Any] = json.loads(text)
+    return written
+
+
+def arguments(doc: str | None, name: str, *, rounds: int | None = None) -> argparse.ArgumentParser:
+    """A benchmark's command line, with ``--out`` and, if there are any, ``--rounds``.
+
+    Args:
+        doc: the module's; its first line describes the benchmark.
+        name: of the file of results.
+        rounds: how many by default.
+    """
+    parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=RESULTS / f"{name}.json")
+    if rounds is not None:
+        parser.add_argument("--rounds", type=int, default=rounds)
+    return parser
+
+
+def record(
+    options: argparse.Namespace, benchmark: str, results: Mapping[str, object], *leave: str, **settings: object
+) -> dict[str, Any]:
+    """Write results to ``--out``, print all but the single runs, and return what was written.
+
+    Args:
+        options: of the command line; they are the settings.
+        benchmark: name of the benchmark.
+        results: as for `write_results`.
+        leave: options that are no settings, besides ``--out``.
+        settings: further ones.
+    """
+    known = {name: value for name, value in vars(options).items() if name not in ("out", *leave)}
+    written = write_results(options.out, benchmark, results, settings=known | settings)
+    print(json.dumps({name: value for name, value in written["results"].items() if name != "runs"}, indent=2))
     return written
 
 

@@ -11,13 +11,11 @@ Answers three questions:
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 os.environ.setdefault("POLARS_MAX_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -26,7 +24,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from benchmarks.common import interleave, ratio, summarise, write_results
+from benchmarks.common import arguments, interleave, ratio, summarise, write_results
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join, JoinType
@@ -152,11 +150,9 @@ def state_growth(small: int, large: int, rounds: int) -> dict[str, object]:
 
 def main() -> None:
     """Run all three, print and record them."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = arguments(__doc__, "engine", rounds=3)
     parser.add_argument("--rows", type=int, default=5_000_000)
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "engine.json")
     options = parser.parse_args()
     pa.set_cpu_count(1)
     rows = 200_000 if options.quick else options.rows

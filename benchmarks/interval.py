@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -23,7 +22,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.common import interleave, plot_path, ratio, summarise, write_results
+from benchmarks.common import arguments, interleave, plot_path, ratio, summarise, write_results
 from gpu_ops.descriptions.by_time.interval_join import IntervalJoin
 from gpu_ops.descriptions.by_time.intervals import Interval, Late
 from gpu_ops.descriptions.inputs import Input
@@ -187,11 +186,9 @@ def plot(records: Mapping[str, dict[str, Any]], target: Path, bound: str) -> Non
 
 def main() -> None:
     """Run both, print and record them."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--rounds", type=int, default=15)
+    parser = arguments(__doc__, "interval", rounds=15)
     parser.add_argument("--batches", type=int, default=200)
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "interval.json")
     options = parser.parse_args()
     pa.set_cpu_count(1)
     changes = 10_000 if options.quick else 100_000

@@ -8,10 +8,7 @@ GPU_JOIN_SERVICES=.services python -m benchmarks.kafka [--messages 1000000] [--b
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import sys
 import tempfile
 import time
 import uuid
@@ -22,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 import gpu_ops
-from benchmarks.common import interleave, ratio, summarise, write_results
+from benchmarks.common import arguments, interleave, ratio, record, summarise
 from gpu_ops.spark import session
 
 BROKER = "localhost:19092"
@@ -32,12 +29,10 @@ PARTITIONS = 2
 
 def main() -> None:
     """Run, print, record."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = arguments(__doc__, "kafka", rounds=3)
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--batch", type=int, default=250_000, help="messages in a micro-batch")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warmup", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "kafka.json")
     options = parser.parse_args()
     jars = sorted(Path(os.environ["GPU_JOIN_SERVICES"], "jars").absolute().glob("*.jar"))
     config = {"spark.jars": ",".join(map(str, jars)), "spark.sql.shuffle.partitions": "2", "spark.log.level": "ERROR"}
@@ -66,10 +61,7 @@ def main() -> None:
         },
         "runs": runs,
     }
-    settings = {name: value for name, value in vars(options).items() if name != "out"} | {"master": "local[2]"}
-    record = write_results(options.out, "kafka", results, settings=settings)
-    json.dump({name: value for name, value in record["results"].items() if name != "runs"}, sys.stdout, indent=2)
-    print()
+    record(options, "kafka", results, master="local[2]")
 
 
 def sent(spark: SparkSession, form: str, messages: int) -> str:

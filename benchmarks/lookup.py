@@ -29,7 +29,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 import gpu_ops
-from benchmarks.common import interleave, ratio, summarise, write_results
+from benchmarks.common import arguments, interleave, ratio, record, summarise
 from benchmarks.spark_queries import local_session
 
 CLICKS = "id bigint, item bigint, amount double"
@@ -96,18 +96,16 @@ def alone(case: str, data: Path, found: int, memory: str) -> dict[str, Any]:
 
 def main() -> None:
     """Run, check, print, record."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = arguments(__doc__, "lookup", rounds=3)
     parser.add_argument("--rows", type=int, default=1_000_000, help="of the stream")
     parser.add_argument("--table", type=int, default=10_000_000, help="rows of the table")
     parser.add_argument("--batches", type=int, default=4, help="micro-batches of the stream")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warmup", type=int, default=1)
     parser.add_argument("--memory", default="8g", help="of the JVM")
     parser.add_argument("--alone", action="store_true", help="each case once, in a process of its own")
     parser.add_argument("--one", choices=CASES, help=argparse.SUPPRESS)
     parser.add_argument("--data", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--found", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "lookup.json")
     options = parser.parse_args()
     settings = {"spark.driver.memory": options.memory}
     if options.one:
@@ -132,10 +130,7 @@ def main() -> None:
                 "stream_only_seconds": summarise(streamed),
                 "runs": runs,
             }
-    said = {name: value for name, value in vars(options).items() if name not in ("out", "one", "data", "found")}
-    record = write_results(options.out, "lookup", results, settings=said | {"master": "local[2]"})
-    json.dump({name: value for name, value in record["results"].items() if name != "runs"}, sys.stdout, indent=2)
-    print()
+    record(options, "lookup", results, "one", "data", "found", master="local[2]")
 
 
 if __name__ == "__main__":

@@ -12,29 +12,24 @@ Spark's scan of it alone.
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 import tempfile
 from pathlib import Path
 
 from pyspark.sql import DataFrame
 
 from benchmarks import changes
-from benchmarks.common import interleave, ratio, summarise, write_results
+from benchmarks.common import arguments, interleave, ratio, record, summarise
 from benchmarks.spark_queries import fresh, local_session, no_op, our_join, scan
 
 
 def main() -> None:
     """Run, print, record."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = arguments(__doc__, "pipeline_limit", rounds=3)
     parser.add_argument("--rows", type=int, default=4_000_000, help="changes, both inputs together")
     parser.add_argument("--batch", type=int, default=1_000_000, help="changes in a micro-batch")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warmup", type=int, default=3, help="runs of each before; the JVM compiles for long")
     parser.add_argument("--emit", default="per_batch", choices=["per_batch", "per_event"])
     parser.add_argument("--cases", nargs="+", help="only these")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "pipeline_limit.json")
     options = parser.parse_args()
     batches = max(1, round(options.rows / options.batch))
     with tempfile.TemporaryDirectory(prefix="gpu-join-data-") as folder:
@@ -69,10 +64,7 @@ def main() -> None:
         **{name: ratio(rates[a], rates[b]) for name, (a, b) in ratios.items() if a in rates and b in rates},
         "runs": runs,
     }
-    settings = {k: v for k, v in vars(options).items() if k != "out"} | {"master": "local[2]"}
-    record = write_results(options.out, "pipeline_limit", results, settings=settings)
-    json.dump({k: v for k, v in record["results"].items() if k != "runs"}, sys.stdout, indent=2)
-    print()
+    record(options, "pipeline_limit", results, master="local[2]")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ all rows are state and none comes out. Bytes are those that each reports, by the
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
@@ -30,7 +29,7 @@ from pyarrow import csv
 from pyspark.sql import SparkSession
 
 import gpu_ops
-from benchmarks.common import write_results
+from benchmarks.common import arguments, write_results
 from benchmarks.flink.run import FLINK_VERSION, run_sql
 from benchmarks.spark_queries import local_session, run
 from benchmarks.vs_spark import FORMAT, STORES
@@ -145,12 +144,11 @@ def measured(spark: SparkSession, kind: str, rows: int, stores: Sequence[str]) -
 
 def main() -> None:
     """Run, print, record."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = arguments(__doc__, "state_bytes")
     parser.add_argument("--rows", type=int, default=1_000_000, help="of both inputs together")
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
     stores = ("ours", "default", "rocksdb", "flink", "duckdb")
     parser.add_argument("--stores", nargs="+", default=stores, choices=stores)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "state_bytes.json")
     options = parser.parse_args()
     results: dict[str, Any] = {}
     spark = local_session()

@@ -10,10 +10,7 @@ case before. The folded result is compared with what the data says.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -24,7 +21,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 import gpu_ops
-from benchmarks.common import interleave, ratio, summarise, write_results
+from benchmarks.common import arguments, interleave, ratio, record, summarise
 from benchmarks.spark_queries import fresh, local_session
 
 SCHEMAS = {"orders": "id bigint, item bigint, quantity bigint", "prices": "item bigint, price double"}
@@ -68,12 +65,10 @@ def joined(spark: SparkSession, data: Path, work: Path, partitions: int) -> Data
 
 def main() -> None:
     """Run, check, print, record."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = arguments(__doc__, "upserts", rounds=3)
     parser.add_argument("--rows", type=int, default=6_000_000, help="upserts, both inputs together")
     parser.add_argument("--batch", type=int, default=1_000_000, help="upserts in a micro-batch")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warmup", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "upserts.json")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gpu-join-data-") as folder:
         data = Path(folder)
@@ -95,10 +90,7 @@ def main() -> None:
         "two_over_one": ratio(rates["two_partitions"], rates["one_partition"]),
         "runs": runs,
     }
-    settings = {name: value for name, value in vars(options).items() if name != "out"} | {"master": "local[2]"}
-    record = write_results(options.out, "upserts", results, settings=settings)
-    json.dump({name: value for name, value in record["results"].items() if name != "runs"}, sys.stdout, indent=2)
-    print()
+    record(options, "upserts", results, master="local[2]")
 
 
 if __name__ == "__main__":

@@ -19,8 +19,6 @@ keep is reported side by side: our state bytes, and the Flink JVM's live objects
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -28,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from benchmarks import changes
-from benchmarks.common import interleave, ratio, summarise, write_results
+from benchmarks.common import arguments, interleave, ratio, record, summarise
 from benchmarks.flink.run import run_flink
 from benchmarks.spark_queries import Reader, Sink, fresh, local_session, no_op, our_chain, our_join, our_multi_join
 
@@ -47,27 +45,23 @@ OURS: Final[dict[str, tuple[str, Reader]]] = {
 
 def main() -> None:
     """Run, check, print, record."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = arguments(__doc__, "vs_flink", rounds=3)
     parser.add_argument("--multi", action="store_true", help="three inputs, one operator")
     parser.add_argument("--rows", type=int, help="changes, all inputs together; 2M, with --multi 1.5M")
     parser.add_argument("--batch", type=int, default=500_000, help="changes in one of our micro-batches")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warmup", type=int, default=2, help="runs in a JVM before the one that counts")
     parser.add_argument("--cases", nargs="+", help="only these of the two-way join, such as write_files flink_sql_2")
-    parser.add_argument("--out", type=Path, help="by default results/vs_flink.json or vs_flink_multi.json")
     options = parser.parse_args()
     name = "vs_flink_multi" if options.multi else "vs_flink"
+    if options.out.stem == "vs_flink":
+        options.out = options.out.with_stem(name)
     options.rows = options.rows or (1_500_000 if options.multi else 2_000_000)
     with tempfile.TemporaryDirectory(prefix="gpu-join-data-") as folder:
         data = Path(folder)
         generated = changes.generate(options.rows, inputs=3 if options.multi else 2)
         counts = changes.write(generated, data, files=round(options.rows / options.batch))
         results = (multi if options.multi else two_way)(data, counts, options)
-    settings = {k: v for k, v in vars(options).items() if k != "out"} | {"master": "local[2]"}
-    out = options.out or Path(__file__).parent / "results" / f"{name}.json"
-    record = write_results(out, name, results, settings=settings)
-    json.dump({k: v for k, v in record["results"].items() if k != "runs"}, sys.stdout, indent=2)
-    print()
+    record(options, name, results, master="local[2]")
 
 
 def checked(query: Callable[[Path], DataFrame], counts: changes.Counts, sink: Sink = "noop") -> dict[str, Any]:

@@ -12,10 +12,7 @@ Flink's (`--connector`: flink-sql-connector-kafka, from Maven).
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import sys
 import tempfile
 import time
 import uuid
@@ -26,7 +23,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 import gpu_ops
-from benchmarks.common import interleave, ratio, summarise, write_results
+from benchmarks.common import arguments, interleave, ratio, record, summarise
 from benchmarks.flink.run import FLINK_VERSION, run_sql
 from benchmarks.kafka import BROKER, SCHEMA, sent
 from gpu_ops.spark import session
@@ -53,13 +50,11 @@ INSERT INTO priced SELECT o.*, p.price FROM orders o JOIN prices p ON o.customer
 
 def main() -> None:
     """Run, check, print, record."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = arguments(__doc__, "vs_flink_kafka", rounds=3)
     parser.add_argument("--connector", type=Path, required=True, help="flink-sql-connector-kafka's jar")
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--batch", type=int, default=500_000, help="messages in one of our micro-batches")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warmup", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "vs_flink_kafka.json")
     options = parser.parse_args()
     jars = sorted(Path(os.environ["GPU_JOIN_SERVICES"], "jars").absolute().glob("*.jar"))
     config = {"spark.jars": ",".join(map(str, jars)), "spark.sql.shuffle.partitions": "2", "spark.log.level": "ERROR"}
@@ -82,11 +77,8 @@ def main() -> None:
     spark.stop()
     rates = {name: summarise(options.messages / seconds for seconds in found) for name, found in runs.items()}
     results = {"messages_per_second": rates, "ours_over_flink": ratio(rates["ours"], rates["flink"]), "runs": runs}
-    settings = {name: value for name, value in vars(options).items() if name not in ("out", "connector")}
-    settings |= {"master": "local[2]", "flink": FLINK_VERSION, "connector": options.connector.name}
-    record = write_results(options.out, "vs_flink_kafka", results, settings=settings)
-    json.dump(record["results"], sys.stdout, indent=2)
-    print()
+    options.connector = options.connector.name
+    record(options, "vs_flink_kafka", results, master="local[2]", flink=FLINK_VERSION)
 
 
 def check(spark: SparkSession, topic: str, messages: int) -> None:

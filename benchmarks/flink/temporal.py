@@ -14,11 +14,8 @@ DuckDB's ASOF join. Rows per second are those of both inputs; both have the same
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -32,7 +29,7 @@ from pyarrow import csv
 from pyspark.sql import DataFrame, SparkSession
 
 import gpu_ops
-from benchmarks.common import interleave, ratio, summarise, write_results
+from benchmarks.common import arguments, interleave, ratio, record, summarise
 from benchmarks.flink.run import FLINK_VERSION, run_sql
 from benchmarks.spark_queries import Reader, fresh, local_session
 
@@ -116,13 +113,11 @@ def our_join(spark: SparkSession, data: Path, work: Path, reader: Reader) -> Dat
 
 def main() -> None:
     """Run, check, print, record."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = arguments(__doc__, "vs_flink_temporal", rounds=3)
     parser.add_argument("--rows", type=int, default=4_000_000, help="of both inputs")
     parser.add_argument("--batch", type=int, default=1_000_000, help="rows in one of our micro-batches")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--parallelism", type=int, nargs="+", default=[1, 2], help="of Flink")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "vs_flink_temporal.json")
     options = parser.parse_args()
     spark = local_session(**{"spark.sql.session.timeZone": "UTC"})
     data = Path(tempfile.mkdtemp(prefix="gpu-join-data-"))
@@ -146,11 +141,7 @@ def main() -> None:
     best = max((name for name in rates if name.startswith("flink")), key=lambda name: rates[name].median)
     over = {name: ratio(rates[name], rates[best]) for name in rates if name.startswith("ours")}
     results = {"rows_per_second": rates, "flink_best": best, "over_flink": over, "result": expected, "runs": runs}
-    settings = {name: value for name, value in vars(options).items() if name != "out"}
-    settings |= {"master": "local[2]", "flink": FLINK_VERSION, "keys": KEYS}
-    record = write_results(options.out, "vs_flink_temporal", results, settings=settings)
-    json.dump({name: record["results"][name] for name in results if name != "runs"}, sys.stdout, indent=2)
-    print()
+    record(options, "vs_flink_temporal", results, master="local[2]", flink=FLINK_VERSION, keys=KEYS)
 
 
 def check_ours(spark: SparkSession, data: Path, reader: Reader, expected: Sums) -> None:
