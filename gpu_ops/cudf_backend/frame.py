@@ -193,14 +193,6 @@ def valid_mask(column: Column) -> Array | None:
     return values(plc.unary.is_valid(column), np.bool_) if column.null_count() else None
 
 
-def with_valid(column: Column, valid: Array | None) -> Column:
-    """The column with other nulls."""
-    if valid is None:
-        return column.with_mask(None, 0)
-    mask, missing = plc.transform.bools_to_mask(from_values(valid))
-    return column.with_mask(mask, missing) if missing else column.with_mask(None, 0)
-
-
 class Places:
     """Where a gather reads, and which of its rows are not there.
 

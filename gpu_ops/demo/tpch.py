@@ -31,9 +31,6 @@ from gpu_ops.descriptions.changelog import UPDATE_AFTER, decode_row_kinds, encod
 UPDATED, DELETED = 0.13, 0.07
 """Shares of the rows that are updated once, and that are deleted."""
 
-CHANGES_PER_SCALE: Final = 10_000_000
-"""Changes of both streams at scale factor 1, roughly."""
-
 _COLUMNS: Final = {
     "orders": ["o_orderkey", "o_custkey", "o_orderstatus", "o_totalprice", "o_orderdate", "o_orderpriority"],
     "lineitem": [

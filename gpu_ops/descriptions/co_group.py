@@ -40,7 +40,6 @@ class CoGroup(Join):
     emit: Emit = dataclasses.field(default="at_end", init=False)
     null_aware: bool = dataclasses.field(default=False, init=False)
     suffixes: tuple[str, str] | None = dataclasses.field(default=None, init=False)
-    time_zone: str | None = dataclasses.field(default=None, init=False)
     ansi: bool = dataclasses.field(default=False, init=False)
 
     takes_function: ClassVar[bool] = True

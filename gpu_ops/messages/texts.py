@@ -19,8 +19,6 @@ _SUSPECTS: Final = (r"\}[ \t\r\n]*null", r"\x00")
 
 _BLANK: Final = " \t\r\n"
 
-NO_OBJECT: Final = "is no JSON object"
-
 
 def objects(values: pa.BinaryArray) -> tuple[pa.BinaryArray, Mask]:
     """Messages without the blanks around them, and which of them may be JSON objects.

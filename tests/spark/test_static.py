@@ -200,7 +200,7 @@ def test_a_table_that_is_read_again(spark: Any, tmp_path: Path, key: str | None)
         return slow_join("left", left, list(prices.items()), 2)
 
     write()
-    running = query({"processingTime": "0 seconds"})
+    running = query({"processingTime": "100 milliseconds"})
     try:
         until(lambda: sink.table == wanted(), running)
         prices |= {"c": 3, "d": 4}
@@ -211,7 +211,7 @@ def test_a_table_that_is_read_again(spark: Any, tmp_path: Path, key: str | None)
         write()
         until(lambda: sink.table == wanted(), running)
         running.stop()
-        running = query({"processingTime": "0 seconds"})  # and after a restart, though no row of the stream comes
+        running = query({"processingTime": "100 milliseconds"})  # over a restart, and no row of the stream comes
         prices |= {"c": 5}
         write()
         until(lambda: sink.table == wanted(), running)

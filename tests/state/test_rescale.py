@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from conftest import combined
 
 from gpu_ops.descriptions.description import Description
 from gpu_ops.engine import JoinEngine
@@ -106,9 +107,7 @@ def counted(tables: list[pa.Table]) -> Counter[str]:
     return Counter(repr(sorted(row.items())) for table in tables for row in table.to_pylist())
 
 
-@pytest.mark.parametrize("distribution", [SPARK, DISTRIBUTION])
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("name", "distribution", "seed"), combined(list(CASES), [SPARK, DISTRIBUTION], range(3)))
 def test_partitions_that_are_cut_anew_answer_as_one_engine(
     name: str, distribution: str, seed: int, tmp_path: Path
 ) -> None:
