@@ -26,9 +26,9 @@ from gpu_ops.errors import DescriptionError
 from gpu_ops.query.choose import Chooser, Residual
 from gpu_ops.query.errors import SqlError
 from gpu_ops.query.expressions import Column, Expr
-from gpu_ops.query.groups.relations import AggregateOf, TopOf
+from gpu_ops.query.groups.relations import AggregateOf, LocalAggregateOf, TopOf
 from gpu_ops.query.lower import written
-from gpu_ops.query.nodes import Calc, JoinNode, Node, Source, quoted
+from gpu_ops.query.nodes import Calc, JoinNode, LocalAggregate, Node, Source, quoted
 from gpu_ops.query.relations import Compute, Expand, Filter, JoinOf, Relation, RowByRow, Scan
 from gpu_ops.query.runs import Run, run_of, segments, spine
 from gpu_ops.query.stages import Namer, Stage, input_names
@@ -67,6 +67,8 @@ class Builder:
             return self.computed(stage, computed, needed)
         if isinstance(relation, Expand):
             return self.expanded(relation, needed)
+        if isinstance(relation, LocalAggregateOf):
+            return self.local_aggregate(relation)
         if isinstance(relation, AggregateOf):
             return self.aggregate(relation, needed)
         if isinstance(relation, TopOf):
@@ -117,6 +119,18 @@ class Builder:
             self.chooser.fail(str(error), relation.java)
         why = "GROUP BY" if relation.by else "no GROUP BY: one row, in one partition, while there is any row below"
         return self.after(JoinNode("aggregate", description, (node,), why), [relation], (), needed)
+
+    def local_aggregate(self, relation: LocalAggregateOf) -> Stage:
+        """Rows grouped by slices of time before they are shuffled."""
+        below = self.build(relation.below, relation.used).closed(relation.used)
+        made = (*relation.by, *(call.column for call in relation.calls))
+        schema = pa.schema([pa.field(self.name(column), column.type) for column in made])
+        calls = tuple(
+            (self.name(x.column), x.function, None if x.of is None else self.name(x.of)) for x in relation.calls
+        )
+        by = tuple((self.name(column), relation.places.get(column)) for column in relation.by)
+        node = LocalAggregate(below.node, self.name(relation.time), relation.window, by, calls, schema)
+        return Stage(node, {column: self.name(column) for column in made}, self.name, None)
 
     def times(self, relation: AggregateOf) -> list[Column]:
         """The event time that a watermark goes by: what the windows are made of, or a column that is grouped by."""
@@ -317,7 +331,8 @@ class Builder:
         """The description of a join's input."""
         scan = _scan_of(relation)
         if scan is None:
-            return Input(name, schema, row_kind=ROW_KIND_COLUMN)
+            inserts = isinstance(_first(relation), LocalAggregateOf)
+            return Input(name, schema, row_kind=None if inserts else ROW_KIND_COLUMN)
         table = scan.table
         unique = tuple(self.name(scan.own(key)) for key in table.unique_key) if table.unique_key else None
         order = self.name(scan.own(table.sequence_by)) if table.sequence_by else None
@@ -375,6 +390,13 @@ def _stayed(conditions: Iterable[Expr], scans: Sequence[Scan]) -> list[str]:
 
 def _columns(conditions: Iterable[Expr | Residual]) -> frozenset[Column]:
     return frozenset(c for condition in conditions for c in condition.columns)
+
+
+def _first(relation: Relation) -> Relation:
+    """What a relation has its rows from, before they are looked at one by one."""
+    while isinstance(relation, RowByRow):
+        relation = relation.below
+    return relation
 
 
 def _scan_of(relation: Relation) -> Scan | None:

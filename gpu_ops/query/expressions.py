@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -158,6 +158,22 @@ class Expr:
             column for arg in self.args if not (self.kind == "Cast" and arg.column) for column in arg.times
         )
 
+    @functools.cached_property
+    def window(self) -> TimeWindow | None:
+        """The window over time, or the sliding ones, that it computes; None for any other."""
+        if self.kind not in ("CreateNamedStruct", "Explode"):
+            return None
+        nodes = [node for node in self.tree.walk() if node.kind == "PreciseTimestampConversion"]
+        remainders = [node for node in self.tree.walk() if node.kind == "Remainder"]
+        if not nodes or not remainders:
+            return None
+        ends = self.tree.args[0].args[0].args[3] if self.kind == "Explode" else self.tree.args[3]
+        sizes = [node.args[1] for node in ends.walk() if node.kind == "Add"]
+        shifted, slide = remainders[0].args
+        size, slide_us, offset = (int(node.fields["value"]) for node in (sizes[0], slide, shifted.args[1]))
+        times = [Expr(node.args[0], self.of).column for node in nodes]
+        return TimeWindow(next((time for time in times if time is not None), None), size, slide_us, offset)
+
     def conjuncts(self) -> list[Expr]:
         """What it joins by AND."""
         found: list[Expr] = []
@@ -173,6 +189,28 @@ class Expr:
     def text(self, call: Callable[[Column], str] = str) -> str:
         """SQL text, near enough to read it; each column as ``call`` names it."""
         return _text(self, call)
+
+
+class TimeWindow(NamedTuple):
+    """Windows over time, as Spark's ``window(time, size, slide, offset)`` makes them.
+
+    Attributes:
+        time: the column; None for an expression.
+        size: of each, in microseconds.
+        slide: from one's start to the next one's, in microseconds.
+        offset: a start, in microseconds since the epoch.
+    """
+
+    time: Column | None
+    size: int
+    slide: int
+    offset: int
+
+    def text(self, call: Callable[[Column], str]) -> str:
+        """SQL text, near enough to read it."""
+        times = [] if self.time is None else [call(self.time)]
+        widths = dict.fromkeys((self.size, self.slide))
+        return f"window({', '.join([*times, *(f'{us / 1e6:g} s' for us in widths)])})"
 
 
 def number_of(node: Tree) -> int:
@@ -235,23 +273,10 @@ def _text(expr: Expr, call: Callable[[Column], str]) -> str:
             return f"{args[0]} LIKE {args[1]}"
         case "GetStructField":
             return f"{args[0]}.{fields.get('name', fields['ordinal'])}"
-        case "CreateNamedStruct" | "Explode" if (window := _window(expr, call)) is not None:
-            return window
+        case "CreateNamedStruct" | "Explode" if expr.window is not None:
+            return expr.window.text(call)
         case _:
             return f"{kind.lower()}({', '.join(args)})"
-
-
-def _window(expr: Expr, call: Callable[[Column], str]) -> str | None:
-    """The window over time, or the sliding ones, that an expression of Catalyst's computes; None for any other."""
-    nodes = [node for node in expr.tree.walk() if node.kind == "PreciseTimestampConversion"]
-    slides = [int(node.args[1].fields["value"]) for node in expr.tree.walk() if node.kind == "Remainder"]
-    if not nodes or not slides:
-        return None
-    ends = expr.tree.args[0].args[0].args[3] if expr.kind == "Explode" else expr.tree.args[3]
-    sizes = [int(node.args[1].fields["value"]) for node in ends.walk() if node.kind == "Add"]
-    times = [Expr(node.args[0], expr.of).text(call) for node in nodes if not node.args[0].args][:1]
-    widths = dict.fromkeys((sizes[0], *slides))
-    return f"window({', '.join([*times, *(f'{us / 1e6:g} s' for us in widths)])})"
 
 
 def _operands(kind: str, expr: Expr, call: Callable[[Column], str]) -> list[str]:

@@ -14,7 +14,7 @@ from gpu_ops.descriptions.groups.aggregate import Aggregate
 from gpu_ops.descriptions.groups.top import Top
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.multi_join import MultiJoin
-from gpu_ops.query.expressions import Expr
+from gpu_ops.query.expressions import Expr, TimeWindow
 
 _PLAIN: Final = re.compile(r"[A-Za-z_]\w*")
 _WORDS: Final = {
@@ -103,6 +103,34 @@ class Calc:
 
 
 @dataclasses.dataclass(frozen=True)
+class LocalAggregate:
+    """Rows of a task grouped before they are shuffled, by slices of time among others; it keeps nothing.
+
+    Attributes:
+        input: the node below; its rows are insertions.
+        time: the column that windows are of.
+        window: the windows; slices are as long as these slide.
+        by: group columns, and for one that is made of a window which end of it: 0 for its start, 1 for its end.
+        calls: columns, the functions that make them, and of what; None for ``count(*)``.
+        schema: of the group columns and these.
+    """
+
+    input: Node
+    time: str
+    window: TimeWindow
+    by: tuple[tuple[str, int | None], ...]
+    calls: tuple[tuple[str, str, str | None], ...]
+    schema: pa.Schema
+
+    row_kind = None
+
+    @property
+    def inputs(self) -> tuple[Node]:
+        """The node below."""
+        return (self.input,)
+
+
+@dataclasses.dataclass(frozen=True)
 class JoinNode:
     """A regular, semi, anti, interval, ASOF, temporal, lookup or multi-way join; or an aggregate or top-N of one input.
 
@@ -128,7 +156,7 @@ class JoinNode:
         return pa.schema([pa.field(c.name, c.type) for c in self.description.output])
 
 
-Node = Source | Calc | JoinNode
+Node = Source | Calc | LocalAggregate | JoinNode
 
 
 @dataclasses.dataclass(frozen=True)

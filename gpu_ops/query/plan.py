@@ -16,6 +16,7 @@ from gpu_ops.query.by_time.text import QueryText, read
 from gpu_ops.query.catalyst import Catalyst
 from gpu_ops.query.choose import Chooser
 from gpu_ops.query.errors import SqlError
+from gpu_ops.query.groups.slices import in_two_phases
 from gpu_ops.query.nodes import Calc, Plan
 from gpu_ops.query.read import Reader
 from gpu_ops.query.relations import RowByRow, Scan, Table
@@ -95,6 +96,8 @@ def _root(
     relation, outputs = Reader(text, tables, catalyst).read()
     if all(isinstance(below, RowByRow | Scan) for below in relation.walk()):
         raise SqlError(errors.JOINS_NOTHING, sql, 1, 1)
+    if emit == "per_batch":
+        relation = in_two_phases(relation)
     chooser = Chooser(sql, catalyst, final=emit == "at_watermark")
     namer = Namer(relation, [column for _, column in outputs], chooser)
     return Builder(chooser, namer, emit=emit, multi_way=multi_way).root(relation, outputs)

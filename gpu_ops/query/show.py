@@ -13,7 +13,7 @@ from gpu_ops.descriptions.inputs import Layout
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.lookup_join import LookupJoin
 from gpu_ops.descriptions.multi_join import MultiJoin
-from gpu_ops.query.nodes import Calc, JoinNode, Named, Node, Plan, Source, quoted
+from gpu_ops.query.nodes import Calc, JoinNode, LocalAggregate, Named, Node, Plan, Source, quoted
 
 _TYPES: Final = {
     "inner": "InnerJoin", "left": "LeftOuterJoin", "right": "RightOuterJoin", "full": "FullOuterJoin",
@@ -75,6 +75,12 @@ def _text(node: Node) -> str:
     if isinstance(node, Calc):
         where = f", where=[{' AND '.join(_term(x.text, len(node.where)) for x in node.where)}]" if node.where else ""
         return f"Calc(select=[{', '.join(_named(x) for x in node.select)}]{where})"
+    if isinstance(node, LocalAggregate):
+        groups = ", ".join(quoted(name) for name, place in node.by if place is None)
+        ends = ", ".join(quoted(name) for name, place in node.by if place is not None)
+        made = ", ".join(f"{name} = {function}({of or '*'})" for name, function, of in node.calls)
+        window = f"{node.window.text(lambda _: quoted(node.time))} AS {ends}"
+        return f"LocalWindowAggregate(groupBy=[{groups}], window=[{window}], select=[{made}])"
     join: Any = node.description
     if node.kind == "aggregate":
         by, calls = ", ".join(map(quoted, join.by)), ", ".join(map(str, join.measures))

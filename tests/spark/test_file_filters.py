@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 
 import gpu_ops
-from gpu_ops.spark.sources.packing import Packer, PackFiles
+from gpu_ops.files.row_filter import Taken
+from gpu_ops.spark.sources.packing import FileRows, Packer, PackFiles
 from gpu_ops.spark.sources.readings import source_of
 
 pytestmark = pytest.mark.spark
@@ -85,9 +86,8 @@ def test_files_are_sifted_as_spark_would(
         return
     assert read is not None
     assert ", ".join(dict.fromkeys(read.tested)) == SIFTED[condition]
-    pack = PackFiles(
-        Packer("rows", 0, PAIR, (), (0,), 1 << 18), read.source.format, read.columns, read.tested, read.taken.conditions
-    )
+    taken_rows = FileRows.of(read.source.format, "rows", read.taken, PAIR)
+    pack = PackFiles(Packer("rows", 0, PAIR, (), (0,), 1 << 18), taken_rows, Taken((0, 1)))
     files = pa.RecordBatch.from_pydict({"path": sorted(map(str, Path(folder).glob("*.parquet"))), "time": [1, 2, 3]})
     messages = [m.as_buffer() for batch in pack(iter([files])) for m in batch["rows"]]
     taken = [row for m in messages for row in pa.ipc.read_record_batch(m, PAIR).to_pylist()]

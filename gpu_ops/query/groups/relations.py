@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from gpu_ops.descriptions.groups.top import Order
-from gpu_ops.query.expressions import Column
+from gpu_ops.query.expressions import Column, TimeWindow
 from gpu_ops.query.relations import Relation
 
 
@@ -89,6 +90,28 @@ class AggregateOf(OfGroups):
         """What makes a group, what is aggregated, and what that gives."""
         of = [call.of for call in self.calls if call.of is not None]
         return [*self.by, *of, *(call.column for call in self.calls)]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LocalAggregateOf(AggregateOf):
+    """One row per group, slice of time and window of the rows of a task, before they are shuffled; it keeps nothing.
+
+    Attributes:
+        window: the windows.
+        time: the column that they are of.
+        places: those of ``by`` that are ends of it: 0 for the start, 1 for the end.
+    """
+
+    window: TimeWindow = dataclasses.field(kw_only=True)
+    time: Column = dataclasses.field(kw_only=True)
+    places: Mapping[Column, int] = dataclasses.field(kw_only=True)
+
+    noun = "local aggregate"
+
+    @property
+    def used(self) -> frozenset[Column]:
+        """The columns below that it looks at."""
+        return super().used | frozenset({self.time})
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.errors import DescriptionError
-from gpu_ops.query.nodes import Calc, JoinNode, Node, Plan, Source, walk
+from gpu_ops.query.nodes import Calc, JoinNode, LocalAggregate, Node, Plan, Source, walk
 from gpu_ops.query.plan import MultiWay, Table, plan
 from gpu_ops.query.show import show
 from gpu_ops.spark.api.by_time.interval import timed, timed_input
@@ -24,6 +24,7 @@ from gpu_ops.spark.api.checks import MemoryOnlyStateWarning, run, settled
 from gpu_ops.spark.api.query_file import calculated, remember
 from gpu_ops.spark.api.streams import Stream, as_input, as_stream
 from gpu_ops.spark.plan.column_metadata import delays
+from gpu_ops.spark.sources.sliced import sliced
 from gpu_ops.spark.sources.static import beside_streams
 from gpu_ops.state.address import Location, StateAddress
 from gpu_ops.state.files import Files
@@ -215,6 +216,8 @@ class _Runner:
             return self.streams[node.table].df
         if isinstance(node, Calc):
             return self.calc(node)
+        if isinstance(node, LocalAggregate):
+            return sliced(node, self.frame(node.input))
         return self.joined(node)
 
     def calc(self, node: Calc) -> DataFrame:
@@ -224,7 +227,7 @@ class _Runner:
     def side(self, node: Node, source: Input) -> Stream:
         """An input of a join."""
         below = node
-        while isinstance(below, Calc):
+        while isinstance(below, Calc | LocalAggregate):
             below = below.input
         frame = self.frame(node)
         given = self.streams[below.table] if isinstance(below, Source) else Stream(frame)

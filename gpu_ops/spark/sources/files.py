@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import uuid
 from typing import Any, Final
 
 import pyarrow as pa
@@ -23,9 +24,10 @@ from gpu_ops.files.row_filter import Taken
 from gpu_ops.query.catalyst import frame_of
 from gpu_ops.spark.api.functions import applied_schema
 from gpu_ops.spark.datatypes import arrow_schema
+from gpu_ops.spark.exchange.slice_task import Slices
 from gpu_ops.spark.given import refuse_connect
 from gpu_ops.spark.plan.recognition import metadata_of
-from gpu_ops.spark.sources.packing import Packer, PackFiles, ReadFiles
+from gpu_ops.spark.sources.packing import FileRows, Packer, PackFiles, ReadFiles
 from gpu_ops.spark.workers import make_importable
 
 SOURCE_OPTIONS: Final = (
@@ -41,6 +43,12 @@ FILES: Final = "gpu_ops.files"
 """In the metadata of a stream of paths: how the files are read. Only the function above it sees that column."""
 
 
+_sliced: dict[str, FileRows] = {}
+"""By the name that metadata have for it how rows of files are aggregated as they are read."""
+
+_MOST_KNOWN: Final = 1024
+
+
 @dataclasses.dataclass(frozen=True)
 class Source:
     """A stream of files.
@@ -49,11 +57,13 @@ class Source:
         files: the stream of their paths and modification times (us).
         format: how they are read.
         location: the folder, as the user wrote it.
+        sliced: how their rows are aggregated as they are read; None for not at all.
     """
 
     files: DataFrame
     format: FileFormat
     location: str
+    sliced: FileRows | None = None
 
     def __str__(self) -> str:
         return f"files of {self.location} ({self.format.name})"
@@ -61,13 +71,35 @@ class Source:
     @property
     def schema(self) -> pa.Schema:
         """Of the rows."""
-        return self.format.schema
+        return self.format.schema if self.sliced is None or self.sliced.slices is None else self.sliced.slices.schema
 
     def packed(self, packer: Packer, taken: Taken, packed_type: st.StructType) -> DataFrame:
         """The rows as they travel; see `gpu_ops.spark.sources.packed_plan`."""
-        names = self.schema.names
-        columns, tested = ([names[n] for n in numbers] for numbers in (taken.columns, taken.tested))
-        return self.files.mapInArrow(PackFiles(packer, self.format, columns, tested, taken.conditions), packed_type)
+        if self.sliced is not None:
+            return self.files.mapInArrow(PackFiles(packer, self.sliced, taken), packed_type)
+        rows = FileRows.of(self.format, packer.input_name, taken, packer.schema)
+        return self.files.mapInArrow(PackFiles(packer, rows, _all(packer.schema)), packed_type)
+
+    def aggregated(self, slices: Slices, taken: Taken, schema: pa.Schema, made: st.StructType) -> DataFrame:
+        """The rows aggregated by slices of time as they are read.
+
+        Args:
+            slices: how.
+            taken: what of the rows.
+            schema: of that.
+            made: the result's types.
+        """
+        rows = FileRows.of(self.format, self.location, taken, schema)._replace(slices=slices)
+        name = uuid.uuid4().hex
+        while len(_sliced) >= _MOST_KNOWN:
+            _sliced.pop(next(iter(_sliced)))
+        _sliced[name] = rows
+        path = f.col("path").alias("path", metadata={FILES: json.dumps({"sliced": name})})
+        return self.files.withColumn("path", path).mapInArrow(ReadFiles("gpu_slices", rows), made)
+
+
+def _all(schema: pa.Schema) -> Taken:
+    return Taken(tuple(range(len(schema))))
 
 
 def read_files(
@@ -133,7 +165,8 @@ def read_files(
     if "startingVersion" in given:
         files = files.where(f.col("time") >= int(given["startingVersion"]))
     make_importable(spark)
-    return files.mapInArrow(ReadFiles("gpu_files", read, path), declared)
+    rows = FileRows.of(read, path, _all(read.schema), read.schema)
+    return files.mapInArrow(ReadFiles("gpu_files", rows), declared)
 
 
 def source(node: Any, session: SparkSession) -> Source | None:
@@ -143,6 +176,9 @@ def source(node: Any, session: SparkSession) -> Source | None:
     if how is None:
         return None
     given = json.loads(how)
+    if "sliced" in given:
+        rows = _sliced.get(given["sliced"])
+        return None if rows is None else Source(frame_of(session, below), rows.format, rows.name, rows)
     schema = arrow_schema(st._parse_datatype_json_string(node.schema().json()), given["location"])
     read = FileFormat(given["format"], schema, tuple(map(tuple, given["options"])))
     return Source(frame_of(session, below), read, given["location"])

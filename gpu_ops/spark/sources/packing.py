@@ -14,9 +14,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gpu_ops.files.formats import FileFormat
-from gpu_ops.files.row_filter import Condition, Taken
+from gpu_ops.files.row_filter import Taken
 from gpu_ops.spark.exchange.arrivals import PACKED, typed
 from gpu_ops.spark.exchange.arrow_task import arrow_task
+from gpu_ops.spark.exchange.slice_task import Slices
 from gpu_ops.state.manifest import ARROW
 
 DISTRIBUTION: Final = ARROW
@@ -141,44 +142,64 @@ class PackRows:
         yield from self._packer.pack([(rows, source_partition(), "")])
 
 
+class FileRows(NamedTuple):
+    """What is taken of files' rows.
+
+    Attributes:
+        format: how the files are read.
+        name: what errors call the input.
+        columns: those that are read.
+        taken: of the rows; its columns are places in ``columns``.
+        schema: of what is taken.
+        slices: how each file's are aggregated then; None for not at all.
+    """
+
+    format: FileFormat
+    name: str
+    columns: tuple[str, ...]
+    taken: Taken
+    schema: pa.Schema
+    slices: Slices | None = None
+
+    @classmethod
+    def of(cls, format: FileFormat, name: str, taken: Taken, schema: pa.Schema) -> FileRows:  # noqa: A002
+        """Of ``taken``, by the numbers of the format's columns; no other columns are read."""
+        numbers = tuple(dict.fromkeys((*taken.columns, *taken.tested)))
+        columns, tested = (tuple(map(numbers.index, own)) for own in (taken.columns, taken.tested))
+        names = tuple(format.schema.names[number] for number in numbers)
+        return cls(format, name, names, Taken(columns, tested, taken.conditions), schema)
+
+    def read(self, uri: str) -> Iterator[pa.RecordBatch]:
+        """A file's.
+
+        Raises:
+            BadInputError: it cannot be read.
+        """
+        rows = (self.taken.of(batch, self.schema) for batch in self.format.read(uri, self.columns, self.name))
+        yield from rows if self.slices is None else self.slices.of(rows)
+
+
 class PackFiles:
     """The function of ``mapInArrow``: files in, as `files_in_order` takes them, their rows out as `PACKED`.
 
     Args:
         packer: of the input.
-        format: how the files are read.
-        columns: the file's columns, in the order of the packer's schema.
-        tested: those that the conditions go by.
-        conditions: true for the rows that are taken; their columns are places in ``tested``.
+        rows: of the files.
+        taken: what is packed of them.
     """
 
     __name__ = "gpu_join_pack_files"
 
-    def __init__(
-        self,
-        packer: Packer,
-        format: FileFormat,  # noqa: A002
-        columns: Sequence[str],
-        tested: Sequence[str],
-        conditions: tuple[Condition, ...],
-    ) -> None:
-        self._packer, self._format = packer, format
-        self._read = tuple(dict.fromkeys((*columns, *tested)))
-        places = [tuple(map(self._read.index, names)) for names in (columns, tested)]
-        self._taken = Taken(places[0], places[1], conditions)
+    def __init__(self, packer: Packer, rows: FileRows, taken: Taken) -> None:
+        self._packer, self._rows, self._taken = packer, rows, taken
 
     @arrow_task
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Gives the rows of the partition's files, packed.
+        """Gives the rows of the partition's files, packed."""
+        yield from self._packer.pack((self._of(uri), time, uri) for uri, time in files_in_order(batches))
 
-        Raises:
-            BadInputError: a file that cannot be read.
-        """
-        yield from self._packer.pack((self._rows(uri), time, uri) for uri, time in files_in_order(batches))
-
-    def _rows(self, uri: str) -> Iterator[pa.RecordBatch]:
-        for batch in self._format.read(uri, self._read, self._packer.input_name):
-            yield self._taken.of(batch, self._packer.schema)
+    def _of(self, uri: str) -> Iterator[pa.RecordBatch]:
+        return (self._taken.of(batch, self._packer.schema) for batch in self._rows.read(uri))
 
 
 class ReadFiles:
@@ -186,23 +207,18 @@ class ReadFiles:
 
     Args:
         name: how Spark shows it in plans.
-        format: how the files are read.
-        location: what errors call the input.
+        rows: of the files.
     """
 
-    def __init__(self, name: str, format: FileFormat, location: str) -> None:  # noqa: A002
+    def __init__(self, name: str, rows: FileRows) -> None:
         self.__name__ = name
-        self._format, self._location = format, location
+        self._rows = rows
 
     @arrow_task
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Gives the rows of the partition's files.
-
-        Raises:
-            BadInputError: a file that cannot be read.
-        """
+        """Gives the rows of the partition's files."""
         for uri, _ in files_in_order(batches):
-            yield from self._format.read(uri, self._format.schema.names, self._location)
+            yield from self._rows.read(uri)
 
 
 def files_in_order(batches: Iterator[pa.RecordBatch]) -> list[tuple[str, int]]:
