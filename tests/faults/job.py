@@ -1,6 +1,6 @@
 """Streaming joins over all files of a folder, once: what the fault tests run, kill and run again.
 
-python -m tests.faults.job regular|by_time|tables DATA WORK
+python -m tests.faults.job regular|by_time|tables|ends DATA WORK
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import gpu_ops
 import gpu_ops.spark
-from tests.faults import by_time, tables
+from tests.faults import by_time, ends, tables
 
 SCHEMAS = {
     "orders": "op STRING, order_id BIGINT, customer BIGINT, amount BIGINT, note STRING",
@@ -40,7 +40,7 @@ def joins_by_time(spark: Any, data: Path, state: Path) -> Made:
     return by_time.joins(spark, data, state), {}
 
 
-MADE = {"regular": regular, "by_time": joins_by_time, "tables": tables.queries}
+MADE = {"regular": regular, "by_time": joins_by_time, "tables": tables.queries, "ends": ends.queries}
 
 
 def main(kind: str, data: Path, work: Path) -> None:

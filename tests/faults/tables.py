@@ -122,15 +122,21 @@ def queries(spark: Any, data: Path, state: Path) -> tuple[dict[str, Any], dict[s
     return made, {"refreshed": lambda: tiers.last_seen > 3}
 
 
-def check(data: Path, checkpoint: Path, outputs: Mapping[str, list[str]]) -> None:
-    """Each query's folded files are what DuckDB says; ``checkpoint`` has those of all queries."""
+def connected(data: Path) -> duckdb.DuckDBPyConnection:
+    """DuckDB with the inputs, and ``live`` and ``quoted``: the orders and prices that there are at the end."""
     con = duckdb.connect()
-    con.sql("CREATE TABLE came (name VARCHAR, file BIGINT, batch BIGINT)")
-    con.executemany("INSERT INTO came VALUES (?, ?, ?)", folded.micro_batches(checkpoint / "lookup"))
     folded.read(con, data, {"orders": ORDERS, "prices": PRICES, "clicks": CLICKS})
     con.sql("CREATE VIEW last AS FROM orders QUALIFY seq = max(seq) OVER (PARTITION BY id)")
     con.sql("CREATE VIEW live AS FROM last WHERE op <> '-D'")
     con.sql("CREATE VIEW quoted AS FROM prices QUALIFY seq = max(seq) OVER (PARTITION BY item)")
+    return con
+
+
+def check(data: Path, checkpoint: Path, outputs: Mapping[str, list[str]]) -> None:
+    """Each query's folded files are what DuckDB says; ``checkpoint`` has those of all queries."""
+    con = connected(data)
+    con.sql("CREATE TABLE came (name VARCHAR, file BIGINT, batch BIGINT)")
+    con.executemany("INSERT INTO came VALUES (?, ?, ?)", folded.micro_batches(checkpoint / "lookup"))
     con.sql(f"CREATE VIEW tiers AS FROM read_parquet('{data}/tiers/{TIERS - 1}.parquet')")
     for name, expected in EXPECTED.items():
         count, taken = folded.compare(con, name, expected, outputs[name])

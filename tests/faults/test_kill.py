@@ -20,7 +20,7 @@ import duckdb
 import pytest
 
 from benchmarks import changes
-from tests.faults import by_time, folded, tables
+from tests.faults import by_time, ends, folded, tables
 
 pytestmark = [pytest.mark.spark]
 
@@ -187,6 +187,11 @@ def check_tables(data: Path, work: Path) -> None:
     tables.check(data, work / "checkpoint", {name: files_of(work, name) for name in tables.EXPECTED})
 
 
+def check_ends(data: Path, work: Path) -> None:
+    names = [*ends.EXPECTED, "late"]
+    ends.check(data, work / "checkpoint", {name: files_of(work, name) for name in names})
+
+
 def write_regular(data: Path, files: int, seed: int) -> None:
     changes.write(changes.generate(20_000, seed=seed), data, files=files)
 
@@ -195,6 +200,7 @@ JOBS = {
     "regular": (write_regular, check_regular),
     "by_time": (by_time.write, check_by_time),
     "tables": (tables.write, check_tables),
+    "ends": (ends.write, check_ends),
 }
 
 
@@ -211,7 +217,11 @@ def kill_test(kind: str, tmp_path: Path, kills: int, files: int, seed: int) -> N
 
 @pytest.mark.parametrize(
     ("kind", "kills", "files"),
-    [("regular", 3, 12), ("by_time", 2, 6), pytest.param("tables", 2, 4, marks=pytest.mark.slow)],
+    [
+        ("regular", 3, 12),
+        ("by_time", 2, 6),
+        *(pytest.param(kind, 2, 4, marks=pytest.mark.slow) for kind in ("tables", "ends")),
+    ],
 )
 def test_a_few_kills(kind, kills, files, tmp_path):
     kill_test(kind, tmp_path, kills, files, seed=11)

@@ -99,10 +99,22 @@ def test_groups_come_out_once(engines: Backend, by: tuple[str, ...], kind: str, 
 @pytest.mark.parametrize(("by", "size"), [(("w", "g"), 1), (("d", "t", "e"), 7), (("w", "g"), 60)])
 def test_late_rows_come_out_as_they_are(engines: Backend, by: tuple[str, ...], size: int) -> None:
     """Behind the groups, which are those that there are without them; every other micro-batch is discarded once."""
+    with_late_rows(engines, by, size, 60 if size == 1 else 180)
+
+
+@pytest.mark.slow
+@only_on("cpu-tiny", "gpu", "emulated-tiny")
+@pytest.mark.parametrize("size", [1, 7, 20_000])
+def test_many_late_rows(engines: Backend, size: int) -> None:
+    """20,000 rows; in one micro-batch none is late."""
+    with_late_rows(engines, ("w", "g"), size, 20_000)
+
+
+def with_late_rows(engines: Backend, by: tuple[str, ...], size: int, length: int) -> None:
     kind = "insert only"
     given: dict[str, Any] = {"window_end": "w" if "w" in by else None}
     aggregate, tagged = described(kind, by, **given), described(kind, by, late="tag", **given)
-    events, expected = some_events(kind, len(by) + size, 60 if size == 1 else 180), Expected(aggregate, kind)
+    events, expected = some_events(kind, len(by) + size, length), Expected(aggregate, kind)
     width, others = len(aggregate.output), [name for name in TIMED.names if name not in by]
     assert [column.name for column in tagged.output][width:] == others
     count = 0
@@ -125,7 +137,8 @@ def test_late_rows_come_out_as_they_are(engines: Backend, by: tuple[str, ...], s
             assert repr([{name: row[name] for name in TIMED.names} for row in found[len(groups) :]]) == repr(rows)
             assert all(row[m.name] is None for row in found[len(groups) :] for m in aggregate.measures)
             count += len(late)
-    assert count == expected.late > 0
+    assert count == expected.late
+    assert (count > 0) == (size < length)
 
 
 @only_on("cpu-tiny", "gpu", "gpu-tiny", *EMULATED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,16 @@ ENDS = {
 CHAIN = ENDS["a join, groups, the first of them"]
 
 
+def feeding(spark: Any, folder: Path, keys: Sequence[int | None]) -> list[Feed]:
+    return [
+        Feed(spark, folder, "orders", {"id": ("long", None), "k": ("int", keys), "a": ("double", (1.5, 2.5))}),
+        Feed(spark, folder, "prices", {"k": ("int", keys), "b": ("string", ("x", "y", "z", None))}),
+    ]
+
+
 @pytest.fixture
 def feeds(spark: Any, tmp_path: Path) -> list[Feed]:
-    made = [
-        Feed(spark, tmp_path, "orders", {"id": ("long", None), "k": ("int", KEYS), "a": ("double", (1.5, 2.5))}),
-        Feed(spark, tmp_path, "prices", {"k": ("int", KEYS), "b": ("string", ("x", "y", "z", None))}),
-    ]
+    made = feeding(spark, tmp_path, KEYS)
     for _ in range(2):
         more(made, 25)
     return made
@@ -70,6 +75,19 @@ def test_the_end_gives_what_the_query_selects(spark: Any, feeds: list[Feed], tmp
         assert {row["row_kind"] for row in found.select("row_kind").collect()} == {"+I"}
         assert fold(map(tuple, found.collect())) == sql_join(sql, feeds, 3)
     assert len(sql_join(sql, feeds, 3)) >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("files", [1, 7])
+@pytest.mark.parametrize("what", ENDS)
+def test_twenty_thousand_changes(spark: Any, tmp_path: Path, what: str, files: int) -> None:
+    feeds, sink = feeding(spark, tmp_path, [*range(2000), None]), Sink()
+    for _ in range(files):
+        more(feeds, 10_000 // files)
+    drain(asked(ENDS[what], feeds, tmp_path / "state", emit="at_end"), sink, tmp_path / "checkpoint")
+    assert not sink.changes
+    found = gpu_ops.finish(spark, state=str(tmp_path / "state"))
+    assert fold(map(tuple, found.collect())) == sql_join(ENDS[what], feeds, files)
 
 
 def test_a_folder_is_one_querys(feeds: list[Feed], tmp_path: Path) -> None:
