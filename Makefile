@@ -16,7 +16,7 @@ demo: $(VENV)/.ready  ## stream a left join with retractions, stop it, resume it
 	$(BIN)/gpu-join demo $(ARGS)
 
 test: $(VENV)/.ready  ## all tests that need no GPU and end in minutes
-	$(BIN)/python -m pytest -n 2 --nbmake -m "not slow" tests notebooks $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal --nbmake -m "not slow" tests notebooks $(ARGS)
 
 services:  ## Kafka, Postgres and the jars of Spark's sinks, in .services
 	tests/services/start.sh .services

@@ -210,11 +210,12 @@ def test_a_table_that_is_read_again(spark: Any, tmp_path: Path, key: str | None)
         prices.pop("a")
         write()
         until(lambda: sink.table == wanted(), running)
-        running.stop()
-        running = query({"processingTime": "100 milliseconds"})  # over a restart, and no row of the stream comes
-        prices |= {"c": 5}
-        write()
-        until(lambda: sink.table == wanted(), running)
+        if key is not None:  # what comes then is the same without one
+            running.stop()
+            running = query({"processingTime": "100 milliseconds"})  # over a restart, and no row of the stream comes
+            prices |= {"c": 5}
+            write()
+            until(lambda: sink.table == wanted(), running)
     finally:
         running.stop()
     source.add({"op": "-D", "id": 0, "item": "a"})

@@ -61,13 +61,13 @@ def remember(
 
 def of_last(files: Files) -> Files:
     """The state folder of the operator that waits for the end: a query's last one, else the folder itself."""
-    operators = 1 if files.stamp(QUERY) is None else _content(files).get("operators", 1)
+    operators = _content(files).get("operators", 1)
     return files if operators == 1 else Files.at(files.address.below(str(operators)))
 
 
 def query_in(files: Files) -> str | None:
     """The query whose state folder this is; None where it is none's, or not known."""
-    return None if files.stamp(QUERY) is None else str(_content(files)["query"])
+    return _content(files).get("query")
 
 
 def shown(files: Files, join: Description, rows: DataFrame) -> DataFrame:
@@ -81,9 +81,9 @@ def shown(files: Files, join: Description, rows: DataFrame) -> DataFrame:
     Raises:
         StateError: the query means another operator in this session.
     """
-    if files.stamp(QUERY) is None:
-        return rows
     content = _content(files)
+    if not content:
+        return rows
     tables: dict[str, Table] = {}
     schemas: dict[str, st.StructType] = {}
     for name, given in content["tables"].items():
@@ -106,10 +106,9 @@ def shown(files: Files, join: Description, rows: DataFrame) -> DataFrame:
 
 
 def _content(files: Files) -> dict[str, Any]:
+    """Of the query's file; nothing where there is none."""
     content = files.read(QUERY)
-    assert content is not None
-    found: dict[str, Any] = json.loads(content.to_pybytes())
-    return found
+    return {} if content is None else dict(json.loads(content.to_pybytes()))
 
 
 def _tuples(value: Any) -> Any:
