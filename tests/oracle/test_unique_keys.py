@@ -88,13 +88,14 @@ def test_enough_shapes_have_a_key() -> None:
 @pytest.mark.parametrize("emit", ["per_event", "per_batch"])
 @pytest.mark.parametrize("updates", ["upsert", "retract"])
 def test_two_inputs(emit: Emit, updates: Updates) -> None:
-    seen = 0
-    for number, shape in enumerate(two_way_shapes()):
+    """Half of the shapes in turn: each has both ways to emit, and both kinds of updates."""
+    seen, turn = 0, (emit == "per_event") == (updates == "upsert")
+    for number, shape in list(enumerate(two_way_shapes()))[turn::2]:
         join = with_updates(shape.join(emit), updates)
         if join.unique_key is not None:
             events = trace(shape, recipe(shape, 150, number, live=12, malformed=False))
             seen += check(join, events, 1 + number % 3)
-    assert seen > 2000
+    assert seen > 900
 
 
 @pytest.mark.parametrize("emit", ["per_event", "per_batch"])

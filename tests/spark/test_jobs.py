@@ -80,9 +80,7 @@ def result(spark: Any, folder: Path, form: str) -> list[tuple[Any, ...]]:
     return fold(sorted((tuple(row) for row in changes), key=lambda row: row[0] == "-D"))
 
 
-@pytest.mark.parametrize(
-    ("form", "reader"), [("parquet", "arrow"), ("json", "spark"), ("csv", "spark"), ("csv", "arrow")]
-)
+@pytest.mark.parametrize(("form", "reader"), [("parquet", "arrow"), ("json", "spark"), ("csv", "arrow")])
 def test_once_and_once_more(spark: Any, tmp_path: Path, form: str, reader: str) -> None:
     path = tmp_path / "shop.sql"
     path.write_text(JOB.format(format=form).replace("'max_files", f"'reader' = '{reader}', 'max_files"))

@@ -203,34 +203,19 @@ def _values(name, rows):
 RANDOM = queries(), histories(), st.sampled_from(["per_batch", "per_event"]), st.sampled_from(["auto", "never"])
 
 
-@pytest.fixture
-def interpreting(spark):
-    """A session that compiles nothing: for a few rows that takes longer than all the rest."""
-    names = {
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        "spark.sql.adaptive.enabled": "false",
-    }
-    for name, value in names.items():
-        spark.conf.set(name, value)
-    yield spark
-    for name in names:
-        spark.conf.unset(name)
-
-
 @pytest.mark.spark
 @given(*RANDOM)
 @settings(max_examples=10, phases=[Phase.generate])
-def test_a_query_is_sparks_own(interpreting, sql, history, emit, multi_way):
-    against_spark(interpreting, sql, history, emit, multi_way)
+def test_a_query_is_sparks_own(spark, sql, history, emit, multi_way):
+    against_spark(spark, sql, history, emit, multi_way)
 
 
 @pytest.mark.slow
 @pytest.mark.spark
 @given(*RANDOM)
 @settings(max_examples=1500)
-def test_many_queries_are_sparks_own(interpreting, sql, history, emit, multi_way):
-    against_spark(interpreting, sql, history, emit, multi_way)
+def test_many_queries_are_sparks_own(spark, sql, history, emit, multi_way):
+    against_spark(spark, sql, history, emit, multi_way)
 
 
 @pytest.mark.parametrize("multi_way", ["auto", "never"])
