@@ -10,7 +10,6 @@ cut at every watermark besides; temporal ones have one way to emit.
 from __future__ import annotations
 
 import contextlib
-import zlib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -36,35 +35,40 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" not in metafunc.fixturenames:
         return
     params: list[Any] = []
+    begun: dict[str, str] = {}
     for case in read_cases(Path(metafunc.config.getoption("--cases"))):
         if case.kind not in BUILT:
             skip = pytest.mark.skip(reason=f"not built: {case.kind} join ({case.name})")
             params.append(pytest.param(case, 1, EMITS[0], Backend("cpu"), id=f"{case.kind}-{case.name}", marks=skip))
             continue
+        first = not further(case) and begun.setdefault(case.kind, case.name) == case.name
         for backend in backends(metafunc.config):
             for label, split in SPLITS.items():
                 for emit in EMITS if case.kind != "temporal" else EMITS[:1]:
-                    marks = [pytest.mark.slow] if slow(case, label, emit, backend) else []
+                    marks = [pytest.mark.slow] if slow(case, label, emit, backend, first=first) else []
                     name = f"{case.kind}-{case.name}-{label}-{backend.name}-{emit}"
                     params.append(backend_param(backend, case, split, emit, name=name, marks=marks))
     metafunc.parametrize(("case", "split", "emit", "backend"), params)
 
 
-def slow(case: Case, label: str, emit: Emit, backend: Backend) -> bool:
+def further(case: Case) -> bool:
+    """Whether it is like another case of its kind, over another trace."""
+    return case.name.endswith(("_2", "_3", "_long")) or "_late" in case.name
+
+
+def slow(case: Case, label: str, emit: Emit, backend: Backend, *, first: bool) -> bool:
     """Small micro-batches take their time: the long run has every case every way, the short run each two ways together.
 
     A case runs in seven events and in one micro-batch, with plain and with tiny segments, in both ways to emit: in
     seven events ``per_event`` has tiny segments and ``per_batch`` plain ones, in one micro-batch it is the other way
-    round.
-    Every third of the first cases of each kind runs in one event as well.
+    round. The first case of each kind runs in one event as well, further ones in seven in one way only.
     """
-    further = case.name.endswith(("_2", "_3", "_long")) or "_late" in case.name
     tiny, each = backend.name.endswith("-tiny"), emit == "per_event"
     if label != "all" and case.kind == "multi" and case.name not in FIRST_MULTI:
         return True
     if label == "split1":
-        return further or not each or backend.name != "cpu" or zlib.crc32(case.name.encode()) % 3 != 0
-    return (tiny == each) != (label == "split7") or (label == "split7" and further and not each)
+        return not (first and each and backend.name == "cpu")
+    return (tiny == each) != (label == "split7") or (label == "split7" and further(case) and not each)
 
 
 def test_case(case: Case, split: int, emit: Emit, backend: Backend) -> None:
