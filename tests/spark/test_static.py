@@ -20,6 +20,7 @@ from gpu_ops.jobs import runner
 from gpu_ops.jobs.job import load
 from gpu_ops.jobs.text import JobError
 from gpu_ops.spark.api import sql as sql_module
+from gpu_ops.spark.sources import static
 from spark.support import Sink, Source, drain, in_memory, slow_join, start
 
 pytestmark = pytest.mark.spark
@@ -102,6 +103,50 @@ def test_what_finish_gives_goes_on_beside_a_stream(spark: Any, tmp_path: Path) -
     assert sink.table == [("a", 1, 0, "apple"), ("a", 1, 4, "apple"), ("x", 2, None, None)]
 
 
+@pytest.mark.parametrize("how", ["aggregate", "query"])
+def test_a_result_at_the_end_beside_a_stream(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """In one program: what it is of is run to its end when the join is first built, and then is a table."""
+    sales, live, sink = Source(spark, tmp_path / "sales", "item string, amount long"), orders(spark, tmp_path), Sink()
+    for amount in (1, 2):
+        sales.add({"item": "a", "amount": amount}, {"item": "b", "amount": 10 * amount})
+
+    def joined() -> Any:
+        at_end: dict[str, Any] = {"emit": "at_end", "state": str(tmp_path / "totals")}
+        if how == "aggregate":
+            totals = gpu_ops.aggregate(sales.df, "item", {"total": "sum(amount)"}, **at_end)
+            changes = gpu_ops.join(changing(live), totals, on="item", how="left", state=str(tmp_path / "state"))
+            return changes.select("row_kind", "id", "item", "total")
+        query = "SELECT item, sum(amount) AS total FROM sales GROUP BY item HAVING sum(amount) > 0"
+        totals = gpu_ops.sql(query, sales=sales.df, **at_end)
+        query = "SELECT o.id, o.item, t.total FROM orders o LEFT JOIN totals t ON o.item = t.item"
+        return gpu_ops.sql(query, orders=changing(live), totals=totals, state=str(tmp_path / "state"))
+
+    def cut(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    for name in ("begin", "_put"):
+        with monkeypatch.context() as patch:
+            patch.setattr(static._Folder, name, cut)
+            with pytest.raises(KeyboardInterrupt):
+                joined()
+    for number in range(3):
+        drain(joined(), sink, tmp_path / "checkpoint")
+        sales.add({"item": "c", "amount": 7})  # its end was before
+        live.add({"op": "-D", "id": number, "item": "abcd"[number]}, {"op": "+U", "id": 20 + number, "item": "b"})
+    rows = live.table(("id", "item"), files=3)
+    assert sink.table == sorted(((*row, {"a": 3, "b": 30}.get(row[1])) for row in rows), key=repr)
+    assert {row[0] for row in sink.batches[0]} == {"+I"}
+
+
+def test_what_is_made_of_a_result_at_the_end_is_refused(spark: Any, tmp_path: Path) -> None:
+    live = orders(spark, tmp_path)
+    totals = gpu_ops.aggregate(live.df, "item", {"n": "count(*)"}, emit="at_end", state=str(tmp_path / "totals"))
+    with pytest.raises(DescriptionError, match="has no output before its input ends: join it as it is"):
+        gpu_ops.join(changing(live), totals.where("n > 1"), on="item", state=str(tmp_path / "state"))
+
+
 HISTORY = [(number % 4, f"{number % 4}", number * 10) for number in range(40)]
 MIXED = """SELECT o.id, o.item, h.total, h.best FROM orders o LEFT JOIN (
         SELECT t.item, sum(s.amount) AS total, max(s.amount) AS best FROM sales s JOIN things t ON s.k = t.k
@@ -143,10 +188,10 @@ def test_an_aggregate_of_all_rows_has_none_for_an_empty_table(spark: Any, tmp_pa
     """Of a static table as of a stream that has not begun, in a query that has a stream; a batch query says 0."""
     query = "SELECT o.id, t.n FROM orders o LEFT JOIN (SELECT count(*) AS n, sum(k) AS s FROM sales) t ON o.id = t.n"
     source, schema, tables = orders(spark, tmp_path), "k int", list[Any]()
-    static = spark.createDataFrame([(k,) for k in range(rows)], schema)
+    table = spark.createDataFrame([(k,) for k in range(rows)], schema)
     live = Source(spark, tmp_path / "sales", schema)
     live.add(*({"k": k} for k in range(rows)))
-    for name, sales in (("static", static), ("live", live.df)):
+    for name, sales in (("static", table), ("live", live.df)):
         sink = Sink()
         changes = gpu_ops.sql(query, orders=changing(source), sales=sales, state=str(tmp_path / name))
         drain(changes, sink, tmp_path / f"{name}_checkpoint")
@@ -154,7 +199,7 @@ def test_an_aggregate_of_all_rows_has_none_for_an_empty_table(spark: Any, tmp_pa
     wanted = [(number, rows if number == rows and rows else None) for number in range(8)]
     assert tables == [sorted(wanted, key=repr)] * 2
     ended = spark.createDataFrame([(0,), (3,)], "id int")
-    batch = gpu_ops.sql(query, orders=ended, sales=static)
+    batch = gpu_ops.sql(query, orders=ended, sales=table)
     assert sorted(tuple(row)[1:] for row in batch.collect()) == [(0, 0 if rows == 0 else None), (3, rows or None)]
 
 

@@ -17,6 +17,7 @@ from gpu_ops.descriptions.groups.latest import Latest, without_upserts
 from gpu_ops.descriptions.join import Join, JoinType
 from gpu_ops.descriptions.keys import On
 from gpu_ops.errors import DescriptionError, NotBuiltError, StateError
+from gpu_ops.spark.api.finish import has_result
 from gpu_ops.spark.api.functions import Grouped, remember_function
 from gpu_ops.spark.api.stateful import final_only
 from gpu_ops.spark.api.streams import Stream, as_input, resolve_keys
@@ -30,7 +31,7 @@ from gpu_ops.spark.plan.union_layout import collated_key
 from gpu_ops.spark.servers.directory import Directory
 from gpu_ops.spark.servers.folders import warn_of_local_folder
 from gpu_ops.spark.settings import PREFIX, Settings, given_at_start
-from gpu_ops.spark.sources.static import beside_streams
+from gpu_ops.spark.sources.static import beside_streams, is_stream
 from gpu_ops.state.address import Location, StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import LATEST, Manifest, check_open
@@ -145,7 +146,8 @@ def run(
     for load in (side.load for side in given if side.load is not None):
         load()
     plan = dataclasses.replace(plan, upstream=upstream, heartbeat_ms=heartbeat_ms, query=query)
-    return without_hidden(build(plan, frames, state))
+    made = without_hidden(build(plan, frames, state))
+    return has_result(made, state) if description.emit == "at_end" else made
 
 
 def _in_partitions(
@@ -266,7 +268,7 @@ def settled(sides: Sides, state: Location | None) -> tuple[Sides, bool]:
         StateError: likewise.
     """
     static = check_frames([side.df for side in sides])
-    if static or all(side.df.isStreaming for side in sides):
+    if static or all(is_stream(side) for side in sides):
         return sides, static
     loaded = beside_streams(sides, None if state is None else StateAddress.of(state))
     return cast("Sides", tuple(loaded)), False
@@ -339,8 +341,8 @@ def _check_lineage(sides: Sequence[Stream], name: str, state: StateAddress | Non
     for plan in [p for side in sides for p in plans_of(side.df)]:
         if plan.join.emit == "at_end":
             raise DescriptionError(
-                f"'{plan.name}' has no output before its input ends: join what gpu_ops.finish() gives, "
-                "a static DataFrame"
+                f"'{plan.name}' has no output before its input ends: join it as it is, beside a stream that goes on, "
+                "or what gpu_ops.finish() gives, a static DataFrame"
             )
         if plan.name == name:
             raise DescriptionError(f"two joins of one query are called {name!r}; give each its own name=")

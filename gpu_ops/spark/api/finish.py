@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import weakref
 from collections.abc import Callable
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -21,6 +23,7 @@ from gpu_ops.spark.exchange.left_over import LeftOver
 from gpu_ops.spark.given import refuse_connect
 from gpu_ops.spark.plan.column_metadata import changelog_columns
 from gpu_ops.spark.servers.directory import Directory
+from gpu_ops.spark.servers.folders import as_hadoop_has_it
 from gpu_ops.spark.servers.recovery import stored_version
 from gpu_ops.spark.workers import make_importable
 from gpu_ops.state.address import Location, StateAddress
@@ -61,7 +64,47 @@ def finish(
         DescriptionError: a co-group's function is not known, or one is given for something else.
     """
     refuse_connect(spark)
-    files = of_last(query := Files.at(state))
+    return _left(spark, Files.at(state), apply, schema, finished=True)
+
+
+def result_of(df: DataFrame) -> DataFrame:
+    """The result of a stream that has one at its end: its query is run to the end of what there is.
+
+    The folder is not finished by that: whoever asked keeps the rows, and does not ask again.
+    """
+    state = _results[df]
+    checkpoint = as_hadoop_has_it(state.below(_RUN))
+    writer = df.writeStream.format("noop").option("checkpointLocation", checkpoint)
+    writer.trigger(availableNow=True).start().awaitTermination()
+    return _left(df.sparkSession, Files.at(state), None, None, finished=False)
+
+
+def is_result(df: DataFrame) -> bool:
+    """Whether a streaming DataFrame is, as it is, what an operator gives at the end of its input."""
+    return df in _results
+
+
+def has_result(df: DataFrame, state: StateAddress | None) -> DataFrame:
+    """Notes that a DataFrame is what `finish` gives of a state folder at the end."""
+    if df.isStreaming and state is not None:
+        _results[df] = state
+    return df
+
+
+_results: Final = weakref.WeakKeyDictionary[DataFrame, StateAddress]()
+_RUN: Final = "run"
+"""In a state folder: the checkpoint of the query that was run for the operator above."""
+
+
+def _left(
+    spark: SparkSession,
+    query: Files,
+    apply: Callable[[pa.Table, pa.Table], pa.Table] | None,
+    schema: st.StructType | str | None,
+    *,
+    finished: bool,
+) -> DataFrame:
+    files = of_last(query)
     manifest = Manifest.of(files)
     manifest.check_unsealed(files.location)
     user = Directory.of(spark).state_in_use(files.address)
@@ -78,7 +121,8 @@ def finish(
     else:
         make_importable(spark)
         content = {"version": version, "finished": dt.datetime.now(dt.UTC).isoformat(timespec="seconds")}
-        files.create(FINISHED, json.dumps(content).encode())
+        if finished:
+            files.create(FINISHED, json.dumps(content).encode())
         numbers = spark.range(0, manifest.partitions, 1, manifest.partitions)
         rows = numbers.mapInArrow(LeftOver(files.address, manifest, version, function), output)
     if function is not None:

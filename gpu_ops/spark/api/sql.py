@@ -21,6 +21,7 @@ from gpu_ops.query.plan import MultiWay, Table, plan
 from gpu_ops.query.show import show
 from gpu_ops.spark.api.by_time.interval import timed, timed_input
 from gpu_ops.spark.api.checks import MemoryOnlyStateWarning, run, settled
+from gpu_ops.spark.api.finish import has_result
 from gpu_ops.spark.api.query_file import calculated, remember
 from gpu_ops.spark.api.streams import Stream, as_input, as_stream
 from gpu_ops.spark.plan.column_metadata import delays
@@ -108,6 +109,7 @@ def sql(
         )
     if emit == "at_end" and state is not None:
         used = {source.table for node in planned.joins for source in _sources(node)}
+        has_result(changes, StateAddress.of(state))
         remember(Files.at(state), {label: described[label] for label in used}, schemas, planned, multi_way)
     return changes
 
@@ -206,7 +208,10 @@ class _Runner:
         static = {
             label: dataclasses.replace(side, df=given[label].df.select(side.df.columns), load=None)
             for label, side in streams.items()
-            if given is not None and side.load is not None and side.refresh_ms is None
+            if given is not None
+            and side.load is not None
+            and not given[label].df.isStreaming
+            and side.refresh_ms is None
         }
         self.ended = _Runner(planned, static, {**options, "state": None, "backlog": False}) if static else None
 

@@ -1,12 +1,25 @@
-"""Whether executors on other machines can have the same state folder as the driver."""
+"""State folders as Spark sees them: what Hadoop calls them, and whether executors on other machines can have them."""
 
 from __future__ import annotations
 
+import os
 import warnings
-from typing import Any
+from typing import Any, Final
 
 from gpu_ops.spark.cluster.executors import one_machine
 from gpu_ops.state.address import StateAddress
+
+_HADOOP: Final = {"s3": "s3a", "gcs": "gs"}
+
+
+def as_hadoop_has_it(folder: StateAddress) -> str:
+    """A folder's name for Spark to read and write; a local one is made, for its owner alone."""
+    if folder.path is not None:
+        os.makedirs(folder.path, mode=0o700, exist_ok=True)
+        return f"file://{os.path.abspath(folder.path)}"
+    scheme, _, rest = folder.secret_uri.partition("://")
+    host, _, path = rest.partition("/")
+    return f"{_HADOOP.get(scheme, scheme)}://{host.rpartition('@')[2]}/{path.partition('?')[0]}"
 
 
 class LocalStateWarning(UserWarning):

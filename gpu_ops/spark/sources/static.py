@@ -1,4 +1,4 @@
-"""A static DataFrame beside streams: an input that ended before the first micro-batch.
+"""A static DataFrame beside streams: an input that ended before the first micro-batch. So is a result at the end.
 
 Its rows are written once, into the join's state folder, and come from there as a stream of files: in the first
 micro-batch, and in no other, as Spark's checkpoint knows. With ``refresh=`` the table is read again from time to time,
@@ -16,7 +16,6 @@ import dataclasses
 import datetime as dt
 import functools
 import logging
-import os
 import shutil
 import tempfile
 import threading
@@ -33,18 +32,19 @@ from gpu_ops.conditions import backquoted
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.query.catalyst import java_class
+from gpu_ops.spark.api.finish import is_result, result_of
 from gpu_ops.spark.api.streams import Stream
 from gpu_ops.spark.cluster.executors import one_machine
 from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.plan.column_metadata import is_changelog
 from gpu_ops.spark.plan.triggers import takes_what_is_there
 from gpu_ops.spark.servers.directory import Directory
+from gpu_ops.spark.servers.folders import as_hadoop_has_it
 from gpu_ops.state.address import StateAddress
 
 _log = logging.getLogger(__name__)
 
 FOLDER: Final = "static"
-_HADOOP: Final = {"s3": "s3a", "gcs": "gs"}
 _LOOK_S: Final = 0.2
 """How often the thread that refreshes looks at the clock, and whether the application is still there."""
 
@@ -63,7 +63,12 @@ def beside_streams(sides: Sequence[Stream], state: StateAddress | None) -> list[
         DescriptionError: options of a stream that a static input cannot have, or no state folder on a cluster.
         StateError: the folder has other columns.
     """
-    return [side if side.df.isStreaming else _loaded(side, side.label, state) for side in sides]
+    return [side if is_stream(side) else _loaded(side, side.label, state) for side in sides]
+
+
+def is_stream(side: Stream) -> bool:
+    """Whether an input goes on while the operator runs."""
+    return side.df.isStreaming and not is_result(side.df)
 
 
 def _loaded(side: Stream, name: str, state: StateAddress | None) -> Stream:
@@ -73,10 +78,13 @@ def _loaded(side: Stream, name: str, state: StateAddress | None) -> Stream:
         raise DescriptionError(
             f"input '{name}': with refresh= its changes have a column {ROW_KIND_COLUMN!r}: rename it"
         )
-    df = side.df.drop(ROW_KIND_COLUMN) if side.row_kind is None and is_changelog(side.df) else side.df
+    without_kinds = side.row_kind is None and is_changelog(side.df)
+    df = side.df.drop(ROW_KIND_COLUMN) if without_kinds else side.df
     location = _location(side.df.sparkSession, name, state)
     schema = df.schema if side.refresh_ms is None else st.StructType([_KIND, *df.schema.fields])
-    rows = side.df.sparkSession.readStream.schema(schema).parquet(f"{location}/changes/*")
+    if side.df.isStreaming:  # what its columns are said to be is said of the stream
+        schema = st.StructType([st.StructField(x.name, x.dataType) for x in schema.fields])
+    changes = side.df.sparkSession.readStream.schema(schema).parquet(f"{location}/changes/*")
 
     def load() -> None:
         before = _refreshing.pop(location, None)
@@ -86,7 +94,8 @@ def _loaded(side: Stream, name: str, state: StateAddress | None) -> Stream:
         folder.settle()
         if not folder.complete("changes/0"):
             _log.info("input '%s': its rows are written to %s, once", name, location)
-            folder.begin(df, refreshed=side.refresh_ms is not None)
+            rows = result_of(side.df) if side.df.isStreaming else side.df
+            folder.begin(rows.drop(ROW_KIND_COLUMN) if without_kinds else rows, refreshed=side.refresh_ms is not None)
         folder.check(name, schema)
         if side.refresh_ms is not None:
             _refreshing[location] = _Refresh(side, name, folder, state)
@@ -94,7 +103,7 @@ def _loaded(side: Stream, name: str, state: StateAddress | None) -> Stream:
     plain = side.refresh_ms is None and side.row_kind is None
     return dataclasses.replace(
         side,
-        df=rows,
+        df=changes,
         load=load,
         row_kind=ROW_KIND_COLUMN if side.refresh_ms is not None else side.row_kind,
         updates="retract" if plain else side.updates,  # what never changes has no old row that could be missing
@@ -112,13 +121,7 @@ def _location(session: SparkSession, name: str, state: StateAddress | None) -> s
                 f"input '{name}' is static: its rows are kept in the state folder, which all machines see; give state="
             )
         return f"file://{_temporary(name)}"
-    at = state.below(FOLDER).below(quote(name, safe=""))
-    if at.path is not None:
-        os.makedirs(at.path, mode=0o700, exist_ok=True)
-        return f"file://{os.path.abspath(at.path)}"
-    scheme, _, rest = at.secret_uri.partition("://")
-    host, _, path = rest.partition("/")
-    return f"{_HADOOP.get(scheme, scheme)}://{host.rpartition('@')[2]}/{path.partition('?')[0]}"
+    return as_hadoop_has_it(state.below(FOLDER).below(quote(name, safe="")))
 
 
 def _temporary(name: str) -> str:
