@@ -103,7 +103,7 @@ def test_late_rows_come_out_as_they_are(engines: Backend, by: tuple[str, ...], s
 
 
 @pytest.mark.slow
-@only_on("cpu-tiny", "gpu", "emulated-tiny")
+@only_on("cpu-tiny", "gpu")
 @pytest.mark.parametrize("size", [1, 7, 20_000])
 def test_many_late_rows(engines: Backend, size: int) -> None:
     """20,000 rows; in one micro-batch none is late."""

@@ -29,6 +29,15 @@ Row = tuple[Any, ...]
 DUCKDB = duckdb.connect(config={"threads": 1})
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def in_time(request: pytest.FixtureRequest) -> None:
+    """What is emulated takes milliseconds for each micro-batch."""
+    if "emulated" in request.node.name and not request.node.name.endswith(f"-{EVENTS}]"):
+        pytest.skip("20,000 changes at once, or on a card")
+
+
 sizes = pytest.mark.parametrize("size", [1, 7, EVENTS])
 backends = only_on("cpu-tiny", "gpu", "emulated-tiny")
 
