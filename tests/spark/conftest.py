@@ -39,10 +39,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
             "spark.sql.session.timeZone": "America/New_York",  # not the machine's, not UTC
             "spark.log.level": "ERROR",
             "spark.ui.enabled": "false",
-            # For a few rows to compile a query takes longer than to interpret it; what runs in processes of its own
-            # (documentation, notebooks, kills, clusters) is compiled.
-            "spark.sql.codegen.wholeStage": "false",
-            "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         },
     )
     yield made

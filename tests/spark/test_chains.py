@@ -25,9 +25,9 @@ KEYS = (1, 2, 3, 4, 5, None)
 
 
 @pytest.fixture
-def feeds(spark: Any, tmp_path: Path) -> list[Feed]:
-    """Users, orders and preferences that share ``user_id``; products, and tags of them."""
-    return [
+def feeds(spark: Any, tmp_path: Path, request: Any) -> list[Feed]:
+    """Users, orders and preferences that share ``user_id``; products, and tags of them; perhaps read by Arrow."""
+    made = [
         Feed(spark, tmp_path, "users", {"user_id": ("long", None), "name": ("string", ("ann", "bob", None))}),
         Feed(
             spark,
@@ -39,6 +39,9 @@ def feeds(spark: Any, tmp_path: Path) -> list[Feed]:
         Feed(spark, tmp_path, "products", {"product": ("string", ("p", "q", "r")), "size": ("int", range(1, 8))}),
         Feed(spark, tmp_path, "blocked", {"size": ("int", range(1, 8))}),
     ]
+    for feed in made:
+        feed.read_by_arrow = getattr(request, "param", "spark") == "arrow"
+    return made
 
 
 SQL = """SELECT product, user_id, name, order_id, pref, size FROM users
@@ -76,7 +79,11 @@ def more(feeds: list[Feed], rows: int = 20) -> None:
         feed.more(2 if feed.name == "blocked" else rows)
 
 
-@pytest.mark.parametrize("emit", ["per_event", "per_batch"])
+@pytest.mark.parametrize(
+    ("feeds", "emit"),
+    [("spark", "per_event"), ("arrow", "per_batch"), ("arrow", "per_event")],
+    indirect=["feeds"],
+)
 def test_a_chain_is_right_after_every_micro_batch_and_restart(feeds: list[Feed], tmp_path: Path, emit: Any) -> None:
     sink = Sink()
     for _ in range(2):
@@ -88,6 +95,7 @@ def test_a_chain_is_right_after_every_micro_batch_and_restart(feeds: list[Feed],
     assert all(list((tmp_path / name / "p").iterdir()) for name in ("bought", "sized", "left"))
 
 
+@pytest.mark.parametrize("feeds", ["spark", "arrow"], indirect=True)
 def test_state_servers_die_under_a_chain(spark: Any, feeds: list[Feed], tmp_path: Path) -> None:
     sink, pool = Sink(), Directory.of(spark).servers.pool("cpu")
 
@@ -117,6 +125,42 @@ def test_state_servers_die_under_a_chain(spark: Any, feeds: list[Feed], tmp_path
     drain(chain(feeds, tmp_path), sink, tmp_path / "checkpoint")
     assert sink.table == sql_join(SQL, feeds, 5)
     assert len(sink.table) > 100
+
+
+@pytest.mark.parametrize("feeds", ["arrow"], indirect=True)
+def test_changes_go_from_join_to_join_as_arrow_has_them(feeds: list[Feed], tmp_path: Path) -> None:
+    """Filtered, columns moved and renamed; a column that Spark computes takes them through its rows."""
+    users, orders, prefs, products, _ = feeds
+    lower = in_memory(gpu_ops.join, stream(orders.df, row_kind="op"), stream(products.df, row_kind="op"),
+                      on="product", name="lower")  # fmt: skip
+    moved = lower.where("size > 2 AND user_id IS NOT NULL").selectExpr("size AS s", "row_kind", "user_id", "size")
+    upper = in_memory(gpu_ops.aggregate, moved, by="user_id", name="upper",
+                      aggregates={"n": "count(*)", "total": "sum(s)"})  # fmt: skip
+    sides = in_memory(gpu_ops.join, upper, stream(prefs.df, row_kind="op"), on="user_id", name="sides")
+    computed = sides.selectExpr("row_kind", "user_id", "total * 2 AS twice")
+    last = in_memory(gpu_ops.join, computed, stream(users.df, row_kind="op"), on="user_id", name="last")
+    text = gpu_ops.explain(last)
+    assert "read by Arrow: changes of 'lower', filtered by size, user_id" in text
+    assert "read by Arrow: changes of 'upper'" in text
+    assert "changes of 'sides'" not in text
+    assert text.count("many rows in one of Spark's") == 4
+    more(feeds)
+    more(feeds)
+    sink = Sink()
+    query = drain(last, sink, tmp_path / "checkpoint")
+    sql = """SELECT a.user_id, a.total * 2, name FROM (SELECT user_id, sum(size) AS total FROM
+        orders JOIN products USING (product) WHERE size > 2 AND user_id IS NOT NULL GROUP BY user_id) AS a
+        JOIN prefs USING (user_id) JOIN users USING (user_id)"""
+    check(sink, sql, feeds)
+    found = {join.name: join.metrics for join in gpu_ops.spark.join_progress(query.lastProgress)}
+    assert found.keys() == {"lower", "upper", "sides", "last"}
+    said = {
+        name: sum(join[f"rows_out_{kind}"] for kind in ("insert", "update_before", "update_after", "delete"))
+        for name, join in found.items()
+    }
+    assert 0 < found["upper"]["input_rows_in"] < said["lower"]
+    assert found["sides"]["left_rows_in"] == said["upper"] > 0
+    assert {join["partitions"] for join in found.values()} == {2}
 
 
 def test_changelogs_side_by_side_in_one_join(feeds: list[Feed], tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_slices_of_rows(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     ]
     schema = pa.schema([pa.field(f"c{n}", kind) for n, kind in enumerate(types)])
     by = (("k", None), ("start", 0), ("end", 1))
-    slices = Slices("t", size * 10**6, slide * 10**6, offset * 10**6, by, calls, schema)
+    slices = Slices("t", size * 10**6, slide * 10**6, offset * 10**6, by, calls, ROWS, schema)
     rows = made(1, 500)
     found = pa.Table.from_batches(slices.of(rows.to_batches(max_chunksize=50)), schema)
     merged = found.group_by(["c0", "c1", "c2"]).aggregate(

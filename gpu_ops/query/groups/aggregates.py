@@ -96,6 +96,9 @@ class _Aggregate:
             if java.semanticEquals(group):
                 return java if class_of(java) == "AttributeReference" else self._attribute(java, column)
         for group, *both in self.windows:
+            if class_of(java) == "GetStructField" and java.child().semanticEquals(group):
+                column = both[int(java.ordinal())]
+                return self._attribute(java, column)
             if java.semanticEquals(group):
                 parts = [self._attribute(self.catalyst.field(group, n), column) for n, column in enumerate(both)]
                 return self.catalyst.struct(dict(zip(("start", "end"), parts, strict=True)))

@@ -14,16 +14,12 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from gpu_ops.files.row_filter import Taken
-from gpu_ops.spark.exchange.arrivals import typed
-from gpu_ops.spark.exchange.arrow_task import arrow_task
-from gpu_ops.spark.exchange.task import Task, TaskIdentity, task_identity
-from gpu_ops.spark.metrics.metrics import METRICS_TYPE
+from gpu_ops.spark.exchange.task import TaskIdentity, task_identity
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 
 FILE_COLUMN: Final = "file"
-"""What `FileTask` gives: a `WrittenFile` as JSON."""
+"""What goes to Spark: a `WrittenFile` as JSON."""
 
 STAGING: Final = "_staging"
 """The folder in which files lie that no commit has made visible yet; Spark takes no notice of such a name."""
@@ -73,6 +69,16 @@ class FileWriter(NamedTuple):
     staged: bool
     file_bytes: int
     compression: str | None
+
+    @property
+    def made(self) -> pa.Schema:
+        """Of a row per file."""
+        return pa.schema([(FILE_COLUMN, pa.string())])
+
+    def of(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Writes the rows of this Spark task; a row per file."""
+        files = [json.dumps(file._asdict()) for file in self.write(rows, task_identity())]
+        yield pa.RecordBatch.from_arrays([pa.array(files, pa.string())], schema=self.made)
 
     def write(self, batches: Iterator[pa.RecordBatch], task: TaskIdentity) -> list[WrittenFile]:
         """Writes rows, in their order, and says which files they are in now.
@@ -163,44 +169,3 @@ def _short(value: Any) -> bool:
 
 def _shown(value: Any) -> Any:
     return value.isoformat() if isinstance(value, dt.date) else value
-
-
-class FileTask:
-    """The function of ``mapInArrow`` that writes a partition's rows; gives `FILE_COLUMN`, and metrics as `Task` does.
-
-    Args:
-        source: gives the rows: a join's task, or None where Spark's rows come.
-        taken: what is written of them.
-        writer: writes it.
-    """
-
-    def __init__(self, source: Task | None, taken: Taken, writer: FileWriter) -> None:
-        self.__name__ = "gpu_join_files" if source is None else source.__name__
-        self._source, self._taken, self._writer = source, taken, writer
-
-    @arrow_task
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Gives a row per file, then the row with metrics, if the join's task gives one."""
-        metrics: list[pa.RecordBatch] = []
-        files = self._writer.write(self._rows(batches, metrics), task_identity())
-        named = pa.array([json.dumps(file._asdict()) for file in files], pa.string())
-        hidden = self._source.hidden if self._source is not None else None
-        if hidden is None:
-            yield pa.RecordBatch.from_arrays([named], names=[FILE_COLUMN])
-            return
-        names = [FILE_COLUMN, hidden]
-        yield pa.RecordBatch.from_arrays([named, pa.nulls(len(files), METRICS_TYPE)], names=names)
-        for batch in metrics:
-            columns = [pa.nulls(batch.num_rows, pa.string()), batch.column(batch.num_columns - 1)]
-            yield pa.RecordBatch.from_arrays(columns, names=names)
-
-    def _rows(self, batches: Iterator[pa.RecordBatch], metrics: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        schema = self._writer.schema
-        if self._source is None:
-            yield from (typed(batch, schema) for batch in batches)
-            return
-        for batch in self._source(batches):
-            if self._source.hidden is not None and not batch.column(batch.num_columns - 1).null_count:
-                metrics.append(batch)
-            else:
-                yield self._taken.of(batch, schema)

@@ -9,9 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpu_ops.spark.exchange.arrivals import typed
-from gpu_ops.spark.exchange.arrow_task import arrow_task
-
 _MOST_ROWS: Final = 1 << 20
 """So many are grouped together: what is left of them has to be in memory at once."""
 
@@ -26,7 +23,8 @@ class Slices(NamedTuple):
         offset: a window's start, in microseconds since the epoch.
         by: group columns, and for one that is made of a window which end of it: 0 for its start, 1 for its end.
         calls: for each aggregate its function (count, sum of integers, min, max) and its column; None for ``count(*)``.
-        schema: of the result: the group columns, then the aggregates.
+        schema: of the rows.
+        made: of the result: the group columns, then the aggregates.
     """
 
     time: str
@@ -36,6 +34,7 @@ class Slices(NamedTuple):
     by: tuple[tuple[str, int | None], ...]
     calls: tuple[tuple[str, str | None], ...]
     schema: pa.Schema
+    made: pa.Schema
 
     def of(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Rows to groups of windows; one comes again for each of its slices, and where there are many rows."""
@@ -72,30 +71,11 @@ class Slices(NamedTuple):
             ends = start, pc.add(start, pa.scalar(self.size, pa.duration("us")))
             made = [*(found[known[name]] if place is None else ends[place] for name, place in self.by)]
             made += [found[name] for name in calls]
-            arrays = [column.cast(kind) for column, kind in zip(made, self.schema.types, strict=True)]
-            yield from pa.Table.from_arrays(arrays, schema=self.schema).to_batches()
+            arrays = [column.cast(kind) for column, kind in zip(made, self.made.types, strict=True)]
+            yield from pa.Table.from_arrays(arrays, schema=self.made).to_batches()
 
     def _starts(self, times: pa.Array) -> pa.Array:
         """The starts of slices; null stays null."""
         us = times.view(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
         starts = us - np.mod(us - self.offset, self.slide)
         return pa.array(starts, mask=times.is_null().to_numpy(zero_copy_only=False)).view(times.type)
-
-
-class SliceRows:
-    """The function of ``mapInArrow``: rows in, their aggregates out.
-
-    Args:
-        slices: how.
-        schema: of the rows.
-    """
-
-    __name__ = "gpu_slices"
-
-    def __init__(self, slices: Slices, schema: pa.Schema) -> None:
-        self._slices, self._schema = slices, schema
-
-    @arrow_task
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Gives the partition's groups."""
-        yield from self._slices.of(typed(batch, self._schema) for batch in batches)

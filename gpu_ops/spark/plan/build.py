@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
@@ -15,7 +14,8 @@ from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.datatypes import spark_type
 from gpu_ops.spark.exchange.task import Task
-from gpu_ops.spark.metrics.metrics import METRICS_COLUMN, METRICS_TYPE, free_name, metric_names, observed
+from gpu_ops.spark.metrics.metrics import METRICS_COLUMN, METRICS_TYPE, free_name, metric_names
+from gpu_ops.spark.plan.changes import observing
 from gpu_ops.spark.plan.column_metadata import changelog_columns
 from gpu_ops.spark.plan.heartbeat import heartbeats
 from gpu_ops.spark.plan.plugin import metrics_reported, shuffle_reorders
@@ -78,20 +78,6 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
     directory.expect(plan, state)
     directory.servers.begin(plan.backend, plan.partitions)
     return observing(changes, plan, hidden).select(*changelog_columns(join, name, plan.plan_id))
-
-
-def observing(rows: DataFrame, plan: JoinPlan, hidden: str | None) -> DataFrame:
-    """What the tasks of a join give, with their metrics observed; see `gpu_ops.spark.plan.recognition.hides_metrics`.
-
-    Args:
-        rows: what they give.
-        plan: the join.
-        hidden: the column with metrics, or None where there is none.
-    """
-    if hidden is None:
-        return rows
-    names = metric_names(plan.join.sides, by_time=plan.join.by_time)
-    return rows.observe(plan.name, observed(names, hidden)).filter(f.isnull(hidden))
 
 
 def union_order(inputs: Sequence[list[OpenTasks]]) -> list[int]:

@@ -11,21 +11,18 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import pyarrow as pa
 import pyarrow.fs as pafs
-from pyspark.serializers import CPickleSerializer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as st
 from pyspark.sql.streaming import StreamingQuery
 
 from gpu_ops.errors import DescriptionError, NotBuiltError, StateError
-from gpu_ops.files.row_filter import Taken
-from gpu_ops.query.catalyst import frame_of, java_class
+from gpu_ops.query.catalyst import java_class
 from gpu_ops.spark.api.streams import spelling
-from gpu_ops.spark.datatypes import arrow_schema, spark_type
-from gpu_ops.spark.exchange.file_task import FILE_COLUMN, STAGING, FileTask, FileWriter, WrittenFile
-from gpu_ops.spark.exchange.task import Task
+from gpu_ops.spark.datatypes import arrow_schema
+from gpu_ops.spark.exchange.file_task import FILE_COLUMN, STAGING, FileWriter, WrittenFile
+from gpu_ops.spark.exchange.made_of import OfChanges, OfRows
 from gpu_ops.spark.given import data_frame
-from gpu_ops.spark.metrics.metrics import METRICS_TYPE
-from gpu_ops.spark.plan.build import observing
+from gpu_ops.spark.plan.changes import in_place_of, task_of
 from gpu_ops.spark.plan.recognition import JoinPlan
 from gpu_ops.spark.plan.selection import taken_of_join
 from gpu_ops.spark.sinks.changes import query_of
@@ -118,28 +115,16 @@ def write_files(
 def _files(changes: DataFrame, writer: FileWriter) -> DataFrame:
     """A row per file."""
     found, spark = taken_of_join(changes), changes.sparkSession
+    output = st.StructType().add(FILE_COLUMN, "string")
     plan = None if isinstance(found, str) else JoinPlan.of(found.node)
     if isinstance(found, str) or plan is None:
         make_importable(spark)
-        every = Taken(tuple(range(len(writer.schema))))
-        return changes.mapInArrow(FileTask(None, every, writer), st.StructType().add(FILE_COLUMN, "string"))
-    task = _task_of(found.node, spark)
+        return changes.mapInArrow(OfRows("gpu_join_files", writer), output)
+    task = task_of(found.node, spark)
+    assert task is not None
     types = [task.output.field(place).type for place in found.taken.columns]
     schema = pa.schema([pa.field(x.name, kind) for x, kind in zip(writer.schema, types, strict=True)])
-    output = st.StructType().add(FILE_COLUMN, "string")
-    if task.hidden is not None:
-        output = output.add(task.hidden, spark_type(METRICS_TYPE))
-    below = frame_of(spark, found.node.children().head())
-    files = below.mapInArrow(FileTask(task, found.taken, writer._replace(schema=schema)), plan.carried_by(output))
-    return observing(files, plan, task.hidden).select(FILE_COLUMN)
-
-
-def _task_of(node: Any, spark: SparkSession) -> Task:
-    """The function that a join's node runs."""
-    of_bytes = java_class(spark, "scala.reflect.ClassTag").Byte()
-    task, _ = CPickleSerializer().loads(bytes(node.functionExpr().func().command().toArray(of_bytes)))
-    assert isinstance(task, Task)
-    return task
+    return in_place_of(found.node, plan, OfChanges(task, found.taken, writer._replace(schema=schema)), output, spark)
 
 
 def _write(commit: Commit, schema: pa.Schema, batch: DataFrame, number: int) -> None:

@@ -71,7 +71,7 @@ class Source:
     @property
     def schema(self) -> pa.Schema:
         """Of the rows."""
-        return self.format.schema if self.sliced is None or self.sliced.slices is None else self.sliced.slices.schema
+        return self.format.schema if self.sliced is None or self.sliced.slices is None else self.sliced.slices.made
 
     def packed(self, packer: Packer, taken: Taken, packed_type: st.StructType) -> DataFrame:
         """The rows as they travel; see `gpu_ops.spark.sources.packed_plan`."""
@@ -80,16 +80,15 @@ class Source:
         rows = FileRows.of(self.format, packer.input_name, taken, packer.schema)
         return self.files.mapInArrow(PackFiles(packer, rows, _all(packer.schema)), packed_type)
 
-    def aggregated(self, slices: Slices, taken: Taken, schema: pa.Schema, made: st.StructType) -> DataFrame:
+    def aggregated(self, slices: Slices, taken: Taken, made: st.StructType) -> DataFrame:
         """The rows aggregated by slices of time as they are read.
 
         Args:
             slices: how.
             taken: what of the rows.
-            schema: of that.
             made: the result's types.
         """
-        rows = FileRows.of(self.format, self.location, taken, schema)._replace(slices=slices)
+        rows = FileRows.of(self.format, self.location, taken, slices.schema)._replace(slices=slices)
         name = uuid.uuid4().hex
         while len(_sliced) >= _MOST_KNOWN:
             _sliced.pop(next(iter(_sliced)))

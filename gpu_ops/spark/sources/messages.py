@@ -15,7 +15,7 @@ from gpu_ops.files.row_filter import Taken
 from gpu_ops.messages.rows import Bad, MessageFormat, Positions, Rows
 from gpu_ops.spark.exchange.arrivals import typed
 from gpu_ops.spark.exchange.arrow_task import arrow_task
-from gpu_ops.spark.sources.packing import Packer, source_partition
+from gpu_ops.spark.sources.packing import Packer
 
 _log = logging.getLogger(__name__)
 
@@ -107,8 +107,7 @@ class PackMessages:
         Raises:
             BadInputError: a message that cannot be read.
         """
-        taken = (self._taken.of(batch, self._packer.schema) for batch in self._read(batches))
-        yield from self._packer.pack([(taken, source_partition(), "")])
+        yield from self._packer.of(self._taken.of(batch, self._packer.schema) for batch in self._read(batches))
 
 
 def _with_bad(rows: Sequence[pa.Array], at: Positions, bad: Sequence[Bad]) -> tuple[list[pa.Array], Positions]:

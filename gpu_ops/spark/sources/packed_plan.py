@@ -12,10 +12,11 @@ from pyspark.sql import types as st
 from gpu_ops.descriptions.description import Description
 from gpu_ops.spark.datatypes import arrow_schema, spark_type
 from gpu_ops.spark.exchange.arrivals import PACKED, Carried, Packed
+from gpu_ops.spark.exchange.made_of import OfRows
 from gpu_ops.spark.plan.recognition import JoinPlan
 from gpu_ops.spark.plan.union_layout import Travel, UnionColumn, wire_schema
 from gpu_ops.spark.sources.murmur import int_hash
-from gpu_ops.spark.sources.packing import Packer, PackRows
+from gpu_ops.spark.sources.packing import Packer
 from gpu_ops.spark.sources.readings import Reading, holds_sources
 
 _PACKED_TYPE: Final = st.StructType([st.StructField(x.name, spark_type(x.type), False) for x in PACKED])
@@ -25,7 +26,7 @@ MESSAGE_BYTES: Final = 1 << 18
 
 
 def reads_itself(df: DataFrame) -> bool:
-    """Whether rows of `gpu_ops.read_files`, `read_kafka` or `debezium` are among those of a DataFrame, no join between.
+    """Whether rows of `gpu_ops.read_files`, `read_kafka` or `debezium`, or of a join of such, are among a DataFrame's.
 
     Then the join that takes it distributes packed rows, whatever else happens to them before: so a filter added
     to a query does not change where its state lies.
@@ -64,7 +65,7 @@ def packed_rows(
 
 def _packed(df: DataFrame, reading: Reading | None, packer: Packer) -> DataFrame:
     if reading is None:
-        return df.mapInArrow(PackRows(packer), _PACKED_TYPE)
+        return df.mapInArrow(OfRows("gpu_join_pack", packer), _PACKED_TYPE)
     return reading.source.packed(packer, reading.taken, _PACKED_TYPE)
 
 

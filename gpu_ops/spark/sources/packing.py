@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from gpu_ops.files.formats import FileFormat
 from gpu_ops.files.row_filter import Taken
-from gpu_ops.spark.exchange.arrivals import PACKED, typed
+from gpu_ops.spark.exchange.arrivals import PACKED
 from gpu_ops.spark.exchange.arrow_task import arrow_task
 from gpu_ops.spark.exchange.slice_task import Slices
 from gpu_ops.state.manifest import ARROW
@@ -42,6 +42,15 @@ class Packer(NamedTuple):
     by: tuple[tuple[str, pa.DataType], ...]
     routes: tuple[int, ...]
     most_bytes: int
+
+    @property
+    def made(self) -> pa.Schema:
+        """`PACKED`."""
+        return PACKED
+
+    def of(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """All rows of this Spark task, packed."""
+        yield from self.pack([(rows, source_partition(), "")])
 
     def pack(self, parts: Iterable[tuple[Iterator[pa.RecordBatch], int, str]]) -> Iterator[pa.RecordBatch]:
         """Rows of `PACKED`, of all that a task has.
@@ -121,25 +130,6 @@ def source_partition() -> int:
 
     context = TaskContext.get()
     return int(context.partitionId()) if context is not None else 0
-
-
-class PackRows:
-    """The function of ``mapInArrow``: rows of any DataFrame in, `PACKED` out.
-
-    Args:
-        packer: of the input.
-    """
-
-    __name__ = "gpu_join_pack"
-
-    def __init__(self, packer: Packer) -> None:
-        self._packer = packer
-
-    @arrow_task
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Gives the partition's rows, packed."""
-        rows = (typed(batch, self._packer.schema) for batch in batches)
-        yield from self._packer.pack([(rows, source_partition(), "")])
 
 
 class FileRows(NamedTuple):

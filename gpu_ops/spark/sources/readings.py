@@ -1,18 +1,26 @@
-"""Which rows a join reads itself: those of files and messages, as they are, filtered, columns left out or moved."""
+"""Which rows a join takes from where Arrow makes them, as they are, filtered, columns left out or moved.
+
+Those of files and messages, and the changes of a join of such: so they never become Spark's rows.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as st
 
 from gpu_ops.files.row_filter import Taken
-from gpu_ops.spark.plan.recognition import MAPS, JoinPlan, analyzed, children_of, metadata_of
+from gpu_ops.spark.exchange.made_of import OfChanges
+from gpu_ops.spark.exchange.task import Task
+from gpu_ops.spark.plan.changes import in_place_of, task_of
+from gpu_ops.spark.plan.recognition import MAPS, JoinPlan, children_of, metadata_of
 from gpu_ops.spark.plan.selection import selection
 from gpu_ops.spark.sources import files, kafka
 from gpu_ops.spark.sources.packing import Packer
+from gpu_ops.state.manifest import ARROW
 
 
 class Source(Protocol):
@@ -52,34 +60,57 @@ class Reading(NamedTuple):
         return f"{self.source}, filtered by {by}" if self.taken.conditions else str(self.source)
 
 
+@dataclasses.dataclass(frozen=True)
+class Changes:
+    """A join's changes, where its tasks make them.
+
+    Attributes:
+        node: the join's.
+        plan: the join.
+        task: its function.
+        session: the session.
+    """
+
+    node: Any
+    plan: JoinPlan
+    task: Task
+    session: SparkSession
+
+    def __str__(self) -> str:
+        return f"changes of '{self.plan.name}'"
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the changes."""
+        return self.task.output
+
+    def packed(self, packer: Packer, taken: Taken, packed_type: st.StructType) -> DataFrame:
+        """The changes as they travel; see `gpu_ops.spark.sources.packed_plan`."""
+        return in_place_of(self.node, self.plan, OfChanges(self.task, taken, packer), packed_type, self.session)
+
+
 def source_of(df: DataFrame) -> Reading | None:
-    """The files or messages whose rows a DataFrame is, filtered, columns left out, moved or renamed; None otherwise."""
-    if _join_first(analyzed(df)):
-        return None
+    """The source of a DataFrame's rows, if these are filtered, columns left out, moved or renamed; None otherwise."""
     found = selection(df, lambda node: str(node.nodeName()) in MAPS)
     if isinstance(found, str):
         return None
-    session = df.sparkSession
-    source = files.source(found.node, session) or kafka.source(found.node, session)
+    session, plan = df.sparkSession, JoinPlan.of(found.node)
+    source: Source | None
+    if plan is None:
+        source = files.source(found.node, session) or kafka.source(found.node, session)
+    else:
+        task = task_of(found.node, session) if plan.distribution == ARROW else None
+        source = None if task is None else Changes(found.node, plan, task, session)
     return None if source is None else Reading(source, found.taken)
 
 
-def _join_first(node: Any) -> bool:
-    """Whether the nearest rows that are made below a node are a join's: then its columns need not be looked at."""
-    while str(node.nodeName()) not in MAPS:
-        below = node.children()
-        if below.length() != 1:
-            return False
-        node = below.head()
-    return JoinPlan.of(node) is not None
-
-
 def holds_sources(node: Any) -> bool:
-    """Whether a plan's rows come from files or messages that Arrow reads, and from no join of this pack."""
+    """Whether a plan's rows come from files or messages that Arrow reads, or from joins of these."""
     below = children_of(node)
     if str(node.nodeName()) in MAPS:
         if any(metadata_of(below[0], key) is not None for key in (files.FILES, kafka.MESSAGES)):
             return True
-        if JoinPlan.of(node) is not None:
-            return False
+        plan = JoinPlan.of(node)
+        if plan is not None:
+            return plan.distribution == ARROW
     return any(map(holds_sources, below))

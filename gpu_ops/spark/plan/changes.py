@@ -1,0 +1,57 @@
+"""What a join's tasks give in Spark's plan: its changes, or what is made of them before they would be Spark's rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.serializers import CPickleSerializer
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql import types as st
+
+from gpu_ops.query.catalyst import frame_of, java_class
+from gpu_ops.spark.datatypes import spark_type
+from gpu_ops.spark.exchange.made_of import OfChanges
+from gpu_ops.spark.exchange.task import Task
+from gpu_ops.spark.metrics.metrics import METRICS_TYPE, metric_names, observed
+from gpu_ops.spark.plan.recognition import JoinPlan
+
+
+def observing(rows: DataFrame, plan: JoinPlan, hidden: str | None) -> DataFrame:
+    """What the tasks of a join give, with their metrics observed; see `gpu_ops.spark.plan.recognition.hides_metrics`.
+
+    Args:
+        rows: what they give.
+        plan: the join.
+        hidden: the column with metrics, or None where there is none.
+    """
+    if hidden is None:
+        return rows
+    names = metric_names(plan.join.sides, by_time=plan.join.by_time)
+    return rows.observe(plan.name, observed(names, hidden)).filter(f.isnull(hidden))
+
+
+def task_of(node: Any, spark: SparkSession) -> Task | None:
+    """The function that a join's node runs; None for a join whose inputs are static, or what is made of changes."""
+    of_bytes = java_class(spark, "scala.reflect.ClassTag").Byte()
+    task, _ = CPickleSerializer().loads(bytes(node.functionExpr().func().command().toArray(of_bytes)))
+    return task if isinstance(task, Task) else None
+
+
+def in_place_of(node: Any, plan: JoinPlan, made: OfChanges, output: st.StructType, spark: SparkSession) -> DataFrame:
+    """What a function makes of a join's changes, in the place of these.
+
+    Args:
+        node: the join's.
+        plan: the join.
+        made: the function.
+        output: the types of what it makes.
+        spark: the session.
+    """
+    hidden, names = made.task.hidden, output.names
+    if hidden is not None:  # the row with metrics has nothing else
+        output = st.StructType([st.StructField(x.name, x.dataType) for x in output]).add(
+            hidden, spark_type(METRICS_TYPE)
+        )
+    rows = frame_of(spark, node.children().head()).mapInArrow(made, plan.carried_by(output))
+    return observing(rows, plan, hidden).select(*names)
