@@ -9,6 +9,8 @@ from pyspark.sql import DataFrame
 
 from gpu_ops.descriptions.by_time.intervals import show_ms
 from gpu_ops.descriptions.description import Description, line
+from gpu_ops.descriptions.groups.aggregate import Aggregate
+from gpu_ops.descriptions.groups.grouped import Grouped
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.display import Explanation, operator_box, source_box
 from gpu_ops.errors import DescriptionError
@@ -101,7 +103,7 @@ def _explain(plan: JoinPlan, names: Mapping[str, str], df: DataFrame) -> str:
         elif join.not_kept(side):
             kept = "not kept beyond its micro-batch"
         elif not join.by_time:
-            kept = _kept(source, _LAYOUTS[join.layout(side)])
+            kept = _kept(join, side)
         else:
             kept = _kept_by_time(plan, names, side)
         lines += _input(source, kept, derived=source.name in plan.derived)
@@ -177,8 +179,14 @@ def _input(source: Input, kept: str, *, derived: bool) -> list[str]:
     ]
 
 
-def _kept(source: Input, layout: str) -> str:
+def _kept(join: Description, side: int) -> str:
+    """What is kept of an input, and how long."""
+    source, layout = join.inputs[side], _LAYOUTS[join.layout(side)]
     kept = "for ever" if source.ttl_ms is None else f"{show_ms(source.ttl_ms)} after the last write"
+    if isinstance(join, Aggregate) and source.insert_only:
+        return f"its groups are kept, its rows are not, {kept}"
+    if isinstance(join, Grouped):
+        layout = layout.replace("join key", "group")
     return f"kept as {layout}, {kept}"
 
 
