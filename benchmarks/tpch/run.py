@@ -1,6 +1,6 @@
 """TPC-H's Q3, Q4, Q5, Q10, Q12, Q13, Q18 and Nexmark's q4, q5, q7, q9 on two cores: ours on Spark against Flink SQL.
 
-    python -m benchmarks.tpch [--scale 0.2] [--events 1000000] [--queries q3,q18,nexmark_q5] [--rounds 3]
+    python -m benchmarks.tpch [--scale 1] [--files 8] [--events 3000000] [--queries q3,q18,nexmark_q5] [--rounds 3]
 
 Both read the same CSV files of insertions, with the columns that a query reads, and write to a sink that drops the
 rows. Ours takes them in `--files` micro-batches, through `gpu_ops.read_files`, and writes its state durably; Flink
@@ -71,9 +71,9 @@ def main() -> None:
     """Run, check, print, record."""
     known = (*queries.NAMES, *(f"nexmark_{name}" for name in whole.NAMES))
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--scale", type=float, default=0.2, help="TPC-H's scale factor")
-    parser.add_argument("--events", type=int, default=1_000_000, help="of Nexmark")
-    parser.add_argument("--files", type=int, default=4, help="micro-batches")
+    parser.add_argument("--scale", type=float, default=1, help="TPC-H's scale factor")
+    parser.add_argument("--events", type=int, default=3_000_000, help="of Nexmark")
+    parser.add_argument("--files", type=int, default=8, help="micro-batches")
     parser.add_argument("--queries", default=",".join(known), help="comma-separated")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warmup", type=int, default=1, help="runs of each before")
