@@ -80,8 +80,9 @@ def run(job: Job, console: Console, *, once: bool = False) -> Outcome:
         JobFailedError: it failed on the way; nothing is lost, and the same job goes on from its checkpoint.
     """
     check_folders(job)
-    ends = job.emit == "at_end" or ending.is_bounded(job)
-    if ends and not once and not ending.is_bounded(job):
+    bounded = ending.is_bounded(job)
+    ends = job.emit == "at_end" or bounded
+    if ends and not once and not bounded:
         raise job.file.error(
             "emit = 'at_end' gives its result when the input has ended: run the job with --once", job.query.at
         )

@@ -29,7 +29,7 @@ from gpu_ops.query.expressions import Column, Expr
 from gpu_ops.query.groups.relations import AggregateOf, LocalAggregateOf, TopOf
 from gpu_ops.query.lower import written
 from gpu_ops.query.nodes import Calc, JoinNode, LocalAggregate, Node, Source, quoted
-from gpu_ops.query.relations import Compute, Expand, Filter, JoinOf, Relation, RowByRow, Scan
+from gpu_ops.query.relations import Compute, Expand, Filter, JoinOf, Relation, RowByRow, Scan, origin
 from gpu_ops.query.runs import Run, run_of, segments, spine
 from gpu_ops.query.stages import Namer, Stage, input_names
 
@@ -45,9 +45,7 @@ class Builder:
 
     def root(self, relation: Relation, outputs: Sequence[tuple[str, Column]]) -> Calc:
         """The whole plan."""
-        self._last = relation
-        while isinstance(self._last, RowByRow):
-            self._last = self._last.below
+        self._last = origin(relation)
         return self.build(relation, frozenset(column for _, column in outputs)).calc(outputs, None)
 
     def build(self, relation: Relation, needed: frozenset[Column]) -> Stage:
@@ -331,7 +329,7 @@ class Builder:
         """The description of a join's input."""
         scan = _scan_of(relation)
         if scan is None:
-            inserts = isinstance(_first(relation), LocalAggregateOf)
+            inserts = isinstance(origin(relation), LocalAggregateOf)
             return Input(name, schema, row_kind=None if inserts else ROW_KIND_COLUMN)
         table = scan.table
         unique = tuple(self.name(scan.own(key)) for key in table.unique_key) if table.unique_key else None
@@ -390,13 +388,6 @@ def _stayed(conditions: Iterable[Expr], scans: Sequence[Scan]) -> list[str]:
 
 def _columns(conditions: Iterable[Expr | Residual]) -> frozenset[Column]:
     return frozenset(c for condition in conditions for c in condition.columns)
-
-
-def _first(relation: Relation) -> Relation:
-    """What a relation has its rows from, before they are looked at one by one."""
-    while isinstance(relation, RowByRow):
-        relation = relation.below
-    return relation
 
 
 def _scan_of(relation: Relation) -> Scan | None:

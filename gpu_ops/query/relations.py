@@ -179,6 +179,13 @@ class RowByRow(Relation):
         return self.below.never_null
 
 
+def origin(relation: Relation) -> Relation:
+    """What a relation has its rows from, before they are looked at one by one."""
+    while isinstance(relation, RowByRow):
+        relation = relation.below
+    return relation
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Filter(RowByRow):
     """The rows for which all conditions are true."""

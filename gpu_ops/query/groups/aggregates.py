@@ -97,8 +97,7 @@ class _Aggregate:
                 return java if class_of(java) == "AttributeReference" else self._attribute(java, column)
         for group, *both in self.windows:
             if class_of(java) == "GetStructField" and java.child().semanticEquals(group):
-                column = both[int(java.ordinal())]
-                return self._attribute(java, column)
+                return self._attribute(java, both[int(java.ordinal())])
             if java.semanticEquals(group):
                 parts = [self._attribute(self.catalyst.field(group, n), column) for n, column in enumerate(both)]
                 return self.catalyst.struct(dict(zip(("start", "end"), parts, strict=True)))

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from gpu_ops.query.expressions import Column, Expr, TimeWindow
 from gpu_ops.query.groups.relations import AggregateOf, Call, LocalAggregateOf, OfGroups
-from gpu_ops.query.relations import Compute, Expand, JoinOf, Relation, RowByRow, Scan
+from gpu_ops.query.relations import Compute, Expand, JoinOf, Relation, RowByRow, Scan, origin
 
 _MERGED: Final = {"count": "sum", "sum": "sum", "min": "min", "max": "max"}
 """By an aggregate function the one that makes a window's value of those of its slices."""
@@ -80,11 +80,10 @@ def _two_phases(aggregate: AggregateOf) -> AggregateOf | None:
 
 def _only_inserts(relation: Relation) -> bool:
     """Whether it is an input that may come in any order, and of which nothing is ever taken back or forgotten."""
-    while isinstance(relation, RowByRow):
-        relation = relation.below
-    if not isinstance(relation, Scan):
+    scan = origin(relation)
+    if not isinstance(scan, Scan):
         return False
-    table = relation.table
+    table = scan.table
     return table.insert_only and table.row_kind is None and table.sequence_by is None and table.ttl_ms is None
 
 

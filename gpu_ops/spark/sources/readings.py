@@ -46,11 +46,6 @@ class Reading(NamedTuple):
     taken: Taken
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        """For each column of the DataFrame the one of the source."""
-        return tuple(self.source.schema.names[number] for number in self.taken.columns)
-
-    @property
     def tested(self) -> tuple[str, ...]:
         """Those that rows are filtered by."""
         return tuple(self.source.schema.names[number] for number in self.taken.tested)
