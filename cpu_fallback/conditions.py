@@ -1,8 +1,8 @@
-"""Residual conditions on Arrow columns: `gpu_ops.conditions.expressions`, evaluated with pyarrow.compute."""
+"""Expressions on Arrow columns: `gpu_ops.conditions.expressions`, evaluated with pyarrow.compute."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpu_ops.conditions import Condition, nodes_of
+from gpu_ops.conditions import Expression, nodes_of
 from gpu_ops.conditions.expressions import BIGINT, Call, Column, Literal, Op, kind
 
 Datum = Any
@@ -18,12 +18,12 @@ Datum = Any
 
 
 def evaluate(
-    condition: Condition, frames: Mapping[str, pa.RecordBatch | pa.Table], length: int | None = None
+    condition: Expression, frames: Mapping[str, pa.RecordBatch | pa.Table], length: int | None = None
 ) -> npt.NDArray[np.bool_]:
-    """Where the condition is true; unknown (null) is not.
+    """Where a condition is true; unknown (null) is not.
 
     Args:
-        condition: the condition.
+        condition: of type boolean.
         frames: per input row-aligned columns, at least those of ``condition.columns``; an input that
             the condition needs nothing of may be missing.
         length: number of rows; needed only by a condition without columns.
@@ -35,17 +35,32 @@ def evaluate(
         ValueError: frames of different lengths, or no way to know the length.
         EvaluationError: a row for which it fails, in ANSI mode.
     """
+    (found,), length = _evaluated([condition], frames, length)
+    return _mask(found, length)
+
+
+def values(
+    expressions: Sequence[Expression], frames: Mapping[str, pa.RecordBatch | pa.Table], length: int | None = None
+) -> list[pa.Array]:
+    """What expressions come to; arguments and errors as of `evaluate`."""
+    found, length = _evaluated(expressions, frames, length)
+    return [pa.repeat(datum, length) if isinstance(datum, pa.Scalar) else datum for datum in found]
+
+
+def _evaluated(
+    expressions: Sequence[Expression], frames: Mapping[str, pa.RecordBatch | pa.Table], length: int | None
+) -> tuple[list[Datum], int]:
+    """What they come to, and of how many rows."""
     columns: dict[tuple[str, str], pa.Array] = {}
-    for name, used in condition.columns.items():
-        for column in used:
-            columns[name, column] = array = _array(frames[name].column(column))
-            length = len(array) if length is None else length
-            if len(array) != length:
-                raise ValueError(f"column {name}.{column} has {len(array)} rows where {length} are expected")
+    for name, column in [(name, x) for one in expressions for name, used in one.columns.items() for x in used]:
+        columns[name, column] = array = _array(frames[name].column(column))
+        length = len(array) if length is None else length
+        if len(array) != length:
+            raise ValueError(f"column {name}.{column} has {len(array)} rows where {length} are expected")
     if length is None:
         raise ValueError("a condition without columns needs a length")
     known: dict[int, Datum] = {}
-    for node in nodes_of(condition.fails, condition.root):
+    for node in nodes_of(*(one.fails for one in expressions), *(one.root for one in expressions)):
         match node:
             case Literal():
                 known[id(node)] = pa.scalar(node.value, node.type)
@@ -53,12 +68,13 @@ def evaluate(
                 known[id(node)] = _typed(columns[node.input, node.name], node.type)
             case Call():
                 known[id(node)] = _OPERATIONS[node.op]([known[id(arg)] for arg in node.args], node)
-    if condition.fails is not None:
-        failing = _mask(known[id(condition.fails)], length)
+    for one in expressions:
+        failing = np.zeros(0, np.bool_) if one.fails is None else _mask(known[id(one.fails)], length)
         if failing.any():
             row = int(failing.argmax())
-            raise condition.failure({".".join(name): array[row].as_py() for name, array in columns.items()})
-    return _mask(known[id(condition.root)], length)
+            used = [(name, column) for name, own in one.columns.items() for column in own]
+            raise one.failure({".".join(filter(None, place)): columns[place][row].as_py() for place in used})
+    return [known[id(one.root)] for one in expressions], length
 
 
 def _array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
@@ -146,6 +162,12 @@ def _cast(args: list[Datum], node: Call) -> Datum:
     return pc.cast(value, type_, safe=False)
 
 
+def _among(args: list[Datum], _: Call) -> Datum:
+    value, *members = args
+    found = pc.is_in(value, value_set=pa.array(members, value.type))
+    return pc.if_else(pc.is_valid(value), found, pa.scalar(None, pa.bool_()))
+
+
 _OPERATIONS: dict[Op, Callable[[list[Datum], Call], Datum]] = {
     Op.EQ: _equal,
     Op.LT: _less,
@@ -161,4 +183,6 @@ _OPERATIONS: dict[Op, Callable[[list[Datum], Call], Datum]] = {
     Op.NEG: lambda args, _: pc.negate(*args),
     Op.CASE: _case,
     Op.CAST: _cast,
+    Op.IN: _among,
+    Op.LIKE: lambda args, _: pc.match_like(args[0], args[1].as_py()),
 }

@@ -24,29 +24,48 @@ from gpu_ops.conditions.expressions import Call, Column, Node, Op, TypeProblemEr
 from gpu_ops.conditions.grammar import backquoted, read
 from gpu_ops.errors import EvaluationError
 
-__all__ = ["Condition", "backquoted", "nodes_of", "parse"]
+__all__ = ["Condition", "Expression", "backquoted", "nodes_of", "parse"]
 
 
 @dataclass(frozen=True)
-class Condition:
-    """A parsed residual condition.
+class Expression:
+    """Something computed of rows.
 
     Attributes:
-        sql: the text as given.
-        root: the expression tree, of type boolean.
-        columns: per input (each that `parse` was given) the columns the tree needs, in order of first use.
+        sql: its text.
+        root: the expression tree.
+        columns: per input the columns the tree needs, in order of first use.
         fails: in ANSI mode, where Spark would raise an error instead: a tree of type boolean, or None for nowhere.
-        mode_matters: whether it means something else in the other mode than the one it was parsed in.
     """
 
     sql: str
     root: Node
     columns: dict[str, tuple[str, ...]]
     fails: Node | None = None
-    mode_matters: bool = False
 
     def __hash__(self) -> int:
         return hash(self.sql)
+
+    def failure(self, sample: Mapping[str, object]) -> EvaluationError:
+        """The error for rows of which ``fails`` is true; ``sample``: columns of one and their values."""
+        shown = ", ".join(f"{name} = {value!r}" for name, value in sample.items()) or "any row"
+        return EvaluationError(
+            f"{self.sql!r} fails in ANSI mode (spark.sql.ansi.enabled): a number overflows, or a divisor "
+            f"is zero, for {shown}. CAST to a wider type first, or leave such rows out by CASE WHEN"
+        )
+
+
+@dataclass(frozen=True)
+class Condition(Expression):
+    """A parsed residual condition, of type boolean; its columns are those of each input that `parse` was given.
+
+    Attributes:
+        mode_matters: whether it means something else in the other mode than the one it was parsed in.
+    """
+
+    mode_matters: bool = False
+
+    __hash__ = Expression.__hash__
 
     @property
     def compared(self) -> dict[str, tuple[str, ...]]:
@@ -61,14 +80,6 @@ class Condition:
         if isinstance(self.root, Column):
             used.add((self.root.input, self.root.name))
         return {name: tuple(c for c in columns if (name, c) in used) for name, columns in self.columns.items()}
-
-    def failure(self, sample: Mapping[str, object]) -> EvaluationError:
-        """The error for rows of which ``fails`` is true; ``sample``: columns of one and their values."""
-        shown = ", ".join(f"{name} = {value!r}" for name, value in sample.items()) or "any row"
-        return EvaluationError(
-            f"the condition {self.sql!r} fails in ANSI mode (spark.sql.ansi.enabled): a number overflows, or a divisor "
-            f"is zero, for {shown}. CAST to a wider type first, or leave such rows out by CASE WHEN"
-        )
 
 
 def parse(sql: str, inputs: Mapping[str, pa.Schema], *, ansi: bool = False) -> Condition:

@@ -36,7 +36,8 @@ class Op(StrEnum):
     IS_NULL = "is_null"
     """One of any type, nested ones too; NaN is no null."""
     ADD = "+"
-    """Two of one numeric type (integers wrap around; ``Call.type`` of decimals has a digit more)."""
+    """Two of one numeric type (integers wrap around; ``Call.type`` of decimals has a digit more); for rows that tasks
+    filter a timestamp and an interval, too."""
     SUB = "-"
     MUL = "*"
     """Two of one numeric type, or two decimals (``Call.type`` holds any product)."""
@@ -52,6 +53,11 @@ class Op(StrEnum):
     """To a wider ``Call.type``: integer to integer, float, decimal; float to double; decimal to one with no fewer
     digits before and after the point; timestamp or interval to nanoseconds (the farthest there are, where these do
     not reach); null to any."""
+    IN = "in"
+    """A value and the literals it is looked up among; none is null or a floating point number. This and LIKE are for
+    rows that tasks filter (`gpu_ops.spark.exchange.taken`): joins have neither, and the GPU has no code for them."""
+    LIKE = "like"
+    """Two strings, the second a literal: SQL's pattern, escaped by a backslash."""
 
 
 @dataclass(frozen=True)

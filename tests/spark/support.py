@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +126,25 @@ def slow_join(how: str, left: list[Row], right: list[Row], width: int, on: int =
         elif how == "left":
             out.append(row + (None,) * (width - 1))
     return sorted(out, key=repr)
+
+
+@contextlib.contextmanager
+def settings(spark: Any, **values: str) -> Iterator[None]:
+    """A session with other settings, for as long as this lasts."""
+    named = {
+        "spark.sql.session.timeZone": values.get("zone"),
+        "spark.sql.ansi.enabled": values.get("ansi"),
+        "spark.sql.codegen.wholeStage": values.get("codegen"),
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN" if "codegen" in values else None,
+    }
+    before = {name: spark.conf.get(name, None) for name, value in named.items() if value is not None}
+    for name in before:
+        spark.conf.set(name, named[name])
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, value)

@@ -129,18 +129,20 @@ def test_state_servers_die_under_a_chain(spark: Any, feeds: list[Feed], tmp_path
 
 @pytest.mark.parametrize("feeds", ["arrow"], indirect=True)
 def test_changes_go_from_join_to_join_as_arrow_has_them(feeds: list[Feed], tmp_path: Path) -> None:
-    """Filtered, columns moved and renamed; a column that Spark computes takes them through its rows."""
+    """Filtered, columns moved, renamed and computed; one that only Spark computes takes them through its rows."""
     users, orders, prefs, products, _ = feeds
     lower = in_memory(gpu_ops.join, stream(orders.df, row_kind="op"), stream(products.df, row_kind="op"),
                       on="product", name="lower")  # fmt: skip
-    moved = lower.where("size > 2 AND user_id IS NOT NULL").selectExpr("size AS s", "row_kind", "user_id", "size")
+    moved = lower.where("size > 2 AND user_id IS NOT NULL").selectExpr(
+        "size + 1 - 1 AS s", "row_kind", "user_id", "size"
+    )
     upper = in_memory(gpu_ops.aggregate, moved, by="user_id", name="upper",
                       aggregates={"n": "count(*)", "total": "sum(s)"})  # fmt: skip
     sides = in_memory(gpu_ops.join, upper, stream(prefs.df, row_kind="op"), on="user_id", name="sides")
-    computed = sides.selectExpr("row_kind", "user_id", "total * 2 AS twice")
+    computed = sides.selectExpr("row_kind", "user_id", "abs(total * 2) AS twice")
     last = in_memory(gpu_ops.join, computed, stream(users.df, row_kind="op"), on="user_id", name="last")
     text = gpu_ops.explain(last)
-    assert "read by Arrow: changes of 'lower', filtered by size, user_id" in text
+    assert "read by Arrow: changes of 'lower', filtered by size, user_id, computing ((" in text
     assert "read by Arrow: changes of 'upper'" in text
     assert "changes of 'sides'" not in text
     assert text.count("many rows in one of Spark's") == 4

@@ -8,7 +8,7 @@ import math
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import ConditionError
-from spark.support import Sink, Source, drain, in_memory
+from spark.support import Sink, Source, drain, in_memory, settings
 
 pytestmark = pytest.mark.spark
 
@@ -185,28 +185,6 @@ def understood(seed: int, count: int, *, ansi: bool) -> list[Condition]:
             found.append(parse(made.condition(), SCHEMAS, ansi=ansi))
     assert tried < 2 * count, "most conditions are refused: the test says little"
     return found
-
-
-@contextlib.contextmanager
-def settings(spark: Any, **values: str) -> Iterator[None]:
-    """A session with other settings, for as long as this lasts."""
-    named = {
-        "spark.sql.session.timeZone": values.get("zone"),
-        "spark.sql.ansi.enabled": values.get("ansi"),
-        "spark.sql.codegen.wholeStage": values.get("codegen"),
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN" if "codegen" in values else None,
-    }
-    before = {name: spark.conf.get(name, None) for name, value in named.items() if value is not None}
-    for name in before:
-        spark.conf.set(name, named[name])
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                spark.conf.unset(name)
-            else:
-                spark.conf.set(name, value)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Filters over `gpu_ops.read_files`: what Arrow applies takes the rows that Spark would, and the rest is Spark's."""
+"""Filters and computed columns over `gpu_ops.read_files`: Arrow's are as Spark's would be, and the rest is Spark's."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import pyarrow as pa
 import pytest
 
 import gpu_ops
-from gpu_ops.files.row_filter import Taken
+from gpu_ops.errors import EvaluationError
+from gpu_ops.spark.datatypes import arrow_schema
+from gpu_ops.spark.exchange.taken import Taken
 from gpu_ops.spark.sources.packing import FileRows, Packer, PackFiles
 from gpu_ops.spark.sources.readings import source_of
+from spark.support import settings
 
 pytestmark = pytest.mark.spark
 
@@ -45,14 +48,48 @@ SIFTED = {
     "s IN ('a', '')": "s",
     "day NOT IN (DATE'2024-01-30', DATE'+12024-02-07')": "day",
     "day < DATE'+12024-02-07' AND day > DATE'2024-02-01'": "day",
+    "day < DATE'2024-01-01' + INTERVAL '1' MONTH": "day",
+    "at < timestampadd(HOUR, 30, TIMESTAMP'2024-01-01 00:00:00')": "at",
+    "x = 'NaN'": "x",
+    "x > 1": "x",
+    "x < 'NaN' OR x <=> NULL": "x",
+    "x IN (0.25, 'NaN')": "x",
+    "n % 2 = 0": "n",
+    "n = k": "n, k",
+    "n < small OR small IS NULL": "n, small",
+    "n + 1 < k - small": "n, k, small",
+    "-n <= -3": "n",
+    "s LIKE 'a%'": "s",
+    "s NOT LIKE '_'": "s",
+    "s NOT LIKE '%\\_%' AND s <> ''": "s",
+    "n IN (1, NULL)": "n",
+    "n = NULL OR n = 1": "n",
+    "n <=> 3": "n",
+    "dec > 1 AND dec < 30.5": "dec",
+    "dec * 2 - dec >= 17.25": "dec",
+    "flag > false": "flag",
+    "coalesce(n, small, 0) = 0": "n, small",
+    "CASE WHEN n > 2 THEN s = 'a' ELSE flag END": "n, s, flag",
+    "if(n = 0, true, x / n > 1)": "n, x",
+    "n IS NOT NULL AND (n = 0 OR 6 % n = 0)": "n",
 }
 """Conditions that mean the same to Arrow, and the columns they go by."""
 
 UNSIFTED = (
-    "x = 'NaN'", "x > 1", "n % 2 = 0", "n = k", "s LIKE 'a%'", "n IN (1, NULL)", "n = NULL", "n <=> 3",
-    "n IN ({})".format(", ".join(map(str, range(1001)))),
-    "upper(s) = 'A'", "dec > 1", "day < current_date()", "n > rand()",
+    "n IN ({})".format(", ".join(map(str, range(1001)))), "upper(s) = 'A'", "day < current_date()", "n > rand()",
+    "dec / 3 > 1", "s LIKE concat(s, '%')", "s LIKE 'a|%' ESCAPE '|'", "cast(x AS int) = 1", "sqrt(x) > 1",
+    "try_add(n, 1) = 2", "at + INTERVAL '1' DAY > '2024-01-02'", "at + make_interval(0, n) > '2024-01-02'",
+    "at + INTERVAL '1' MONTH > '2024-02-02'",
 )  # fmt: skip
+
+COMPUTED = (
+    "dec / 3", "dec * (1 - dec)", "dec + 1.5 - dec", "n + small", "k * 2", "n % 4", "x * 2 - x", "x / 4", "-dec",
+    "n > 2", "CASE WHEN n = 1 OR n = 2 THEN 1 ELSE 0 END", "CASE WHEN n > 3 THEN dec END", "if(flag, s, 'no')",
+    "coalesce(s, 'none')", "cast(n AS bigint)", "cast(n AS decimal(20, 3))", "cast(n AS double)", "s LIKE 'a%'", "1",
+    "'x'", "s IS NULL", "n <=> small", "x = 'NaN'", "date'2024-01-01'", "cast(NULL AS int)",
+    "coalesce(at, timestamp'2024-01-01 00:00:00')", "at - INTERVAL '10' SECOND", "ntz + INTERVAL '23' HOUR",
+)  # fmt: skip
+"""Columns made of others; all but the first are computed by Arrow."""
 
 
 @pytest.fixture(scope="module")
@@ -85,9 +122,9 @@ def test_files_are_sifted_as_spark_would(
         assert read is None
         return
     assert read is not None
-    assert ", ".join(dict.fromkeys(read.tested)) == SIFTED[condition]
-    taken_rows = FileRows.of(read.source.format, "rows", read.taken, PAIR)
-    pack = PackFiles(Packer("rows", 0, PAIR, (), (0,), 1 << 18), taken_rows, Taken((0, 1)))
+    assert ", ".join(dict.fromkeys(read.taken.tested)) == SIFTED[condition]
+    taken_rows = FileRows(read.source.format, "rows", read.taken, PAIR)
+    pack = PackFiles(Packer("rows", 0, PAIR, (), (0,), 1 << 18), taken_rows, Taken.all(PAIR))
     files = pa.RecordBatch.from_pydict({"path": sorted(map(str, Path(folder).glob("*.parquet"))), "time": [1, 2, 3]})
     messages = [m.as_buffer() for batch in pack(iter([files])) for m in batch["rows"]]
     taken = [row for m in messages for row in pa.ipc.read_record_batch(m, PAIR).to_pylist()]
@@ -95,3 +132,41 @@ def test_files_are_sifted_as_spark_would(
     assert sorted(row["key"] for row in taken) == sorted(row.key for row in wanted)
     assert {row["key"]: row["number"] for row in taken} == {row.key: row.number for row in wanted}
     assert 0 < len(taken) < 64
+
+
+@pytest.mark.parametrize("ansi", ["false", "true"])
+def test_columns_are_computed_as_spark_would(spark: Any, many_types: tuple[str, str], ansi: str) -> None:
+    folder, schema = many_types
+    with settings(spark, ansi=ansi):
+        rows = gpu_ops.read_files(spark, folder, "parquet", schema)
+        assert source_of(rows.selectExpr("k", COMPUTED[0])) is None
+        named = [f"{text} AS c{number}" for number, text in enumerate(COMPUTED[1:])]
+        computed = rows.selectExpr("*", "k AS own").where("n < 5").selectExpr("own AS k", *named).where("c3 < 100")
+        read = source_of(computed)
+        assert read is not None
+        assert read.taken.tested == ("n", "k")
+        wanted = spark.read.schema(schema).parquet(folder).where("n < 5").selectExpr("k", *named).where("c3 < 100")
+        expected = {row.k: row for row in wanted.collect()}
+    taken = FileRows(read.source.format, "rows", read.taken, arrow_schema(computed.schema, "rows"))
+    batches = [batch for path in Path(folder).glob("*.parquet") for batch in taken.read(str(path))]
+    found = spark.createDataFrame(pa.Table.from_batches(batches), computed.schema).collect()
+    assert {row.k: repr(row) for row in found} == {k: repr(row) for k, row in expected.items()}
+    assert 20 < len(found) < 64
+
+
+def test_what_overflows_is_an_error_in_ansi_mode_and_wraps_around_without(
+    spark: Any, many_types: tuple[str, str]
+) -> None:
+    folder, schema = many_types
+    path = next(Path(folder).glob("*.parquet"))
+    for ansi in ("true", "false"):
+        with settings(spark, ansi=ansi):
+            read = source_of(gpu_ops.read_files(spark, folder, "parquet", schema).selectExpr("n * 2147483647 AS much"))
+            wrapped = spark.sql("SELECT 2 * 2147483647").first()[0] if ansi == "false" else None
+        assert read is not None
+        rows = FileRows(read.source.format, "rows", read.taken, pa.schema([("much", pa.int32())]))
+        if ansi == "true":
+            with pytest.raises(EvaluationError, match=r"n \* 2147483647.* fails in ANSI mode .* for n = "):
+                list(rows.read(str(path)))
+        else:
+            assert wrapped in pa.Table.from_batches(rows.read(str(path)))["much"].to_pylist()

@@ -127,7 +127,7 @@ def test_columns_left_out_moved_and_renamed_are_still_read_by_arrow(spark: Any, 
     assert sink.table == [("u", 1, 1, 2.5)]
 
 
-@pytest.mark.parametrize(("condition", "by_arrow"), [("< 'z'", True), ("NOT LIKE 'z%'", False)])
+@pytest.mark.parametrize(("condition", "by_arrow"), [("< 'z'", True), ("|| '' <> 'z'", False), ("NOT LIKE 'z%'", True)])
 def test_a_filter_leaves_the_state_where_it_is(spark: Any, tmp_path: Path, condition: str, *, by_arrow: bool) -> None:
     left, right = ArrowSource(spark, tmp_path / "l", "k long, a string"), Source(spark, tmp_path / "r", "k long, b int")
     checkpoint, sink = tmp_path / "checkpoint", Sink()

@@ -7,9 +7,9 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from gpu_ops.files.row_filter import Taken
 from gpu_ops.spark.exchange.arrivals import typed
 from gpu_ops.spark.exchange.arrow_task import arrow_task
+from gpu_ops.spark.exchange.taken import Taken
 from gpu_ops.spark.exchange.task import Task
 from gpu_ops.spark.metrics.metrics import METRICS_TYPE
 
@@ -59,7 +59,6 @@ class OfChanges:
     def __init__(self, task: Task, taken: Taken, maker: Maker) -> None:
         self.__name__ = task.__name__
         self.task, self._taken, self._maker = task, taken, maker
-        self._schema = pa.schema([task.output.field(number) for number in taken.columns])
 
     @arrow_task
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -82,4 +81,4 @@ class OfChanges:
             if self.task.hidden is not None and not batch.column(batch.num_columns - 1).null_count:
                 metrics.append(batch)
             else:
-                yield typed(self._taken.of(batch, self._schema), self._maker.schema)
+                yield self._taken.of(batch, self._maker.schema)

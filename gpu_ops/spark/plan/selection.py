@@ -1,14 +1,17 @@
-"""Filters and projections of columns above a node of one of Spark's plans, where Arrow does the same with batches."""
+"""What a DataFrame takes of a node of its plan, by filters and projections that Arrow does with batches likewise."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame
 
-from gpu_ops.files.row_filter import Condition, Taken
-from gpu_ops.spark.plan.predicates import conditions_of
+from gpu_ops.conditions.builder import Builder
+from gpu_ops.query.catalyst import ansi_mode, items
+from gpu_ops.spark.exchange.taken import Taken
+from gpu_ops.spark.plan.expressions import Known, OnlySparkError, Reader, column, expression
 from gpu_ops.spark.plan.recognition import JoinPlan, analyzed, hides_metrics
 
 
@@ -26,51 +29,44 @@ def selection(df: DataFrame, ends: Callable[[Any], bool]) -> Selection | str:
         df: a DataFrame.
         ends: whether a node is the one.
     """
-    node = analyzed(df)
-    wanted = _identities(node.output())
-    tested: list[int] = []
-    conditions: list[Condition] = []
+    node = top = analyzed(df)
+    above = []
     while not ends(node):
         name = str(node.nodeName())
-        if name == "Project":
-            made = _projected(node.projectList())
-            if any(column not in made for column in (*wanted, *tested)):
-                return "a column is computed"
-            wanted = [made[column] for column in wanted]
-            tested = [made[column] for column in tested]
-        elif name == "Filter" and not hides_metrics(node):
-            condition = conditions_of(node.condition(), tested)
-            if condition is None:
-                return f"only Spark evaluates {node.condition().sql()}"
-            conditions.append(condition)
-        elif name == "Filter":
+        if name == "Filter" and hides_metrics(node):
             node = node.children().head()
+        elif name in ("Project", "Filter"):
+            above.append(node)
         elif name != "SubqueryAlias":  # not even a watermark: Spark's operators behind the join may go by it
             return f"{name} stands above"
         node = node.children().head()
-    there = {column: place for place, column in enumerate(_identities(node.output()))}
-    places = [tuple(there[column] for column in columns) for columns in (wanted, tested)]
-    return Selection(node, Taken(places[0], places[1], tuple(reversed(conditions))))
+    builder = Builder(ansi=ansi_mode(df.sparkSession))
+    known: Known = {_id(x): functools.cache(functools.partial(column, x)) for x in items(node.output())}
+    texts: dict[int, str] = {}
+    where = []
+    try:
+        for one in reversed(above):
+            if str(one.nodeName()) == "Filter":
+                where.append(expression(one.condition(), known, builder, str(one.condition().sql())))
+            else:
+                reader = Reader(known, builder)
+                made = {_id(x): x.child() if str(x.nodeName()) == "Alias" else x for x in items(one.projectList())}
+                known = {number: functools.cache(functools.partial(reader.node, x)) for number, x in made.items()}
+                texts = {number: texts.get(_id(x), "") if _moved(x) else str(x.sql()) for number, x in made.items()}
+        columns = [expression(x, known, builder, texts.get(_id(x), "")) for x in items(top.output())]
+    except OnlySparkError as error:
+        return f"only Spark evaluates {error}"
+    return Selection(node, Taken(tuple(columns), tuple(where)))
+
+
+def _moved(expression: Any) -> bool:
+    return str(expression.nodeName()) == "AttributeReference"
+
+
+def _id(attribute: Any) -> int:
+    return int(attribute.exprId().id())
 
 
 def taken_of_join(df: DataFrame) -> Selection | str:
     """What a DataFrame takes of the join below it, as `selection`."""
     return selection(df, lambda node: JoinPlan.of(node) is not None)
-
-
-def _identities(attributes: Any) -> list[int]:
-    return [int(attributes.apply(place).exprId().id()) for place in range(attributes.length())]
-
-
-def _projected(expressions: Any) -> dict[int, int]:
-    """By which column of its child a projection has each of its columns; computed ones are left out."""
-    made = {}
-    for place in range(expressions.length()):
-        expression = expressions.apply(place)
-        own, name = int(expression.exprId().id()), str(expression.nodeName())
-        if name == "Alias":
-            expression = expression.child()
-            name = str(expression.nodeName())
-        if name == "AttributeReference":
-            made[own] = int(expression.exprId().id())
-    return made

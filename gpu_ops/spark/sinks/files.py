@@ -59,7 +59,7 @@ def write_files(
     """Starts a query that writes a changelog into files, each change exactly once.
 
     The tasks that make the rows write them; Spark sees one row per file, so ``numOutputRows`` of its progress counts
-    files. That holds for the changelog of a join as it is, or after a mere ``select`` of columns and a plain ``where``;
+    files. That holds for the changelog of a join as it is, or after a ``select`` and ``where`` that Arrow evaluates;
     anything else goes through Spark's rows first (`gpu_ops.explain` says which). All columns are written, row kinds
     included.
 
@@ -122,7 +122,7 @@ def _files(changes: DataFrame, writer: FileWriter) -> DataFrame:
         return changes.mapInArrow(OfRows("gpu_join_files", writer), output)
     task = task_of(found.node, spark)
     assert task is not None
-    types = [task.output.field(place).type for place in found.taken.columns]
+    types = found.taken.types(task.output)
     schema = pa.schema([pa.field(x.name, kind) for x, kind in zip(writer.schema, types, strict=True)])
     return in_place_of(found.node, plan, OfChanges(task, found.taken, writer._replace(schema=schema)), output, spark)
 

@@ -20,11 +20,11 @@ from pyspark.sql import types as st
 from gpu_ops.errors import DescriptionError
 from gpu_ops.files.delta import COMMITS, LOG
 from gpu_ops.files.formats import OPTIONS, FileFormat, FormatName
-from gpu_ops.files.row_filter import Taken
 from gpu_ops.query.catalyst import frame_of
 from gpu_ops.spark.api.functions import applied_schema
 from gpu_ops.spark.datatypes import arrow_schema
 from gpu_ops.spark.exchange.slice_task import Slices
+from gpu_ops.spark.exchange.taken import Taken
 from gpu_ops.spark.given import refuse_connect
 from gpu_ops.spark.plan.recognition import metadata_of
 from gpu_ops.spark.sources.packing import FileRows, Packer, PackFiles, ReadFiles
@@ -77,8 +77,8 @@ class Source:
         """The rows as they travel; see `gpu_ops.spark.sources.packed_plan`."""
         if self.sliced is not None:
             return self.files.mapInArrow(PackFiles(packer, self.sliced, taken), packed_type)
-        rows = FileRows.of(self.format, packer.input_name, taken, packer.schema)
-        return self.files.mapInArrow(PackFiles(packer, rows, _all(packer.schema)), packed_type)
+        rows = FileRows(self.format, packer.input_name, taken, packer.schema)
+        return self.files.mapInArrow(PackFiles(packer, rows, Taken.all(packer.schema)), packed_type)
 
     def aggregated(self, slices: Slices, taken: Taken, made: st.StructType) -> DataFrame:
         """The rows aggregated by slices of time as they are read.
@@ -88,17 +88,13 @@ class Source:
             taken: what of the rows.
             made: the result's types.
         """
-        rows = FileRows.of(self.format, self.location, taken, slices.schema)._replace(slices=slices)
+        rows = FileRows(self.format, self.location, taken, slices.schema, slices)
         name = uuid.uuid4().hex
         while len(_sliced) >= _MOST_KNOWN:
             _sliced.pop(next(iter(_sliced)))
         _sliced[name] = rows
         path = f.col("path").alias("path", metadata={FILES: json.dumps({"sliced": name})})
         return self.files.withColumn("path", path).mapInArrow(ReadFiles("gpu_slices", rows), made)
-
-
-def _all(schema: pa.Schema) -> Taken:
-    return Taken(tuple(range(len(schema))))
 
 
 def read_files(
@@ -110,7 +106,7 @@ def read_files(
 ) -> DataFrame:
     """A stream of files that Arrow reads, in place of ``spark.readStream``.
 
-    Given to a join as it is, or after a mere ``select`` of columns or a plain ``where``, its rows never become Spark's:
+    Given to a join as it is, or after a ``select`` and ``where`` that Arrow evaluates, its rows never become Spark's:
     the files' rows are distributed as Arrow batches. Within a micro-batch the changes of a join's input are in the
     order of the files' modification times, then paths, then rows, however many tasks read them.
 
@@ -164,7 +160,7 @@ def read_files(
     if "startingVersion" in given:
         files = files.where(f.col("time") >= int(given["startingVersion"]))
     make_importable(spark)
-    rows = FileRows.of(read, path, _all(read.schema), read.schema)
+    rows = FileRows(read, path, Taken.all(read.schema), read.schema)
     return files.mapInArrow(ReadFiles("gpu_files", rows), declared)
 
 

@@ -16,13 +16,13 @@ from pyspark.sql import types as st
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.inputs import BadRows
 from gpu_ops.errors import DescriptionError
-from gpu_ops.files.row_filter import Taken
 from gpu_ops.files.times import arrow_zone
 from gpu_ops.messages.rows import MessageFormat, MessageFormatName
 from gpu_ops.query.catalyst import frame_of
 from gpu_ops.spark.api.functions import applied_schema
 from gpu_ops.spark.api.streams import spelling
 from gpu_ops.spark.datatypes import arrow_schema, named_column, nullable
+from gpu_ops.spark.exchange.taken import Taken
 from gpu_ops.spark.given import data_frame, refuse_connect
 from gpu_ops.spark.metrics.metrics import free_name
 from gpu_ops.spark.plan.plugin import metrics_reported

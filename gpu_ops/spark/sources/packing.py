@@ -14,10 +14,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gpu_ops.files.formats import FileFormat
-from gpu_ops.files.row_filter import Taken
 from gpu_ops.spark.exchange.arrivals import PACKED
 from gpu_ops.spark.exchange.arrow_task import arrow_task
 from gpu_ops.spark.exchange.slice_task import Slices
+from gpu_ops.spark.exchange.taken import Taken
 from gpu_ops.state.manifest import ARROW
 
 DISTRIBUTION: Final = ARROW
@@ -138,26 +138,16 @@ class FileRows(NamedTuple):
     Attributes:
         format: how the files are read.
         name: what errors call the input.
-        columns: those that are read.
-        taken: of the rows; its columns are places in ``columns``.
+        taken: of the rows; no other columns are read.
         schema: of what is taken.
         slices: how each file's are aggregated then; None for not at all.
     """
 
     format: FileFormat
     name: str
-    columns: tuple[str, ...]
     taken: Taken
     schema: pa.Schema
     slices: Slices | None = None
-
-    @classmethod
-    def of(cls, format: FileFormat, name: str, taken: Taken, schema: pa.Schema) -> FileRows:  # noqa: A002
-        """Of ``taken``, by the numbers of the format's columns; no other columns are read."""
-        numbers = tuple(dict.fromkeys((*taken.columns, *taken.tested)))
-        columns, tested = (tuple(map(numbers.index, own)) for own in (taken.columns, taken.tested))
-        names = tuple(format.schema.names[number] for number in numbers)
-        return cls(format, name, names, Taken(columns, tested, taken.conditions), schema)
 
     def read(self, uri: str) -> Iterator[pa.RecordBatch]:
         """A file's.
@@ -165,7 +155,7 @@ class FileRows(NamedTuple):
         Raises:
             BadInputError: it cannot be read.
         """
-        rows = (self.taken.of(batch, self.schema) for batch in self.format.read(uri, self.columns, self.name))
+        rows = (self.taken.of(batch, self.schema) for batch in self.format.read(uri, self.taken.names, self.name))
         yield from rows if self.slices is None else self.slices.of(rows)
 
 

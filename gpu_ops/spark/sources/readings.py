@@ -12,8 +12,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as st
 
-from gpu_ops.files.row_filter import Taken
 from gpu_ops.spark.exchange.made_of import OfChanges
+from gpu_ops.spark.exchange.taken import Taken
 from gpu_ops.spark.exchange.task import Task
 from gpu_ops.spark.plan.changes import in_place_of, task_of
 from gpu_ops.spark.plan.recognition import MAPS, JoinPlan, children_of, metadata_of
@@ -39,20 +39,15 @@ class Reading(NamedTuple):
 
     Attributes:
         source: the files or messages.
-        taken: of their rows, by the numbers of the columns.
+        taken: of their rows.
     """
 
     source: Source
     taken: Taken
 
-    @property
-    def tested(self) -> tuple[str, ...]:
-        """Those that rows are filtered by."""
-        return tuple(self.source.schema.names[number] for number in self.taken.tested)
-
     def __str__(self) -> str:
-        by = ", ".join(dict.fromkeys(self.tested))
-        return f"{self.source}, filtered by {by}" if self.taken.conditions else str(self.source)
+        by, made = ", ".join(self.taken.tested), ", ".join(x.sql for x in self.taken.computed)
+        return f"{self.source}{', filtered by ' * bool(by)}{by}{', computing ' * bool(made)}{made}"
 
 
 @dataclasses.dataclass(frozen=True)
