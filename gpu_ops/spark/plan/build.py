@@ -66,7 +66,8 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
         join.output_schema, metrics=names, times=join.sides if join.by_event_time else (), hidden=hidden,
     )  # fmt: skip
     first, *others = union_order([open_tasks(df) for df in inputs])
-    union = kept(travel.sides[first])
+    # what packs is a function in Python, which the optimizer leaves where it is
+    union = travel.sides[first] if packed else kept(travel.sides[first])
     for number in others:
         union = union.unionAll(travel.sides[number])
     if plan.heartbeat_ms is not None:
