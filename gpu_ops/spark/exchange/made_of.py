@@ -62,7 +62,7 @@ class OfChanges:
 
     @arrow_task
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Gives what is made of a partition's changes, then, if metrics are observed, one row with them."""
+        """Gives what is made of a partition's changes; where its task has a row of metrics, that, too."""
         hidden, metrics, maker = self.task.hidden, list[pa.RecordBatch](), self._maker
         made = maker.of(self._changes(batches, metrics))
         if hidden is None:

@@ -14,7 +14,7 @@ from gpu_ops.spark.exchange.arrivals import Arrivals
 from gpu_ops.spark.exchange.arrow_task import arrow_task
 from gpu_ops.spark.exchange.connection import Address
 from gpu_ops.spark.exchange.exchange import Exchange, ask
-from gpu_ops.spark.metrics.metrics import METRICS_TYPE, pack
+from gpu_ops.spark.metrics.metrics import METRICS_TYPE, pack, total
 from gpu_ops.state.address import StateAddress
 
 
@@ -47,7 +47,7 @@ class Task:
         output: the changelog's schema.
         metrics: the names of what is counted, see `gpu_ops.spark.metrics.metrics.metric_names`.
         times: the inputs of which the directory is told the latest event times afterwards, two at most.
-        hidden: the column in which metrics are observed, or None: then the directory is told them, too.
+        hidden: the column in which metrics are observed, or None.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Task:
 
     @arrow_task
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Gives the partition's changes, then, if metrics are observed, one row with them."""
+        """Gives the partition's changes; where metrics are observed, the last partition then gives a row of them."""
         task = task_identity()
         join_id = f"{self._command['join_id']}-{task.query_id}"
         partition, batches = self._partition(task, batches)
@@ -111,17 +111,14 @@ class Task:
             yield self._with_metrics(rows, pa.nulls(rows.num_rows, METRICS_TYPE))
         counted = exchange.answer["metrics"]
         numbers = pack(self._metrics, counted, backend=exchange.answer["backend"], retries=exchange.retries)
-        report: dict[str, Any] = {}
+        report: dict[str, Any] = {"observed": self.hidden is not None, "partitions": command["partitions"]}
         if self._times:
             report["latest"] = [*(counted.get(f"{side}_max_time_ms") for side in self._times), None][:2]
             report["rows"] = [bool(counted[f"{side}_rows_in"]) for side in self._times]
-        if self.hidden is None:
-            report |= {"run_id": task.run_id, "numbers": numbers}
-        if report:
-            where = {"join_id": join_id, "batch_id": task.batch_id, "partition": partition}
-            ask(self._directory, "report", {**where, **report})
-        if self.hidden is not None:
-            yield self._metrics_row(numbers)
+        who = {"join_id": join_id, "run_id": task.run_id, "batch_id": task.batch_id, "partition": partition}
+        answer = ask(self._directory, "report", {**who, **report, "numbers": numbers})
+        if answer["all"] is not None:
+            yield self._metrics_row(total(self._metrics, answer["all"]))
 
     def _partition(self, task: TaskIdentity, batches: Iterator[pa.RecordBatch]) -> tuple[int, Iterator[pa.RecordBatch]]:
         """The partition this task has, and its batches.
@@ -153,11 +150,11 @@ class Task:
         schema = self.output.append(pa.field(self.hidden, METRICS_TYPE))
         return pa.RecordBatch.from_arrays([*rows.columns, metrics], schema=schema)
 
-    def _metrics_row(self, numbers: list[int | None]) -> pa.RecordBatch:
+    def _metrics_row(self, text: str) -> pa.RecordBatch:
         # The row kind is the one column that is never null; no row kind is empty.
         columns = [pa.array([""]), *(pa.nulls(1, field.type) for field in list(self.output)[1:])]
         row = pa.RecordBatch.from_arrays(columns, schema=self.output)
-        return self._with_metrics(row, pa.array([numbers], METRICS_TYPE))
+        return self._with_metrics(row, pa.array([text], METRICS_TYPE))
 
 
 def task_identity() -> TaskIdentity:

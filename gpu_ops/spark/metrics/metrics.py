@@ -1,7 +1,8 @@
-"""Metrics of a join: what is counted, and how partitions add up, in Spark's own progress or beside it."""
+"""Metrics of a join: what is counted, how partitions add up, and how Spark's own progress has that."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
 METRICS_COLUMN: Final = "__gpu_join_metrics"
-"""The hidden column: null in every row of the changelog, one list per partition and micro-batch.
+"""The hidden column: null in every row of the changelog, and once or more in a micro-batch what was counted, as JSON.
 
 It has a longer name where the changelog has a column of this one.
 """
@@ -22,8 +23,8 @@ It has a longer name where the changelog has a column of this one.
 METRICS_FIELD: Final = "metrics"
 """The one column of what a join's name stands for in ``observedMetrics``."""
 
-METRICS_TYPE: Final = pa.list_(pa.int64())
-"""One list costs a row four bytes where it is null; a struct of as many numbers costs it two hundred."""
+METRICS_TYPE: Final = pa.string()
+"""A text costs a row four bytes where it is null; a struct of as many numbers costs it two hundred."""
 
 _OF_INPUT: Final = ("rows_in", "state_rows", "state_bytes", "cold_bytes", "unknown_retractions", "expired", "bad_rows")
 _OF_TIMED_INPUT: Final = ("late", "evicted")
@@ -82,35 +83,28 @@ def free_name(wanted: str, taken: Iterable[str]) -> str:
 def observed(names: Sequence[str], column: str) -> Column:
     """What ``DataFrame.observe`` is given: one column `METRICS_FIELD`, with a field per metric.
 
-    Spark updates every aggregate in every row of a changelog. One per metric took up to a fifth of a query's
-    throughput, so there is one in all: the partitions' lists are collected, and added up on the driver.
+    Spark analyses, optimises and generates code of it for every operator in every micro-batch, and updates every
+    aggregate in every row. So partitions are added up elsewhere, see `total`, and one function makes all fields.
 
     Args:
         names: of the metrics.
         column: the hidden column.
     """
     from pyspark.sql import functions as f  # noqa: PLC0415 - a worker that only packs needs none
+    from pyspark.sql import types as st  # noqa: PLC0415
 
-    def field(index: int, name: str) -> str:
-        number = f"get(found.{'most' if name in _MARKS or name in _TIMES else 'sum'}, {index})"
-        return f"{f'coalesce({number}, 0) / 1000D' if name in _TIMES else number} AS {backquoted(name)}"
+    fields = [st.StructField(name, st.DoubleType() if name in _TIMES else st.LongType()) for name in names]
+    said = f.get(f.collect_list(f.col(backquoted(column))), f.lit(0))
+    return f.from_json(said, st.StructType(fields)).alias(METRICS_FIELD)
 
-    def over_partitions(nothing: str, both: str) -> str:
-        start = f"array_repeat(CAST({nothing} AS BIGINT), {len(names)})"
-        return f"aggregate(partitions, {start}, (before, more) -> zip_with(before, more, (x, y) -> {both}))"
 
-    total, most = over_partitions("0", "x + coalesce(y, 0)"), over_partitions("NULL", "greatest(x, y)")
-    fields = ", ".join(field(index, name) for index, name in enumerate(names))
-    # As text: of calls into the JVM there would be thousands, which take a second. What an array of one is
-    # transformed from is computed once, and the fields are short, as Spark analyses them in every micro-batch.
-    collected = (
-        f"transform(array(collect_list({backquoted(column)})), partitions -> struct({total} AS sum, {most} AS most))"
-    )
-    return f.expr(f"get(transform({collected}, found -> struct({fields})), 0)").alias(METRICS_FIELD)
+def total(names: Sequence[str], partitions: Sequence[Sequence[int | None]]) -> str:
+    """What the hidden column has in one row of a micro-batch: `added_up`, as JSON."""
+    return json.dumps(added_up(names, partitions))
 
 
 def added_up(names: Sequence[str], partitions: Sequence[Sequence[int | None]]) -> dict[str, int | float | None]:
-    """What `observed` makes of partitions, without Spark.
+    """A join's metrics of all its partitions.
 
     Args:
         names: of the metrics.

@@ -24,7 +24,7 @@ from gpu_ops.spark.exchange.connection import Action, Address, FlightServer, for
 from gpu_ops.spark.metrics.listener import ProgressListener
 from gpu_ops.spark.metrics.metrics import metric_names
 from gpu_ops.spark.metrics.prometheus import serve
-from gpu_ops.spark.metrics.task_metrics import TASK_METRICS, Run
+from gpu_ops.spark.metrics.task_metrics import TASK_METRICS, Packed, Run
 from gpu_ops.spark.plan.recognition import JoinPlan, numbered_plans, running_plan
 from gpu_ops.spark.plan.starts import check_starts
 from gpu_ops.spark.plan.triggers import next_batch, output_mode, takes_what_is_there
@@ -61,6 +61,8 @@ class _Known:
     batch_id: int = -1
     asked: set[int] = dataclasses.field(default_factory=set)
     """Partitions that have computed that micro-batch, or begun to."""
+    counted: dict[int, Packed] = dataclasses.field(default_factory=dict)
+    """By partition that has computed it, its metrics."""
     servers: set[tuple[str, int]] = dataclasses.field(default_factory=set)
     watermarks: Watermarks | None = None
     """Of a join by time."""
@@ -269,8 +271,11 @@ class Directory:
         """Takes in what one partition says after a micro-batch.
 
         Args:
-            request: join_id, batch_id, partition; of a join by time ``latest`` and ``rows`` as `Report` has them;
-                where metrics are reported, run_id and ``numbers``, the metrics as packed.
+            request: join_id, run_id, batch_id, partition, partitions; of a join by time ``latest`` and ``rows`` as
+                `Report` has them; ``numbers``, the metrics as packed; observed: whether Spark's progress has them.
+
+        Returns:
+            all: where they are observed and all partitions have said theirs, the metrics of each; else None.
         """
         batch_id, partition = int(request["batch_id"]), int(request["partition"])
         with self._lock:
@@ -279,11 +284,19 @@ class Directory:
             (left, right), rows = request["latest"], request["rows"]
             said = Report((left, right), tuple(map(bool, rows)))
             known.watermarks.report(batch_id, partition, said)
-        if known is not None and known.plan is not None and request.get("run_id") == known.run_id:
+        if known is None or request["run_id"] != known.run_id:
+            return {"all": None}
+        if request["observed"]:
+            with self._lock:
+                if batch_id == known.batch_id:  # else of a task that nobody waits for any more
+                    known.counted[partition] = request["numbers"]
+                    if len(known.counted) == int(request["partitions"]):
+                        return {"all": list(known.counted.values())}
+        elif known.plan is not None:
             join, run = known.plan.join, Run(known.query_id, known.run_id, known.plan.name)
             names = metric_names(join.sides, by_time=join.by_time)
             TASK_METRICS.take(run, batch_id, partition, names, request["numbers"])
-        return {"taken": True}
+        return {"all": None}
 
     def close(self) -> None:
         """Ends the servers and stops answering."""
@@ -395,7 +408,7 @@ class Directory:
                 raise left_behind(who, known.batch_id, known.asked, partitions)
             if 0 <= known.batch_id < batch_id - 1:
                 raise left_behind(who, known.batch_id + 1, (), partitions)
-            known.batch_id, known.evaluations, known.asked = batch_id, {}, set()
+            known.batch_id, known.evaluations, known.asked, known.counted = batch_id, {}, set(), {}
         known.asked.add(int(request["partition"]))
 
     @staticmethod
