@@ -171,7 +171,7 @@ def test_nearly_every_operation_tells_rows_apart() -> None:
     ]
     assert len(constant) < len(SQL) // 5, constant
     operations = {node.op for s in SQL for node in _calls(_condition(s).root)}
-    assert operations == set(Op)
+    assert operations == set(Op) - {Op.IN, Op.LIKE}  # of rows that tasks filter: tests/spark/test_file_filters.py
 
 
 def _calls(node: object) -> list[Call]:
