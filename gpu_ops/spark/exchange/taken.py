@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from gpu_ops.conditions import Expression
 from gpu_ops.conditions.expressions import Column
+from gpu_ops.spark.exchange.arrivals import typed
 
 ROWS = ""
 """What expressions call the rows: there is one input."""
@@ -64,17 +65,15 @@ class Taken(NamedTuple):
         Raises:
             EvaluationError: an expression fails for a row, in ANSI mode.
         """
-        # here, as an executor's import of pandas takes a while
-        from cpu_fallback.conditions import values  # noqa: PLC0415
-
+        if self.where or self.computed:  # else without an import of pandas, which takes an executor a while
+            from cpu_fallback.conditions import values  # noqa: PLC0415
         for number, test in enumerate(self.where):
             (true,) = values([test], {ROWS: batch}, batch.num_rows)
             later = dict.fromkeys((*_named(self.columns), *_named(self.where[number + 1 :])))
             batch = batch.select(list(later)).filter(true, null_selection_behavior="drop")
-        made = iter(values(self.computed, {ROWS: batch}, batch.num_rows))
+        made = iter(values(self.computed, {ROWS: batch}, batch.num_rows) if self.computed else ())
         arrays = [batch.column(x.root.name) if isinstance(x.root, Column) else next(made) for x in self.columns]
-        typed = [x if x.type == kind else x.cast(kind) for x, kind in zip(arrays, schema.types, strict=True)]
-        return pa.RecordBatch.from_arrays(typed, schema=schema)
+        return typed(pa.RecordBatch.from_arrays(arrays, names=schema.names), schema)
 
 
 def _named(expressions: Sequence[Expression]) -> tuple[str, ...]:

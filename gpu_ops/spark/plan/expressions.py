@@ -13,10 +13,22 @@ from typing import Any, Final
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 
 from gpu_ops.conditions import Expression, nodes_of
 from gpu_ops.conditions.builder import Builder, is_null, logic
-from gpu_ops.conditions.expressions import BOOL, Call, Column, Literal, Node, Op, TypeProblemError, convert, kind
+from gpu_ops.conditions.expressions import (
+    BOOL,
+    Call,
+    Column,
+    Literal,
+    Node,
+    Op,
+    TypeProblemError,
+    as_decimal,
+    convert,
+    kind,
+)
 from gpu_ops.query.catalyst import arrow_type_of, items
 from gpu_ops.spark.exchange.taken import ROWS
 
@@ -102,7 +114,8 @@ class Reader:
         """
         try:
             found = self._node(java)
-        except (TypeProblemError, Py4JError) as error:  # the latter where another version of Spark has other classes
+        except (TypeProblemError, Py4JError, PySparkException) as error:
+            # Spark's own refusal of a constant, or another version of Spark has other classes
             raise OnlySparkError(str(java.sql())) from error
         if found is None:
             raise OnlySparkError(str(java.sql()))
@@ -121,10 +134,10 @@ class Reader:
             return None
         if java.foldable() and all(str(leaf.nodeName()) == "Literal" for leaf in items(java.collectLeaves())):
             return _folded(java, wanted)
-        made = self._made(name, java)
+        made = self._made(name, java, wanted)
         return made if made is not None and made.type == wanted else None
 
-    def _made(self, name: str, java: Any) -> Node | None:
+    def _made(self, name: str, java: Any, wanted: pa.DataType) -> Node | None:
         builder = self._builder
         if name in ("And", "Or"):
             return logic(Op(name.lower()), self._value(java.left()), self._value(java.right()))
@@ -156,7 +169,7 @@ class Reader:
         if name == "Coalesce":
             return builder.coalesce([self._value(x) for x in items(java.children())])
         if name == "Cast":
-            return _widened(self._value(java.child()), _type(java))
+            return _widened(self._value(java.child()), wanted)
         return self._value(java.replacement())  # what Spark will evaluate in its place, if it is such a one
 
     def _value(self, java: Any) -> Node:
@@ -210,10 +223,7 @@ def _type(java: Any) -> pa.DataType | None:
 
 
 def _folded(java: Any, wanted: pa.DataType) -> Literal | None:
-    try:
-        value = java.eval(None)
-    except Exception:
-        return None
+    value = java.eval(None)
     if value is None:
         return Literal(None, wanted)
     match kind(wanted):
@@ -226,18 +236,16 @@ def _folded(java: Any, wanted: pa.DataType) -> Literal | None:
     return Literal(value, wanted)
 
 
-def _widened(node: Node, wanted: pa.DataType | None) -> Node | None:
+def _widened(node: Node, wanted: pa.DataType) -> Node | None:
     """A cast that loses nothing, or to the nearest double of an integer."""
-    own, new = kind(node.type), kind(wanted) if wanted is not None else "other"
-    if wanted is None or node.type == wanted:
-        return node if wanted is not None else None
+    own, new = kind(node.type), kind(wanted)
+    if node.type == wanted:
+        return node
     if own == new == "integer":
         fits = node.type.bit_width <= wanted.bit_width
     elif new == "decimal" and own in ("integer", "decimal"):
-        digits = {8: 3, 16: 5, 32: 10, 64: 19}
-        scale = node.type.scale if own == "decimal" else 0
-        whole = node.type.precision - scale if own == "decimal" else digits[node.type.bit_width]
-        fits = wanted.precision - wanted.scale >= whole and wanted.scale >= scale
+        exact = as_decimal(node)
+        fits = wanted.precision - wanted.scale >= exact.precision - exact.scale and wanted.scale >= exact.scale
     else:
         fits = new == "float" and (own == "integer" or (own == "float" and wanted == pa.float64()))
     return convert(node, wanted) if fits else None

@@ -46,8 +46,12 @@ class Reading(NamedTuple):
     taken: Taken
 
     def __str__(self) -> str:
-        by, made = ", ".join(self.taken.tested), ", ".join(x.sql for x in self.taken.computed)
-        return f"{self.source}{', filtered by ' * bool(by)}{by}{', computing ' * bool(made)}{made}"
+        said = [str(self.source)]
+        if self.taken.tested:
+            said.append(f"filtered by {', '.join(self.taken.tested)}")
+        if self.taken.computed:
+            said.append(f"computing {', '.join(x.sql for x in self.taken.computed)}")
+        return ", ".join(said)
 
 
 @dataclasses.dataclass(frozen=True)
