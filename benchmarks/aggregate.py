@@ -2,8 +2,8 @@
 
 Sales of few products and of many: ``count(*)``, ``sum`` and ``avg`` of integers, ``sum`` of doubles, ``min``, ``max``.
 The engine takes them in micro-batches (``per_batch``) and puts out its changelog; polars groups all rows at once, by
-one thread. The folded changelog is polars' result. Where rows are taken back it is a tenth of each micro-batch, in the
-next; polars groups what is left.
+one thread. The folded changelog is polars' result. The process has the environment of a state server. Where rows are
+taken back it is a tenth of each micro-batch, in the next; polars groups what is left.
 
     python -m benchmarks.aggregate [--rows 5000000] [--batches 10] [--rounds 7] [--quick]
 """
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.common import interleave, ratio, summarise, write_results
+from benchmarks.common import as_state_servers_run, interleave, ratio, summarise, write_results
 from gpu_ops.descriptions.groups.aggregate import Aggregate
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.engine import JoinEngine
@@ -103,6 +103,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "aggregate.json")
     given = parser.parse_args()
+    as_state_servers_run()
     rows, rounds = (200_000, 2) if given.quick else (given.rows, given.rounds)
     results = [
         beside_polars(rows, products, batches, rounds, retractions=back)

@@ -216,8 +216,8 @@ def fresh(case: Callable[[Path], DataFrame], sink: Sink = "noop") -> dict[str, A
         shutil.rmtree(work, ignore_errors=True)
 
 
-def local_session(cores: int = 2, **settings: str) -> SparkSession:
-    """The session that all cases share."""
+def local_session(cores: int = 2, *, arrow_rows: bool = False, **settings: str) -> SparkSession:
+    """The session that all cases share; `arrow_rows` as of `gpu_ops.spark.recommended_conf`."""
     pa.set_cpu_count(1)
     config = {
         "spark.sql.shuffle.partitions": str(cores),
@@ -227,6 +227,7 @@ def local_session(cores: int = 2, **settings: str) -> SparkSession:
         # a file stays in one source partition, and no other with it
         "spark.sql.files.maxPartitionBytes": "1g",
         "spark.sql.files.openCostInBytes": "1g",
+        **gpu_ops.spark.recommended_conf(arrow_rows=arrow_rows),
         **settings,
     }
     session: SparkSession = gpu_ops.spark.session("gpu-join benchmark", master=f"local[{cores}]", config=config)

@@ -25,6 +25,7 @@ from gpu_ops.demo.orders_prices import read_changes
 from gpu_ops.errors import BackendError
 from gpu_ops.memory import size_text
 from gpu_ops.spark import session
+from gpu_ops.spark.api.session import FIRST_COMPILER
 from gpu_ops.spark.metrics.progress import JoinProgress, followed, join_progress
 
 if TYPE_CHECKING:
@@ -43,8 +44,8 @@ _COLUMNS: Final = (
 _LOGGING: Final = Path(__file__).resolve().parent / "log4j2.properties"
 _SETTINGS: Final = {
     "spark.driver.memory": "2g",
-    # In a run this short the JVM's second compiler costs a quarter more CPU time than it saves.
-    "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 -Dlog4j2.configurationFile={_LOGGING.as_uri()}",
+    # as long as a demonstration runs, for Spark's rows too
+    "spark.driver.extraJavaOptions": f"{FIRST_COMPILER} -Dlog4j2.configurationFile={_LOGGING.as_uri()}",
     "spark.ui.showConsoleProgress": "false",
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,12 @@ def test_own_session_starts_without_a_name_of_the_machine_and_leaves_the_environ
         gpu_ops.spark.session(master=master)
         assert "SPARK_LOCAL_HOSTNAME" not in os.environ
     assert seen == ["localhost", None]
+
+
+def test_jvms_that_only_plan_do_without_their_second_compiler() -> None:
+    more = gpu_ops.spark.recommended_conf(arrow_rows=True)
+    assert more.items() > gpu_ops.spark.recommended_conf().items()
+    assert more["spark.driver.extraJavaOptions"] == more["spark.executor.extraJavaOptions"] == "-XX:TieredStopAtLevel=1"
 
 
 def test_recommended_settings_are_known_and_may_be_set_while_spark_runs(spark: SparkSession) -> None:
@@ -86,3 +93,24 @@ def test_sparks_own_stateful_queries_run_on_rocksdb_in_our_session(spark: Any, t
     finally:
         spark.conf.unset(provider)
     assert sorted(map(tuple, spark.table("counts").collect())) == [(0, 3), (1, 3), (2, 3)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the daemon is Linux's alone")
+def test_workers_are_forked_with_their_imports_by_a_daemon_without_threads(spark: Any) -> None:
+    assert spark.conf.get("spark.python.daemon.module") == "gpu_ops.spark.worker_daemon"
+
+    def look(batches: Any) -> Any:
+        import pyarrow as pa
+
+        list(batches)
+        daemon = Path(f"/proc/{os.getppid()}")
+        command = (daemon / "cmdline").read_text().split("\0")
+        threads = sorted((task / "comm").read_text().strip() for task in (daemon / "task").iterdir())
+        libraries = {line.rpartition("/")[2] for line in (daemon / "maps").read_text().splitlines()}
+        loaded = [name for name in ("arrow_flight", "openblas") if any(name in library for library in libraries)]
+        yield pa.RecordBatch.from_pydict({"seen": [*command[1:3], *loaded, *threads]})
+
+    module, name, *rest = (row["seen"] for row in spark.range(0, 1, 1, 1).mapInArrow(look, "seen string").collect())
+    assert (module, name) == ("-m", "gpu_ops.spark.worker_daemon")
+    assert rest[:2] == ["arrow_flight", "openblas"]
+    assert len([name for name in rest[2:] if name != "jemalloc_bg_thd"]) == 1, f"threads besides its own: {rest[2:]}"

@@ -1,0 +1,41 @@
+"""Spark's daemon of Python workers, with what tasks of this pack need imported before workers are forked.
+
+``spark.python.daemon.module`` names it. Spark ends a worker that had no task for a minute (`PythonWorkerFactory`): in a
+stream whose micro-batches are further apart each would wait for imports anew. Spark's own daemon imports nothing, as no
+thread may run at a fork; none does here: OpenBLAS is told so, and of Arrow's, jemalloc's alone minds forks itself.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+from typing import Final
+
+from pyspark import daemon
+
+_NEEDED: Final = (
+    "pyspark.worker",
+    "pyspark.sql.pandas.serializers",
+    "pandas",
+    "pyarrow.flight",
+    "cpu_fallback.conditions",
+    "cpu_fallback.hashing",
+    "gpu_ops.spark.exchange.file_task",
+    "gpu_ops.spark.exchange.task",
+    "gpu_ops.spark.sources.messages",
+    "gpu_ops.spark.sources.packing",
+)
+
+
+def main() -> None:
+    """Imports, and serves until Spark closes standard input."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    for name in _NEEDED:
+        importlib.import_module(name)
+    gc.freeze()  # what is imported stays, and forks share it
+    daemon.manager()
+
+
+if __name__ == "__main__":
+    main()
