@@ -96,11 +96,12 @@ def main() -> None:
         spark = local_session(arrow_rows=True, **{"spark.sql.session.timeZone": "UTC"})
         for case in cases:
             results[case.name] = measure(spark, case, Path(folder), options)
+            if not options.no_flink:  # what is measured is kept if a later query fails
+                results = {name: results[name] for name in known if name in results}
+                record = write_results(options.out, "tpch", results, settings=settings)
         spark.stop()
     if options.no_flink:
         return
-    results = {name: results[name] for name in known if name in results}
-    record = write_results(options.out, "tpch", results, settings=settings)
     shown = {name: {k: v for k, v in found.items() if k != "runs"} for name, found in record["results"].items()}
     json.dump(shown, sys.stdout, indent=2)
     print()
