@@ -2,10 +2,12 @@
 
 Both read the same topic of two partitions by two tasks, join each message with one of 1,000 rows and send one JSON
 message per row to a new topic of two partitions of the same broker. Times are from the start of the job to its end, in
-a JVM that has run it `--warmup` times before; rates are messages read per second. Flink has its state on the heap and
-no checkpoints (its sink delivers at least once), ours writes its state durably. The topics that came out are compared
-by their number of messages and a sum over a column. Needs the broker and jars of `make services` and a connector of
-Flink's (`--connector`: flink-sql-connector-kafka, from Maven).
+a JVM that has run it `--warmup` times before; rates are messages read per second. Both have the same settings of
+Kafka's client (`PRODUCER`, `CONSUMER`): by default a producer sends many small batches, which keeps the broker busy.
+Flink has its state on the heap and no checkpoints (its sink delivers at least once), ours writes its state durably and
+numbers its messages. The topics that came out are compared by their number of messages and a sum over a column. Needs
+the broker and jars of `make services` and a connector of Flink's (`--connector`: flink-sql-connector-kafka, from
+Maven).
 
     GPU_JOIN_SERVICES=.services python -m benchmarks.flink.kafka --connector JAR [--messages 1000000] [--rounds 3]
 """
@@ -28,13 +30,16 @@ from benchmarks.flink.run import FLINK_VERSION, run_sql
 from benchmarks.kafka import BROKER, SCHEMA, sent
 from gpu_ops.spark import session
 
+PRODUCER = {"linger.ms": "50", "batch.size": "262144"}
+CONSUMER = {"max.poll.records": "5000"}
+
 ROWS = 1000
 """Of the table: each message has its row."""
 
 FLINK = """
 CREATE TABLE orders (order_id BIGINT, customer BIGINT, amount DOUBLE, note STRING, `at` TIMESTAMP_LTZ(3)) WITH (
   'connector' = 'kafka', 'topic' = '{topic}', 'properties.bootstrap.servers' = '{broker}', 'format' = 'json',
-  'json.timestamp-format.standard' = 'ISO-8601', 'scan.startup.mode' = 'earliest-offset',
+  'json.timestamp-format.standard' = 'ISO-8601', {consumer}, 'scan.startup.mode' = 'earliest-offset',
   'scan.bounded.mode' = 'latest-offset')
 
 CREATE TABLE prices (customer BIGINT, price DOUBLE) WITH (
@@ -42,7 +47,7 @@ CREATE TABLE prices (customer BIGINT, price DOUBLE) WITH (
 
 CREATE TABLE priced (order_id BIGINT, customer BIGINT, amount DOUBLE, note STRING, `at` TIMESTAMP_LTZ(3), price DOUBLE)
 WITH ('connector' = 'kafka', 'topic' = '{out}', 'properties.bootstrap.servers' = '{broker}', 'format' = 'json',
-  'json.timestamp-format.standard' = 'ISO-8601')
+  'json.timestamp-format.standard' = 'ISO-8601', {producer})
 
 INSERT INTO priced SELECT o.*, p.price FROM orders o JOIN prices p ON o.customer = p.customer
 """
@@ -99,13 +104,15 @@ def our_seconds(spark: SparkSession, topic: str, folder: str, options: Any) -> f
     """From the start of the query to its end."""
     out = f"out{uuid.uuid4().hex[:8]}"
     read = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": str(options.batch)}
+    read |= {f"kafka.{name}": value for name, value in CONSUMER.items()}
     orders = gpu_ops.read_kafka(spark, BROKER, topic, "json", SCHEMA, options=read)
     prices = spark.readStream.schema("customer BIGINT, price DOUBLE").parquet(f"{folder}/parquet")
     with tempfile.TemporaryDirectory(prefix="gpu-join-work-") as work:
         joined = gpu_ops.join(orders, prices, on="customer", state=f"{work}/state")
         columns = ("order_id", "customer", "amount", "note", "at", "price")
-        messages = joined.select(f.to_json(f.struct(*columns)).alias("value"))
-        writer = messages.writeStream.format("kafka").option("checkpointLocation", f"{work}/checkpoint")
+        messages = gpu_ops.sinks.json_messages(joined.select(*columns))
+        writer = messages.writeStream.format("kafka").options(**{f"kafka.{x}": y for x, y in PRODUCER.items()})
+        writer = writer.option("checkpointLocation", f"{work}/checkpoint")
         writer = writer.option("kafka.bootstrap.servers", BROKER).option("topic", out).trigger(availableNow=True)
         begun = time.perf_counter()
         writer.start().awaitTermination()
@@ -117,7 +124,10 @@ def our_seconds(spark: SparkSession, topic: str, folder: str, options: Any) -> f
 def flink_seconds(spark: SparkSession, topic: str, folder: str, options: Any) -> float:
     """The last of several runs in one JVM."""
     outs = [f"out{uuid.uuid4().hex[:8]}" for _ in range(options.warmup + 1)]
-    scripts = [FLINK.format(topic=topic, broker=BROKER, prices=f"{folder}/prices", out=out) for out in outs]
+    own = {"topic": topic, "broker": BROKER, "prices": f"{folder}/prices"}
+    for name, settings in (("producer", PRODUCER), ("consumer", CONSUMER)):
+        own[name] = ", ".join(f"'properties.{x}' = '{y}'" for x, y in settings.items())
+    scripts = [FLINK.format(**own, out=out) for out in outs]
     seconds = run_sql([script.strip() for script in scripts], 2, jars=[options.connector.absolute()])[-1]["seconds"]
     check(spark, outs[-1], options.messages)
     return seconds

@@ -8,6 +8,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import functions as f
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
+from gpu_ops.errors import DescriptionError
 from gpu_ops.jobs.connectors import FORMATS
 from gpu_ops.jobs.job import Job, Sink
 from gpu_ops.jobs.sources import failed
@@ -19,6 +20,7 @@ from gpu_ops.spark.sinks.delta import delta_view
 from gpu_ops.spark.sinks.files import FilesFormat, write_files
 from gpu_ops.spark.sinks.jdbc import jdbc_view
 from gpu_ops.spark.sinks.kafka import kafka_debezium, kafka_upsert
+from gpu_ops.spark.sinks.messages import json_messages
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -122,19 +124,12 @@ def shaped(changes: DataFrame, sink: Sink, file: Text) -> DataFrame:
 
 
 def messages(rows: DataFrame, sink: Sink, file: Text) -> DataFrame:
-    """Rows as messages for Kafka: each is a JSON text, its key the key's column, or JSON where it has several.
+    """Rows as messages for Kafka; see `gpu_ops.sinks.json_messages`.
 
     Raises:
-        JobError: no such column for the key.
+        JobError: no such column for the key, or one that has no JSON text.
     """
-    spelled = {name.lower(): name for name in rows.columns}
-    for name in sink.key:
-        if name.lower() not in spelled:
-            raise file.error(f"key names {name!r}; there are {', '.join(rows.columns)}", sink.at)
-    keys = [named_column(spelled[name.lower()]) for name in sink.key]
-    nulls = {"ignoreNullFields": "false"}
-    value = f.to_json(f.struct(*(named_column(name) for name in rows.columns)), nulls).alias("value")
-    if not keys:
-        return rows.select(value)
-    key = keys[0].cast("string") if len(keys) == 1 else f.to_json(f.struct(*keys), nulls)
-    return rows.select(key.alias("key"), value)
+    try:
+        return json_messages(rows, sink.key)
+    except DescriptionError as error:
+        raise file.error(str(error), sink.at) from error

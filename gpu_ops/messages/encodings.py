@@ -23,7 +23,8 @@ ENCODINGS: Final = (*TIMES, "days", "base64", "text")
 """Besides: dates as days since 1970; decimals as base64 of their unscaled bytes, ``base64:2`` with that scale where it
 is not the declared one; and what is the default, ISO 8601 or a number or text."""
 
-_NOT_FINITE: Final = ("NaN", "Infinity", "-Infinity")
+NOT_FINITE: Final = ("NaN", "Infinity", "-Infinity")
+"""How the floating-point numbers are written that JSON has none for: as texts."""
 
 _ALPHABET: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 _DECIMAL_BYTES: Final = 16
@@ -97,7 +98,7 @@ def decoded(values: pa.Array, kind: pa.DataType, encoding: str, zone: str) -> pa
             _, _, scale = encoding.partition(":")
             return unscaled(from_base64(part), int(scale) if scale else wanted.scale).cast(wanted)
         if t.is_floating(wanted) and t.is_string(part.type):
-            texts = part.filter(pc.invert(pc.is_in(part, pa.array((*_NOT_FINITE, None), pa.string()))))
+            texts = part.filter(pc.invert(pc.is_in(part, pa.array((*NOT_FINITE, None), pa.string()))))
             if len(texts):
                 raise pa.ArrowInvalid(f"a text where a number is expected: {texts[0]}")
         return cast_plain(part, wanted, within)
@@ -134,6 +135,24 @@ def from_base64(texts: pa.StringArray) -> pa.BinaryArray:
     sizes = lengths // 4 * 3
     kept = np.repeat(padded, sizes) < np.repeat(np.cumsum(sizes), sizes) - np.arange(three.size)
     return _scattered(three[kept], sizes - padded, valid)
+
+
+def to_base64(values: pa.BinaryArray) -> pa.StringArray:
+    """Texts in base64 (RFC 4648, padded) of n values of bytes."""
+    sizes = pc.fill_null(pc.binary_length(values), 0).to_numpy().astype(np.int64)
+    data, groups = np.frombuffer(_data(pc.fill_null(values, b"")), np.uint8), -(-sizes // 3)
+    three = np.zeros(3 * int(groups.sum()), np.uint8)
+    three[np.arange(data.size) + np.repeat(3 * (np.cumsum(groups) - groups) - np.cumsum(sizes) + sizes, sizes)] = data
+    parts = three.reshape(-1, 3).astype(np.int64)
+    number = parts[:, 0] << 16 | parts[:, 1] << 8 | parts[:, 2]
+    digits = np.frombuffer(_ALPHABET, np.uint8)[np.stack([number >> at & 63 for at in (18, 12, 6, 0)], axis=1)].reshape(
+        -1
+    )
+    ends, missing = 4 * np.cumsum(groups), 3 * groups - sizes
+    digits[ends[missing > 0] - 1] = ord("=")
+    digits[ends[missing > 1] - 2] = ord("=")
+    there = values.is_valid()
+    return _scattered(digits, 4 * groups[there.to_numpy(zero_copy_only=False)], there).view(pa.string())
 
 
 def unscaled(values: pa.BinaryArray, scale: int) -> pa.Array:

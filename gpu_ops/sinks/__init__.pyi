@@ -5,3 +5,4 @@ from gpu_ops.spark.sinks.kafka import kafka_debezium as kafka_debezium
 from gpu_ops.spark.sinks.kafka import kafka_upsert as kafka_upsert
 from gpu_ops.spark.sinks.memory import MemoryView as MemoryView
 from gpu_ops.spark.sinks.memory import memory_view as memory_view
+from gpu_ops.spark.sinks.messages import json_messages as json_messages

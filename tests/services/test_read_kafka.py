@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import math
 import uuid
 from decimal import Decimal
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 from spark.support import Row, Sink, Source, drain, fold, slow_join
+from spark.views import COLUMNS, Shop
 
 import gpu_ops
 from gpu_ops import sinks, stream
@@ -119,3 +121,33 @@ def test_a_bad_message_is_named(spark: Any, tmp_path: Path) -> None:
     assert rows.columns == ["id", "offset", "timestamp"]
     with pytest.raises(Exception, match=f"a message at topic {topic}, partition [01], offset [01]: is no JSON object"):
         drain(rows, Sink(), tmp_path / "checkpoint")
+
+
+def test_a_consumer_drops_what_a_repeated_micro_batch_sends_again(spark: Any, tmp_path: Path) -> None:
+    topic, shop, checkpoint = f"t{uuid.uuid4().hex[:8]}", Shop(spark, tmp_path), tmp_path / "checkpoint"
+    messages = sinks.json_messages(shop.changes, "id")
+
+    def run() -> None:
+        writer = messages.writeStream.format("kafka").option("kafka.bootstrap.servers", BROKER).option("topic", topic)
+        writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start().awaitTermination()
+
+    for number in range(3):
+        shop.more()
+        run()
+        (checkpoint / "commits" / str(number)).unlink()  # as if the query had been killed before
+        (checkpoint / "commits" / f".{number}.crc").unlink()
+        run()
+    read = spark.read.format("kafka").option("kafka.bootstrap.servers", BROKER).option("subscribe", topic)
+    found = read.option("includeHeaders", "true").load().orderBy("partition", "offset")
+    last: dict[tuple[int, int], list[int]] = {}
+    changes = []
+    for row in found.selectExpr(
+        "partition", "string(value) AS value", "string(headers[0].value) AS sequence"
+    ).collect():
+        batch, task, message = json.loads(row.sequence)
+        if [batch, message] > last.get((row.partition, task), [-1]):
+            last[row.partition, task] = [batch, message]
+            said = json.loads(row.value)
+            changes.append((said["row_kind"], *(said[name] for name in COLUMNS)))
+    assert 0 < 2 * len(changes) == found.count()
+    assert fold(changes) == shop.expected()

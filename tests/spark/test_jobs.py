@@ -432,7 +432,7 @@ def test_messages_out(spark: Any) -> None:
     assert said("id, name") == [('{"id":1,"name":null}', value)]
     bare = sink(with_key.replace(", 'key' = '{}'", ""))
     assert rows(messages(shaped(changes, bare, file), bare, file)) == [(value,)]
-    with pytest.raises(JobError, match="key names 'x'; there are op, id, name"):
+    with pytest.raises(JobError, match="key='x' is no column; there are op, id, name"):
         said("x")
     with pytest.raises(JobError, match="the query has a column 'id', too"):
         shaped(changes, sink("WITH ('connector' = 'console', 'row_kind' = 'id')"), file)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol, Self
 
 import pyarrow as pa
 
@@ -27,6 +27,13 @@ class Maker(Protocol):
 
     def of(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """What it makes of them."""
+
+
+class NamedMaker(Maker, Protocol):
+    """One that is a named tuple."""
+
+    def _replace(self, *, schema: Any = ...) -> Self:
+        """The same of rows of another schema."""
 
 
 class OfRows:

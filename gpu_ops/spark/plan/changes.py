@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
 from pyspark.serializers import CPickleSerializer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -11,10 +12,12 @@ from pyspark.sql import types as st
 
 from gpu_ops.query.catalyst import frame_of, java_class
 from gpu_ops.spark.datatypes import spark_type
-from gpu_ops.spark.exchange.made_of import OfChanges
+from gpu_ops.spark.exchange.made_of import NamedMaker, OfChanges, OfRows
 from gpu_ops.spark.exchange.task import Task
 from gpu_ops.spark.metrics.metrics import METRICS_TYPE, metric_names, observed
 from gpu_ops.spark.plan.recognition import JoinPlan
+from gpu_ops.spark.plan.selection import taken_of_join
+from gpu_ops.spark.workers import make_importable
 
 
 def observing(rows: DataFrame, plan: JoinPlan, hidden: str | None) -> DataFrame:
@@ -55,3 +58,24 @@ def in_place_of(node: Any, plan: JoinPlan, made: OfChanges, output: st.StructTyp
         )
     rows = frame_of(spark, node.children().head()).mapInArrow(made, plan.carried_by(output))
     return observing(rows, plan, hidden).select(*names)
+
+
+def made_by_tasks(changes: DataFrame, maker: NamedMaker, name: str, output: st.StructType) -> DataFrame:
+    """What is made of rows by the tasks that have them; of a join's, where Arrow can, before they are Spark's rows.
+
+    Args:
+        changes: the rows.
+        maker: makes it.
+        name: how Spark shows it in plans where it is made of Spark's rows.
+        output: the types of what it makes.
+    """
+    found, spark = taken_of_join(changes), changes.sparkSession
+    plan = None if isinstance(found, str) else JoinPlan.of(found.node)
+    if isinstance(found, str) or plan is None:
+        make_importable(spark)
+        return changes.mapInArrow(OfRows(name, maker), output)
+    task = task_of(found.node, spark)
+    assert task is not None
+    types = found.taken.types(task.output)
+    schema = pa.schema([pa.field(x.name, kind) for x, kind in zip(maker.schema, types, strict=True)])
+    return in_place_of(found.node, plan, OfChanges(task, found.taken, maker._replace(schema=schema)), output, spark)

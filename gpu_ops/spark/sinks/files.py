@@ -20,15 +20,11 @@ from gpu_ops.query.catalyst import java_class
 from gpu_ops.spark.api.streams import spelling
 from gpu_ops.spark.datatypes import arrow_schema
 from gpu_ops.spark.exchange.file_task import FILE_COLUMN, STAGING, FileWriter, WrittenFile
-from gpu_ops.spark.exchange.made_of import OfChanges, OfRows
 from gpu_ops.spark.given import data_frame
-from gpu_ops.spark.plan.changes import in_place_of, task_of
-from gpu_ops.spark.plan.recognition import JoinPlan
-from gpu_ops.spark.plan.selection import taken_of_join
+from gpu_ops.spark.plan.changes import made_by_tasks
 from gpu_ops.spark.sinks.changes import query_of
 from gpu_ops.spark.sinks.delta_files import DeltaCommit
 from gpu_ops.spark.sinks.file_log import LOG, FileLog, ObjectLog, SparkLog
-from gpu_ops.spark.workers import make_importable
 from gpu_ops.state.address import KINDS, StateAddress
 from gpu_ops.state.files import Files
 
@@ -103,28 +99,13 @@ def write_files(
         file_bytes,
         compression if format != "arrow" or compression != "snappy" else "lz4",
     )
-    files = _files(changes, writer)
+    files = made_by_tasks(changes, writer, "gpu_join_files", st.StructType().add(FILE_COLUMN, "string"))
     started = files.writeStream.foreachBatch(lambda batch, number: _write(commit, writer.schema, batch, number))
     if checkpoint is not None:
         started = started.option("checkpointLocation", checkpoint)
     if name is not None:
         started = started.queryName(name)
     return (started.trigger(**trigger) if trigger else started).start()
-
-
-def _files(changes: DataFrame, writer: FileWriter) -> DataFrame:
-    """A row per file."""
-    found, spark = taken_of_join(changes), changes.sparkSession
-    output = st.StructType().add(FILE_COLUMN, "string")
-    plan = None if isinstance(found, str) else JoinPlan.of(found.node)
-    if isinstance(found, str) or plan is None:
-        make_importable(spark)
-        return changes.mapInArrow(OfRows("gpu_join_files", writer), output)
-    task = task_of(found.node, spark)
-    assert task is not None
-    types = found.taken.types(task.output)
-    schema = pa.schema([pa.field(x.name, kind) for x, kind in zip(writer.schema, types, strict=True)])
-    return in_place_of(found.node, plan, OfChanges(task, found.taken, writer._replace(schema=schema)), output, spark)
 
 
 def _write(commit: Commit, schema: pa.Schema, batch: DataFrame, number: int) -> None:
