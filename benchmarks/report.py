@@ -160,9 +160,13 @@ def _small_rows() -> list[Row]:
 def flink_rows() -> list[Row]:
     """The lines about a left join of two inputs."""
     found, written = load("vs_flink")["results"], load("vs_flink_files")["results"]["flink_sql"]["write_files"]
-    what = f"left join, `per_batch`, 6M changes, `read_files` to Parquet by `write_files`: rate over {PEERS['flink_sql']}"
+    what = "left join, `per_batch`, 6M changes, `read_files` to Parquet by `write_files`"
     return [
-        (f"{what}, which writes nothing", spread(written), "vs_flink --cases write_files flink_sql_1 flink_sql_2"),
+        (
+            f"{what}: rate over {PEERS['flink_sql']}, which writes nothing",
+            spread(written),
+            "vs_flink --cases write_files flink_sql_1 flink_sql_2",
+        ),
     ] + [
         (f"left join, `{emit}`, {reader}: rate over {peer}", spread(found[name][f"{emit}{suffix}"]), "vs_flink")
         for emit in ("per_batch", "per_event")
