@@ -12,12 +12,13 @@ from pyspark.sql import types as st
 from gpu_ops.descriptions.description import Description
 from gpu_ops.spark.datatypes import arrow_schema, spark_type
 from gpu_ops.spark.exchange.arrivals import PACKED, Carried, Packed
+from gpu_ops.spark.exchange.first_task import FirstRows
 from gpu_ops.spark.exchange.made_of import OfRows
 from gpu_ops.spark.plan.recognition import JoinPlan
 from gpu_ops.spark.plan.union_layout import Travel, UnionColumn, wire_schema
 from gpu_ops.spark.sources.murmur import int_hash
 from gpu_ops.spark.sources.packing import Packer
-from gpu_ops.spark.sources.readings import Reading, holds_sources
+from gpu_ops.spark.sources.readings import Changes, Reading, holds_sources
 
 _PACKED_TYPE: Final = st.StructType([st.StructField(x.name, spark_type(x.type), False) for x in PACKED])
 
@@ -56,7 +57,9 @@ def packed_rows(
     sides = []
     for number, (df, reading) in enumerate(zip(inputs, readings, strict=True)):
         by = tuple((by.columns[number], by.type) for by in join.shuffled_by)
-        packer = Packer(join.inputs[number].name, number, schemas[number], by, roads, MESSAGE_BYTES)
+        # of changes, which have been checked: of other rows a bad one has to be found
+        first = FirstRows.wanted(join) if reading is not None and isinstance(reading.source, Changes) else None
+        packer = Packer(join.inputs[number].name, number, schemas[number], by, roads, MESSAGE_BYTES, first)
         sides.append(_packed(df, reading, packer))
     carried = [Carried(schema, tuple(x.columns[number] for x in layout)) for number, schema in enumerate(schemas)]
     arrivals = Packed(wire_schema(layout), carried, first=plan.loaded)

@@ -16,6 +16,7 @@ import pyarrow as pa
 from gpu_ops.files.formats import FileFormat
 from gpu_ops.spark.exchange.arrivals import PACKED
 from gpu_ops.spark.exchange.arrow_task import arrow_task
+from gpu_ops.spark.exchange.first_task import FirstRows
 from gpu_ops.spark.exchange.slice_task import Slices
 from gpu_ops.spark.exchange.taken import Taken
 from gpu_ops.state.manifest import ARROW
@@ -34,6 +35,7 @@ class Packer(NamedTuple):
         by: the columns that they are distributed by, and in which type; none: to partition 0.
         routes: for each partition the number that Spark's shuffle sends there.
         most_bytes: of one message, about.
+        first: which rows of a task are needed; None for all.
     """
 
     input_name: str
@@ -42,6 +44,7 @@ class Packer(NamedTuple):
     by: tuple[tuple[str, pa.DataType], ...]
     routes: tuple[int, ...]
     most_bytes: int
+    first: FirstRows | None = None
 
     @property
     def made(self) -> pa.Schema:
@@ -64,7 +67,7 @@ class Packer(NamedTuple):
         missing = dict.fromkeys(range(len(self.routes)))
         for batches, time, source in parts:
             count = 0
-            for batch in batches:
+            for batch in batches if self.first is None else self.first.of(batches):
                 for partition, rows in self._cut(batch):
                     step = max(1, int(rows.num_rows * self.most_bytes / max(rows.nbytes, 1)))
                     slices = [rows.slice(start, step) for start in range(0, rows.num_rows, step)]
