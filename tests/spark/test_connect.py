@@ -49,6 +49,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "postgres_view": lambda: sinks.postgres_view("postgresql://h/d", "t")(DF, 0),
     "kafka_upsert": lambda: sinks.kafka_upsert("h:9092", "t", "k")(DF, 0),
     "kafka_debezium": lambda: sinks.kafka_debezium("h:9092", "t", "k")(DF, 0),
+    "json_messages": lambda: sinks.json_messages(DF),
     "memory_view": lambda: sinks.memory_view("t"),
 }
 OTHERS = {"why", "reopen", "show", "progress"}

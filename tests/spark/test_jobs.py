@@ -29,8 +29,8 @@ from gpu_ops.jobs.sinks import messages, shaped
 from gpu_ops.jobs.sources import decode, open_source
 from gpu_ops.jobs.sql_file import read_sql
 from gpu_ops.jobs.text import JobError, Text
+from gpu_ops.spark.plan import changes as of_changes
 from gpu_ops.spark.plan.selection import taken_of_join
-from gpu_ops.spark.sinks import files as sink_of_files
 from spark.support import fold
 
 pytestmark = pytest.mark.spark
@@ -109,7 +109,7 @@ def test_once_and_once_more(spark: Any, tmp_path: Path, form: str, reader: str) 
 def test_files_that_the_tasks_write(spark: Any, tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Arrow has them, without Spark's rows; a second run goes on, a repeated one adds nothing."""
     ways: list[Any] = []
-    monkeypatch.setattr(sink_of_files, "taken_of_join", lambda df: ways.append(taken_of_join(df)) or ways[-1])
+    monkeypatch.setattr(of_changes, "taken_of_join", lambda df: ways.append(taken_of_join(df)) or ways[-1])
     options = f"'connector' = '{form}', 'path' = 'changes', 'compression' = 'zstd', 'partition_by' = 'item'"
     options += "" if form == "arrow" else ", 'writer' = 'arrow'"
     text = JOB.format(format="json").replace("'connector' = 'json', 'path' = 'changes'", options)
