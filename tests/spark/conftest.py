@@ -25,8 +25,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
     if missing is not None:
         pytest.skip(missing)
     from gpu_ops.spark import session
+    from gpu_ops.spark.exchange import blocks
     from gpu_ops.spark.servers.directory import Directory
 
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setattr(blocks, "LEAST_BYTES", 700)  # so that of a test's few rows some go through files, others not
     folder = tmp_path_factory.mktemp("spark")
     made = session(
         "gpu-join tests",
@@ -42,6 +45,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
         },
     )
     yield made
+    monkeypatch.undo()
     if made.sparkContext._jsc is None:
         return  # stopped already: tests/sql has this fixture, too, and shares the session
     directory = Directory.of(made)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,15 @@ from hypothesis import strategies as hs
 
 from cpu_fallback.hashing import hash_columns
 from gpu_ops.descriptions.keys import key_type
+from gpu_ops.spark.exchange import blocks
 from gpu_ops.spark.exchange.arrivals import PACKED, Carried, Packed
+from gpu_ops.spark.exchange.arrow_task import TaskIdentity
+from gpu_ops.spark.exchange.blocks import Blocks
 from gpu_ops.spark.sources.packing import Packer, files_in_order
 
 SCHEMA = pa.schema([("k", pa.int64()), ("t", pa.string()), ("n", pa.int64()), ("tags", pa.list_(pa.int32()))])
 LANES = ("k", "n", "tags", "t")
+TASK = TaskIdentity("6f1c", "a7e7ec62-2c12-4ddf-94e6-9f1ea2a2821a", 9, 0, 1)
 
 
 def wire(lanes: dict[str, pa.DataType]) -> pa.Schema:
@@ -31,10 +36,12 @@ def packer(
     schema: pa.Schema = SCHEMA,
     by: tuple[tuple[str, pa.DataType], ...] = (("k", pa.int64()),),
     partitions: int = 3,
+    *,
     most_bytes: int = 1 << 18,
+    blocks: Blocks | None = None,
 ) -> Packer:
     routes = tuple(range(100, 100 + partitions))
-    return Packer(f"in{number}", number, schema, by, routes, most_bytes)
+    return Packer(f"in{number}", number, schema, by, routes, most_bytes, blocks=blocks)
 
 
 def packed(packer: Packer, batches: list[pa.RecordBatch], time: int = 0, source: str = "") -> list[dict[str, Any]]:
@@ -87,21 +94,29 @@ def inputs(draw: hs.DrawFn) -> list[tuple[int, str, list[pa.RecordBatch]]]:
 
 @given(
     both=hs.tuples(inputs(), inputs()),
-    partitions=hs.integers(1, 7),
-    most_bytes=hs.integers(1, 2000),
+    sizes=hs.tuples(hs.integers(1, 7), hs.integers(1, 2000)),
     by=hs.sampled_from([("k",), ("t", "k"), ()]),
-    seed=hs.integers(0, 99),
+    how=hs.tuples(hs.integers(0, 99), hs.booleans()),
 )
 def test_every_row_once_and_in_order(
-    both: tuple[list[Any], list[Any]], partitions: int, most_bytes: int, by: tuple[str, ...], seed: int
+    both: tuple[list[Any], list[Any]],
+    sizes: tuple[int, int],
+    by: tuple[str, ...],
+    how: tuple[int, bool],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
+    (partitions, most_bytes), (seed, in_files) = sizes, how
     keys = tuple((name, SCHEMA.field(name).type) for name in by)
-    messages = [
-        message
-        for number, sources in enumerate(both)
-        for time, source, batches in sources
-        for message in packed(packer(number, SCHEMA, keys, partitions, most_bytes), batches, time, source)
-    ]
+    own = Blocks(str(tmp_path_factory.getbasetemp() / "blocks"), 400) if in_files else None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "streaming_task", lambda: TASK)
+        packers = [packer(n, SCHEMA, keys, partitions, most_bytes=most_bytes, blocks=own) for n in range(2)]
+        messages = [
+            message
+            for one, sources in zip(packers, both, strict=True)
+            for time, source, batches in sources
+            for message in packed(one, batches, time, source)
+        ]
     random.Random(seed).shuffle(messages)
     expected: dict[int, list[dict[str, Any]]] = {}
     for number, sources in enumerate(both):
@@ -121,6 +136,36 @@ def test_every_row_once_and_in_order(
         found[partition] = unpacked(mine, carried, lanes)
     assert {partition: rows for partition, rows in found.items() if rows} == expected
     assert not messages or set(found) == set(range(partitions))  # a partition without rows is named, too
+
+
+def test_files_of_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = pa.RecordBatch.from_pydict({"k": range(9999), "t": ["x"] * 9999, "n": range(9999), "tags": [[]] * 9999})
+    batch, small = batch.cast(SCHEMA), batch.slice(0, 9).cast(SCHEMA)
+    root = tmp_path / "blocks"
+    of_run = root / TASK.run_id
+
+    def messages(task: TaskIdentity | None, rows: pa.RecordBatch = batch) -> list[dict[str, Any]]:
+        monkeypatch.setattr(blocks, "streaming_task", lambda: task)
+        return packed(packer(blocks=Blocks(str(root), 1 << 16)), [rows])
+
+    assert not any(message["file"] for message in messages(TASK, small))
+    assert not root.exists()
+    for unknown in (None, TASK._replace(run_id=""), TASK._replace(run_id="../a")):  # a job group may have any name
+        assert not any(message["file"] for message in messages(unknown))
+    first = messages(TASK)
+    (file,) = {message["file"] for message in first}
+    assert not any(message["rows"] for message in first)
+    assert sum(message["size"] for message in first) == Path(file).stat().st_size
+    assert [path.stat().st_mode & 0o77 for path in (root, of_run, of_run / "9")] == [0, 0, 0]
+    assert {message["file"] for message in messages(TASK)} != {file}  # another task's
+    assert len(list((of_run / "9").iterdir())) == 2
+    messages(TASK._replace(batch_id=10), small)
+    assert len(list((of_run / "9").iterdir())) == 2
+    messages(TASK._replace(batch_id=10))
+    assert [path.name for path in of_run.iterdir()] == ["10"]
+    Blocks(str(root), 1 << 16).forget("")
+    Blocks(str(root), 1 << 16).forget(TASK.run_id)
+    assert not list(root.iterdir())
 
 
 def test_messages_are_about_as_large_as_said() -> None:

@@ -15,6 +15,7 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.display import Explanation, operator_box, source_box
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.api.stateful import counted_twice
+from gpu_ops.spark.cluster.executors import on_cluster
 from gpu_ops.spark.given import data_frame
 from gpu_ops.spark.plan.recognition import JoinPlan, analyzed, children_of, plans_of
 from gpu_ops.spark.plan.selection import taken_of_join
@@ -112,7 +113,10 @@ def _explain(plan: JoinPlan, names: Mapping[str, str], df: DataFrame) -> str:
         if plan.read and plan.read[side] is not None:
             lines.append(f"              read by Arrow: {plan.read[side]}")
     if plan.read:
-        lines.append("  shuffle     Arrow batches, many rows in one of Spark's")
+        where = "many rows in one of Spark's"
+        if not plan.bounded and not on_cluster(df.sparkSession.sparkContext):
+            where = "in files of this machine, whose names are in Spark's rows"
+        lines.append(line("shuffle", f"Arrow batches, {where}"))
     if plan.stamped:
         whose = ", ".join(join.inputs[n].name for n in plan.stamped)
         lines.append(f"  order       rows carry a stamp ({whose}): the GPU shuffle of this session may reorder them")

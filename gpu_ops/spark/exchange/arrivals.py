@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from gpu_ops.spark.exchange.blocks import Block, Mapped
+
 #: order = number of the input, then partition of the source, then arrival: 6 + 24 + 33 bits.
 _SIDE_SHIFT: Final = 57
 _PART_SHIFT: Final = 33
@@ -129,13 +131,16 @@ PACKED: Final = pa.schema(
         ("source", pa.string()),
         ("number", pa.int64()),
         ("rows", pa.binary()),
+        ("file", pa.string()),
+        ("start", pa.int64()),
+        ("size", pa.int64()),
     ]
 )
 """Many rows of one input and one partition, in one row of Spark's.
 
-``route`` is what the shuffle goes by, ``rows`` an Arrow IPC message; ``input``, ``time``, ``source`` and
-``number`` order it among the others: a file's modification time (us), its path, and a count within it, or
-a source partition and a count.
+``route`` is what the shuffle goes by, ``rows`` an Arrow IPC message, if it is not where ``file``, ``start`` and
+``size`` say (`gpu_ops.spark.exchange.blocks.Block`); ``input``, ``time``, ``source`` and ``number`` order it among the
+others: a file's modification time (us), its path, and a count within it, or a source partition and a count.
 """
 
 
@@ -167,16 +172,19 @@ class Packed:
 
     def to_wire(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Side, order and lanes of all rows, in their order."""
-        blobs: list[pa.Scalar] = []
+        messages: list[tuple[pa.Scalar, Block]] = []
         keys: list[tuple[int, int, str, int]] = []
         for batch in batches:
             keys += zip(*(batch.column(number).to_pylist() for number in (2, 3, 4, 5)), strict=True)
-            blobs += batch.column(6)
-        arrived = 0
+            blocks = zip(*(batch.column(number).to_pylist() for number in (7, 8, 9)), strict=True)
+            messages += zip(batch.column(6), map(Block._make, blocks), strict=True)
+        arrived, mapped = 0, Mapped()
         for message in sorted(range(len(keys)), key=lambda at: (keys[at][0] not in self._first, keys[at])):
             number = keys[message][0]
             carried = self._inputs[number]
-            rows = pa.ipc.read_record_batch(blobs[message].as_buffer(), carried.schema)
+            inline, block = messages[message]
+            found = mapped.message(block) if block.file else inline.as_buffer()
+            rows = pa.ipc.read_record_batch(found, carried.schema)
             if not rows.num_rows:
                 continue  # it names the partition
             order = pa.array(np.arange(arrived, arrived + rows.num_rows))

@@ -1,4 +1,4 @@
-"""What every function of ``mapInArrow`` does in Spark's Python worker, besides its own work."""
+"""What every function of ``mapInArrow`` does in Spark's Python worker, and knows of its task, besides its own work."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 
-from gpu_ops.errors import GpuJoinError
+from gpu_ops.errors import GpuJoinError, NotBuiltError
 
 Self = TypeVar("Self")
 
@@ -22,6 +22,24 @@ _HIDE: Final = "SPARK_HIDE_TRACEBACK"
 
 _ACKNOWLEDGE: Final = getattr(socket, "TCP_QUICKACK", None)
 """Of Linux."""
+
+
+class TaskIdentity(NamedTuple):
+    """Which micro-batch of which query, and which task of its stage.
+
+    Attributes:
+        query_id: Spark's id of the query.
+        run_id: of the query's run.
+        batch_id: the micro-batch.
+        number: of the task within its stage.
+        attempt: Spark's id of the task attempt.
+    """
+
+    query_id: str
+    run_id: str
+    batch_id: int
+    number: int
+    attempt: int
 
 
 def arrow_task(
@@ -86,3 +104,28 @@ def _of_spark() -> tuple[socket.socket, ...]:
             else:
                 connection.close()
     return tuple(found.values())
+
+
+def task_identity() -> TaskIdentity:
+    """Where this Spark task stands.
+
+    Raises:
+        NotBuiltError: it is no task of a streaming query.
+    """
+    found = streaming_task()
+    if found is None:
+        raise NotBuiltError("a join runs in a streaming query; this task belongs to none")
+    return found
+
+
+def streaming_task() -> TaskIdentity | None:
+    """Where this Spark task stands, from the local properties that Structured Streaming sets; None without them."""
+    from pyspark import TaskContext  # noqa: PLC0415 - so that tests of the rest need no pyspark
+
+    context = TaskContext.get()
+    batch = context.getLocalProperty("streaming.sql.batchId") if context is not None else None
+    query = context.getLocalProperty("sql.streaming.queryId") if context is not None else None
+    if context is None or batch is None or query is None:
+        return None
+    run = context.getLocalProperty("spark.jobGroup.id") or ""
+    return TaskIdentity(query, run, int(batch), context.partitionId(), context.taskAttemptId())

@@ -5,35 +5,17 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 
 from gpu_ops import errors
 from gpu_ops.spark.exchange.arrivals import Arrivals
-from gpu_ops.spark.exchange.arrow_task import arrow_task
+from gpu_ops.spark.exchange.arrow_task import TaskIdentity, arrow_task, task_identity
 from gpu_ops.spark.exchange.connection import Address
 from gpu_ops.spark.exchange.exchange import Exchange, ask
 from gpu_ops.spark.metrics.metrics import METRICS_TYPE, pack, total
 from gpu_ops.state.address import StateAddress
-
-
-class TaskIdentity(NamedTuple):
-    """Which micro-batch of which query, and which task of its stage.
-
-    Attributes:
-        query_id: Spark's id of the query.
-        run_id: of the query's run.
-        batch_id: the micro-batch.
-        number: of the task within its stage.
-        attempt: Spark's id of the task attempt.
-    """
-
-    query_id: str
-    run_id: str
-    batch_id: int
-    number: int
-    attempt: int
 
 
 class Task:
@@ -155,20 +137,3 @@ class Task:
         columns = [pa.array([""]), *(pa.nulls(1, field.type) for field in list(self.output)[1:])]
         row = pa.RecordBatch.from_arrays(columns, schema=self.output)
         return self._with_metrics(row, pa.array([text], METRICS_TYPE))
-
-
-def task_identity() -> TaskIdentity:
-    """Where this Spark task stands, from the local properties that Structured Streaming sets.
-
-    Raises:
-        NotBuiltError: it is no task of a streaming query.
-    """
-    from pyspark import TaskContext  # noqa: PLC0415 - so that tests of the rest need no pyspark
-
-    context = TaskContext.get()
-    batch = context.getLocalProperty("streaming.sql.batchId") if context is not None else None
-    query = context.getLocalProperty("sql.streaming.queryId") if context is not None else None
-    if context is None or batch is None or query is None:
-        raise errors.NotBuiltError("a join runs in a streaming query; this task belongs to none")
-    run = context.getLocalProperty("spark.jobGroup.id") or ""
-    return TaskIdentity(query, run, int(batch), context.partitionId(), context.taskAttemptId())

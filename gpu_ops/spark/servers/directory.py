@@ -20,6 +20,7 @@ import pyarrow as pa
 from gpu_ops.errors import DescriptionError, GpuJoinError, StateError
 from gpu_ops.spark.cluster.executors import Executors, on_cluster
 from gpu_ops.spark.cluster.servers import ClusterServers
+from gpu_ops.spark.exchange.blocks import local_blocks
 from gpu_ops.spark.exchange.connection import Action, Address, FlightServer, format_location
 from gpu_ops.spark.metrics.listener import ProgressListener
 from gpu_ops.spark.metrics.metrics import metric_names
@@ -458,6 +459,7 @@ class Directory:
             self._opened.pop(join_id, None)
         if known is not None:
             TASK_METRICS.over(known.query_id)
+            local_blocks(self._context).forget(known.run_id)
         for kind, index in sorted(known.servers) if known is not None else ():
             self._servers.pool(kind).release(index, join_id)
 

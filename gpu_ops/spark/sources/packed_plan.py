@@ -10,8 +10,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql import types as st
 
 from gpu_ops.descriptions.description import Description
+from gpu_ops.spark.cluster.executors import on_cluster
 from gpu_ops.spark.datatypes import arrow_schema, spark_type
 from gpu_ops.spark.exchange.arrivals import PACKED, Carried, Packed
+from gpu_ops.spark.exchange.blocks import local_blocks
 from gpu_ops.spark.exchange.first_task import FirstRows
 from gpu_ops.spark.exchange.made_of import OfRows
 from gpu_ops.spark.plan.recognition import JoinPlan
@@ -53,13 +55,14 @@ def packed_rows(
     """
     partitions = plan.partitions
     schemas = [arrow_schema(df.schema, source.name) for df, source in zip(inputs, join.inputs, strict=True)]
-    roads = routes(partitions)
+    roads, context = routes(partitions), inputs[0].sparkSession.sparkContext
+    blocks = None if on_cluster(context) else local_blocks(context)
     sides = []
     for number, (df, reading) in enumerate(zip(inputs, readings, strict=True)):
         by = tuple((by.columns[number], by.type) for by in join.shuffled_by)
         # of changes, which have been checked: of other rows a bad one has to be found
         first = FirstRows.wanted(join) if reading is not None and isinstance(reading.source, Changes) else None
-        packer = Packer(join.inputs[number].name, number, schemas[number], by, roads, MESSAGE_BYTES, first)
+        packer = Packer(join.inputs[number].name, number, schemas[number], by, roads, MESSAGE_BYTES, first, blocks)
         sides.append(_packed(df, reading, packer))
     carried = [Carried(schema, tuple(x.columns[number] for x in layout)) for number, schema in enumerate(schemas)]
     arrivals = Packed(wire_schema(layout), carried, first=plan.loaded)

@@ -6,6 +6,7 @@ those. So rows that are Arrow's from the start, as those of `gpu_ops.read_files`
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -16,6 +17,7 @@ import pyarrow as pa
 from gpu_ops.files.formats import FileFormat
 from gpu_ops.spark.exchange.arrivals import PACKED
 from gpu_ops.spark.exchange.arrow_task import arrow_task
+from gpu_ops.spark.exchange.blocks import INLINE, Block, BlockFile, Blocks
 from gpu_ops.spark.exchange.first_task import FirstRows
 from gpu_ops.spark.exchange.slice_task import Slices
 from gpu_ops.spark.exchange.taken import Taken
@@ -23,6 +25,9 @@ from gpu_ops.state.manifest import ARROW
 
 DISTRIBUTION: Final = ARROW
 """How rows are distributed here, as manifests have it; elsewhere it is Spark's HashPartitioning."""
+
+_BLOCK_BYTES: Final = 1 << 24
+"""Of a message in a file."""
 
 
 class Packer(NamedTuple):
@@ -36,6 +41,7 @@ class Packer(NamedTuple):
         routes: for each partition the number that Spark's shuffle sends there.
         most_bytes: of one message, about.
         first: which rows of a task are needed; None for all.
+        blocks: where messages are left, if tasks are on one machine; else they go with Spark's rows.
     """
 
     input_name: str
@@ -45,6 +51,7 @@ class Packer(NamedTuple):
     routes: tuple[int, ...]
     most_bytes: int
     first: FirstRows | None = None
+    blocks: Blocks | None = None
 
     @property
     def made(self) -> pa.Schema:
@@ -65,23 +72,37 @@ class Packer(NamedTuple):
                 second (where they are from).
         """
         missing = dict.fromkeys(range(len(self.routes)))
-        for batches, time, source in parts:
-            count = 0
-            for batch in batches if self.first is None else self.first.of(batches):
-                for partition, rows in self._cut(batch):
-                    step = max(1, int(rows.num_rows * self.most_bytes / max(rows.nbytes, 1)))
-                    slices = [rows.slice(start, step) for start in range(0, rows.num_rows, step)]
-                    yield self._messages([partition] * len(slices), time, source, count, slices)
-                    count += len(slices)
-                    missing.pop(partition, None)
+        with contextlib.nullcontext() if self.blocks is None else self.blocks.written() as file:
+            most_bytes = self.most_bytes if file is None else _BLOCK_BYTES
+            for batches, time, source in parts:
+                count = 0
+                for batch in batches if self.first is None else self.first.of(batches):
+                    for partition, rows in self._cut(batch):
+                        step = max(1, int(rows.num_rows * most_bytes / max(rows.nbytes, 1)))
+                        slices = [rows.slice(start, step) for start in range(0, rows.num_rows, step)]
+                        yield self._messages([partition] * len(slices), (time, source), count, slices, file)
+                        count += len(slices)
+                        missing.pop(partition, None)
         if missing:
             nothing = [pa.RecordBatch.from_pylist([], self.schema)] * len(missing)
-            yield self._messages(list(missing), 0, "", 0, nothing)
+            yield self._messages(list(missing), (0, ""), 0, nothing, None)
 
     def _messages(
-        self, partitions: Sequence[int], time: int, source: str, count: int, rows: Sequence[pa.RecordBatch]
+        self,
+        partitions: Sequence[int],
+        origin: tuple[int, str],
+        count: int,
+        rows: Sequence[pa.RecordBatch],
+        file: BlockFile | None,
     ) -> pa.RecordBatch:
-        size = len(rows)
+        time, source = origin
+        size, messages, blocks = len(rows), list[bytes](), list[Block]()
+        for part in rows:
+            message = part.serialize()
+            block = INLINE if file is None else file.put(message)
+            messages.append(b"" if block.file else message.to_pybytes())
+            blocks.append(block)
+        files, starts, sizes = zip(*blocks, strict=True)
         return pa.RecordBatch.from_arrays(
             [
                 pa.array([self.routes[partition] for partition in partitions], pa.int32()),
@@ -90,7 +111,10 @@ class Packer(NamedTuple):
                 pa.array([time] * size, pa.int64()),
                 pa.array([source] * size, pa.string()),
                 pa.array(range(count, count + size), pa.int64()),
-                pa.array([part.serialize().to_pybytes() for part in rows], pa.binary()),
+                pa.array(messages, pa.binary()),
+                pa.array(files, pa.string()),
+                pa.array(starts, pa.int64()),
+                pa.array(sizes, pa.int64()),
             ],
             schema=PACKED,
         )
