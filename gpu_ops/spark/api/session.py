@@ -34,8 +34,9 @@ FIRST_COMPILER: Final = "-XX:TieredStopAtLevel=1"
 
 SETTINGS: Final[dict[str, str]] = {
     **RECOMMENDED,
-    # Local files without a checksum file beside each, where they are written by way of Hadoop's FileContext. Not so in
-    # ``fs.file.impl``: copies from local files need a LocalFileSystem there (RocksDB's state stores, S3A).
+    # Local files without a checksum file beside each, where they are written by way of Hadoop's FileContext; see also
+    # `_without_checksums`. Not so in ``fs.file.impl``: copies from local files need a LocalFileSystem there (RocksDB's
+    # state stores, S3A).
     "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",
 }
 
@@ -181,4 +182,18 @@ def session(
         if named:
             del os.environ[_HOSTNAME]
     refuse_connect(made)
+    if _CHECKPOINTS in own:
+        _without_checksums(made)
     return made
+
+
+def _without_checksums(session: SparkSession) -> None:
+    """Has Hadoop write local files alone.
+
+    Else each has another one beside it, with checksums, and Hadoop runs a command for each of both to set its
+    permissions. So a file of a checkpoint takes 7 ms instead of 15, and a micro-batch writes two and one per source.
+    """
+    context = session.sparkContext
+    local = context._jvm.java.net.URI("file:///")
+    files = context._jvm.org.apache.hadoop.fs.FileSystem.get(local, context._jsc.hadoopConfiguration())
+    files.setWriteChecksum(False)
