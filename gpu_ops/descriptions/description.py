@@ -167,6 +167,16 @@ class Description(abc.ABC):
         fields = [pa.field(c.name, c.type) for c in self.output]
         return pa.schema([pa.field(ROW_KIND_COLUMN, pa.string(), nullable=False), *fields])
 
+    @property
+    def insert_only(self) -> bool:
+        """Whether its changelog is insert-only: nothing that comes out is ever taken back."""
+        return False
+
+    @property
+    def _grows(self) -> bool:
+        """Whether its inputs are insert-only, and nothing but changes comes out."""
+        return all(x.insert_only and x.ttl_ms is None and x.bad_rows != "tag" for x in self.inputs)
+
     @abc.abstractmethod
     def own_column(self, number: int, column: OutputColumn) -> str | None:
         """Which column of one input an output column shows in a row that is of this input alone; None for none."""

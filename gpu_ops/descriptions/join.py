@@ -171,6 +171,11 @@ class Join(Description):
                 columns.append(OutputColumn(field.name + suffix, side, field.name, None, field.type))
         return tuple(columns)
 
+    @property
+    def insert_only(self) -> bool:
+        """Whether its changelog is insert-only: of a join that pads nothing, with inputs that are."""
+        return not self.by_time and self.how in ("inner", "semi") and self._grows
+
     def own_column(self, number: int, column: OutputColumn) -> str | None:
         """Which column of one input an output column shows in a row that is of this input alone; None for none."""
         if column.other is not None:

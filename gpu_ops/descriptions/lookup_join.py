@@ -42,6 +42,11 @@ class LookupJoin(Join):
         """The module of `gpu_ops.operators` that runs it."""
         return "at_end" if self.emit == "at_end" else "lookup"
 
+    @property
+    def insert_only(self) -> bool:
+        """Whether its changelog is insert-only: what came out is never touched."""
+        return all(source.bad_rows != "tag" for source in self.inputs)
+
     def insertions_only(self, number: int) -> bool:
         """Whether an input's rows may only be insertions: the left's."""
         return number == 0

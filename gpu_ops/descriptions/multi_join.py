@@ -301,6 +301,11 @@ class MultiJoin(Description):
             made.append(OutputColumn(name + suffix, input_index, name, None, kind))
         return tuple(made)
 
+    @property
+    def insert_only(self) -> bool:
+        """Whether its changelog is insert-only: that of inner joins of inputs that are."""
+        return all(step.how == "inner" for step in self.steps) and self._grows
+
     def own_column(self, number: int, column: OutputColumn) -> str | None:
         """Which column of one input an output column shows in a row that is of this input alone; None for none."""
         if column.side == number:

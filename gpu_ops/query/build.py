@@ -210,7 +210,7 @@ class Builder:
             own = [c for c in used if c in relation.columns or c in made]
             own += [c for c in (scan.kept if scan else ()) if c not in own]
             schema = pa.schema([pa.field(self.name(c), c.type) for c in own])
-            inputs.append(self.described(name, schema, relation))
+            inputs.append(self.described(name, schema, relation, None if scan else ROW_KIND_COLUMN))
         try:
             description = self.multi_join(run, inputs)
         except SqlError:
@@ -318,6 +318,9 @@ class Builder:
         own = (wanted & relation.columns) | frozenset(made)
         stage = self.computed(self.build(relation, own | inside), made, own)
         stage = stage.closed(own)
+        inserts = time is None and stage.scan is None and stage.node.insert_only
+        if inserts and stage.row_kind is not None:
+            stage = stage.without_row_kind()
         source = self.described(name, stage.schema, relation, stage.row_kind)
         if time is not None:
             source = dataclasses.replace(source, event_time=self.name(time))
@@ -329,8 +332,7 @@ class Builder:
         """The description of a join's input."""
         scan = _scan_of(relation)
         if scan is None:
-            inserts = isinstance(origin(relation), LocalAggregateOf)
-            return Input(name, schema, row_kind=None if inserts else ROW_KIND_COLUMN)
+            return Input(name, schema, row_kind=row_kind)
         table = scan.table
         unique = tuple(self.name(scan.own(key)) for key in table.unique_key) if table.unique_key else None
         order = self.name(scan.own(table.sequence_by)) if table.sequence_by else None

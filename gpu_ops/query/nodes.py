@@ -73,6 +73,11 @@ class Source:
 
     inputs = ()
 
+    @property
+    def insert_only(self) -> bool:
+        """Whether no row is ever taken back."""
+        return self.row_kind is None and self.unique_key is None
+
 
 @dataclasses.dataclass(frozen=True)
 class Calc:
@@ -101,6 +106,11 @@ class Calc:
         """The node below."""
         return (self.input,)
 
+    @property
+    def insert_only(self) -> bool:
+        """Whether no row is ever taken back."""
+        return self.input.insert_only
+
 
 @dataclasses.dataclass(frozen=True)
 class LocalAggregate:
@@ -123,6 +133,7 @@ class LocalAggregate:
     schema: pa.Schema
 
     row_kind = None
+    insert_only = True
 
     @property
     def inputs(self) -> tuple[Node]:
@@ -149,6 +160,11 @@ class JoinNode:
     remarks: tuple[str, ...] = ()
 
     row_kind = "row_kind"
+
+    @property
+    def insert_only(self) -> bool:
+        """Whether no row is ever taken back."""
+        return self.description.insert_only
 
     @property
     def schema(self) -> pa.Schema:

@@ -150,6 +150,13 @@ class Stage:
         schema = pa.schema([pa.field(names[c], c.type) for c in order])
         return Stage(self.calc([(names[c], c) for c in order], schema), names, self.name, self.scan, key=self.key)
 
+    def without_row_kind(self) -> Stage:
+        """A closed stage whose rows are all insertions."""
+        node = self.node
+        if not isinstance(node, Calc):
+            node = self.calc([(name, column) for column, name in self.has.items()], self.schema)
+        return dataclasses.replace(self, node=dataclasses.replace(node, row_kind=None))
+
     def _place(self, column: Column) -> tuple[int, int]:
         """The order of the node's own columns; computed ones come last."""
         own = list(self.node.schema.names) if self.node.schema is not None else []

@@ -129,6 +129,11 @@ class AsofJoin(Join):
         return "join"
 
     @property
+    def insert_only(self) -> bool:
+        """Not insert-only: a row that comes later may be a better match."""
+        return False
+
+    @property
     def by_time(self) -> bool:
         """Whether rows come out and go as time passes."""
         return self.emit == "at_watermark"

@@ -17,7 +17,7 @@ from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.datatypes import arrow_schema
 from gpu_ops.spark.given import data_frame
 from gpu_ops.spark.plan.column_metadata import is_changelog
-from gpu_ops.spark.plan.recognition import derived_key
+from gpu_ops.spark.plan.recognition import derived_key, never_retracts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +133,7 @@ def _check(side: Stream) -> None:
 
 
 def as_stream(side: DataFrame | Stream, which: str, name: str) -> Stream:
-    """A join's argument as a `Stream` that has a name.
+    """A join's argument as a `Stream` that has a name; of an insert-only changelog without the row kinds, all alike.
 
     Args:
         side: the argument.
@@ -145,6 +145,8 @@ def as_stream(side: DataFrame | Stream, which: str, name: str) -> Stream:
         NotBuiltError: it is one of Spark Connect.
     """
     given = side if isinstance(side, Stream) else Stream(data_frame(side, which))
+    if given.row_kind is None and given.unique_key is None and is_changelog(given.df) and never_retracts(given.df):
+        given = dataclasses.replace(given, df=given.df.drop(ROW_KIND_COLUMN))
     return given if given.name else dataclasses.replace(given, name=name)
 
 

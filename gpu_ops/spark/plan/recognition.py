@@ -244,6 +244,12 @@ def derived_key(df: DataFrame) -> tuple[str, ...] | None:
     return None if plan is None else known_key(df, plan.plan_id)
 
 
+def never_retracts(df: DataFrame) -> bool:
+    """Whether a changelog of this pack, perhaps filtered or projected, is insert-only, as follows from its join."""
+    plan = _join_below(df, ROW_BY_ROW)
+    return plan is not None and plan.join.insert_only
+
+
 def _join_below(df: DataFrame, through: Set[str]) -> JoinPlan | None:
     node = analyzed(df)
     while (plan := JoinPlan.of(node)) is None:
