@@ -65,7 +65,9 @@ class PlanRunner:
 
     def _calc(self, node: Calc, table: pa.Table) -> pa.Table:
         below = node.input.row_kind
-        kind = [f'"{below}" AS "{node.row_kind}"'] if below else []
+        if below and node.row_kind is None:  # left out, as all are the same
+            assert set(table[below].to_pylist()) <= {"+I"}
+        kind = [f'"{below}" AS "{node.row_kind}"'] if below and node.row_kind else []
         listed = ", ".join([*kind, *(f'{duck_sql(x.text)} AS "{x.name}"' for x in node.select)])
         where = " AND ".join(f"({duck_sql(x.text)})" for x in node.where) or "true"
         self.duck.register("__rows", table)
