@@ -121,7 +121,7 @@ class _Moved:
         group = self.line.event_group[: step.new]
         if own.size < step.new:
             group = group[self.new]
-        base, function = held[xp.maximum(self.base, 0)][group], self.extreme.measure.function
+        base, function = held[self.base][group], self.extreme.measure.function
         than = {"min": operator.lt, "first": operator.lt, "max": operator.gt, "last": operator.ge}[function]
         better = than(own, base)
         better |= (~alone | (self.base < 0))[group]
@@ -181,8 +181,8 @@ class _Moved:
         shown = step.kernels.asarray(self._numbers())
 
         def seen(candidate: Array) -> tuple[Array, Array, Array]:
-            number = xp.where(candidate < 0, 0, shown[xp.maximum(candidate, 0)]) if shown.size else candidate
-            return number, candidate < 0, candidate
+            none = candidate < 0
+            return xp.where(none, 0, shown[candidate]) if shown.size else candidate, none, candidate
 
         values = self.values
 
