@@ -43,13 +43,34 @@ def mix(values: UInt64s) -> UInt64s:
 
 
 def hash_columns(columns: list[pa.Array], length: int) -> UInt64s:
-    """One hash per row over all columns, in order."""
+    """One hash per row over all columns, in order; in stored state rows are where these hashes have sent them."""
     if not columns:
         return np.full(length, mix(np.array([_EMPTY]))[0], np.uint64)
     total = hash_array(columns[0])
     for column in columns[1:]:
         total = mix(total * np.uint64(31) + hash_array(column))
     return total
+
+
+def hash_rows(columns: list[pa.Array], length: int) -> UInt64s:
+    """As `hash_columns`, where nothing stored depends on it, in fewer steps: numbers are mixed once, with the rest."""
+    if len(columns) < 2:
+        return hash_columns(columns, length)
+    total = hash_array(columns[0])
+    for column in columns[1:]:
+        total *= np.uint64(31)
+        total += _unmixed(column)
+        total = mix(total)
+    return total
+
+
+def _unmixed(column: pa.Array) -> UInt64s:
+    """A number per value, the same for equal ones."""
+    kind = column.type
+    if not pa.types.is_primitive(kind) or kind.bit_width > 64:
+        return hash_array(column)
+    (lane,) = _lanes(column)
+    return np.where(valid_mask(column), lane, _NULL) if column.null_count else lane
 
 
 def hash_array(column: pa.Array) -> UInt64s:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from cpu_fallback import groups, matching, search
 from cpu_fallback.conditions import evaluate
 from cpu_fallback.frame import Frame
-from cpu_fallback.hashing import UInt64s, equal_arrays, hash_columns, valid_mask
+from cpu_fallback.hashing import UInt64s, equal_arrays, hash_rows, valid_mask
 from cpu_fallback.store import CpuStore
 from gpu_ops import layouts
 from gpu_ops.arrays import Array, Hashes, Positions, Slots
@@ -99,7 +99,7 @@ class CpuKernels:
     def hash_rows(self, frame: Frame, columns: Sequence[str], types: Sequence[pa.DataType]) -> Array:
         """64-bit hashes of rows."""
         cast = [_as_type(frame.columns[c], t) for c, t in zip(columns, types, strict=True)]
-        return hash_columns(cast, frame.length)
+        return hash_rows(cast, frame.length)
 
     def equal_rows(
         self,

@@ -13,13 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cpu_fallback.frame import Frame
+from cpu_fallback.frame import Frame, gathered
 from cpu_fallback.hashing import raw_values, valid_mask
 from gpu_ops.arrays import Array
 from gpu_ops.values import beyond_offsets
-
-# Types of the same width as a value, which numpy gathers faster than bytes.
-_LANES = {width: np.dtype(name) for width, name in ((1, "u1"), (2, "u2"), (4, "u4"), (8, "u8"), (16, "c16"))}
 
 
 class Growable:
@@ -210,11 +207,7 @@ class Column:
     def gather(self, slots: npt.NDArray[np.int64], missing: npt.NDArray[np.bool_] | None) -> pa.Array:
         """As `take` for a `plain` column: the values at these slots, nulls where ``missing``, faster than Arrow's."""
         assert self.values is not None
-        values = self.values.data[: self.length]
-        lane = _LANES.get(values.itemsize)
-        data = (values if lane is None else values.view(lane)).take(slots)
-        validity = None if missing is None else pa.py_buffer(np.packbits(~missing, bitorder="little"))
-        return pa.Array.from_buffers(self.kind, slots.size, [validity, pa.py_buffer(data)])
+        return gathered(self.values.data[: self.length], self.kind, slots, missing)
 
 
 class CpuStore:

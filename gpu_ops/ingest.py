@@ -399,8 +399,12 @@ def _ranked(sides: Sequence[Ingested], by: pa.ChunkedArray | None) -> list[Inges
         order = np.argsort(given, kind="stable") if by is None else _order(by, given)
         positions[order] = np.arange(given.size)
     ranks = np.split(positions, np.cumsum([s.sequence.size for s in sides])[:-1])
-    taken = [side if _ascending(rank) else side.take(np.argsort(rank)) for side, rank in zip(sides, ranks, strict=True)]
-    return [dataclasses.replace(t, sequence=np.sort(r, kind="stable")) for t, r in zip(taken, ranks, strict=True)]
+    return [
+        dataclasses.replace(side, sequence=rank)
+        if _ascending(rank)
+        else dataclasses.replace(side.take(np.argsort(rank)), sequence=np.sort(rank, kind="stable"))
+        for side, rank in zip(sides, ranks, strict=True)
+    ]
 
 
 def _ascending(values: npt.NDArray[np.int64]) -> bool:

@@ -18,17 +18,25 @@ from gpu_ops.state.cold import Both
 from gpu_ops.state.runs import Runs
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class Run:
     """Entries in ascending order and where each hash prefix begins among them."""
 
     entries: Array
-    directory: Array
     shift: int
     buffer: Array
     """What the entries are the beginning of; the rest is room for more."""
     home: Kernels
     """The backend in whose memory it lies."""
+    made: Array | None = None
+    """The directory, once a lookup has needed it: most runs are merged before."""
+
+    @property
+    def directory(self) -> Array:
+        """Where each hash prefix begins."""
+        if self.made is None:
+            self.made = self.home.directory(self.entries, self.shift)
+        return self.made
 
     @property
     def times(self) -> None:
@@ -37,7 +45,7 @@ class Run:
     @property
     def nbytes(self) -> int:
         """Bytes of both arrays."""
-        return int(self.entries.nbytes + self.directory.nbytes)
+        return int(self.entries.nbytes + (0 if self.made is None else self.made.nbytes))
 
 
 class HashIndex(Runs[Run]):
@@ -99,7 +107,7 @@ class HashIndex(Runs[Run]):
     @staticmethod
     def _moved(run: Run, copy: Callable[[Array], Array], home: Kernels) -> Run:
         entries = copy(run.entries)
-        return Run(entries, copy(run.directory), run.shift, entries, home)
+        return Run(entries, run.shift, entries, home, None if run.made is None else copy(run.made))
 
     def renumbered(self, new_slots: Slots) -> HashIndex:
         """Another index that follows a compaction."""
@@ -113,9 +121,8 @@ class HashIndex(Runs[Run]):
         return index
 
 
-def _run(home: Kernels, entries: Array, buffer: Array | None = None) -> Run:
-    shift = _shift(home, entries.size)
-    return Run(entries, home.directory(entries, shift), shift, entries if buffer is None else buffer, home)
+def _run(home: Kernels, entries: Array) -> Run:
+    return Run(entries, _shift(home, entries.size), entries, home)
 
 
 def _shift(home: Kernels, size: int) -> int:
@@ -128,13 +135,12 @@ def _merge_two(run: Run, added: Run) -> Run:
     """A run with the entries of another, in its own buffer if they fit: then nothing is left of it."""
     home = run.home
     entries, buffer = home.merge(run.buffer, run.entries.size, added.entries)
-    shift = _shift(home, entries.size)
-    if shift != run.shift:
-        return _run(home, entries, buffer)
-    # Where a prefix begins is how many entries come before it, in one part and in the other.
-    directory = home.directory(added.entries, shift)
-    directory += run.directory
-    return Run(entries, directory, shift, buffer, home)
+    shift, directory = _shift(home, entries.size), None
+    if shift == run.shift and run.made is not None:
+        # Where a prefix begins is how many entries come before it, in one part and in the other.
+        directory = home.directory(added.entries, shift)
+        directory += run.made
+    return Run(entries, shift, buffer, home, directory)
 
 
 def prefix_shift(size: int, bucket: int) -> int:

@@ -103,3 +103,15 @@ def test_hashes_spread(kernels: Kernels) -> None:
         assert len(set((hashes >> np.uint64(32)).tolist())) > 19_990
         buckets = np.bincount((hashes >> np.uint64(56)).astype(np.int64), minlength=256)
         assert buckets.max() < 160
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_hashes_of_several_columns_do_not_depend_on_nulls_beside(kernels: Kernels, name: str) -> None:
+    column = everything(40, np.random.default_rng(5))[name].combine_chunks()
+    known = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
+    types = [pa.int64(), TYPES[name][0]]
+    all_rows, some = (
+        kernels.asnumpy(kernels.hash_rows(frame_of(kernels, a=pa.array([1] * len(c)), c=c), ["a", "c"], types))
+        for c in (column, column.take(pa.array(known)))
+    )
+    assert all_rows[known].tolist() == some.tolist()

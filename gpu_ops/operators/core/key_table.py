@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gpu_ops.arrays import Array, Positions, Slots, distinct
+from gpu_ops.arrays import Array, Hashes, Positions, Slots, distinct, value_changes
 from gpu_ops.descriptions.by_time.intervals import AFTER_ALL, BEFORE_ALL
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.kernels import Among, Columns, Frame, Kernels, as_slots
@@ -23,6 +23,8 @@ from gpu_ops.state.table import StateTable
 from gpu_ops.state.time_index import TimeIndex
 
 _EXPIRY = "expiry"
+_DENSE = 4
+"""Of so many keys one is a row's, and a pass over all of them costs less than sorting the rows."""
 
 
 class Located(NamedTuple):
@@ -31,12 +33,10 @@ class Located(NamedTuple):
     Attributes:
         slots: of each of g different keys, ascending.
         number: of each row, which of these keys is its own.
-        order: the rows, those of one key side by side, in their own order.
     """
 
     slots: Slots
     number: Array
-    order: Positions
 
 
 class KeyTable(StateTable):
@@ -71,6 +71,24 @@ class KeyTable(StateTable):
         self.indexes = {"0": HashIndex(kernels)}
         if by_first:
             self.indexes["1"] = HashIndex(kernels)
+        self._forget_places()
+
+    def _forget_places(self) -> None:
+        """By the first bits of a hash the slot of the last key found there, perhaps: fewer looks in the index."""
+        self._places = self.kernels.xp.empty(0, np.int32)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all there is."""
+        return super().nbytes + int(self._places.nbytes)
+
+    def discard(self) -> None:
+        """Undo the prepared micro-batch."""
+        super().discard()
+        self._forget_places()
+
+    def _renumber(self, new_slots: Slots) -> None:
+        self._forget_places()
 
     def locate(self, frame: Frame) -> Located:
         """Where the keys of some rows are; those that are not there yet are staged, all numbers 0.
@@ -79,31 +97,68 @@ class KeyTable(StateTable):
             frame: n rows with the columns of a key.
         """
         kernels, xp, names, types = self.kernels, self.kernels.xp, self._names, self._types
-        size = kernels.num_rows(frame)
         hashes = kernels.hash_rows(frame, names, types)
+        slots = self._guessed(frame, hashes)
+        rest = xp.flatnonzero(slots < 0)
+        if rest.size == hashes.size:
+            slots = self._searched(frame, hashes)
+        elif rest.size:
+            slots[rest] = self._searched(kernels.take(frame, rest, names, present=True), hashes[rest])
+        if len(self) <= _DENSE * hashes.size:
+            there = xp.zeros(len(self), bool)
+            there[slots] = True
+            return Located(xp.flatnonzero(there), (xp.cumsum(there) - 1)[slots])
+        order, number = kernels.argsort(slots), xp.empty(slots.size, np.int64)
+        ascending = slots[order]
+        first = value_changes(xp, ascending)
+        number[order] = xp.cumsum(first) - 1
+        return Located(xp.compress(first, ascending), number)
+
+    def _guessed(self, frame: Frame, hashes: Hashes) -> Slots:
+        """The slot of each row's key, -1 where a look at its hash's place does not tell."""
+        kernels, xp, names, types = self.kernels, self.kernels.xp, self._names, self._types
+        if not self._places.size:
+            return xp.full(hashes.size, -1, np.int64)
+        slots = self._places[self._place(hashes)].astype(np.int64)
+        held = self.store.take(slots, names)
+        same = kernels.equal_rows(frame, names, held, names, types)
+        same &= slots >= 0
+        if self.live_after() < len(self):
+            same &= self.status.values[slots] == LIVE
+        return xp.where(same, slots, -1)
+
+    def _place(self, hashes: Hashes) -> Positions:
+        """Where a key of each hash would be among the places."""
+        return (hashes >> np.uint64(65 - int(self._places.size).bit_length())).view(np.int64)
+
+    def _searched(self, frame: Frame, hashes: Hashes) -> Slots:
+        """The slot of each row's key, staged where it is not there yet; next time its place tells."""
+        kernels, xp, names, types = self.kernels, self.kernels.xp, self._names, self._types
         groups = Groups(kernels, frame, names, types, hashes)
         leader = groups.leader
         index = cast("HashIndex", self.indexes["0"])
         pairs = index.meet(kernels.entries(hashes, 0, leader), staged=False)
         columns = Columns(frame, names, leader), Columns(self.store, names)
         among = None if self.live_after() == len(self) else Among(self.status.values, LIVE, LIVE)
-        slots = sole_match(kernels, types, pairs, columns, among, size=int(leader.size))
-        fresh = xp.flatnonzero(slots < 0)
+        found = sole_match(kernels, types, pairs, columns, among, size=int(leader.size))
+        fresh = xp.flatnonzero(found < 0)
         if fresh.size:
             # in the order in which they came: what comes out follows slots, and must not follow hashes
             fresh = fresh[kernels.argsort(leader[fresh])]
             first, rows = len(self), leader[fresh]
             new = kernels.take(frame, rows, names, present=True)
             self.append(new)
-            slots[fresh] = as_slots(kernels, first, int(fresh.size))
+            found[fresh] = as_slots(kernels, first, int(fresh.size))
             index.stage_entries(kernels.entries(hashes, first, rows))
             self._stage_first(new, first)
-        order = kernels.argsort(slots)
-        place = xp.empty(order.size, np.int64)
-        place[order] = xp.arange(order.size, dtype=np.int64)
-        number = xp.empty(size, np.int64)
-        number[groups.order] = place[groups.group]
-        return Located(slots[order], number, groups.order)
+        if 2 * len(self) > self._places.size:
+            self._places = xp.full(1 << (4 * len(self)).bit_length(), -1, np.int32)
+        place = self._place(hashes[leader])  # ascending, as the groups' hashes are
+        one = xp.flatnonzero(value_changes(xp, place))
+        self._places[place[one]] = found[one]
+        slots = xp.empty(hashes.size, np.int64)
+        slots[groups.order] = found[groups.group]
+        return slots
 
     def _stage_first(self, frame: Frame, first: int) -> None:
         if "1" in self.indexes:

@@ -189,7 +189,7 @@ class ContinuousAggregate(Operator):
         found = self._groups.locate(keys)
         self._number(found.slots)
         if net:  # an event is a row
-            line = Timeline(kernels, found.slots, found.number, instants, net=True, side_by_side=found.order)
+            line = Timeline(kernels, found.slots, found.number, instants, net=True)
         else:
             line = Timeline(kernels, found.slots, found.number[row], instants, net=net)
         events = Events(row, instants, sign)

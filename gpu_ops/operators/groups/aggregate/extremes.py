@@ -121,7 +121,7 @@ class _Moved:
         group = self.line.event_group[: step.new]
         if own.size < step.new:
             group = group[self.new]
-        base, function = held[xp.maximum(self.base, 0)][group], self.extreme.measure.function
+        base, function = held[self.base][group], self.extreme.measure.function
         than = {"min": operator.lt, "first": operator.lt, "max": operator.gt, "last": operator.ge}[function]
         better = than(own, base)
         better |= (~alone | (self.base < 0))[group]
@@ -133,22 +133,22 @@ class _Moved:
         Of these no other one is looked at.
         """
         step, xp = self.step, self.step.xp
-        some, alone = xp.flatnonzero(best > NO_ROW), xp.ones(best.size, bool)
-        slots = best[some] - 1
-        self.old, self.old_group = slots, some
+        alone = xp.ones(best.size, bool)
+        looks = gone = best[:0]
+        if step.kept is not None:
+            killed, group = step.kept.lifetimes.killed, step.rows.group[step.new :]
+            goes = xp.flatnonzero(best[group] == killed + 1)
+            looks, gone = group[goes], killed[goes]
+            alone[looks] = False
+        stays = xp.flatnonzero((best > NO_ROW) & alone)
+        self.old, self.old_group, self.staying = best[stays] - 1, stays, int(stays.size)
         self.base = xp.full(best.size, -1, np.int64)  # the candidate that each group had as its best
-        self.base[some] = xp.arange(some.size, dtype=np.int64)
-        if step.kept is None or not step.kept.lifetimes.killed.size:
+        self.base[stays] = xp.arange(stays.size, dtype=np.int64)
+        if step.kept is None or not looks.size:
             return alone
-        table = step.kept.table
-        goes = table.status.values[slots] == DYING
-        looks = some[goes]
-        if not looks.size:
-            return alone
-        alone[looks] = False
-        column = self.extreme.measure.column
+        table, column = step.kept.table, self.extreme.measure.column
         assert column is not None
-        frame = table.store.take(slots[goes], table.source.schema.names, present=True)
+        frame = table.store.take(gone, table.source.schema.names, present=True)
         hashes = step.kernels.hash_rows(frame, table.keys, table.key_types)
         first_new, status = table.first_new, table.status.values
         needle, found = match(
@@ -162,10 +162,9 @@ class _Moved:
         if valid is not None:
             kept = xp.flatnonzero(valid)
             needle, found = needle[kept], found[kept]
-        stays, was = xp.flatnonzero(~goes), xp.flatnonzero(found == slots[goes][needle])
-        self.old, self.old_group = xp.concatenate([slots[stays], found]), xp.concatenate([some[stays], looks[needle]])
-        self.base[some[stays]] = xp.arange(stays.size, dtype=np.int64)
-        self.base[looks[needle[was]]] = was + int(stays.size)
+        was = xp.flatnonzero(found == gone[needle])
+        self.old, self.old_group = xp.concatenate([self.old, found]), xp.concatenate([stays, looks[needle]])
+        self.base[looks[needle[was]]] = was + self.staying
         return alone
 
     def _held(self, names: list[str]) -> pa.Table:
@@ -182,8 +181,8 @@ class _Moved:
         shown = step.kernels.asarray(self._numbers())
 
         def seen(candidate: Array) -> tuple[Array, Array, Array]:
-            number = xp.where(candidate < 0, 0, shown[xp.maximum(candidate, 0)]) if shown.size else candidate
-            return number, candidate < 0, candidate
+            none = candidate < 0
+            return xp.where(none, 0, shown[candidate]) if shown.size else candidate, none, candidate
 
         values = self.values
 
@@ -209,23 +208,28 @@ class _Moved:
 
     def _best_of_groups(self) -> Array:
         """The same of a net change, where each group has one moment: two passes, and nothing is sorted."""
-        kernels, xp, size = self.step.kernels, self.step.xp, self.line.size
-        begins, ends = self._spans()
-        there = xp.flatnonzero(begins < ends)
-        codes = kernels.asarray(self.codes)[there]
+        kernels, xp, size, first = self.step.kernels, self.step.xp, self.line.size, self.staying
+        # a best one that stays is left only for a new row that is better
+        best = xp.where(self.base < first, self.base, -1)
+        group = xp.concatenate([self.old_group[first:], self.line.event_group[self.new]])
+        codes, place = kernels.asarray(self.codes[first:]), xp.arange(first, self.codes.size, dtype=np.int64)
+        if first < self.old.size:
+            assert self.step.kept is not None
+            dying = self.step.kept.table.status.values[self.old[first:]] == DYING
+            there = xp.flatnonzero(xp.concatenate([~dying, xp.ones(self.new.size, bool)]))
+            group, codes, place = group[there], codes[there], place[there]
         keys = ((~codes if self._greatest else codes) ^ np.int64(np.iinfo(np.int64).min)).view(np.uint64)
-        group = begins[there]  # a group's moment has its number
         least_key = xp.full(size, _NOTHING, np.uint64)
         kernels.scatter_min(least_key, group, keys)
         equal = xp.flatnonzero(keys == least_key[group])
         # of equal ones the first that came, or the last
         last = int(self.codes.size) - 1
-        place = there[equal]
-        found = xp.full(size, _NOTHING, np.uint64)
-        kernels.scatter_min(found, group[equal], (last - place if self._greatest else place).view(np.uint64))
-        none = found == _NOTHING
-        best = xp.where(none, np.uint64(0), found).view(np.int64)
-        return xp.where(none, -1, last - best if self._greatest else best)
+        chosen = xp.full(size, _NOTHING, np.uint64)
+        kernels.scatter_min(chosen, group[equal], (last - place if self._greatest else place)[equal].view(np.uint64))
+        other = xp.flatnonzero(chosen != _NOTHING)
+        found = chosen[other].view(np.int64)
+        best[other] = last - found if self._greatest else found
+        return best
 
     @property
     def _greatest(self) -> bool:
@@ -245,7 +249,7 @@ class _Moved:
         return kinds
 
     def _spans(self) -> tuple[Positions, Positions]:
-        """From which moment to which each candidate is there."""
+        """From which moment to which each candidate is there; of no net change."""
         step, xp, line = self.step, self.step.xp, self.line
         begins_of, ends_of = line.starts, line.last + 1
         begins, ends = begins_of[self.old_group], ends_of[self.old_group]
@@ -256,10 +260,7 @@ class _Moved:
         kept = step.kept
         if kept is not None:
             side = kept.lifetimes
-            if line.net:
-                dying = kept.table.status.values[self.old] == DYING
-                ends = xp.where(dying, begins, ends)
-            elif side.any_death:
+            if side.any_death:
                 died = side.died(xp, self.old)
                 ends = self._until(ends, self.old_group, died)
                 if side.deaths is not None:
@@ -278,8 +279,9 @@ class _Moved:
     def _keep(self, last: Array) -> None:
         """Note each group's best row."""
         step, xp, extreme = self.step, self.step.xp, self.extreme
-        known, size = last >= 0, self.old.size
-        is_new = last >= size
+        changed = xp.flatnonzero(last != self.base)
+        last, size = last[changed], self.old.size
+        known, is_new = last >= 0, last >= size
         if extreme.own:
             rows = last[xp.flatnonzero(is_new)] - size
             frame = step.kernels.frame(self._rows(step.kernels.asnumpy(rows)))
@@ -287,8 +289,8 @@ class _Moved:
             extreme.table.append(frame)
             slots = xp.zeros(last.size, np.int64)
             slots[is_new] = as_slots(step.kernels, first, int(rows.size))
-            gone = self.base[xp.flatnonzero(is_new & (self.base >= 0))]
-            extreme.table.end(self.old[gone])
+            gone = self.base[changed]
+            extreme.table.end(self.old[gone[xp.flatnonzero(gone >= 0)]])
         elif step.kept is None:
             slots = xp.zeros(last.size, np.int64)
         else:
@@ -297,7 +299,7 @@ class _Moved:
             slots = new + step.kept.lifetimes.first_new
         if size:
             slots = xp.where(is_new, slots, self.old[xp.where(is_new | ~known, 0, last)])
-        step.keep(extreme.name, xp.where(known, slots + 1, NO_ROW))
+        step.groups.put(extreme.name, self.line.slots[changed], xp.where(known, slots + 1, NO_ROW))
 
     def _rows(self, rows: npt.NDArray[np.int64]) -> pa.Table:
         schema = self.extreme.table.source.schema

@@ -226,7 +226,8 @@ def _floats(step: Step, measure: Measure, number: int, known: tuple[Array, Array
     def given() -> npt.NDArray[np.float64]:
         if not cached:
             column = step.column(name).cast(pa.float64())
-            cached.append(pc.fill_null(column, 0.0).to_numpy(zero_copy_only=False))
+            filled = pc.fill_null(column, 0.0) if column.null_count else column
+            cached.append(filled.to_numpy(zero_copy_only=False))
         return cached[0]
 
     finite = bool(np.isfinite(given()).all())

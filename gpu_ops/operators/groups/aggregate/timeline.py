@@ -30,7 +30,6 @@ class Timeline:
         group: of n events, which of the groups it is of.
         instants: when each is; one group has no two at an instant.
         net: whether only what they come to together counts.
-        side_by_side: the events, those of one group side by side, in their own order; None where nobody knows.
     """
 
     def __init__(
@@ -41,10 +40,9 @@ class Timeline:
         instants: Instants,
         *,
         net: bool,
-        side_by_side: Positions | None = None,
     ) -> None:
         xp = kernels.xp
-        self._kernels, self.slots, self.net, self._side_by_side = kernels, slots, net, side_by_side
+        self._kernels, self.slots, self.net = kernels, slots, net
         self.event_group = group
         groups = int(slots.size)
         self.groups = groups
@@ -123,7 +121,7 @@ class Timeline:
             sums = compensated.sliced(self._kernels, self.event_group, values, self.groups)
             if sums is not None:
                 return base, compensated.added(xp, base, sums)
-            order = self.order if self._side_by_side is None else self._side_by_side
+            order = self.order
             group = self.event_group[order]
             start = value_changes(xp, group)
             of, parts = group[xp.flatnonzero(start)], compensated.totals(xp, start, values[order])
