@@ -128,6 +128,32 @@ def test_state_servers_die_under_a_chain(spark: Any, feeds: list[Feed], tmp_path
     assert len(sink.table) > 100
 
 
+@pytest.mark.parametrize("feeds", ["spark", "arrow"], indirect=True)
+def test_insert_only_changelogs(spark: Any, feeds: list[Feed], tmp_path: Path) -> None:
+    """An inner join of inputs that only grow is such an input; it is not once one of them changes."""
+    _, orders, prefs, products, _ = feeds
+    inner = in_memory(gpu_ops.join, orders.df.drop("op"), products.df.drop("op"), on="product", name="inner")
+    totals = {"n": "count(*)", "least": "min(size)"}
+    grouped = in_memory(gpu_ops.aggregate, inner.where("size > 2"), by="user_id", aggregates=totals, name="grouped")
+    assert gpu_ops.explain(grouped).count("insert-only") == 3
+    above = gpu_ops.explain(in_memory(gpu_ops.join, grouped, prefs.df.drop("op"), on="user_id"))
+    assert above.count("row kinds in 'row_kind'") == 1
+    for how, other in (("left", products.df.drop("op")), ("inner", stream(products.df, row_kind="op"))):
+        changes = in_memory(gpu_ops.join, orders.df.drop("op"), other, on="product", how=how)
+        counted = gpu_ops.explain(in_memory(gpu_ops.aggregate, changes, by="user_id", aggregates=totals))
+        assert "row kinds in 'row_kind'" in counted
+    for feed in feeds:
+        feed._changing = False
+    more(feeds)
+    more(feeds)
+    sink = Sink()
+    drain(grouped, sink, tmp_path / "checkpoint")
+    sql = (
+        "SELECT user_id, count(*), min(size) FROM orders JOIN products USING (product) WHERE size > 2 GROUP BY user_id"
+    )
+    check(sink, sql, feeds)
+
+
 @pytest.mark.parametrize("feeds", ["arrow"], indirect=True)
 def test_files_between_tasks_go_with_their_micro_batch(spark: Any, feeds: list[Feed], tmp_path: Path) -> None:
     more(feeds)
