@@ -21,8 +21,8 @@ _NEEDED: Final = (
     "pyarrow.flight",
     "cpu_fallback.conditions",
     "cpu_fallback.hashing",
-    "gpu_ops.spark.exchange.file_task",
-    "gpu_ops.spark.exchange.task",
+    "gpu_ops.spark.tasks.file",
+    "gpu_ops.spark.tasks.join",
     "gpu_ops.spark.sources.messages",
     "gpu_ops.spark.sources.packing",
 )

@@ -15,11 +15,11 @@ from hypothesis import strategies as hs
 
 from cpu_fallback.hashing import hash_columns
 from gpu_ops.descriptions.keys import key_type
-from gpu_ops.spark.exchange import blocks
 from gpu_ops.spark.exchange.arrivals import PACKED, Carried, Packed
-from gpu_ops.spark.exchange.arrow_task import TaskIdentity
 from gpu_ops.spark.exchange.blocks import Blocks
+from gpu_ops.spark.sources import packing
 from gpu_ops.spark.sources.packing import Packer, files_in_order
+from gpu_ops.spark.tasks.arrow import TaskIdentity
 
 SCHEMA = pa.schema([("k", pa.int64()), ("t", pa.string()), ("n", pa.int64()), ("tags", pa.list_(pa.int32()))])
 LANES = ("k", "n", "tags", "t")
@@ -109,7 +109,7 @@ def test_every_row_once_and_in_order(
     keys = tuple((name, SCHEMA.field(name).type) for name in by)
     own = Blocks(str(tmp_path_factory.getbasetemp() / "blocks"), 400) if in_files else None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "streaming_task", lambda: TASK)
+        patch.setattr(packing, "streaming_task", lambda: TASK)
         packers = [packer(n, SCHEMA, keys, partitions, most_bytes=most_bytes, blocks=own) for n in range(2)]
         messages = [
             message
@@ -145,7 +145,7 @@ def test_files_of_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     of_run = root / TASK.run_id
 
     def messages(task: TaskIdentity | None, rows: pa.RecordBatch = batch) -> list[dict[str, Any]]:
-        monkeypatch.setattr(blocks, "streaming_task", lambda: task)
+        monkeypatch.setattr(packing, "streaming_task", lambda: task)
         return packed(packer(blocks=Blocks(str(root), 1 << 16)), [rows])
 
     assert not any(message["file"] for message in messages(TASK, small))

@@ -17,8 +17,8 @@ import pytest
 import gpu_ops
 from gpu_ops.query.nodes import LocalAggregate, walk
 from gpu_ops.query.plan import Table, plan
-from gpu_ops.spark.exchange import slice_task
-from gpu_ops.spark.exchange.slice_task import Slices
+from gpu_ops.spark.tasks import slice as slice_tasks
+from gpu_ops.spark.tasks.slice import Slices
 
 ROWS = pa.schema([("k", pa.string()), ("v", pa.int32()), ("d", pa.decimal128(9, 2)), ("t", pa.timestamp("us", "UTC"))])
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -43,7 +43,7 @@ def made(seed: int, size: int) -> pa.Table:
 @pytest.mark.parametrize("most", [1, 1 << 20])
 def test_slices_of_rows(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     """Each row is counted once in each of its windows, however many rows are grouped together."""
-    monkeypatch.setattr(slice_task, "_MOST_ROWS", most)
+    monkeypatch.setattr(slice_tasks, "_MOST_ROWS", most)
     size, slide, offset = 10, 2, 1
     calls = (("count", None), ("count", "v"), ("sum", "v"), ("min", "v"), ("max", "d"))
     types = [

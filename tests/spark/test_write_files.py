@@ -19,10 +19,10 @@ from pyspark.sql import functions as f
 
 import gpu_ops
 from gpu_ops.errors import DescriptionError
-from gpu_ops.spark.exchange.arrow_task import TaskIdentity
-from gpu_ops.spark.exchange.file_task import FileWriter
 from gpu_ops.spark.sinks import files as sink
 from gpu_ops.spark.sinks.file_log import SparkLog
+from gpu_ops.spark.tasks.arrow import TaskIdentity
+from gpu_ops.spark.tasks.file import FileWriter
 from gpu_ops.state.address import StateAddress
 from spark.support import Row, fold
 from spark.views import COLUMNS, Shop

@@ -17,9 +17,9 @@ from pyspark.sql import functions as f
 
 import gpu_ops
 from gpu_ops.errors import DescriptionError, NotBuiltError
-from gpu_ops.spark.exchange.file_task import WrittenFile
 from gpu_ops.spark.sinks import file_log
 from gpu_ops.spark.sinks import files as sink
+from gpu_ops.spark.tasks.file import WrittenFile
 from gpu_ops.state.files import Files
 from spark.support import Row
 from spark.test_write_files import CHANGES, Written, folded, same

@@ -23,10 +23,10 @@ from pyspark.sql import types
 from gpu_ops.errors import StateError
 from gpu_ops.spark.exchange.command import ApplyCommand
 from gpu_ops.spark.exchange.connection import Address
-from gpu_ops.spark.exchange.task import Task
 from gpu_ops.spark.plan.recognition import JoinPlan
 from gpu_ops.spark.servers.directory import _Known
 from gpu_ops.spark.servers.rescale import rescale
+from gpu_ops.spark.tasks.join import Task
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import FINISHED

@@ -13,8 +13,8 @@ import pytest
 
 from gpu_ops.engine import JoinEngine
 from gpu_ops.spark.exchange.command import ApplyCommand
-from gpu_ops.spark.exchange.left_over import left_over
 from gpu_ops.spark.servers.partition import PartitionState
+from gpu_ops.spark.tasks.left_over import left_over
 from gpu_ops.state.durable import PartitionLog, Record
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest

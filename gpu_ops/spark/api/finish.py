@@ -19,12 +19,12 @@ from gpu_ops.spark.api.query_file import of_last, shown
 from gpu_ops.spark.api.where import without_hidden
 from gpu_ops.spark.datatypes import spark_type
 from gpu_ops.spark.exchange.command import parse_join
-from gpu_ops.spark.exchange.left_over import LeftOver
 from gpu_ops.spark.given import refuse_connect
 from gpu_ops.spark.plan.column_metadata import changelog_columns
 from gpu_ops.spark.servers.directory import Directory
 from gpu_ops.spark.servers.folders import as_hadoop_has_it
 from gpu_ops.spark.servers.recovery import stored_version
+from gpu_ops.spark.tasks.left_over import LeftOver
 from gpu_ops.spark.workers import make_importable
 from gpu_ops.state.address import Location, StateAddress
 from gpu_ops.state.durable import PartitionLog

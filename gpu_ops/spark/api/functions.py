@@ -16,7 +16,7 @@ from gpu_ops.descriptions.changelog import INSERT, LATE_ROW_KIND, ROW_KIND_COLUM
 from gpu_ops.descriptions.co_group import CoGroup
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.datatypes import arrow_type
-from gpu_ops.spark.exchange.arrow_task import arrow_task
+from gpu_ops.spark.tasks.arrow import arrow_task
 from gpu_ops.state.address import StateAddress
 
 _functions: weakref.WeakKeyDictionary[SparkContext, dict[str, Grouped]] = weakref.WeakKeyDictionary()

@@ -33,9 +33,9 @@ from gpu_ops.spark.api.streams import (
 )
 from gpu_ops.spark.api.where import engine_condition
 from gpu_ops.spark.datatypes import arrow_schema
-from gpu_ops.spark.exchange.lookup_task import Function, Lookups, LookupTask
 from gpu_ops.spark.plan.build import output_type
 from gpu_ops.spark.plan.column_metadata import changelog_columns
+from gpu_ops.spark.tasks.lookup import Function, Lookups, LookupTask
 from gpu_ops.spark.workers import make_importable
 
 

@@ -1,1 +1,1 @@
-"""What a Spark task does: one exchange with its partition's state server."""
+"""A micro-batch's way from Spark tasks to state servers: how rows arrive, one exchange with a partition's server."""

@@ -16,8 +16,6 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from gpu_ops.spark.exchange.arrow_task import streaming_task
-
 LEAST_BYTES: Final = 1 << 16
 """Of a message in a file: to make one takes as long as Spark takes for that many."""
 
@@ -51,13 +49,9 @@ class Blocks(NamedTuple):
     least_bytes: int
 
     @contextlib.contextmanager
-    def written(self) -> Iterator[BlockFile | None]:
-        """The file of this task, made when something is put into it; None of a task without a micro-batch."""
-        task = streaming_task()
-        if task is None or not task.run_id.replace("-", "").isalnum():
-            yield None  # nobody would know when its file is no longer needed
-            return
-        file = BlockFile(Path(self.folder, task.run_id, str(task.batch_id)), self.least_bytes)
+    def written(self, run_id: str, batch_id: int) -> Iterator[BlockFile]:
+        """The file of one task of a micro-batch, made when something is put into it."""
+        file = BlockFile(Path(self.folder, run_id, str(batch_id)), self.least_bytes)
         try:
             yield file
         finally:

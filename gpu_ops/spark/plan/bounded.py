@@ -13,7 +13,6 @@ from gpu_ops.descriptions.description import Description
 from gpu_ops.spark.api.functions import Grouped
 from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.exchange.arrivals import INPUT_BITS
-from gpu_ops.spark.exchange.bounded_task import NO_INPUT, BoundedTask
 from gpu_ops.spark.exchange.command import Wire
 from gpu_ops.spark.plan.build import output_type
 from gpu_ops.spark.plan.column_metadata import changelog_columns
@@ -29,6 +28,7 @@ from gpu_ops.spark.plan.union_layout import (
     with_stamp,
 )
 from gpu_ops.spark.settings import Settings
+from gpu_ops.spark.tasks.bounded import NO_INPUT, BoundedTask
 from gpu_ops.spark.workers import make_importable
 
 _CO_GROUP: Final = "gpu_ops.coGroup"

@@ -13,7 +13,6 @@ from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.datatypes import spark_type
-from gpu_ops.spark.exchange.task import Task
 from gpu_ops.spark.metrics.metrics import METRICS_COLUMN, METRICS_TYPE, free_name, metric_names
 from gpu_ops.spark.plan.changes import observing
 from gpu_ops.spark.plan.column_metadata import changelog_columns
@@ -25,6 +24,7 @@ from gpu_ops.spark.servers.directory import Directory
 from gpu_ops.spark.sources.packed_plan import packed_rows, reads_itself
 from gpu_ops.spark.sources.packing import DISTRIBUTION
 from gpu_ops.spark.sources.readings import source_of
+from gpu_ops.spark.tasks.join import Task
 from gpu_ops.spark.workers import make_importable
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.manifest import SPARK

@@ -12,11 +12,11 @@ from pyspark.sql import types as st
 
 from gpu_ops.query.catalyst import frame_of, java_class
 from gpu_ops.spark.datatypes import spark_type
-from gpu_ops.spark.exchange.made_of import NamedMaker, OfChanges, OfRows
-from gpu_ops.spark.exchange.task import Task
 from gpu_ops.spark.metrics.metrics import METRICS_TYPE, metric_names, observed
 from gpu_ops.spark.plan.recognition import JoinPlan
 from gpu_ops.spark.plan.selection import taken_of_join
+from gpu_ops.spark.tasks.join import Task
+from gpu_ops.spark.tasks.made_of import NamedMaker, OfChanges, OfRows
 from gpu_ops.spark.workers import make_importable
 
 

@@ -10,9 +10,9 @@ from pyspark.sql import DataFrame
 
 from gpu_ops.conditions.builder import Builder
 from gpu_ops.query.catalyst import ansi_mode, items
-from gpu_ops.spark.exchange.taken import Taken
 from gpu_ops.spark.plan.expressions import Known, OnlySparkError, Reader, column, expression
 from gpu_ops.spark.plan.recognition import JoinPlan, analyzed, hides_metrics
+from gpu_ops.spark.tasks.taken import Taken
 
 
 class Selection(NamedTuple):

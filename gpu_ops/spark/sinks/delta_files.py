@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 import pyarrow as pa
 
 from gpu_ops.errors import DescriptionError, NotBuiltError
-from gpu_ops.spark.exchange.file_task import WrittenFile
+from gpu_ops.spark.tasks.file import WrittenFile
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 

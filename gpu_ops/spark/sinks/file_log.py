@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from gpu_ops.errors import NotBuiltError, StateError
 from gpu_ops.query.catalyst import java_class
-from gpu_ops.spark.exchange.file_task import WrittenFile
+from gpu_ops.spark.tasks.file import WrittenFile
 from gpu_ops.state.files import Files
 
 LOG: Final = "_spark_metadata"

@@ -19,12 +19,12 @@ from gpu_ops.errors import DescriptionError, NotBuiltError, StateError
 from gpu_ops.query.catalyst import java_class
 from gpu_ops.spark.api.streams import spelling
 from gpu_ops.spark.datatypes import arrow_schema
-from gpu_ops.spark.exchange.file_task import FILE_COLUMN, STAGING, FileWriter, WrittenFile
 from gpu_ops.spark.given import data_frame
 from gpu_ops.spark.plan.changes import made_by_tasks
 from gpu_ops.spark.sinks.changes import query_of
 from gpu_ops.spark.sinks.delta_files import DeltaCommit
 from gpu_ops.spark.sinks.file_log import LOG, FileLog, ObjectLog, SparkLog
+from gpu_ops.spark.tasks.file import FILE_COLUMN, STAGING, FileWriter, WrittenFile
 from gpu_ops.state.address import KINDS, StateAddress
 from gpu_ops.state.files import Files
 

@@ -10,10 +10,10 @@ from pyspark.sql import DataFrame
 from gpu_ops.errors import DescriptionError
 from gpu_ops.messages.json_texts import writes
 from gpu_ops.spark.datatypes import arrow_schema, spark_type
-from gpu_ops.spark.exchange.message_task import MessageWriter
 from gpu_ops.spark.given import data_frame
 from gpu_ops.spark.plan.changes import made_by_tasks
 from gpu_ops.spark.sinks.changes import query_of
+from gpu_ops.spark.tasks.message import MessageWriter
 
 
 def json_messages(changes: DataFrame, key: str | Sequence[str] = (), *, headers: bool = True) -> DataFrame:

@@ -23,11 +23,11 @@ from gpu_ops.files.formats import OPTIONS, FileFormat, FormatName
 from gpu_ops.query.catalyst import frame_of
 from gpu_ops.spark.api.functions import applied_schema
 from gpu_ops.spark.datatypes import arrow_schema
-from gpu_ops.spark.exchange.slice_task import Slices
-from gpu_ops.spark.exchange.taken import Taken
 from gpu_ops.spark.given import refuse_connect
 from gpu_ops.spark.plan.recognition import metadata_of
 from gpu_ops.spark.sources.packing import FileRows, Packer, PackFiles, ReadFiles
+from gpu_ops.spark.tasks.slice import Slices
+from gpu_ops.spark.tasks.taken import Taken
 from gpu_ops.spark.workers import make_importable
 
 SOURCE_OPTIONS: Final = (

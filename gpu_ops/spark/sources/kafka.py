@@ -22,13 +22,13 @@ from gpu_ops.query.catalyst import frame_of
 from gpu_ops.spark.api.functions import applied_schema
 from gpu_ops.spark.api.streams import spelling
 from gpu_ops.spark.datatypes import arrow_schema, named_column, nullable
-from gpu_ops.spark.exchange.taken import Taken
 from gpu_ops.spark.given import data_frame, refuse_connect
 from gpu_ops.spark.metrics.metrics import free_name
 from gpu_ops.spark.plan.plugin import metrics_reported
 from gpu_ops.spark.plan.recognition import metadata_of
 from gpu_ops.spark.sources.messages import KEY, POSITION, VALUE, PackMessages, ReadMessages
 from gpu_ops.spark.sources.packing import Packer
+from gpu_ops.spark.tasks.taken import Taken
 from gpu_ops.spark.workers import make_importable
 
 BAD_MESSAGE: Final = "bad_message"

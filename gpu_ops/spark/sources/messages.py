@@ -13,9 +13,9 @@ from gpu_ops.descriptions.changelog import BAD_ROW_KIND
 from gpu_ops.errors import BadInputError
 from gpu_ops.messages.rows import Bad, MessageFormat, Positions, Rows
 from gpu_ops.spark.exchange.arrivals import typed
-from gpu_ops.spark.exchange.arrow_task import arrow_task
-from gpu_ops.spark.exchange.taken import Taken
 from gpu_ops.spark.sources.packing import Packer
+from gpu_ops.spark.tasks.arrow import arrow_task
+from gpu_ops.spark.tasks.taken import Taken
 
 _log = logging.getLogger(__name__)
 

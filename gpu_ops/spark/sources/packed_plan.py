@@ -14,13 +14,13 @@ from gpu_ops.spark.cluster.executors import on_cluster
 from gpu_ops.spark.datatypes import arrow_schema, spark_type
 from gpu_ops.spark.exchange.arrivals import PACKED, Carried, Packed
 from gpu_ops.spark.exchange.blocks import local_blocks
-from gpu_ops.spark.exchange.first_task import FirstRows
-from gpu_ops.spark.exchange.made_of import OfRows
 from gpu_ops.spark.plan.recognition import JoinPlan
 from gpu_ops.spark.plan.union_layout import Travel, UnionColumn, wire_schema
 from gpu_ops.spark.sources.murmur import int_hash
 from gpu_ops.spark.sources.packing import Packer
 from gpu_ops.spark.sources.readings import Changes, Reading, holds_sources
+from gpu_ops.spark.tasks.first import FirstRows
+from gpu_ops.spark.tasks.made_of import OfRows
 
 _PACKED_TYPE: Final = st.StructType([st.StructField(x.name, spark_type(x.type), False) for x in PACKED])
 

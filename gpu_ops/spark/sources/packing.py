@@ -16,11 +16,11 @@ import pyarrow as pa
 
 from gpu_ops.files.formats import FileFormat
 from gpu_ops.spark.exchange.arrivals import PACKED
-from gpu_ops.spark.exchange.arrow_task import arrow_task
 from gpu_ops.spark.exchange.blocks import INLINE, Block, BlockFile, Blocks
-from gpu_ops.spark.exchange.first_task import FirstRows
-from gpu_ops.spark.exchange.slice_task import Slices
-from gpu_ops.spark.exchange.taken import Taken
+from gpu_ops.spark.tasks.arrow import arrow_task, streaming_task
+from gpu_ops.spark.tasks.first import FirstRows
+from gpu_ops.spark.tasks.slice import Slices
+from gpu_ops.spark.tasks.taken import Taken
 from gpu_ops.state.manifest import ARROW
 
 DISTRIBUTION: Final = ARROW
@@ -72,7 +72,7 @@ class Packer(NamedTuple):
                 second (where they are from).
         """
         missing = dict.fromkeys(range(len(self.routes)))
-        with contextlib.nullcontext() if self.blocks is None else self.blocks.written() as file:
+        with self._file() as file:
             most_bytes = self.most_bytes if file is None else _BLOCK_BYTES
             for batches, time, source in parts:
                 count = 0
@@ -86,6 +86,13 @@ class Packer(NamedTuple):
         if missing:
             nothing = [pa.RecordBatch.from_pylist([], self.schema)] * len(missing)
             yield self._messages(list(missing), (0, ""), 0, nothing, None)
+
+    def _file(self) -> contextlib.AbstractContextManager[BlockFile | None]:
+        """Where this task leaves its messages; no file where nobody would know when it is no longer needed."""
+        task = None if self.blocks is None else streaming_task()
+        if self.blocks is None or task is None or not task.run_id.replace("-", "").isalnum():
+            return contextlib.nullcontext()
+        return self.blocks.written(task.run_id, task.batch_id)
 
     def _messages(
         self,

@@ -12,14 +12,14 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as st
 
-from gpu_ops.spark.exchange.made_of import OfChanges
-from gpu_ops.spark.exchange.taken import Taken
-from gpu_ops.spark.exchange.task import Task
 from gpu_ops.spark.plan.changes import in_place_of, task_of
 from gpu_ops.spark.plan.recognition import MAPS, JoinPlan, children_of, metadata_of
 from gpu_ops.spark.plan.selection import selection
 from gpu_ops.spark.sources import files, kafka
 from gpu_ops.spark.sources.packing import Packer
+from gpu_ops.spark.tasks.join import Task
+from gpu_ops.spark.tasks.made_of import OfChanges
+from gpu_ops.spark.tasks.taken import Taken
 from gpu_ops.state.manifest import ARROW
 
 

@@ -7,10 +7,10 @@ from pyspark.sql import types as st
 
 from gpu_ops.query.nodes import LocalAggregate
 from gpu_ops.spark.datatypes import arrow_schema, spark_type
-from gpu_ops.spark.exchange.made_of import OfRows
-from gpu_ops.spark.exchange.slice_task import Slices
 from gpu_ops.spark.sources import files
 from gpu_ops.spark.sources.readings import source_of
+from gpu_ops.spark.tasks.made_of import OfRows
+from gpu_ops.spark.tasks.slice import Slices
 from gpu_ops.spark.workers import make_importable
 
 

@@ -17,8 +17,8 @@ from gpu_ops import stream
 from gpu_ops.descriptions.groups.top import Order, Top, parse_order
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.engine import JoinEngine
-from gpu_ops.spark.exchange import first_task
-from gpu_ops.spark.exchange.first_task import FirstRows
+from gpu_ops.spark.tasks import first
+from gpu_ops.spark.tasks.first import FirstRows
 from spark.support import Sink, drain
 
 SCHEMA = pa.schema([("k", pa.string()), ("g", pa.int64()), ("v", pa.float64()), ("t", pa.string()), ("at", pa.int64())])
@@ -55,7 +55,7 @@ def test_the_first_rows_are_kept(rows: list[Any], order: str, n: int, by: tuple[
 
 
 def test_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(first_task, "_MOST_BYTES", 4000)
+    monkeypatch.setattr(first, "_MOST_BYTES", 4000)
     table = pa.table({"k": [n % 5 for n in range(1000)], "v": range(1000)})
     wanted = FirstRows(("k",), Order("v", descending=True), 2)
     kept = list(wanted.of(iter(table.to_batches(max_chunksize=100))))

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpu_ops.messages.json_texts import bare_texts, json_objects
-from gpu_ops.spark.exchange.arrow_task import TaskIdentity, task_identity
+from gpu_ops.spark.tasks.arrow import TaskIdentity, task_identity
 
 SEQUENCE_HEADER: Final = "sequence"
 """A message's header: ``[micro-batch,task,number]``, the numbers of a task's messages from 0 on."""

@@ -9,9 +9,9 @@ from typing import Any, Final
 import pyarrow as pa
 
 from gpu_ops.descriptions.description import Description
-from gpu_ops.spark.exchange.arrow_task import arrow_task
 from gpu_ops.spark.exchange.command import parse_join
 from gpu_ops.spark.servers.partition import stored_state
+from gpu_ops.spark.tasks.arrow import arrow_task
 from gpu_ops.state.address import Location, StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest

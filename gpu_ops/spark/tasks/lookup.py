@@ -16,7 +16,7 @@ from gpu_ops.descriptions.lookup_join import LookupJoin
 from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.api.functions import as_declared
-from gpu_ops.spark.exchange.arrow_task import arrow_task
+from gpu_ops.spark.tasks.arrow import arrow_task
 
 _log = logging.getLogger(__name__)
 

@@ -11,17 +11,17 @@ import pyarrow as pa
 import pytest
 
 from gpu_ops.errors import DescriptionError
-from gpu_ops.spark.exchange import arrow_task
+from gpu_ops.spark.tasks import arrow
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="TCP_QUICKACK is Linux's")
 def test_the_connection_to_spark_is_found_once_in_a_worker(spark: Any) -> None:
     class Look:
-        @arrow_task.arrow_task
+        @arrow.arrow_task
         def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             rows = sum(batch.num_rows for batch in batches)
-            found = arrow_task._of_spark()
-            assert found is arrow_task._of_spark()
+            found = arrow._of_spark()
+            assert found is arrow._of_spark()
             at_once = [one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for one in found]
             ours = [one.getsockname()[0] == one.getpeername()[0] for one in found]
             yield pa.RecordBatch.from_arrays([pa.array([rows]), pa.array([str((at_once, ours))])], ["rows", "found"])
@@ -34,14 +34,14 @@ def test_the_connection_to_spark_is_found_once_in_a_worker(spark: Any) -> None:
 def test_a_process_that_is_no_worker_keeps_its_connections() -> None:
     listening = socket.create_server(("127.0.0.1", 0))
     with listening, socket.create_connection(listening.getsockname()):
-        arrow_task._of_spark.cache_clear()
-        arrow_task.acknowledge()
-        assert arrow_task._of_spark() == ()
+        arrow._of_spark.cache_clear()
+        arrow.acknowledge()
+        assert arrow._of_spark() == ()
 
 
 def test_a_refusal_has_no_traceback(spark: Any) -> None:
     class Refuse:
-        @arrow_task.arrow_task
+        @arrow.arrow_task
         def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield from batches
             raise DescriptionError("not this one")

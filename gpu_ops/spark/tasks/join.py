@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from gpu_ops import errors
 from gpu_ops.spark.exchange.arrivals import Arrivals
-from gpu_ops.spark.exchange.arrow_task import TaskIdentity, arrow_task, task_identity
 from gpu_ops.spark.exchange.connection import Address
 from gpu_ops.spark.exchange.exchange import Exchange, ask
 from gpu_ops.spark.metrics.metrics import METRICS_TYPE, pack, total
+from gpu_ops.spark.tasks.arrow import TaskIdentity, arrow_task, task_identity
 from gpu_ops.state.address import StateAddress
 
 

@@ -13,9 +13,9 @@ from gpu_ops.engine import JoinEngine
 from gpu_ops.kernels import Probe
 from gpu_ops.memory import Budget
 from gpu_ops.spark.exchange.arrivals import INPUT_BITS, origins, wire_batch
-from gpu_ops.spark.exchange.arrow_task import arrow_task
 from gpu_ops.spark.exchange.command import Wire, parse_join
-from gpu_ops.spark.exchange.left_over import ROWS_PER_BATCH, Function, grouped, look_in, program_paths
+from gpu_ops.spark.tasks.arrow import arrow_task
+from gpu_ops.spark.tasks.left_over import ROWS_PER_BATCH, Function, grouped, look_in, program_paths
 
 NO_INPUT: Final = (1 << INPUT_BITS) - 1
 """A number beyond an aggregate's one input: of a row that is only there so that a task runs."""

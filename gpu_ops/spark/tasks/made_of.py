@@ -8,10 +8,10 @@ from typing import Any, Protocol, Self
 import pyarrow as pa
 
 from gpu_ops.spark.exchange.arrivals import typed
-from gpu_ops.spark.exchange.arrow_task import arrow_task
-from gpu_ops.spark.exchange.taken import Taken
-from gpu_ops.spark.exchange.task import Task
 from gpu_ops.spark.metrics.metrics import METRICS_TYPE
+from gpu_ops.spark.tasks.arrow import arrow_task
+from gpu_ops.spark.tasks.join import Task
+from gpu_ops.spark.tasks.taken import Taken
 
 
 class Maker(Protocol):

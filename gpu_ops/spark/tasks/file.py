@@ -14,7 +14,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from gpu_ops.spark.exchange.arrow_task import TaskIdentity, task_identity
+from gpu_ops.spark.tasks.arrow import TaskIdentity, task_identity
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 

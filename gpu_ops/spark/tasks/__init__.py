@@ -1,0 +1,1 @@
+"""The functions of ``mapInArrow``: what Spark tasks do with the rows of a partition."""
