@@ -9,7 +9,6 @@ from pyspark.sql import DataFrame
 
 from gpu_ops.descriptions.by_time.intervals import show_ms
 from gpu_ops.descriptions.description import Description, line
-from gpu_ops.descriptions.groups.aggregate import Aggregate
 from gpu_ops.descriptions.groups.grouped import Grouped
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.display import Explanation, operator_box, source_box
@@ -187,8 +186,8 @@ def _kept(join: Description, side: int) -> str:
     """What is kept of an input, and how long."""
     source, layout = join.inputs[side], _LAYOUTS[join.layout(side)]
     kept = "for ever" if source.ttl_ms is None else f"{show_ms(source.ttl_ms)} after the last write"
-    if isinstance(join, Aggregate) and source.insert_only:
-        return f"its groups are kept, its rows are not, {kept}"
+    if isinstance(join, Grouped) and source.insert_only:
+        return f"its groups are kept, of its rows what they need, {kept}"
     if isinstance(join, Grouped):
         layout = layout.replace("join key", "group")
     return f"kept as {layout}, {kept}"
