@@ -52,7 +52,6 @@ class Query:
         """What Spark does when it was stopped before it noted that one is done."""
         done = max(int(path.name) for path in (self.checkpoint / "commits").iterdir() if path.name.isdecimal())
         (self.checkpoint / "commits" / str(done)).unlink()
-        (self.checkpoint / "commits" / f".{done}.crc").unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize("read_by_arrow", [False, True], ids=["spark", "arrow"])

@@ -85,7 +85,6 @@ class Query:
         """What Spark does when it was stopped before it noted that a micro-batch is done."""
         last = max(int(path.name) for path in (self.checkpoint / "commits").iterdir() if path.name.isdecimal())
         (self.checkpoint / "commits" / str(last)).unlink()
-        (self.checkpoint / "commits" / f".{last}.crc").unlink(missing_ok=True)
         self.way.append(f"repeat {last}")
 
 
