@@ -46,7 +46,10 @@ def test_local_files_have_no_checksums_beside_them(spark: SparkSession, tmp_path
 def test_jvms_that_only_plan_do_without_their_second_compiler() -> None:
     more = gpu_ops.spark.recommended_conf(arrow_rows=True)
     assert more.items() > gpu_ops.spark.recommended_conf().items()
-    assert more["spark.driver.extraJavaOptions"] == more["spark.executor.extraJavaOptions"] == "-XX:TieredStopAtLevel=1"
+    options = more["spark.driver.extraJavaOptions"]
+    assert (
+        options == more["spark.executor.extraJavaOptions"] == "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
+    )
 
 
 def test_recommended_settings_are_known_and_may_be_set_while_spark_runs(spark: SparkSession) -> None:

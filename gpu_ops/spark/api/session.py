@@ -32,6 +32,10 @@ RECOMMENDED: Final[dict[str, str]] = {
 FIRST_COMPILER: Final = "-XX:TieredStopAtLevel=1"
 """The JVM's second compiler is for code that runs long; plans of micro-batches keep it busy for minutes."""
 
+_CODE: Final = "-XX:ReservedCodeCacheSize=240m"
+"""As much room for compiled code as with both compilers: 48 MB else, and no code is compiled once some queries have
+filled them."""
+
 SETTINGS: Final[dict[str, str]] = {
     **RECOMMENDED,
     # Local files without a checksum file beside each, where they are written by way of Hadoop's FileContext; see also
@@ -145,7 +149,7 @@ def recommended_conf(*, arrow_rows: bool = False) -> dict[str, str]:
         Names and values of Spark settings.
     """
     options = (f"spark.{process}.extraJavaOptions" for process in ("driver", "executor"))
-    return {**RECOMMENDED, **(dict.fromkeys(options, FIRST_COMPILER) if arrow_rows else {})}
+    return {**RECOMMENDED, **(dict.fromkeys(options, f"{FIRST_COMPILER} {_CODE}") if arrow_rows else {})}
 
 
 def session(
