@@ -7,7 +7,7 @@ import functools
 import gc
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -104,6 +104,26 @@ def _of_spark() -> tuple[socket.socket, ...]:
             else:
                 connection.close()
     return tuple(found.values())
+
+
+def together(
+    batches: Iterable[pa.RecordBatch], size: Callable[[pa.RecordBatch], int], most: int
+) -> Iterator[list[pa.RecordBatch]]:
+    """Batches, as many at once as reach a size; the last ones may not.
+
+    Args:
+        batches: in their order.
+        size: of one, as what is looked at together is measured.
+        most: the size, about.
+    """
+    waiting: list[pa.RecordBatch] = []
+    for batch in batches:
+        waiting.append(batch)
+        if sum(map(size, waiting)) >= most:
+            yield waiting
+            waiting = []
+    if waiting:
+        yield waiting
 
 
 def task_identity() -> TaskIdentity:

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.groups.top import Order, Top
 from gpu_ops.operators.groups.top.order import sort_keys
+from gpu_ops.spark.tasks.arrow import together
 
 _MOST_BYTES: Final = 1 << 28
 """So many are looked at together: they have to be in memory at once."""
@@ -46,14 +47,8 @@ class FirstRows(NamedTuple):
 
     def of(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The rows that are kept, in their order."""
-        waiting: list[pa.RecordBatch] = []
-        for batch in batches:
-            waiting.append(batch)
-            if sum(part.nbytes for part in waiting) >= _MOST_BYTES:
-                yield from self._kept(waiting)
-                waiting = []
-        if waiting:
-            yield from self._kept(waiting)
+        for some in together(batches, lambda batch: batch.nbytes, _MOST_BYTES):
+            yield from self._kept(some)
 
     def _kept(self, batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = pa.Table.from_batches(batches)

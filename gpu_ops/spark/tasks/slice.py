@@ -9,6 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gpu_ops.spark.tasks.arrow import together
+
 _MOST_ROWS: Final = 1 << 20
 """So many are grouped together: what is left of them has to be in memory at once."""
 
@@ -38,14 +40,8 @@ class Slices(NamedTuple):
 
     def of(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Rows to groups of windows; one comes again for each of its slices, and where there are many rows."""
-        waiting: list[pa.RecordBatch] = []
-        for batch in batches:
-            waiting.append(batch)
-            if sum(part.num_rows for part in waiting) >= _MOST_ROWS:
-                yield from self._grouped(waiting)
-                waiting = []
-        if waiting:
-            yield from self._grouped(waiting)
+        for some in together(batches, lambda batch: batch.num_rows, _MOST_ROWS):
+            yield from self._grouped(some)
 
     def _grouped(self, batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = pa.Table.from_batches(batches)
