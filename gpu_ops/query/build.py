@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import pyarrow as pa
@@ -31,25 +31,55 @@ from gpu_ops.query.lower import written
 from gpu_ops.query.nodes import Calc, JoinNode, LocalAggregate, Node, Source, quoted
 from gpu_ops.query.relations import Compute, Expand, Filter, JoinOf, Relation, RowByRow, Scan, origin
 from gpu_ops.query.runs import Run, run_of, segments, spine
+from gpu_ops.query.same import Same
 from gpu_ops.query.stages import Namer, Stage, input_names
 
 
 class Builder:
     """Makes the plan of one query."""
 
-    def __init__(self, chooser: Chooser, name: Namer, *, emit: Emit, multi_way: bool) -> None:
-        """Args: the query's operators; its names; what joins emit; whether they may be multi-way."""
-        self.chooser, self.name, self.emit, self.multi_way = chooser, name, emit, multi_way
+    def __init__(
+        self, chooser: Chooser, name: Namer, *, emit: Emit, multi_way: bool, same: Mapping[Relation, Same]
+    ) -> None:
+        """Args: the query's operators; its names; what joins emit; whether joins may be multi-way; what it repeats."""
+        self.chooser, self.name, self.emit, self.multi_way, self.same = chooser, name, emit, multi_way, same
         self._in_a_row: dict[JoinOf, int] = {}
         self._last: Relation | None = None
+        self._needed: dict[Relation, frozenset[Column]] = {first: frozenset() for first, _ in same.values()}
+        self._built: dict[Relation, Stage] | None = None
 
     def root(self, relation: Relation, outputs: Sequence[tuple[str, Column]]) -> Calc:
         """The whole plan."""
         self._last = origin(relation)
-        return self.build(relation, frozenset(column for _, column in outputs)).calc(outputs, None)
+        needed = frozenset(column for _, column in outputs)
+        if self.same:
+            self.build(relation, needed)  # tells what all need of what they share
+            self._built = {}
+        return self.build(relation, needed).calc(outputs, None)
 
     def build(self, relation: Relation, needed: frozenset[Column]) -> Stage:
         """A relation of which these columns are needed."""
+        same = self.same.get(relation)
+        if same is not None:
+            return self.again(same, needed)
+        if relation not in self._needed:
+            return self.made(relation, needed)
+        if self._built is None:
+            self._needed[relation] |= needed
+            return self.made(relation, needed)
+        if relation not in self._built:
+            wanted = self._needed[relation]
+            self._built[relation] = self.made(relation, wanted).closed(wanted)
+        return self._built[relation]
+
+    def again(self, same: Same, needed: frozenset[Column]) -> Stage:
+        """What the query has already, under other names."""
+        stage = self.build(same.first, frozenset(own for c, own in same.columns.items() if c in needed))
+        has = {c: stage.has[own] for c, own in same.columns.items() if own in stage.has}
+        return dataclasses.replace(stage, has=has)
+
+    def made(self, relation: Relation, needed: frozenset[Column]) -> Stage:
+        """A relation that is not there yet."""
         if isinstance(relation, Scan):
             return self.scan(relation)
         if isinstance(relation, Filter):

@@ -189,7 +189,14 @@ class Plan:
 
 
 def walk(node: Node) -> Iterator[Node]:
-    """The nodes below, and this one last."""
+    """The nodes below, and this one last, each once: one may be the input of several."""
+    yield from _walk(node, set())
+
+
+def _walk(node: Node, seen: set[int]) -> Iterator[Node]:
+    if id(node) in seen:
+        return
+    seen.add(id(node))
     for below in node.inputs:
-        yield from walk(below)
+        yield from _walk(below, seen)
     yield node

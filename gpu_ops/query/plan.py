@@ -20,6 +20,7 @@ from gpu_ops.query.groups.slices import in_two_phases
 from gpu_ops.query.nodes import Calc, Plan
 from gpu_ops.query.read import Reader
 from gpu_ops.query.relations import RowByRow, Scan, Table
+from gpu_ops.query.same import repeated
 from gpu_ops.query.stages import Namer
 from gpu_ops.spark.datatypes import spark_type
 
@@ -100,7 +101,8 @@ def _root(
         relation = in_two_phases(relation)
     chooser = Chooser(sql, catalyst, final=emit == "at_watermark")
     namer = Namer(relation, [column for _, column in outputs], chooser)
-    return Builder(chooser, namer, emit=emit, multi_way=multi_way).root(relation, outputs)
+    same = {} if emit == "at_watermark" else repeated(relation)
+    return Builder(chooser, namer, emit=emit, multi_way=multi_way, same=same).root(relation, outputs)
 
 
 def _schema(table: Table) -> st.StructType:

@@ -28,11 +28,16 @@ _SPECS: Final[dict[Layout, str]] = {
 
 def show(plan: Plan) -> str:
     """The plan's tree; lines that begin with ``--`` give the reason for the operator above them."""
-    return "\n".join(_tree(plan.root))
+    return "\n".join(_tree(plan.root, set()))
 
 
-def _tree(node: Node) -> list[str]:
-    below = [_below(node, number) for number in range(len(node.inputs))]
+def _tree(node: Node, shown: set[int]) -> list[str]:
+    """A node and what is below; of an operator that was shown before, the first line alone."""
+    if id(node) in shown:
+        return [f"Reused({_text(node)})"]
+    if isinstance(node, JoinNode):
+        shown.add(id(node))
+    below = [_below(node, number, shown) for number in range(len(node.inputs))]
     mark = ":" if len(below) > 1 else "|"
     lines = [_text(node)]
     if isinstance(node, JoinNode):
@@ -45,9 +50,9 @@ def _tree(node: Node) -> list[str]:
     return lines
 
 
-def _below(node: Node, number: int) -> list[str]:
+def _below(node: Node, number: int, shown: set[int]) -> list[str]:
     """One input of a node, and the shuffle between them; upserts that become retractions first are shuffled twice."""
-    lines = _tree(node.inputs[number])
+    lines = _tree(node.inputs[number], shown)
     if not isinstance(node, JoinNode):
         return lines
     runs, retracted = without_upserts(node.description) or (node.description, ())

@@ -148,7 +148,8 @@ class Stage:
         if same and not self.where and not self.made:
             return dataclasses.replace(self, has=names)
         schema = pa.schema([pa.field(names[c], c.type) for c in order])
-        return Stage(self.calc([(names[c], c) for c in order], schema), names, self.name, self.scan, key=self.key)
+        key = None if self.key is None else tuple(names[c] for own in self.key for c in order if self.has.get(c) == own)
+        return Stage(self.calc([(names[c], c) for c in order], schema), names, self.name, self.scan, key=key)
 
     def without_row_kind(self) -> Stage:
         """A closed stage whose rows are all insertions."""

@@ -154,6 +154,55 @@ def test_insert_only_changelogs(spark: Any, feeds: list[Feed], tmp_path: Path) -
     check(sink, sql, feeds)
 
 
+@pytest.mark.parametrize("feeds", ["spark", "arrow"], indirect=True)
+def test_a_changelog_that_several_joins_take(
+    spark: Any, feeds: list[Feed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is computed once in a micro-batch, and its metrics are there once, whether or not the join above takes it."""
+    orders = feeds[1]
+
+    def folder(name: str) -> dict[str, Any]:
+        return {"name": name, "state": str(tmp_path / name)}
+
+    asked = list[tuple[int, str | None]]()
+    locate = Directory.locate
+
+    def located(self: Directory, request: Any) -> dict[str, Any]:
+        answer = locate(self, request)
+        if request["join_id"].startswith(plan_id):
+            asked.append((request["partition"], answer["moment"].get("shared_in")))
+        return answer
+
+    monkeypatch.setattr(Directory, "locate", located)
+    counted = gpu_ops.aggregate(
+        stream(orders.df, row_kind="op", unique_key="order_id", updates="retract"),
+        by=["user_id", "product"], aggregates={"n": "count(*)"}, **folder("counted"),
+    )  # fmt: skip
+    plan_id = recognition.plans_of(counted)[0].plan_id
+    most = gpu_ops.aggregate(counted, by="user_id", aggregates={"most": "max(n)"}, **folder("most"))
+    least = gpu_ops.aggregate(counted, by="user_id", aggregates={"least": "min(n)"}, **folder("least"))
+    both = gpu_ops.join(most, least, on="user_id", **folder("both"))
+    last = gpu_ops.join(
+        stream(counted, name="c"), stream(both, name="b"), on="user_id", where="c.n = b.most", **folder("last")
+    )
+    sink = Sink()
+    for _ in range(2):
+        more(feeds)
+        query = drain(last, sink, tmp_path / "checkpoint")
+    sql = """WITH c AS (SELECT user_id, product, count(*) AS n FROM orders GROUP BY user_id, product)
+        SELECT user_id, product, n, most, least FROM c JOIN
+        (SELECT user_id, max(n) AS most, min(n) AS least FROM c GROUP BY user_id) USING (user_id) WHERE n = most"""
+    check(sink, sql, feeds)
+    found = {join.name: join.metrics for join in gpu_ops.spark.join_progress(query.lastProgress)}
+    assert found.keys() == {"counted", "most", "least", "both", "last"}
+    assert found["counted"]["partitions"] == 2
+    assert found["most"]["input_rows_in"] == found["least"]["input_rows_in"] == found["last"]["left_rows_in"]
+    runs = {run for _, run in asked}
+    assert len(runs) == 2, "each run of the query has its own answers"
+    assert None not in runs
+    assert len(asked) > 2 * 2, "Spark reuses what is shuffled alike, not all"
+
+
 @pytest.mark.parametrize("feeds", ["arrow"], indirect=True)
 def test_files_between_tasks_go_with_their_micro_batch(spark: Any, feeds: list[Feed], tmp_path: Path) -> None:
     more(feeds)

@@ -27,6 +27,7 @@ class PlanRunner:
         self.duck = duckdb.connect(":memory:", config={"threads": "1"})
         self.engines = {id(node): JoinEngine(node.description, backend="cpu", tiny=True) for node in plan.joins}
         self.folded: Counter[Row] = Counter()
+        self._said: dict[int, pa.Table] = {}
 
     def close(self) -> None:
         for engine in self.engines.values():
@@ -52,6 +53,14 @@ class PlanRunner:
         return rows
 
     def _run(self, node: Node, batches: Mapping[str, pa.Table], *, finish: bool) -> pa.Table:
+        """What a node gives; an operator that several nodes take it from runs once."""
+        if node is self.plan.root:
+            self._said.clear()
+        if id(node) not in self._said:
+            self._said[id(node)] = self._made(node, batches, finish=finish)
+        return self._said[id(node)]
+
+    def _made(self, node: Node, batches: Mapping[str, pa.Table], *, finish: bool) -> pa.Table:
         if isinstance(node, Source):
             own = batches.get(node.table)
             kind = [pa.field(node.row_kind, pa.string())] if node.row_kind else []

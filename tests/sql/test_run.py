@@ -8,6 +8,7 @@ import random
 import pytest
 from oracle.drive import difference
 
+from gpu_ops.query.show import show
 from sql.run_plan import PlanRunner, Reference
 from sql.tables import planned
 from sql.test_random import COLUMNS, TABLES
@@ -69,6 +70,16 @@ QUERIES = {
     "first groups": "SELECT k, sum(x) AS s FROM a GROUP BY k HAVING count(*) > 1 ORDER BY s DESC, k LIMIT 2",
     "first rows, joined, first rows": "SELECT q.k, q.x, c.w FROM (SELECT k, x FROM a ORDER BY x, k LIMIT 5) q "
         "JOIN c ON c.k = q.k ORDER BY c.w, q.k, q.x LIMIT 3",
+    "groups twice": "WITH g AS (SELECT k, x, count(*) AS n FROM a GROUP BY k, x) SELECT g.k, g.x, g.n FROM g JOIN "
+        "(SELECT k, max(n) AS m FROM g GROUP BY k) h ON g.k = h.k AND g.n >= h.m",
+    "groups three times": "SELECT l.k, l.s, r.t FROM (SELECT k, sum(x) AS s FROM a WHERE y > 0 GROUP BY k) l FULL JOIN "
+        "(SELECT k + 1 AS k, sum(x) AS t FROM a WHERE y > 0 GROUP BY k) r ON l.k = r.k "
+        "LEFT JOIN (SELECT k AS g, sum(x) AS u FROM a WHERE y > 0 GROUP BY k) q ON q.u = r.t",
+    "a join twice": "WITH j AS (SELECT a.k, a.x, b.v, b.x AS z FROM a LEFT JOIN b ON a.k = b.k AND a.x <> b.v) "
+        "SELECT p.v, p.n, q.m FROM (SELECT v, count(*) AS n FROM j GROUP BY v) p JOIN "
+        "(SELECT x, z, max(v) AS m FROM j GROUP BY x, z) q ON p.v = q.x",
+    "first rows twice": "WITH f AS (SELECT k, x, y FROM a ORDER BY x, k, y LIMIT 4) SELECT l.k, l.y, r.x FROM f l "
+        "JOIN f r ON l.k = r.k LEFT JOIN c ON c.w = r.y",
     "exists over groups": "SELECT a.k, a.x FROM a WHERE a.k IN (SELECT d.x FROM d GROUP BY d.x HAVING count(*) > 1)",
     "exists over a join": "SELECT a.k, a.x FROM a WHERE EXISTS (SELECT 1 FROM b LEFT JOIN c ON b.k = c.k "
         "WHERE b.k = a.k AND (c.w IS NULL OR c.w < a.x))",
@@ -110,6 +121,33 @@ def test_a_query_is_its_join(what):
                 reference.apply(changes)
                 assert not difference(reference.rows(), runner.folded), sql
     assert told > 2, "a query that says nothing tests nothing"
+
+
+def test_what_a_query_has_several_times_is_one_operator():
+    counts = {"groups twice": 3, "groups three times": 3, "a join twice": 4, "first rows twice": 3}
+    assert {name: len(planned(QUERIES[name], tables=TABLES).joins) for name in counts} == counts
+    text = show(planned(QUERIES["groups twice"], tables=TABLES))
+    assert text.count("Source(") == 1
+    assert "+- Reused(GroupAggregate(groupBy=[a__k, a__x], select=[count_1 = count(*)]))" in text
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "sum(y) AS s FROM a WHERE y > 0 GROUP BY k",
+        "sum(x) AS s FROM a WHERE y > 1 GROUP BY k",
+        "sum(x) AS s FROM a WHERE y > 0 GROUP BY k, x",
+        "sum(x + 1) AS s FROM a WHERE y > 0 GROUP BY k",
+        "sum(x) AS s FROM d WHERE x > 0 GROUP BY k",
+        "sum(x) AS s FROM (SELECT x AS k, k AS x, y FROM a) a WHERE y > 0 GROUP BY k",
+        "sum(CAST(x AS INT)) AS s FROM a WHERE y > 0 GROUP BY k",
+    ],
+)
+def test_what_is_nearly_the_same_is_not(other):
+    sql = "SELECT l.k, r.s FROM (SELECT k, sum(x) AS s FROM a WHERE y > 0 GROUP BY k) l JOIN (SELECT k, {}) r USING (k)"
+    same = "sum(x) AS total FROM a WHERE y > 0 GROUP BY k"
+    assert len(planned(sql.format(same).replace("r.s", "r.total"), tables=TABLES).joins) == 2
+    assert len(planned(sql.format(other), tables=TABLES).joins) == 3
 
 
 def test_both_ways_to_join_many_say_the_same():

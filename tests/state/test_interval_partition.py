@@ -16,7 +16,8 @@ from gpu_ops.descriptions.keys import Key
 from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import StateError
 from gpu_ops.spark.exchange.command import ApplyCommand, Wire
-from gpu_ops.spark.servers.partition import Applied, PartitionState
+from gpu_ops.spark.servers.partition import PartitionState
+from gpu_ops.spark.servers.pending import Applied
 from gpu_ops.spark.tasks.left_over import left_over
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.durable import PartitionLog, Times

@@ -17,7 +17,8 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.errors import BadInputError, DescriptionError, StateError
 from gpu_ops.spark.exchange.command import ApplyCommand, Wire
 from gpu_ops.spark.servers import recovery
-from gpu_ops.spark.servers.partition import AbandonedError, Applied, PartitionState
+from gpu_ops.spark.servers.partition import AbandonedError, PartitionState
+from gpu_ops.spark.servers.pending import Applied
 from gpu_ops.state.durable import PartitionLog
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest
@@ -73,6 +74,24 @@ def test_repetitions_answer_alike(tmp_path: Path, options: dict[str, Any], kept:
     for batch, answer in enumerate(ANSWERS):
         for _ in range(1 + batch % 3):
             assert apply(partition, batch).changelog.equals(answer)
+
+
+@pytest.mark.parametrize("kept", ["folder", "memory"])
+def test_a_shared_answer_is_given_again(tmp_path: Path, kept: str) -> None:
+    """To whoever asks in the same run with as many rows; the state goes on as if it had been asked for once."""
+    partition = opened(tmp_path if kept == "folder" else None)
+    for batch, answer in enumerate(ANSWERS):
+        first = apply(partition, batch, shared_in="run")
+        assert first.changelog.equals(answer)
+        assert apply(partition, batch, shared_in="run") is first
+        if batch % 3 == 1:
+            again = apply(partition, batch, shared_in="another run")
+            assert again is not first
+            assert again.changelog.equals(answer)
+        elif batch % 3 == 2:
+            assert apply(partition, batch) is not first
+            assert partition.apply(batch, BATCHES[batch].slice(1), WIRE, shared_in="run") is not first
+            assert apply(partition, batch, shared_in="run").changelog.equals(answer)
 
 
 def test_rows_that_arrive_in_another_order_answer_alike(tmp_path: Path) -> None:

@@ -203,6 +203,7 @@ class _Runner:
         given: Mapping[str, Stream] | None = None,
     ) -> None:
         self.planned, self.streams, self.options = planned, streams, dict(options)
+        self._made: dict[int, DataFrame] = {}
         if self.options["state"] is not None:
             self.options["state"] = StateAddress.of(self.options["state"])
         static = {
@@ -223,7 +224,9 @@ class _Runner:
             return self.calc(node)
         if isinstance(node, LocalAggregate):
             return sliced(node, self.frame(node.input))
-        return self.joined(node)
+        if id(node) not in self._made:
+            self._made[id(node)] = self.joined(node)
+        return self._made[id(node)]
 
     def calc(self, node: Calc) -> DataFrame:
         """Rows filtered and projected."""
@@ -274,7 +277,7 @@ class _Runner:
             options["name"] += f"_{number}"
         state = options["state"]
         if self.ended is not None and self.ended.takes(node) and not _begun(state):
-            return self.ended.joined(node)
+            return self.ended.frame(node)
         sides: Sequence[Stream]
         sides = [self.side(below, source) for below, source in zip(node.inputs, node.description.inputs, strict=True)]
         if self.ended is not None:

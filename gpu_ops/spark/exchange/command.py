@@ -162,6 +162,8 @@ class ApplyCommand:
         distribution: by what rows go to partitions, see `gpu_ops.state.manifest.Manifest`.
         join_number: which join of the query, likewise.
         call: a name of this exchange, to ask after it while it lasts.
+        shared_in: a run of the query in which several operators take this micro-batch's changes, so that each asks for
+            them: they are computed once.
     """
 
     join_id: str
@@ -181,6 +183,7 @@ class ApplyCommand:
     distribution: str = SPARK
     join_number: int | None = None
     call: str | None = None
+    shared_in: str | None = None
 
     def to_json(self) -> str:
         """The command as it travels."""

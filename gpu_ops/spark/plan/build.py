@@ -14,7 +14,7 @@ from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.datatypes import spark_type
 from gpu_ops.spark.metrics.metrics import METRICS_COLUMN, METRICS_TYPE, free_name, metric_names
-from gpu_ops.spark.plan.changes import observing
+from gpu_ops.spark.plan.changes import observed_once, observing
 from gpu_ops.spark.plan.column_metadata import changelog_columns
 from gpu_ops.spark.plan.heartbeat import heartbeats
 from gpu_ops.spark.plan.plugin import metrics_reported, shuffle_reorders
@@ -66,10 +66,11 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
         join.output_schema, metrics=names, times=join.sides if join.by_event_time else (), hidden=hidden,
     )  # fmt: skip
     first, *others = union_order([open_tasks(df) for df in inputs])
+    sides = observed_once(travel.sides)
     # what packs is a function in Python, which the optimizer leaves where it is
-    union = travel.sides[first] if packed else kept(travel.sides[first])
+    union = sides[first] if packed else kept(sides[first])
     for number in others:
-        union = union.unionAll(travel.sides[number])
+        union = union.unionAll(sides[number])
     if plan.heartbeat_ms is not None:
         union = union.unionAll(heartbeats(session, plan.heartbeat_ms, union.schema))
     output = output_type(join, schemas)

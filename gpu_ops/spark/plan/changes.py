@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence, Set
 from typing import Any
 
 import pyarrow as pa
@@ -10,10 +12,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
-from gpu_ops.query.catalyst import frame_of, java_class
+from gpu_ops.query.catalyst import frame_of, java_class, scala_seq
 from gpu_ops.spark.datatypes import spark_type
 from gpu_ops.spark.metrics.metrics import METRICS_TYPE, metric_names, observed
-from gpu_ops.spark.plan.recognition import JoinPlan
+from gpu_ops.spark.plan.recognition import JoinPlan, analyzed, children_of, plans_of
 from gpu_ops.spark.plan.selection import taken_of_join
 from gpu_ops.spark.tasks.join import Task
 from gpu_ops.spark.tasks.made_of import NamedMaker, OfChanges, OfRows
@@ -32,6 +34,34 @@ def observing(rows: DataFrame, plan: JoinPlan, hidden: str | None) -> DataFrame:
         return rows
     names = metric_names(plan.join.sides, by_time=plan.join.by_time)
     return rows.observe(plan.name, observed(names, hidden)).filter(f.isnull(hidden))
+
+
+def observed_once(sides: Sequence[DataFrame]) -> list[DataFrame]:
+    """The inputs of a join as one plan has them: of a join that feeds several of them one alone observes its metrics.
+
+    Each has a function of its own make something else of that join's changes, and Spark refuses two observations of
+    one name that are not of the same rows.
+    """
+    counted = Counter(plan.plan_id for side in sides for plan in plans_of(side))
+    several = {plan_id for plan_id, count in counted.items() if count > 1}
+    if not several:
+        return list(sides)
+    seen = set[str]()
+    return [frame_of(side.sparkSession, _observed_once(analyzed(side), several, seen, side)) for side in sides]
+
+
+def _observed_once(node: Any, several: Set[str], seen: set[str], of: DataFrame) -> Any:
+    """A plan without the observations of some joins' metrics that were seen before."""
+    below = children_of(node)
+    if str(node.nodeName()) == "CollectMetrics":
+        plan = JoinPlan.of(below[0])
+        if plan is not None and plan.plan_id in seen:
+            return _observed_once(below[0], several, seen, of)
+        seen |= {plan.plan_id} & several if plan is not None else set()
+    made = [_observed_once(child, several, seen, of) for child in below]
+    if all(new is old for new, old in zip(made, below, strict=True)):
+        return node
+    return node.withNewChildren(scala_seq(of.sparkSession, made))
 
 
 def task_of(node: Any, spark: SparkSession) -> Task | None:

@@ -47,6 +47,9 @@ _MOST_KNOWN: Final = 1024
 _below: dict[str, tuple[JoinPlan, ...]] = {}
 """By plan id of a join those that feed it."""
 
+_several_times: set[str] = set()
+"""Plan ids of joins that are in some plan several times."""
+
 
 @dataclasses.dataclass(frozen=True)
 class JoinPlan:
@@ -162,12 +165,21 @@ def plans_in(node: Any) -> Iterator[JoinPlan]:
         nearest = JoinPlan.of(node)
         if nearest is None:
             waiting += reversed(children_of(node))
-        elif nearest.plan_id not in seen:
+        elif nearest.plan_id in seen:
+            _several_times.add(nearest.plan_id)
+        else:
             seen.add(nearest.plan_id)
             yield nearest
-            below = [plan for plan in _plans_below(nearest, node) if plan.plan_id not in seen]
+            below = _plans_below(nearest, node)
+            _several_times.update(plan.plan_id for plan in below if plan.plan_id in seen)
+            below = tuple(plan for plan in below if plan.plan_id not in seen)
             seen.update(plan.plan_id for plan in below)
             yield from below
+
+
+def several_times(plan_id: str) -> bool:
+    """Whether a plan that was looked at has a join several times, as the input of several others."""
+    return plan_id in _several_times
 
 
 def _plans_below(plan: JoinPlan, node: Any) -> tuple[JoinPlan, ...]:

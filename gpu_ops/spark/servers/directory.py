@@ -26,7 +26,7 @@ from gpu_ops.spark.metrics.listener import ProgressListener
 from gpu_ops.spark.metrics.metrics import metric_names
 from gpu_ops.spark.metrics.prometheus import serve
 from gpu_ops.spark.metrics.task_metrics import TASK_METRICS, Packed, Run
-from gpu_ops.spark.plan.recognition import JoinPlan, numbered_plans, running_plan
+from gpu_ops.spark.plan.recognition import JoinPlan, numbered_plans, running_plan, several_times
 from gpu_ops.spark.plan.starts import check_starts
 from gpu_ops.spark.plan.triggers import next_batch, output_mode, takes_what_is_there
 from gpu_ops.spark.servers.embedded import EmbeddedServers
@@ -246,7 +246,8 @@ class Directory:
 
         Returns:
             location; ``moment``, which goes with the command: join_number, for a join by time watermark and clock_ms
-            of the micro-batch, where there may be a backlog whether it is part of it.
+            of the micro-batch, where there may be a backlog whether it is part of it, of a join that feeds several
+            shared_in.
 
         Raises:
             StateError: another join uses the state folder, no server can be started, the micro-batch
@@ -264,6 +265,8 @@ class Directory:
         if known.watermarks is not None:
             now = time.time_ns() // 1_000_000
             moment |= known.watermarks.begin(int(request["batch_id"]), now)._asdict()
+        if known.plan is not None and several_times(known.plan.plan_id):
+            moment["shared_in"] = known.run_id
         if request.get("backlog"):
             moment["backlog"] = self._in_backlog(known, str(request["run_id"]))
         return {"location": pool.location(index, failed=request.get("failed")), "moment": moment}

@@ -9,7 +9,6 @@ nobody can ask for again.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import threading
 import time
@@ -24,7 +23,7 @@ from gpu_ops.kernels import Probe
 from gpu_ops.memory import Budget
 from gpu_ops.spark.exchange.command import ApplyCommand, Wire, parse_join
 from gpu_ops.spark.servers import recovery
-from gpu_ops.spark.servers.pending import Pending, Recorded, identity
+from gpu_ops.spark.servers.pending import Answer, Applied, Pending, Recorded, identity
 from gpu_ops.spark.servers.snapshots import Held, Snapshots
 from gpu_ops.state import activity
 from gpu_ops.state.activity import Activity
@@ -38,16 +37,6 @@ _log = logging.getLogger(__name__)
 
 class AbandonedError(GpuJoinError):
     """The caller went away before its rows were complete; nothing was applied."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Applied:
-    """The answer to one micro-batch."""
-
-    changelog: pa.Table
-    metrics: dict[str, int | float]
-    backend: str
-    backend_reason: str
 
 
 class PartitionState:
@@ -132,6 +121,7 @@ class PartitionState:
         watermark: int | None = None,
         clock_ms: int | None = None,
         backlog: bool = False,
+        shared_in: str | None = None,
     ) -> Applied:
         """Applies a micro-batch; what it did is durable before this returns.
 
@@ -143,6 +133,7 @@ class PartitionState:
             watermark: of an interval join by event time, in ms; a repetition goes by the first one's.
             clock_ms: the time, ms; by default now. A repetition goes by the first one's.
             backlog: whether it is backlog; likewise. Once one was not, none is.
+            shared_in: a run in which a repetition with as many rows gets the first one's answer; None: in no run.
 
         Raises:
             StateError: the micro-batch does not follow, or the state folder refuses.
@@ -154,7 +145,13 @@ class PartitionState:
             try:
                 now = self._clock() if clock_ms is None else clock_ms
                 with self.activity.during("joining"):
-                    return self._apply(batch_id, table, wire, alive, Recorded(now, watermark, backlog))
+                    kept = self._kept(batch_id, table, shared_in)
+                    if kept is not None:
+                        return kept
+                    answer = self._apply(batch_id, table, wire, alive, Recorded(now, watermark, backlog))
+                    if shared_in is not None and self._pending is not None:
+                        self._pending.answer = Answer(shared_in, table.num_rows, answer)
+                    return answer
             except GpuJoinError:
                 raise
             except Exception:
@@ -166,6 +163,14 @@ class PartitionState:
                 raise
             finally:
                 activity.CURRENT.reset(looked_at)
+
+    def _kept(self, batch_id: int, table: pa.Table, shared_in: str | None) -> Applied | None:
+        """The answer that this micro-batch had in this run already, where it was kept."""
+        pending = self._pending
+        if shared_in is None or pending is None or pending.batch_id != batch_id or pending.answer is None:
+            return None
+        kept = pending.answer
+        return kept.applied if (kept.run_id, kept.rows) == (shared_in, table.num_rows) else None
 
     def _apply(self, batch_id: int, table: pa.Table, wire: Wire, alive: Callable[[], bool], given: Recorded) -> Applied:
         rows = wire.split(self.join, table)

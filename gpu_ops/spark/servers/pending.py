@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
+import pyarrow as pa
+
 from gpu_ops.spark.exchange.command import ApplyCommand
 from gpu_ops.state.durable import Record, Times
 from gpu_ops.state.files import Stamp
@@ -16,6 +18,30 @@ class Recorded(NamedTuple):
     clock_ms: int
     watermark: int | None
     backlog: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Applied:
+    """The answer to one micro-batch."""
+
+    changelog: pa.Table
+    metrics: dict[str, int | float]
+    backend: str
+    backend_reason: str
+
+
+class Answer(NamedTuple):
+    """What a micro-batch was answered, for those who ask for it again.
+
+    Attributes:
+        run_id: of the query; in another run it may have other rows.
+        rows: how many came.
+        applied: the answer.
+    """
+
+    run_id: str
+    rows: int
+    applied: Applied
 
 
 @dataclasses.dataclass
@@ -34,6 +60,8 @@ class Pending:
     """Whether it was taken in silently."""
     prepared: bool = True
     """Whether the engine has it prepared; not after a repetition that failed."""
+    answer: Answer | None = None
+    """Where several ask for it."""
 
 
 def identity(command: ApplyCommand) -> tuple[object, ...]:

@@ -31,7 +31,8 @@ from gpu_ops.memory import Budget
 from gpu_ops.spark.exchange.command import ApplyCommand
 from gpu_ops.spark.exchange.connection import Action, FlightServer
 from gpu_ops.spark.servers.memory import host_memory, server_budget
-from gpu_ops.spark.servers.partition import AbandonedError, Applied, PartitionState
+from gpu_ops.spark.servers.partition import AbandonedError, PartitionState
+from gpu_ops.spark.servers.pending import Applied
 from gpu_ops.state.activity import READING, Activity
 from gpu_ops.values import check_array
 
@@ -115,6 +116,7 @@ class StateServer(FlightServer):
                     watermark=command.watermark,
                     clock_ms=command.clock_ms,
                     backlog=command.backlog,
+                    shared_in=command.shared_in,
                 )
             del table
             with self._asked_after(command.call, own):
