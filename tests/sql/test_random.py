@@ -81,6 +81,7 @@ def queries(draw: st.DrawFn) -> str:
     first, scope = "t0", {"t0": COLUMNS[names[0]]}
     text = [_table(draw, names[0], first)]
     late: list[str] = []
+    asked: set[tuple[str, str]] = set()
     for number, name in enumerate(names[1:], start=1):
         alias = f"t{number}"
         inside = {**scope, alias: COLUMNS[name]}
@@ -89,8 +90,11 @@ def queries(draw: st.DrawFn) -> str:
             text.append(f"{',' if number == len(names) - 1 else ' CROSS JOIN'} {_table(draw, name, alias)}")
             late.append(draw(conditions(inside, alias)))
         elif how == "exists":
-            negated = draw(st.sampled_from(["", "NOT "]))
-            late.append(f"{negated}EXISTS (SELECT 1 FROM {name} {alias} WHERE {draw(conditions(inside, alias))})")
+            negated, where = draw(st.sampled_from(["", "NOT "])), draw(conditions(inside, alias))
+            same = name, where.replace(alias, "")
+            if same not in asked:  # Spark makes a constant of EXISTS (x) AND NOT EXISTS (x), which is not taken
+                late.append(f"{negated}EXISTS (SELECT 1 FROM {name} {alias} WHERE {where})")
+            asked.add(same)
             continue
         elif how == "in":
             owner = draw(st.sampled_from(sorted(scope)))
