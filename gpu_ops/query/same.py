@@ -45,8 +45,8 @@ def repeated(root: Relation) -> dict[Relation, Same]:
         if isinstance(relation, JoinOf | OfGroups) and not isinstance(relation, LocalAggregateOf):
             number, columns = numbers.found[relation]
             other = first.setdefault(number, relation)
-            if other is not relation:
-                named = {of: column for column, of in numbers.found[other][1].items()}
+            named = {of: column for column, of in numbers.found[other][1].items()}
+            if other is not relation and named.keys() >= set(columns.values()):  # either may compute more below
                 found[relation] = Same(other, {column: named[of] for column, of in columns.items()})
                 continue
         waiting += reversed(relation.inputs)

@@ -78,6 +78,9 @@ QUERIES = {
     "a join twice": "WITH j AS (SELECT a.k, a.x, b.v, b.x AS z FROM a LEFT JOIN b ON a.k = b.k AND a.x <> b.v) "
         "SELECT p.v, p.n, q.m FROM (SELECT v, count(*) AS n FROM j GROUP BY v) p JOIN "
         "(SELECT x, z, max(v) AS m FROM j GROUP BY x, z) q ON p.v = q.x",
+    "a join twice, over other computed columns": "SELECT p.u, p.n, q.m FROM (SELECT i.u, count(*) AS n FROM "
+        "(SELECT k, x + 1 AS u FROM a) i LEFT JOIN c ON i.k = c.k GROUP BY i.u) p JOIN (SELECT i.w, count(*) AS m FROM "
+        "(SELECT k, x * 2 AS w FROM a) i LEFT JOIN c ON i.k = c.k GROUP BY i.w) q ON p.u = q.w",
     "first rows twice": "WITH f AS (SELECT k, x, y FROM a ORDER BY x, k, y LIMIT 4) SELECT l.k, l.y, r.x FROM f l "
         "JOIN f r ON l.k = r.k LEFT JOIN c ON c.w = r.y",
     "exists over groups": "SELECT a.k, a.x FROM a WHERE a.k IN (SELECT d.x FROM d GROUP BY d.x HAVING count(*) > 1)",
