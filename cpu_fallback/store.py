@@ -6,8 +6,9 @@ touched cost no memory), so a gather is one Arrow ``take`` over the whole state,
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,9 @@ from cpu_fallback.hashing import raw_values, valid_mask
 from gpu_ops.arrays import Array
 from gpu_ops.values import beyond_offsets
 
+_MAPPED: Final = 4 << 20
+"""Bytes from which an array lies in pages of its own: those grow without being copied (`mremap(2)`)."""
+
 
 class Growable:
     """A one-dimensional numpy array with spare room."""
@@ -25,13 +29,39 @@ class Growable:
     def __init__(self, dtype: npt.DTypeLike) -> None:
         self.data: npt.NDArray[Any] = np.empty(64, dtype)
         self.length = 0
+        self._pages: mmap.mmap | None = None
 
     def reserve(self, extra: int) -> None:
         """Make room for ``extra`` more values."""
-        if self.length + extra > self.data.size:
-            grown = np.empty(max(2 * self.data.size, self.length + extra), self.data.dtype)
-            grown[: self.length] = self.data[: self.length]
-            self.data = grown
+        needed, dtype = self.length + extra, self.data.dtype
+        if needed <= self.data.size:
+            return
+        size = max(2 * self.data.size, needed)
+        if size * dtype.itemsize >= _MAPPED and hasattr(mmap, "MAP_ANONYMOUS"):
+            self._map(size)
+        else:
+            self._moved_to(np.empty(size, dtype))
+
+    def _map(self, size: int) -> None:
+        dtype, pages = self.data.dtype, self._pages
+        if pages is not None:
+            self.data = np.empty(0, dtype)  # pages that an array lies in do not move
+            try:
+                pages.resize(size * dtype.itemsize)
+            except (BufferError, SystemError):  # someone else holds the array; no such call on this system
+                self.data, pages = np.frombuffer(pages, dtype), None
+        if pages is None:
+            pages = mmap.mmap(-1, size * dtype.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self._moved_to(np.frombuffer(pages, dtype))
+        else:
+            self.data = np.frombuffer(pages, dtype)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            pages.madvise(mmap.MADV_HUGEPAGE)  # as NumPy does
+        self._pages = pages
+
+    def _moved_to(self, grown: npt.NDArray[Any]) -> None:
+        grown[: self.length] = self.data[: self.length]
+        self.data = grown
 
     def extend(self, values: npt.NDArray[Any]) -> None:
         """Add values at the end."""

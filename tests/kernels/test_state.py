@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from cpu_fallback.store import Growable
 from gpu_ops import layouts
 from gpu_ops.kernels import Kernels
 from gpu_ops.operators.core.lifetimes import NEVER
@@ -21,9 +22,11 @@ from kernels.support import TYPES, everything, rows_of, same
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_store_is_a_growing_table(kernels: Kernels, seed: int) -> None:
+def test_store_is_a_growing_table(kernels: Kernels, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Appends, truncations, takes and retains at random, beside an Arrow table that does the same."""
     rng = np.random.default_rng(seed)
+    if seed % 2:
+        monkeypatch.setattr("cpu_fallback.store._MAPPED", 512)  # pages of their own, as for millions of rows
     schema = everything(1, rng).schema
     store, model = kernels.store(schema), everything(0, rng)
     for _ in range(25):
@@ -53,6 +56,19 @@ def test_store_is_a_growing_table(kernels: Kernels, seed: int) -> None:
             same(kernels.to_arrow(taken, wanted.schema), wanted)
     whole = store.take(rows_of(kernels, range(model.num_rows)), schema.names)
     same(kernels.to_arrow(whole, schema), model.combine_chunks())
+
+
+def test_pages_that_are_looked_at_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An array grows without a copy while nobody else holds it; who does keeps what it saw."""
+    monkeypatch.setattr("cpu_fallback.store._MAPPED", 4096)
+    values, growing, seen = np.arange(1 << 20), Growable(np.int64), []
+    for end in range(1 << 16, values.size + 1, 1 << 16):
+        growing.extend(values[growing.length : end])
+        if end & (1 << 18):
+            seen.append((growing.buffer(), end))
+    assert np.array_equal(growing.data[: growing.length], values)
+    for buffer, end in seen:
+        assert np.array_equal(np.frombuffer(buffer, np.int64, count=end), values[:end])
 
 
 def test_fused_functions(kernels: Kernels) -> None:
