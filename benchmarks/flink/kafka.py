@@ -1,9 +1,11 @@
-"""Kafka JSON in and out on two cores: `read_kafka`, an inner join and Spark's Kafka sink, against Flink SQL.
+"""Kafka JSON in and out on two cores: `read_kafka`, an inner join and `write_kafka`, against Flink SQL.
 
-Both read the same topic of two partitions by two tasks, join each message with one of 1,000 rows and send one JSON
-message per row to a new topic of two partitions of the same broker. Times are from the start of the job to its end, in
-a JVM that has run it `--warmup` times before; rates are messages read per second. Both have the same settings of
-Kafka's client (`PRODUCER`, `CONSUMER`): by default a producer sends many small batches, which keeps the broker busy.
+Ours by librdkafka (tasks fetch and send), and by Spark's reader and sink. All read the same topic of two partitions by
+two tasks, join each message with one of 1,000 rows and send one JSON message per row to a new topic of two partitions
+of the same broker. Times are from the start of the job to its end, in a JVM that has run it `--warmup` times before;
+rates are messages read per second. All have the same settings of Kafka's client (`PRODUCER`, `CONSUMER`, as far as
+librdkafka has them): by default a producer sends many small batches, which keeps the broker busy.
+The messages are the same; once more ours have the header ``sequence``, by which a consumer can drop repeated ones.
 Flink has its state on the heap and no checkpoints (its sink delivers at least once), ours writes its state durably and
 numbers its messages. The topics that came out are compared by their number of messages and a sum over a column. Needs
 the broker and jars of `make services` and a connector of Flink's (`--connector`: flink-sql-connector-kafka, from
@@ -14,6 +16,7 @@ Maven).
 
 from __future__ import annotations
 
+import functools
 import os
 import tempfile
 import time
@@ -21,6 +24,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
@@ -70,24 +74,31 @@ def main() -> None:
         prices.write.parquet(f"{folder}/parquet")
         topic = sent(spark, "json", options.messages)
 
-        def ours() -> float:
-            return our_seconds(spark, topic, folder, options)
+        ours = functools.partial(our_seconds, spark, topic, folder, options)
 
         def flinks() -> float:
             return flink_seconds(spark, topic, folder, options)
 
         for _ in range(options.warmup):
-            ours()
-        runs = interleave({"ours": again(ours), "flink": flinks}, options.rounds)
+            for client in ("librdkafka", "spark"):
+                ours(client)
+        cases = {
+            "ours": again(lambda: ours("librdkafka")),
+            "ours_with_headers": again(lambda: ours("librdkafka", headers=True)),
+            "ours_by_spark": again(lambda: ours("spark")),
+            "flink": flinks,
+        }
+        runs = interleave(cases, options.rounds)
     spark.stop()
     rates = {name: summarise(options.messages / seconds for seconds in found) for name, found in runs.items()}
-    results = {"messages_per_second": rates, "ours_over_flink": ratio(rates["ours"], rates["flink"]), "runs": runs}
+    over = {f"{name}_over_flink": ratio(rates[name], rates["flink"]) for name in cases if name != "flink"}
+    results = {"messages_per_second": rates, **over, "runs": runs}
     options.connector = options.connector.name
     record(options, "vs_flink_kafka", results, master="local[2]", flink=FLINK_VERSION)
 
 
 def check(spark: SparkSession, topic: str, messages: int) -> None:
-    """What came out of the join is right.
+    """What came out of the join is right; the topic is deleted then.
 
     Raises:
         SystemExit: it is not.
@@ -98,24 +109,37 @@ def check(spark: SparkSession, topic: str, messages: int) -> None:
     prices = sum(n % ROWS for n in range(messages)) / 8
     if tuple(found) != (messages, messages * (messages - 1) // 2, prices):
         raise SystemExit(f"wrong messages: {tuple(found)}")
+    admin = AdminClient({"bootstrap.servers": BROKER})
+    admin.delete_topics([topic], operation_timeout=60)[topic].result()
 
 
-def our_seconds(spark: SparkSession, topic: str, folder: str, options: Any) -> float:
+def our_seconds(
+    spark: SparkSession, topic: str, folder: str, options: Any, client: Any, *, headers: bool = False
+) -> float:
     """From the start of the query to its end."""
     out = f"out{uuid.uuid4().hex[:8]}"
     read = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": str(options.batch)}
-    read |= {f"kafka.{name}": value for name, value in CONSUMER.items()}
-    orders = gpu_ops.read_kafka(spark, BROKER, topic, "json", SCHEMA, options=read)
+    if client == "spark":
+        read |= {f"kafka.{name}": value for name, value in CONSUMER.items()}
+    send = {f"kafka.{name}": value for name, value in PRODUCER.items()}
+    orders = gpu_ops.read_kafka(spark, BROKER, topic, "json", SCHEMA, options=read, client=client)
     prices = spark.readStream.schema("customer BIGINT, price DOUBLE").parquet(f"{folder}/parquet")
     with tempfile.TemporaryDirectory(prefix="gpu-join-work-") as work:
         joined = gpu_ops.join(orders, prices, on="customer", state=f"{work}/state")
-        columns = ("order_id", "customer", "amount", "note", "at", "price")
-        messages = gpu_ops.sinks.json_messages(joined.select(*columns))
-        writer = messages.writeStream.format("kafka").options(**{f"kafka.{x}": y for x, y in PRODUCER.items()})
-        writer = writer.option("checkpointLocation", f"{work}/checkpoint")
-        writer = writer.option("kafka.bootstrap.servers", BROKER).option("topic", out).trigger(availableNow=True)
+        rows = joined.select("order_id", "customer", "amount", "note", "at", "price")
         begun = time.perf_counter()
-        writer.start().awaitTermination()
+        if client == "spark":
+            writer = (
+                gpu_ops.sinks.json_messages(rows, headers=False).writeStream.format("kafka").options(**send, topic=out)
+            )
+            writer = writer.option("kafka.bootstrap.servers", BROKER).option("checkpointLocation", f"{work}/checkpoint")
+            query = writer.trigger(availableNow=True).start()
+        else:
+            checkpoint = f"{work}/checkpoint"
+            query = gpu_ops.write_kafka(
+                rows, BROKER, out, headers=headers, checkpoint=checkpoint, options=send, availableNow=True
+            )
+        query.awaitTermination()
         seconds = time.perf_counter() - begun
     check(spark, out, options.messages)
     return seconds

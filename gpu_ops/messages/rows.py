@@ -263,6 +263,9 @@ class MessageFormat:
             for name in ("before", "after")
         }
         (before, after, op), at = _members(group, {**wanted, "op": pa.string()})
+        if numbers:  # texts where numbers are expected, which may be none; also in rows that say nothing
+            for row in (before, after):
+                self._columns(row.filter(row.is_valid()), encodings)
         code = pc.index_in(op, pa.array(_OPS)).fill_null(-1).to_numpy()
         has_old, has_new = (row.is_valid().to_numpy(zero_copy_only=False) for row in (before, after))
         problems = {

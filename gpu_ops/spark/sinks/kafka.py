@@ -1,13 +1,72 @@
-"""Views as Kafka topics: upserts with tombstones, or Debezium's envelopes."""
+"""Kafka topics: views as upserts with tombstones or as Debezium's envelopes, and a changelog's own messages."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
+from pyspark.sql.streaming import StreamingQuery
 
+from gpu_ops.errors import DescriptionError
+from gpu_ops.messages.client import configured
+from gpu_ops.spark.datatypes import spark_type
+from gpu_ops.spark.given import data_frame
+from gpu_ops.spark.plan.changes import made_by_tasks
 from gpu_ops.spark.sinks.changes import Changes, View, json, view
+from gpu_ops.spark.sinks.messages import message_writer
+from gpu_ops.spark.tasks.send import SENT, MessageSender
+
+
+def write_kafka(
+    changes: DataFrame,
+    servers: str,
+    topic: str,
+    *,
+    key: str | Sequence[str] = (),
+    headers: bool = True,
+    checkpoint: str | None = None,
+    name: str | None = None,
+    options: Mapping[str, str] | None = None,
+    **trigger: Any,
+) -> StreamingQuery:
+    """Starts a query that sends a changelog to a topic: the messages of `json_messages`, by librdkafka.
+
+    The tasks that make the rows send them, so neither rows nor messages come to the JVM; ``numOutputRows`` of Spark's
+    progress counts tasks. At-least-once as Spark's Kafka sink: a micro-batch is done when all its messages have
+    arrived, and a repeated one sends them again, with the same ``sequence``.
+
+    Args:
+        changes: a streaming DataFrame.
+        servers: ``bootstrap.servers``.
+        topic: the topic. Messages with a key go to the partition that Kafka's own client would send them to.
+        key: as in `json_messages`.
+        headers: likewise.
+        checkpoint: Spark's ``checkpointLocation``; by default what the session has for it.
+        name: of the query.
+        options: properties of librdkafka, each with ``kafka.`` before it: ``kafka.linger.ms``.
+        trigger: Spark's, as ``DataStreamWriter.trigger`` takes it: ``availableNow=True``,
+            ``processingTime="10 seconds"``.
+
+    Raises:
+        DescriptionError: no streaming DataFrame, no such column or property, or a column that JSON has no text of.
+        NotBuiltError: the package ``confluent-kafka`` is not installed.
+    """
+    if not data_frame(changes, "what write_kafka() takes").isStreaming:
+        raise DescriptionError(
+            "write_kafka() takes a streaming DataFrame; for a static one there is Spark's own writer"
+        )
+    config = configured(servers, options or {}, sends=True)
+    sender = MessageSender(*message_writer(changes, key, headers=headers), topic, config)
+    sent = made_by_tasks(changes, sender, "gpu_join_send", spark_type(pa.struct(list(SENT))))
+    started = sent.writeStream.format("noop")
+    if checkpoint is not None:
+        started = started.option("checkpointLocation", checkpoint)
+    if name is not None:
+        started = started.queryName(name)
+    return (started.trigger(**trigger) if trigger else started).start()
 
 
 def kafka_upsert(

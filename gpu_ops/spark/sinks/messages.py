@@ -37,7 +37,13 @@ def json_messages(changes: DataFrame, key: str | Sequence[str] = (), *, headers:
     Raises:
         DescriptionError: no such column, or one of a type that JSON has no text of: an interval.
     """
-    spelled = {name.lower(): name for name in data_frame(changes, "what json_messages() takes").columns}
+    writer = message_writer(data_frame(changes, "what json_messages() takes"), key, headers=headers)
+    return made_by_tasks(changes, writer, "gpu_join_messages", spark_type(pa.struct(list(writer.made))))
+
+
+def message_writer(changes: DataFrame, key: str | Sequence[str], *, headers: bool) -> MessageWriter:
+    """What makes messages of rows; arguments and errors as in `json_messages`."""
+    spelled = {name.lower(): name for name in changes.columns}
     names = (key,) if isinstance(key, str) else tuple(key)
     for name in names:
         if name.lower() not in spelled:
@@ -48,5 +54,4 @@ def json_messages(changes: DataFrame, key: str | Sequence[str] = (), *, headers:
             kind = changes.schema[field.name].dataType.simpleString()
             raise DescriptionError(f"column {field.name!r} is {kind}, which has no JSON text: cast it")
     headers = headers and (changes.isStreaming or query_of(changes) != "none")
-    writer = MessageWriter(schema, tuple(spelled[name.lower()] for name in names), headers)
-    return made_by_tasks(changes, writer, "gpu_join_messages", spark_type(pa.struct(list(writer.made))))
+    return MessageWriter(schema, tuple(spelled[name.lower()] for name in names), headers)

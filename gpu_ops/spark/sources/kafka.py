@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException
@@ -15,8 +15,9 @@ from pyspark.sql import types as st
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.inputs import BadRows
-from gpu_ops.errors import DescriptionError
+from gpu_ops.errors import DescriptionError, NotBuiltError
 from gpu_ops.files.times import arrow_zone
+from gpu_ops.messages.client import configured
 from gpu_ops.messages.rows import MessageFormat, MessageFormatName
 from gpu_ops.query.catalyst import frame_of
 from gpu_ops.spark.api.functions import applied_schema
@@ -28,8 +29,11 @@ from gpu_ops.spark.plan.plugin import metrics_reported
 from gpu_ops.spark.plan.recognition import metadata_of
 from gpu_ops.spark.sources.messages import KEY, POSITION, VALUE, PackMessages, ReadMessages
 from gpu_ops.spark.sources.packing import Packer
+from gpu_ops.spark.tasks.fetch import MESSAGE, Fetch
 from gpu_ops.spark.tasks.taken import Taken
 from gpu_ops.spark.workers import make_importable
+
+Client: TypeAlias = Literal["spark", "librdkafka"]
 
 BAD_MESSAGE: Final = "bad_message"
 """The column of ``bad_rows="tag"``: where a message stands, why it cannot be read, and what it is."""
@@ -59,11 +63,13 @@ def read_kafka(
     bad_rows: BadRows = "fail",
     name: str | None = None,
     options: Mapping[str, str] | None = None,
+    client: Client = "spark",
 ) -> DataFrame:
     """A stream of the rows of a Kafka topic's messages, which tasks parse by Arrow, a batch at a time.
 
-    Spark's own reader fetches the messages: its checkpoint holds the offsets, and its options apply. Rows come in the
-    order of the messages of each partition of the topic, and a join keeps it.
+    Spark's own reader fetches the messages, or tasks do it themselves (``client="librdkafka"``). Either way a query's
+    checkpoint holds the offsets. Rows come in the order of the messages of each partition of the topic, and a join
+    keeps it.
 
     Args:
         spark: the session, with Spark's Kafka package.
@@ -92,15 +98,28 @@ def read_kafka(
         name: what errors and Spark's progress call it; by default the topic.
         options: of Spark's Kafka reader, such as ``startingOffsets``, ``maxOffsetsPerTrigger``,
             ``kafka.security.protocol``.
+        client: ``"spark"``, or ``"librdkafka"``: messages never come to the JVM. Needs Spark 4.2, the package
+            ``confluent-kafka`` here and where tasks run, and no package of Spark's. Of Spark's options there are
+            ``startingOffsets``, ``maxOffsetsPerTrigger``, ``failOnDataLoss`` and ``subscribePattern``, and what has
+            ``kafka.`` before it is a property of librdkafka's. ``include`` can be ``key``, ``topic``, ``partition``,
+            ``offset`` and ``timestamp``. A partition of a topic is one task's.
 
     Returns:
         A streaming DataFrame.
 
     Raises:
         DescriptionError: no such format, option or column, or a column that messages do not have.
+        NotBuiltError: librdkafka is not installed, or Spark is older than 4.2.
     """
     refuse_connect(spark)
     given = dict(options or {})
+    if client == "librdkafka":
+        return _fetched(
+            spark, servers, topic, given, format, schema, name=name, key=key, row_kind=row_kind, encoded=encoded,
+            include=include, bad_rows=bad_rows, schema_registry=schema_registry, avro_schema=avro_schema,
+        )  # fmt: skip
+    if client != "spark":
+        raise DescriptionError(f"client={client!r}; there are 'spark' and 'librdkafka'")
     if (topic is None) == all(option not in given for option in _TOPICS):
         raise DescriptionError("read_kafka() takes a topic, or options with subscribePattern or assign")
     stream = spark.readStream.format("kafka").options(**given).option("kafka.bootstrap.servers", servers)
@@ -119,6 +138,30 @@ def read_kafka(
         messages, format, schema, name=label, key=key, row_kind=row_kind, encoded=encoded, include=include,
         bad_rows=bad_rows, schema_registry=schema_registry, avro_schema=avro_schema,
     )  # fmt: skip
+
+
+def _fetched(
+    spark: SparkSession, servers: str, topic: str | None, options: Mapping[str, str], *args: Any, **how: Any
+) -> DataFrame:
+    """`read_kafka` with librdkafka; the other arguments are those of `rows_of`."""
+    try:
+        from gpu_ops.spark.sources import ranges  # noqa: PLC0415 - it has what older ones of Spark do not
+    except ImportError:
+        raise NotBuiltError(f"client='librdkafka' needs Spark 4.2, and this is {spark.version}") from None
+    if (topic is None) == ("subscribePattern" not in options):
+        raise DescriptionError("read_kafka() takes a topic, or options with subscribePattern")
+    of_client = {name: value for name, value in options.items() if name not in ranges.OPTIONS}
+    other = next((name for name in of_client if not name.startswith("kafka.")), None)
+    if other is not None:
+        raise DescriptionError(
+            f"no option {other!r} with client='librdkafka'; there are {', '.join(ranges.OPTIONS)}, and its properties "
+            "with 'kafka.' before them"
+        )
+    config = configured(servers, of_client, sends=False)
+    lost = options.get("failOnDataLoss", "true").lower() == "false"
+    how["name"] = how["name"] or topic or options["subscribePattern"]
+    make_importable(spark)
+    return rows_of(ranges.ranges(spark, topic, config, options), *args, **how, fetch=Fetch(config, (), lost))
 
 
 def debezium(
@@ -172,8 +215,9 @@ def rows_of(
     bad_rows: BadRows = "fail",
     schema_registry: str | None = None,
     avro_schema: str | None = None,
+    fetch: Fetch | None = None,
 ) -> DataFrame:
-    """The rows of messages; arguments and errors as in `read_kafka` and `debezium`."""
+    """The rows of messages, or of ranges of them, which tasks ``fetch``; as in `read_kafka` and `debezium`."""
     session = data_frame(messages, "what debezium() takes").sparkSession
     declared = applied_schema(schema, "schema")
     keys = (key,) if isinstance(key, str) else tuple(key or ())
@@ -196,8 +240,9 @@ def rows_of(
             "bad_rows='tag' marks messages by their row kind, and plain rows have none; use 'drop', or key="
         )
     fields = [*([st.StructField(row_kind, st.StringType())] if kinds else []), *declared.fields]
-    beside = [_column(messages, column, "include") for column in include]
-    fields += [messages.schema[column] for column in beside]
+    columns = messages if fetch is None else session.createDataFrame([], MESSAGE)
+    beside = [_column(columns, column, "include") for column in include]
+    fields += [columns.schema[column] for column in beside]
     bad = {"tag": BAD_MESSAGE, "drop": None if metrics_reported(session) else _COUNT}.get(bad_rows)
     if bad_rows == "drop" and bad is not None:
         bad = free_name(bad, [field.name for field in fields])
@@ -207,19 +252,23 @@ def rows_of(
     twice = next((field.name for field in fields if names.count(field.name.lower()) > 1), None)
     if twice is not None:
         raise DescriptionError(f"there would be two columns {twice!r}; name another")
-    taken = {VALUE: _column(messages, value, "value")}
-    taken |= {KEY: _column(messages, "key", "key")} if keys else {}
-    taken |= {column: column for column in (*POSITION, *beside) if column in messages.columns}
+    taken = {VALUE: _column(columns, value, "value")}
+    taken |= {KEY: _column(columns, "key", "key")} if keys else {}
+    taken |= {column: column for column in (*POSITION, *beside) if column in columns.columns}
+    if fetch is not None:
+        fetch = fetch._replace(columns=tuple((column, shown) for shown, column in taken.items()))
+        taken = dict(zip(messages.columns, messages.columns, strict=True))
     # a join that takes the rows as they are looks this up
     how = {name: value for name, value in vars(read).items() if name != "schema"}
-    read_as = json.dumps({**how, "location": name, "bad_rows": bad_rows, "bad": bad, "columns": len(declared.fields)})
+    how |= {"location": name, "bad_rows": bad_rows, "bad": bad, "columns": len(declared.fields), "fetch": fetch}
+    (shown, first), *others = taken.items()
     sent = messages.select(
-        named_column(taken.pop(VALUE)).alias(VALUE, metadata={MESSAGES: read_as}),
-        *(named_column(column).alias(shown) for shown, column in taken.items()),
+        named_column(first).alias(shown, metadata={MESSAGES: json.dumps(how)}),
+        *(named_column(column).alias(shown) for shown, column in others),
     )
     output = st.StructType([st.StructField(field.name, nullable(field.dataType)) for field in fields])
     make_importable(session)
-    rows = sent.mapInArrow(ReadMessages(read, name, arrow_schema(output, name), bad_rows, bad), output)
+    rows = sent.mapInArrow(ReadMessages(read, name, arrow_schema(output, name), bad_rows, bad, fetch=fetch), output)
     if bad is None or bad_rows == "tag":
         return rows
     counted = rows.observe(name, f.coalesce(f.sum(named_column(bad)), f.lit(0)).alias(_METRIC))
@@ -263,11 +312,16 @@ def source(node: Any, session: SparkSession) -> Messages | None:
         return None
     given: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in json.loads(how).items()}
     location, bad_rows, bad, columns = (given.pop(name) for name in ("location", "bad_rows", "bad", "columns"))
+    fetch = given.pop("fetch")
+    if fetch is not None:
+        config, wanted, lost = fetch
+        fetch = Fetch(tuple(map(tuple, config)), tuple(map(tuple, wanted)), lost)
     output = arrow_schema(st._parse_datatype_json_string(node.schema().json()), location)
     first = 0 if given["row_kind"] is None else 1
     given["encoded"] = tuple(map(tuple, given["encoded"]))
     read = MessageFormat(schema=pa.schema(list(output)[first : first + columns]), **given)
-    return Messages(frame_of(session, below), ReadMessages(read, location, output, bad_rows, bad), location, read.name)
+    read_messages = ReadMessages(read, location, output, bad_rows, bad, fetch=fetch)
+    return Messages(frame_of(session, below), read_messages, location, read.name)
 
 
 def _column(messages: DataFrame, name: str, what: str) -> str:

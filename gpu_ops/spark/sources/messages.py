@@ -15,6 +15,7 @@ from gpu_ops.messages.rows import Bad, MessageFormat, Positions, Rows
 from gpu_ops.spark.exchange.arrivals import typed
 from gpu_ops.spark.sources.packing import Packer
 from gpu_ops.spark.tasks.arrow import arrow_task
+from gpu_ops.spark.tasks.fetch import Fetch
 from gpu_ops.spark.tasks.taken import Taken
 
 _log = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ class ReadMessages:
         bad_rows: what becomes of a message that cannot be read: ``fail``, ``drop`` or ``tag``.
         bad: with ``drop`` the last column: how many were left out, in a row of its own, or None if nobody asks; with
             ``tag`` the last column: where they stand, why they cannot be read, and what they are.
+        fetch: gives the messages where what comes is ranges of them; None where it is messages.
     """
 
     __name__ = "gpu_messages"
@@ -48,9 +50,11 @@ class ReadMessages:
         output: pa.Schema,
         bad_rows: str,
         bad: str | None,
+        *,
+        fetch: Fetch | None = None,
     ) -> None:
         self._format, self._location, self.output = format, location, output
-        self._bad_rows, self._bad = bad_rows, bad
+        self._bad_rows, self._bad, self._fetch = bad_rows, bad, fetch
 
     @arrow_task
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -59,7 +63,7 @@ class ReadMessages:
         Raises:
             BadInputError: a message that cannot be read, where ``bad_rows`` is ``fail``.
         """
-        for batch in batches:
+        for batch in batches if self._fetch is None else self._fetch.of(batches):
             if not batch.num_rows:
                 continue
             keys = batch[KEY] if self._format.key else None
