@@ -9,6 +9,8 @@ out are compared: their number and the exclusive or of their hashes.
 With `--cold` each run has a process of its own with a plain `SparkSession`, without a query before it: measured is the
 time from the start of the query to its end, the first micro-batch with all that it starts and compiles included.
 
+Our join reads by Spark's Parquet reader, and once more by `gpu_ops.read_files`.
+
     python -m benchmarks.vs_spark [--files 12] [--rows 500000] [--rounds 3] [--rocksdb-rounds 1] [--cold]
 """
 
@@ -39,6 +41,8 @@ BOUND = "10 seconds"
 DELAY = "10 seconds"
 FORMAT = "4" if tuple(map(int, pyspark.__version__.split(".")[:2])) >= (4, 3) else "3"
 """Of the join state in RocksDB: the newest that this Spark has."""
+PEERS = ("ours", "ours_read_files", "default")
+"""By Spark's reader, by ours, and Spark's own join."""
 STORES = "org.apache.spark.sql.execution.streaming.state."
 """Spark's package of state stores."""
 
@@ -53,9 +57,19 @@ def read(spark: SparkSession, data: Path) -> tuple[DataFrame, DataFrame]:
     return inputs[0], inputs[1]
 
 
-def ours(spark: SparkSession, data: Path, work: Path, how: str) -> DataFrame:
+def read_files(spark: SparkSession, data: Path) -> list[gpu_ops.Stream]:
+    """The same by `gpu_ops.read_files`."""
+    inputs = []
+    for side in ("left", "right"):
+        schema = f"{side[0]}k BIGINT, {side[0]}t TIMESTAMP, {side[0]}v BIGINT"
+        files = gpu_ops.read_files(spark, str(data / side), "parquet", schema, maxFilesPerTrigger=1)
+        inputs.append(gpu_ops.stream(files, event_time=f"{side[0]}t", delay=DELAY))
+    return inputs
+
+
+def ours(spark: SparkSession, data: Path, work: Path, how: str, reader: Any = read) -> DataFrame:
     """The interval join of this pack; late rows are dropped, as Spark does."""
-    left, right = read(spark, data)
+    left, right = reader(spark, data)
     return gpu_ops.interval_join(
         left, right, on=[("lk", "rk")], how=how, lower=f"-{BOUND}", upper=BOUND, late="drop", state=str(work / "state")
     )
@@ -81,17 +95,24 @@ def run(df: DataFrame, work: Path, least: int) -> dict[str, Any]:
         found = p["observedMetrics"].get("out")
         if found is not None:
             rows, mixed = rows + found["rows"], mixed ^ (found["hash"] or 0)
-    full = [p for p in query.recentProgress if p["numInputRows"] >= least]
+    full = [p for p in query.recentProgress if rows_in(p) >= least]
     begins = [dt.datetime.fromisoformat(p["timestamp"]).timestamp() for p in full]
     ends = [b + p["durationMs"]["triggerExecution"] / 1e3 for b, p in zip(begins, full, strict=True)]
     return {
         "seconds": max(ends) - min(begins),
         "whole_seconds": whole,
-        "rows_in": sum(p["numInputRows"] for p in full),
+        "rows_in": sum(map(rows_in, full)),
         "batch_seconds": [round(e - b, 3) for b, e in zip(begins, ends, strict=True)],
         "rows_out": rows,
         "hash": mixed,
     }
+
+
+def rows_in(progress: Any) -> int:
+    """Rows that a micro-batch took; Spark counts files where `gpu_ops.read_files` reads them."""
+    ours = [found["metrics"] for name, found in progress["observedMetrics"].items() if name != "out"]
+    taken = [value for found in ours for name, value in found.items() if name.endswith("_rows_in")]
+    return sum(taken) if ours else int(progress["numInputRows"])
 
 
 def case(spark: SparkSession, data: Path, how: str, peer: str, least: int) -> dict[str, Any]:
@@ -101,8 +122,9 @@ def case(spark: SparkSession, data: Path, how: str, peer: str, least: int) -> di
     spark.conf.set("spark.sql.streaming.join.stateFormatVersion", FORMAT if peer == "rocksdb" else "2")
     work = Path(tempfile.mkdtemp(prefix="gpu-join-bench-"))
     try:
-        df = ours(spark, data, work, how) if peer == "ours" else sparks(spark, data, how)
-        return run(df, work, least)
+        readers = {"ours": read, "ours_read_files": read_files}
+        made = ours(spark, data, work, how, readers[peer]) if peer in readers else sparks(spark, data, how)
+        return run(made, work, least)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
@@ -152,7 +174,7 @@ def main() -> None:
         spark = None if options.cold else local_session()
         for how in options.how:
             # what is measured is a query that has been running: processes up, code compiled
-            for peer in ("ours", "default") if spark is not None else ():
+            for peer in PEERS if spark is not None else ():
                 case(spark, small, how, peer, 2)
             results[how] = compare(spark, data, how, options)
         if spark is not None:
@@ -181,7 +203,7 @@ def compare(spark: SparkSession | None, data: Path, how: str, options: argparse.
         print(f"{how} {peer}: {found['seconds']:.1f} s", file=sys.stderr, flush=True)
         return found
 
-    runs = interleave({peer: lambda peer=peer: once(peer) for peer in ("ours", "default")}, options.rounds)
+    runs = interleave({peer: lambda peer=peer: once(peer) for peer in PEERS}, options.rounds)
     if options.rocksdb_rounds and how in options.rocksdb_how:
         more = interleave({peer: lambda peer=peer: once(peer) for peer in ("rocksdb", "ours")}, options.rocksdb_rounds)
         runs["rocksdb"], runs["ours"] = more["rocksdb"], [*runs["ours"], *more["ours"]]
@@ -193,6 +215,7 @@ def compare(spark: SparkSession | None, data: Path, how: str, options: argparse.
     for peer in ("default", "rocksdb"):
         if peer in rates:
             result[f"times_{peer}"] = ratio(rates["ours"], rates[peer])
+            result[f"read_files_times_{peer}"] = ratio(rates["ours_read_files"], rates[peer])
     return result | {"runs": runs}
 
 
