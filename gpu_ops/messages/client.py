@@ -76,24 +76,25 @@ class Range(NamedTuple):
         return f"topic {self.topic}, partition {self.partition}, offsets {self.begin} to {self.end}"
 
 
-def configured(servers: str, options: Mapping[str, str], *, sends: bool) -> Configuration:
+def configured(servers: str, options: Mapping[str, str], *, sends: bool, besides: Sequence[str] = ()) -> Configuration:
     """What a client is told.
 
     Args:
         servers: ``bootstrap.servers``.
         options: of librdkafka, each with ``kafka.`` before it, as Spark's reader and writer have theirs.
         sends: whether it is a producer's.
+        besides: options that are somebody else's.
 
     Raises:
-        DescriptionError: no such property or value.
+        DescriptionError: no such option, property or value.
         NotBuiltError: the package is not installed.
     """
-    other = next((name for name in options if not name.startswith(_PREFIX)), None)
+    given = {name: str(value) for name, value in options.items() if name not in besides}
+    other = next((name for name in given if not name.startswith(_PREFIX)), None)
     if other is not None:
-        raise DescriptionError(
-            f"no such option with librdkafka: {other!r}; its own have '{_PREFIX}' before their names"
-        )
-    own = {name.removeprefix(_PREFIX): str(value) for name, value in options.items()}
+        known = ", ".join([*besides, f"its properties with '{_PREFIX}' before their names"])
+        raise DescriptionError(f"no option {other!r} with librdkafka; there are {known}")
+    own = {name.removeprefix(_PREFIX): value for name, value in given.items()}
     config = tuple({**(_PRODUCER if sends else _CONSUMER), **own, "bootstrap.servers": servers}.items())
     kafka = package()
     try:

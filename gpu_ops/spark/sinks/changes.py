@@ -8,13 +8,14 @@ one row that goes and one that comes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql import types as st
+from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.errors import BadInputError, DescriptionError
@@ -138,6 +139,17 @@ def query_of(batch: DataFrame) -> str:
         data_frame(batch, "what a view takes").sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
         or "none"
     )
+
+
+def started(
+    writer: DataStreamWriter, checkpoint: str | None, name: str | None, trigger: Mapping[str, Any]
+) -> StreamingQuery:
+    """A query that a function of ours starts, with what its user says of the checkpoint, the name and the trigger."""
+    if checkpoint is not None:
+        writer = writer.option("checkpointLocation", checkpoint)
+    if name is not None:
+        writer = writer.queryName(name)
+    return (writer.trigger(**trigger) if trigger else writer).start()
 
 
 def view(write: Callable[[Changes], None], key: str | Sequence[str] | None, *, needs_key: str = "") -> View:

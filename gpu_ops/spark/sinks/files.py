@@ -21,7 +21,7 @@ from gpu_ops.spark.api.streams import spelling
 from gpu_ops.spark.datatypes import arrow_schema
 from gpu_ops.spark.given import data_frame
 from gpu_ops.spark.plan.changes import made_by_tasks
-from gpu_ops.spark.sinks.changes import query_of
+from gpu_ops.spark.sinks.changes import query_of, started
 from gpu_ops.spark.sinks.delta_files import DeltaCommit
 from gpu_ops.spark.sinks.file_log import LOG, FileLog, ObjectLog, SparkLog
 from gpu_ops.spark.tasks.file import FILE_COLUMN, STAGING, FileWriter, WrittenFile
@@ -100,12 +100,8 @@ def write_files(
         compression if format != "arrow" or compression != "snappy" else "lz4",
     )
     files = made_by_tasks(changes, writer, "gpu_join_files", st.StructType().add(FILE_COLUMN, "string"))
-    started = files.writeStream.foreachBatch(lambda batch, number: _write(commit, writer.schema, batch, number))
-    if checkpoint is not None:
-        started = started.option("checkpointLocation", checkpoint)
-    if name is not None:
-        started = started.queryName(name)
-    return (started.trigger(**trigger) if trigger else started).start()
+    written = files.writeStream.foreachBatch(lambda batch, number: _write(commit, writer.schema, batch, number))
+    return started(written, checkpoint, name, trigger)
 
 
 def _write(commit: Commit, schema: pa.Schema, batch: DataFrame, number: int) -> None:

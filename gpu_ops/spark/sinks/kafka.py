@@ -15,7 +15,7 @@ from gpu_ops.messages.client import configured
 from gpu_ops.spark.datatypes import spark_type
 from gpu_ops.spark.given import data_frame
 from gpu_ops.spark.plan.changes import made_by_tasks
-from gpu_ops.spark.sinks.changes import Changes, View, json, view
+from gpu_ops.spark.sinks.changes import Changes, View, json, started, view
 from gpu_ops.spark.sinks.messages import message_writer
 from gpu_ops.spark.tasks.send import SENT, MessageSender
 
@@ -61,12 +61,7 @@ def write_kafka(
     config = configured(servers, options or {}, sends=True)
     sender = MessageSender(*message_writer(changes, key, headers=headers), topic, config)
     sent = made_by_tasks(changes, sender, "gpu_join_send", spark_type(pa.struct(list(SENT))))
-    started = sent.writeStream.format("noop")
-    if checkpoint is not None:
-        started = started.option("checkpointLocation", checkpoint)
-    if name is not None:
-        started = started.queryName(name)
-    return (started.trigger(**trigger) if trigger else started).start()
+    return started(sent.writeStream.format("noop"), checkpoint, name, trigger)
 
 
 def kafka_upsert(

@@ -150,18 +150,12 @@ def _fetched(
         raise NotBuiltError(f"client='librdkafka' needs Spark 4.2, and this is {spark.version}") from None
     if (topic is None) == ("subscribePattern" not in options):
         raise DescriptionError("read_kafka() takes a topic, or options with subscribePattern")
-    of_client = {name: value for name, value in options.items() if name not in ranges.OPTIONS}
-    other = next((name for name in of_client if not name.startswith("kafka.")), None)
-    if other is not None:
-        raise DescriptionError(
-            f"no option {other!r} with client='librdkafka'; there are {', '.join(ranges.OPTIONS)}, and its properties "
-            "with 'kafka.' before them"
-        )
-    config = configured(servers, of_client, sends=False)
+    config = configured(servers, options, sends=False, besides=ranges.OPTIONS)
     lost = options.get("failOnDataLoss", "true").lower() == "false"
     how["name"] = how["name"] or topic or options["subscribePattern"]
     make_importable(spark)
-    return rows_of(ranges.ranges(spark, topic, config, options), *args, **how, fetch=Fetch(config, (), lost))
+    found = ranges.ranges(spark, topic, config, options, lost=lost)
+    return rows_of(found, *args, **how, fetch=Fetch(config, (), lost))
 
 
 def debezium(

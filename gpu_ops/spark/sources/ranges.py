@@ -38,7 +38,9 @@ OPTIONS: Final = ("startingOffsets", "maxOffsetsPerTrigger", "failOnDataLoss", "
 """Of Spark's reader of Kafka, as far as they mean something here."""
 
 
-def ranges(spark: SparkSession, topics: str | None, config: Configuration, options: Mapping[str, str]) -> DataFrame:
+def ranges(
+    spark: SparkSession, topics: str | None, config: Configuration, options: Mapping[str, str], *, lost: bool
+) -> DataFrame:
     """A stream of ranges, a row each.
 
     Args:
@@ -46,6 +48,7 @@ def ranges(spark: SparkSession, topics: str | None, config: Configuration, optio
         topics: their names with commas between; None with the option ``subscribePattern``.
         config: of a consumer.
         options: `OPTIONS`.
+        lost: whether messages may be gone before they were read.
 
     Raises:
         DescriptionError: an option that means nothing.
@@ -66,7 +69,7 @@ def ranges(spark: SparkSession, topics: str | None, config: Configuration, optio
     given = {
         "topics": None if topics is None else [topic.strip() for topic in topics.split(",")],
         "pattern": pattern, "config": config, "starting": starting, "most": None if most is None else int(most),
-        "lost": options.get("failOnDataLoss", "true").lower() == "false",
+        "lost": lost,
     }  # fmt: skip
     spark.dataSource.register(KafkaRanges)
     return spark.readStream.format(KafkaRanges.name()).option("given", json.dumps(given)).load()
@@ -89,13 +92,6 @@ class KafkaRanges(DataSource):
         return Planner(json.loads(self.options["given"]))
 
 
-class OneRange(InputPartition):
-    """What one task fetches."""
-
-    def __init__(self, value: Range) -> None:
-        super().__init__(tuple(value))
-
-
 class Planner(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Says which offsets there are, in a process of its own beside the driver.
 
@@ -105,6 +101,7 @@ class Planner(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         self._given = given
+        self._config: Configuration = tuple((name, value) for name, value in given["config"])
         self._target: Offsets | None = None
         self._latest: Offsets | None = None
 
@@ -129,8 +126,7 @@ class Planner(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
         """Where the next micro-batch ends."""
-        self._latest = self._all(LATEST)
-        ends = self._latest if self._target is None else self._target
+        ends = self._latest = self._all(LATEST) if self._target is None else self._target
         begins = self._begins(start, ends)
         self._check(begins, ends)
         if not isinstance(limit, ReadMaxRows):
@@ -154,7 +150,7 @@ class Planner(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """A range of each partition of a topic that has messages."""
         begins = self._begins(start, end)
         return [
-            OneRange(Range(topic, int(number), begins[topic][number], at))
+            InputPartition(tuple(Range(topic, int(number), begins[topic][number], at)))
             for topic, numbers in end.items()
             for number, at in numbers.items()
             if begins[topic][number] < at
@@ -199,8 +195,7 @@ class Planner(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _asked(self, places: Sequence[tuple[str, str, int]]) -> Offsets:
         """Offsets by what they are."""
-        config = tuple((name, value) for name, value in self._given["config"])
-        return offsets(config, places)
+        return offsets(self._config, places)
 
     def _partitions(self) -> dict[str, list[str]]:
         """The partitions of all topics.
@@ -208,8 +203,7 @@ class Planner(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises:
             KafkaError: there is no such topic.
         """
-        config = tuple((name, value) for name, value in self._given["config"])
-        return partitions(config, self._given["topics"], self._given["pattern"])
+        return partitions(self._config, self._given["topics"], self._given["pattern"])
 
 
 def _never_back(begins: Offsets, ends: Offsets) -> Offsets:
