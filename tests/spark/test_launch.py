@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import gpu_ops.spark
+from gpu_ops.spark import workers
 from spark.support import Sink, Source, drain, in_memory
 
 if TYPE_CHECKING:
@@ -123,3 +125,33 @@ def test_workers_are_forked_with_their_imports_by_a_daemon_without_threads(spark
     assert (module, name) == ("-m", "gpu_ops.spark.worker_daemon")
     assert rest[:2] == ["arrow_flight", "openblas"]
     assert len([name for name in rest[2:] if name != "jemalloc_bg_thd"]) == 1, f"threads besides its own: {rest[2:]}"
+
+
+def test_workers_are_begun_once_as_soon_as_a_query_is_built(
+    spark: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    begun: list[threading.Thread] = []
+
+    class Begun(threading.Thread):
+        def start(self) -> None:
+            begun.append(self)
+            super().start()
+
+    def look(batches: Any) -> Any:
+        import pyarrow as pa
+
+        list(batches)
+        yield pa.RecordBatch.from_pydict({"seen": ["colorsys" in sys.modules]})
+
+    workers._begun.discard(spark.sparkContext)
+    monkeypatch.setattr("gpu_ops.spark.workers._NEEDED", ("colorsys",))  # nothing else imports it
+    monkeypatch.setattr("gpu_ops.spark.workers.threading.Thread", Begun)
+    for _ in range(2):
+        gpu_ops.read_files(spark, str(tmp_path), "csv", "k long")
+    monkeypatch.undo()
+    mine = [thread for thread in begun if thread.name == "gpu-join-workers"]
+    assert len(mine) == 1
+    mine[0].join()
+    # Spark gives tasks to those of its idle workers that have waited longest
+    looks = (spark.range(0, 1, 1, 1).mapInArrow(look, "seen boolean").collect() for _ in range(20))
+    assert any(row["seen"] for rows in looks for row in rows)

@@ -17,7 +17,6 @@ from gpu_ops.descriptions.groups.latest import Latest, without_upserts
 from gpu_ops.descriptions.join import Join, JoinType
 from gpu_ops.descriptions.keys import On
 from gpu_ops.errors import DescriptionError, NotBuiltError, StateError
-from gpu_ops.spark.api.finish import has_result
 from gpu_ops.spark.api.functions import Grouped, remember_function
 from gpu_ops.spark.api.stateful import final_only
 from gpu_ops.spark.api.streams import Stream, as_input, resolve_keys
@@ -31,7 +30,7 @@ from gpu_ops.spark.plan.union_layout import collated_key
 from gpu_ops.spark.servers.directory import Directory
 from gpu_ops.spark.servers.folders import warn_of_local_folder
 from gpu_ops.spark.settings import PREFIX, Settings, given_at_start
-from gpu_ops.spark.sources.static import beside_streams, is_stream
+from gpu_ops.spark.sources.static import beside_streams, has_result, is_stream
 from gpu_ops.state.address import Location, StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import LATEST, Manifest, check_open

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import weakref
 from collections.abc import Callable
 from typing import Final
 
@@ -24,6 +23,7 @@ from gpu_ops.spark.plan.column_metadata import changelog_columns
 from gpu_ops.spark.servers.directory import Directory
 from gpu_ops.spark.servers.folders import as_hadoop_has_it
 from gpu_ops.spark.servers.recovery import stored_version
+from gpu_ops.spark.sources.static import RESULTS
 from gpu_ops.spark.tasks.left_over import LeftOver
 from gpu_ops.spark.workers import make_importable
 from gpu_ops.state.address import Location, StateAddress
@@ -72,26 +72,13 @@ def result_of(df: DataFrame) -> DataFrame:
 
     The folder is not finished by that: whoever asked keeps the rows, and does not ask again.
     """
-    state = _results[df]
+    state = RESULTS[df]
     checkpoint = as_hadoop_has_it(state.below(_RUN))
     writer = df.writeStream.format("noop").option("checkpointLocation", checkpoint)
     writer.trigger(availableNow=True).start().awaitTermination()
     return _left(df.sparkSession, Files.at(state), None, None, finished=False)
 
 
-def is_result(df: DataFrame) -> bool:
-    """Whether a streaming DataFrame is, as it is, what an operator gives at the end of its input."""
-    return df in _results
-
-
-def has_result(df: DataFrame, state: StateAddress | None) -> DataFrame:
-    """Notes that a DataFrame is what `finish` gives of a state folder at the end."""
-    if df.isStreaming and state is not None:
-        _results[df] = state
-    return df
-
-
-_results: Final = weakref.WeakKeyDictionary[DataFrame, StateAddress]()
 _RUN: Final = "run"
 """In a state folder: the checkpoint of the query that was run for the operator above."""
 

@@ -130,6 +130,7 @@ def read_files(
         NotBuiltError: Spark Connect.
     """
     refuse_connect(spark)
+    make_importable(spark)
     declared = applied_schema(schema, "schema")
     given = {name: _text(value) for name, value in options.items()}
     of_format = OPTIONS.get(format, ())
@@ -159,7 +160,6 @@ def read_files(
     files = stream.load(folder).select(paths, time.alias("time"))
     if "startingVersion" in given:
         files = files.where(f.col("time") >= int(given["startingVersion"]))
-    make_importable(spark)
     rows = FileRows(read, path, Taken.all(read.schema), read.schema)
     return files.mapInArrow(ReadFiles("gpu_files", rows), declared)
 

@@ -20,6 +20,7 @@ import shutil
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 from urllib.parse import quote
@@ -32,7 +33,6 @@ from gpu_ops.conditions import backquoted
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.query.catalyst import java_class
-from gpu_ops.spark.api.finish import is_result, result_of
 from gpu_ops.spark.api.streams import Stream
 from gpu_ops.spark.cluster.executors import one_machine
 from gpu_ops.spark.datatypes import named_column
@@ -51,6 +51,9 @@ _LOOK_S: Final = 0.2
 _refreshing: dict[str, _Refresh] = {}
 """By folder what reads its table again."""
 
+RESULTS: Final = weakref.WeakKeyDictionary[DataFrame, StateAddress]()
+"""The streams of operators that say all at the end, with the state folder that `gpu_ops.finish` reads it from."""
+
 
 def beside_streams(sides: Sequence[Stream], state: StateAddress | None) -> list[Stream]:
     """Inputs of which some are streams, the static ones as streams, too; ``load`` of each makes its rows be there.
@@ -68,7 +71,14 @@ def beside_streams(sides: Sequence[Stream], state: StateAddress | None) -> list[
 
 def is_stream(side: Stream) -> bool:
     """Whether an input goes on while the operator runs."""
-    return side.df.isStreaming and not is_result(side.df)
+    return side.df.isStreaming and side.df not in RESULTS
+
+
+def has_result(df: DataFrame, state: StateAddress | None) -> DataFrame:
+    """Notes that a streaming DataFrame is, as it is, what an operator gives at the end of its input."""
+    if df.isStreaming and state is not None:
+        RESULTS[df] = state
+    return df
 
 
 def _loaded(side: Stream, name: str, state: StateAddress | None) -> Stream:
@@ -94,7 +104,11 @@ def _loaded(side: Stream, name: str, state: StateAddress | None) -> Stream:
         folder.settle()
         if not folder.complete("changes/0"):
             _log.info("input '%s': its rows are written to %s, once", name, location)
-            rows = result_of(side.df) if side.df.isStreaming else side.df
+            rows = side.df
+            if side.df.isStreaming:
+                from gpu_ops.spark.api.finish import result_of  # noqa: PLC0415 - 0.2 s of SQL, which few joins use
+
+                rows = result_of(side.df)
             folder.begin(rows.drop(ROW_KIND_COLUMN) if without_kinds else rows, refreshed=side.refresh_ms is not None)
         folder.check(name, schema)
         if side.refresh_ms is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import importlib
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator
@@ -72,6 +73,13 @@ def freeze_imports() -> None:
     """
     gc.freeze()  # once in a process: to ask whether anything is frozen counts it all, which takes 5 ms
     gc.set_threshold(100_000)
+
+
+def importing(names: Iterable[str], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The batches as they are, and modules that later tasks of this worker need imported."""
+    for name in names:
+        importlib.import_module(name)
+    yield from batches
 
 
 def acknowledge() -> None:
