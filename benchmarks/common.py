@@ -114,6 +114,12 @@ def as_state_servers_run() -> None:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)  # noqa: S606 - this program again
 
 
+def busy_seconds() -> float:
+    """Seconds that all processors of this machine have worked since it started (Linux)."""
+    user, nice, system, _, _, interrupts, soft = map(int, Path("/proc/stat").read_text().split()[1:8])
+    return (user + nice + system + interrupts + soft) / os.sysconf("SC_CLK_TCK")
+
+
 def machine() -> dict[str, Any]:
     """Processor, cores this process may use, memory, system, GPUs and the load at this moment."""
     return {

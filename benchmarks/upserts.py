@@ -2,7 +2,8 @@
 
 Orders with the key `id` come again with another item, prices with the key `item` come again with another price, and
 are joined by `item`: the planner makes retractions of the orders first, by `id`, and then distributes both by `item`.
-Rates are upserts per second from the start of the first micro-batch to the end of the last, in a JVM that has run each
+A run of two partitions can be twice as fast as one only where one leaves a core alone: `cores_busy` says how many each
+keeps busy, as the machine counts them. Rates are upserts per second from the start of the first micro-batch to the end of the last, in a JVM that has run each
 case before. The folded result is compared with what the data says.
 
     python -m benchmarks.upserts [--rows 6000000] [--batch 1000000] [--rounds 3]
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 import gpu_ops
-from benchmarks.common import arguments, interleave, ratio, record, summarise
+from benchmarks.common import arguments, busy_seconds, interleave, ratio, record, summarise
 from benchmarks.spark_queries import fresh, local_session
 
 SCHEMAS = {"orders": "id bigint, item bigint, quantity bigint", "prices": "item bigint, price double"}
@@ -76,7 +78,9 @@ def main() -> None:
         spark = local_session()
 
         def once(partitions: int) -> dict[str, Any]:
+            before = busy_seconds(), time.perf_counter()
             done = fresh(lambda work: joined(spark, data, work, partitions))
+            done["cores_busy"] = (busy_seconds() - before[0]) / (time.perf_counter() - before[1])
             if done["folded_rows"] != expected:
                 raise SystemExit(f"wrong result: {done['folded_rows']} rows, {expected} expected")
             return done
@@ -88,6 +92,7 @@ def main() -> None:
     results = {
         "upserts_per_second": rates,
         "two_over_one": ratio(rates["two_partitions"], rates["one_partition"]),
+        "cores_busy": {name: summarise(run["cores_busy"] for run in found) for name, found in runs.items()},
         "runs": runs,
     }
     record(options, "upserts", results, master="local[2]")

@@ -15,6 +15,8 @@ from gpu_ops.jobs.connectors import JOB
 from gpu_ops.jobs.settings import of_job, of_table, value_of
 from gpu_ops.jobs.sql_file import read_sql
 from gpu_ops.jobs.text import JobText, QueryText, TableText, Text, Word
+from gpu_ops.messages.client import Client
+from gpu_ops.messages.rows import MessageFormatName
 from gpu_ops.state.address import StateAddress
 
 
@@ -40,6 +42,7 @@ class Source:
         encoded: how values of those messages are written, ``column=encoding`` each, see `gpu_ops.read_kafka`.
         schema_registry: where the schemas of messages in Avro are, or None.
         reader: of files: spark, or arrow for `gpu_ops.read_files`.
+        client: of Kafka: spark, or librdkafka for messages that do not come to the JVM.
         unique_key: as in `gpu_ops.stream`, like those that follow.
         row_kind: the column of row kinds, or None.
         updates: upsert or retract.
@@ -57,10 +60,11 @@ class Source:
     columns: tuple[tuple[str, str], ...] | None
     options: Mapping[str, str]
     at: int
-    format: str = "json"
+    format: MessageFormatName = "json"
     encoded: tuple[str, ...] = ()
     schema_registry: str | None = None
     reader: str = "spark"
+    client: Client = "spark"
     unique_key: tuple[str, ...] | None = None
     row_kind: str | None = None
     updates: Updates = "upsert"
@@ -90,6 +94,7 @@ class Sink:
         writer: of files: spark, or arrow for `gpu_ops.write_files`.
         partition_by: columns that become folders, like what follows for `gpu_ops.write_files` alone.
         file_bytes: of rows in memory that a file has about, or None for what it takes by itself.
+        client: of Kafka: spark, or librdkafka for `gpu_ops.write_kafka`.
     """
 
     connector: str
@@ -104,6 +109,7 @@ class Sink:
     writer: str = "spark"
     partition_by: tuple[str, ...] = ()
     file_bytes: int | None = None
+    client: Client = "spark"
 
     @property
     def by_tasks(self) -> bool:
@@ -255,7 +261,7 @@ def _sink(file: Text, table: TableText) -> Sink:
         problem += "delta, jdbc, upsert-kafka, and kafka with 'format' = 'debezium-json'"
         raise file.error(problem, key[0].at)
     for name, at in settings.at.items() if sink.is_view else ():
-        if name in ("row_kind", "key") or (connector == "delta" and name != "path"):
+        if name in ("row_kind", "key", "client") or (connector == "delta" and name != "path"):
             raise file.error(f"a view has no option {name!r}", at)
     for name, at in settings.at.items() if not sink.is_view else ():
         if sink.by_tasks and name not in _OF_WRITE_FILES:

@@ -8,7 +8,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import functions as f
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
-from gpu_ops.errors import DescriptionError
+from gpu_ops.errors import DescriptionError, NotBuiltError
 from gpu_ops.jobs.connectors import FORMATS
 from gpu_ops.jobs.job import Job, Sink
 from gpu_ops.jobs.sources import failed
@@ -19,7 +19,7 @@ from gpu_ops.spark.sinks.changes import View
 from gpu_ops.spark.sinks.delta import delta_view
 from gpu_ops.spark.sinks.files import FilesFormat, write_files
 from gpu_ops.spark.sinks.jdbc import jdbc_view
-from gpu_ops.spark.sinks.kafka import kafka_debezium, kafka_upsert
+from gpu_ops.spark.sinks.kafka import kafka_debezium, kafka_upsert, write_kafka
 from gpu_ops.spark.sinks.messages import json_messages
 
 if TYPE_CHECKING:
@@ -58,6 +58,8 @@ def start(changes: DataFrame, job: Job, *, once: bool, last_join: str | None) ->
             trigger["processingTime"] = f"{job.trigger} milliseconds"
         if job.sink.by_tasks:
             return written(rows, job.sink, checkpoint=job.checkpoint, name=name, **trigger)
+        if job.sink.client == "librdkafka":
+            return sent(rows, job.sink, job.file, checkpoint=job.checkpoint, name=name, **trigger)
         if job.sink.is_view:
             writer = rows.writeStream.foreachBatch(view(job.sink))
         else:
@@ -85,6 +87,20 @@ def written(rows: DataFrame, sink: Sink, **how: Any) -> StreamingQuery:
         given["compression"] = None if named in ("none", "uncompressed") else named
     kind = cast("FilesFormat", sink.connector)
     return write_files(rows, sink.options["path"], format=kind, partition_by=sink.partition_by, **given, **how)
+
+
+def sent(rows: DataFrame, sink: Sink, file: Text, **how: Any) -> StreamingQuery:
+    """Starts the query of a topic to which the tasks send that make the rows.
+
+    Raises:
+        JobError: librdkafka takes it not; the message says why.
+    """
+    options = dict(sink.options)
+    servers, topic = options.pop("kafka.bootstrap.servers"), options.pop("topic")
+    try:
+        return write_kafka(rows, servers, topic, key=sink.key, options=options, **how)
+    except (DescriptionError, NotBuiltError) as error:
+        raise file.error(str(error), sink.at) from error
 
 
 def view(sink: Sink) -> View:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import types as st
 
 from gpu_ops.conditions import backquoted
-from gpu_ops.errors import DescriptionError
+from gpu_ops.errors import DescriptionError, NotBuiltError
 from gpu_ops.files.formats import FormatName
 from gpu_ops.jobs.connectors import package
 from gpu_ops.jobs.job import Source
@@ -19,7 +19,7 @@ from gpu_ops.spark.api.streams import Stream, stream
 from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.metrics.metrics import free_name
 from gpu_ops.spark.sources.files import read_files
-from gpu_ops.spark.sources.kafka import rows_of
+from gpu_ops.spark.sources.kafka import read_kafka, rows_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -49,8 +49,9 @@ def open_source(spark: SparkSession, source: Source, file: Text) -> Stream:
             source, df = _delta(spark, source)
         elif source.connector == "kafka":
             try:
-                source, df = decode(_load(spark, source), source)
-            except DescriptionError as error:
+                by_spark = source.client == "spark"
+                source, df = decode(_load(spark, source), source) if by_spark else _fetched(spark, source)
+            except (DescriptionError, NotBuiltError) as error:
                 raise file.error(str(error), source.at) from error
         elif source.connector in _FILES:
             df = _read_files(spark, source, file)
@@ -59,7 +60,8 @@ def open_source(spark: SparkSession, source: Source, file: Text) -> Stream:
     except AnalysisException as error:
         raise failed(spark, file, source.connector, source.at, error) from error
     # Spark's own watermark would come between Arrow's reader and the join, and knows no idle input
-    ours = source.idle_timeout is not None or source.reader == "arrow" or source.scan == "once"
+    by_arrow = source.reader == "arrow" or source.connector == "kafka"
+    ours = source.idle_timeout is not None or by_arrow or source.scan == "once"
     if source.watermark is not None and not ours:
         df = df.withWatermark(source.watermark.column, f"{source.watermark.delay_ms} milliseconds")
     return stream(
@@ -181,14 +183,31 @@ def decode(df: DataFrame, source: Source) -> tuple[Source, DataFrame]:
     Returns:
         The source, with the column of row kinds, and the rows.
     """
+    schema, how = _read_as(source)
+    return _with_row_kind(source, rows_of(df, source.format, schema, **how), how["row_kind"])
+
+
+def _fetched(spark: SparkSession, source: Source) -> tuple[Source, DataFrame]:
+    """The same of messages that the tasks fetch themselves."""
+    options, (schema, how) = dict(source.options), _read_as(source)
+    servers, topic = options.pop("kafka.bootstrap.servers"), options.pop("subscribe")
+    rows = read_kafka(spark, servers, topic, source.format, schema, options=options, client=source.client, **how)
+    return _with_row_kind(source, rows, how["row_kind"])
+
+
+def _read_as(source: Source) -> tuple[str, dict[str, Any]]:
+    """The schema of a topic's rows, and other arguments of `gpu_ops.read_kafka`."""
     schema = schema_text(source)
     encoded = {}
     for text in source.encoded:
         column, _, encoding = text.partition("=")
         encoded[column.strip()] = encoding.strip()
     kind = free_name(_KIND, st.StructType.fromDDL(schema).names)
-    rows = rows_of(
-        df, source.format, schema, name=source.name, row_kind=kind, encoded=encoded, bad_rows=source.bad_rows,
-        schema_registry=source.schema_registry,
-    )  # fmt: skip
+    return schema, {
+        "name": source.name, "row_kind": kind, "encoded": encoded, "bad_rows": source.bad_rows,
+        "schema_registry": source.schema_registry,
+    }  # fmt: skip
+
+
+def _with_row_kind(source: Source, rows: DataFrame, kind: str) -> tuple[Source, DataFrame]:
     return source if kind not in rows.columns else dataclasses.replace(source, row_kind=kind), rows

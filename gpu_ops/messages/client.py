@@ -10,11 +10,14 @@ import logging
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from gpu_ops.errors import DescriptionError, GpuJoinError, NotBuiltError
 
 _log = logging.getLogger(__name__)
+
+Client: TypeAlias = Literal["spark", "librdkafka"]
+"""What fetches and sends Kafka's messages: Spark's reader and sink, or the tasks themselves."""
 
 Configuration: TypeAlias = tuple[tuple[str, str | bool], ...]
 """Names and values of librdkafka."""

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from messages.broker import PARTITIONS, Broker
+from rich.console import Console
 
 import gpu_ops
 from gpu_ops.errors import DescriptionError
+from gpu_ops.jobs import runner
+from gpu_ops.jobs.job import load
+from gpu_ops.jobs.text import JobError
 from spark.support import Sink, Source, drain, slow_join
 from spark.views import COLUMNS, Shop
 
@@ -152,6 +157,56 @@ def test_messages_that_are_gone(spark: Any, broker: Broker, topic: str, tmp_path
         return
     drain(rows, sink, tmp_path / "checkpoint")
     assert sorted(row[0] for row in sink.changes) == [1, 3]
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_topic_that_is_gone(spark: Any, broker: Broker, topic: str, tmp_path: Path, lost: bool) -> None:
+    """The stand-in deletes no topics; one that a pattern does not match any more is as good."""
+    sink = Sink()
+    for pattern in ("[ab]", "a"):
+        send(broker, f"{topic}_a", *range(4))
+        send(broker, f"{topic}_b", *range(4, 6))
+        options = {"subscribePattern": f"{topic}_{pattern}", "failOnDataLoss": str(not lost)}
+        rows = read(spark, broker, None, name="orders", options=options)
+        if pattern == "a" and not lost:
+            with pytest.raises(Exception, match=f"topic {topic}_b, partition 0: it is not there any more.* offset 1 "):
+                drain(rows, sink, tmp_path / "checkpoint")
+        else:
+            drain(rows, sink, tmp_path / "checkpoint")
+    assert sorted(row[0] for row in sink.changes) == (sorted([*range(6), *range(4)]) if lost else [*range(6)])
+
+
+def test_a_job(spark: Any, broker: Broker, topic: str, tmp_path: Path) -> None:
+    at = f"'connector' = 'kafka', 'bootstrap_servers' = '{broker.servers}', 'client' = 'librdkafka'"
+    text = f"""
+        CREATE TABLE orders (id BIGINT NOT NULL, item STRING, PRIMARY KEY (id) NOT ENFORCED)
+            WITH ({at}, 'topic' = '{topic}_in', 'format' = 'debezium-json', 'starting_offsets' = 'earliest',
+                'kafka.fetch.wait.max.ms' = '5');
+        CREATE TABLE counts (item STRING, n BIGINT) WITH ({at}, 'topic' = '{topic}_out', 'key' = 'item');
+        SET state = 'state'; SET checkpoint = 'checkpoint';
+        INSERT INTO counts SELECT item, count(*) FROM orders GROUP BY item;
+    """
+    path = tmp_path / "job.sql"
+    path.write_text(text)
+    expected: dict[str, int] = {}
+    for first in (0, 10):
+        new = [order(number) for number in range(first, first + 10)]
+        for row in new:
+            expected[row["item"]] = expected.get(row["item"], 0) + 1
+        broker.send(f"{topic}_in", *((0, json.dumps({"op": "c", "before": None, "after": row})) for row in new))
+        runner.run(load(path), Console(file=io.StringIO()), once=True)
+    table: dict[str, int] = {}
+    for messages in broker.received(f"{topic}_out"):
+        for message in messages:
+            row = json.loads(message.value())
+            if row["row_kind"] == "+I":
+                table[row["item"]] = row["n"]
+            else:
+                assert table.pop(row["item"]) == row["n"]
+    assert table == expected
+    path.write_text(text.replace("kafka.fetch.wait.max.ms", "kafka.fetch.min.records"))
+    with pytest.raises(JobError, match=r"job.sql:2:22: .*fetch.min.records"):
+        runner.run(load(path), Console(file=io.StringIO()), once=True)
 
 
 def test_what_cannot_be_read(spark: Any, broker: Broker) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException
@@ -17,7 +17,7 @@ from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.inputs import BadRows
 from gpu_ops.errors import DescriptionError, NotBuiltError
 from gpu_ops.files.times import arrow_zone
-from gpu_ops.messages.client import configured
+from gpu_ops.messages.client import Client, configured
 from gpu_ops.messages.rows import MessageFormat, MessageFormatName
 from gpu_ops.query.catalyst import frame_of
 from gpu_ops.spark.api.functions import applied_schema
@@ -32,8 +32,6 @@ from gpu_ops.spark.sources.packing import Packer
 from gpu_ops.spark.tasks.fetch import MESSAGE, Fetch
 from gpu_ops.spark.tasks.taken import Taken
 from gpu_ops.spark.workers import make_importable
-
-Client: TypeAlias = Literal["spark", "librdkafka"]
 
 BAD_MESSAGE: Final = "bad_message"
 """The column of ``bad_rows="tag"``: where a message stands, why it cannot be read, and what it is."""

@@ -128,7 +128,7 @@ class Planner(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where the next micro-batch ends."""
         ends = self._latest = self._all(LATEST) if self._target is None else self._target
         begins = self._begins(start, ends)
-        self._check(begins, ends)
+        self._check(start, begins, ends)
         if not isinstance(limit, ReadMaxRows):
             return _never_back(begins, ends)
         return limited(begins, _never_back(begins, ends), limit.max_rows)
@@ -176,10 +176,17 @@ class Planner(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for topic, there in ends.items()
         }
 
-    def _check(self, begins: Offsets, ends: Offsets) -> None:
-        """Refuses to go on where a topic has fewer messages than were read already."""
+    def _check(self, start: Offsets, begins: Offsets, ends: Offsets) -> None:
+        """Refuses to go on where a topic has fewer messages than were read already, or is gone."""
         if self._given["lost"]:
             return
+        gone = next(((t, n) for t, there in start.items() for n in there if n not in ends.get(t, {})), None)
+        if gone is not None:
+            raise KafkaError(
+                f"topic {gone[0]}, partition {gone[1]}: it is not there any more, and messages from offset "
+                f"{start[gone[0]][gone[1]]} on may not have been read. With the option failOnDataLoss=false the query "
+                "goes on"
+            )
         for topic, there in begins.items():
             for number, at in there.items():
                 if ends[topic][number] < at:
