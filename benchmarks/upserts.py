@@ -36,7 +36,7 @@ FILES = 2
 
 
 def write(folder: Path, rows: int, batch: int) -> int:
-    """`FILES` files of each input per micro-batch; how many orders there are at the end, each with its price or none."""
+    """`FILES` files of each input per micro-batch; how many orders there are at the end, with a price or without."""
     rng, files = np.random.default_rng(5), max(1, rows // batch)
     ids, items = rows // 2, rows // 12
     orders = set()

@@ -107,7 +107,8 @@ class KeyTable(StateTable):
         if len(self) <= _DENSE * hashes.size:
             there = xp.zeros(len(self), bool)
             there[slots] = True
-            return Located(xp.flatnonzero(there), (xp.cumsum(there) - 1)[slots])
+            found = xp.flatnonzero(there)
+            return Located(found, slots if found.size == there.size else (xp.cumsum(there) - 1)[slots])
         order, number = kernels.argsort(slots), xp.empty(slots.size, np.int64)
         ascending = slots[order]
         first = value_changes(xp, ascending)
