@@ -3,7 +3,8 @@
 Sales of few products and of many: ``count(*)``, ``sum`` and ``avg`` of integers, ``sum`` of doubles, ``min``, ``max``.
 The engine takes them in micro-batches (``per_batch``) and puts out its changelog; polars groups all rows at once, by
 one thread. The folded changelog is polars' result. The process has the environment of a state server. Where rows are
-taken back it is a tenth of each micro-batch, in the next; polars groups what is left. Beside wall time stands the time
+taken back it is a tenth of each micro-batch, in the next; polars is given what is left, and in a second case the same
+changes as the engine, which it groups by all columns first to find what is left. Beside wall time stands the time
 outside the kernel: a virtual machine takes freed pages back, and what first touches them again waits for its host.
 
     python -m benchmarks.aggregate [--rows 5000000] [--batches 10] [--rounds 7] [--quick]
@@ -12,16 +13,19 @@ outside the kernel: a virtual machine takes freed pages back, and what first tou
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
+import resource
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.common import as_state_servers_run, interleave, ratio, summarise, write_results
+from benchmarks.common import Summary, as_state_servers_run, interleave, ratio, summarise, write_results
 from gpu_ops.descriptions.groups.aggregate import Aggregate
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.engine import JoinEngine
@@ -59,16 +63,29 @@ def beside_polars(size: int, products: int, batches: int, rounds: int, *, retrac
         parts = changes
     source = Input("sales", SALES, row_kind="op" if retractions else None)
     described = Aggregate.of(source, ("product",), CALLS, "per_batch")
-    frame = pl.from_arrow(left)
+    frame, changed = pl.from_arrow(left), pl.from_arrow(pa.concat_tables(parts))
     assert isinstance(frame, pl.DataFrame)
+    assert isinstance(changed, pl.DataFrame)
 
-    def polars() -> tuple[float, float, tuple[int, ...]]:
-        before, user = time.perf_counter(), os.times().user
-        found = frame.group_by("product").agg(
+    def polars() -> pl.DataFrame:
+        return frame.group_by("product").agg(
             n=pl.len(), quantity=pl.sum("quantity"), mean=pl.mean("quantity").alias("m"), worth=pl.sum("price"),
             least=pl.min("price"), most=pl.max("quantity").alias("t"),
         )  # fmt: skip
-        took, user = time.perf_counter() - before, os.times().user - user
+
+    def polars_of_changes() -> pl.DataFrame:
+        counted = changed.with_columns(c=pl.when(pl.col("op") == "+I").then(1).otherwise(-1))
+        rows, c = counted.group_by(SALES.names).agg(pl.sum("c")).filter(pl.col("c") > 0), pl.col("c")
+        found = rows.group_by("product").agg(
+            n=pl.sum("c"), quantity=(pl.col("quantity") * c).sum().alias("q"), worth=(pl.col("price") * c).sum(),
+            least=pl.min("price"), most=pl.max("quantity").alias("t"),
+        )  # fmt: skip
+        return found.with_columns(m=pl.col("quantity") / pl.col("n"))
+
+    def timed(case: Callable[[], pl.DataFrame]) -> tuple[float, float, tuple[int, ...]]:
+        before, user = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_utime
+        found = case()
+        took, user = time.perf_counter() - before, resource.getrusage(resource.RUSAGE_SELF).ru_utime - user
         return (
             took,
             user,
@@ -77,9 +94,9 @@ def beside_polars(size: int, products: int, batches: int, rounds: int, *, retrac
 
     def engine() -> tuple[float, float, tuple[int, ...]]:
         running = JoinEngine(described, "cpu")
-        before, user = time.perf_counter(), os.times().user
+        before, user = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_utime
         changelogs = [running.process(part) for part in parts]
-        took, user = time.perf_counter() - before, os.times().user - user
+        took, user = time.perf_counter() - before, resource.getrusage(resource.RUSAGE_SELF).ru_utime - user
         running.close()
         found = np.zeros(4, np.int64)
         for changelog in changelogs:
@@ -88,16 +105,23 @@ def beside_polars(size: int, products: int, batches: int, rounds: int, *, retrac
             found += np.array([int(signs.sum()), *sums])
         return took, user, tuple(int(x) for x in found)
 
-    runs = interleave({"polars": polars, "engine": engine}, rounds, warmup=1)
+    cases = {"polars": functools.partial(timed, polars), "engine": engine}
+    if retractions:
+        cases["polars_of_changes"] = functools.partial(timed, polars_of_changes)
+    runs = interleave(cases, rounds, warmup=1)
     if len({found for results in runs.values() for *_, found in results}) != 1:
         raise SystemExit(f"results differ: { {name: results[0][2] for name, results in runs.items()} }")
     seconds = {name: summarise(took for took, *_ in results) for name, results in runs.items()}
     user = {name: summarise(took for _, took, _ in results) for name, results in runs.items()}
+
+    def times(of: dict[str, Summary], peer: str) -> dict[str, float]:
+        return {name: round(each, 2) for name, each in ratio(of["engine"], of[peer]).items()}
+
     return {
         "products": products, "rows": size, "micro_batches": batches, "retractions": retractions,
         "polars_s": round(seconds["polars"].median, 3), "engine_s": round(seconds["engine"].median, 3),
-        "times_polars": {name: round(each, 2) for name, each in ratio(seconds["engine"], seconds["polars"]).items()},
-        "times_polars_user": {name: round(each, 2) for name, each in ratio(user["engine"], user["polars"]).items()},
+        "times_polars": times(seconds, "polars"), "times_polars_user": times(user, "polars"),
+        **({"times_polars_of_changes": times(seconds, "polars_of_changes")} if retractions else {}),
     }  # fmt: skip
 
 

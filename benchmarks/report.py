@@ -271,6 +271,9 @@ def aggregate_rows() -> list[Row]:
             text = f"{of}, time over polars' `group_by` of all rows at once"
             rows.append((text, spread(found["times_polars"]), "aggregate"))
             rows.append(("the same, of the time outside the kernel", spread(found["times_polars_user"]), "aggregate"))
+            if found["retractions"]:
+                text = "the same, where polars is given the same changes, and groups them by all columns first"
+                rows.append((text, spread(found["times_polars_of_changes"]), "aggregate"))
     return rows
 
 

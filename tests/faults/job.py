@@ -1,6 +1,6 @@
 """Streaming joins over all files of a folder, once: what the fault tests run, kill and run again.
 
-python -m tests.faults.job regular|by_time|tables|ends DATA WORK
+python -m tests.faults.job regular|by_time|tables|ends|topics DATA WORK
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import gpu_ops
 import gpu_ops.spark
-from tests.faults import by_time, ends, tables
+from tests.faults import by_time, ends, tables, topics
 
 SCHEMAS = {
     "orders": "op STRING, order_id BIGINT, customer BIGINT, amount BIGINT, note STRING",
@@ -59,6 +59,12 @@ def main(kind: str, data: Path, work: Path) -> None:
     )
     spark.sparkContext.setLogLevel("ERROR")
     (work / "state").mkdir(exist_ok=True)
+    if kind == "topics":
+        query = topics.query(spark, data, work)
+        (work / "started").touch()
+        query.awaitTermination()
+        spark.stop()
+        return
     made, until = MADE[kind](spark, data, work / "state")
     queries = {
         name: changes.writeStream.format("parquet")

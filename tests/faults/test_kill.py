@@ -20,7 +20,7 @@ import duckdb
 import pytest
 
 from benchmarks import changes
-from tests.faults import by_time, ends, folded, tables
+from tests.faults import by_time, ends, folded, tables, topics
 
 pytestmark = [pytest.mark.spark]
 
@@ -201,6 +201,7 @@ JOBS = {
     "by_time": (by_time.write, check_by_time),
     "tables": (tables.write, check_tables),
     "ends": (ends.write, check_ends),
+    "topics": (topics.write, topics.check),
 }
 
 
@@ -220,7 +221,7 @@ def kill_test(kind: str, tmp_path: Path, kills: int, files: int, seed: int) -> N
     [
         ("regular", 3, 12),
         ("by_time", 2, 6),
-        *(pytest.param(kind, 2, 4, marks=pytest.mark.slow) for kind in ("tables", "ends")),
+        *(pytest.param(kind, 2, 4, marks=pytest.mark.slow) for kind in ("tables", "ends", "topics")),
     ],
 )
 def test_a_few_kills(kind, kills, files, tmp_path):
