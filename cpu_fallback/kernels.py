@@ -10,16 +10,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cpu_fallback import groups, matching, search
+from cpu_fallback import matching, search
 from cpu_fallback.conditions import evaluate
 from cpu_fallback.frame import Frame
 from cpu_fallback.hashing import UInt64s, equal_arrays, hash_rows, valid_mask
 from cpu_fallback.store import CpuStore
 from gpu_ops import layouts
-from gpu_ops.arrays import Array, Hashes, Positions, Slots
+from gpu_ops.arrays import Array, Hashes, Positions
 from gpu_ops.conditions import Condition
 from gpu_ops.descriptions.keys import key_type
-from gpu_ops.kernels import Among, Columns, DataFrames, Kernels, SearchedRun, as_slots
+from gpu_ops.kernels import DataFrames, Kernels, SearchedRun, as_slots
 from gpu_ops.values import fitted, one_array
 
 Ints = npt.NDArray[np.int64]
@@ -116,45 +116,10 @@ class CpuKernels:
             equal = same if equal is None else equal & same
         return np.ones(left.length, bool) if equal is None else equal
 
-    def equal_at(
-        self,
-        types: Sequence[pa.DataType],
-        one: tuple[Columns, Array],
-        other: tuple[Columns, Array],
-        where: Array | None = None,
-    ) -> Array:
-        """Mask of pairs of equal rows."""
-        return matching.equal_at(self, types, one, other, where)
-
-    def matches(
-        self,
-        types: Sequence[pa.DataType],
-        pairs: Array,
-        columns: tuple[Columns, Columns],
-        among: Among | None,
-        *,
-        by_candidate: bool = False,
-    ) -> tuple[Array, Slots]:
-        """Candidates that match."""
-        return matching.matches(self, types, pairs, columns, among, by_candidate=by_candidate)
-
-    def sole_matches(
-        self,
-        types: Sequence[pa.DataType],
-        pairs: Array,
-        columns: tuple[Columns, Columns],
-        among: Among | None,
-        *,
-        size: int,
-    ) -> Slots:
-        """The slot that each needle matches, -1 for none."""
-        return matching.sole_matches(self, types, pairs, columns, among, size=size)
-
-    def grouped(
-        self, types: Sequence[pa.DataType], own: Columns, hashes: Hashes
-    ) -> tuple[Positions, Positions, Array, bool]:
-        """Rows put side by side where their hashes look alike."""
-        return matching.grouped(self, types, own, hashes)
+    equal_at = matching.equal_at
+    matches = matching.matches
+    sole_matches = matching.sole_matches
+    grouped = matching.grouped
 
     def evaluate(self, condition: Condition, frames: Mapping[str, Frame], length: int) -> Mask:
         """Mask of rows for which the condition is true."""
@@ -203,11 +168,19 @@ class CpuKernels:
 
     def aggregate(self, table: pa.Table, by: Sequence[str], calls: Sequence[tuple[Any, str]]) -> pa.Table:
         """Groups of rows, by Arrow."""
-        return groups.aggregate(table, by, calls)
+        return pa.TableGroupBy(table, list(by), use_threads=False).aggregate(list(calls))
 
     def sorted_order(self, keys: pa.Table) -> pa.Array:
         """Positions of rows in ascending order, by Arrow."""
-        return groups.sorted_order(keys)
+        first = keys.column(0)
+        if keys.num_columns == 1 and pa.types.is_integer(first.type) and not first.null_count:
+            # numpy sorts integers several times as fast as Arrow, but equal ones stay in order only by its slow way
+            values = first.to_numpy()
+            order = np.argsort(values)
+            found = values[order]
+            if not bool((found[1:] == found[:-1]).any()):
+                return pa.array(order)
+        return pc.sort_indices(keys, sort_keys=[(c, "ascending") for c in keys.column_names])
 
     def store(self, schema: pa.Schema) -> CpuStore:
         """An empty store."""

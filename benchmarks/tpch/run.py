@@ -40,6 +40,7 @@ from benchmarks.common import again, interleave, ratio, summarise, write_results
 from benchmarks.flink.run import FLINK_VERSION, run_sql
 from benchmarks.nexmark import generator, whole
 from benchmarks.nexmark.pipelines import run
+from benchmarks.nexmark.run import earlier
 from benchmarks.spark_queries import local_session
 from gpu_ops.demo import queries, tpch
 from gpu_ops.demo.check import difference
@@ -90,7 +91,7 @@ def main() -> None:
             raise SystemExit(f"no query {name!r}; there are {', '.join(known)}")
     settings = {k: getattr(options, k) for k in ("scale", "events", "files", "parallelism", "warmup")}
     settings |= {"master": "local[2]", "flink": FLINK_VERSION, "jvm": FIRST_COMPILER}
-    results = _earlier(options.out, settings)
+    results = earlier(options.out, settings)
     with tempfile.TemporaryDirectory(prefix="gpu-join-data-") as folder:
         cases = [_case(name, Path(folder), options) for name in names]
         spark = local_session(arrow_rows=True, **{"spark.sql.session.timeZone": "UTC"})
@@ -105,15 +106,6 @@ def main() -> None:
     shown = {name: {k: v for k, v in found.items() if k != "runs"} for name, found in record["results"].items()}
     json.dump(shown, sys.stdout, indent=2)
     print()
-
-
-def _earlier(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """What a file has of queries that were run before with the same settings."""
-    if not path.is_file():
-        return {}
-    record: dict[str, Any] = json.loads(path.read_text())
-    same = all(record["settings"].get(name) == value for name, value in settings.items())
-    return dict(record["results"]) if same else {}
 
 
 # --- data ------------------------------------------------------------------------------------------

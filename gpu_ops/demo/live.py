@@ -35,7 +35,6 @@ def run(
     rows: int | None = None,
     backend: Backend = "auto",
     keep: Path | None = None,
-    micro_batches: int = MICRO_BATCHES,
 ) -> bool:
     """Streams changes of TPC-H's tables through a query, shows its result, and checks it after every micro-batch.
 
@@ -46,7 +45,6 @@ def run(
         rows: likewise.
         backend: likewise.
         keep: likewise.
-        micro_batches: likewise.
 
     Returns:
         Whether the view was right after every micro-batch.
@@ -60,12 +58,12 @@ def run(
     with working_folder(keep) as folder:
         with console.status("TPC-H's tables become streams of changes"):
             inputs = tpch.streams(
-                folder, columns_of([one]), scale=scale_for(scale, rows), files=micro_batches, limit=rows
+                folder, columns_of([one]), scale=scale_for(scale, rows), files=MICRO_BATCHES, limit=rows
             )
         console.rule(f"TPC-H {name.upper()}: {one.title}", align="left")
         console.print(one.text.strip(), markup=False)
         arriving = [
-            sum(inputs[t].counts[n] for t in one.columns if n < len(inputs[t].counts)) for n in range(micro_batches)
+            sum(inputs[t].counts[n] for t in one.columns if n < len(inputs[t].counts)) for n in range(MICRO_BATCHES)
         ]
         with demo_session(console) as spark, _screen(console, one, arriving) as screen:
             changes = changelog(spark, one, inputs, state=str(folder / "state"), backend=backend, name=name)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from gpu_ops.descriptions.description import Emit, line
 from gpu_ops.descriptions.join import Join
@@ -73,8 +72,3 @@ class LookupJoin(Join):
     def to_dict(self) -> dict[str, Any]:
         """What JSON has of it."""
         return {**super().to_dict(), "kind": "lookup_join"}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any], **more: Any) -> Self:
-        """From what `to_dict` gave."""
-        return super().from_dict(data, **more)

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpu_ops.errors import NotBuiltError
+from gpu_ops.values import rebuilt
 
 LOG: Final = "_delta_log"
 COMMITS: Final = "[0-9]*.json"
@@ -47,7 +48,7 @@ def changes_of(commit: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         raise ValueError(
             f"{error} (delta.enableChangeDataFeed has to be set, and startingVersion after that)"
         ) from error
-    changes = views.cast(pa.schema([field.with_type(_plain(field.type)) for field in views.schema]))
+    changes = views.cast(pa.schema([field.with_type(rebuilt(field.type, _plain)) for field in views.schema]))
     missing = [name for name in columns if name not in changes.schema.names]
     if missing:
         raise ValueError(f"{missing[0]!r} is not among its columns {', '.join(changes.schema.names)}")
@@ -61,13 +62,5 @@ def changes_of(commit: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """A type without views, which deltalake gives and Arrow cannot filter."""
-    if pa.types.is_string_view(kind):
-        return pa.string()
-    if pa.types.is_binary_view(kind):
-        return pa.binary()
-    if pa.types.is_list(kind):
-        return pa.list_(_plain(kind.value_type))
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_plain(field.type)) for field in kind])
-    return kind
+    """A type for a view, which deltalake gives and Arrow cannot filter."""
+    return {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(kind, kind)

@@ -15,7 +15,7 @@ from gpu_ops.jobs.sources import failed
 from gpu_ops.jobs.text import Text
 from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.plan.plugin import metrics_reported
-from gpu_ops.spark.sinks.changes import View
+from gpu_ops.spark.sinks.changes import View, started
 from gpu_ops.spark.sinks.delta import delta_view
 from gpu_ops.spark.sinks.files import FilesFormat, write_files
 from gpu_ops.spark.sinks.jdbc import jdbc_view
@@ -67,10 +67,7 @@ def start(changes: DataFrame, job: Job, *, once: bool, last_join: str | None) ->
                 rows = messages(rows, job.sink, job.file)
             writer = rows.writeStream.format(FORMATS.get(job.sink.connector, job.sink.connector))
             writer = writer.options(**job.sink.options)
-        writer = writer.outputMode("append").queryName(name)
-        if job.checkpoint is not None:
-            writer = writer.option("checkpointLocation", job.checkpoint)
-        return (writer.trigger(**trigger) if trigger else writer).start()
+        return started(writer.outputMode("append"), job.checkpoint, name, trigger)
     except AnalysisException as error:
         raise failed(changes.sparkSession, job.file, job.sink.connector, job.sink.at, error) from error
 

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from gpu_ops.errors import BackendError, DescriptionError
 from gpu_ops.messages.connect import ENCODING_OF, Encodings, Group, by_column
 from gpu_ops.messages.encodings import TIMES
+from gpu_ops.values import rebuilt
 
 _HEADER: Final = 5
 _SECONDS: Final = 30
@@ -162,12 +163,9 @@ def in_memory(kind: pa.DataType, encoding: str) -> pa.DataType:
         kind: the declared one.
         encoding: as `encodings_of` has it.
     """
-    t = pa.types
-    if t.is_struct(kind):
-        return pa.struct([pa.field(x.name, in_memory(x.type, encoding)) for x in kind])
-    if t.is_list(kind):
-        return pa.list_(in_memory(kind.value_type, encoding))
-    return pa.int64() if t.is_timestamp(kind) and encoding in TIMES else kind
+    if encoding not in TIMES:
+        return kind
+    return rebuilt(kind, lambda part: pa.int64() if pa.types.is_timestamp(part) else part)
 
 
 def encodings_of(schema: Any) -> Encodings:

@@ -6,6 +6,7 @@ A client lives as long as its process: to connect takes longer than a small micr
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import re
 import time
@@ -190,6 +191,23 @@ def limited(begins: Offsets, ends: Offsets, most: int) -> Offsets:
         return ends
     shares = {place: max(most * size // total, min(size, 1)) for place, size in sizes.items()}
     return {t: {n: begins[t][n] + shares[t, n] for n in there} for t, there in ends.items()}
+
+
+def divided(ranges: Sequence[Range], least: int) -> list[Range]:
+    """Ranges cut into about so many, each into a share that goes by its size; in the same order.
+
+    As Spark's ``KafkaOffsetRangeCalculator`` does it for ``minPartitions``.
+    """
+    total = sum(one.end - one.begin for one in ranges)
+    if least <= len(ranges):
+        return list(ranges)
+    found = []
+    for one in ranges:
+        size = one.end - one.begin
+        parts = min(size, max(1, round(size * least / total)))
+        cuts = [one.begin + size * part // parts for part in range(parts + 1)]
+        found += [one._replace(begin=begin, end=end) for begin, end in itertools.pairwise(cuts)]
+    return found
 
 
 @functools.cache

@@ -59,6 +59,11 @@ def items(seq: Any) -> list[Any]:
     return [seq.apply(number) for number in range(seq.length())]
 
 
+def id_of(attribute: Any) -> int:
+    """By which Catalyst tells attributes apart."""
+    return int(attribute.exprId().id())
+
+
 def class_of(java: Any) -> str:
     """The short name of an object's class."""
     return str(java.getClass().getSimpleName())
@@ -177,13 +182,7 @@ class Catalyst:
 
     def attribute(self, value: Any, name: str) -> Any:
         """A new attribute of an expression's type."""
-        expressions = f"{_CATALYST}.expressions"
-        number = self._class(f"{expressions}.NamedExpression").newExprId()
-        nothing = self.seq(())
-        alias = self._class(f"{expressions}.Alias")(
-            value, name, number, nothing, self._class("scala.Option").empty(), nothing
-        )
-        return alias.toAttribute()
+        return _alias(self.session, value, name).toAttribute()
 
     def only_where(self, condition: Any, value: Any) -> Any:
         """A value where a condition is true, null elsewhere."""
@@ -248,59 +247,47 @@ class Catalyst:
         return self._class(rule)(*given)
 
 
-class Frames:
-    """Makes DataFrames of Catalyst's expressions."""
+def calc(
+    df: DataFrame,
+    known: Mapping[int, str],
+    where: Sequence[Any],
+    select: Sequence[tuple[str, Any]],
+    row_kind: tuple[str, str] | None,
+) -> DataFrame:
+    """Rows filtered, then projected, by expressions that were resolved elsewhere.
 
-    def __init__(self, session: SparkSession) -> None:
-        """Args: the session of the DataFrames."""
-        self.session = session
+    Args:
+        df: the rows.
+        known: by the id of an attribute that the expressions name, the column that it is.
+        where: conditions.
+        select: names and expressions; the name of a column of ``df`` is one.
+        row_kind: the row-kind column, and what it is called above.
+    """
+    session, plan = df.sparkSession, df._jdf.queryExecution().analyzed()
+    there = {str(x.name()): x for x in items(plan.output())}
+    ids = java_class(session, f"{_CATALYST}.expressions.ExprId")
+    named = [_alias(session, there[name], name, ids.apply(number)) for number, name in known.items()]
+    plan = _project(session, [*there.values(), *named], plan)
+    for condition in where:
+        plan = java_class(session, f"{_CATALYST}.plans.logical.Filter")(condition, plan)
+    columns = [(name, there[value] if isinstance(value, str) else value) for name, value in select]
+    if row_kind is not None:
+        columns.insert(0, (row_kind[1], there[row_kind[0]]))
+    return frame_of(session, _project(session, [_alias(session, value, name) for name, value in columns], plan))
 
-    def calc(
-        self,
-        df: DataFrame,
-        known: Mapping[int, str],
-        where: Sequence[Any],
-        select: Sequence[tuple[str, Any]],
-        row_kind: tuple[str, str] | None,
-    ) -> DataFrame:
-        """Rows filtered, then projected, by expressions that were resolved elsewhere.
 
-        Args:
-            df: the rows.
-            known: by the id of an attribute that the expressions name, the column that it is.
-            where: conditions.
-            select: names and expressions; the name of a column of ``df`` is one.
-            row_kind: the row-kind column, and what it is called above.
-        """
-        plan = df._jdf.queryExecution().analyzed()
-        output = plan.output()
-        there = {str(x.name()): x for x in (output.apply(n) for n in range(output.length()))}
-        ids = self._class("expressions.ExprId")
-        plan = self._project(
-            [*there.values(), *(self._alias(there[n], n, ids.apply(i)) for i, n in known.items())], plan
-        )
-        for condition in where:
-            plan = self._class("plans.logical.Filter")(condition, plan)
-        columns = [(name, there[value] if isinstance(value, str) else value) for name, value in select]
-        if row_kind is not None:
-            columns.insert(0, (row_kind[1], there[row_kind[0]]))
-        plan = self._project([self._alias(value, name) for name, value in columns], plan)
-        return frame_of(self.session, plan)
+def _project(session: SparkSession, columns: Sequence[Any], plan: Any) -> Any:
+    return java_class(session, f"{_CATALYST}.plans.logical.Project")(scala_seq(session, columns), plan)
 
-    def _class(self, name: str) -> Any:
-        return java_class(self.session, f"{_CATALYST}.{name}")
 
-    def _project(self, columns: Sequence[Any], plan: Any) -> Any:
-        return self._class("plans.logical.Project")(self._seq(columns), plan)
-
-    def _alias(self, value: Any, name: str, number: Any = None) -> Any:
-        number = number if number is not None else self._class("expressions.NamedExpression").newExprId()
-        return self._class("expressions.Alias")(
-            value, name, number, self._seq(()), java_class(self.session, "scala.Option").empty(), self._seq(())
-        )
-
-    def _seq(self, items: Sequence[Any]) -> Any:
-        return scala_seq(self.session, items)
+def _alias(session: SparkSession, value: Any, name: str, number: Any = None) -> Any:
+    """An expression with a name, and an id: a new one for None."""
+    expressions, nothing = f"{_CATALYST}.expressions", scala_seq(session, ())
+    if number is None:
+        number = java_class(session, f"{expressions}.NamedExpression").newExprId()
+    return java_class(session, f"{expressions}.Alias")(
+        value, name, number, nothing, java_class(session, "scala.Option").empty(), nothing
+    )
 
 
 def _refused(sql: str, error: PySparkException | Py4JJavaError) -> SqlError:

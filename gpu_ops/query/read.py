@@ -16,7 +16,7 @@ from gpu_ops.query import errors
 from gpu_ops.query.by_time import marks
 from gpu_ops.query.by_time.marks import ByTime, check_all_found, set_apart
 from gpu_ops.query.by_time.text import QueryText
-from gpu_ops.query.catalyst import INPUT, Catalyst
+from gpu_ops.query.catalyst import INPUT, Catalyst, items
 from gpu_ops.query.errors import SqlError, closest
 from gpu_ops.query.expressions import Column, Expr, Tree, number_of, tree
 from gpu_ops.query.groups.aggregates import aggregate_of, distinct_of
@@ -136,14 +136,12 @@ class Reader(Scope):
     def _check(self, plan: Tree) -> None:
         """Refuses what has another value when a row is taken back."""
         for node in plan.walk():
-            given = node.java.expressions()
-            for expr in (given.apply(number) for number in range(given.length())):
+            for expr in items(node.java.expressions()):
                 self._check_expression(expr)
 
     def _check_expression(self, java: Any) -> None:
-        below = java.children()
-        for number in range(below.length()):
-            self._check_expression(below.apply(number))
+        for below in items(java.children()):
+            self._check_expression(below)
         if str(java.nodeName()) in errors.NOW or not java.deterministic():
             self.fail(errors.CHANGING.format(str(java.prettyName()).upper()), java)
 
@@ -157,8 +155,7 @@ class Reader(Scope):
         return tree(json.loads(text), lambda: plan)
 
     def _take_leaves(self, plan: Any) -> None:
-        leaves = plan.collectLeaves()
-        self._leaves = iter([leaves.apply(number) for number in range(leaves.length())])
+        self._leaves = iter(items(plan.collectLeaves()))
 
     def _relation(self, node: Tree) -> Relation:
         match node.kind:
@@ -402,9 +399,7 @@ def _never_null(side: Tree, member: Expr, relation: Relation) -> bool:
     for arg in own:
         if arg.column in solid or not arg.java.nullable():
             continue
-        known = side.java.constraints().toSeq()
-        texts = (known.apply(number) for number in range(known.length()))
-        tests = [x for x in texts if str(x.nodeName()) == "IsNotNull"]
+        tests = [x for x in items(side.java.constraints().toSeq()) if str(x.nodeName()) == "IsNotNull"]
         if not any(x.child().semanticEquals(arg.java) for x in tests):
             return False
     return True

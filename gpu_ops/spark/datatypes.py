@@ -52,8 +52,6 @@ def arrow_type(kind: st.DataType) -> pa.DataType:
             if "timezone" not in str(error):
                 raise
             return to_arrow_type(kind)  # before Spark 4.1 the zone is always UTC
-    except DescriptionError:
-        raise
     except Exception as error:  # pyspark's error classes differ between versions
         raise DescriptionError(
             f"columns of type {kind.simpleString()} are not carried ({error}); CAST it first"

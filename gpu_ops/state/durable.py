@@ -32,7 +32,7 @@ import pyarrow as pa
 
 from gpu_ops.errors import StateError
 from gpu_ops.state import activity
-from gpu_ops.state.files import TEMPORARY, Files, Stamp, as_sink
+from gpu_ops.state.files import TEMPORARY, Files, Stamp
 from gpu_ops.state.manifest import Manifest
 
 _TRAILER: Final = struct.Struct("<8sQI")
@@ -299,20 +299,9 @@ class PartitionLog:
         Raises:
             StateError: it cannot be written.
         """
-        parts = [
-            (
-                table,
-                {
-                    "version": str(version),
-                    "clock_ms": str(clock_ms),
-                    "table": name,
-                    **times.to_facts(),
-                    **_backlog(backlog),
-                    **self._manifest.facts(self._partition),
-                },
-            )
-            for name, table in tables.items()
-        ]
+        own = {"version": str(version), "clock_ms": str(clock_ms)}
+        rest = times.to_facts() | _backlog(backlog) | self._manifest.facts(self._partition)
+        parts = [(table, {**own, "table": name, **rest}) for name, table in tables.items()]
         return _write(self._files, _SNAPSHOT.path(self._folder, version), parts, "lz4")
 
     def read_snapshot(self, version: int) -> tuple[dict[str, pa.Table], int]:
@@ -374,7 +363,7 @@ def _write(files: Files, path: str, parts: list[tuple[pa.Table, dict[str, str]]]
 
     def produce(file: IO[bytes]) -> None:
         summed = _Summed(file)
-        sink = as_sink(summed)
+        sink = pa.PythonFile(summed, mode="w")
         for table, facts in parts:
             checked = {**facts, _CHECK: _checksum(facts)}
             meta = {_META + name.encode(): value.encode() for name, value in checked.items()}

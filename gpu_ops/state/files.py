@@ -295,8 +295,3 @@ def _sync_folder(folder: str) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def as_sink(file: object) -> pa.NativeFile:
-    """Something with ``write`` as Arrow writes to it."""
-    return pa.PythonFile(file, mode="w")

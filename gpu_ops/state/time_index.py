@@ -14,15 +14,13 @@ import numpy as np
 
 from gpu_ops import layouts
 from gpu_ops.arrays import Array, Hashes, Positions, Slots
-from gpu_ops.kernels import Kernels, as_slots
+from gpu_ops.kernels import Kernels
 from gpu_ops.state.cold import Both
 from gpu_ops.state.index import prefix_shift
 from gpu_ops.state.runs import Runs
 
 _SPAN = 1 << 32
 """Times that lie within this many units are sorted together with a hash, as one number."""
-
-_FOREVER = np.iinfo(np.int64).max
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -79,7 +77,7 @@ class TimeIndex(Runs[TimeRun]):
             collide: callers verify candidates by real equality.
         """
         runs = [*(self.runs if committed else []), *([self.staged] if staged and self.staged is not None else [])]
-        pairs = self.found(runs, self._needles(hashes), (earliest, latest))
+        pairs = self.found(runs, self._kernels.entries(hashes, 0), (earliest, latest))
         pairs.sort()
         return layouts.unpaired(pairs)
 
@@ -104,7 +102,7 @@ class TimeIndex(Runs[TimeRun]):
 
     def bisect(self, run: TimeRun, hashes: Hashes, times: Array, *, after: bool) -> Array:
         """Where needles stand in a run, wherever it lies; see `gpu_ops.kernels.Kernels.bisect`."""
-        needles, times_ = Both(self._kernels, self._needles(hashes)), Both(self._kernels, times)
+        needles, times_ = Both(self._kernels, self._kernels.entries(hashes, 0)), Both(self._kernels, times)
         at = run.home.bisect(run, needles.at(run.home), times_.at(run.home), after=after)
         return at if run.home is self._kernels else self._kernels.asarray(at)
 
@@ -115,9 +113,6 @@ class TimeIndex(Runs[TimeRun]):
         if run.home is not self._kernels:
             entries, times = self._kernels.asarray(entries), self._kernels.asarray(times)
         return layouts.entry_hashes(entries), times, layouts.entry_slots(entries)
-
-    def _needles(self, hashes: Array) -> Array:
-        return layouts.entries(hashes, as_slots(self._kernels, 0, hashes.size))
 
     @staticmethod
     def _merged(older: TimeRun, newer: TimeRun) -> TimeRun:

@@ -66,8 +66,8 @@ def _time(ms: int) -> str:
     return (dt.datetime(2026, 1, 1) + dt.timedelta(milliseconds=ms)).isoformat() + "Z"
 
 
-def joins(spark: Any, data: Path, state: Path) -> dict[str, Any]:
-    """The joins, streaming, by the names of `EXPECTED`."""
+def joins(spark: Any, data: Path, state: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The joins, streaming, by the names of `EXPECTED`; all of them end with their files."""
 
     def read(name: str, schema: str) -> Any:
         return spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).json(str(data / name))
@@ -83,7 +83,7 @@ def joins(spark: Any, data: Path, state: Path) -> dict[str, Any]:
         return {"on": "currency", "partitions": 2, "state": str(state / name), "name": name}
 
     near: dict[str, Any] = {"lower": 0, "upper": f"{NEAR_S} seconds"}
-    return {
+    made = {
         "temporal": gpu_ops.temporal_join(left, versions, how="left", **options("temporal")),
         "asof_per_batch": gpu_ops.asof_join(left, versions, **options("asof_per_batch")),
         "asof_at_watermark": gpu_ops.asof_join(
@@ -92,9 +92,10 @@ def joins(spark: Any, data: Path, state: Path) -> dict[str, Any]:
         "interval_semi": gpu_ops.interval_join(left, quotes, how="semi", **near, **options("interval_semi")),
         "interval_anti": gpu_ops.interval_join(left, quotes, how="anti", **near, **options("interval_anti")),
     }
+    return made, {}
 
 
-def check(data: Path, outputs: Mapping[str, list[str]]) -> None:
+def check(data: Path, _: Path, outputs: Mapping[str, list[str]]) -> None:
     """Each join's folded files are what DuckDB says; only ``per_batch`` takes rows back."""
     con = duckdb.connect()
     folded.read(con, data, {"orders": ORDERS, "rates": RATES})

@@ -86,8 +86,7 @@ def check(data: Path, checkpoint: Path, outputs: Mapping[str, list[str]]) -> Non
     A reading is late if its window had ended by the watermark of the micro-batches before its own.
     """
     con = tables.connected(data)
-    con.sql("CREATE TABLE came (name VARCHAR, file BIGINT, batch BIGINT)")
-    con.executemany("INSERT INTO came VALUES (?, ?, ?)", folded.micro_batches(checkpoint / "late"))
+    folded.came(con, checkpoint / "late")
     folded.read(con, data, {"readings": READINGS})
     con.sql(
         f"CREATE VIEW seen AS SELECT r.*, r.w <= coalesce((SELECT max(o.t) - {DELAY_MS} FROM readings o JOIN came c "

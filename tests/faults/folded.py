@@ -8,6 +8,12 @@ from pathlib import Path
 
 import duckdb
 
+ORDERS_PRICES = {
+    "orders": "op STRING, order_id BIGINT, customer BIGINT, amount BIGINT, note STRING",
+    "prices": "op STRING, order_id BIGINT, price DOUBLE, source STRING",
+}
+"""The changes of `benchmarks.changes`."""
+
 TYPES = {"BIGINT": "BIGINT", "STRING": "VARCHAR", "TIMESTAMP": "TIMESTAMP"}
 
 
@@ -45,6 +51,25 @@ def micro_batches(checkpoint: Path) -> list[tuple[str, int, int]]:
             batch = min(batch for end, batch in ends.items() if end >= entry["batchId"])
             found.append((file.parent.name, int(file.stem), batch))
     return found
+
+
+def came(con: duckdb.DuckDBPyConnection, checkpoint: Path) -> None:
+    """A table of `micro_batches`."""
+    con.sql("CREATE TABLE came (name VARCHAR, file BIGINT, batch BIGINT)")
+    con.executemany("INSERT INTO came VALUES (?, ?, ?)", micro_batches(checkpoint))
+
+
+def compare_left_join(given: Mapping[str, str], files: list[str]) -> tuple[int, int]:
+    """As `compare`, of the left join of orders and prices; ``given``: by input all of its changes, in DuckDB's SQL."""
+    con = duckdb.connect()
+    for name, schema in ORDERS_PRICES.items():
+        columns = ", ".join(column.split()[0] for column in schema.split(", ")[1:])
+        con.sql(
+            f"CREATE TABLE {name} AS SELECT {columns} FROM {given[name]} "
+            "GROUP BY ALL HAVING sum(CASE WHEN op IN ('+I', '+U') THEN 1 ELSE -1 END) > 0"
+        )
+    expected = "SELECT orders.*, price, source FROM orders LEFT JOIN prices ON orders.order_id = prices.order_id"
+    return compare(con, "left", expected, files)
 
 
 def compare(con: duckdb.DuckDBPyConnection, name: str, expected: str, files: list[str]) -> tuple[int, int]:

@@ -13,13 +13,7 @@ from typing import Any
 
 import gpu_ops
 import gpu_ops.spark
-from tests.faults import by_time, ends, tables, topics
-
-SCHEMAS = {
-    "orders": "op STRING, order_id BIGINT, customer BIGINT, amount BIGINT, note STRING",
-    "prices": "op STRING, order_id BIGINT, price DOUBLE, source STRING",
-}
-
+from tests.faults import by_time, ends, folded, tables, topics
 
 Made = tuple[dict[str, Any], dict[str, Callable[[], bool]]]
 """Changelogs by their names; and those that do not end with their files, but when something is true."""
@@ -28,19 +22,14 @@ Made = tuple[dict[str, Any], dict[str, Callable[[], bool]]]
 def regular(spark: Any, data: Path, state: Path) -> Made:
     """A left join."""
     sides = []
-    for name, schema in SCHEMAS.items():
+    for name, schema in folded.ORDERS_PRICES.items():
         df = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).csv(str(data / name))
         sides.append(gpu_ops.stream(df, name=name, row_kind="op", unique_key="order_id", updates="retract"))
     left = gpu_ops.join(*sides, on="order_id", how="left", state=str(state / "left"), emit="per_event", partitions=2)
     return {"left": left}, {}
 
 
-def joins_by_time(spark: Any, data: Path, state: Path) -> Made:
-    """Those of `by_time`."""
-    return by_time.joins(spark, data, state), {}
-
-
-MADE = {"regular": regular, "by_time": joins_by_time, "tables": tables.queries, "ends": ends.queries}
+MADE = {"regular": regular, "by_time": by_time.joins, "tables": tables.queries, "ends": ends.queries}
 
 
 def main(kind: str, data: Path, work: Path) -> None:

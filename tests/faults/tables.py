@@ -135,8 +135,7 @@ def connected(data: Path) -> duckdb.DuckDBPyConnection:
 def check(data: Path, checkpoint: Path, outputs: Mapping[str, list[str]]) -> None:
     """Each query's folded files are what DuckDB says; ``checkpoint`` has those of all queries."""
     con = connected(data)
-    con.sql("CREATE TABLE came (name VARCHAR, file BIGINT, batch BIGINT)")
-    con.executemany("INSERT INTO came VALUES (?, ?, ?)", folded.micro_batches(checkpoint / "lookup"))
+    folded.came(con, checkpoint / "lookup")
     con.sql(f"CREATE VIEW tiers AS FROM read_parquet('{data}/tiers/{TIERS - 1}.parquet')")
     for name, expected in EXPECTED.items():
         count, taken = folded.compare(con, name, expected, outputs[name])

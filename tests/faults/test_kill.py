@@ -14,9 +14,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import duckdb
 import pytest
 
 from benchmarks import changes
@@ -164,32 +165,21 @@ def committed_files(sink: Path) -> list[str]:
 
 def check_regular(data: Path, work: Path) -> None:
     """The folded sink equals DuckDB's left join of the folded inputs."""
-    con = duckdb.connect()
-    for name, schema in (("orders", changes.ORDERS), ("prices", changes.PRICES)):
-        columns = ", ".join(schema.names[1:])
-        types = {n: "VARCHAR" if str(t) == "string" else "DOUBLE" if str(t) == "double" else "BIGINT"
-                 for n, t in zip(schema.names, schema.types, strict=True)}  # fmt: skip
-        con.sql(
-            f"CREATE TABLE {name} AS SELECT {columns} FROM "
-            f"read_csv('{data}/{name}/*.csv', header=false, columns={types}) "
-            f"GROUP BY ALL HAVING sum(CASE WHEN op IN ('+I', '+U') THEN 1 ELSE -1 END) > 0"
-        )
-    expected = "SELECT orders.*, price, source FROM orders LEFT JOIN prices ON orders.order_id = prices.order_id"
-    count, _ = folded.compare(con, "left", expected, files_of(work, "left"))
+    given = {}
+    for name, schema in folded.ORDERS_PRICES.items():
+        columns = dict(column.split() for column in schema.replace("STRING", "VARCHAR").split(", "))
+        given[name] = f"read_csv('{data}/{name}/*.csv', header=false, columns={columns})"
+    count, _ = folded.compare_left_join(given, files_of(work, "left"))
     assert count > 1000
 
 
-def check_by_time(data: Path, work: Path) -> None:
-    by_time.check(data, {name: files_of(work, name) for name in by_time.EXPECTED})
+def checked(kind: Any, *more: str) -> Callable[[Path, Path], None]:
+    """What each query of a kind of job comes to, and what else there is."""
 
+    def check(data: Path, work: Path) -> None:
+        kind.check(data, work / "checkpoint", {name: files_of(work, name) for name in (*kind.EXPECTED, *more)})
 
-def check_tables(data: Path, work: Path) -> None:
-    tables.check(data, work / "checkpoint", {name: files_of(work, name) for name in tables.EXPECTED})
-
-
-def check_ends(data: Path, work: Path) -> None:
-    names = [*ends.EXPECTED, "late"]
-    ends.check(data, work / "checkpoint", {name: files_of(work, name) for name in names})
+    return check
 
 
 def write_regular(data: Path, files: int, seed: int) -> None:
@@ -198,9 +188,9 @@ def write_regular(data: Path, files: int, seed: int) -> None:
 
 JOBS = {
     "regular": (write_regular, check_regular),
-    "by_time": (by_time.write, check_by_time),
-    "tables": (tables.write, check_tables),
-    "ends": (ends.write, check_ends),
+    "by_time": (by_time.write, checked(by_time)),
+    "tables": (tables.write, checked(tables)),
+    "ends": (ends.write, checked(ends, "late")),
     "topics": (topics.write, topics.check),
 }
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 from textwrap import dedent
-from typing import Any
 
 import pytest
 
-from gpu_ops.jobs.job import Job, build
+from gpu_ops.jobs.job import Job, Source, build
 from gpu_ops.jobs.sql_file import read_sql
 from gpu_ops.jobs.text import JobError, Text
 
@@ -21,16 +20,16 @@ def sql(text: str) -> Job:
     return build(read_sql(Text(Path("/jobs/job.sql"), dedent(text))))
 
 
-def source(table: str, *, form: Any = sql) -> Any:
+def source(table: str) -> Source:
     """The one source of a job whose first statement is the table."""
-    return form(table + SINK + INSERT.replace("orders", "t")).sources[0]
+    return sql(table + SINK + INSERT.replace("orders", "t")).sources[0]
 
 
-def wrong(make: Any, text: str) -> tuple[str, str]:
+def wrong(text: str) -> tuple[str, str]:
     """The error that a job brings: its message, and the text in the file from its place on."""
     text = dedent(text)
     with pytest.raises(JobError) as raised:
-        make(text)
+        sql(text)
     error = raised.value
     line = text.split("\n")[error.line - 1]
     assert str(error).split("\n") == [

@@ -130,7 +130,7 @@ PARQUET = "'connector' = 'parquet', 'path' = 'p'"
     ],
 )
 def test_errors(text, message, place):
-    said, there = wrong(sql, text)
+    said, there = wrong(text)
     assert said.startswith(message)
     assert there.startswith(place)
 

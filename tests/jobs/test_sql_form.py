@@ -152,7 +152,7 @@ def test_each_word_of_a_statement_is_understood_or_refused():
     ],
 )
 def test_errors(text, message, place):
-    said, there = wrong(sql, text)
+    said, there = wrong(text)
     assert said.startswith(message)
     assert there.startswith(place)
     assert there or not place

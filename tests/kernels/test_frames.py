@@ -175,16 +175,6 @@ def test_valid(kernels: Kernels) -> None:
     assert kernels.valid(frame, []) is None
 
 
-def test_argsort_is_stable(kernels: Kernels) -> None:
-    rng = np.random.default_rng(2)
-    for dtype in (np.int64, np.uint64):
-        values = rng.integers(0, 9, 5000).astype(dtype) << (60 if dtype == np.uint64 else 3)
-        found = kernels.argsort(kernels.asarray(values))
-        assert found.dtype == np.int64
-        np.testing.assert_array_equal(kernels.asnumpy(found), np.argsort(values, kind="stable"))
-    assert kernels.argsort(kernels.asarray(np.empty(0, np.int64))).size == 0
-
-
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 def test_scatter_add(kernels: Kernels, dtype: Any) -> None:
     rng = np.random.default_rng(3)

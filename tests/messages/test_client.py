@@ -18,6 +18,7 @@ from gpu_ops.messages.client import (
     Range,
     Sender,
     configured,
+    divided,
     fetched,
     limited,
     offsets,
@@ -129,3 +130,16 @@ def test_shares_of_a_limit(sizes: dict[str, tuple[int, int]], most: int) -> None
     assert all(min(size, 1) <= shares[name] <= size for name, (_, size) in sizes.items())
     total = sum(size for _, size in sizes.values())
     assert sum(shares.values()) == total if total <= most else sum(shares.values()) < most + len(sizes)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 50)), min_size=1, max_size=4), st.integers(0, 20))
+def test_ranges_are_divided(sizes: list[tuple[int, int]], least: int) -> None:
+    whole = [Range("t", number, begin, begin + size) for number, (begin, size) in enumerate(sizes)]
+    found = divided(whole, least)
+    assert [offset for one in found for offset in _places(one)] == [offset for one in whole for offset in _places(one)]
+    assert all(one.begin < one.end for one in found)
+    assert abs(len(found) - max(least, len(whole))) <= len(whole) or len(found) == sum(size for _, size in sizes)
+
+
+def _places(of: Range) -> list[tuple[int, int]]:
+    return [(of.partition, offset) for offset in range(of.begin, of.end)]

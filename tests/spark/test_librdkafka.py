@@ -82,6 +82,15 @@ def test_where_a_query_begins(spark: Any, broker: Broker, topic: str, tmp_path: 
     assert sorted(row[0] for row in sink.changes) == ([6, 8, 10, 11] if starting == "given" else [10, 11])
 
 
+def test_several_tasks_read_a_partition(spark: Any, broker: Broker, topic: str, tmp_path: Path) -> None:
+    send(broker, topic, *range(0, 40, 2), 1)  # a partition of 20 and one of 1
+    rows, sink = read(spark, broker, topic, include=["partition", "offset"], options={"minPartitions": "4"}), Sink()
+    query = drain(rows, sink, tmp_path / "checkpoint")
+    assert query.lastProgress["numInputRows"] == 5  # ranges
+    assert [row[3] for row in sink.changes if row[2] == 0] == [*range(20)]
+    assert [row[0] for row in sink.changes if row[2] == 1] == [1]
+
+
 def test_a_join_of_topics_into_a_topic(spark: Any, broker: Broker, topic: str, tmp_path: Path) -> None:
     prices = Source(spark, tmp_path / "prices", "item STRING, price DOUBLE")
     prices.add({"item": "book", "price": 9.5}, {"item": "pen", "price": 1.0})
@@ -214,7 +223,8 @@ def test_what_cannot_be_read(spark: Any, broker: Broker) -> None:
         with pytest.raises(DescriptionError, match=match):
             read(spark, broker, topic, **how)
 
-    refused("no option 'minPartitions'", options={"minPartitions": "7"})
+    refused("no option 'groupIdPrefix'", options={"groupIdPrefix": "x"})
+    refused("minPartitions='two'", options={"minPartitions": "two"})
     refused("No such configuration property", options={"kafka.key.deserializer": "x"})
     refused("takes a topic, or options with subscribePattern", None)
     refused("takes a topic, or options with subscribePattern", options={"subscribePattern": "x"})

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 import gpu_ops
 from gpu_ops.demo.check import ROW_KIND, difference, fold
+from gpu_ops.demo.orders_prices import read_changes
 from gpu_ops.demo.tpch import KEYS, Changes
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 
@@ -75,27 +76,19 @@ def columns_of(queries: Sequence[Query]) -> dict[str, tuple[str, ...]]:
     return {table: tuple(columns) for table, columns in found.items() if table in read}
 
 
-def changelog(
-    spark: SparkSession, one: Query, inputs: Mapping[str, Changes], *, arrow: bool = False, **options: Any
-) -> DataFrame:
+def changelog(spark: SparkSession, one: Query, inputs: Mapping[str, Changes], **options: Any) -> DataFrame:
     """The changelog of a query's result, a file of each input in a micro-batch.
 
     Args:
         spark: the session.
         one: the query.
         inputs: by table, of `gpu_ops.demo.tpch.streams`.
-        arrow: whether `gpu_ops.read_files` reads the files.
         options: of `gpu_ops.sql`.
     """
     tables: dict[str, Any] = {}
     for table in one.columns:
         changes = inputs[table]
-        folder, changing = str(changes.folder), ROW_KIND in changes.schema.names
-        schema = spark.read.parquet(folder).schema
-        if arrow:
-            rows = gpu_ops.read_files(spark, folder, "parquet", schema, maxFilesPerTrigger=1)
-        else:
-            rows = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(folder)
+        rows, changing = read_changes(spark, changes.folder), ROW_KIND in changes.schema.names
         key = changes.unique_key if changing else None
         kind = ROW_KIND if changing else None
         tables[table] = gpu_ops.stream(rows, unique_key=key, row_kind=kind, updates="retract")

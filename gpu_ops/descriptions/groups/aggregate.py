@@ -210,11 +210,6 @@ class Aggregate(Grouped):
                 raise DescriptionError(
                     f"input '{self.source.name}': {measure} has no retract(), and rows of this input may be taken back"
                 )
-            kind = None if measure.column is None else self.source.schema.field(measure.column).type
-            if kind is not None and pa.types.is_decimal256(kind) and measure.function in ("sum", "avg"):
-                raise DescriptionError(
-                    f"input '{self.source.name}': {measure} of type {kind} is not kept up to date; CAST it to 38 digits"
-                )
 
     def with_inputs(self, inputs: Sequence[Input], emit: Emit) -> Self:
         """The same of another input."""

@@ -21,7 +21,7 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Kernels
 from gpu_ops.operators.at_end import AtEnd
-from gpu_ops.operators.core.numbers import decimal_halves
+from gpu_ops.operators.core.numbers import decimal_halves, one_zero
 from gpu_ops.operators.groups.aggregate.averages import as_decimals, divided
 from gpu_ops.operators.groups.aggregate.own import called
 from gpu_ops.operators.sorted_merge import present_rows
@@ -47,7 +47,7 @@ class AggregateAtEnd(AtEnd):
         join = self.join
         rows = _folded(self.kernels, join.source, changes[0])
         by = [f"k{n}" for n in range(len(join.by))]
-        columns: dict[str, Any] = {k: _one_value(rows[c]) for k, c in zip(by, join.by, strict=True)}
+        columns: dict[str, Any] = {k: one_zero(rows[c]) for k, c in zip(by, join.by, strict=True)}
         calls: list[Any] = []
         for number, measure in enumerate(join.measures):
             if measure.column is None:
@@ -57,7 +57,7 @@ class AggregateAtEnd(AtEnd):
             name, column = f"m{number}", rows[measure.column]
             if pa.types.is_duration(column.type):  # Arrow orders none within groups
                 column = column.cast(pa.int64())
-            columns[name] = _one_value(column)
+            columns[name] = one_zero(column)
             calls.append((name, _ARROW[measure.function]))
             if measure.function == "avg" and pa.types.is_decimal(column.type):
                 calls[-1:] = [(name, "sum"), (name, "count")]
@@ -135,7 +135,7 @@ class CoGroupAtEnd(AtEnd):
                 rows = rows.filter(rows[name].is_valid())
             names = [k.column(side) for k in join.keys]
             by = pa.table(
-                [_one_value(rows[c].cast(t)) for c, t in zip(names, join.key_types, strict=True)],
+                [one_zero(rows[c].cast(t)) for c, t in zip(names, join.key_types, strict=True)],
                 names=[f"k{n}" for n in range(len(names))],
             )
             sorted_rows = rows.take(self.kernels.sorted_order(by))
@@ -151,11 +151,3 @@ class CoGroupAtEnd(AtEnd):
 def _folded(kernels: Kernels, source: Input, changes: Ingested) -> pa.Table:
     """The rows that are left of an input's changes."""
     return changes.table if source.insert_only else present_rows(kernels, source, changes).to_arrow()
-
-
-def _one_value(column: Any) -> Any:
-    """A column in which zero is one value (NaN is, to Arrow)."""
-    if pa.types.is_floating(column.type):
-        zero = pa.scalar(0.0, column.type)
-        return pc.if_else(pc.equal(column, zero), zero, column)
-    return column

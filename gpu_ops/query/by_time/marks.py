@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from gpu_ops.query.by_time.text import MARK, Kind, QueryText, error_at
-from gpu_ops.query.catalyst import Catalyst, class_of, items
+from gpu_ops.query.catalyst import Catalyst, class_of, id_of, items
 
 APART: Final = "ReturnAnswer"
 """The node above a join by time."""
@@ -94,7 +94,7 @@ def _mark(part: Any) -> tuple[int, int | None] | None:
     text = str(values[0])
     if not text.startswith(MARK):
         return None
-    return int(text.removeprefix(MARK)), int(values[1].exprId().id()) if len(values) > 1 else None
+    return int(text.removeprefix(MARK)), id_of(values[1]) if len(values) > 1 else None
 
 
 def _conjuncts(condition: Any) -> list[Any]:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from pyspark.sql import types as st
 
-from gpu_ops.query.catalyst import arrow_type_of, class_of, items
+from gpu_ops.query.catalyst import arrow_type_of, class_of, id_of, items
 from gpu_ops.query.expressions import Column, Expr
 from gpu_ops.query.groups.relations import AggregateOf, Call
 from gpu_ops.query.relations import Compute, Relation
@@ -77,7 +77,7 @@ class _Aggregate:
         computed: dict[Column, Expr] = {}
         ids: dict[int, Column] = {}
         for shown, value in results:
-            expr, number = self.scope.expr(value), int(shown.exprId().id())
+            expr, number = self.scope.expr(value), id_of(shown)
             column = expr.column
             if column is None:
                 column = Column(
@@ -111,7 +111,7 @@ class _Aggregate:
 
     def _attribute(self, java: Any, column: Column) -> Any:
         attribute = self.catalyst.attribute(java, column.label)
-        self.scope.columns[int(attribute.exprId().id())] = column
+        self.scope.columns[id_of(attribute)] = column
         return attribute
 
     def _call(self, java: Any) -> Any:

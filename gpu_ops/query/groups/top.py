@@ -14,7 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from gpu_ops.descriptions.groups.top import Order
-from gpu_ops.query.catalyst import arrow_type_of, class_of, items
+from gpu_ops.query.catalyst import arrow_type_of, class_of, id_of, items
 from gpu_ops.query.expressions import Column, Expr
 from gpu_ops.query.groups.relations import TopOf
 from gpu_ops.query.relations import Compute, Relation
@@ -53,7 +53,7 @@ def top_of(scope: Scope, node: Any, below: Relation) -> Relation:
     by = tuple(inside.column(x, f"group_{n}") for n, x in enumerate(items(node.partitionSpec()), 1))
     order = _order(inside, node.orderSpec())
     number = Column(str(calls[0].name()), "", functools.partial(arrow_type_of, calls[0]), nullable=False)
-    identity = int(calls[0].exprId().id())
+    identity = id_of(calls[0])
     scope.columns[identity] = number
     return TopOf(inside.of(below), by, calls[0], order, number, identity, None)
 

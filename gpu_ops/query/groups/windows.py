@@ -10,7 +10,7 @@ import functools
 from typing import Any, Final
 
 from gpu_ops.query import errors
-from gpu_ops.query.catalyst import arrow_type_of, items
+from gpu_ops.query.catalyst import arrow_type_of, id_of, items
 from gpu_ops.query.expressions import Column
 from gpu_ops.query.relations import Expand, Relation
 from gpu_ops.query.scope import Scope
@@ -37,7 +37,7 @@ def expanded(scope: Scope, node: Any, below: Relation) -> Relation:
     ((place,), found) = windows, output[windows[0]]
     value = scope.catalyst.exploded([projection.apply(place) for projection in items(node.projections())])
     column = Column(str(found.name()), "", functools.partial(arrow_type_of, found), nullable=False)
-    scope.columns[int(found.exprId().id())] = column
-    shown = (int(attribute.exprId().id()) for attribute in output)
+    scope.columns[id_of(found)] = column
+    shown = (id_of(attribute) for attribute in output)
     ids = {number: scope.columns[number] for number in shown}
     return Expand(below, column, scope.expr(value), ids, node)

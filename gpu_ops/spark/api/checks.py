@@ -17,10 +17,11 @@ from gpu_ops.descriptions.groups.latest import Latest, without_upserts
 from gpu_ops.descriptions.join import Join, JoinType
 from gpu_ops.descriptions.keys import On
 from gpu_ops.errors import DescriptionError, NotBuiltError, StateError
+from gpu_ops.query.catalyst import ansi_mode
 from gpu_ops.spark.api.functions import Grouped, remember_function
 from gpu_ops.spark.api.stateful import final_only
 from gpu_ops.spark.api.streams import Stream, as_input, resolve_keys
-from gpu_ops.spark.api.where import without_hidden
+from gpu_ops.spark.api.where import engine_condition, without_hidden
 from gpu_ops.spark.datatypes import unlike_bytes
 from gpu_ops.spark.plan.bounded import build_bounded
 from gpu_ops.spark.plan.build import build
@@ -84,24 +85,30 @@ def two_sided(
     *,
     derive: bool = True,
     **more: Any,
-) -> TwoSided:
-    """The description of a join of two inputs.
+) -> tuple[TwoSided, tuple[Stream, Stream], bool]:
+    """The description of a join of two inputs, its inputs with what its condition needs, and whether that is more.
 
     Args:
         kind: its class.
         how: the join type, also as Spark spells it.
         on: the keys.
         sides: the inputs.
-        options: of the function; ``null_safe`` and ``suffixes`` are read.
+        options: of the function; ``where``, ``null_safe`` and ``suffixes`` are read.
         derive: as in `as_input`.
         more: of the description.
 
     Raises:
         DescriptionError: a join that cannot be.
     """
+    where, (first, second), hidden = engine_condition(options.get("where"), sides)
+    sides = first, second
     left, right = (as_input(side, derive=derive) for side in sides)
     keys, suffixes = resolve_keys(on, sides, options), options.get("suffixes")
-    return kind(how=cast("JoinType", spelled(how)), left=left, right=right, keys=keys, suffixes=suffixes, **more)
+    description = kind(
+        how=cast("JoinType", spelled(how)), left=left, right=right, keys=keys, suffixes=suffixes, where=where,
+        ansi=ansi_mode(first.df.sparkSession), **more,
+    )  # fmt: skip
+    return description, sides, bool(hidden)
 
 
 def run(

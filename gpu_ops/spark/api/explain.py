@@ -205,12 +205,7 @@ def _kept_by_time(plan: JoinPlan, names: Mapping[str, str], side: int) -> str:
         comes = "no watermark" if source.delay_ms is None else f"rows come up to {show_ms(source.delay_ms)} late"
     if source.idle_timeout_ms is not None:
         comes += f", idle after {show_ms(source.idle_timeout_ms)}"
-    stuck = _without_watermark(join)
+    stuck = next((s.name for s in join.inputs if s.delay_ms is None and s.idle_timeout_ms is None), None)
     if stuck is not None:
         return f"{comes}; kept for ever, as {stuck} has no watermark"
     return f"{comes}; {join.kept(side)}"
-
-
-def _without_watermark(join: Description) -> str | None:
-    """An input that keeps a join by time from forgetting anything."""
-    return next((s.name for s in join.inputs if s.delay_ms is None and s.idle_timeout_ms is None), None)

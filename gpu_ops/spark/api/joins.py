@@ -17,10 +17,16 @@ from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key, On, normalize_on
 from gpu_ops.descriptions.lookup_join import LookupJoin
 from gpu_ops.errors import DescriptionError
-from gpu_ops.query.catalyst import ansi_mode
 from gpu_ops.spark.api.checks import check_frames, run, settled, two_sided
 from gpu_ops.spark.api.functions import applied_schema
-from gpu_ops.spark.api.options import ChangelogOptions, How, JoinOptions, KeyOptions, SemiJoinOptions, check_options
+from gpu_ops.spark.api.options import (
+    ChangelogOptions,
+    How,
+    JoinOptions,
+    SemiJoinOptions,
+    TwoSidedOptions,
+    check_options,
+)
 from gpu_ops.spark.api.streams import (
     Stream,
     as_input,
@@ -31,7 +37,6 @@ from gpu_ops.spark.api.streams import (
     spelling,
     two_streams,
 )
-from gpu_ops.spark.api.where import engine_condition
 from gpu_ops.spark.datatypes import arrow_schema
 from gpu_ops.spark.plan.build import output_type
 from gpu_ops.spark.plan.column_metadata import changelog_columns
@@ -149,18 +154,14 @@ def latest(
     return run(described, [source], options, stacklevel=2)
 
 
-class LookupJoinOptions(KeyOptions, total=False):
+class LookupJoinOptions(TwoSidedOptions, total=False):
     """Those that a lookup join shares with others.
 
     Attributes:
-        where: residual condition, SQL text over both inputs' columns.
-        suffixes: for column names that both inputs have.
         backlog: as in `ChangelogOptions`: left rows wait until the table's history is there.
         wait_for_table: the same, of a table that is a stream; a static one is there before the first left row anyway.
     """
 
-    where: str | None
-    suffixes: tuple[str, str] | None
     backlog: bool
     wait_for_table: bool
 
@@ -287,17 +288,6 @@ def _join(
     sides, static = settled(two_streams(left, right), options.get("state"))
     for side in sides:
         refuse_event_time(side)
-    where, (first, second), _ = engine_condition(options.get("where"), sides)
-    sides = first, second
-    description = two_sided(
-        kind,
-        how,
-        on,
-        sides,
-        options,
-        where=where,
-        emit="at_end" if static else options.get("emit", "per_batch"),
-        null_aware=null_aware,
-        ansi=ansi_mode(first.df.sparkSession),
-    )
+    emit = "at_end" if static else options.get("emit", "per_batch")
+    description, sides, _ = two_sided(kind, how, on, sides, options, emit=emit, null_aware=null_aware)
     return run(description, sides, options, stacklevel=3)

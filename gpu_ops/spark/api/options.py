@@ -61,24 +61,25 @@ class SemiJoinOptions(KeyOptions, ChangelogOptions, total=False):
     """Residual condition, SQL text over both inputs' columns."""
 
 
-class JoinOptions(SemiJoinOptions, total=False):
-    """Those of a regular join."""
-
-    suffixes: tuple[str, str] | None
-    """For column names that both inputs have."""
-
-
-class IntervalJoinOptions(KeyOptions, total=False):
-    """Those that an interval join shares with others."""
+class TwoSidedOptions(KeyOptions, total=False):
+    """Those of a join with the columns of both inputs."""
 
     where: str | None
     """Residual condition, SQL text over both inputs' columns."""
 
-    emit: Emit
-    """As in `ChangelogOptions`."""
-
     suffixes: tuple[str, str] | None
     """For column names that both inputs have."""
+
+
+class JoinOptions(TwoSidedOptions, ChangelogOptions, total=False):
+    """Those of a regular join."""
+
+
+class IntervalJoinOptions(TwoSidedOptions, total=False):
+    """Those that an interval join shares with others."""
+
+    emit: Emit
+    """As in `ChangelogOptions`."""
 
 
 def check_options(function: str, given: Iterable[str], known: type) -> None:

@@ -14,7 +14,7 @@ from pyspark.sql import types as st
 
 from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import StateError
-from gpu_ops.query.catalyst import Frames
+from gpu_ops.query.catalyst import calc
 from gpu_ops.query.nodes import Calc, Node, Plan
 from gpu_ops.query.plan import MultiWay, Table, plan
 from gpu_ops.state.files import Files
@@ -29,7 +29,7 @@ def calculated(node: Calc, rows: DataFrame) -> DataFrame:
     below = node.input.row_kind
     kind = (below, node.row_kind) if below is not None and node.row_kind is not None else None
     select = [(x.name, x.expr.java if x.expr is not None else x.column) for x in node.select]
-    return Frames(rows.sparkSession).calc(rows, node.known, [x.expr.java for x in node.where], select, kind)
+    return calc(rows, node.known, [x.expr.java for x in node.where], select, kind)
 
 
 def remember(

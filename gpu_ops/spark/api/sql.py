@@ -220,16 +220,12 @@ class _Runner:
         if isinstance(node, Source):
             return self.streams[node.table].df
         if isinstance(node, Calc):
-            return self.calc(node)
+            return calculated(node, self.frame(node.input))
         if isinstance(node, LocalAggregate):
             return sliced(node, self.frame(node.input))
         if id(node) not in self._made:
             self._made[id(node)] = self.joined(node)
         return self._made[id(node)]
-
-    def calc(self, node: Calc) -> DataFrame:
-        """Rows filtered and projected."""
-        return calculated(node, self.frame(node.input))
 
     def side(self, node: Node, source: Input) -> Stream:
         """An input of a join."""

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.errors import DescriptionError
+from gpu_ops.query.catalyst import id_of, items
 from gpu_ops.spark.plan.recognition import MAPS, ROW_BY_ROW, JoinPlan, children_of, plans_in
 
 _AGGREGATES: Final = {"Aggregate", "Distinct"}
@@ -59,7 +60,7 @@ def final_only(df: DataFrame, name: str, unique_key: Sequence[str] | None, row_k
             _check_with_state(found, name, unique_key, row_kind)
         elif unique_key is not None:
             _check_key(found, plan, name, unique_key)
-        elif _WATERMARK.search(_grouping(found.node)) and row_kind is None:
+        elif _WATERMARK.search(str(_grouping(found.node).toString())) and row_kind is None:
             needs_append = True
         else:
             raise DescriptionError(
@@ -98,8 +99,8 @@ def _check_with_state(found: _Found, name: str, unique_key: Sequence[str] | None
 
 def _check_key(found: _Found, plan: Any, name: str, unique_key: Sequence[str]) -> None:
     """The unique key of an aggregate is what it groups by, and no filter may drop a row that replaces one."""
-    attributes = _all(plan.output())
-    wanted = {_id(a) for a in attributes if str(a.name()) in unique_key}
+    attributes = items(plan.output())
+    wanted = {id_of(a) for a in attributes if str(a.name()) in unique_key}
     for number, node in enumerate(found.above):
         kind = str(node.nodeName())
         if kind not in ROW_BY_ROW | _SHUFFLES:
@@ -110,7 +111,7 @@ def _check_key(found: _Found, plan: Any, name: str, unique_key: Sequence[str]) -
                 "Filter what the join gives (WHERE of sql()), or by the columns of the group"
             )
     key = _groups(found.above, wanted, found.node)
-    if key is None or key != set(range(_count(found.node))):
+    if key is None or key != set(range(_grouping(found.node).length())):
         raise DescriptionError(
             f"input '{name}' is a streaming aggregate, and unique_key={', '.join(unique_key)} is not what it groups "
             f"by: {_shown_group(found)}. Its unique key is all columns of the group, as they come out of it"
@@ -129,25 +130,25 @@ def _groups(path: Sequence[Any], wanted: Set[int], aggregate: Any) -> set[int] |
     for node in path:
         if str(node.nodeName()) != "Project":
             continue
-        listed = _all(node.projectList())
-        renamed = {_id(x): _id(x.child()) for x in listed if _is_alias(x) and _is_column(x.child())}
-        kept = {_id(x) for x in listed if _is_column(x)}
+        listed = items(node.projectList())
+        renamed = {id_of(x): id_of(x.child()) for x in listed if _is_alias(x) and _is_column(x.child())}
+        kept = {id_of(x) for x in listed if _is_column(x)}
         if not ids <= renamed.keys() | kept:
             return None
         ids = {renamed.get(x, x) for x in ids}
     if str(aggregate.nodeName()) == "Distinct":
-        numbers = {_id(x): n for n, x in enumerate(_all(aggregate.output()))}
+        numbers = {id_of(x): n for n, x in enumerate(items(aggregate.output()))}
         return {numbers[x] for x in ids}
-    groups = _all(aggregate.groupingExpressions())
+    groups = items(aggregate.groupingExpressions())
     found = set()
-    for shown in _all(aggregate.aggregateExpressions()):
-        if _id(shown) in ids:
+    for shown in items(aggregate.aggregateExpressions()):
+        if id_of(shown) in ids:
             value = shown.child() if _is_alias(shown) else shown
             number = next((n for n, group in enumerate(groups) if value.semanticEquals(group)), None)
             if number is None:
                 return None
             found.add(number)
-            ids.discard(_id(shown))
+            ids.discard(id_of(shown))
     return found if not ids else None
 
 
@@ -178,7 +179,7 @@ def _without_row_kinds(aggregate: Any) -> str | None:
     """The name of the join over whose changelog it is, if it does not look at its row kinds."""
     if str(aggregate.nodeName()) != "Aggregate":
         return None
-    if ROW_KIND_COLUMN in {str(x.name()) for x in _all(aggregate.references().toSeq())}:
+    if ROW_KIND_COLUMN in {str(x.name()) for x in items(aggregate.references().toSeq())}:
         return None
     plan = next(plans_in(aggregate), None)
     return None if plan is None or plan.join.by_time else plan.name
@@ -191,37 +192,25 @@ def _refuse_between(node: Any, name: str) -> None:
     )
 
 
-def _grouping(node: Any) -> str:
-    return str(node.groupingExpressions().toString() if str(node.nodeName()) == "Aggregate" else node.output())
-
-
-def _count(node: Any) -> int:
-    return int((node.groupingExpressions() if str(node.nodeName()) == "Aggregate" else node.output()).length())
+def _grouping(node: Any) -> Any:
+    return node.groupingExpressions() if str(node.nodeName()) == "Aggregate" else node.output()
 
 
 def _shown_group(found: _Found) -> str:
     """The columns that an aggregate groups by, as a list of names."""
     node = found.node
     if str(node.nodeName()) == "Distinct":
-        return str([str(x.name()) for x in _all(node.output())])
-    shown = _all(node.aggregateExpressions())
+        return str([str(x.name()) for x in items(node.output())])
+    shown = items(node.aggregateExpressions())
     names = []
-    for group in _all(node.groupingExpressions()):
+    for group in items(node.groupingExpressions()):
         values = ((x, x.child() if _is_alias(x) else x) for x in shown)
         names.append(next((str(x.name()) for x, value in values if value.semanticEquals(group)), str(group.sql())))
     return str(names)
 
 
-def _all(scala: Any) -> list[Any]:
-    return [scala.apply(number) for number in range(scala.length())]
-
-
 def _ids(attributes: Any) -> set[int]:
-    return {_id(x) for x in _all(attributes.toSeq())}
-
-
-def _id(attribute: Any) -> int:
-    return int(attribute.exprId().id())
+    return {id_of(x) for x in items(attributes.toSeq())}
 
 
 def _is_alias(expression: Any) -> bool:

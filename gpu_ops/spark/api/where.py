@@ -12,7 +12,7 @@ from pyspark.sql import types as st
 from gpu_ops.conditions import backquoted
 from gpu_ops.errors import ConditionError, DescriptionError
 from gpu_ops.query.by_time.text import QueryText
-from gpu_ops.query.catalyst import Catalyst, Frames, position
+from gpu_ops.query.catalyst import Catalyst, calc, position
 from gpu_ops.query.choose import Chooser
 from gpu_ops.query.errors import SqlError
 from gpu_ops.query.expressions import Column, Expr
@@ -90,4 +90,4 @@ def without_hidden(df: DataFrame) -> DataFrame:
 def _wider(df: DataFrame, more: dict[Column, Expr], called: dict[Column, str]) -> DataFrame:
     known = {number: column.label for expr in more.values() for number, column in expr.ids.items()}
     select = [*((c, c) for c in df.columns), *((called[column], expr.java) for column, expr in more.items())]
-    return Frames(df.sparkSession).calc(df, known, [], select, None)
+    return calc(df, known, [], select, None)

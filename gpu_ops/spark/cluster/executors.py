@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from gpu_ops.errors import StateError
+from gpu_ops.query.catalyst import items
 from gpu_ops.spark.settings import SERVER_EXECUTORS, START_TIMEOUT, Settings
 
 _log = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ class Executors:
 
     def ids(self) -> list[str]:
         """Spark's ids of the executors that are there."""
-        return _sequence(self._context._jsc.sc().getExecutorIds())
+        return [str(name) for name in items(self._context._jsc.sc().getExecutorIds())]
 
     def wait(self, deadline: float) -> int:
         """Waits for the executors the application is to have; gives how many are there then.
@@ -132,7 +133,7 @@ class Executors:
         try:
             for attempt in range(_ATTEMPTS):
                 found = self._context._jsc.sc().statusStore().taskList(stage, attempt, 1000)
-                for running in _objects(found):
+                for running in items(found):
                     if running.taskId() == task:
                         return str(running.executorId())
         except Exception as error:  # an interface of Spark's own; or the stage is not known yet
@@ -169,7 +170,7 @@ class Executors:
         context = self._context
         try:
             jvm, spark = context._jvm, context._jsc.sc()
-            known = _objects(spark.statusStore().executorList(True))
+            known = items(spark.statusStore().executorList(True))
             ports = [str(x.hostPort()) for x in known if str(x.id()) == executor]
             preferred = [f"executor_{port.rpartition(':')[0]}_{executor}" for port in ports]
             to_seq = jvm.org.apache.spark.api.python.PythonUtils.toSeq
@@ -211,11 +212,3 @@ class Executors:
 
 def _s(count: int) -> str:
     return "" if count == 1 else "s"
-
-
-def _objects(sequence: Any) -> list[Any]:
-    return [sequence.apply(i) for i in range(sequence.size())]
-
-
-def _sequence(sequence: Any) -> list[str]:
-    return [str(x) for x in _objects(sequence)]

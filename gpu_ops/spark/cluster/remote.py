@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import logging
-import queue
 import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Any, Final
 
 from gpu_ops.errors import StateError
@@ -51,7 +51,7 @@ class RemoteAgent:
         self._pids: set[int] = set()
         self._numbers = itertools.count(1)
         self._commands: list[Mapping[str, Any]] = []
-        self._waiting: dict[int, queue.Queue[Mapping[str, Any] | None]] = {}
+        self._waiting: dict[int, Future[Mapping[str, Any]]] = {}
         self._changed = threading.Condition()
 
     @property
@@ -86,7 +86,7 @@ class RemoteAgent:
         with self._changed:
             waits = self._waiting.pop(int(result["id"]), None)
         if waits is not None:
-            waits.put(result)
+            waits.set_result(result)
         return {}
 
     def start(self, kind: str, name: str, number: int) -> RemoteServer:
@@ -127,7 +127,7 @@ class RemoteAgent:
             waiting, self._waiting = list(self._waiting.values()), {}
             self._changed.notify_all()
         for waits in waiting:
-            waits.put(None)
+            waits.set_exception(LostError(f"{self} is gone"))
 
     def runs(self, pid: int) -> bool:
         """Whether a server is there."""
@@ -140,20 +140,17 @@ class RemoteAgent:
 
     def _ask(self, command: Mapping[str, Any], patience_s: float) -> Mapping[str, Any]:
         number = next(self._numbers)
-        waits: queue.Queue[Mapping[str, Any] | None] = queue.Queue(1)
+        waits: Future[Mapping[str, Any]] = Future()
         with self._changed:
             if not self.alive:
                 raise LostError(f"{self} is gone")
             self._waiting[number] = waits
         self._command({"id": number, **command})
         try:
-            answer = waits.get(timeout=patience_s)
-        except queue.Empty as error:
+            return waits.result(patience_s)
+        except TimeoutError as error:
             self.lose()
             raise LostError(f"{self} does not answer") from error
-        if answer is None:
-            raise LostError(f"{self} is gone")
-        return answer
 
     def __str__(self) -> str:
         return f"the state servers on {self.host}" + (f", executor {self.executor_id}" if self.executor_id else "")

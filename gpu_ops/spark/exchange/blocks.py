@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -48,14 +47,9 @@ class Blocks(NamedTuple):
     folder: str
     least_bytes: int
 
-    @contextlib.contextmanager
-    def written(self, run_id: str, batch_id: int) -> Iterator[BlockFile]:
+    def written(self, run_id: str, batch_id: int) -> contextlib.AbstractContextManager[BlockFile]:
         """The file of one task of a micro-batch, made when something is put into it."""
-        file = BlockFile(Path(self.folder, run_id, str(batch_id)), self.least_bytes)
-        try:
-            yield file
-        finally:
-            file.close()
+        return contextlib.closing(BlockFile(Path(self.folder, run_id, str(batch_id)), self.least_bytes))
 
     def forget(self, run_id: str) -> None:
         """Removes what there is of a run that is over."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import time
 import uuid
@@ -143,28 +144,20 @@ class Exchange:
         coming: Iterator[pa.RecordBatch],
     ) -> Iterator[pa.RecordBatch]:
         # Input comes from Spark: its own errors are none of the server's.
-        broken: Exception | None = None
+        before = tuple(self._kept)
         try:
             with _guard(watch):
                 writer.begin(self._schema)
-            for batch in self._kept:
+            for number, batch in enumerate(itertools.chain(before, coming)):
+                if number >= len(before):
+                    self._kept.append(batch)
                 with _guard(watch):
                     writer.write_batch(batch)
-        except UnreachableError as error:
-            broken = error
-        for batch in coming if broken is None else ():
-            self._kept.append(batch)
-            try:
-                with _guard(watch):
-                    writer.write_batch(batch)
-            except UnreachableError as error:
-                broken = error
-                break
-        if broken is not None:
+        except UnreachableError:
             # A server that refuses stops reading first; its reason comes on the other way.
             with _guard(watch):
                 reader.read_chunk()
-            raise broken
+            raise
         with _guard(watch):
             # A stream that breaks off looks like a whole one to the server; the count tells.
             rows = sum(batch.num_rows for batch in self._kept)
@@ -175,15 +168,13 @@ class Exchange:
                 try:
                     chunk = reader.read_chunk()
                 except StopIteration:
-                    return self._check_complete()
+                    if self.answer:
+                        return
+                    raise UnreachableError("the reply ended before its last message") from None
             if chunk.app_metadata is not None:
                 self.answer = json.loads(chunk.app_metadata.to_pybytes())
             if chunk.data is not None:
                 yield chunk.data
-
-    def _check_complete(self) -> None:
-        if not self.answer:
-            raise UnreachableError("the reply ended before its last message")
 
 
 class _guard:  # noqa: N801 - a context manager that reads like a function

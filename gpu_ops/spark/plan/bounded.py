@@ -13,7 +13,6 @@ from gpu_ops.descriptions.description import Description
 from gpu_ops.spark.api.functions import Grouped
 from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.exchange.arrivals import INPUT_BITS
-from gpu_ops.spark.exchange.command import Wire
 from gpu_ops.spark.plan.build import output_type
 from gpu_ops.spark.plan.column_metadata import changelog_columns
 from gpu_ops.spark.plan.recognition import JoinPlan
@@ -24,6 +23,7 @@ from gpu_ops.spark.plan.union_layout import (
     in_union,
     shuffle,
     union_columns,
+    wire,
     wire_schema,
     with_stamp,
 )
@@ -59,9 +59,8 @@ def build_bounded(plan: JoinPlan, inputs: Sequence[DataFrame], function: Grouped
     rows = shuffle(functools.reduce(DataFrame.unionAll, sides), join, layout, plan.partitions)
     if ordered:
         rows = rows.sortWithinPartitions(*_order(join, layout))
-    wire = Wire("__side", "__order", tuple((*x.columns, x.name) for x in layout))
     task = BoundedTask(
-        plan.function_name, join.to_json(), wire, wire_schema(layout),
+        plan.function_name, join.to_json(), wire(layout), wire_schema(layout),
         backend="gpu" if plan.backend == "gpu" else "cpu",
         probe=Settings.of_application(session.sparkContext).gpu_probe, function=function,
     )  # fmt: skip

@@ -18,12 +18,12 @@ from gpu_ops.spark.plan.changes import observed_once, observing
 from gpu_ops.spark.plan.column_metadata import changelog_columns
 from gpu_ops.spark.plan.heartbeat import heartbeats
 from gpu_ops.spark.plan.plugin import metrics_reported, shuffle_reorders
-from gpu_ops.spark.plan.recognition import JoinPlan, OpenTasks, open_tasks
-from gpu_ops.spark.plan.union_layout import UnionColumn, kept, single_rows, union_columns
+from gpu_ops.spark.plan.recognition import JoinPlan, OpenTasks, analyzed, open_tasks
+from gpu_ops.spark.plan.union_layout import UnionColumn, kept, single_rows, union_columns, wire
 from gpu_ops.spark.servers.directory import Directory
-from gpu_ops.spark.sources.packed_plan import packed_rows, reads_itself
+from gpu_ops.spark.sources.packed_plan import packed_rows
 from gpu_ops.spark.sources.packing import DISTRIBUTION
-from gpu_ops.spark.sources.readings import source_of
+from gpu_ops.spark.sources.readings import holds_sources, source_of
 from gpu_ops.spark.tasks.join import Task
 from gpu_ops.spark.workers import make_importable
 from gpu_ops.state.address import StateAddress
@@ -44,7 +44,8 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
     session = inputs[0].sparkSession
     schemas = [df.schema for df in inputs]
     layout = union_columns(join, schemas)
-    packed = any(reads_itself(df) for df in inputs)
+    # Then rows travel packed, whatever else happens to them before: a filter more does not change where state lies.
+    packed = any(holds_sources(analyzed(df)) for df in inputs)
     readings = tuple(source_of(df) for df in inputs) if packed else ()
     # what is packed has an order of its own
     reordered = shuffle_reorders(session) and not packed
@@ -140,11 +141,7 @@ def _command(plan: JoinPlan, state: StateAddress | None, layout: Sequence[UnionC
         "description": plan.join.to_json(),
         "partitions": plan.partitions,
         "backend": plan.backend,
-        "wire": {
-            "side": "__side",
-            "order": "__order",
-            "lanes": [[*x.columns, x.name] for x in layout],
-        },
+        "wire": dataclasses.asdict(wire(layout)),
         "options": {"backlog": True} if plan.backlog else {},
         "distribution": plan.distribution,
     }

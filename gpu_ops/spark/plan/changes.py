@@ -18,7 +18,7 @@ from gpu_ops.spark.metrics.metrics import METRICS_TYPE, metric_names, observed
 from gpu_ops.spark.plan.recognition import JoinPlan, analyzed, children_of, plans_of
 from gpu_ops.spark.plan.selection import taken_of_join
 from gpu_ops.spark.tasks.join import Task
-from gpu_ops.spark.tasks.made_of import NamedMaker, OfChanges, OfRows
+from gpu_ops.spark.tasks.made_of import Maker, OfChanges, OfRows
 from gpu_ops.spark.workers import make_importable
 
 
@@ -90,7 +90,7 @@ def in_place_of(node: Any, plan: JoinPlan, made: OfChanges, output: st.StructTyp
     return observing(rows, plan, hidden).select(*names)
 
 
-def made_by_tasks(changes: DataFrame, maker: NamedMaker, name: str, output: st.StructType) -> DataFrame:
+def made_by_tasks(changes: DataFrame, maker: Maker, name: str, output: st.StructType) -> DataFrame:
     """What is made of rows by the tasks that have them; of a join's, where Arrow can, before they are Spark's rows.
 
     Args:

@@ -29,7 +29,7 @@ from gpu_ops.conditions.expressions import (
     convert,
     kind,
 )
-from gpu_ops.query.catalyst import arrow_type_of, items
+from gpu_ops.query.catalyst import arrow_type_of, id_of, items
 from gpu_ops.spark.tasks.taken import ROWS
 
 _COMPARISONS: Final = {
@@ -125,7 +125,7 @@ class Reader:
         """The tree; None where there is none."""
         name = str(java.nodeName())
         if name == "AttributeReference":
-            return self._known[int(java.exprId().id())]()
+            return self._known[id_of(java)]()
         if name in ("IsNull", "IsNotNull"):
             null = is_null(self.node(java.child()))
             return null if name == "IsNull" else logic(Op.NOT, null)

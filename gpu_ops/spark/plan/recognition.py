@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import types as st
 
 from gpu_ops.descriptions.description import Description
+from gpu_ops.query.catalyst import items
 from gpu_ops.spark.exchange.command import parse_join
 from gpu_ops.spark.plan.column_metadata import known_key
 from gpu_ops.state.manifest import SPARK
@@ -143,8 +144,7 @@ def metadata_of(node: Any, key: str) -> str | None:
 
 def children_of(node: Any) -> list[Any]:
     """The nodes below a node of a plan."""
-    children = node.children()
-    return [children.apply(n) for n in range(children.length())]
+    return items(node.children())
 
 
 def analyzed(df: DataFrame) -> Any:

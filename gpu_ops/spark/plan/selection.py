@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from pyspark.sql import DataFrame
 
 from gpu_ops.conditions.builder import Builder
-from gpu_ops.query.catalyst import ansi_mode, items
+from gpu_ops.query.catalyst import ansi_mode, id_of, items
 from gpu_ops.spark.plan.expressions import Known, OnlySparkError, Reader, column, expression
 from gpu_ops.spark.plan.recognition import JoinPlan, analyzed, hides_metrics
 from gpu_ops.spark.tasks.taken import Taken
@@ -41,7 +41,7 @@ def selection(df: DataFrame, ends: Callable[[Any], bool]) -> Selection | str:
             return f"{name} stands above"
         node = node.children().head()
     builder = Builder(ansi=ansi_mode(df.sparkSession))
-    known: Known = {_id(x): functools.cache(functools.partial(column, x)) for x in items(node.output())}
+    known: Known = {id_of(x): functools.cache(functools.partial(column, x)) for x in items(node.output())}
     texts: dict[int, str] = {}
     where = []
     try:
@@ -50,10 +50,10 @@ def selection(df: DataFrame, ends: Callable[[Any], bool]) -> Selection | str:
                 where.append(expression(one.condition(), known, builder, str(one.condition().sql())))
             else:
                 reader = Reader(known, builder)
-                made = {_id(x): x.child() if str(x.nodeName()) == "Alias" else x for x in items(one.projectList())}
+                made = {id_of(x): x.child() if str(x.nodeName()) == "Alias" else x for x in items(one.projectList())}
                 known = {number: functools.cache(functools.partial(reader.node, x)) for number, x in made.items()}
-                texts = {number: texts.get(_id(x), "") if _moved(x) else str(x.sql()) for number, x in made.items()}
-        columns = [expression(x, known, builder, texts.get(_id(x), "")) for x in items(top.output())]
+                texts = {number: texts.get(id_of(x), "") if _moved(x) else str(x.sql()) for number, x in made.items()}
+        columns = [expression(x, known, builder, texts.get(id_of(x), "")) for x in items(top.output())]
     except OnlySparkError as error:
         return f"only Spark evaluates {error}"
     return Selection(node, Taken(tuple(columns), tuple(where)))
@@ -61,10 +61,6 @@ def selection(df: DataFrame, ends: Callable[[Any], bool]) -> Selection | str:
 
 def _moved(expression: Any) -> bool:
     return str(expression.nodeName()) == "AttributeReference"
-
-
-def _id(attribute: Any) -> int:
-    return int(attribute.exprId().id())
 
 
 def taken_of_join(df: DataFrame) -> Selection | str:

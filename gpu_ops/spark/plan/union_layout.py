@@ -18,6 +18,7 @@ from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.keys import Shuffle
 from gpu_ops.spark.datatypes import arrow_type, is_binary_collated, named_column, nullable, spark_type
 from gpu_ops.spark.exchange.arrivals import INPUT_BITS, PARTITION_BITS, Arrivals, Rows
+from gpu_ops.spark.exchange.command import Wire
 
 if TYPE_CHECKING:
     from gpu_ops.spark.plan.recognition import JoinPlan
@@ -93,6 +94,11 @@ def union_columns(join: Description, schemas: Sequence[st.StructType]) -> list[U
     ]
 
 
+def wire(layout: Sequence[UnionColumn]) -> Wire:
+    """How the inputs' columns are those of the union."""
+    return Wire("__side", "__order", tuple((*x.columns, x.name) for x in layout))
+
+
 def wire_schema(layout: Sequence[UnionColumn]) -> pa.Schema:
     """The schema in which rows travel: side, order and the columns of the union."""
     fixed = [pa.field("__side", pa.int8()), pa.field("__order", pa.int64())]
@@ -162,23 +168,19 @@ def shuffle(rows: DataFrame, join: Description, layout: Sequence[UnionColumn], p
     tasks through. To add it after the shuffle would be simpler, but then the optimizer takes the join
     away where the shuffle turns out empty (AQEPropagateEmptyRelation). This is Spark's HashPartitioning.
     """
-    by = distribution(join, layout)
+    by = [_distributed(value, layout) for value in join.shuffled_by]  # none for a single partition
     goes_to = f.pmod(f.hash(*by), f.lit(partitions)) if by else f.lit(0)
     whole = f.col(ORIGIN) + goes_to * (1 << INPUT_BITS)
     numbered = rows.select(whole.alias(ORIGIN), *(f.col(c) for c in rows.columns if c != ORIGIN))
     return numbered.repartition(partitions, *by)
 
 
-def distribution(join: Description, layout: Sequence[UnionColumn]) -> list[Column]:
-    """The expressions by which rows are partitioned; none for a single partition.
+def _distributed(by: Shuffle, layout: Sequence[UnionColumn]) -> Column:
+    """An expression by which rows are partitioned.
 
     Rows that are equal in the join are equal here: all inputs' in the type they are compared in, one
     zero, one NaN.
     """
-    return [_distributed(by, layout) for by in join.shuffled_by]
-
-
-def _distributed(by: Shuffle, layout: Sequence[UnionColumn]) -> Column:
     own = [next(x for x in layout if x.columns[n] == column) for n, column in enumerate(by.columns)]
     kind = spark_type(by.type, *(x.type for x in own))
     different = list(dict.fromkeys(x.name for x in own))

@@ -116,28 +116,28 @@ class Directory:
         conf = context.getConf()
         settings = Settings.of_application(context)
         host = bind = _LOOPBACK
-        self._servers: Servers
+        self.servers: Servers
         if on_cluster(context):
             if settings.tls is not None:
                 settings.tls.check()
             host = str(conf.get("spark.driver.host"))
             bind = str(conf.get("spark.driver.bindAddress", host))
-            self._servers = ClusterServers(Executors(context, settings), settings, lambda: self._address)
+            self.servers = ClusterServers(Executors(context, settings), settings, lambda: self._address)
         else:
             settings = dataclasses.replace(settings, tls=None)  # nothing leaves this machine
-            self._servers = EmbeddedServers(int(context.defaultParallelism), settings.server_arguments())
-        token, tls = self._servers.token, settings.tls
+            self.servers = EmbeddedServers(int(context.defaultParallelism), settings.server_arguments())
+        token, tls = self.servers.token, settings.tls
         actions: dict[str, Action] = {
             "locate": lambda request, _: self.locate(request),
             "report": lambda request, _: self.report(request),
-            **self._servers.actions,
+            **self.servers.actions,
         }
         try:
             self._server = FlightServer(
                 token, host=bind, port=settings.driver_port, certificate=tls and tls[:2], actions=actions
             )
         except (pa.ArrowException, OSError) as error:
-            self._servers.close()
+            self.servers.close()
             raise StateError(
                 f"the directory of state servers cannot listen on {bind}:{settings.driver_port}: {error}"
             ) from error
@@ -148,12 +148,12 @@ class Directory:
             try:
                 self._metrics = serve((own or bind, port))
             except GpuJoinError:
-                self._servers.close()
+                self.servers.close()
                 self._server.end()
                 raise
             self._listener = ProgressListener(prometheus=True, keep=1)
         # A task waits for a server to be probed and ended, for a place for another, and for that one to start.
-        patience = PROBE_S + self._servers.patience_s + START_S + _MORE_S
+        patience = PROBE_S + self.servers.patience_s + START_S + _MORE_S
         location = format_location(host, self._server.port, encrypted=tls is not None)
         self._address = Address(location, token, tls, patience, settings.patience_s)
         threading.Thread(target=self._sweep, name="gpu-join-sweep", daemon=True).start()
@@ -188,13 +188,8 @@ class Directory:
         Raises:
             StateError: there is no place for servers.
         """
-        self._servers.prepare()
+        self.servers.prepare()
         return self._address
-
-    @property
-    def servers(self) -> Servers:
-        """The state servers."""
-        return self._servers
 
     @property
     def stopped(self) -> bool:
@@ -256,7 +251,7 @@ class Directory:
         """
         if self._closing.is_set():
             raise StateError("the Spark application has ended, and its state servers with it")
-        pool = self._servers.pool(str(request["backend"]))
+        pool = self.servers.pool(str(request["backend"]))
         index = int(request["partition"]) % len(pool)
         opened = self._open(request)
         known = self._claim(request, opened, pool, index)
@@ -310,7 +305,7 @@ class Directory:
         atexit.unregister(self.close)
         if self._metrics is not None:
             self._metrics.shutdown()
-        self._servers.close()
+        self.servers.close()
         self._server.end()
 
     def _open(self, request: Mapping[str, Any]) -> _Opened:
@@ -464,7 +459,7 @@ class Directory:
             TASK_METRICS.over(known.query_id)
             local_blocks(self._context).forget(known.run_id)
         for kind, index in sorted(known.servers) if known is not None else ():
-            self._servers.pool(kind).release(index, join_id)
+            self.servers.pool(kind).release(index, join_id)
 
     def _sweep(self) -> None:
         """Ends with the application; meanwhile forgets the joins of queries that are over."""

@@ -62,10 +62,9 @@ class Snapshots:
             version: that the state is at.
             held: copies the state; called only when a snapshot is due.
         """
-        if self._writing is not None:
-            if not self._writing[1].done():
-                return
-            self._settle(*self._writing)
+        if self._writing is not None and not self._writing[1].done():
+            return
+        self.finish()
         if version < self._not_before:
             return
         if not recovery.snapshot_due(version, self._partition, self.stored, self._every):
@@ -75,7 +74,7 @@ class Snapshots:
             self._log.write_snapshot, version, state.tables, state.clock_ms, state.times, backlog=state.backlog
         )
         if sum(table.nbytes for table in state.tables.values()) <= _AT_ONCE:
-            self._settle(version, _done(write))
+            self._settle(version, write)
         else:
             thread = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
             self._writing = version, thread.submit(write)
@@ -84,24 +83,15 @@ class Snapshots:
     def finish(self) -> None:
         """Wait for what is being written, and delete what it replaces."""
         if self._writing is not None:
-            self._settle(*self._writing)
+            version, writing = self._writing
+            self._settle(version, writing.result)
 
-    def _settle(self, version: int, written: Future[int]) -> None:
+    def _settle(self, version: int, written: Callable[[], int]) -> None:
         self._writing = None
         try:
-            self.stored.snapshots[version] = written.result()
+            self.stored.snapshots[version] = written()
             self.stored = self._log.prune(version, self.stored)
         except (StateError, OSError) as error:
             # The log alone is enough to go on.
             _log.warning("%s: no snapshot of version %d: %s", self._who, version, error)
             self._not_before = version + recovery.MIN_RECORDS
-
-
-def _done(write: Callable[[], int]) -> Future[int]:
-    """What was done in this thread, as if it had had its own."""
-    future: Future[int] = Future()
-    try:
-        future.set_result(write())
-    except Exception as error:
-        future.set_exception(error)
-    return future

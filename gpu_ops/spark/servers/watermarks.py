@@ -119,7 +119,7 @@ class Watermarks:
     # --- inside ------------------------------------------------------------------------------
 
     def _advance(self, batch_id: int, clock_ms: int) -> int | None:
-        if batch_id == self._batch + 1 and self._batch >= 0 and self._all_reported():
+        if batch_id == self._batch + 1 and self._batch >= 0 and len(self._reports) == self._manifest.partitions:
             for report in self._reports.values():
                 self._before = self._before.later(Times(self._moment.watermark, report.latest))
                 for side, came in enumerate(report.rows):
@@ -141,9 +141,6 @@ class Watermarks:
             return upstream(batch_id)
         delay = self._join.inputs[side].delay_ms
         return None if latest is None or delay is None else latest - delay
-
-    def _all_reported(self) -> bool:
-        return len(self._reports) == self._manifest.partitions
 
     def _stored(self, batch_id: int) -> tuple[Times, Times | None]:
         """What all partitions knew before a micro-batch, and what one that did it already stored."""

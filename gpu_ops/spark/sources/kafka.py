@@ -98,9 +98,9 @@ def read_kafka(
             ``kafka.security.protocol``.
         client: ``"spark"``, or ``"librdkafka"``: messages never come to the JVM. Needs Spark 4.2, the package
             ``confluent-kafka`` here and where tasks run, and no package of Spark's. Of Spark's options there are
-            ``startingOffsets``, ``maxOffsetsPerTrigger``, ``failOnDataLoss`` and ``subscribePattern``, and what has
-            ``kafka.`` before it is a property of librdkafka's. ``include`` can be ``key``, ``topic``, ``partition``,
-            ``offset`` and ``timestamp``. A partition of a topic is one task's.
+            ``startingOffsets``, ``maxOffsetsPerTrigger``, ``minPartitions``, ``failOnDataLoss`` and
+            ``subscribePattern``, and what has ``kafka.`` before it is a property of librdkafka's. ``include`` can be
+            ``key``, ``topic``, ``partition``, ``offset`` and ``timestamp``.
 
     Returns:
         A streaming DataFrame.

@@ -18,7 +18,7 @@ from gpu_ops.spark.plan.recognition import JoinPlan
 from gpu_ops.spark.plan.union_layout import Travel, UnionColumn, wire_schema
 from gpu_ops.spark.sources.murmur import int_hash
 from gpu_ops.spark.sources.packing import Packer
-from gpu_ops.spark.sources.readings import Changes, Reading, holds_sources
+from gpu_ops.spark.sources.readings import Changes, Reading
 from gpu_ops.spark.tasks.first import FirstRows
 from gpu_ops.spark.tasks.made_of import OfRows
 
@@ -26,15 +26,6 @@ _PACKED_TYPE: Final = st.StructType([st.StructField(x.name, spark_type(x.type), 
 
 MESSAGE_BYTES: Final = 1 << 18
 """About as much goes into one of Spark's rows."""
-
-
-def reads_itself(df: DataFrame) -> bool:
-    """Whether rows of `gpu_ops.read_files`, `read_kafka` or `debezium`, or of a join of such, are among a DataFrame's.
-
-    Then the join that takes it distributes packed rows, whatever else happens to them before: so a filter added
-    to a query does not change where its state lies.
-    """
-    return holds_sources(df._jdf.queryExecution().analyzed())
 
 
 def packed_rows(

@@ -22,6 +22,7 @@ from gpu_ops.messages.client import (
     KafkaError,
     Offsets,
     Range,
+    divided,
     limited,
     offsets,
     partitions,
@@ -34,7 +35,8 @@ COLUMNS: Final = st.StructType(
     ]
 )  # fmt: skip
 
-OPTIONS: Final = ("startingOffsets", "maxOffsetsPerTrigger", "failOnDataLoss", "subscribePattern")
+_NUMBERS: Final = ("maxOffsetsPerTrigger", "minPartitions")
+OPTIONS: Final = ("startingOffsets", *_NUMBERS, "failOnDataLoss", "subscribePattern")
 """Of Spark's reader of Kafka, as far as they mean something here."""
 
 
@@ -62,13 +64,15 @@ def ranges(
                 f"startingOffsets={starting!r}; it is 'earliest', 'latest' or JSON: "
                 '{"topic":{"0":23,"1":-2}}, where -2 is the earliest offset and -1 the latest'
             ) from None
-    most = options.get("maxOffsetsPerTrigger")
-    if most is not None and not (most.isdecimal() and int(most)):
-        raise DescriptionError(f"maxOffsetsPerTrigger={most!r} is no number of messages")
+    numbers = {name: options[name] for name in _NUMBERS if name in options}
+    wrong = next((name for name, value in numbers.items() if not (value.isdecimal() and int(value))), None)
+    if wrong is not None:
+        raise DescriptionError(f"{wrong}={numbers[wrong]!r} is no number above 0")
+    most, tasks = (int(numbers[name]) if name in numbers else None for name in _NUMBERS)
     pattern = options.get("subscribePattern")
     given = {
         "topics": None if topics is None else [topic.strip() for topic in topics.split(",")],
-        "pattern": pattern, "config": config, "starting": starting, "most": None if most is None else int(most),
+        "pattern": pattern, "config": config, "starting": starting, "most": most, "tasks": tasks,
         "lost": lost,
     }  # fmt: skip
     spark.dataSource.register(KafkaRanges)
@@ -147,14 +151,15 @@ class Planner(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._all(LATEST)
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
-        """A range of each partition of a topic that has messages."""
+        """A range of each partition of a topic that has messages, or several, one behind the other."""
         begins = self._begins(start, end)
-        return [
-            InputPartition(tuple(Range(topic, int(number), begins[topic][number], at)))
+        whole = [
+            Range(topic, int(number), begins[topic][number], at)
             for topic, numbers in end.items()
             for number, at in numbers.items()
             if begins[topic][number] < at
         ]
+        return [InputPartition(tuple(part)) for part in divided(whole, self._given["tasks"] or 0)]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
         """The range itself, as a row."""

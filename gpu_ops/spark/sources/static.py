@@ -32,7 +32,7 @@ from pyspark.sql import types as st
 from gpu_ops.conditions import backquoted
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.errors import DescriptionError, StateError
-from gpu_ops.query.catalyst import java_class
+from gpu_ops.query.catalyst import items, java_class
 from gpu_ops.spark.api.streams import Stream
 from gpu_ops.spark.cluster.executors import one_machine
 from gpu_ops.spark.datatypes import named_column
@@ -334,8 +334,7 @@ class _Refresh:
 
 def _as_it_is_now(df: DataFrame) -> DataFrame:
     """A DataFrame over its files as they are now: Spark lists them when a DataFrame is made."""
-    leaves = df._jdf.queryExecution().analyzed().collectLeaves()
-    for leaf in (leaves.apply(number) for number in range(leaves.length())):
+    for leaf in items(df._jdf.queryExecution().analyzed().collectLeaves()):
         with contextlib.suppress(Exception):  # not of files
             leaf.relation().location().refresh()
     return df.select("*")

@@ -128,12 +128,13 @@ def together(
         size: of one, as what is looked at together is measured.
         most: the size, about.
     """
-    waiting: list[pa.RecordBatch] = []
+    waiting, total = list[pa.RecordBatch](), 0
     for batch in batches:
         waiting.append(batch)
-        if sum(map(size, waiting)) >= most:
+        total += size(batch)
+        if total >= most:
             yield waiting
-            waiting = []
+            waiting, total = [], 0
     if waiting:
         yield waiting
 

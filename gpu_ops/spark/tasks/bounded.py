@@ -14,8 +14,8 @@ from gpu_ops.kernels import Probe
 from gpu_ops.memory import Budget
 from gpu_ops.spark.exchange.arrivals import INPUT_BITS, origins, wire_batch
 from gpu_ops.spark.exchange.command import Wire, parse_join
-from gpu_ops.spark.tasks.arrow import arrow_task
-from gpu_ops.spark.tasks.left_over import ROWS_PER_BATCH, Function, grouped, look_in, program_paths
+from gpu_ops.spark.tasks.arrow import arrow_task, together
+from gpu_ops.spark.tasks.left_over import Function, grouped, look_in, program_paths
 
 NO_INPUT: Final = (1 << INPUT_BITS) - 1
 """A number beyond an aggregate's one input: of a row that is only there so that a task runs."""
@@ -63,29 +63,15 @@ class BoundedTask:
         join = parse_join(self._description)
         engine = JoinEngine(join, self._backend, memory_limit=Budget(host=IN_MEMORY), probe=self._probe)
         try:
-            for table in self._tables(batches, len(join.inputs)):
-                rows = self._wire.split(join, table)
+            sent = (self._to_wire(batch, len(join.inputs)) for batch in batches)
+            there = (batch for batch in sent if batch.num_rows)
+            for some in together(there, lambda batch: batch.num_rows, ROWS_AT_ONCE):
+                rows = self._wire.split(join, self._ordered(some))
                 yield from engine.process(*rows.tables, orders=rows.orders).to_batches()
             for part in engine.finish_parts():
-                if self._function is not None:
-                    yield from grouped(join, self._function, part)
-                else:
-                    yield from part.to_batches(max_chunksize=ROWS_PER_BATCH)
+                yield from grouped(join, self._function, part)
         finally:
             engine.close()
-
-    def _tables(self, batches: Iterator[pa.RecordBatch], inputs: int) -> Iterator[pa.Table]:
-        """Rows of so many inputs as they travel, a good many at a time, in the order they come."""
-        gathered: list[pa.RecordBatch] = []
-        rows = 0
-        for batch in batches:
-            gathered.append(self._to_wire(batch, inputs))
-            rows += gathered[-1].num_rows
-            if rows >= ROWS_AT_ONCE:
-                yield self._ordered(gathered)
-                gathered, rows = [], 0
-        if rows:
-            yield self._ordered(gathered)
 
     def _to_wire(self, batch: pa.RecordBatch, inputs: int) -> pa.RecordBatch:
         side, _ = origins(batch.column(0))

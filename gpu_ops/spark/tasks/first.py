@@ -74,8 +74,6 @@ class FirstRows(NamedTuple):
         found, count = np.zeros(rows.num_rows, np.int64), 1
         for name in self.by:
             codes = pc.dictionary_encode(rows[name].combine_chunks(), null_encoding="encode")
-            if isinstance(codes, pa.ChunkedArray):
-                codes = codes.combine_chunks()
             size = max(1, len(codes.dictionary))
             pairs = found * size + codes.indices.to_numpy().astype(np.int64)
             numbers, found = np.unique(pairs, return_inverse=True) if count > 1 else (np.arange(size), pairs)

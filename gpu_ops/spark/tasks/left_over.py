@@ -50,10 +50,7 @@ class LeftOver:
         for batch in batches:
             for partition in batch.column(0).to_pylist():
                 for part in left_over(self._state, self._manifest, partition, self._version):
-                    if self._function is not None:
-                        yield from grouped(described, self._function, part)
-                    else:
-                        yield from part.to_batches(max_chunksize=ROWS_PER_BATCH)
+                    yield from grouped(described, self._function, part)
 
 
 def program_paths() -> tuple[str, ...]:
@@ -66,10 +63,11 @@ def look_in(paths: Iterable[str]) -> None:
     sys.path.extend(path for path in paths if path not in sys.path)
 
 
-def grouped(described: Description, function: Function, part: pa.Table) -> Iterator[pa.RecordBatch]:
-    """What a co-group's function makes of a part; of one without rows nothing."""
+def grouped(described: Description, function: Function | None, part: pa.Table) -> Iterator[pa.RecordBatch]:
+    """A part, or what a co-group's function makes of it; of one without rows nothing."""
     if part.num_rows:
-        yield from function(described, part).to_batches(max_chunksize=ROWS_PER_BATCH)
+        made = part if function is None else function(described, part)
+        yield from made.to_batches(max_chunksize=ROWS_PER_BATCH)
 
 
 def left_over(state: Location, manifest: Manifest, partition: int, version: int) -> Iterator[pa.Table]:

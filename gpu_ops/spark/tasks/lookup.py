@@ -106,11 +106,7 @@ class _Cache:
         fresh = fresh.slice(max(0, fresh.num_rows - self._lookups.cache_keys))
         if fresh.num_rows < self._asked.num_rows:
             self._asked = fresh
-            kept = self._found.append_column(_AT, pa.array(range(self._found.num_rows)))
-            places = kept.select([*self._right, _AT]).join(
-                fresh.select(self._right), self._right, join_type="left semi"
-            )
-            self._found = self._found.take(places[_AT].combine_chunks().sort())
+            self._found = self._of(self._found, fresh)
 
     def _ask(self, keys: pa.Table) -> pa.Table:
         function, wait = self._lookups.function, _FIRST_WAIT_S

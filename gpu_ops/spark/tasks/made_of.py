@@ -28,10 +28,6 @@ class Maker(Protocol):
     def of(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """What it makes of them."""
 
-
-class NamedMaker(Maker, Protocol):
-    """One that is a named tuple."""
-
     def _replace(self, *, schema: Any = ...) -> Self:
         """The same of rows of another schema."""
 

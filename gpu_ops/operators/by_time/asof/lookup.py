@@ -180,9 +180,7 @@ class Lookup:
         for direction in self.directions:
             # Most new rows are the last ones of their key and nobody waits for them: that is one lookup.
             ahead: Direction = "forward" if direction == "backward" else "backward"
-            far = None
-            if self.tolerance is not None:
-                far = shifted(xp, rows.times, self.tolerance if ahead == "forward" else -self.tolerance)
+            far = self.farthest(rows.times, ahead)
             own = rows.key, rows.slots
             reached |= lefts.search(own, rows.hashes, rows.times, ahead, exact=exact, farthest=far) >= 0
         rows = rows.pick(xp.flatnonzero(reached))

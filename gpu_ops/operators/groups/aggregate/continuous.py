@@ -188,10 +188,8 @@ class ContinuousAggregate(Operator):
         keys = frame if self.join.by else kernels.frame(pa.table({_ALL: pa.array(np.zeros(total, np.int8))}))
         found = self._groups.locate(keys)
         self._number(found.slots)
-        if net:  # an event is a row
-            line = Timeline(kernels, found.slots, found.number, instants, net=True)
-        else:
-            line = Timeline(kernels, found.slots, found.number[row], instants, net=net)
+        # of a net change an event is a row
+        line = Timeline(kernels, found.slots, found.number if net else found.number[row], instants, net=net)
         events = Events(row, instants, sign)
         return Step(self._groups, line, events, Rows(frame, column, found.number, new, kept)), unknown
 

@@ -21,7 +21,6 @@ import pyarrow as pa
 from gpu_ops.arrays import Array, Positions, Slots
 from gpu_ops.descriptions.groups.aggregate import Measure
 from gpu_ops.kernels import Columns, as_slots
-from gpu_ops.operators.core.key_table import KeyTable
 from gpu_ops.operators.core.least import NONE, least
 from gpu_ops.operators.core.lifetimes import NEVER
 from gpu_ops.operators.core.match import match
@@ -63,10 +62,6 @@ class Extreme:
     def moved(self, step: Step) -> Running:
         """The aggregate at each moment; the group's best row is another then."""
         return _Moved(self, step).running()
-
-    def renumbered(self, groups: KeyTable, new_slots: Slots) -> Array:
-        """The numbers beside all groups, after a compaction of the best rows' table."""
-        return renumbered(groups.beside[self.name].values, new_slots, groups.kernels.xp)
 
 
 def renumbered(best: Array, new_slots: Slots, xp: Any) -> Array:

@@ -13,14 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gpu_ops.arrays import Array, Slots
 from gpu_ops.descriptions.groups.aggregate import Measure
 from gpu_ops.descriptions.groups.functions import AggregateFunction
 from gpu_ops.errors import DescriptionError, GpuJoinError
 from gpu_ops.kernels import as_slots
-from gpu_ops.operators.core.key_table import KeyTable
 from gpu_ops.operators.core.numbers import one_zero
-from gpu_ops.operators.groups.aggregate.extremes import NO_ROW, renumbered
+from gpu_ops.operators.groups.aggregate.extremes import NO_ROW
 from gpu_ops.operators.groups.aggregate.keys import ValueTable
 from gpu_ops.operators.groups.aggregate.step import Running, Step
 from gpu_ops.values import one_array
@@ -54,10 +52,6 @@ class OwnFunction:
         """The user's."""
         assert self.measure.own is not None
         return self.measure.own
-
-    def renumbered(self, groups: KeyTable, new_slots: Slots) -> Array:
-        """The numbers beside all groups, after a compaction of the states' table."""
-        return renumbered(groups.beside[self.name].values, new_slots, groups.kernels.xp)
 
     def moved(self, step: Step) -> Running:
         """The aggregate at each moment."""
@@ -131,8 +125,7 @@ class OwnFunction:
             if some.size:
                 taken = pa.array(rows[some])
                 columns = [step.column(name).take(taken) for name in self.function.columns]
-                values = pa.table(columns, names=[str(n) for n in range(len(columns))]) if columns else pa.table({})
-                values = values.rename_columns(list(self.function.columns))
+                values = pa.Table.from_arrays(columns, names=list(self.function.columns))
                 state = self._called(method, len(state), state, pa.array(groups[some]), values)
         return state
 

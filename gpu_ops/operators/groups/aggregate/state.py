@@ -13,7 +13,7 @@ from gpu_ops.errors import StateError
 from gpu_ops.operators.core.key_table import KeyTable, forget_rows
 from gpu_ops.operators.groups.aggregate.cut import Linked, cut_groups
 from gpu_ops.operators.groups.aggregate.distinct import GROUP, GROUP_NUMBER
-from gpu_ops.operators.groups.aggregate.extremes import NO_ROW, Extreme
+from gpu_ops.operators.groups.aggregate.extremes import NO_ROW, Extreme, renumbered
 from gpu_ops.operators.groups.aggregate.keys import InputRows, ValueTable
 from gpu_ops.operators.groups.aggregate.own import OwnFunction
 from gpu_ops.operators.operator import Cut, Parts, Targets
@@ -54,9 +54,10 @@ class GroupState:
 
     def _follow(self, table: StateTable, new_slots: Slots) -> None:
         """What groups lead to in a table, after its compaction."""
-        found = [(e, e.renumbered(self._groups, new_slots)) for e in self._extremes if e.table is table]
-        for extreme, best in found:
-            self._groups.beside[extreme.name].values[:] = best
+        numbers = [self._groups.beside[e.name].values for e in self._extremes if e.table is table]
+        found = [renumbered(best, new_slots, self._groups.kernels.xp) for best in numbers]
+        for best, new in zip(numbers, found, strict=True):  # from here on nothing is allocated
+            best[:] = new
 
     def forget(self, slots: Slots) -> None:
         """Some groups go, and all that is kept for them, before the micro-batch's changes."""

@@ -88,15 +88,7 @@ def _whole(step: Step, column: str) -> tuple[Moves, bool]:
 
 def counted(numbers: tuple[Array, Array]) -> Running:
     """A count, from its numbers before and after each moment."""
-    return Running(*_each(numbers), _integers)
-
-
-def _each(pair: tuple[Array, Array]) -> tuple[tuple[Array], tuple[Array]]:
-    return (pair[0],), (pair[1],)
-
-
-def _integers(values: npt.NDArray[np.int64]) -> pa.Array:
-    return pa.array(values)
+    return Running((numbers[0],), (numbers[1],), pa.array)
 
 
 def _integers_or_null(values: npt.NDArray[np.int64], known: npt.NDArray[np.bool_]) -> pa.Array:
@@ -270,8 +262,7 @@ def _finite(step: Step, number: int, given: Any, left: list[Array]) -> tuple[Arr
             values = np.where(there, values, 0.0)
         deltas = step.signed(step.kernels.asarray(values))
         base = step.base(names[0]).view(np.float64), step.base(names[1]).view(np.float64)
-        before, after = step.line.compensated(deltas, base)
-        after = tuple(xp.where(left[1] > 0, part, 0.0) for part in after)
+        after = tuple(xp.where(left[1] > 0, part, 0.0) for part in step.line.compensated(deltas, base))
         before = tuple(step.line.shifted(part, of) for part, of in zip(after, base, strict=True))
         for name, part in zip(names, after, strict=True):
             step.keep(name, step.line.final(part).view(np.int64))

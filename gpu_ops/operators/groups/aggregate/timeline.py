@@ -114,25 +114,24 @@ class Timeline:
         """Of each group what is there after its last moment."""
         return after if self.net else after[self.last]
 
-    def compensated(self, values: Array, base: tuple[Array, Array]) -> tuple[compensated.Pairs, compensated.Pairs]:
-        """The same of double numbers, each sum a pair of numbers; see `compensated`."""
+    def compensated(self, values: Array, base: tuple[Array, Array]) -> compensated.Pairs:
+        """Sums of double numbers after each moment, each a pair of numbers; see `compensated`."""
         xp = self._kernels.xp
         if self.net:
             sums = compensated.sliced(self._kernels, self.event_group, values, self.groups)
             if sums is not None:
-                return base, compensated.added(xp, base, sums)
+                return compensated.added(xp, base, sums)
             order = self.order
             group = self.event_group[order]
             start = value_changes(xp, group)
             of, parts = group[xp.flatnonzero(start)], compensated.totals(xp, start, values[order])
             found = xp.zeros(self.groups, np.float64), xp.zeros(self.groups, np.float64)
             found[0][of], found[1][of] = parts
-            return base, compensated.added(xp, base, found)
+            return compensated.added(xp, base, found)
         values, start = values[self.order], xp.zeros(values.size, bool)
         start[self.starts] = True
         moved = compensated.running(xp, start, values)
-        after = compensated.added(xp, (base[0][self.group], base[1][self.group]), moved)
-        return (self.shifted(after[0], base[0]), self.shifted(after[1], base[1])), after
+        return compensated.added(xp, (base[0][self.group], base[1][self.group]), moved)
 
     def shifted(self, after: Array, base: Array) -> Array:
         """What was before each moment, by what was after each, and before the first of each group."""

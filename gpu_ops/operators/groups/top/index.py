@@ -16,7 +16,7 @@ from gpu_ops.kernels import Columns
 from gpu_ops.operators.core.match import equal
 from gpu_ops.operators.groups.top.order import FIRST, LAST
 from gpu_ops.state.columns import DEAD
-from gpu_ops.state.keyed_table import TIME_COLUMN, KeyedTable
+from gpu_ops.state.keyed_table import KeyedTable
 from gpu_ops.state.time_index import TimeRun
 
 _MARGIN: Final = 4
@@ -114,8 +114,3 @@ class FirstRows:
             mine = xp.flatnonzero(equal(self._kernels, table.key_types, (own, number), (found, slots)))
             number, times, slots = number[mine], times[mine], slots[mine]
         return (number, times, slots), more
-
-
-def numbers_of(table: KeyedTable, slots: Slots) -> Array:
-    """The order's numbers of rows."""
-    return table.beside[TIME_COLUMN].values[slots]

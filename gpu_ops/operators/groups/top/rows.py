@@ -37,7 +37,7 @@ from gpu_ops.operators.core.least import NONE, least
 from gpu_ops.operators.core.lifetimes import NEVER, Lifetimes
 from gpu_ops.operators.groups.aggregate.cut import Linked, cut_groups
 from gpu_ops.operators.groups.top.expiry import Expiry
-from gpu_ops.operators.groups.top.index import FirstRows, numbers_of
+from gpu_ops.operators.groups.top.index import FirstRows
 from gpu_ops.operators.groups.top.order import FIRST, LAST, exact, places, sort_keys
 from gpu_ops.operators.keyed import KeyedOperator
 from gpu_ops.operators.operator import Cut, Output, Parts, Targets
@@ -140,7 +140,7 @@ class TopRows(KeyedOperator):
     def _ordered(self, groups: Array, slots: Slots) -> Positions:
         """Positions of rows by group, order and arrival."""
         kernels, xp, order = self.kernels, self.kernels.xp, self.join.order
-        numbers = numbers_of(self._table, slots)
+        numbers = self._table.beside[TIME_COLUMN].values[slots]
         if self._sole and not bool(((numbers == FIRST) | (numbers == LAST)).any()):
             by_arrival = kernels.argsort(slots)
             at = by_arrival[kernels.argsort(numbers[by_arrival])]

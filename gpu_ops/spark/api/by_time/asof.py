@@ -76,7 +76,7 @@ def asof_join(
     if both is not None and not (isinstance(both, tuple) and len(both) == 2 and all(isinstance(c, str) for c in both)):
         raise DescriptionError(f"time={time!r}; it is the event-time columns of left and right, or one name for both")
     sides, upstream = timed(sides, both)
-    description = two_sided(
+    description, sides, _ = two_sided(
         AsofJoin,
         how,
         on,

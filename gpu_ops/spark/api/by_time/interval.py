@@ -13,12 +13,10 @@ from gpu_ops.descriptions.by_time.interval_join import IntervalJoin
 from gpu_ops.descriptions.by_time.intervals import Duration, Interval, Late, parse_bound
 from gpu_ops.descriptions.keys import On
 from gpu_ops.errors import DescriptionError
-from gpu_ops.query.catalyst import ansi_mode
 from gpu_ops.spark.api.by_time.process import Process, described, processed
 from gpu_ops.spark.api.checks import run, settled, two_sided
 from gpu_ops.spark.api.options import How, IntervalJoinOptions, check_options
 from gpu_ops.spark.api.streams import Stream, resolve, two_streams
-from gpu_ops.spark.api.where import engine_condition
 from gpu_ops.spark.datatypes import is_window
 from gpu_ops.spark.plan.column_metadata import Delay, delays
 from gpu_ops.spark.plan.recognition import lost_row_time, made_by
@@ -122,24 +120,20 @@ def interval_join(
     upstream: tuple[str | None, str | None] = (None, None)
     if interval.time == "event":
         sides, upstream = timed(sides, time)
-    where, (first, second), hidden = engine_condition(options.get("where"), sides)
-    if hidden and process is not None:
-        raise DescriptionError(
-            "process= takes the join's columns alone: call the functions in where= in the inputs first"
-        )
-    sides = first, second
-    description = two_sided(
+    description, sides, hidden = two_sided(
         IntervalJoin,
         how,
         on,
         sides,
         options,
         derive=False,
-        where=where,
         emit="at_end" if static else emit,
         interval=interval,
-        ansi=ansi_mode(sides[0].df.sparkSession),
     )
+    if hidden and process is not None:
+        raise DescriptionError(
+            "process= takes the join's columns alone: call the functions in where= in the inputs first"
+        )
     function = described(description, process, process_schema, side_outputs)
     changes = run(description, sides, options, upstream=upstream, heartbeat_ms=period)
     return changes if function is None else processed(changes, description, function)

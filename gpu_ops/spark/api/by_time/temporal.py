@@ -10,24 +10,10 @@ from gpu_ops.descriptions.by_time.intervals import Duration, Late, parse_bound
 from gpu_ops.descriptions.by_time.temporal_join import TemporalJoin
 from gpu_ops.descriptions.keys import On
 from gpu_ops.errors import DescriptionError
-from gpu_ops.query.catalyst import ansi_mode
 from gpu_ops.spark.api.by_time.interval import timed
 from gpu_ops.spark.api.checks import run, settled, two_sided
-from gpu_ops.spark.api.options import KeyOptions, check_options
+from gpu_ops.spark.api.options import TwoSidedOptions, check_options
 from gpu_ops.spark.api.streams import Stream, two_streams
-from gpu_ops.spark.api.where import engine_condition
-
-
-class TemporalJoinOptions(KeyOptions, total=False):
-    """Those that a temporal join shares with others.
-
-    Attributes:
-        where: residual condition, SQL text over both inputs' columns; it is asked of the valid version alone.
-        suffixes: for column names that both inputs have.
-    """
-
-    where: str | None
-    suffixes: tuple[str, str] | None
 
 
 def temporal_join(
@@ -40,7 +26,7 @@ def temporal_join(
     late: Late = "join",
     ttl: Duration | None = None,
     heartbeat: Duration | None = None,
-    **options: Unpack[TemporalJoinOptions],
+    **options: Unpack[TwoSidedOptions],
 ) -> DataFrame:
     """Joins each left row with the version of the right input that was valid at the row's time.
 
@@ -72,24 +58,20 @@ def temporal_join(
         NotBuiltError: Spark Connect.
         StateError: the state folder belongs to something else.
     """
-    check_options("temporal_join", options, TemporalJoinOptions)
+    check_options("temporal_join", options, TwoSidedOptions)
     sides, static = settled(two_streams(left, right), options.get("state"))
     period = None if heartbeat is None else parse_bound(heartbeat)
     if period is not None and (static or period < 1):
         raise DescriptionError(f"heartbeat={heartbeat!r}; it is at least a millisecond, and for streams")
     sides, upstream = timed(sides, time)
-    where, (first, second), _ = engine_condition(options.get("where"), sides)
-    sides = first, second
-    description = two_sided(
+    description, sides, _ = two_sided(
         TemporalJoin,
         how,
         on,
         sides,
         options,
         derive=False,
-        where=where,
         emit="at_end" if static else "at_watermark",
-        ansi=ansi_mode(first.df.sparkSession),
         late=late,
         ttl_ms=None if ttl is None else parse_bound(ttl),
     )
