@@ -13,15 +13,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from gpu_ops import layouts
-from gpu_ops.arrays import Array, Positions, Slots
+from gpu_ops.arrays import Array, Slots
 from gpu_ops.descriptions.changelog import INSERT
 from gpu_ops.descriptions.lookup_join import LookupJoin
-from gpu_ops.kernels import Among, Columns, Kernels, as_slots
+from gpu_ops.kernels import Kernels, as_slots
 from gpu_ops.operators.core.emission import OutputRows
 from gpu_ops.operators.core.lifetimes import Lifetimes
-from gpu_ops.operators.core.match import fulfilling, match_among
+from gpu_ops.operators.core.pairs import probe
 from gpu_ops.operators.keyed import KeyedOperator
-from gpu_ops.state.columns import LIVE, KeySet
+from gpu_ops.state.columns import KeySet
 from gpu_ops.state.keyed_table import KeyedTable
 
 
@@ -48,20 +48,9 @@ class Lookup(KeyedOperator):
 
     def find(self, sides: Sequence[Lifetimes], *, net: bool) -> tuple[Slots, Slots]:
         """Left and right slots of the pairs."""
-        del sides, net
-        (left, right), kernels, names = self.tables, self.kernels, (self.join.left.name, self.join.right.name)
-        touched = left.touched()
-        if not touched.size or not len(right):
-            return self._nothing, self._nothing
-
-        def residual(found: Slots, slots: Slots) -> Positions | None:
-            rows = {names[0]: (left.store, found), names[1]: (right.store, slots)}
-            return fulfilling(kernels, self.join.condition, rows, int(slots.size))
-
-        candidates = right.key_index.meet(touched, staged=True, by_candidate=True)
-        columns = Columns(left.store, left.keys), Columns(right.store, right.keys)
-        among = Among(right.status.values, LIVE, LIVE)
-        return match_among(kernels, left.key_types, candidates, columns, among, by_candidate=True, residual=residual)
+        del net
+        names = self.join.left.name, self.join.right.name
+        return probe(self.tables, (sides[0], sides[1]), 0, self.join.condition, names, dying=False)
 
     def rows(self, found: tuple[Slots, Slots], sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
         """The pairs, and left rows without one, in the order of the left rows."""

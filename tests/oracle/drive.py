@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -239,3 +239,54 @@ def difference(expected: Mapping[Any, int], found: Mapping[Any, int], limit: int
         if n:
             lines.append(f"  {'too much' if n > 0 else 'missing '} x{abs(n)}: {key}")
     return "\n".join(lines[:limit] + ([f"  ... {len(lines) - limit} more"] if len(lines) > limit else []))
+
+
+def identical(first: pa.Table, second: pa.Table) -> bool:
+    """The same rows in the same order, NaN being equal to itself (to Arrow it is not)."""
+    return first.schema == second.schema and str(first.to_pylist()) == str(second.to_pylist())
+
+
+def as_multiset(table: pa.Table) -> Counter[str]:
+    """Rows in any order; ``repr`` makes NaN equal to itself."""
+    return Counter(map(repr, table.to_pylist()))
+
+
+def same_after_restarts(
+    backend: Backend, join: Description, parts: Sequence[Any], run: Callable[..., Any] = run, *, every: int = 2
+) -> None:
+    """A snapshot restored into a fresh engine goes on with the same rows, whichever backend wrote it."""
+    cpu = current = Backend("cpu")
+    with contextlib.ExitStack() as stack:
+        whole, other = (stack.enter_context(one.engine(join)) for one in (cpu, backend))
+        for number, cut in enumerate(parts):
+            expected, got = run(whole, cut), run(other, cut)
+            assert by_event(*got[:2]) == by_event(*expected[:2]), f"{join}, events {cut.start} to {cut.stop - 1}"
+            if number % every == 1:
+                state = other.snapshot()
+                other.close()
+                other = stack.enter_context(current.engine(join))
+                current = cpu if current == backend else backend
+                other.restore(state)
+                same_state(other, state)
+
+
+def same_after_discards(
+    backend: Backend, join: Description, parts: Sequence[Any], run: Callable[..., Any] = run, *, step: int = 1
+) -> None:
+    """Another micro-batch, ``step`` behind, prepared and discarded first makes no difference; nor does the same one."""
+    with backend.engine(join) as plain, backend.engine(join) as retried:
+        for number, cut in enumerate(parts):
+            before = retried.snapshot()
+            for first in (parts[(number + step) % len(parts)], cut):
+                retried.prepare(*getattr(first, "batches", ()), **first.inputs)
+                retried.discard()
+                same_state(retried, before)
+            one, other = run(plain, cut), run(retried, cut)
+            assert identical(one[2].changelog, other[2].changelog)
+            assert list(one[1]) == list(other[1])
+
+
+def same_state(engine: Any, expected: Mapping[str, pa.Table]) -> None:
+    """An engine's state is that of a snapshot, in whichever order."""
+    for name, table in engine.snapshot().items():
+        assert as_multiset(table) == as_multiset(expected[name]), name

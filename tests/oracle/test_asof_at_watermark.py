@@ -12,11 +12,10 @@ import pytest
 
 from gpu_ops.descriptions.by_time.asof_join import Asof, AsofJoin
 from gpu_ops.errors import DescriptionError
-from oracle.drive import Backend, Change, Row, by_event, difference
+from oracle.drive import Backend, Change, Row, by_event, difference, identical, same_state
 from oracle.interval_drive import ends, timed_cuts, timed_run
 from oracle.interval_rules import END, START, WATERMARK, Clock, Terms, TimedEvent
 from oracle.interval_traces import IntervalShape, TimedRecipe, timed_trace
-from oracle.test_differential import as_multiset, identical
 
 CPU = Backend("cpu")
 Shape = tuple[Asof, IntervalShape]
@@ -175,8 +174,7 @@ def test_a_restart_goes_unnoticed(number: int, backend: Backend) -> None:
             before = other.snapshot()
             other.prepare(**cut.inputs)
             other.discard()
-            for name, table in other.snapshot().items():
-                assert as_multiset(table) == as_multiset(before[name])
+            same_state(other, before)
             expected, got = timed_run(whole, cut), timed_run(other, cut)
             assert identical(expected[2].changelog, got[2].changelog)
             sizes = [{k: v for k, v in b.metrics.items() if k.endswith("state_rows")} for b in (expected[2], got[2])]

@@ -18,13 +18,17 @@ from oracle.drive import (
     Change,
     Event,
     Row,
+    as_multiset,
     by_event,
     cuts,
     difference,
     fold,
     gpu_status,
+    identical,
     run,
     run_all,
+    same_after_discards,
+    same_after_restarts,
 )
 from oracle.rules import Rules
 from oracle.traces import HOWS, LAYOUTS, Recipe, Shape, recipe, trace
@@ -147,16 +151,6 @@ def _first_difference(first: Any, second: Any) -> str:
     return f"{len(a)} and {len(b)} rows; from row {place}: {a[place : place + 3]} and {b[place : place + 3]}"
 
 
-def identical(first: pa.Table, second: pa.Table) -> bool:
-    """The same rows in the same order, NaN being equal to itself (to Arrow it is not)."""
-    return first.schema == second.schema and str(first.to_pylist()) == str(second.to_pylist())
-
-
-def as_multiset(table: pa.Table) -> Counter[str]:
-    """Rows in any order; ``repr`` makes NaN equal to itself."""
-    return Counter(map(repr, table.to_pylist()))
-
-
 @pytest.mark.parametrize("shape", FEW, ids=str)
 def test_splits_and_emits_fold_to_the_same(shape: Shape, backend: Backend) -> None:
     """Every split, per event: the same multiset for each event; and ``per_batch`` folds to the same."""
@@ -194,42 +188,14 @@ def test_without_order_left_comes_first() -> None:
 
 @pytest.mark.parametrize("shape", FEW, ids=str)
 def test_a_restart_goes_unnoticed(shape: Shape, backend: Backend) -> None:
-    """A snapshot restored into a fresh engine goes on with the same rows, whichever backend wrote it."""
-    join = shape.join()
-    events = trace(shape, made(shape, malformed=True))
-    engines = [CPU.engine(join), backend.engine(join)]
-    with engines[0] as whole:
-        parts = list(cuts(join, events, 25))
-        current = backend
-        other = engines[1].__enter__()
-        for number, cut in enumerate(parts):
-            expected, got = run(whole, cut), run(other, cut)
-            assert by_event(*got[:2]) == by_event(*expected[:2])
-            if number % 2:
-                state = other.snapshot()
-                other.close()
-                current = CPU if current == backend else backend
-                other = current.engine(join).__enter__()
-                other.restore(state)
-                for side in ("left", "right"):
-                    assert as_multiset(other.snapshot()[side]) == as_multiset(state[side])
-        other.close()
+    parts = list(cuts(shape.join(), trace(shape, made(shape, malformed=True)), 25))
+    same_after_restarts(backend, shape.join(), parts)
 
 
 @pytest.mark.parametrize("shape", FEW[:8], ids=str)
 def test_a_discarded_micro_batch_leaves_nothing(shape: Shape, backend: Backend) -> None:
-    events = trace(shape, made(shape, malformed=True))
-    with backend.engine(shape.join()) as plain, backend.engine(shape.join()) as retried:
-        parts = list(cuts(plain.join, events, 30))
-        for number, cut in enumerate(parts):
-            before = retried.snapshot()
-            retried.prepare(**parts[(number + 1) % len(parts)].inputs)
-            retried.discard()
-            for side, table in retried.snapshot().items():
-                assert as_multiset(table) == as_multiset(before[side])
-            first, second = run(plain, cut), run(retried, cut)
-            assert identical(first[2].changelog, second[2].changelog)
-            assert (first[1] == second[1]).all()
+    parts = list(cuts(shape.join(), trace(shape, made(shape, malformed=True)), 30))
+    same_after_discards(backend, shape.join(), parts)
 
 
 @pytest.mark.parametrize("updates", ["upsert", "retract"])

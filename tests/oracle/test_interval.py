@@ -11,12 +11,21 @@ from collections.abc import Sequence
 import pytest
 
 from gpu_ops.descriptions.description import Emit
-from oracle.drive import Backend, Change, by_event, changes, difference
+from oracle.drive import (
+    Backend,
+    Change,
+    as_multiset,
+    by_event,
+    changes,
+    difference,
+    identical,
+    same_after_discards,
+    same_after_restarts,
+)
 from oracle.interval_drive import TimedCut, ends, said, timed_cuts, timed_run
 from oracle.interval_rules import END, LATE, START, WATERMARK, TimedEvent
 from oracle.interval_sql import sql_join
 from oracle.interval_traces import BOUNDS, HOWS, IntervalShape, TimedRecipe, timed_trace
-from oracle.test_differential import as_multiset, identical
 
 pytestmark = pytest.mark.one_in(4)
 
@@ -282,40 +291,15 @@ def test_backends_agree_row_for_row(shape: IntervalShape, emit: Emit, other_back
 
 @pytest.mark.parametrize("shape", [*SQL[::2], *STRICT[::3], *KEYED[::3], *SEMI[:3]], ids=str)
 def test_a_restart_goes_unnoticed(shape: IntervalShape, backend: Backend) -> None:
-    """A snapshot restored into a fresh engine goes on with the same rows, whichever backend wrote it."""
-    join, events = shape.join(), ends(trace(shape))
-    with CPU.engine(join) as whole:
-        current = backend
-        other = backend.engine(join).__enter__()
-        for number, cut in enumerate(timed_cuts(join, events, 25)):
-            expected, got = timed_run(whole, cut), timed_run(other, cut)
-            assert by_event(*got[:2]) == by_event(*expected[:2]), f"{shape}, events {cut.start} to {cut.stop - 1}"
-            if number % 3 == 1:
-                state = other.snapshot()
-                other.close()
-                current = CPU if current == backend else backend
-                other = current.engine(join).__enter__()
-                other.restore(state)
-                for name, table in other.snapshot().items():
-                    assert as_multiset(table) == as_multiset(state[name])
-        other.close()
+    parts = list(timed_cuts(shape.join(), ends(trace(shape)), 25))
+    same_after_restarts(backend, shape.join(), parts, timed_run, every=3)
 
 
 @pytest.mark.parametrize("shape", [*SQL[1::2], *STRICT[::3], *KEYED[::3], *SEMI[2:]], ids=str)
 def test_a_discarded_micro_batch_leaves_nothing(shape: IntervalShape, backend: Backend) -> None:
     """Its rows are gone, and so are its watermark and what that took away."""
-    join, events = shape.join(), ends(trace(shape))
-    with backend.engine(join) as plain, backend.engine(join) as retried:
-        parts = list(timed_cuts(join, events, 30))
-        for number, cut in enumerate(parts):
-            before = retried.snapshot()
-            retried.prepare(**parts[(number + 3) % len(parts)].inputs)
-            retried.discard()
-            for name, table in retried.snapshot().items():
-                assert as_multiset(table) == as_multiset(before[name])
-            first, second = timed_run(plain, cut), timed_run(retried, cut)
-            assert identical(first[2].changelog, second[2].changelog)
-            assert first[1] == second[1]
+    parts = list(timed_cuts(shape.join(), ends(trace(shape)), 30))
+    same_after_discards(backend, shape.join(), parts, timed_run, step=3)
 
 
 @pytest.mark.parametrize("split", [5, 40])

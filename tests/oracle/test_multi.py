@@ -11,10 +11,25 @@ from typing import Any
 import pytest
 
 from gpu_ops.descriptions.description import Emit
-from oracle.drive import ADDS, Backend, Change, Event, Row, by_event, changes, cuts, difference, fold, run, run_all
+from oracle.drive import (
+    ADDS,
+    Backend,
+    Change,
+    Event,
+    Row,
+    as_multiset,
+    by_event,
+    changes,
+    cuts,
+    difference,
+    fold,
+    identical,
+    run,
+    run_all,
+)
 from oracle.multi_traces import SHAPES, MultiShape, multi_recipe, multi_trace, random_shape, shape
 from oracle.sql import reference
-from oracle.test_differential import as_multiset, identical, untimed
+from oracle.test_differential import untimed
 
 CPU = Backend("cpu")
 ALL = 1_000_000_000

@@ -18,10 +18,22 @@ from gpu_ops.descriptions.keys import Equality
 from gpu_ops.descriptions.multi_join import MultiJoin, Step
 from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import StateError
-from oracle.drive import Backend, Change, Cut, Event, Row, by_event, cuts, difference, fold, run
+from oracle.drive import (
+    Backend,
+    Change,
+    Cut,
+    Event,
+    Row,
+    by_event,
+    cuts,
+    difference,
+    fold,
+    run,
+    same_after_discards,
+    same_after_restarts,
+)
 from oracle.multi_rules import MultiRules
 from oracle.multi_traces import SHAPES, MultiShape, multi_recipe, multi_trace, random_shape, shape
-from oracle.test_differential import as_multiset, identical
 
 CPU = Backend("cpu")
 TTLS = (900, 400, None, 250, 700)
@@ -170,40 +182,13 @@ def parts_of(made: MultiShape, emit: Emit, size: int) -> tuple[MultiJoin, list[C
 @pytest.mark.parametrize("emit", ["per_event", "per_batch"])
 @pytest.mark.parametrize("made", FEW, ids=str)
 def test_a_restart_goes_unnoticed(made: MultiShape, emit: Emit, backend: Backend) -> None:
-    """A snapshot restored into a fresh engine goes on with the same rows, whichever backend wrote it."""
-    join, parts = parts_of(made, emit, 25)
-    current, other = backend, backend.engine(join).__enter__()
-    with CPU.engine(join) as whole:
-        for number, cut in enumerate(parts):
-            expected, got = run(whole, cut), run(other, cut)
-            assert by_event(*got[:2]) == by_event(*expected[:2])
-            if number % 2:
-                state = other.snapshot()
-                other.close()
-                current = CPU if current == backend else backend
-                other = current.engine(join).__enter__()
-                other.restore(state)
-                for name in join.sides:
-                    assert as_multiset(other.snapshot()[name]) == as_multiset(state[name])
-    other.close()
+    same_after_restarts(backend, *parts_of(made, emit, 25))
 
 
 @pytest.mark.parametrize("emit", ["per_event", "per_batch"])
 @pytest.mark.parametrize("made", FEW, ids=str)
 def test_a_discarded_micro_batch_leaves_nothing(made: MultiShape, emit: Emit, backend: Backend) -> None:
-    """Another micro-batch prepared and discarded first makes no difference; nor does the same one."""
-    join, parts = parts_of(made, emit, 30)
-    with backend.engine(join) as plain, backend.engine(join) as retried:
-        for number, cut in enumerate(parts):
-            before = retried.snapshot()
-            for first in (parts[(number + 1) % len(parts)], cut):
-                retried.prepare(*first.batches, **first.inputs)
-                retried.discard()
-                for name, table in retried.snapshot().items():
-                    assert as_multiset(table) == as_multiset(before[name])
-            one, other = run(plain, cut), run(retried, cut)
-            assert identical(one[2].changelog, other[2].changelog)
-            assert (one[1] == other[1]).all()
+    same_after_discards(backend, *parts_of(made, emit, 30))
 
 
 def test_a_snapshot_that_lacks_a_column() -> None:

@@ -14,12 +14,11 @@ import pytest
 
 from gpu_ops.descriptions.by_time.temporal_join import TemporalJoin
 from oracle import flink
-from oracle.drive import Backend, by_event, difference
+from oracle.drive import Backend, by_event, difference, same_after_discards, same_after_restarts
 from oracle.interval_drive import ends, timed_cuts, timed_run, timed_run_all
 from oracle.interval_rules import END, WATERMARK, TimedEvent
 from oracle.interval_traces import IntervalShape, TimedRecipe, timed_trace
 from oracle.temporal_rules import KINDS, TemporalRules, temporal_join, with_kinds
-from oracle.test_differential import as_multiset, identical
 
 CPU = Backend("cpu")
 X = (("a_x", ">", "b_x"),)
@@ -97,39 +96,14 @@ def test_any_trace(number: int, backend: Backend) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES[1::2], ids=str)
 def test_a_restart_goes_unnoticed(shape: IntervalShape, backend: Backend) -> None:
-    """A snapshot restored into a fresh engine goes on with the same rows, whichever backend wrote it."""
-    join, events = temporal_join(shape), trace(shape)
-    with CPU.engine(join) as whole:
-        current = backend
-        other = backend.engine(join).__enter__()
-        for number, cut in enumerate(timed_cuts(join, events, 25)):
-            expected, got = timed_run(whole, cut), timed_run(other, cut)
-            assert by_event(*got[:2]) == by_event(*expected[:2]), f"{shape}, events {cut.start} to {cut.stop - 1}"
-            if number % 3 == 1:
-                state = other.snapshot()
-                other.close()
-                current = CPU if current == backend else backend
-                other = current.engine(join).__enter__()
-                other.restore(state)
-                for name, table in other.snapshot().items():
-                    assert as_multiset(table) == as_multiset(state[name])
-        other.close()
+    join = temporal_join(shape)
+    same_after_restarts(backend, join, list(timed_cuts(join, trace(shape), 25)), timed_run, every=3)
 
 
 def test_a_discarded_micro_batch_leaves_nothing(backend: Backend) -> None:
     """Its rows are gone, and so are its watermark and what that took away."""
-    shape = SHAPES[1]
-    join, events = temporal_join(shape), trace(shape)
-    with backend.engine(join) as plain, backend.engine(join) as retried:
-        parts = list(timed_cuts(join, events, 30))
-        for number, cut in enumerate(parts):
-            before = retried.snapshot()
-            retried.prepare(**parts[(number + 3) % len(parts)].inputs)
-            retried.discard()
-            for name, table in retried.snapshot().items():
-                assert as_multiset(table) == as_multiset(before[name])
-            first, second = timed_run(plain, cut), timed_run(retried, cut)
-            assert identical(first[2].changelog, second[2].changelog)
+    join = temporal_join(SHAPES[1])
+    same_after_discards(backend, join, list(timed_cuts(join, trace(SHAPES[1]), 30)), timed_run, step=3)
 
 
 def test_state_is_the_versions_younger_than_the_watermark_and_one_of_each_key(backend: Backend) -> None:

@@ -14,12 +14,11 @@ import pytest
 from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.errors import DescriptionError
 from oracle import flink
-from oracle.drive import Backend, by_event, difference
+from oracle.drive import Backend, by_event, difference, same_state
 from oracle.interval_drive import ends, timed_cuts, timed_run
 from oracle.interval_rules import TimedEvent
 from oracle.interval_traces import IntervalShape, TimedRecipe, timed_trace
 from oracle.temporal_rules import TemporalRules, temporal_join, with_kinds
-from oracle.test_differential import as_multiset
 
 TTL = 1500
 SHAPES = [
@@ -94,8 +93,7 @@ def test_restarts_and_discarded_micro_batches_change_nothing(shape: IntervalShap
             before = other.snapshot()
             other.prepare(**parts[(number + 3) % len(parts)].inputs, clock_ms=now)
             other.discard()
-            for name, table in other.snapshot().items():
-                assert as_multiset(table) == as_multiset(before[name])
+            same_state(other, before)
             expected, got = timed_run(whole, cut, clock_ms=now), timed_run(other, cut, clock_ms=now)
             assert by_event(*got[:2]) == by_event(*expected[:2]), f"{shape}, events {cut.start} to {cut.stop - 1}"
             if number % 3 == 1:
@@ -104,8 +102,7 @@ def test_restarts_and_discarded_micro_batches_change_nothing(shape: IntervalShap
                 current = cpu if current == backend else backend
                 other = current.engine(join).__enter__()
                 other.restore(state)
-                for name, table in other.snapshot().items():
-                    assert as_multiset(table) == as_multiset(state[name])
+                same_state(other, state)
         other.close()
 
 

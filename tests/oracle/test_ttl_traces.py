@@ -12,9 +12,8 @@ import pytest
 
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.join import Join
-from oracle.drive import ADDS, Backend, Event, Row, by_event, canonical, cuts, difference, fold, run
+from oracle.drive import ADDS, Backend, Event, Row, by_event, canonical, cuts, difference, fold, run, same_state
 from oracle.rules import Residual, Rules
-from oracle.test_differential import as_multiset
 from oracle.traces import HOWS, LAYOUTS, Shape, recipe, trace
 
 TTLS = ((900, 400), (250, None), (None, 300), (150, 700), (400, 400))
@@ -107,7 +106,7 @@ def check(
             engine.close()
             engine = backend.engine(join).__enter__()
             engine.restore(state)
-            assert all(as_multiset(table) == as_multiset(state[name]) for name, table in engine.snapshot().items())
+            same_state(engine, state)
     engine.close()
     assert expired == rules.expired
     return sum(expired)

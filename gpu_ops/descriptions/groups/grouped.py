@@ -11,21 +11,25 @@ from gpu_ops.descriptions.inputs import Input, Layout
 from gpu_ops.descriptions.keys import Shuffle
 
 
-class Grouped(Description):
-    """Groups of one input's rows."""
+class OneInput(Description):
+    """Something by columns of one input.
+
+    Attributes:
+        source: the input.
+        by: columns of it.
+    """
 
     if TYPE_CHECKING:
         source: Input
-        by: tuple[str, ...]
+
+        @property
+        def by(self) -> tuple[str, ...]:
+            """Columns of it."""
 
     @property
     def inputs(self) -> tuple[Input]:
         """Its one input."""
         return (self.source,)
-
-    def with_inputs(self, inputs: Sequence[Input], emit: Emit) -> Self:
-        """The same of another input."""
-        return dataclasses.replace(self, source=inputs[0], emit=emit)  # type: ignore[type-var]
 
     @property
     def rename_hint(self) -> str:
@@ -34,12 +38,12 @@ class Grouped(Description):
 
     @property
     def equal_columns(self) -> list[tuple[str, ...]]:
-        """The group's columns."""
+        """The columns."""
         return [(column,) for column in self.by]
 
     @property
     def shuffled_by(self) -> tuple[Shuffle, ...]:
-        """What rows are partitioned by: the group, less what would part an upsert's old and new row."""
+        """What rows are partitioned by: the columns, less what would part an upsert's old and new row."""
         unique = self.source.unique_key if self.source.updates == "upsert" else None
         columns = [c for c in self.by if unique is None or c in unique]
         return tuple(Shuffle((column,), self.source.schema.field(column).type) for column in columns)
@@ -48,6 +52,14 @@ class Grouped(Description):
         """The state layout of its input."""
         del number
         return "multiset" if self.source.unique_key is None else "unique_key"
+
+
+class Grouped(OneInput):
+    """Groups of one input's rows."""
+
+    def with_inputs(self, inputs: Sequence[Input], emit: Emit) -> Self:
+        """The same of another input."""
+        return dataclasses.replace(self, source=inputs[0], emit=emit)  # type: ignore[type-var]
 
     @property
     def group_never_null(self) -> bool:

@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import Description, Emit, OutputColumn, line
-from gpu_ops.descriptions.inputs import Input, Layout, check_key_type, input_from_dict, input_to_dict
-from gpu_ops.descriptions.keys import Shuffle
+from gpu_ops.descriptions.groups.grouped import OneInput
+from gpu_ops.descriptions.inputs import Input, check_key_type, input_from_dict, input_to_dict
 from gpu_ops.errors import DescriptionError
 from gpu_ops.fields import check_fields
 
@@ -25,7 +25,7 @@ Keep: TypeAlias = Literal["first", "last"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Latest(Description):
+class Latest(OneInput):
     """The latest row of each unique key.
 
     Attributes:
@@ -81,15 +81,10 @@ class Latest(Description):
         return "groups.latest"
 
     @property
-    def key(self) -> tuple[str, ...]:
+    def by(self) -> tuple[str, ...]:
         """The unique key's columns."""
         assert self.source.unique_key is not None
         return self.source.unique_key
-
-    @property
-    def inputs(self) -> tuple[Input]:
-        """Its one input."""
-        return (self.source,)
 
     @functools.cached_property
     def output(self) -> tuple[OutputColumn, ...]:
@@ -102,37 +97,17 @@ class Latest(Description):
         return column.column
 
     @property
-    def rename_hint(self) -> str:
-        """Nothing else than a new name helps where two output columns have one."""
-        return ""
-
-    @property
-    def equal_columns(self) -> list[tuple[str, ...]]:
-        """The unique key's."""
-        return [(column,) for column in self.key]
-
-    @property
     def compared_columns(self) -> list[tuple[int, str]]:
         """The unique key's."""
-        return [(0, column) for column in self.key]
-
-    @property
-    def shuffled_by(self) -> tuple[Shuffle, ...]:
-        """The unique key: the old and the new row of a key have to meet."""
-        return tuple(Shuffle((column,), self.source.schema.field(column).type) for column in self.key)
-
-    def layout(self, number: int) -> Layout:
-        """The state layout of its input."""
-        del number
-        return "unique_key"
+        return [(0, column) for column in self.by]
 
     def _unique_key(self) -> tuple[str, ...] | None:
-        return self.key
+        return self.by
 
     @property
     def title(self) -> str:
         """It in one line, for people."""
-        return f"{self._which} row of {self.source.name} by {', '.join(self.key)}"
+        return f"{self._which} row of {self.source.name} by {', '.join(self.by)}"
 
     @property
     def _which(self) -> str:
@@ -141,7 +116,7 @@ class Latest(Description):
     def lines(self) -> list[str]:
         """Of what, by what."""
         ordered = [] if self.order_by is None else [line("order", self.order_by)]
-        return [f"{self._which} row of each key: {self.source.name}", line("key", ", ".join(self.key)), *ordered]
+        return [f"{self._which} row of each key: {self.source.name}", line("key", ", ".join(self.by)), *ordered]
 
     def to_dict(self) -> dict[str, Any]:
         """What JSON has of it."""

@@ -109,34 +109,33 @@ def _candidates(
 ) -> tuple[Slots, Slots]:
     """Left and right slots of all pairs one of whose rows the micro-batch touches."""
     xp = tables[0].kernels.xp
-    left, right = _probe(tables, sides, 0, condition, names)
-    other_right, other_left = _probe(tables, sides, 1, condition, names)
+    left, right = probe(tables, sides, 0, condition, names, dying=True)
+    other_right, other_left = probe(tables, sides, 1, condition, names, dying=False)
     return xp.concatenate([left, other_left]), xp.concatenate([right, other_right])
 
 
-def _probe(
-    tables: Tables, sides: Sides, side: int, condition: Condition | None, names: tuple[str, str]
+def probe(
+    tables: Tables, sides: Sides, side: int, condition: Condition | None, names: tuple[str, str], *, dying: bool
 ) -> tuple[Slots, Slots]:
     """Touched rows of one side with their matches: slots of that side, slots of the other.
 
-    The left's touched rows meet every row; the right's only rows that the micro-batch leaves alone,
-    so no pair is found twice.
+    The left's touched rows meet new rows, too, and those that are ``dying`` or not; the right's only rows that the
+    micro-batch leaves alone, so no pair is found twice.
     """
     own, other = tables[side], tables[1 - side]
     kernels, xp = own.kernels, own.kernels.xp
     touched = own.touched()
     if touched.size == 0 or len(other) == 0:
         return xp.empty(0, np.int64), xp.empty(0, np.int64)
-    everything = side == 0
 
     every = other.all_alive and not sides[1 - side].killed.size
-    among = None if every else Among(other.status.values, LIVE, DYING if everything else LIVE)
+    among = None if every else Among(other.status.values, LIVE, DYING if dying else LIVE)
 
     def residual(found: Slots, slots: Slots) -> Positions | None:
         rows = {names[side]: (own.store, found), names[1 - side]: (other.store, slots)}
         return fulfilling(kernels, condition, rows, int(slots.size))
 
     # The other side's rows are read in the order in which they lie, the touched ones are few and near.
-    candidates = other.key_index.meet(touched, staged=everything, by_candidate=True)
+    candidates = other.key_index.meet(touched, staged=side == 0, by_candidate=True)
     columns = Columns(own.store, own.keys), Columns(other.store, other.keys)
     return match_among(kernels, own.key_types, candidates, columns, among, by_candidate=True, residual=residual)

@@ -48,8 +48,8 @@ class LatestRows(KeyedOperator):
 
     def __init__(self, join: Latest, kernels: Kernels) -> None:
         super().__init__(join, kernels)
-        types = tuple(join.source.schema.field(column).type for column in join.key)
-        self.tables = (KeyedTable(kernels, join.source, [KeySet(join.key, types, ())], findable=True),)
+        types = tuple(join.source.schema.field(column).type for column in join.by)
+        self.tables = (KeyedTable(kernels, join.source, [KeySet(join.by, types, ())], findable=True),)
 
     def chosen(self, changes: tuple[Ingested, ...]) -> tuple[Ingested, ...]:
         """Those that are chosen over the rows of their keys that are there, or come before them.
@@ -87,7 +87,7 @@ class LatestRows(KeyedOperator):
         column, field = change.column(join.order_by), join.source.schema.field(join.order_by)
         missing = pc.is_null(column, nan_is_null=True)
         if pc.any(missing).as_py():
-            key = change.table.select(join.key).filter(missing).slice(0, 1).to_pylist()[0]
+            key = change.table.select(join.by).filter(missing).slice(0, 1).to_pylist()[0]
             raise BadInputError(join.source.name, join.order_by, "nothing to order by: null or NaN in the row of", key)
         held = table.store.take(slots, [join.order_by], present=True)
         stored = kernels.to_arrow(held, pa.schema([field]))
