@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from gpu_ops.values import as_bytes
 
 UInt64s = npt.NDArray[np.uint64]
+Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 _MUL1, _MUL2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -177,7 +178,7 @@ def _struct_children(column: pa.StructArray) -> list[pa.Array]:
     return [column.field(i) for i in range(column.type.num_fields)]
 
 
-def _list_parts(column: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], list[pa.Array]]:
+def _list_parts(column: pa.Array) -> tuple[Ints, Ints, list[pa.Array]]:
     """Start and length of each list, and the element columns they point into."""
     length = len(column)
     if pa.types.is_fixed_size_list(column.type):
@@ -200,20 +201,17 @@ def _list_parts(column: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np
     return starts, lengths, children
 
 
-def _elements(starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Positions of all elements of all lists, list by list."""
-    first = np.cumsum(lengths) - lengths
-    positions: npt.NDArray[np.int64] = np.arange(int(lengths.sum()), dtype=np.int64)
-    positions += np.repeat(starts - first, lengths)
-    return positions
+def expand(first: Ints, count: Ints) -> tuple[Ints, Ints]:
+    """Ranges written out: range numbers and positions, range by range."""
+    before = np.cumsum(count) - count
+    number = np.repeat(np.arange(count.size, dtype=np.int64), count)
+    return number, np.arange(number.size, dtype=np.int64) + (first - before)[number]
 
 
 def _hash_lists(column: pa.Array) -> UInt64s:
     starts, lengths, children = _list_parts(column)
-    positions = _elements(starts, lengths)
-    total = mix(lengths.astype(np.uint64))
-    place = np.arange(positions.size, dtype=np.int64) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    rows = np.repeat(np.arange(len(column)), lengths)
+    rows, positions = expand(starts, lengths)
+    total, place = mix(lengths.astype(np.uint64)), positions - starts[rows]
     for child in children:
         hashes = mix(hash_array(child.take(pa.array(positions))) + mix(place.astype(np.uint64)))
         np.add.at(total, rows, hashes)
@@ -225,9 +223,9 @@ def _equal_lists(left: pa.Array, right: pa.Array) -> Mask:
     right_starts, right_lengths, right_children = _list_parts(right)
     equal: Mask = left_lengths == right_lengths
     lengths = np.where(equal, left_lengths, 0)
-    rows = np.repeat(np.arange(len(left)), lengths)
-    ours, theirs = pa.array(_elements(left_starts, lengths)), pa.array(_elements(right_starts, lengths))
+    rows, ours = expand(left_starts, lengths)
+    theirs = expand(right_starts, lengths)[1]
     for a, b in zip(left_children, right_children, strict=True):
-        same = equal_arrays(a.take(ours), b.take(theirs))
+        same = equal_arrays(a.take(pa.array(ours)), b.take(pa.array(theirs)))
         equal[rows[~same]] = False
     return equal

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from cpu_fallback import matching, search
 from cpu_fallback.conditions import evaluate
 from cpu_fallback.frame import Frame
-from cpu_fallback.hashing import UInt64s, equal_arrays, hash_rows, valid_mask
+from cpu_fallback.hashing import UInt64s, equal_arrays, expand, hash_rows, valid_mask
 from cpu_fallback.store import CpuStore
 from gpu_ops import layouts
 from gpu_ops.arrays import Array, Hashes, Positions
@@ -233,7 +233,7 @@ class CpuKernels:
         needles: UInt64s = layouts.entry_hashes(left)
         stored: UInt64s = layouts.entry_hashes(right)
         first = np.searchsorted(stored, needles, side="left")
-        number, place = search.expand(first, np.searchsorted(stored, needles, side="right") - first)
+        number, place = expand(first, np.searchsorted(stored, needles, side="right") - first)
         return layouts.pairs(layouts.entry_slots(left)[number], layouts.entry_slots(right)[place])
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from cpu_fallback.hashing import UInt64s
+from cpu_fallback.hashing import UInt64s, expand
 from gpu_ops import layouts
 from gpu_ops.arrays import Array
 from gpu_ops.kernels import SearchedRun
@@ -100,13 +100,6 @@ def bisect(run: SearchedRun, hashes: UInt64s, times: Ints, *, after: bool) -> In
             if found is not None:
                 return found
     return _bisect(run, hashes, times, (begin, end), after=after)
-
-
-def expand(first: Ints, count: Ints) -> tuple[Ints, Ints]:
-    """Ranges written out: range numbers and positions, range by range."""
-    before = np.cumsum(count) - count
-    number = np.repeat(np.arange(count.size, dtype=np.int64), count)
-    return number, np.arange(number.size, dtype=np.int64) + (first - before)[number]
 
 
 def _first_not_less(run: UInt64s, directory: Ints, shift: int, key: UInt64s, at: Ints) -> None:

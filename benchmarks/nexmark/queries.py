@@ -6,8 +6,11 @@ import functools
 from dataclasses import dataclass
 from pathlib import Path
 
+import duckdb
 import sqlglot
 from sqlglot import exp
+
+from gpu_ops.demo.check import difference
 
 FOLDER = Path(__file__).parent / "queries"
 NAMES = ("q3", "q4", "q9", "q20", "q23")
@@ -78,3 +81,20 @@ def query(name: str) -> Query:
 
 def _without_table(node: exp.Expression) -> exp.Expression:
     return exp.column(node.name) if isinstance(node, exp.Column) else node
+
+
+def compared(query: Query, data: Path, changelog: list[Path]) -> tuple[int, int, list[str]]:
+    """The changes in a changelog, the rows of DuckDB's result, and in what they differ.
+
+    Args:
+        query: the query.
+        data: the folder of `benchmarks.nexmark.generator.write`.
+        changelog: Parquet files, all together the changelog.
+    """
+    with duckdb.connect() as db:
+        for side in query.sides:
+            db.read_parquet(str(data / side.table / "*.parquet")).create_view(side.table)
+        db.read_parquet([str(path) for path in changelog]).create_view("changelog_changes")
+        db.execute(f"CREATE TEMP TABLE answer AS {query.text}")
+        changes, rows = (len(db.table(name)) for name in ("changelog_changes", "answer"))
+        return changes, rows, difference(db, "SELECT *, 1 AS n FROM answer")

@@ -24,8 +24,7 @@ from pyspark.sql import SparkSession
 
 from benchmarks.common import interleave, ratio, summarise, write_results
 from benchmarks.nexmark import generator, pipelines
-from benchmarks.nexmark.check import check
-from benchmarks.nexmark.queries import NAMES, Query, query
+from benchmarks.nexmark.queries import NAMES, Query, compared, query
 from benchmarks.spark_queries import Reader, local_session
 
 READERS: tuple[Reader, ...] = ("spark", "arrow")
@@ -82,11 +81,10 @@ def measure(spark: SparkSession, data: Path, one: Query, options: argparse.Names
             own = work / reader
             changes = pipelines.ours(spark, data, one, own, reader=reader, emit=options.emit)
             pipelines.run(changes, own, sink="parquet")
-            found = check(one, data, sorted((own / "result").glob("*.parquet")))
-            print(f"{one.name}: {found.changes:,} changes, {found.rows:,} rows by DuckDB, {found.missing:,} missing, "
-                  f"{found.surplus:,} too many", file=sys.stderr, flush=True)  # fmt: skip
-            if not found.equal:
-                raise SystemExit(f"{one.name}: the folded changelog is not DuckDB's result")
+            found, rows, different = compared(one, data, sorted((own / "result").glob("*.parquet")))
+            print(f"{one.name}: {found:,} changes, {rows:,} rows by DuckDB", file=sys.stderr, flush=True)
+            if different:
+                raise SystemExit(f"{one.name}: the folded changelog is not DuckDB's result: {different[:5]}")
 
     def once(name: str, case: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
         def run() -> dict[str, Any]:
@@ -108,13 +106,13 @@ def measure(spark: SparkSession, data: Path, one: Query, options: argparse.Names
     if not options.no_spark:
         cases["spark"] = lambda: pipelines.fresh(lambda _: pipelines.sparks(spark, data, one))
     runs = interleave({name: once(name, case) for name, case in cases.items()}, options.rounds, warmup=options.warmup)
-    if "spark" in runs and {r["rows_out"] for r in runs["spark"]} != {found.rows}:
-        raise SystemExit(f"{one.name}: Spark's own join has {runs['spark'][0]['rows_out']} rows, DuckDB {found.rows}")
+    if "spark" in runs and {r["rows_out"] for r in runs["spark"]} != {rows}:
+        raise SystemExit(f"{one.name}: Spark's own join has {runs['spark'][0]['rows_out']} rows, DuckDB {rows}")
     events = runs["ours"][0]["rows_in"]  # Spark counts files where Arrow reads them
     rates = {name: summarise(events / r["seconds"] for r in rs) for name, rs in runs.items()}
     result: dict[str, Any] = {
         "events_per_second": rates,
-        "rows_out": found.rows,
+        "rows_out": rows,
         "over_no_op": ratio(rates["ours"], rates["no_op"]),
         "arrow_over_no_op": ratio(rates["ours_arrow"], rates["no_op"]),
     }
