@@ -20,7 +20,7 @@ import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +29,8 @@ from benchmarks.common import Summary, as_state_servers_run, interleave, ratio, 
 from gpu_ops.descriptions.groups.aggregate import Aggregate
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.engine import JoinEngine
+
+T = TypeVar("T")
 
 SALES = pa.schema([("product", pa.int64()), ("quantity", pa.int64()), ("price", pa.float64())])
 CALLS = {
@@ -43,6 +45,13 @@ def sales(size: int, products: int) -> pa.Table:
     return pa.table(
         [rng.integers(0, products, size), rng.integers(0, 100, size), rng.integers(0, 1000, size)], schema=SALES
     )
+
+
+def timed(case: Callable[[], T]) -> tuple[float, float, T]:
+    """Seconds of wall time and outside the kernel that something takes, and what comes of it."""
+    before, user = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_utime
+    found = case()
+    return time.perf_counter() - before, resource.getrusage(resource.RUSAGE_SELF).ru_utime - user, found
 
 
 def beside_polars(size: int, products: int, batches: int, rounds: int, *, retractions: bool) -> dict[str, Any]:
@@ -82,10 +91,8 @@ def beside_polars(size: int, products: int, batches: int, rounds: int, *, retrac
         )  # fmt: skip
         return found.with_columns(m=pl.col("quantity") / pl.col("n"))
 
-    def timed(case: Callable[[], pl.DataFrame]) -> tuple[float, float, tuple[int, ...]]:
-        before, user = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_utime
-        found = case()
-        took, user = time.perf_counter() - before, resource.getrusage(resource.RUSAGE_SELF).ru_utime - user
+    def by_polars(case: Callable[[], pl.DataFrame]) -> tuple[float, float, tuple[int, ...]]:
+        took, user, found = timed(case)
         return (
             took,
             user,
@@ -94,9 +101,7 @@ def beside_polars(size: int, products: int, batches: int, rounds: int, *, retrac
 
     def engine() -> tuple[float, float, tuple[int, ...]]:
         running = JoinEngine(described, "cpu")
-        before, user = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_utime
-        changelogs = [running.process(part) for part in parts]
-        took, user = time.perf_counter() - before, resource.getrusage(resource.RUSAGE_SELF).ru_utime - user
+        took, user, changelogs = timed(lambda: [running.process(part) for part in parts])
         running.close()
         found = np.zeros(4, np.int64)
         for changelog in changelogs:
@@ -105,9 +110,9 @@ def beside_polars(size: int, products: int, batches: int, rounds: int, *, retrac
             found += np.array([int(signs.sum()), *sums])
         return took, user, tuple(int(x) for x in found)
 
-    cases = {"polars": functools.partial(timed, polars), "engine": engine}
+    cases = {"polars": functools.partial(by_polars, polars), "engine": engine}
     if retractions:
-        cases["polars_of_changes"] = functools.partial(timed, polars_of_changes)
+        cases["polars_of_changes"] = functools.partial(by_polars, polars_of_changes)
     runs = interleave(cases, rounds, warmup=1)
     if len({found for results in runs.values() for *_, found in results}) != 1:
         raise SystemExit(f"results differ: { {name: results[0][2] for name, results in runs.items()} }")

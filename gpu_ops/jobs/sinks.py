@@ -90,7 +90,7 @@ def sent(rows: DataFrame, sink: Sink, file: Text, **how: Any) -> StreamingQuery:
     """Starts the query of a topic to which the tasks send that make the rows.
 
     Raises:
-        JobError: librdkafka takes it not; the message says why.
+        JobError: a column, option or package that is not there; the message says which.
     """
     options = dict(sink.options)
     servers, topic = options.pop("kafka.bootstrap.servers"), options.pop("topic")

@@ -14,24 +14,24 @@ from typing import Final
 
 from pyspark import daemon
 
-_NEEDED: Final = (
+from gpu_ops.spark.tasks import NEEDED
+
+_IMPORTED: Final = (
     "pyspark.worker",
     "pyspark.sql.pandas.serializers",
     "pandas",
     "pyarrow.flight",
     "cpu_fallback.conditions",
     "cpu_fallback.hashing",
-    "gpu_ops.spark.tasks.file",
-    "gpu_ops.spark.tasks.join",
+    *NEEDED,
     "gpu_ops.spark.sources.messages",
-    "gpu_ops.spark.sources.packing",
 )
 
 
 def main() -> None:
     """Imports, and serves until Spark closes standard input."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    for name in _NEEDED:
+    for name in _IMPORTED:
         importlib.import_module(name)
     gc.freeze()  # what is imported stays, and forks share it
     daemon.manager()

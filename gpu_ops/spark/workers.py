@@ -14,15 +14,13 @@ from pyspark.sql import SparkSession
 
 from gpu_ops.spark.cluster.executors import one_machine
 from gpu_ops.spark.servers.process import PACKAGE_ROOT
+from gpu_ops.spark.tasks import NEEDED
 from gpu_ops.spark.tasks.arrow import importing
 
 _log = logging.getLogger(__name__)
 
 DESCRIPTION: Final = "Python workers of gpu_ops start while the query is planned"
 """Of the job in Spark's UI."""
-
-_NEEDED: Final = ("gpu_ops.spark.tasks.file", "gpu_ops.spark.tasks.join", "gpu_ops.spark.sources.packing")
-"""What the tasks of most queries import."""
 
 _begun: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
 """The Spark contexts whose workers have been begun."""
@@ -50,10 +48,9 @@ def make_importable(session: SparkSession) -> None:
 
 def _begin(session: SparkSession) -> None:
     try:
-        tasks = min(
-            session.sparkContext.defaultParallelism, int(str(session.conf.get("spark.sql.shuffle.partitions", "200")))
-        )
-        rows = session.range(0, tasks, 1, tasks).mapInArrow(functools.partial(importing, _NEEDED), "id BIGINT")
+        partitions = int(str(session.conf.get("spark.sql.shuffle.partitions")))
+        tasks = min(session.sparkContext.defaultParallelism, partitions)
+        rows = session.range(0, tasks, 1, tasks).mapInArrow(functools.partial(importing, NEEDED), "id BIGINT")
         session.sparkContext.setJobDescription(DESCRIPTION)
         rows.write.format("noop").mode("overwrite").save()
     except Exception as error:

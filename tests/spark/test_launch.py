@@ -144,7 +144,7 @@ def test_workers_are_begun_once_as_soon_as_a_query_is_built(
         yield pa.RecordBatch.from_pydict({"seen": ["colorsys" in sys.modules]})
 
     workers._begun.discard(spark.sparkContext)
-    monkeypatch.setattr("gpu_ops.spark.workers._NEEDED", ("colorsys",))  # nothing else imports it
+    monkeypatch.setattr("gpu_ops.spark.workers.NEEDED", ("colorsys",))  # nothing else imports it
     monkeypatch.setattr("gpu_ops.spark.workers.threading.Thread", Begun)
     for _ in range(2):
         gpu_ops.read_files(spark, str(tmp_path), "csv", "k long")

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.errors import DescriptionError
 from gpu_ops.query.catalyst import id_of, items
-from gpu_ops.spark.plan.recognition import MAPS, ROW_BY_ROW, JoinPlan, children_of, plans_in
+from gpu_ops.spark.plan.recognition import MAPS, ROW_BY_ROW, JoinPlan, analyzed, children_of, plans_in
 
 _AGGREGATES: Final = {"Aggregate", "Distinct"}
 _WITH_STATE: Final = "WithState"
@@ -50,7 +50,7 @@ def final_only(df: DataFrame, name: str, unique_key: Sequence[str] | None, row_k
     Raises:
         DescriptionError: its rows come again, and no unique key says which one each replaces.
     """
-    plan = df._jdf.queryExecution().analyzed()
+    plan = analyzed(df)
     text = str(plan.toString())
     if not any(word in text for word in (*_AGGREGATES, _WITH_STATE)):
         return False
@@ -165,7 +165,7 @@ def _check_changelog(aggregate: Any, name: str) -> None:
 
 def counted_twice(df: DataFrame) -> str | None:
     """What to know of Spark's aggregates over a changelog in a DataFrame that do not look at its row kinds."""
-    found = _stateful(df._jdf.queryExecution().analyzed(), ())
+    found = _stateful(analyzed(df), ())
     of = next((of for of in (_without_row_kinds(x.node) for x in found) if of is not None), None)
     if of is None:
         return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import json
 import time
 import uuid
@@ -144,13 +143,10 @@ class Exchange:
         coming: Iterator[pa.RecordBatch],
     ) -> Iterator[pa.RecordBatch]:
         # Input comes from Spark: its own errors are none of the server's.
-        before = tuple(self._kept)
         try:
             with _guard(watch):
                 writer.begin(self._schema)
-            for number, batch in enumerate(itertools.chain(before, coming)):
-                if number >= len(before):
-                    self._kept.append(batch)
+            for batch in self._all(coming):
                 with _guard(watch):
                     writer.write_batch(batch)
         except UnreachableError:
@@ -175,6 +171,13 @@ class Exchange:
                 self.answer = json.loads(chunk.app_metadata.to_pybytes())
             if chunk.data is not None:
                 yield chunk.data
+
+    def _all(self, coming: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """What was sent to a server before, then what comes, which is kept for the next one."""
+        yield from tuple(self._kept)
+        for batch in coming:
+            self._kept.append(batch)
+            yield batch
 
 
 class _guard:  # noqa: N801 - a context manager that reads like a function
