@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gpu_ops import operators
+from gpu_ops import operators, temporary
 from gpu_ops.descriptions.changelog import INSERT, UPDATE_AFTER
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.inputs import Input
@@ -116,7 +114,7 @@ class KeptInput(Coolable):
     def spill(self) -> None:
         """Move what is in memory to disk; it is read from there by memory map."""
         if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="gpu-join-spill-"))
+            self._folder = temporary.folder()
         for number, (table, bounds) in enumerate(self.segments):
             path = self._folder / f"{number}.arrow"
             if path.exists():
@@ -161,7 +159,7 @@ class KeptInput(Coolable):
         """Delete what was moved to disk."""
         self.segments = []
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            temporary.remove(self._folder)
             self._folder = None
 
 
