@@ -13,8 +13,9 @@ from typing import Annotated, Final, Literal, NoReturn
 import typer
 from rich.console import Console
 
-from gpu_ops import __version__, supervision
+from gpu_ops import __version__
 from gpu_ops.errors import GpuJoinError
+from gpu_ops.jobs import supervision
 
 # What a command needs is imported in it: `--help` answers at once, `inspect` does without Spark.
 
@@ -37,7 +38,7 @@ _DEMO_NEEDS: Final = ("duckdb", "pyspark")
 def main() -> None:
     """Runs the command line; errors of this pack are one line on standard error, and exit status 1.
 
-    What starts Spark runs in a child, see `gpu_ops.supervision`.
+    What starts Spark runs in a child, see `gpu_ops.jobs.supervision`.
     """
     arguments = sys.argv[1:]
     if not supervision.supervised() and arguments[:1] in (["demo"], ["run"]) and "--help" not in arguments:

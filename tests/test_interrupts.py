@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from gpu_ops import supervision, temporary
+from gpu_ops.jobs import supervision
+from gpu_ops.state import temporary
 
-OWNER = "import sys, time; from gpu_ops import temporary; print(temporary.folder(), flush=True); time.sleep(60)"
+OWNER = "import sys, time; from gpu_ops.state import temporary; print(temporary.folder(), flush=True); time.sleep(60)"
 
 
 def on_a_terminal(after: float, folder: Path) -> tuple[int, str]:
@@ -95,7 +96,7 @@ def test_a_stopped_command_is_gone_with_its_errors(number: int, status: int, tmp
         "print('begun', flush=True)\n"
         "time.sleep(60)\n"
     )
-    code = "import os, sys; from gpu_ops import supervision; os.chdir(sys.argv[1]); sys.exit(supervision.run(['demo']))"
+    code = "import os, sys; from gpu_ops.jobs.supervision import run; os.chdir(sys.argv[1]); sys.exit(run(['demo']))"
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

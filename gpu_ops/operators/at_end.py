@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gpu_ops import operators, temporary
+from gpu_ops import operators
 from gpu_ops.descriptions.changelog import INSERT, UPDATE_AFTER
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.inputs import Input
@@ -28,6 +28,7 @@ from gpu_ops.kernels import Kernels
 from gpu_ops.operators.operator import Operator, Output, TooMuch
 from gpu_ops.operators.sorted_merge import merge_join
 from gpu_ops.output import Changelog, together
+from gpu_ops.state import temporary
 from gpu_ops.state.cold import Coolable
 from gpu_ops.state.columns import put_behind, taken_apart
 from gpu_ops.values import with_types

@@ -16,11 +16,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Final
 
-from gpu_ops import temporary
 from gpu_ops.errors import StateError
 from gpu_ops.spark.exchange.connection import Address, Tls, format_location
 from gpu_ops.spark.processor import numpy_environment
 from gpu_ops.spark.servers.pools import Server
+from gpu_ops.state import temporary
 
 _log = logging.getLogger(__name__)
 

@@ -26,7 +26,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
-from gpu_ops import temporary
 from gpu_ops.conditions import backquoted
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.errors import DescriptionError, StateError
@@ -39,6 +38,7 @@ from gpu_ops.spark.plan.column_metadata import is_changelog
 from gpu_ops.spark.plan.triggers import takes_what_is_there
 from gpu_ops.spark.servers.directory import Directory
 from gpu_ops.spark.servers.folders import as_hadoop_has_it
+from gpu_ops.state import temporary
 from gpu_ops.state.address import StateAddress
 
 _log = logging.getLogger(__name__)

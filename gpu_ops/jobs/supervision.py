@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Final
 
-from gpu_ops import temporary
+from gpu_ops.state import temporary
 
 _PIPE: Final = "GPU_JOIN_SUPERVISOR"
 """Names the pipe whose end tells the child that its supervisor is gone."""
