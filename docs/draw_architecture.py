@@ -124,7 +124,7 @@ def written(page: str, parts: nx.DiGraph, rows: Mapping[str, str]) -> str:
         first = re.compile(rf"(?<=```{language}\n).*?(?=\n```)", re.DOTALL)
         page = first.sub(block, page, count=1)
     for row, figure in rows.items():
-        now = re.compile(rf"^(\| {row} \|[^|]*\|)[^|]*", re.MULTILINE)
+        now = re.compile(rf"^(\| {row} \|)[^|]*", re.MULTILINE)
         page, found = now.subn(rf"\1 {figure} ", page)
         assert found == 1, f"the table of {PAGE.name} has {found} rows '{row}'"
     return page

@@ -52,6 +52,7 @@ def run(*arguments, monkeypatch, capsys):
     """Runs `main` as the shell does; gives exit status, standard output and standard error."""
     monkeypatch.setattr(sys, "argv", ["gpu-join", *arguments])
     monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(cli.supervision, "supervised", lambda: True)  # in this process
     status = 0
     try:
         cli.main()
@@ -196,6 +197,12 @@ def test_readable():
 
 
 # --- health ----------------------------------------------------------------------------------------
+
+
+def test_health_says_what_it_did(command):
+    status, out, _ = command("health", "--backend", "cpu")
+    assert status == 0
+    assert re.fullmatch(r"ok: joined 4 rows on the cpu in \d+ ms \(.*\)\n", out), out
 
 
 @pytest.fixture

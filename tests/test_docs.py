@@ -96,6 +96,29 @@ def test_blocks(path, page_runner):
     assert not json.loads(answer), json.loads(answer)
 
 
+AGAIN = """
+import sys; sys.path.insert(0, {root!r})
+from tests.test_docs import blocks
+import pathlib
+for language, code in blocks(pathlib.Path({page!r})):
+    if language == "python":
+        exec(code)
+"""
+
+
+@pytest.mark.spark
+def test_the_first_page_goes_on_where_it_stopped(tmp_path):
+    page = ROOT / "docs" / "index.md"
+    said = []
+    for _ in range(2):
+        command = [sys.executable, "-c", AGAIN.format(root=str(ROOT), page=str(page))]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout)
+    tables = [text for language, text in blocks(page) if language == "text"]
+    assert said == ["".join(tables), "".join([tables[0], tables[-1], tables[-1]])]
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links(path):
     for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", path.read_text()):

@@ -41,12 +41,10 @@ _COLUMNS: Final = (
     TextColumn("{task.completed:,.0f} of {task.total:,.0f} rows"),
     TextColumn("{task.fields[rate]:,.0f} rows/s"),
 )
-_LOGGING: Final = Path(__file__).resolve().parent / "log4j2.properties"
 _SETTINGS: Final = {
     "spark.driver.memory": "2g",
     # as long as a demonstration runs, for Spark's rows too
-    "spark.driver.extraJavaOptions": f"{FIRST_COMPILER} -Dlog4j2.configurationFile={_LOGGING.as_uri()}",
-    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.extraJavaOptions": FIRST_COMPILER,
 }
 
 

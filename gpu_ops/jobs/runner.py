@@ -9,9 +9,8 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
@@ -35,8 +34,6 @@ from gpu_ops.spark.plan.recognition import join_written
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming import StreamingQuery
-
-_LOGGING: Final = Path(__file__).resolve().parents[1] / "demo" / "log4j2.properties"
 
 
 class JobFailedError(GpuJoinError, RuntimeError):
@@ -230,10 +227,7 @@ def _session(job: Job, console: Console) -> Iterator[SparkSession]:
         # Not the active one: PySpark takes that from whoever made a DataFrame last, a micro-batch's own session too.
         yield SparkSession.builder.getOrCreate()
         return
-    settings = {
-        "spark.ui.showConsoleProgress": "false",
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}",
-    }
+    settings: dict[str, str] = {}
     if "delta" in ("" if job.sink.by_tasks else job.sink.connector, *(source.connector for source in job.sources)):
         settings |= DELTA_SETTINGS
     with console.status("Spark starts"):

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +28,7 @@ from gpu_ops.kernels import Kernels
 from gpu_ops.operators.operator import Operator, Output, TooMuch
 from gpu_ops.operators.sorted_merge import merge_join
 from gpu_ops.output import Changelog, together
+from gpu_ops.state import temporary
 from gpu_ops.state.cold import Coolable
 from gpu_ops.state.columns import put_behind, taken_apart
 from gpu_ops.values import with_types
@@ -116,7 +115,7 @@ class KeptInput(Coolable):
     def spill(self) -> None:
         """Move what is in memory to disk; it is read from there by memory map."""
         if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="gpu-join-spill-"))
+            self._folder = temporary.folder()
         for number, (table, bounds) in enumerate(self.segments):
             path = self._folder / f"{number}.arrow"
             if path.exists():
@@ -161,7 +160,7 @@ class KeptInput(Coolable):
         """Delete what was moved to disk."""
         self.segments = []
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            temporary.remove(self._folder)
             self._folder = None
 
 

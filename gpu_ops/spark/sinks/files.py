@@ -211,13 +211,13 @@ def _place(spark: SparkSession, path: str) -> Files:
         at = java_class(spark, "org.apache.hadoop.fs.Path")(path)
         path = str(at.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf()).makeQualified(at).toString())
     if path.startswith("file:"):
-        return Files.at(re.sub("^file:/*", "/", path))
+        return Files.at(re.sub("^file:/*", "/", path), shared=True)
     try:
         address = StateAddress.of(re.sub("^s3[an]:", "s3:", path))
     except StateError as error:  # which is about a state folder
         raise DescriptionError(str(error).replace("state=", "path=").replace("A state folder", "A folder")) from None
     try:
-        return Files.at(address)
+        return Files.at(address, shared=True)
     except StateError as error:
         why = str(error).partition(" cannot be opened: ")[2].removesuffix(f". {KINDS}").partition("\n")[0]
         raise NotBuiltError(

@@ -10,14 +10,11 @@ the table as it was last read, to compare with. What is in ``_next`` is on its w
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import dataclasses
 import datetime as dt
 import functools
 import logging
-import shutil
-import tempfile
 import threading
 import time
 import weakref
@@ -36,10 +33,12 @@ from gpu_ops.query.catalyst import items, java_class
 from gpu_ops.spark.api.streams import Stream
 from gpu_ops.spark.cluster.executors import one_machine
 from gpu_ops.spark.datatypes import named_column
+from gpu_ops.spark.failures import message_in
 from gpu_ops.spark.plan.column_metadata import is_changelog
 from gpu_ops.spark.plan.triggers import takes_what_is_there
 from gpu_ops.spark.servers.directory import Directory
 from gpu_ops.spark.servers.folders import as_hadoop_has_it
+from gpu_ops.state import temporary
 from gpu_ops.state.address import StateAddress
 
 _log = logging.getLogger(__name__)
@@ -139,9 +138,7 @@ def _location(session: SparkSession, name: str, state: StateAddress | None) -> s
 
 
 def _temporary(name: str) -> str:
-    made = tempfile.mkdtemp(prefix="gpu_ops_static_")
-    atexit.register(functools.partial(shutil.rmtree, made, ignore_errors=True))
-    return f"{made}/{quote(name, safe='')}"
+    return f"{temporary.folder()}/{quote(name, safe='')}"
 
 
 class _Folder:
@@ -289,10 +286,13 @@ class _Refresh:
                     continue
                 due = time.monotonic() + self._period
                 self._read()
-            except Exception:
+            except Exception as error:
                 if self._session.sparkContext._jsc is None:
                     return
-                _log.exception("input '%s' could not be read again; its rows stay, and it is tried again", self._name)
+                why = message_in(str(error))
+                _log.error(
+                    "input '%s' could not be read again; its rows stay, and it is tried again: %s", self._name, why
+                )
 
     def _taken(self) -> bool:
         """Whether a query runs that has taken the changes that were written last.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 import json
-import os
 import uuid
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
@@ -90,13 +89,11 @@ class FileWriter(NamedTuple):
         first = next(batches, None)
         if first is None:
             return []
-        # Flight's buffers need not lie as Arrow's dataset writer wants them: those that do not are copied, unsaid.
-        os.environ.setdefault("ACERO_ALIGNMENT_HANDLING", "reallocate")
         attempt = uuid.uuid4().hex
         base = f"{STAGING}/{task.batch_id}/{attempt}" if self.staged else ""
         named = f"part-{task.batch_id:010d}-{task.number:05d}"
         named = f"{named}-{{i}}" if self.staged else f"{named}-{attempt}-{{i}}.{self.format}"
-        place = Files.at(self.address)
+        place = Files.at(self.address, shared=True)
         found: list[Any] = []
         rows_per_file = max(1, self.file_bytes * first.num_rows // max(1, first.nbytes))
         kind, options = ds.IpcFileFormat(), {}

@@ -1,0 +1,86 @@
+"""What `gpu_ops.spark.session` checks before Spark starts, and how quiet it is then."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_ops.errors import BackendError
+from gpu_ops.spark.api import session as module
+
+PROGRAM = """
+import pathlib, sys
+import gpu_ops
+from gpu_ops.spark import session
+
+spark = session(master="local[1]", config={"spark.sql.shuffle.partitions": "1", "spark.ui.enabled": "false"})
+for name, rows in (("a", '{"op": "+I", "k": 1}\\n{"op": "zz", "k": 2}'), ("b", '{"k": 1}')):
+    pathlib.Path(name).mkdir()
+    pathlib.Path(name, "1.json").write_text(rows)
+a = gpu_ops.stream(spark.readStream.schema("op string, k int").json("a"), row_kind="op")
+changes = gpu_ops.join(a, spark.readStream.schema("k int").json("b"), on="k", state="state")
+writer = changes.writeStream.format("noop").option("checkpointLocation", "checkpoint").start()
+print("started", file=sys.stderr, flush=True)
+writer.awaitTermination()
+"""
+
+
+def java(folder: Path, version: str | None, printed: str = "") -> Path:
+    """A Java of some version: what it says of itself in its file `release`, or when it is asked."""
+    program = folder / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\necho '{printed}' >&2\n")
+    program.chmod(0o755)
+    if version is not None:
+        (folder / "release").write_text(f'IMPLEMENTOR="x"\nJAVA_VERSION="{version}"\n')
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("version", "printed", "found"),
+    [("11.0.2", "", "11"), ("1.8.0_392", "", "8"), (None, 'openjdk version "16.0.1" 2021-04-20', "16")],
+)
+def test_a_java_that_is_too_old_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str | None, printed: str, found: str
+) -> None:
+    home = java(tmp_path / "java", version, printed)
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    with pytest.raises(BackendError, match=rf"needs Java 17 or newer; JAVA_HOME={home} is Java {found}\."):
+        module.prepare_environment()
+    monkeypatch.delenv("JAVA_HOME")
+    monkeypatch.setenv("PATH", str(home / "bin"))
+    with pytest.raises(BackendError, match=rf"{home}/bin/java on the PATH is Java {found}\."):
+        module.prepare_environment()
+
+
+@pytest.mark.parametrize("version", ["17", "21.0.5", "25.0.2.1"])
+def test_a_java_that_is_new_enough_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(java(tmp_path / "java", version)))
+    module.prepare_environment()
+
+
+def test_a_wrong_java_home_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nope"))
+    with pytest.raises(BackendError, match=rf"JAVA_HOME={tmp_path}/nope has no bin/java"):
+        module.prepare_environment()
+
+
+@pytest.mark.spark
+def test_a_spark_that_was_not_tried_is_warned_of(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "NEWEST", (4, 1))
+    with pytest.warns(UserWarning, match=r"tried with Spark 3\.5 to 4\.1, not with 4\."):
+        assert module.session() is spark
+
+
+@pytest.mark.spark
+def test_a_failed_query_is_one_traceback_and_its_reason_last(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    before, _, after = done.stderr.partition("started\n")
+    assert all(line.startswith(("NOTE: ", "WARNING: Using incubator modules")) for line in before.splitlines()), before
+    assert after.startswith("Traceback (most recent call last):\n")
+    assert after.splitlines()[-1].startswith("gpu-join: input 'left', column 'op': unknown row kind; known are")
