@@ -28,7 +28,7 @@ import pyarrow as pa
 from benchmarks.common import Summary, as_state_servers_run, interleave, ratio, summarise, write_results
 from gpu_ops.descriptions.groups.aggregate import Aggregate
 from gpu_ops.descriptions.inputs import Input
-from gpu_ops.engine import JoinEngine
+from gpu_ops.join_engine import JoinEngine
 
 T = TypeVar("T")
 

@@ -24,7 +24,7 @@ from benchmarks.common import arguments, interleave, ratio, summarise, write_res
 from gpu_ops.descriptions.by_time.asof_join import Asof, AsofJoin
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.keys import normalize_on
-from gpu_ops.engine import JoinEngine
+from gpu_ops.join_engine import JoinEngine
 
 TRADES = pa.schema([("symbol", pa.int64()), ("at", pa.int64()), ("id", pa.int64())])
 QUOTES = pa.schema([("symbol", pa.int64()), ("at", pa.int64()), ("price", pa.float64())])

@@ -38,7 +38,7 @@ from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join, JoinType
 from gpu_ops.descriptions.keys import normalize_on
-from gpu_ops.engine import JoinEngine
+from gpu_ops.join_engine import JoinEngine
 
 CHANGES = 100_000
 """Changes in a micro-batch, both inputs together."""

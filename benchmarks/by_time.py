@@ -20,7 +20,7 @@ from gpu_ops.descriptions.by_time.asof_join import Asof, AsofJoin
 from gpu_ops.descriptions.by_time.temporal_join import TemporalJoin
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.keys import normalize_on
-from gpu_ops.engine import JoinEngine
+from gpu_ops.join_engine import JoinEngine
 
 KEYS = 100_000
 DELAY_MS = 5_000

@@ -28,7 +28,7 @@ from gpu_ops.descriptions.by_time.intervals import Interval, Late
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import JoinType
 from gpu_ops.descriptions.keys import normalize_on
-from gpu_ops.engine import JoinEngine
+from gpu_ops.join_engine import JoinEngine
 
 LEFT = pa.schema([("k", pa.int64()), ("lt", pa.timestamp("us")), ("a", pa.int64())])
 RIGHT = pa.schema([("k", pa.int64()), ("rt", pa.timestamp("us")), ("b", pa.float64())])

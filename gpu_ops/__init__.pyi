@@ -20,8 +20,6 @@ from gpu_ops.descriptions.keys import Key as Key
 from gpu_ops.descriptions.lookup_join import LookupJoin as LookupJoin
 from gpu_ops.descriptions.multi_join import MultiJoin as MultiJoin
 from gpu_ops.display import show as show
-from gpu_ops.engine import JoinEngine as JoinEngine
-from gpu_ops.engine import MicroBatch as MicroBatch
 from gpu_ops.errors import BackendError as BackendError
 from gpu_ops.errors import BadInputError as BadInputError
 from gpu_ops.errors import ConditionError as ConditionError
@@ -30,6 +28,9 @@ from gpu_ops.errors import EvaluationError as EvaluationError
 from gpu_ops.errors import GpuJoinError as GpuJoinError
 from gpu_ops.errors import NotBuiltError as NotBuiltError
 from gpu_ops.errors import StateError as StateError
+from gpu_ops.join_engine import JoinEngine as JoinEngine
+from gpu_ops.join_engine import MicroBatch as MicroBatch
+from gpu_ops.join_engine import engine as engine
 from gpu_ops.messages.client import KafkaError as KafkaError
 from gpu_ops.query.errors import SqlError as SqlError
 from gpu_ops.spark.api.bounded import co_group as co_group

@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 import pyarrow as pa
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
+from gpu_ops.descriptions.inputs import Input
 from gpu_ops.errors import DescriptionError
 
 #: Readable on a light page and on a dark one.
@@ -85,6 +86,14 @@ class Tables:
         lines = ["  ".join(x.ljust(w) for x, w in zip(row, widths, strict=True)).rstrip() for row in grid]
         more = [f"and {table.num_rows - self.rows:,} more"] if table.num_rows > self.rows else []
         return [*([caption] if caption else []), *lines, *more]
+
+
+def changes_of(source: Input) -> str:
+    """What an input's changes are, in words."""
+    changes = "insert-only" if source.insert_only else f"row kinds in {source.row_kind!r}"
+    if source.row_kind is None and source.unique_key is not None:
+        changes = "upserts"
+    return changes
 
 
 def show(what: Any, rows: int = 50) -> Tables:

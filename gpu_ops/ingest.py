@@ -265,9 +265,21 @@ def _check_columns(source: Input, batch: pa.Table) -> None:
             raise BadInputError(source.name, name, f"is not expected; expected are {', '.join(wanted)}")
     for field in source.schema:
         kind = batch.schema.field(field.name).type
-        if kind != field.type and rebuilt(kind, _one_form, bare=True) != rebuilt(field.type, _one_form, bare=True):
+        if kind == field.type or _is_number(kind, field.type):  # whose values have to be numbers of the other type
+            continue
+        if rebuilt(kind, _one_form, bare=True) != rebuilt(field.type, _one_form, bare=True):
             problem = f"has type {kind}, {field.type} is expected"
             raise BadInputError(source.name, field.name, problem, sample(batch[field.name]))
+
+
+def _is_number(kind: pa.DataType, declared: pa.DataType) -> bool:
+    """Whether a column of one type may be taken as another, where no value is lost.
+
+    pandas makes whole numbers of doubles that are such, and doubles of integers beside nulls.
+    """
+    t = pa.types
+    numbers = all(t.is_integer(x) or t.is_float32(x) or t.is_float64(x) for x in (kind, declared))
+    return numbers and not (t.is_float64(kind) and t.is_float32(declared))  # which Arrow's cast rounds
 
 
 def _as_declared(source: Input, batch: pa.Table) -> pa.Table:
@@ -277,7 +289,7 @@ def _as_declared(source: Input, batch: pa.Table) -> pa.Table:
         column = batch[field.name]
         if column.type != field.type:
             try:
-                column = column.cast(field.type)
+                column = column.cast(field.type)  # of numbers only where none changes
                 column.validate()  # of nested types of nulls Arrow's cast makes arrays that end beyond their elements
             except pa.ArrowException as error:
                 problem = f"cannot be taken as {field.type}: {error}"

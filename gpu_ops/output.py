@@ -12,8 +12,9 @@ import pyarrow.compute as pc
 
 from gpu_ops.arrays import Array, Slots
 from gpu_ops.descriptions.by_time.intervals import as_integers, from_integers, too_far
-from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN, SHORT_STRINGS, encode_row_kinds
+from gpu_ops.descriptions.changelog import INSERT, ROW_KIND_COLUMN, SHORT_STRINGS, encode_row_kinds
 from gpu_ops.descriptions.description import EITHER, Description
+from gpu_ops.errors import NotBuiltError
 from gpu_ops.kernels import Frame, Kernels, Store
 
 Changelog: TypeAlias = Any
@@ -166,3 +167,25 @@ def _times(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
     there = pa.array(known)
     values = pc.if_else(there, column, pa.scalar(0, pa.int64()).cast(column.type))
     return pc.if_else(there, from_integers(as_integers(values, kind), kind), pa.scalar(None, kind))
+
+
+def folded(parts: Sequence[pa.Table]) -> pa.Table:
+    """What changelogs, one after the other, add up to: the rows that are there, as insertions.
+
+    Raises:
+        NotBuiltError: a column is nested, and Arrow does not group by such.
+    """
+    changes = pa.concat_tables(parts)
+    kinds = changes[ROW_KIND_COLUMN]
+    added, taken = (pc.is_in(kinds, pa.array(those)).cast(pa.int64()) for those in (["+I", "+U"], ["-U", "-D"]))
+    rows = changes.drop_columns([ROW_KIND_COLUMN])
+    names = [str(number) for number in range(rows.num_columns)]
+    signed = rows.rename_columns(names).append_column("n", pc.subtract(added, taken))
+    try:
+        counts = signed.group_by(names, use_threads=False).aggregate([("n", "sum")])
+    except pa.ArrowNotImplementedError as error:
+        raise NotBuiltError(f"rows with nested columns are not added up: {error}") from None
+    times = np.maximum(counts["n_sum"].to_numpy(), 0)
+    live = counts.select(names).take(pa.array(np.repeat(np.arange(times.size), times)))
+    kind = encode_row_kinds(np.full(live.num_rows, INSERT, np.int8))
+    return pa.Table.from_arrays([kind, *live.columns], schema=changes.schema)

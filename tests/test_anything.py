@@ -33,8 +33,8 @@ from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key, normalize_on
 from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.descriptions.multi_join import MultiJoin
-from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import GpuJoinError
+from gpu_ops.join_engine import JoinEngine
 from gpu_ops.values import carried, check_array, wrong_text
 
 NAMES = ("k", "v", "t", "K", "op", "row_kind", "ä", "a.b", "`x`", "select", "", " ", "left")

@@ -22,8 +22,8 @@ from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.descriptions.multi_join import MultiJoin
-from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import DescriptionError
+from gpu_ops.join_engine import JoinEngine
 
 SCHEMA = pa.schema(
     [

@@ -14,8 +14,8 @@ from gpu_ops import cli
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
-from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import StateError
+from gpu_ops.join_engine import JoinEngine
 from gpu_ops.memory import size_text
 from gpu_ops.spark.exchange.command import Wire
 from gpu_ops.spark.servers import inspection

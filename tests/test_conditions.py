@@ -27,8 +27,8 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.descriptions.kinds import from_json
-from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import ConditionError, DescriptionError, EvaluationError, StateError
+from gpu_ops.join_engine import JoinEngine
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest
 

@@ -33,8 +33,8 @@ from gpu_ops.descriptions.groups.aggregate import Aggregate, Measure
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
-from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import BackendError, BadInputError, DescriptionError
+from gpu_ops.join_engine import JoinEngine
 
 ON = [backend_param(Backend("gpu")), backend_param(Backend("gpu-tiny")), pytest.param(Backend("emulated-tiny"))]
 
@@ -224,7 +224,7 @@ def given(**columns: Any) -> pa.Table:
 WRONG = {
     "missing": given(n=None),
     "unexpected": given(more=pa.array([1, 2, 3, 4])),
-    "type": given(n=pa.array([1, 2, 3, 4])),
+    "type": given(n=pa.array(["1", "2", "3", "4"])),
     "not null": given(k=pa.array([1, None, 3, 4])),
     "null in unique key": given(id=pa.array(["a", None, "c", "d"])),
     "too far": given(at=pa.array([1, (1 << 62) // 1000, None, 4], pa.timestamp("s"))),
@@ -366,8 +366,8 @@ def test_nothing_of_it_is_copied_to_the_host(emit: Any) -> None:
 
 def test_refused() -> None:
     join = Shape("left").join("per_batch")
-    with pytest.raises(DescriptionError, match="output='pandas'; it is one of arrow, cudf"):
-        JoinEngine(join, "cpu", output="pandas")  # type: ignore[arg-type]
+    with pytest.raises(DescriptionError, match="output='dask'; it is one of arrow, cudf, pandas, polars"):
+        JoinEngine(join, "cpu", output="dask")  # type: ignore[arg-type]
     with pytest.raises(
         BackendError, match=r"output='cudf': the GPU backend is needed, this is the CPU's \(asked for\)"
     ):

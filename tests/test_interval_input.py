@@ -16,8 +16,8 @@ from gpu_ops.descriptions.by_time.intervals import Interval, parse_bound, show_m
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
-from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import BadInputError, DescriptionError
+from gpu_ops.join_engine import JoinEngine
 
 US, NS = pa.timestamp("us", "UTC"), pa.timestamp("ns", "UTC")
 LEFT = pa.schema([("k", pa.int64()), ("lt", US), ("a", pa.string())])

@@ -15,7 +15,7 @@ from oracle.drive import Backend
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
-from gpu_ops.engine import JoinEngine
+from gpu_ops.join_engine import JoinEngine
 
 BIG = Decimal("12345678901234567890123456789012345678")
 UTC = dt.UTC

@@ -24,8 +24,8 @@ from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.descriptions.multi_join import MultiJoin
-from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import BadInputError, DescriptionError, StateError
+from gpu_ops.join_engine import JoinEngine
 
 TEXT = pa.string()
 WRONG = [b"\xff", b"a\xc3", b"\xa9x", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xc0\x80"]

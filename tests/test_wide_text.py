@@ -12,7 +12,7 @@ import pytest
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
-from gpu_ops.engine import JoinEngine
+from gpu_ops.join_engine import JoinEngine
 from gpu_ops.values import beyond_offsets, fitted, narrow, one_array
 
 WORDS = ["", "a", None, "bcd", "äöü", None, "efghij", "k", ""]

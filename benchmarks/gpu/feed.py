@@ -68,7 +68,7 @@ class Feed:
         return self.rows // touched if touched else 1 << 30
 
     def start(self) -> dict[str, pa.Table]:
-        """The state in the beginning, as `gpu_ops.engine.JoinEngine.restore` takes it: all keys match once."""
+        """The state in the beginning, as `gpu_ops.join_engine.JoinEngine.restore` takes it: all keys match once."""
         tables = {}
         for side, name in enumerate(("left", "right")):
             keys = np.random.default_rng([self._seed, side]).permutation(self.rows)

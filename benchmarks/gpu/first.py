@@ -33,7 +33,7 @@ def first(backend: str, changes: int) -> dict[str, Any]:
     """
     began = time.perf_counter()
     from benchmarks.gpu.feed import Feed, description
-    from gpu_ops.engine import JoinEngine
+    from gpu_ops.join_engine import JoinEngine
 
     imported = time.perf_counter()
     with contextlib.closing(JoinEngine(description("per_batch", unique=True), backend)) as engine:  # type: ignore[arg-type]

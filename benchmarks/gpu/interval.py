@@ -23,7 +23,7 @@ from gpu_ops.descriptions.by_time.intervals import Interval
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.keys import normalize_on
-from gpu_ops.engine import JoinEngine
+from gpu_ops.join_engine import JoinEngine
 from gpu_ops.kernels import Kernels, as_slots
 from gpu_ops.state.time_index import TimeIndex
 

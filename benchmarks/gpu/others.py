@@ -16,7 +16,7 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import normalize_on
 from gpu_ops.descriptions.multi_join import MultiJoin
-from gpu_ops.engine import JoinEngine
+from gpu_ops.join_engine import JoinEngine
 
 SCHEMAS = [pa.schema([("k", pa.int64()), (name, pa.int64())]) for name in "abc"]
 WARMUP = 2

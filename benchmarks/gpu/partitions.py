@@ -21,7 +21,7 @@ from benchmarks.gpu.model import micro_batch
 from benchmarks.gpu.steady import Case
 from benchmarks.gpu.turns import wait_for
 from gpu_ops.backends import Backend
-from gpu_ops.engine import JoinEngine
+from gpu_ops.join_engine import JoinEngine
 
 
 def partitions(backend: Backend, count: int, case: Case, plan: Plan) -> dict[str, Any]:

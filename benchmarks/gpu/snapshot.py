@@ -15,7 +15,7 @@ from benchmarks.common import summarise
 from benchmarks.gpu.feed import Feed, description
 from benchmarks.gpu.turns import wait_for
 from gpu_ops.backends import Backend
-from gpu_ops.engine import JoinEngine
+from gpu_ops.join_engine import JoinEngine
 from gpu_ops.state.durable import NO_TIMES, PartitionLog
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest

@@ -29,7 +29,7 @@ from benchmarks.gpu.feed import KEYS, MIXES, Feed, description
 from benchmarks.gpu.turns import take_turns, wait_for
 from gpu_ops.backends import Backend
 from gpu_ops.descriptions.description import Emit
-from gpu_ops.engine import JoinEngine
+from gpu_ops.join_engine import JoinEngine
 from gpu_ops.kernels import Probe
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,7 +49,7 @@ class Case:
         mix: of `benchmarks.gpu.feed.MIXES`.
         unique: the key is a unique key; else the inputs are multisets.
         keys: of `benchmarks.gpu.feed.KEYS`.
-        probe: as of `gpu_ops.engine.JoinEngine`.
+        probe: as of `gpu_ops.join_engine.JoinEngine`.
     """
 
     rows: int

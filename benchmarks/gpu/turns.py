@@ -15,7 +15,7 @@ import pyarrow as pa
 from benchmarks.common import summarise
 from benchmarks.gpu.card import SECTOR, Plan, figure, synchronize
 from benchmarks.gpu.watch import Watch, split
-from gpu_ops.engine import JoinEngine
+from gpu_ops.join_engine import JoinEngine
 
 
 def wait_for(engine: JoinEngine) -> Callable[[], None]:

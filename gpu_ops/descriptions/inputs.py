@@ -6,7 +6,7 @@ import base64
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 import pyarrow as pa
 
@@ -130,10 +130,54 @@ class Input:
                     f"it is one of {', '.join(get_args(values))}"
                 )
 
+    @classmethod
+    def of(cls, frame: Any, *, name: str = "input", unique_key: str | Sequence[str] | None = None, **more: Any) -> Self:
+        """An input with the columns of a DataFrame.
+
+        Args:
+            frame: a DataFrame of pandas, polars or cuDF, or an Arrow table; its rows do not matter. Or a schema.
+            name: of the input.
+            unique_key: a column, or several.
+            more: as `Input` has them; the column that ``row_kind`` names is no data.
+
+        Raises:
+            DescriptionError: it has no columns that Arrow knows.
+        """
+        schema, kind = schema_of(name, frame), more.get("row_kind")
+        if kind in schema.names:
+            schema = schema.remove(schema.get_field_index(kind))
+        key = (unique_key,) if isinstance(unique_key, str) else None if unique_key is None else tuple(unique_key)
+        return cls(name, schema, key, **more)
+
     @property
     def insert_only(self) -> bool:
         """No row kinds and no unique key: nothing is ever retracted."""
         return self.row_kind is None and self.unique_key is None
+
+
+def schema_of(name: str, given: Any) -> pa.Schema:
+    """The columns of a DataFrame of pandas, polars or cuDF, of an Arrow table, or a schema as it is.
+
+    Args:
+        name: the input's, for errors.
+        given: what has columns.
+
+    Raises:
+        DescriptionError: it has none that Arrow knows.
+    """
+    if isinstance(given, pa.Schema):
+        return given
+    if hasattr(given, "to_pylibcudf"):  # of cuDF's: its columns' types, without its rows
+        given = given.iloc[:0].to_arrow(preserve_index=False)
+    if not hasattr(given, "__arrow_c_stream__"):
+        raise DescriptionError(
+            f"input '{name}' takes a DataFrame of pandas, polars or cuDF, an Arrow table, a pyarrow.Schema, or "
+            f"gpu_ops.Input.of(...) of one, not {type(given).__name__}"
+        )
+    try:
+        return pa.table(given).schema.remove_metadata()
+    except (TypeError, ValueError, pa.ArrowException) as error:
+        raise DescriptionError(f"input '{name}': a {type(given).__name__} that is no Arrow table: {error}") from None
 
 
 def _carried_schema(name: str, schema: pa.Schema) -> pa.Schema:

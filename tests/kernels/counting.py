@@ -22,7 +22,7 @@ import pytest
 
 import gpu_ops
 from benchmarks.gpu.feed import Feed, description
-from gpu_ops.engine import JoinEngine
+from gpu_ops.join_engine import JoinEngine
 from kernels.emulated_cupy import Event, RawKernel, Runtime, ndarray
 from kernels.emulated_libcudf import Column, Table
 from kernels.emulation import emulated

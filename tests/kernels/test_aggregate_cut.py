@@ -17,7 +17,7 @@ from gpu_ops.backends import make_kernels
 from gpu_ops.descriptions.groups.aggregate import Aggregate
 from gpu_ops.descriptions.groups.top import Top, parse_order
 from gpu_ops.descriptions.inputs import Input
-from gpu_ops.engine import JoinEngine
+from gpu_ops.join_engine import JoinEngine
 from kernels.own_functions import Bits
 from kernels.test_aggregate import CALLS, KINDS, SCHEMA, some_events, table_of, told
 

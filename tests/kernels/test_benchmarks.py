@@ -24,7 +24,7 @@ from benchmarks.gpu.targets import CHANGES, MANY, STATE_ROWS, targets
 from benchmarks.gpu.turns import take_turns
 from benchmarks.gpu.watch import HOST, TRANSFERS, Watch
 from gpu_ops.backends import make_kernels
-from gpu_ops.engine import JoinEngine
+from gpu_ops.join_engine import JoinEngine
 from gpu_ops.kernels import Kernels, Probe
 from kernels.card import NAME, emulated_card
 from kernels.test_calls import MOST

@@ -17,7 +17,7 @@ from gpu_ops.descriptions.co_group import CoGroup
 from gpu_ops.descriptions.groups.aggregate import Aggregate
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.keys import normalize_on
-from gpu_ops.engine import JoinEngine
+from gpu_ops.join_engine import JoinEngine
 from gpu_ops.kernels import Kernels
 
 VALUES: dict[pa.DataType, list[Any]] = {

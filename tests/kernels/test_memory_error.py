@@ -77,7 +77,7 @@ def short_of_memory(monkeypatch: pytest.MonkeyPatch, failing: Failing) -> Iterat
     """Engines made within it are short of memory while one of them prepares or commits."""
     from gpu_ops.cudf_backend import kernels as module
     from gpu_ops.cudf_backend import store
-    from gpu_ops.engine import JoinEngine
+    from gpu_ops.join_engine import JoinEngine
     from gpu_ops.memory import Memory
 
     with monkeypatch.context() as patch:

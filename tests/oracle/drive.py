@@ -47,7 +47,7 @@ class Backend:
 
     def engine(self, join: Description, **options: Any) -> Any:
         """A fresh engine as a context manager that closes it."""
-        from gpu_ops.engine import JoinEngine
+        from gpu_ops.join_engine import JoinEngine
 
         kind = "gpu" if self.gpu else "cpu"
         tiny = self.name.endswith("-tiny")

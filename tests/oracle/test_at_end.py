@@ -21,8 +21,8 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.descriptions.multi_join import MultiJoin
-from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import DescriptionError, StateError
+from gpu_ops.join_engine import JoinEngine
 from oracle.drive import Backend, Change, changes, cuts, difference, fold, run
 from oracle.sql import reference
 from oracle.traces import HOWS, LAYOUTS, Recipe, Shape, recipe, trace

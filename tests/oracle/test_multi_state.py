@@ -16,8 +16,8 @@ from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.keys import Equality
 from gpu_ops.descriptions.multi_join import MultiJoin, Step
-from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import StateError
+from gpu_ops.join_engine import JoinEngine
 from oracle.drive import (
     Backend,
     Change,

@@ -13,7 +13,7 @@ from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import JoinType
 from gpu_ops.descriptions.keys import Key
-from gpu_ops.engine import JoinEngine
+from gpu_ops.join_engine import JoinEngine
 
 Rows = list[tuple[str, int]]
 """Key and time, ms."""

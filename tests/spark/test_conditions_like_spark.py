@@ -23,8 +23,8 @@ from gpu_ops.conditions import Condition, parse
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.kinds import from_json
-from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import ConditionError
+from gpu_ops.join_engine import JoinEngine
 from spark.support import Sink, Source, drain, in_memory, settings
 
 pytestmark = pytest.mark.spark

@@ -16,7 +16,7 @@ import gpu_ops.spark
 from gpu_ops import stream
 from gpu_ops.descriptions.groups.top import Order, Top, parse_order
 from gpu_ops.descriptions.inputs import Input
-from gpu_ops.engine import JoinEngine
+from gpu_ops.join_engine import JoinEngine
 from gpu_ops.spark.tasks import first
 from gpu_ops.spark.tasks.first import FirstRows
 from spark.support import Sink, drain

@@ -11,7 +11,7 @@ import sqlglot
 from oracle.drive import ADDS, Row, canonical
 from oracle.sql import FoldedInput
 
-from gpu_ops.engine import JoinEngine
+from gpu_ops.join_engine import JoinEngine
 from gpu_ops.query.nodes import Calc, Node, Plan, Source
 from gpu_ops.query.plan import Table
 

@@ -19,7 +19,7 @@ from pyarrow import flight
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
-from gpu_ops.engine import JoinEngine
+from gpu_ops.join_engine import JoinEngine
 from gpu_ops.spark.exchange.command import ApplyCommand, Wire
 from gpu_ops.state.address import StateAddress
 

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from gpu_ops.engine import JoinEngine
+from gpu_ops.join_engine import JoinEngine
 from gpu_ops.spark.exchange.command import ApplyCommand
 from gpu_ops.spark.servers.partition import PartitionState
 from gpu_ops.spark.tasks.left_over import left_over

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 
 from gpu_ops.descriptions.inputs import Input
-from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import StateError
+from gpu_ops.join_engine import JoinEngine
 from gpu_ops.spark.servers.partition import PartitionState
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import MANIFEST, Manifest

@@ -13,8 +13,8 @@ from gpu_ops.descriptions.by_time.interval_join import IntervalJoin
 from gpu_ops.descriptions.by_time.intervals import Interval
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.keys import Key
-from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import StateError
+from gpu_ops.join_engine import JoinEngine
 from gpu_ops.spark.exchange.command import ApplyCommand, Wire
 from gpu_ops.spark.servers.partition import PartitionState
 from gpu_ops.spark.servers.pending import Applied

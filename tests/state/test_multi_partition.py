@@ -14,8 +14,8 @@ from rich.console import Console
 
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.multi_join import MultiJoin
-from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import BadInputError, DescriptionError, StateError
+from gpu_ops.join_engine import JoinEngine
 from gpu_ops.spark.exchange.arrivals import INPUT_BITS, PARTITION_BITS, origins
 from gpu_ops.spark.exchange.command import ApplyCommand, Wire
 from gpu_ops.spark.servers import inspection

@@ -18,8 +18,8 @@ import pytest
 from conftest import combined
 
 from gpu_ops.descriptions.description import Description
-from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import GpuJoinError, StateError
+from gpu_ops.join_engine import JoinEngine
 from gpu_ops.spark.exchange.command import ApplyCommand, Wire
 from gpu_ops.spark.servers import rescale as module
 from gpu_ops.spark.servers.partition import PartitionState

@@ -11,7 +11,7 @@ from gpu_ops.descriptions.by_time.intervals import show_ms
 from gpu_ops.descriptions.description import Description, line
 from gpu_ops.descriptions.groups.grouped import Grouped
 from gpu_ops.descriptions.inputs import Input
-from gpu_ops.display import Explanation, operator_box, source_box
+from gpu_ops.display import Explanation, changes_of, operator_box, source_box
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.api.stateful import counted_twice
 from gpu_ops.spark.cluster.executors import on_cluster
@@ -166,9 +166,7 @@ def _backend(plan: JoinPlan, df: DataFrame) -> str:
 
 
 def _input(source: Input, kept: str, *, derived: bool) -> list[str]:
-    changes = "insert-only" if source.insert_only else f"row kinds in {source.row_kind!r}"
-    if source.row_kind is None and source.unique_key is not None:
-        changes = "upserts"
+    changes = changes_of(source)
     if source.unique_key is not None:
         found = "unique key derived:" if derived else "unique key"
         changes += f", {found} {', '.join(source.unique_key)} ({source.updates})"

@@ -17,8 +17,8 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from gpu_ops.engine import JoinEngine
 from gpu_ops.errors import GpuJoinError, StateError
+from gpu_ops.join_engine import JoinEngine
 from gpu_ops.kernels import Probe
 from gpu_ops.memory import Budget
 from gpu_ops.spark.exchange.command import ApplyCommand, Wire, parse_join

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from gpu_ops.backends import Backend
-from gpu_ops.engine import JoinEngine
+from gpu_ops.join_engine import JoinEngine
 from gpu_ops.kernels import Probe
 from gpu_ops.memory import Budget
 from gpu_ops.spark.exchange.arrivals import INPUT_BITS, origins, wire_batch

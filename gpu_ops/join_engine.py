@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import inspect
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +15,17 @@ import pyarrow as pa
 
 from gpu_ops import operators
 from gpu_ops.backends import Backend, make_kernels
-from gpu_ops.descriptions.changelog import BAD_ROW_KIND, DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
-from gpu_ops.descriptions.description import Description
+from gpu_ops.descriptions import frames
+from gpu_ops.descriptions.changelog import (
+    BAD_ROW_KIND,
+    DELETE,
+    INSERT,
+    ROW_KIND_COLUMN,
+    UPDATE_AFTER,
+    UPDATE_BEFORE,
+)
+from gpu_ops.descriptions.description import Description, line
+from gpu_ops.display import Explanation, Tables, changes_of, operator_box, source_box
 from gpu_ops.errors import BackendError, DescriptionError, GpuJoinError, StateError
 from gpu_ops.fields import reading, whole_number
 from gpu_ops.ingest import ArrowStream, Ingested, ingest, repeatable
@@ -22,13 +33,15 @@ from gpu_ops.kernels import Probe
 from gpu_ops.memory import Budget, Memory
 from gpu_ops.operators.backlog import Backlog
 from gpu_ops.operators.operator import Operator
-from gpu_ops.output import Changelog, append_rows, num_rows, together
+from gpu_ops.output import Changelog, append_rows, folded, num_rows, together
 
 Batch: TypeAlias = "ArrowStream | None"
 Watermark: TypeAlias = "int | tuple[int | None, int | None] | None"
 """The operator's, or that of each input, in milliseconds since the epoch."""
-OutputFormat = Literal["arrow", "cudf"]
-"""As what an engine gives its changelogs: Arrow tables, or DataFrames of cuDF's."""
+OutputFormat = Literal["arrow", "cudf", "pandas", "polars"]
+"""As what an engine gives its changelogs: Arrow tables, or DataFrames of one of these."""
+
+_FOLD_ROWS: Final = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +73,9 @@ class JoinEngine:
         backlog: begin with a backlog: see `prepare`.
         probe: how the GPU finds matching rows: ``"hash_join"`` by cuDF's hash join, ``"index"`` by a search of a sorted
             index, ``"auto"`` by what a model of their costs says. Rows and their order are the same.
-        output: what changelogs are: ``"arrow"`` tables, or with the GPU ``"cudf"`` DataFrames, whose rows do not
-            leave it.
+        output: what changelogs are: ``"arrow"`` tables, ``"pandas"`` or ``"polars"`` DataFrames, or with the GPU
+            ``"cudf"`` ones, whose rows do not leave it.
+        fold: whether what the changelogs add up to is kept, for `table`.
 
     Raises:
         BackendError: the GPU was asked for and none answers; or ``output="cudf"`` without the GPU or cuDF, or with a
@@ -87,6 +101,7 @@ class JoinEngine:
         backlog: bool = False,
         probe: Probe = "auto",
         output: OutputFormat = "arrow",
+        fold: bool = False,
     ) -> None:
         if not isinstance(join, Description):
             raise DescriptionError(f"an engine takes the description of a join, not {type(join).__name__}")
@@ -96,8 +111,11 @@ class JoinEngine:
         limit = memory_limit.gpu if isinstance(memory_limit, Budget) else memory_limit
         self.kernels, self.backend_reason = make_kernels(backend, tiny_segments=tiny, memory_limit=limit, probe=probe)
         self.backend = self.kernels.name
+        self._output = output
         if output == "cudf":
             self._give_frames()
+        self._folded: list[pa.Table] | None = [join.output_schema.empty_table()] if fold else None
+        self._unfolded: pa.Table | None = None
         self.memory = Memory(self.kernels, memory_limit)
         if backlog:
             join.check_backlog()
@@ -137,11 +155,12 @@ class JoinEngine:
         clock_ms: int | None = None,
         watermark: Watermark = None,
         backlog: bool = False,
+        **named: Batch,
     ) -> Changelog:
         """Apply one micro-batch and return its changelog; arguments as `prepare`."""
         result = self.prepare(
             *inputs, left=left, right=right, orders=orders, left_order=left_order, right_order=right_order,
-            clock_ms=clock_ms, watermark=watermark, backlog=backlog,
+            clock_ms=clock_ms, watermark=watermark, backlog=backlog, **named,
         )  # fmt: skip
         self.commit()
         return result.changelog
@@ -158,11 +177,58 @@ class JoinEngine:
         """
         self._check_there()
         parts = [self.join.output_schema.empty_table(), *self._ending()]
-        return self._given_out(together(self.join, self.kernels, parts))
+        changelog = self._given_out(together(self.join, self.kernels, parts))
+        self._keep()
+        return changelog
 
     def finish_parts(self) -> Iterator[Changelog]:
         """As `finish`, in parts that together are the result: with ``emit="at_end"`` it need not fit in memory."""
-        yield from map(self._given_out, self._ending())
+        for part in self._ending():
+            given = self._given_out(part)
+            self._keep()
+            yield given
+
+    def table(self) -> Changelog:
+        """What the changelogs so far add up to: the rows that are there now, in the engine's ``output`` format.
+
+        Raises:
+            DescriptionError: the engine was not made with ``fold=True``.
+            NotBuiltError: a column is nested, and such rows are not told apart.
+        """
+        self._fold_all()
+        assert self._folded is not None
+        return self._as_output(self._folded[0].drop_columns([ROW_KIND_COLUMN]))
+
+    def _fold_all(self) -> None:
+        if self._folded is None:
+            raise DescriptionError("table() is of an engine that was made with fold=True, as gpu_ops.engine() does")
+        if len(self._folded) > 1:
+            self._folded = [folded(self._folded)]
+
+    def _keep(self) -> None:
+        """Adds the last changelog to what is folded, in pieces: memory goes by the table, not by its changes."""
+        changelog, self._unfolded = self._unfolded, None
+        if self._folded is None or changelog is None or not changelog.num_rows:
+            return
+        self._folded.append(changelog)
+        waiting = sum(part.num_rows for part in self._folded[1:])
+        if waiting > max(_FOLD_ROWS, self._folded[0].num_rows):
+            self._fold_all()
+
+    def __repr__(self) -> str:
+        """What the operator is, on which backend."""
+        head, *lines = self.join.lines()
+        lines += [line("emit", self.join.emit), line("backend", f"{self.backend} ({self.backend_reason})")]
+        lines += [line("input", f"{x.name}: {changes_of(x)}; {len(x.schema.names)} columns") for x in self.join.inputs]
+        return "\n".join([head, *lines])
+
+    def _repr_html_(self) -> str:
+        picture = operator_box(self.join.lines()[0], [source_box(x.name) for x in self.join.inputs])
+        rows = ""
+        if self._folded is not None and not self._closed:
+            self._fold_all()
+            rows = Tables({"": self._folded[0].drop_columns([ROW_KIND_COLUMN])})._repr_html_()
+        return Explanation(repr(self), picture)._repr_html_() + rows
 
     def _ending(self) -> Iterator[Changelog]:
         if self._prepared:
@@ -199,6 +265,7 @@ class JoinEngine:
         clock_ms: int | None = None,
         watermark: Watermark = None,
         backlog: bool = False,
+        **named: Batch,
     ) -> MicroBatch:
         """Compute one micro-batch without changing the committed state.
 
@@ -222,6 +289,7 @@ class JoinEngine:
                 earlier micro-batches. It never goes back.
             backlog: these changes are backlog: they are kept, without output. The first micro-batch that is not
                 has their net result first, as insertions with the sequence -1. After it, all are live.
+            named: the changes of inputs by the inputs' own names, instead of ``inputs``.
 
         Returns:
             The changelog, to be followed by `commit` or `discard`.
@@ -241,6 +309,10 @@ class JoinEngine:
             self._backlog.backlog = backlog
         elif backlog:
             raise DescriptionError("this engine does not begin with a backlog: make it with backlog=True")
+        if hasattr(orders, "__arrow_c_stream__") and any(source.name == "orders" for source in self.join.inputs):
+            named, orders = {**named, "orders": orders}, None  # a table of an input that is called so
+        if named:
+            inputs = self._by_name(named, (*inputs, left, right))
         batches, orders_given = self._arguments(inputs, (left, right), orders, (left_order, right_order))
         batches = repeatable(self.join, batches)
         changes = self.memory.within(
@@ -266,12 +338,27 @@ class JoinEngine:
             raise
 
     def _given_out(self, changelog: Changelog) -> Changelog:
-        """A changelog as what the engine gives."""
-        if not self.kernels.gives_frames:
-            return changelog
-        assert self.kernels.dataframes is not None
-        frame = self.kernels.frame(changelog) if isinstance(changelog, pa.Table) else changelog
-        return self.kernels.dataframes.made(frame, self.join.output_schema)
+        """A changelog as what the engine gives; what is folded of it is remembered until it is final."""
+        if self.kernels.gives_frames:
+            assert self.kernels.dataframes is not None
+            frame = self.kernels.frame(changelog) if isinstance(changelog, pa.Table) else changelog
+            changelog = self.kernels.dataframes.made(frame, self.join.output_schema)
+        if self._folded is not None:
+            made = changelog if isinstance(changelog, pa.Table) else changelog.to_arrow(preserve_index=False)
+            self._unfolded = made.cast(self.join.output_schema)
+        return self._as_output(changelog)
+
+    def _as_output(self, table: Changelog) -> Changelog:
+        if not isinstance(table, pa.Table) or self._output == "arrow":
+            return table
+        if self._output == "cudf":
+            assert self.kernels.dataframes is not None
+            return self.kernels.dataframes.made(self.kernels.frame(table), table.schema)
+        if self._output == "pandas":
+            return table.to_pandas()
+        import polars as pl  # noqa: PLC0415 - optional
+
+        return pl.from_arrow(table)
 
     def _arguments(
         self,
@@ -304,6 +391,21 @@ class JoinEngine:
         if len(orders_given) != count:
             raise DescriptionError(f"orders= has {len(orders_given)} entries for {count} inputs")
         return batches, orders_given
+
+    def _by_name(self, named: Mapping[str, Batch], others: Sequence[Batch]) -> tuple[Batch, ...]:
+        """What was given by the inputs' names, in the order of the inputs."""
+        names = [source.name for source in self.join.inputs]
+        for name in named:
+            if name not in names:
+                (nearest,) = difflib.get_close_matches(name, names, n=1, cutoff=0)
+                raise DescriptionError(
+                    f"there is no input {name!r}; did you mean {nearest}=? There are {', '.join(names)}"
+                )
+        if any(batch is not None for batch in others):
+            raise DescriptionError(
+                "changes were given by position, or as left= and right=, and by name: one way is enough"
+            )
+        return tuple(named.get(name) for name in names)
 
     @staticmethod
     def _given(watermark: Watermark) -> Watermark:
@@ -362,6 +464,7 @@ class JoinEngine:
         if not self._prepared:
             raise StateError("no micro-batch is prepared")
         self._prepared = False
+        self._keep()
         operator = self._operator
         self.memory.within("making a micro-batch final", operator, lambda: operator.commit(self._clock_ms))
         self.memory.settle(operator.tables)
@@ -433,3 +536,44 @@ class JoinEngine:
         del self._operator
         self.memory.release()
         self.kernels.close()
+
+
+def engine(
+    *,
+    backend: Backend = "auto",
+    output: OutputFormat = "arrow",
+    memory_limit: int | Budget | None = None,
+    on: Any = None,
+    **more: Any,
+) -> JoinEngine:
+    """An engine for DataFrames, without Spark: its inputs by name, with the columns that they have.
+
+    ::
+
+        engine = gpu_ops.engine(orders=orders, prices=prices, on="order_id", how="left", output="pandas")
+        engine.process(orders=orders, prices=prices)  # the changelog
+        engine.table()  # the joined rows as they are now
+
+    Args:
+        backend: ``"auto"``, ``"cpu"`` or ``"gpu"``.
+        output: what changelogs and tables are: ``"arrow"``, ``"pandas"``, ``"polars"`` or ``"cudf"``.
+        memory_limit: as `JoinEngine`.
+        on: the key: ``"k"``, ``["k", ("left_k", "right_k")]``, or None.
+        more: the inputs, by name: DataFrames of pandas, polars or cuDF, Arrow tables, whose columns count and whose
+            rows do not, or ``gpu_ops.Input.of(frame, row_kind=..., unique_key=...)``. And what the join is:
+            ``how=``, ``where=``, ``suffixes=``, ``emit=``; with ``time=("ordered_at", "paid_at")`` an interval join
+            by ``lower=`` and ``upper=``, or an ASOF join by ``direction=`` and ``tolerance=``; with ``aggregates=``
+            and ``by=`` an aggregate of one input.
+
+    Raises:
+        DescriptionError: something that is no join.
+        BackendError: as `JoinEngine`.
+    """
+    known = inspect.signature(frames.described).parameters
+    options = {name: more.pop(name) for name in list(more) if name in known}
+    taken = set(inspect.signature(JoinEngine.prepare).parameters) - {"orders"}
+    for number, name in enumerate(more):
+        if name in taken and name != ("left", "right", None)[min(number, 2)]:
+            raise DescriptionError(f"an input cannot be called {name!r}, which has a meaning in process()")
+    description = frames.described(more, on=on, **options)
+    return JoinEngine(description, backend, memory_limit=memory_limit, output=output, fold=True)
