@@ -211,9 +211,11 @@ class KeyedTable(StateTable):
             self.kernels.hash_rows(frame, self.keys, self.key_types),
             as_slots(self.kernels, first, times.size),
         )
+        ties = self.beside[TIES_COLUMN].values[first:] if TIES_COLUMN in self._given else None
         if not bool(able.all()):
             hashes, slots, times = hashes[able], slots[able], times[able]
-        self.time_index.stage(hashes, slots, times)
+            ties = None if ties is None else ties[able]
+        self.time_index.stage(hashes, slots, times, ties)
 
     def touched(self) -> Array:
         """Index entries, ascending, of the rows that the prepared micro-batch brings or takes and that can match."""

@@ -126,13 +126,13 @@ class AsofAtWatermark(TemporalOperator):
             first, last = shifted(xp, times, -self._tolerance), shifted(xp, times, self._tolerance)
         if self._before and len(right):
             found = self._search(own, times, "backward", exact=self._exact, farthest=first)
-        if self._after:
+        if self._after and len(right):
             # a row after it has to be nearer than the one before it
-            if len(right):
-                last = xp.where(found >= 0, xp.minimum(last, _nearer(xp, times, right.time[xp.maximum(found, 0)])), last)
-                ahead = self._search(own, times, "forward", exact=self._exact, farthest=xp.minimum(last, now))
-                found = xp.where(ahead >= 0, ahead, found)
-                last = xp.where(ahead >= 0, BEFORE_ALL, last)
+            nearer = xp.minimum(last, _nearer(xp, times, right.time[xp.maximum(found, 0)]))
+            last = xp.where(found >= 0, nearer, last)
+            ahead = self._search(own, times, "forward", exact=self._exact, farthest=xp.minimum(last, now))
+            found = xp.where(ahead >= 0, ahead, found)
+            last = xp.where(ahead >= 0, BEFORE_ALL, last)
         matchable = left.matchable(own.frame)
         if matchable is not None:
             found, last = xp.where(matchable, found, -1), xp.where(matchable, last, BEFORE_ALL)
@@ -183,11 +183,8 @@ class AsofAtWatermark(TemporalOperator):
         """Take in the new rows of one side."""
         slots = self._stage(side, change)
         right = self.tables[1]
-        if side == 1 and slots.size:
-            if self._ties:
-                right.beside[TIES_COLUMN].values[slots] = self.kernels.asarray(change.ties)
-            if not self._before:
-                right.early.add(right.time[slots], slots)
+        if side == 1 and slots.size and not self._before:
+            right.early.add(right.time[slots], slots)
 
     # --- the stored form ---------------------------------------------------------------------
 

@@ -258,7 +258,7 @@ class TemporalOperator(TimedOperator[Clock]):
         return gone[~xp.isin(gone, still)]
 
     def _needed(self, keys: Keys, now: int) -> list[Slots]:
-        """Of each key the versions up to the watermark that left rows may still meet, -1 for none; more lists of them."""
+        """Of each key the versions up to the watermark that left rows may still meet; -1 for none."""
         return [self._search(keys, self.kernels.xp.full(keys.slots.size, now, np.int64))]
 
     def _of_keys(self, keys: Keys, columns: tuple[str, ...], candidates: tuple[Array, Slots]) -> Slots:
@@ -348,7 +348,8 @@ class TemporalOperator(TimedOperator[Clock]):
         frame, times = change.frame(kernels), kernels.asarray(change.times)
         # a version of a key that nothing equals is of no use
         kept = table.matchable(frame) if side == 1 else None
-        return table.stage(frame, table.hash_keys(frame), times, kept, None)
+        ties = None if change.ties is None else kernels.asarray(change.ties)
+        return table.stage(frame, table.hash_keys(frame), times, kept, None, ties=ties)
 
     # --- the stored form ---------------------------------------------------------------------
 
