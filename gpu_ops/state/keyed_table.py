@@ -183,8 +183,8 @@ class KeyedTable(StateTable):
             if self.written is not None:
                 self._written.append(as_slots(self.kernels, first, added))
         if killed.size:
-            self.status.values[killed] = DYING
             self.journal.undo.append(lambda: self.status.values.__setitem__(killed, LIVE))
+            self.status.values[killed] = DYING
             self.end(killed)
             self._null_keys_after -= self._without_key(killed)
         self.killed = killed

@@ -71,11 +71,11 @@ class KeyTable(StateTable):
         self.indexes = {"0": HashIndex(kernels)}
         if by_first:
             self.indexes["1"] = HashIndex(kernels)
-        self._forget_places()
+        self._places = self._no_places = kernels.xp.empty(0, np.int32)
+        """By the first bits of a hash the slot of the last key found there, perhaps: fewer looks in the index."""
 
     def _forget_places(self) -> None:
-        """By the first bits of a hash the slot of the last key found there, perhaps: fewer looks in the index."""
-        self._places = self.kernels.xp.empty(0, np.int32)
+        self._places = self._no_places
 
     @property
     def nbytes(self) -> int:
