@@ -273,7 +273,7 @@ class KeyedTable(StateTable):
         # a row written more than once stands in the queue more than once
         _ = self.journal
         slots = distinct(self.kernels.xp, self.queues[_EXPIRY].take(clock_ms - ttl))
-        old = (self.status.values[slots] == LIVE) & (written[slots] + ttl <= clock_ms)
+        old = (self.status.values[slots] == LIVE) & (written[slots] <= clock_ms - ttl)
         self.expired = slots[old]
         self.move(self.expired, LIVE, DEAD)
         return int(self.expired.size)

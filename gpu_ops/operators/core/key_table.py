@@ -189,7 +189,7 @@ class KeyTable(StateTable):
         # a key that was touched more than once stands in the queue more than once
         slots = distinct(xp, self.queues[_EXPIRY].take(clock_ms - self._ttl))
         written = self.beside[WRITTEN_COLUMN].values[slots]
-        return slots[(self.status.values[slots] == LIVE) & (written + self._ttl <= clock_ms)]
+        return slots[(self.status.values[slots] == LIVE) & (written <= clock_ms - self._ttl)]
 
     def touch(self, slots: Slots, clock_ms: int) -> None:
         """Note that something of these different keys was written, if keys expire."""
