@@ -205,6 +205,14 @@ def test_interval_joins_are_what_the_definition_says(how: Any, late: Any, backen
         assert fold(made.through(join, backend)) == Counter(wanted), (made, lower, upper)
 
 
+@pytest.mark.parametrize("mark", [-(1 << 62), 1 << 62])
+def test_a_watermark_of_just_that_time_is_known_after_a_restart(mark: int, backend: Backend) -> None:
+    """State of an earlier version has this number for a time before or after all; that of today says that it has not."""
+    made = Trace("int64", [(None, [], []), (mark, [(0, mark + 5, 1)], []), (mark + 1, [], [(0, mark + 5, 2)])])
+    join = IntervalJoin("full", made.source(0), made.source(1), KEYS, interval=Interval(-1, 1), emit="per_event")
+    assert fold(made.through(join, backend)) == Counter([(0, mark + 5, 1, 0, mark + 5, 2)])
+
+
 def test_temporal_joins_are_what_the_definition_says(backend: Backend) -> None:
     for made in traces():
         left, right = made.rows
