@@ -207,7 +207,7 @@ def test_interval_joins_are_what_the_definition_says(how: Any, late: Any, backen
 
 @pytest.mark.parametrize("mark", [-(1 << 62), 1 << 62])
 def test_a_watermark_of_just_that_time_is_known_after_a_restart(mark: int, backend: Backend) -> None:
-    """State of an earlier version has this number for a time before or after all; that of today says that it has not."""
+    """An earlier version has this number for a time before or after all; state of today says that it is a time."""
     made = Trace("int64", [(None, [], []), (mark, [(0, mark + 5, 1)], []), (mark + 1, [], [(0, mark + 5, 2)])])
     join = IntervalJoin("full", made.source(0), made.source(1), KEYS, interval=Interval(-1, 1), emit="per_event")
     assert fold(made.through(join, backend)) == Counter([(0, mark + 5, 1, 0, mark + 5, 2)])
