@@ -100,7 +100,7 @@ class TimedOperator(Operator, Generic[C]):
         if BEFORE_ALL < now.watermark < AFTER_ALL:
             found["watermark_ms"] = now.watermark // self.per_ms
             if held is not None:
-                found["output_watermark_ms"] = clipped(now.watermark - held) // self.per_ms
+                found["output_watermark_ms"] = clipped((now.watermark - held) // self.per_ms)
         return found
 
     def commit(self, clock_ms: int) -> None:
