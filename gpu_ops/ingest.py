@@ -213,6 +213,10 @@ def _decode_there(
     size = len(rows)
     sequence = np.arange(start, start + size, dtype=np.int64) if order is None else _positions(source, order, size)
     needed = [*(source.unique_key or ()), *_needed_times(source, join)]
+    if join.chosen_by is not None:
+        needed.append(join.chosen_by)
+        if pa.types.is_floating(source.schema.field(join.chosen_by).type):
+            return None  # NaN is known on the host only
     wrong = np.zeros(size, np.bool_)
     for field in source.schema:
         missing = rows.nulls(field.name) if field.name in needed or not field.nullable else None
@@ -350,6 +354,12 @@ def _faults(source: Input, table: pa.Table, join: Description) -> Iterator[tuple
     for name, problem in needed:
         if table[name].null_count:
             yield name, problem, "null", table[name].is_null().to_numpy()
+    chosen = join.chosen_by
+    if chosen is not None:
+        without = pc.is_null(table[chosen], nan_is_null=True)
+        if pc.any(without).as_py():
+            key = table.select(source.unique_key or ()).filter(without).slice(0, 1).to_pylist()[0]
+            yield chosen, "nothing to order by: null or NaN in the row of", key, without.to_numpy()
     for name, column in zip(table.column_names, table.columns, strict=True):
         text = wrong_text(column)
         if text is not None:

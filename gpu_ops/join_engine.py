@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import inspect
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -26,7 +26,7 @@ from gpu_ops.descriptions.changelog import (
 )
 from gpu_ops.descriptions.description import Description, line
 from gpu_ops.display import Explanation, Tables, changes_of, operator_box, source_box
-from gpu_ops.errors import BackendError, DescriptionError, GpuJoinError, StateError
+from gpu_ops.errors import BackendError, DescriptionError, StateError
 from gpu_ops.fields import reading, whole_number
 from gpu_ops.ingest import ArrowStream, Ingested, ingest, repeatable
 from gpu_ops.kernels import Probe
@@ -123,6 +123,8 @@ class JoinEngine:
         self._prepared = False
         self._finished = False
         self._closed = False
+        self.needs_restore = False
+        """Whether a micro-batch could be neither made final nor taken back: what the engine holds is wrong."""
         self._begins_with_backlog = backlog
         self._backlog: Backlog | None = None
         self._operator = self._fresh_operator()
@@ -253,6 +255,11 @@ class JoinEngine:
     def _check_there(self) -> None:
         if self._closed:
             raise StateError("the engine is closed")
+        if self.needs_restore:
+            raise StateError(
+                "an error left a micro-batch half done, and it could not be taken back, so what this engine holds is "
+                "wrong: restore it from a snapshot, or make a new engine"
+            )
 
     def prepare(
         self,
@@ -466,14 +473,27 @@ class JoinEngine:
         self._prepared = False
         self._keep()
         operator = self._operator
-        self.memory.within("making a micro-batch final", operator, lambda: operator.commit(self._clock_ms))
+        self._whole("making a micro-batch final", lambda: operator.commit(self._clock_ms))
         self.memory.settle(operator.tables)
 
     def discard(self) -> None:
-        """Forget the prepared micro-batch; without one, nothing happens."""
+        """Forget the prepared micro-batch; without one, nothing happens.
+
+        Raises:
+            StateError: memory ran out on the way, and nothing could be moved away. From here on the engine refuses
+                everything until it is restored (`needs_restore`).
+            MemoryError: likewise, of the host's memory.
+        """
+        self._check_there()
         self._prepared = False
-        self._operator.discard()
+        self._whole("taking back a micro-batch", self._operator.discard)
         self.memory.charge(self._operator.tables)
+
+    def _whole(self, what: str, work: Callable[[], None]) -> None:
+        """Do what leaves the state wrong if it is done in part."""
+        self.needs_restore = True
+        self.memory.within(what, self._operator, work)
+        self.needs_restore = False
 
     # --- state -------------------------------------------------------------------------------
 
@@ -492,21 +512,26 @@ class JoinEngine:
         return self._operator.snapshot()
 
     def restore(self, state: Mapping[str, pa.Table]) -> None:
-        """Take over a snapshot, of whichever backend, into an engine that has seen nothing yet.
+        """Take over a snapshot, of whichever backend, into an engine that has seen nothing yet or `needs_restore`.
 
         Raises:
             StateError: it is none of this join's; the engine is as fresh as it was.
         """
-        self._check_there()
+        if self.needs_restore and not self._closed:
+            self._operator.close()
+            self._operator = self._fresh_operator()
+        else:
+            self._check_there()
         if any(len(t) for t in self._operator.tables):
             raise StateError("restore needs a fresh engine")
         try:
             with reading("snapshot of this join", StateError):
                 self._check_snapshot(state)
                 self._operator.restore(state, lambda: self.memory.settle(self._operator.tables))
-        except GpuJoinError:
+        except BaseException:
             self._operator = self._fresh_operator()
             raise
+        self.needs_restore = False
         self.memory.settle(self._operator.tables)
 
     def _check_snapshot(self, state: Mapping[str, pa.Table]) -> None:

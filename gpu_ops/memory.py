@@ -162,7 +162,7 @@ class Memory:
             what: it is, for errors.
             operator: whose state moves.
             work: does it.
-            undo: what has to come before it is begun again, if anything.
+            undo: what has to come before it is begun again, if anything; it goes on where it was after an error.
 
         Raises:
             StateError: nothing is left to move.
@@ -176,7 +176,7 @@ class Memory:
                 why = str(error) or type(error).__name__
             # Out of the handler: the error held on to the memory of all that was in the works.
             if undo is not None:
-                undo()
+                self.within(f"taking back {what}", operator, undo)
             freed = make_room(operator.tables, max(1, self.bytes(operator.tables)[0] // 2))
             self.charge(operator.tables)
             if not freed:

@@ -155,7 +155,12 @@ def test_what_is_no_join_is_refused_with_what_to_write() -> None:
         "input 'b' takes a DataFrame of pandas, polars or cuDF, an Arrow table": {"a": ORDERS, "b": [1], "on": "k"},
         "a join has two inputs or more, by name": {"a": ORDERS, "on": "order_id"},
         "lower= is of a join by time: name its columns": {"a": ORDERS, "b": PRICES, "on": "order_id", "lower": 5},
-        "an interval join has lower= and upper=": {"a": ORDERS, "b": PRICES, "on": "order_id", "time": ("amount", "order_id")},
+        "an interval join has lower= and upper=": {
+            "a": ORDERS,
+            "b": PRICES,
+            "on": "order_id",
+            "time": ("amount", "order_id"),
+        },
         "aggregates= is for one input": {"a": ORDERS, "b": PRICES, "aggregates": {"n": "count(*)"}},
         "an input cannot be called 'watermark'": {"watermark": ORDERS, "b": PRICES, "on": "order_id"},
         "an input cannot be called 'right'": {"right": ORDERS, "left": PRICES, "on": "order_id"},

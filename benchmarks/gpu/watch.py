@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import gpu_ops.join_engine
-
 import gpu_ops.output
 from benchmarks.common import Summary, summarise
 from gpu_ops.join_engine import JoinEngine

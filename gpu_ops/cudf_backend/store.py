@@ -98,11 +98,10 @@ class CudfStore:
     def truncate(self, length: int) -> None:
         """Drop all slots from ``length`` on."""
         while self.length > length:
-            last = self.segments.pop()
+            last = self.segments[-1]
             start = self.length - last.num_rows()
-            if start < length:
-                (kept,) = plc.copying.slice(last, [0, length - start])
-                self.segments.append(kept.copy())
+            kept = plc.copying.slice(last, [0, length - start]) if start < length else []
+            self.segments[-1:] = [part.copy() for part in kept]
             self.length = max(start, length)
 
     def take(self, slots: Array, columns: Sequence[str], *, present: bool = False) -> Frame:

@@ -297,6 +297,11 @@ class Description(abc.ABC):
         del number
         return None
 
+    @property
+    def chosen_by(self) -> str | None:
+        """The column by which a row is chosen over others of its key, so that none can be without; None for none."""
+        return None
+
     # --- order, end and backlog --------------------------------------------------------------
 
     def order_matters(self, number: int) -> bool:

@@ -18,6 +18,7 @@ from gpu_ops.descriptions.by_time.intervals import shifted
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.kernels import Frame, Kernels, as_slots
 from gpu_ops.state.columns import LIVE, Growing, KeySet
+from gpu_ops.state.keyed_table import TIES_COLUMN
 from gpu_ops.state.queue import TimeQueue
 from gpu_ops.state.table import StateTable
 from gpu_ops.state.time_index import TimeIndex
@@ -126,7 +127,16 @@ class IntervalTable(StateTable):
         if self.matched is not None and slots.size:
             self.put(MATCHED_COLUMN, slots[self.matched[slots] == 0], 1)
 
-    def stage(self, frame: Frame, hashes: Hashes, times: Array, kept: Array | None, sweep: Array | None) -> Slots:
+    def stage(
+        self,
+        frame: Frame,
+        hashes: Hashes,
+        times: Array,
+        kept: Array | None,
+        sweep: Array | None,
+        *,
+        ties: Array | None = None,
+    ) -> Slots:
         """Stage new rows.
 
         Args:
@@ -135,6 +145,7 @@ class IntervalTable(StateTable):
             times: n int64.
             kept: mask of rows that may still match later ones; None for all. The others pass through.
             sweep: n int64, the times their keys' timers go by, where the table is lazy.
+            ties: n int64 that order rows of one key and time, where the table has a column of them.
 
         Returns:
             Their slots.
@@ -145,13 +156,16 @@ class IntervalTable(StateTable):
         self.time[self.first_new :] = times
         if sweep is not None:
             self.sweep[self.first_new :] = sweep
+        if ties is not None:
+            self.beside[TIES_COLUMN].values[self.first_new :] = ties
         stays = slots
         if kept is not None:
             stays = slots[kept]
             self.end(slots[~kept])
             hashes, times = hashes[kept], times[kept]
             sweep = None if sweep is None else sweep[kept]
-        self.index.stage(hashes, stays, times)
+            ties = None if ties is None else ties[kept]
+        self.index.stage(hashes, stays, times, ties)
         self.due.add(times if sweep is None else sweep, stays)
         return slots
 
@@ -191,9 +205,9 @@ class IntervalTable(StateTable):
 
         def take_in(frame: Frame, beside: Mapping[str, npt.NDArray[Any]]) -> None:
             times = asarray(beside[TIME_COLUMN])
-            sweep = asarray(beside[SWEEP_COLUMN]) if SWEEP_COLUMN in beside else None
+            sweep, ties = (asarray(beside[n]) if n in beside else None for n in (SWEEP_COLUMN, TIES_COLUMN))
             self.begin()
-            slots = self.stage(frame, self.hash_keys(frame), times, None, sweep)
+            slots = self.stage(frame, self.hash_keys(frame), times, None, sweep, ties=ties)
             if sweep is not None:
                 rows = xp.flatnonzero((shifted(xp, sweep, cleanup) > times) & (times > over))
                 self.early.add(times[rows], slots[rows])

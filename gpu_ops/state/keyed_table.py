@@ -183,8 +183,8 @@ class KeyedTable(StateTable):
             if self.written is not None:
                 self._written.append(as_slots(self.kernels, first, added))
         if killed.size:
-            self.status.values[killed] = DYING
             self.journal.undo.append(lambda: self.status.values.__setitem__(killed, LIVE))
+            self.status.values[killed] = DYING
             self.end(killed)
             self._null_keys_after -= self._without_key(killed)
         self.killed = killed
@@ -211,9 +211,11 @@ class KeyedTable(StateTable):
             self.kernels.hash_rows(frame, self.keys, self.key_types),
             as_slots(self.kernels, first, times.size),
         )
+        ties = self.beside[TIES_COLUMN].values[first:] if TIES_COLUMN in self._given else None
         if not bool(able.all()):
             hashes, slots, times = hashes[able], slots[able], times[able]
-        self.time_index.stage(hashes, slots, times)
+            ties = None if ties is None else ties[able]
+        self.time_index.stage(hashes, slots, times, ties)
 
     def touched(self) -> Array:
         """Index entries, ascending, of the rows that the prepared micro-batch brings or takes and that can match."""
@@ -271,7 +273,7 @@ class KeyedTable(StateTable):
         # a row written more than once stands in the queue more than once
         _ = self.journal
         slots = distinct(self.kernels.xp, self.queues[_EXPIRY].take(clock_ms - ttl))
-        old = (self.status.values[slots] == LIVE) & (written[slots] + ttl <= clock_ms)
+        old = (self.status.values[slots] == LIVE) & (written[slots] <= clock_ms - ttl)
         self.expired = slots[old]
         self.move(self.expired, LIVE, DEAD)
         return int(self.expired.size)

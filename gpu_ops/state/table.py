@@ -42,7 +42,7 @@ class Journal:
     first_new: int
     """The slot of its first row."""
     undo: list[Callable[[], None]]
-    """What takes it back."""
+    """What takes it back. A step sets what stands in columns, allocates nothing, and is there before what it undoes."""
     ends: list[Slots]
     """Slots of rows that are dead once it is committed."""
     live: int
@@ -126,8 +126,8 @@ class StateTable:
     def move(self, slots: Slots, old: int, new: int) -> None:
         """Give committed rows of one status another, undoably."""
         if slots.size:
-            self.status.values[slots] = new
             self.journal.undo.append(lambda: self.status.values.__setitem__(slots, old))
+            self.status.values[slots] = new
             self.journal.live += int(slots.size) * ((new == LIVE) - (old == LIVE))
 
     def end(self, slots: Slots) -> None:
@@ -145,8 +145,10 @@ class StateTable:
         """
         if slots.size:
             deltas = deltas.astype(np.int32) if deltas.dtype != np.int32 else deltas
-            self.kernels.scatter_add(self.beside[name].values, slots, deltas)
-            self.journal.undo.append(lambda: self.kernels.scatter_add(self.beside[name].values, slots, -deltas))
+            column = self.beside[name]
+            before = column.values[slots]
+            self.journal.undo.append(lambda: column.values.__setitem__(slots, before))
+            self.kernels.scatter_add(column.values, slots, deltas)
 
     def put(self, name: str, slots: Slots, value: int | Array, before: Array | None = None) -> None:
         """Set a column of committed and new rows, no slot twice, to a number or to one each, undoably.
@@ -158,11 +160,10 @@ class StateTable:
             before: n numbers that are there, where somebody has them already.
         """
         if slots.size:
-            column = self.beside[name].values
-            if before is None:
-                before = column[slots]
-            column[slots] = value
-            self.journal.undo.append(lambda: self.beside[name].values.__setitem__(slots, before))
+            column = self.beside[name]
+            noted = column.values[slots] if before is None else before
+            self.journal.undo.append(lambda: column.values.__setitem__(slots, noted))
+            column.values[slots] = value
 
     def live_after(self) -> int:
         """Live rows once the prepared micro-batch is committed."""
@@ -208,18 +209,22 @@ class StateTable:
         return len(self.store) - self.live
 
     def discard(self) -> None:
-        """Undo the prepared micro-batch."""
+        """Undo the prepared micro-batch.
+
+        A `MemoryError` on the way leaves a micro-batch whose undoing goes on where it was.
+        """
         done = self._journal
         if done is None:
             return
-        self._journal = None
-        for step in reversed(done.undo):
-            step()
-        self.store.truncate(done.first_new)
-        for column in (self.status, *self.beside.values()):
-            column.length = done.first_new
         for part in self._parts():
             part.discard()
+        self.store.truncate(done.first_new)
+        while done.undo:
+            done.undo[-1]()
+            done.undo.pop()
+        for column in (self.status, *self.beside.values()):
+            column.length = done.first_new
+        self._journal = None
 
     def compact(self) -> None:
         """Drop dead rows; done when they outnumber the live, so each dead row costs once."""
@@ -240,8 +245,9 @@ class StateTable:
     # --- two memories ------------------------------------------------------------------------
 
     def cool_rows(self) -> int:
-        """Move the oldest rows in GPU memory to the host's; see `gpu_ops.state.cold`."""
-        return self.store.cool()
+        """Move the oldest rows in GPU memory to the host's; see `gpu_ops.state.cold`. None where some are staged."""
+        staged = self._journal is not None and len(self.store) > self._journal.first_new
+        return 0 if staged else self.store.cool()
 
     def cool_indexes(self) -> int:
         """Move the oldest part of each index to host memory."""

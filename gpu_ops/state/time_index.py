@@ -1,8 +1,8 @@
 """The index of an interval join's state: from the hash of a key and a span of time to the slots of its rows.
 
 It too is made of sorted runs (`gpu_ops.state.runs`). Entries are sorted by hash, within a hash by time, and within a
-time by arrival, so the rows of a key inside an interval are one range: where a key is hot, a bisection finds its ends
-and none of the key's other rows is looked at.
+time by what orders ties, if anything does, and by arrival: so the rows of a key inside an interval are one range, whose
+ends a bisection finds without a look at the key's other rows, and the newest row of a time is the last one.
 """
 
 from __future__ import annotations
@@ -37,11 +37,14 @@ class TimeRun:
     """No entry is earlier than the first or later than the second."""
     home: Kernels
     """The backend in whose memory it lies."""
+    ties: Array | None = None
+    """int64: what orders entries of one hash and time, the last counts; None for their arrival."""
 
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
-        return int(self.entries.nbytes + self.times.nbytes + self.directory.nbytes)
+        ties = 0 if self.ties is None else self.ties.nbytes
+        return int(self.entries.nbytes + self.times.nbytes + self.directory.nbytes + ties)
 
 
 class TimeIndex(Runs[TimeRun]):
@@ -49,16 +52,17 @@ class TimeIndex(Runs[TimeRun]):
 
     growth = 1
 
-    def stage(self, hashes: Hashes, slots: Slots, times: Array) -> None:
+    def stage(self, hashes: Hashes, slots: Slots, times: Array, ties: Array | None = None) -> None:
         """Make rows findable, until `commit` for good or `discard` not at all.
 
         Args:
             hashes: n uint64.
             slots: n int64.
             times: n int64.
+            ties: n int64 that order rows of one hash and time; None for their slots; always or never.
         """
         if slots.size:
-            self.staged = _run(self._kernels, layouts.entries(hashes, slots), times)
+            self.staged = _run(self._kernels, layouts.entries(hashes, slots), times, ties)
 
     def probe(
         self, hashes: Hashes, earliest: Array, latest: Array, *, committed: bool = True, staged: bool = True
@@ -117,12 +121,14 @@ class TimeIndex(Runs[TimeRun]):
     @staticmethod
     def _merged(older: TimeRun, newer: TimeRun) -> TimeRun:
         xp = older.home.xp
-        entries = xp.concatenate([older.entries, newer.entries])
-        return _run(older.home, entries, xp.concatenate([older.times, newer.times]))
+        entries, times = (xp.concatenate([getattr(r, n) for r in (older, newer)]) for n in ("entries", "times"))
+        both = older.ties is not None and newer.ties is not None
+        return _run(older.home, entries, times, xp.concatenate([older.ties, newer.ties]) if both else None)
 
     @staticmethod
     def _moved(run: TimeRun, copy: Callable[[Array], Array], home: Kernels) -> TimeRun:
-        return TimeRun(copy(run.entries), copy(run.times), copy(run.directory), run.shift, run.span, home)
+        ties = None if run.ties is None else copy(run.ties)
+        return TimeRun(copy(run.entries), copy(run.times), copy(run.directory), run.shift, run.span, home, ties)
 
     def renumbered(self, new_slots: Slots) -> TimeIndex:
         """Another index that follows a compaction."""
@@ -132,11 +138,12 @@ class TimeIndex(Runs[TimeRun]):
             alive = slots >= 0
             entries = layouts.entries(run.entries[alive], slots[alive])
             if entries.size:
-                index.runs.append(_with_directory(run.home, entries, run.times[alive], run.span))
+                ties = None if run.ties is None else run.ties[alive]
+                index.runs.append(_with_directory(run.home, entries, run.times[alive], run.span, ties))
         return index
 
 
-def _run(home: Kernels, entries: Array, times: Array) -> TimeRun:
+def _run(home: Kernels, entries: Array, times: Array, ties: Array | None) -> TimeRun:
     """Entries in their order; those of one hash and time stay in the order they have."""
     low = times.min()
     span = int(low), int(times.max())
@@ -148,10 +155,24 @@ def _run(home: Kernels, entries: Array, times: Array) -> TimeRun:
     else:
         by_time = home.argsort(times)
         order = by_time[home.argsort(layouts.entry_hashes(entries[by_time]))]
-    entries = entries[order]
-    return _with_directory(home, entries, times[order], span)
+    if ties is not None:
+        order = _by_ties(home, order, layouts.entry_hashes(entries[order]), times[order], ties)
+        ties = ties[order]
+    return _with_directory(home, entries[order], times[order], span, ties)
 
 
-def _with_directory(home: Kernels, entries: Array, times: Array, span: tuple[int, int]) -> TimeRun:
+def _by_ties(home: Kernels, order: Positions, hashes: Array, times: Array, ties: Array) -> Positions:
+    """An order by hash and time, those of one hash and time by their ties."""
+    xp = home.xp
+    follows = xp.zeros(order.size + 1, bool)
+    follows[1:-1] = (hashes[1:] == hashes[:-1]) & (times[1:] == times[:-1])
+    tied = xp.flatnonzero(follows[:-1] | follows[1:])
+    rows, group = order[tied], xp.cumsum(~follows[:-1])[tied]
+    by_tie = home.argsort(ties[rows])
+    order[tied] = rows[by_tie[home.argsort(group[by_tie])]]
+    return order
+
+
+def _with_directory(home: Kernels, entries: Array, times: Array, span: tuple[int, int], ties: Array | None) -> TimeRun:
     shift = prefix_shift(entries.size, 1)
-    return TimeRun(entries, times, home.directory(entries, shift), shift, span, home)
+    return TimeRun(entries, times, home.directory(entries, shift), shift, span, home, ties)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from decimal import Decimal
 from typing import Any
 
 import duckdb
 import pyarrow as pa
 import pytest
-from oracle.drive import Backend
+from oracle.drive import Backend, same_state
 
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.groups.latest import Keep, Latest
@@ -158,6 +159,42 @@ def test_what_cannot_be_ordered() -> None:
     ]:
         with pytest.raises(DescriptionError, match=message):
             wrong()
+
+
+@pytest.mark.parametrize("bad", ["fail", "drop", "tag"])
+@pytest.mark.parametrize("keep", ["first", "last"])
+def test_rows_without_anything_to_order_by_are_bad_rows(other_backend: Backend, keep: Keep, bad: str) -> None:
+    """``bad_rows`` says what becomes of them, as of a null in the unique key; of text, numbers, times, and of NaN."""
+    values: list[tuple[pa.DataType, list[Any]]] = [
+        (pa.float64(), [5.0, None, float("nan"), 7.0, 1.0]),
+        (pa.string(), ["5", None, None, "7", "1"]),
+        (pa.timestamp("us"), [5, None, None, 7, 1]),
+        (pa.decimal128(9, 2), [Decimal(5), None, None, Decimal(7), Decimal(1)]),
+    ]
+    for kind, order in values:
+        schema = pa.schema([("id", pa.int64()), ("x", kind), ("n", pa.int64())])
+        rows = pa.table([[1, 1, 2, 1, None], pa.array(order, kind), range(5)], schema=schema)
+        source = Input("orders", schema, unique_key=("id",), bad_rows=bad)  # type: ignore[arg-type]
+        with other_backend.engine(Latest(source, "per_batch", "x", keep)) as engine:
+            good = rows.slice(0, 1)
+            engine.process(good)
+            before = engine.snapshot()
+            if bad == "fail":
+                with pytest.raises(BadInputError, match=r"input 'orders'.*(nothing to order by|unique key)"):
+                    engine.process(rows)
+                with pytest.raises(BadInputError, match=r"column 'x': nothing to order by.*\{'id': 1\}"):
+                    engine.process(rows.slice(1, 3))
+                same_state(engine, before)
+                continue
+            batch = engine.prepare(rows)
+            engine.commit()
+            found = [
+                (kind, row["n"])
+                for kind, row in zip(batch.changelog["row_kind"].to_pylist(), batch.changelog.to_pylist(), strict=True)
+            ]
+            told = [("-D", 0), ("+I", 3)] if keep == "last" else []
+            assert found == told + ([("bad", 1), ("bad", 2), ("bad", 4)] if bad == "tag" else [])
+            assert batch.metrics["orders_bad_rows"] == 3
 
 
 def test_rows_that_expire_are_forgotten() -> None:

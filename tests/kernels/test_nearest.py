@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from gpu_ops.kernels import Columns, Kernels
-from gpu_ops.operators.core.nearest import Nearest
+from gpu_ops.operators.core.nearest import Direction, Nearest
 from gpu_ops.state.cold import Both
 from gpu_ops.state.time_index import TimeIndex
 
@@ -33,16 +34,19 @@ def _nearest(rows: dict[str, np.ndarray], key: int, time: int, order: np.ndarray
     return int(min(at, key=lambda s: (distance[s], -order[s], -s))) if at.size else -1
 
 
+@pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("seed", range(6))
-def test_nearest_is_what_a_look_at_all_rows_finds(kernels: Kernels, seed: int) -> None:
+def test_nearest_is_what_a_look_at_all_rows_finds(kernels: Kernels, seed: int, tied: bool) -> None:
     rng, span = np.random.default_rng(seed), (20, 1 << 40)[seed % 2]
     index = TimeIndex(kernels)
-    rows = {name: np.empty(0, np.int64) for name in ("key", "time")}
+    rows = {name: np.empty(0, np.int64) for name in ("key", "time", "order")}
     for number in range(7):
         size = int(rng.integers(1, 120))
         more = {"key": rng.integers(0, 6, size), "time": rng.integers(-span, span, size)}
+        more["order"] = rng.integers(0, 3, size)
         slots = np.arange(rows["key"].size, rows["key"].size + size)
         given = (_hashes(more["key"]), slots, more["time"])
+        given += (more["order"],) if tied else ()
         index.stage(*(kernels.asarray(array) for array in given))
         rows = {name: np.concatenate([values, more[name]]) for name, values in rows.items() if name in more}
         if number < 6:
@@ -53,36 +57,27 @@ def test_nearest_is_what_a_look_at_all_rows_finds(kernels: Kernels, seed: int) -
     rows["alive"] = (rng.random(rows["key"].size) < 0.4) & (rows["key"] != 4)
     wanted = {"key": rng.integers(0, 7, 150), "time": rng.integers(-span, span, 150)}
     own, found = (Columns(kernels.frame(pa.table({"key": part["key"]})), ("key",)) for part in (wanted, rows))
-    alive, order = kernels.asarray(rows["alive"]), rng.integers(0, 3, rows["key"].size)
+    alive, order = kernels.asarray(rows["alive"]), Both(kernels, kernels.asarray(rows["order"]))
     hashes, times = kernels.asarray(_hashes(wanted["key"])), kernels.asarray(wanted["time"])
     farthest = rng.integers(-span, span, 150)
     every = kernels.xp.arange(150, dtype=np.int64)
-    for newer in (None, Both(kernels, kernels.asarray(order))):
-        table = Nearest(
-            kernels,
-            index,
-            KEY,
-            found,
-            lambda slots: alive[slots],
-            newer=None if newer is None else lambda slots, by=newer: by.at(kernels)[slots],
+    newer = (lambda slots: order.at(kernels)[slots]) if tied else None
+    table = Nearest(kernels, index, KEY, found, lambda slots: alive[slots], newer=newer)
+    by = rows["order"] if tied else np.zeros_like(rows["order"])
+    for back, exact, limit in itertools.product((True, False), (True, False), (None, farthest)):
+        slots = table.search(
+            (own, every),
+            hashes,
+            times,
+            "backward" if back else "forward",
+            exact=exact,
+            farthest=None if limit is None else kernels.asarray(limit),
         )
-        by = np.zeros(order.size, np.int64) if newer is None else order
-        for back in (True, False):
-            for exact in (True, False):
-                for limit in (None, farthest):
-                    slots = table.search(
-                        (own, every),
-                        hashes,
-                        times,
-                        "backward" if back else "forward",
-                        exact=exact,
-                        farthest=None if limit is None else kernels.asarray(limit),
-                    )
-                    expected = [
-                        _nearest(rows, k, t, by, back=back, exact=exact, farthest=None if limit is None else limit[i])
-                        for i, (k, t) in enumerate(zip(wanted["key"], wanted["time"], strict=True))
-                    ]
-                    assert kernels.asnumpy(slots).tolist() == expected
+        expected = [
+            _nearest(rows, k, t, by, back=back, exact=exact, farthest=None if limit is None else limit[i])
+            for i, (k, t) in enumerate(zip(wanted["key"], wanted["time"], strict=True))
+        ]
+        assert kernels.asnumpy(slots).tolist() == expected
     assert max(len(index.runs), 2) > 1
 
 
@@ -120,3 +115,31 @@ def test_what_is_gone_is_not_walked_through(kernels: Kernels, monkeypatch: pytes
         assert kernels.asnumpy(found).tolist() == [slot] * 100
         assert len(steps) < 40
         steps.clear()
+
+
+@pytest.mark.parametrize("direction", ["backward", "forward"])
+def test_rows_of_one_key_and_time_cost_one_search(
+    kernels: Kernels, direction: Direction, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many there are, and in whichever order they came."""
+    read, reads, steps = TimeIndex.read, [], set()
+    monkeypatch.setattr(TimeIndex, "read", lambda self, run, at: reads.append(at.size) or read(self, run, at))
+    for size in (10, 1000, 20_000):
+        rng, index = np.random.default_rng(size), TimeIndex(kernels)
+        ties = kernels.asarray(rng.permutation(size))
+        zero = kernels.asarray(np.zeros(size, np.int64))
+        for half in (slice(0, size // 2), slice(size // 2, size)):
+            slots = kernels.asarray(np.arange(size)[half])
+            index.stage(zero[half].view(np.uint64), slots, zero[half] + 50, ties[half])
+            index.commit()
+        rows = Columns(kernels.frame(pa.table({"key": np.zeros(size, np.int64)})), ("key",))
+        table = Nearest(kernels, index, KEY, rows, lambda slots: slots >= 0, newer=lambda slots, ties=ties: ties[slots])
+        reads.clear()
+        needles = kernels.asarray(np.array([0, 100, 50]))
+        found = table.search((rows, kernels.xp.zeros(3, np.int64)), zero[:3].view(np.uint64), needles, direction)
+        newest = int(np.argmax(kernels.asnumpy(ties)))
+        assert kernels.asnumpy(found).tolist() == [
+            newest if (t <= 50) == (direction == "forward") or t == 50 else -1 for t in (0, 100, 50)
+        ]
+        steps.add(len(reads))
+    assert max(steps) <= 8

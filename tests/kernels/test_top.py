@@ -327,6 +327,28 @@ def test_at_the_end(engines: Backend, order: str, kind: str, by: tuple[str, ...]
     assert view.sorted() == by_duckdb(folded(changes, keyed=keyed), top)
 
 
+def test_nulls_without_a_word_about_them_come_where_spark_has_them() -> None:
+    """First if ascending, last if descending: in an `Order`, in ``order_by=``, and in a description as it is stored."""
+    schema = pa.schema([("id", pa.int64()), ("amount", pa.int64())])
+    rows = pa.table([[1, 2, 3], [5, None, 7]], schema=schema)
+    for order, text, wanted in (
+        (Order("amount"), "amount", [None, 5, 7]),
+        (Order("amount", descending=True), "amount DESC", [7, 5, None]),
+        (Order("amount", nulls_first=False), "amount NULLS LAST", [5, 7, None]),
+        (Order("amount", True, True), "amount DESC NULLS FIRST", [None, 7, 5]),
+    ):
+        assert parse_order(text) == (order,)
+        assert str(order) == text
+        for emit in ("per_batch", "at_end"):
+            top = Top(Input("t", schema), (), (order,), 3, emit, "place")  # type: ignore[arg-type]
+            with CPU.engine(from_json(top.to_json())) as engine:
+                assert engine.join == top
+                found = engine.process(rows)
+                found = engine.finish() if emit == "at_end" else found
+                by_place = sorted(found.to_pylist(), key=lambda row: row["place"])
+                assert [row["amount"] for row in by_place] == wanted
+
+
 def test_what_it_says_of_itself() -> None:
     top = described("whole DESC, `text` NULLS LAST", 3, "per_event", "number")
     assert from_json(top.to_json()) == top

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from gpu_ops.descriptions.by_time.asof_join import Asof, AsofJoin
@@ -28,6 +29,8 @@ SHAPES: list[Shape] = [
     (Asof("nearest"), IntervalShape("left")),
     (Asof("nearest", 7), IntervalShape("inner", keys="mixed_width", clock="int64")),
     (Asof("nearest", 5, exact=False), IntervalShape("left", keys="none")),
+    (Asof("nearest", exact=False), IntervalShape("left")),
+    (Asof("backward", exact=False), IntervalShape("left", clock="ns")),
 ]
 NAMES = [f"{asof.direction}-{asof.tolerance_ms}-{asof.exact}-{shape.how}-{shape.keys}" for asof, shape in SHAPES]
 
@@ -105,13 +108,19 @@ class Law:
         if self.asof.direction == "forward":
             self.right = [r for r in self.right if self._time(1, r) >= now]
             return
-        newest: dict[Row | None, tuple[int, int]] = {}
-        for at, row in enumerate(self.right):
-            if self._time(1, row) <= now:
-                key = self._key(1, row)
-                newest[key] = max(newest.get(key, (START, -1)), (self._time(1, row), at))
-        kept = {at for _, at in newest.values()}
-        self.right = [r for at, r in enumerate(self.right) if at in kept or self._time(1, r) > now]
+        # of each key the last up to the watermark; where equal times do not match also the last before it, as a left
+        # row of just that time may still come, and the last before each row that waits
+        passed = [(self._time(1, r), at) for at, r in enumerate(self.right) if self._time(1, r) <= now]
+        kept = set()
+        for key in {self._key(1, self.right[at]) for _, at in passed}:
+            own = [(time, at) for time, at in passed if self._key(1, self.right[at]) == key]
+            kept.add(max(own))
+            if not self.asof.exact:
+                waiting = [self._time(0, row) for row in self.waiting if self._key(0, row) == key]
+                waiting = [time for time in waiting if time <= now and self.asof.direction == "nearest"]
+                for limit in (now, *waiting):
+                    kept.add(max((place for place in own if place[0] < limit), default=(START, -1)))
+        self.right = [r for at, r in enumerate(self.right) if (self._time(1, r), at) in kept or self._time(1, r) > now]
 
 
 def trace(number: int, events: int = 200, **more: Any) -> list[TimedEvent]:
@@ -123,8 +132,14 @@ def trace(number: int, events: int = 200, **more: Any) -> list[TimedEvent]:
 
 
 def check(number: int, events: Sequence[TimedEvent], split: int | Sequence[int], backend: Backend) -> int:
+    """As `check_shape`, of one of the shapes."""
+    return check_shape(*SHAPES[number % len(SHAPES)], events, split, backend)
+
+
+def check_shape(
+    asof: Asof, shape: IntervalShape, events: Sequence[TimedEvent], split: int | Sequence[int], backend: Backend
+) -> int:
     """Every watermark makes come out what the law says; how many rows came out."""
-    asof, shape = SHAPES[number % len(SHAPES)]
     join, total = described(asof, shape), 0
     terms = dataclasses.replace(shape, how="inner").terms()
     law = Law(asof, terms, shape.how)
@@ -134,7 +149,7 @@ def check(number: int, events: Sequence[TimedEvent], split: int | Sequence[int],
             got, total = by_event(found, position), total + len(found)
             for event in range(cut.start, cut.stop):
                 wrong = difference(Counter(law.process(events[event])), got.pop(event, Counter()))
-                assert not wrong, f"{NAMES[number % len(SHAPES)]}, event {event} {events[event]}:\n{wrong}"
+                assert not wrong, f"{asof}, {shape}, event {event} {events[event]}:\n{wrong}"
             assert not got
             able = [row for row in law.right if law._key(1, row) is not None]
             assert batch.metrics["right_state_rows"] == len(able)
@@ -151,7 +166,7 @@ def test_rows_come_out_when_they_are_final(number: int, split: int, backend: Bac
     assert check(number, trace(number, 120 if split == 1 else 240), split, backend) >= 5
 
 
-@pytest.mark.parametrize("number", [0, 3, 5])
+@pytest.mark.parametrize("number", [0, 3, 5, 8])
 def test_a_hot_key_and_many_late_rows(number: int, backend: Backend) -> None:
     assert check(number, trace(number, 700, keys=30, skew=0.4, disorder=90, late=0.3), (200, 70), backend) > 200
 
@@ -163,7 +178,7 @@ def test_any_trace(number: int, backend: Backend) -> None:
     check(number, trace(number, 300, late=late, keys=keys), (1, 9, 60), backend)
 
 
-@pytest.mark.parametrize("number", [0, 2, 5])
+@pytest.mark.parametrize("number", [0, 2, 5, 8, 9])
 def test_a_restart_goes_unnoticed(number: int, backend: Backend) -> None:
     """A snapshot restored into a fresh engine goes on with the same rows, and forgets the same; so does a retry."""
     join, events = described(*SHAPES[number]), trace(number)
@@ -196,6 +211,34 @@ def test_of_one_time_the_greatest_sequence_counts(backend: Backend) -> None:
     with backend.engine(join) as engine:
         found = [change for cut in timed_cuts(join, ends(events), 100) for change in timed_run(engine, cut)[0]]
     assert [row[-1] for _, row in found] == ["b9"]
+
+
+@pytest.mark.parametrize(
+    ("times", "marks", "exact", "met"),
+    [
+        (([10], [6, 10]), [5, 11, 30], False, 6),
+        (([10], [6, 10, 30]), [5, 11, 40], False, 6),
+        (([10], [6, 10]), [10, 30], False, 6),
+        (([-1000], [-1001, -900]), [-1005, -800], True, -1001),
+        (([-(1 << 62)], [-(1 << 62) - 1, 1 << 62]), [-(1 << 62) - 5, (1 << 62) + 1], True, -(1 << 62) - 1),
+        (([0], [-(1 << 63) + 2, (1 << 63) - 2]), [-(1 << 63) + 1, 5, (1 << 63) - 1], True, -(1 << 63) + 2),
+    ],
+)
+def test_the_nearest_row_before_is_kept_while_a_left_row_waits_whatever_the_times(
+    times: tuple[list[int], ...], marks: list[int], exact: bool, met: int, backend: Backend
+) -> None:
+    """Also where the next one stands at the left row's time, and equal times do not match; and before 1970."""
+    join = described(Asof("nearest", None, exact), IntervalShape("left", clock="int64"))
+    with backend.engine(join) as engine:
+        found = []
+        for number, mark in enumerate(marks):
+            given = []
+            for source, own in zip(join.inputs, times, strict=True):
+                columns = [[1] * len(own), own, [0] * len(own), [""] * len(own)]
+                arrays = [pa.array(values, field.type) for values, field in zip(columns, source.schema, strict=True)]
+                given.append(pa.table(arrays, source.schema.names).slice(0, len(own) if number == 0 else 0))
+            found += engine.process(*given, watermark=mark)["b_t"].to_pylist()
+        assert found == [met]
 
 
 def test_what_cannot_be() -> None:

@@ -101,7 +101,7 @@ def test_in_sql(spark: Any, tmp_path: Path) -> None:
     query = """
         SELECT id, item, best.place * 10 AS place, total FROM (
             SELECT o.id, o.item, i.region, o.amount + 1 AS total,
-                   row_number() OVER (PARTITION BY i.region ORDER BY o.amount + 1 DESC NULLS LAST, o.id) AS place
+                   row_number() OVER (PARTITION BY i.region ORDER BY o.amount + 1 DESC, o.id) AS place
             FROM orders o JOIN items i ON o.item = i.item
         ) AS best WHERE 3 > best.place AND total IS NOT NULL
     """

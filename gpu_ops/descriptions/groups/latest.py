@@ -76,6 +76,11 @@ class Latest(OneInput):
         return self.order_by is not None or self.keep == "first"
 
     @property
+    def chosen_by(self) -> str | None:
+        """What says which row is later."""
+        return self.order_by
+
+    @property
     def operator(self) -> str:
         """The module of `gpu_ops.operators` that runs it."""
         return "groups.latest"

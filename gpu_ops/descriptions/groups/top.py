@@ -28,12 +28,20 @@ _TERM: Final = re.compile(
 )
 
 
-class Order(NamedTuple):
+class _Order(NamedTuple):
+    column: str
+    descending: bool
+    nulls_first: bool
+
+
+class Order(_Order):
     """One column to order by. Without a word about nulls they are Spark's: first if ascending, last if descending."""
 
-    column: str
-    descending: bool = False
-    nulls_first: bool = True
+    __slots__ = ()
+
+    def __new__(cls, column: str, descending: bool = False, nulls_first: bool | None = None) -> Self:
+        """The column, whether from the greatest on, and where nulls come; None for where Spark has them."""
+        return super().__new__(cls, column, descending, not descending if nulls_first is None else nulls_first)
 
     def __str__(self) -> str:
         usual = self.nulls_first is not self.descending
@@ -54,9 +62,8 @@ def parse_order(text: str | Sequence[str]) -> tuple[Order, ...]:
         if parts is None:
             raise DescriptionError(f"order_by={term!r} is no order; write for example 'amount DESC' or 'id'")
         quoted, plain, way, nulls = parts.groups()
-        descending = (way or "").lower() == "desc"
-        first = not descending if nulls is None else nulls.lower() == "first"
-        found.append(Order(plain or quoted.replace("``", "`"), descending, first))
+        first = None if nulls is None else nulls.lower() == "first"
+        found.append(Order(plain or quoted.replace("``", "`"), (way or "").lower() == "desc", first))
     return tuple(found)
 
 

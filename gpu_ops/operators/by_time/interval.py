@@ -56,7 +56,8 @@ from gpu_ops.state.columns import DEAD, LIVE, KeySet
 from gpu_ops.state.interval_table import GHOST, IntervalTable
 
 _ONCE = {-(1 << 62): BEFORE_ALL, 1 << 62: AFTER_ALL}
-"""What snapshots had for these before event times could fill int64."""
+"""What snapshots had for these before event times could fill int64: those that do not say `_BITS`."""
+_BITS = "time_bits"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -313,7 +314,7 @@ class IntervalOperator(TimedOperator[IntervalClock]):
 
     def _facts(self) -> dict[str, int | None]:
         left, right = self.clock.cleaned
-        return {**super()._facts(), "left_cleaned": left, "right_cleaned": right}
+        return {**super()._facts(), "left_cleaned": left, "right_cleaned": right, _BITS: 64}
 
     def restore(self, state: Mapping[str, pa.Table], settle: Callable[[], None]) -> None:
         """Take over a snapshot.
@@ -323,7 +324,8 @@ class IntervalOperator(TimedOperator[IntervalClock]):
         """
         facts: dict[str, Any] = self._stored_facts(state)
         watermark, *cleaned = (
-            _ONCE.get(facts[name], facts[name]) for name in ("watermark", "left_cleaned", "right_cleaned")
+            facts[name] if _BITS in facts else _ONCE.get(facts[name], facts[name])
+            for name in ("watermark", "left_cleaned", "right_cleaned")
         )
         seen = facts["left_seen"], facts["right_seen"]
         self.clock = self._next = IntervalClock(watermark, seen, (cleaned[0], cleaned[1]))

@@ -56,7 +56,7 @@ class TimedOperator(Operator, Generic[C]):
     @property
     def last_watermark_ms(self) -> int:
         """A watermark after all times."""
-        return AFTER_ALL // self.per_ms
+        return -(-AFTER_ALL // self.per_ms)
 
     def watermark_ms(self, clock_ms: int) -> int | None:
         """The watermark that follows from what was seen in committed micro-batches, ms; None if none does."""
@@ -72,9 +72,7 @@ class TimedOperator(Operator, Generic[C]):
         """The watermark in force from here on, in the unit of times: it never goes back."""
         if watermark_ms is None:
             return self.clock.watermark
-        watermark = watermark_ms * self.per_ms
-        found = AFTER_ALL if watermark > AFTER_ALL - self.per_ms else clipped(watermark)
-        return max(self.clock.watermark, found)
+        return max(self.clock.watermark, clipped(watermark_ms * self.per_ms))
 
     def _see(self, side: int, times: npt.NDArray[np.int64]) -> None:
         """Note the times of rows that come."""
@@ -102,7 +100,7 @@ class TimedOperator(Operator, Generic[C]):
         if BEFORE_ALL < now.watermark < AFTER_ALL:
             found["watermark_ms"] = now.watermark // self.per_ms
             if held is not None:
-                found["output_watermark_ms"] = (now.watermark - held) // self.per_ms
+                found["output_watermark_ms"] = clipped((now.watermark - held) // self.per_ms)
         return found
 
     def commit(self, clock_ms: int) -> None:

@@ -71,11 +71,11 @@ class KeyTable(StateTable):
         self.indexes = {"0": HashIndex(kernels)}
         if by_first:
             self.indexes["1"] = HashIndex(kernels)
-        self._forget_places()
+        self._places = self._no_places = kernels.xp.empty(0, np.int32)
+        """By the first bits of a hash the slot of the last key found there, perhaps: fewer looks in the index."""
 
     def _forget_places(self) -> None:
-        """By the first bits of a hash the slot of the last key found there, perhaps: fewer looks in the index."""
-        self._places = self.kernels.xp.empty(0, np.int32)
+        self._places = self._no_places
 
     @property
     def nbytes(self) -> int:
@@ -189,7 +189,7 @@ class KeyTable(StateTable):
         # a key that was touched more than once stands in the queue more than once
         slots = distinct(xp, self.queues[_EXPIRY].take(clock_ms - self._ttl))
         written = self.beside[WRITTEN_COLUMN].values[slots]
-        return slots[(self.status.values[slots] == LIVE) & (written + self._ttl <= clock_ms)]
+        return slots[(self.status.values[slots] == LIVE) & (written <= clock_ms - self._ttl)]
 
     def touch(self, slots: Slots, clock_ms: int) -> None:
         """Note that something of these different keys was written, if keys expire."""

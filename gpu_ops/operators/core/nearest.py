@@ -1,8 +1,10 @@
 """The row of a key that is nearest in time: what ASOF and temporal joins look up.
 
-Each run of the index is ordered by (hash, time, arrival). A bisection finds where a needle stands in it, and its row is
-the next one before (or after) it that is alive and has its key. For nearly all needles that is one step. Where rows
-that are gone lie in the way, those that still walk after some steps jump over them, which reads that part of the run.
+Each run of the index is ordered by (hash, time, what orders ties, arrival). A bisection finds where a needle stands in
+it, and its row is the next one before it that is alive and has its key: the newest of its time. Looking forward, the
+next one says which time it is, and the last one of that time is the needle's row. For nearly all needles that is one
+step, however many rows there are of one time. Where rows that are gone lie in the way, those that still walk after some
+steps jump over them, which reads that part of the run.
 A run all of whose times are farther than what a needle has found already is not looked at: where rows come about in the
 order of their times, most needles look at one run.
 """
@@ -35,7 +37,8 @@ class Nearest:
         types: what keys are compared as; none where there is no key.
         found: the key columns of these rows, by slot.
         alive: gives, of n slots, a mask of those that are there.
-        newer: gives, of n slots, what orders rows of one time (int64), the greatest is taken; None for arrival.
+        newer: gives, of n slots, what the index orders rows of one time by (int64), the greatest is taken; None for
+            arrival.
         staged: whether rows of this micro-batch are looked at.
     """
 
@@ -79,7 +82,16 @@ class Nearest:
         """
         xp = self._kernels.xp
         best, best_time = xp.full(times.size, -1, np.int64), xp.zeros(times.size, np.int64)
-        back = direction == "backward"
+        back, needles = direction == "backward", (own, hashes)
+
+        def near(needle: Positions, time: Array) -> Array:
+            """No farther than what was found, and than what is wanted."""
+            so_far = best_time[needle]
+            mask = (best[needle] < 0) | ((time >= so_far) if back else (time <= so_far))
+            if farthest is not None:
+                mask &= (time >= farthest[needle]) if back else (time <= farthest[needle])
+            return mask
+
         for run in sorted(self._runs, key=lambda run: -run.span[1] if back else run.span[0]):
             first, last = run.span
             if back:
@@ -92,54 +104,74 @@ class Nearest:
             if not looking.size:
                 continue
             at = self._index.bisect(run, hashes[looking], times[looking], after=exact == back)
-            if back:
-                at = at - 1
-            self._walk(run, (own, hashes, farthest), (looking, at), best, best_time, back=back)
+            needle, at = self._walk(run, needles, (looking, at - 1 if back else at), near, back=back)
+            if not back and needle.size:
+                needle, at = self._last_of_time(run, needles, needle, at)
+            _, time, slot = self._index.read(run, at)
+            self._keep(needle, slot, time, best, best_time)
         return best
 
     def _walk(
         self,
         run: TimeRun,
-        needles: tuple[tuple[Columns, Array], Hashes, Array | None],
+        needles: tuple[tuple[Columns, Array], Hashes],
         standing: tuple[Positions, Array],
-        best: Slots,
-        best_time: Array,
+        near: Callable[[Positions, Array], Array],
         *,
         back: bool,
-    ) -> None:
-        """From where needles stand in a run to the first row that is theirs, and on through those of its time."""
-        xp, (own, hashes, farthest) = self._kernels.xp, needles
+    ) -> tuple[Positions, Array]:
+        """From where needles stand in a run to the first row that is theirs.
+
+        Args:
+            run: it.
+            needles: key columns and rows, and hashes, of all needles.
+            standing: those that walk, and where they stand.
+            near: gives, of needles and times, a mask of those that are not too far.
+            back: in which direction.
+
+        Returns:
+            Those of the needles that find one, and where.
+        """
+        xp, (own, hashes) = self._kernels.xp, needles
         step, (walking, at), steps = -1 if back else 1, standing, 0
+        found: list[tuple[Positions, Array]] = []
         while True:
             inside = (at >= 0) & (at < run.entries.size)
             walking, at = walking[inside], at[inside]
+            if walking.size and steps and steps % _STEPS == 0:
+                at = self._jumped(run, at, back=back)
+            if walking.size:
+                hashed, time, slot = self._index.read(run, at)
+                mask = near(walking, time) & (hashed == hashes[walking] >> np.uint64(32))
+                walking, at, slot = walking[mask], at[mask], slot[mask]
             if not walking.size:
-                return
-            hashed, time, slot = self._index.read(run, at)
-            taken = best[walking]
-            # no farther than what was found; within its time, on to the newest
-            near = (taken < 0) | ((time >= best_time[walking]) if back else (time <= best_time[walking]))
-            near &= hashed == hashes[walking] >> np.uint64(32)
-            if farthest is not None:
-                near &= (time >= farthest[walking]) if back else (time <= farthest[walking])
-            walking, at, time, slot = walking[near], at[near], time[near], slot[near]
-            if not walking.size:
-                return
+                break
             mine = self._alive(slot)
             if self._types:
                 mine = mine & equal(self._kernels, self._types, (own[0], own[1][walking]), (self._found, slot), mine)
-            hit = xp.flatnonzero(mine)
-            self._keep(walking[hit], slot[hit], time[hit], best, best_time)
-            if back and self._newer is None:
-                # the first that is met is the newest of its time
-                on = xp.flatnonzero(~mine)
-                walking, at = walking[on], at[on]
-            at, steps = at + step, steps + 1
-            if steps % _STEPS == 0:
-                inside = (at >= 0) & (at < run.entries.size)
-                walking, at = walking[inside], at[inside]
-                if walking.size:
-                    at = self._jumped(run, at, back=back)
+            found.append((walking[mine], at[mine]))
+            walking, at, steps = walking[~mine], at[~mine] + step, steps + 1
+        if len(found) == 1:
+            return found[0]
+        nothing = xp.empty(0, np.int64)
+        return xp.concatenate([nothing, *(n for n, _ in found)]), xp.concatenate([nothing, *(a for _, a in found)])
+
+    def _last_of_time(
+        self, run: TimeRun, needles: tuple[tuple[Columns, Array], Hashes], needle: Positions, at: Array
+    ) -> tuple[Positions, Array]:
+        """Of the rows that needles have found the newest of the same time; arguments and result as of `_walk`."""
+        xp, index = self._kernels.xp, self._index
+        hashed, time, _ = index.read(run, at)
+        after = xp.minimum(at + 1, run.entries.size - 1)
+        next_hash, next_time, _ = index.read(run, after)
+        more = (after > at) & (next_hash == hashed) & (next_time == time)
+        one, many = xp.flatnonzero(~more), xp.flatnonzero(more)
+        if not many.size:
+            return needle, at
+        last = index.bisect(run, needles[1][needle[many]], time[many], after=True) - 1
+        # the row that was found is one of them, so there is one
+        others, places = self._walk(run, needles, (needle[many], last), lambda n, _: n >= 0, back=True)
+        return xp.concatenate([needle[one], others]), xp.concatenate([at[one], places])
 
     def _keep(self, needle: Positions, slot: Slots, time: Array, best: Slots, best_time: Array) -> None:
         """Take rows that are no farther than what was found, where they are as far only newer ones."""

@@ -24,7 +24,6 @@ import pyarrow.compute as pc
 from gpu_ops.arrays import Array, Slots
 from gpu_ops.descriptions.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
 from gpu_ops.descriptions.groups.latest import Latest
-from gpu_ops.errors import BadInputError
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Kernels, as_slots
 from gpu_ops.operators.core.changes import present
@@ -52,11 +51,7 @@ class LatestRows(KeyedOperator):
         self.tables = (KeyedTable(kernels, join.source, [KeySet(join.by, types, ())], findable=True),)
 
     def chosen(self, changes: tuple[Ingested, ...]) -> tuple[Ingested, ...]:
-        """Those that are chosen over the rows of their keys that are there, or come before them.
-
-        Raises:
-            BadInputError: a null, or NaN, to order by.
-        """
+        """Those that are chosen over the rows of their keys that are there, or come before them."""
         join, (change,) = self.join, changes
         if not join.chooses or not change.kinds.size:
             return changes
@@ -85,10 +80,6 @@ class LatestRows(KeyedOperator):
         if join.order_by is None:
             return kernels.xp.zeros(change.kinds.size, np.int64), kernels.xp.zeros(slots.size, np.int64)
         column, field = change.column(join.order_by), join.source.schema.field(join.order_by)
-        missing = pc.is_null(column, nan_is_null=True)
-        if pc.any(missing).as_py():
-            key = change.table.select(join.by).filter(missing).slice(0, 1).to_pylist()[0]
-            raise BadInputError(join.source.name, join.order_by, "nothing to order by: null or NaN in the row of", key)
         held = table.store.take(slots, [join.order_by], present=True)
         stored = kernels.to_arrow(held, pa.schema([field]))
         values = pa.chunked_array([*column.cast(field.type).chunks, *stored[0].chunks], field.type)

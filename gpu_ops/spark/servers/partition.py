@@ -273,6 +273,8 @@ class PartitionState:
         Returns:
             What the batch went by when it was applied before, None if it never was.
         """
+        if self._engine is not None and self._engine.needs_restore:
+            self._forget()
         engine, pending = self._engine, self._pending
         if engine is not None and pending is None and self._version == batch_id:
             return None

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from gpu_ops.descriptions.by_time.intervals import BEFORE_ALL
 from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import StateError
 from gpu_ops.spark.servers import recovery
@@ -197,4 +198,5 @@ def operator_watermark(
     known = [watermark for watermark in counting if watermark is not None]
     if not counting or len(known) < len(counting):
         return before
-    return later(before, min(known))
+    # times may be less than a delay after the first of all times
+    return later(before, max(min(known), BEFORE_ALL + 1))

@@ -10,8 +10,10 @@ row than the best so far could come:
 
 It comes out beside its best right row; where there is none, with nulls (left) or not at all (inner).
 
-A right row is forgotten when no later left row can meet it: *forward*, when the watermark has passed it; else when the
-watermark has passed the next one of its key, as a version of a temporal join (`operators.by_time.temporal`).
+A right row is forgotten when no left row that waits, or comes in time, can meet it: *forward*, when the watermark has
+passed it; else when the watermark has passed the next one of its key, as a version of a temporal join
+(`operators.by_time.temporal`). Where equal times do not match, the next one may stand at the time of a left row that
+waits, or at the watermark: then the one before it stays.
 Late left rows meet what is still there at the next watermark.
 
 A left row that waits for a right row is found through that: right rows that the watermark passes look for the left
@@ -21,6 +23,7 @@ rows of their key up to their time. All of these come out, so each is found once
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -78,8 +81,8 @@ class AsofAtWatermark(TemporalOperator):
             left.early.add(final[waits], looking[waits])
             out = xp.flatnonzero(final <= now)
             looking, found = looking[out], found[out]
-        gone = self._past(passing, now)
         left.move(looking, LIVE, DEAD)
+        gone = self._past(looking, passing, now)
         right.move(gone, LIVE, DEAD)
         if self.join.how == "inner":
             kept = xp.flatnonzero(found >= 0)
@@ -123,37 +126,65 @@ class AsofAtWatermark(TemporalOperator):
             first, last = shifted(xp, times, -self._tolerance), shifted(xp, times, self._tolerance)
         if self._before and len(right):
             found = self._search(own, times, "backward", exact=self._exact, farthest=first)
-        if self._after:
+        if self._after and len(right):
             # a row after it has to be nearer than the one before it
-            there = right.time[xp.maximum(found, 0)] if len(right) else times
-            nearer = xp.minimum(last, times + xp.minimum(times - there - 1, AFTER_ALL - times))
+            nearer = xp.minimum(last, _nearer(xp, times, right.time[xp.maximum(found, 0)]))
             last = xp.where(found >= 0, nearer, last)
-            if len(right):
-                ahead = self._search(own, times, "forward", exact=self._exact, farthest=xp.minimum(last, now))
-                found = xp.where(ahead >= 0, ahead, found)
-                last = xp.where(ahead >= 0, BEFORE_ALL, last)
+            ahead = self._search(own, times, "forward", exact=self._exact, farthest=xp.minimum(last, now))
+            found = xp.where(ahead >= 0, ahead, found)
+            last = xp.where(ahead >= 0, BEFORE_ALL, last)
         matchable = left.matchable(own.frame)
         if matchable is not None:
             found, last = xp.where(matchable, found, -1), xp.where(matchable, last, BEFORE_ALL)
         return found, last
 
-    def _past(self, passing: Slots, now: int) -> Slots:
-        """Right rows that no left row will meet which comes in time."""
+    def _past(self, out: Slots, passing: Slots, now: int) -> Slots:
+        """Right rows that no left row will meet which waits or comes in time.
+
+        Args:
+            out: left rows that have come out.
+            passing: right rows that the watermark passes.
+            now: the watermark.
+        """
+        right = self.tables[1]
         if not self._before:
-            right = self.tables[1]
             over = self.kernels.xp.sort(right.early.take(now - 1))
             return over[right.status.values[over] == LIVE]
-        return self._forget([self._keys(0, self._none), self._keys(1, passing)], self._none, now)
+        if self._exact:
+            firing = [self._none, passing]
+        else:
+            # what a left row that came out has kept, and what the last watermark has, may go now
+            again = right.early.take(now)
+            edge = passing[right.time[passing] == now]
+            right.early.add(right.time[edge], edge)
+            again = again[right.status.values[again] == LIVE]
+            firing = [out if self._after and len(right) else self._none, passing, again]
+        keys = [self._keys(int(number > 0), slots) for number, slots in enumerate(firing)]
+        return self._forget(keys, self._none, now)
+
+    def _needed(self, keys: Keys, now: int) -> list[Slots]:
+        """Of each key the right rows up to the watermark that left rows may still meet."""
+        xp, left = self.kernels.xp, self.tables[0]
+        found = super()._needed(keys, now)
+        if self._exact:
+            return found
+        times = xp.full(keys.slots.size, now, np.int64)
+        found.append(self._search(keys, times, exact=False))
+        if self._after and len(left):
+            # none has passed after the first that waits, or that would have come out
+            columns = Columns(keys.frame, self.tables[keys.side].keys), xp.arange(times.size, dtype=np.int64)
+            first = xp.full(times.size, BEFORE_ALL, np.int64)
+            waits = self._nearest(0).search(columns, keys.hashes, first, "forward", farthest=times)
+            times = xp.where(waits >= 0, left.time[xp.maximum(waits, 0)], times)
+            found.append(self._search(keys, times, exact=False))
+        return found
 
     def _add(self, side: int, change: Ingested) -> None:
         """Take in the new rows of one side."""
         slots = self._stage(side, change)
         right = self.tables[1]
-        if side == 1 and slots.size:
-            if self._ties:
-                right.beside[TIES_COLUMN].values[slots] = self.kernels.asarray(change.ties)
-            if not self._before:
-                right.early.add(right.time[slots], slots)
+        if side == 1 and slots.size and not self._before:
+            right.early.add(right.time[slots], slots)
 
     # --- the stored form ---------------------------------------------------------------------
 
@@ -164,6 +195,15 @@ class AsofAtWatermark(TemporalOperator):
         if not self._before and len(right):
             right.early.add(right.time, as_slots(self.kernels, 0, len(right)))
             right.early.commit()
+
+
+def _nearer(xp: Any, times: Array, before: Array) -> Array:
+    """The last times at which a row is nearer to n times than one before it.
+
+    Two times may be farther apart than int64 holds, never than uint64 does.
+    """
+    own, rest = times.view(np.uint64), np.uint64(AFTER_ALL)
+    return (own + xp.minimum(own - before.view(np.uint64), rest + np.uint64(1) - own) - np.uint64(1)).view(np.int64)
 
 
 make = AsofAtWatermark

@@ -236,7 +236,7 @@ class TemporalOperator(TimedOperator[Clock]):
             lead = own.slots[groups.leader]
             frame = kernels.take(own.frame, groups.leader, _columns(self.tables[own.side]), present=True)
             keys = Keys(own.side, lead, frame, own.hashes[groups.leader])
-            kept.append(self._search(keys, xp.full(lead.size, now, np.int64)))
+            kept += self._needed(keys, now)
             if quiet.slots.size:
                 wanted = quiet.frame, quiet.hashes, right.keys
                 fires |= first_equal(kernels, wanted, (keys.frame, keys.hashes, columns), right.key_types) >= 0
@@ -256,6 +256,10 @@ class TemporalOperator(TimedOperator[Clock]):
         )
         passed.stage(hashes, slots)
         return gone[~xp.isin(gone, still)]
+
+    def _needed(self, keys: Keys, now: int) -> list[Slots]:
+        """Of each key the versions up to the watermark that left rows may still meet; -1 for none."""
+        return [self._search(keys, self.kernels.xp.full(keys.slots.size, now, np.int64))]
 
     def _of_keys(self, keys: Keys, columns: tuple[str, ...], candidates: tuple[Array, Slots]) -> Slots:
         """Of candidates of an index of versions those that are there and of the key."""
@@ -344,7 +348,8 @@ class TemporalOperator(TimedOperator[Clock]):
         frame, times = change.frame(kernels), kernels.asarray(change.times)
         # a version of a key that nothing equals is of no use
         kept = table.matchable(frame) if side == 1 else None
-        return table.stage(frame, table.hash_keys(frame), times, kept, None)
+        ties = None if change.ties is None else kernels.asarray(change.ties)
+        return table.stage(frame, table.hash_keys(frame), times, kept, None, ties=ties)
 
     # --- the stored form ---------------------------------------------------------------------
 

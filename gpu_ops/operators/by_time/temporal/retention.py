@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from gpu_ops.arrays import Array, Hashes, Positions, Slots
-from gpu_ops.descriptions.by_time.intervals import AFTER_ALL, BEFORE_ALL
+from gpu_ops.descriptions.by_time.intervals import AFTER_ALL, BEFORE_ALL, clipped
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.kernels import Columns, Frame, Kernels
 from gpu_ops.operators.core.groups import Groups
@@ -74,15 +74,16 @@ class Retention:
             clock_ms: now.
         """
         table, parts = self.table, [self._plain(*each) for each in frames]
-        again = fired[table.time[fired] < clock_ms + self.ttl]
+        soon = clipped(clock_ms + self.ttl)
+        again = fired[table.time[fired] < soon]
         if again.size:
             parts.append(self.kernels.to_arrow(table.take_keys(again), self.schema))
         frame, hashes, leader = self._distinct(parts)
         if not leader.size:
             return
-        xp, until = self.kernels.xp, clock_ms + 3 * self.ttl // 2
+        xp, until = self.kernels.xp, clipped(clock_ms + 3 * self.ttl // 2)
         number, slots = self.found(Columns(frame, table.keys), hashes)
-        late = table.time[slots] < clock_ms + self.ttl
+        late = table.time[slots] < soon
         stays = xp.zeros(leader.size, bool)
         stays[number[~late]] = True
         self.forget(slots[late])
