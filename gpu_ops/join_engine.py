@@ -410,7 +410,7 @@ class JoinEngine:
                 )
         if any(batch is not None for batch in others):
             raise DescriptionError(
-                "changes were given by position, or as left= and right=, and by name: one way is enough"
+                "changes were given by name, and by position or as left= and right= as well: one way is enough"
             )
         return tuple(named.get(name) for name in names)
 
