@@ -175,7 +175,9 @@ class Catalyst:
         """
         logical, nothing = f"{_CATALYST}.plans.logical", self._class("scala.Option").empty()
         only = self._class(f"{logical}.Filter")
-        sides = [functools.reduce(lambda a, b: only(b, a), x, y) for x, y in ((left, join.left()), (right, join.right()))]
+        sides = [
+            functools.reduce(lambda a, b: only(b, a), x, y) for x, y in ((left, join.left()), (right, join.right()))
+        ]
         outer = getattr(self._class(f"{_CATALYST}.plans.LeftOuter$"), "MODULE$")
         origin = self._class(f"{_CATALYST}.trees.CurrentOrigin")
         before = origin.get()
@@ -198,7 +200,7 @@ class Catalyst:
 
     def true(self) -> Any:
         """The constant."""
-        return getattr(self._class(f"{_CATALYST}.expressions.Literal"), "TrueLiteral")()
+        return self._class(f"{_CATALYST}.expressions.Literal").TrueLiteral()
 
     def field(self, value: Any, number: int) -> Any:
         """A field of a struct, by its number."""

@@ -144,8 +144,7 @@ class LocalAggregate:
 
 @dataclasses.dataclass(frozen=True)
 class JoinNode:
-    """A regular, semi, anti, interval, ASOF, temporal, lookup or multi-way join; or, of one input, an aggregate, top-N
-    or the latest row of each key.
+    """A join of any kind; or, of one input, an aggregate, the first rows of each group, the latest row of each key.
 
     Attributes:
         kind: which of them.
@@ -155,7 +154,9 @@ class JoinNode:
         remarks: more about it.
     """
 
-    kind: Literal["regular", "semi", "anti", "interval", "asof", "temporal", "lookup", "multi-way", "aggregate", "top", "latest"]
+    kind: Literal[
+        "regular", "semi", "anti", "interval", "asof", "temporal", "lookup", "multi-way", "aggregate", "top", "latest"
+    ]
     description: Join | MultiJoin | Aggregate | Top | Latest
     inputs: tuple[Node, ...]
     why: str

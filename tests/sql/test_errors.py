@@ -194,6 +194,10 @@ BY_TIME = [
     ("SELECT c.x FROM clicks c §JOIN payments FOR SYSTEM_TIME AS OF c.ts p ON c.uid = p.uid", "has no event time"),
     ("SELECT c.uid FROM edits c §JOIN views FOR SYSTEM_TIME AS OF c.ts v ON c.uid = v.uid", "only grows"),
     ("SELECT c.x FROM clicks §FOR SYSTEM_TIME AS OF c.ts", "follows the table of a JOIN"),
+    (
+        "SELECT c.x FROM clicks c §JOIN views FOR SYSTEM_TIME AS OF c.ts AS v ON c.uid = v.uid AND v.y > rand()",
+        r'the actual expression is "\(*uid = uid',
+    ),
 ]
 
 MORE = [

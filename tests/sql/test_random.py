@@ -70,7 +70,7 @@ def conditions(draw: st.DrawFn, scope: dict[str, list[str]], own: str) -> str:
         sides = draw(st.permutations([left, f"{own}.{shared}"]))
         found.append(f"{sides[0]} {operator} {sides[1]}")
     for _ in range(draw(st.sampled_from([0, 0, 1]))):
-        found.append(draw(terms(scope, draw(st.sampled_from([None, own])))))
+        found.append(draw(terms(scope, draw(st.sampled_from([None, own, own, *others])))))
     return " AND ".join(found) or "1 = 1"
 
 
