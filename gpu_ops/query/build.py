@@ -112,6 +112,9 @@ class Builder:
 
     def latest(self, relation: LatestOf, needed: frozenset[Column]) -> Stage:
         """An input whose upserts come with the rows that they replace."""
+        if self.chooser.final:
+            why = self.chooser.taken_back(relation)
+            self.chooser.fail(f"with emit='at_watermark' inputs only grow, and {why}", relation.java)
         (name,) = input_names([relation])
         node, source = self.side(relation.below, {}, needed, name)
         try:
@@ -327,7 +330,7 @@ class Builder:
                 ansi=self.chooser.ansi,
             )
         except DescriptionError as error:
-            self.chooser.fail(str(error), join.java)
+            self.chooser.fail(str(error).replace(" on=", " ON"), join.java)
         remarks = self.remarks(sides, [] if choice.kind == "temporal" else [choice.residual], choice.above)
         if not choice.keys:
             remarks.insert(0, "no equality: every pair of rows is a candidate, in one partition")

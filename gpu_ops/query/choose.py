@@ -169,7 +169,7 @@ class Chooser:
         if isinstance(relation, OfGroups):
             if column not in self.event_times(relation.below):
                 return self._lost(relation.below, column)
-            return f"{column} is no event time any more: the {relation.noun} below takes its rows back"
+            return f"{column} is no event time any more: {self.taken_back(relation)}"
         assert isinstance(relation, JoinOf)
         side = relation.left if column in relation.left.columns else relation.right
         below = self._lost(side, column)

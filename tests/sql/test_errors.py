@@ -11,6 +11,7 @@ import pytest
 
 from gpu_ops.errors import DescriptionError
 from gpu_ops.query.errors import SqlError
+from gpu_ops.query.plan import Table
 from sql.tables import TABLES, planned
 
 JOINED = "FROM orders o JOIN prices p ON o.id = p.id"
@@ -195,6 +196,14 @@ BY_TIME = [
     ("SELECT c.uid FROM edits c §JOIN views FOR SYSTEM_TIME AS OF c.ts v ON c.uid = v.uid", "only grows"),
     ("SELECT c.x FROM clicks §FOR SYSTEM_TIME AS OF c.ts", "follows the table of a JOIN"),
     (
+        "SELECT c.x FROM clicks c §JOIN views FOR SYSTEM_TIME AS OF c.ts AS v ON v.y > 1",
+        "a temporal join needs ON: col",
+    ),
+    (
+        "SELECT c.x FROM clicks c §JOIN prices FOR SYSTEM_TIME AS OF PROCTIME() AS v ON v.id > 1",
+        "a lookup join needs ON:",
+    ),
+    (
         "SELECT c.x FROM clicks c §JOIN views FOR SYSTEM_TIME AS OF c.ts AS v ON c.uid = v.uid AND v.y > rand()",
         r'the actual expression is "\(*uid = uid',
     ),
@@ -249,6 +258,24 @@ def test_refused(query, message):
     *_, text, caret = str(error.value).split("\n")
     assert text == "  " + ((before + after).split("\n")[line - 1])
     assert caret.index("^") == column + 1
+
+
+WINDOWS = "GROUP BY window(ts, '1 minute')"
+CARDS = "JOIN (SELECT * FROM cards WHERE uid > 1) v ON"
+
+
+@pytest.mark.parametrize(
+    ("query", "emit"),
+    [
+        (f"SELECT count(*) AS n FROM cards WHERE uid > 1 {WINDOWS}", "at_watermark"),
+        (f"SELECT c.x FROM clicks c FULL {CARDS} v.ts BETWEEN c.ts AND c.ts + INTERVAL 1 HOUR", "per_batch"),
+        (f"SELECT c.x FROM clicks c ASOF {CARDS} c.ts >= v.ts", "at_watermark"),
+    ],
+)
+def test_filtered_upserts_have_no_place_where_inputs_only_grow(query, emit):
+    cards = Table("cards", TABLES["edits"].schema, row_kind="op", unique_key=("uid",), event_times=("ts",))
+    with pytest.raises(SqlError, match="cards brings upserts"):
+        planned(query, tables={**TABLES, "cards": cards}, emit=emit)
 
 
 def test_the_table_is_long_enough():
