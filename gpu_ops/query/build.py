@@ -15,7 +15,7 @@ from gpu_ops.descriptions.by_time.temporal_join import TemporalJoin
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.groups.aggregate import Aggregate, Function, Measure
-from gpu_ops.descriptions.groups.latest import without_upserts
+from gpu_ops.descriptions.groups.latest import Latest, without_upserts
 from gpu_ops.descriptions.groups.top import Top
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
@@ -26,7 +26,7 @@ from gpu_ops.errors import DescriptionError
 from gpu_ops.query.choose import Chooser, Residual
 from gpu_ops.query.errors import SqlError
 from gpu_ops.query.expressions import Column, Expr
-from gpu_ops.query.groups.relations import AggregateOf, LocalAggregateOf, TopOf
+from gpu_ops.query.groups.relations import AggregateOf, LatestOf, LocalAggregateOf, TopOf
 from gpu_ops.query.lower import written
 from gpu_ops.query.nodes import Calc, JoinNode, LocalAggregate, Node, Source, quoted
 from gpu_ops.query.relations import Compute, Expand, Filter, JoinOf, Relation, RowByRow, Scan, origin
@@ -99,6 +99,8 @@ class Builder:
             return self.local_aggregate(relation)
         if isinstance(relation, AggregateOf):
             return self.aggregate(relation, needed)
+        if isinstance(relation, LatestOf):
+            return self.latest(relation, needed)
         if isinstance(relation, TopOf):
             return self.top(relation, needed)
         assert isinstance(relation, JoinOf)
@@ -107,6 +109,20 @@ class Builder:
     def emit_of(self, relation: Relation) -> Emit:
         """When an operator has output: the last one waits for the end alone, what is below keeps its result for it."""
         return "per_batch" if self.emit == "at_end" and relation is not self._last else self.emit
+
+    def latest(self, relation: LatestOf, needed: frozenset[Column]) -> Stage:
+        """An input whose upserts come with the rows that they replace."""
+        if self.chooser.final:
+            why = self.chooser.taken_back(relation)
+            self.chooser.fail(f"with emit='at_watermark' inputs only grow, and {why}", relation.java)
+        (name,) = input_names([relation])
+        node, source = self.side(relation.below, {}, needed, name)
+        try:
+            description = Latest(source, self.emit_of(relation))
+        except DescriptionError as error:
+            self.chooser.fail(str(error), relation.java)
+        why = f"{relation.below.alias} brings upserts: each takes the row back that it replaces, below a filter"
+        return self.after(JoinNode("latest", description, (node,), why), [relation], (), needed)
 
     def top(self, relation: TopOf, needed: frozenset[Column]) -> Stage:
         """The first rows of each group."""
@@ -314,8 +330,8 @@ class Builder:
                 ansi=self.chooser.ansi,
             )
         except DescriptionError as error:
-            self.chooser.fail(str(error), join.java)
-        remarks = self.remarks(sides, [choice.residual], choice.above)
+            self.chooser.fail(str(error).replace(" on=", " ON"), join.java)
+        remarks = self.remarks(sides, [] if choice.kind == "temporal" else [choice.residual], choice.above)
         if not choice.keys:
             remarks.insert(0, "no equality: every pair of rows is a candidate, in one partition")
         why = choice.why + (f"; {refused}" if refused and choice.kind == "regular" else "")
@@ -356,6 +372,9 @@ class Builder:
             source = dataclasses.replace(source, event_time=self.name(time))
         if stage.scan is None and stage.key is not None:
             source = dataclasses.replace(source, unique_key=stage.key, updates="retract")
+        below = origin(relation)
+        if isinstance(below, LatestOf):
+            source = dataclasses.replace(source, ttl_ms=below.below.table.ttl_ms)
         return stage.node, source
 
     def described(self, name: str, schema: pa.Schema, relation: Relation, row_kind: str | None = None) -> Input:

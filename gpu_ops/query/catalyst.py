@@ -165,17 +165,25 @@ class Catalyst:
                 plan = done
             return self._applied(plan, _ORDER)
 
-    def apart(self, join: Any, condition: Sequence[Any]) -> Any:
-        """A join with another condition, of parts joined by AND, below a node that no rule sees through."""
-        option, logical = self._class("scala.Option"), f"{_CATALYST}.plans.logical"
-        both = self._class(f"{_CATALYST}.expressions.And")
-        made = option.apply(functools.reduce(both, condition)) if condition else option.empty()
+    def apart(self, join: Any, left: Sequence[Any], right: Sequence[Any]) -> Any:
+        """An outer join in place of another one, without a condition, below a node that no rule sees through.
+
+        Args:
+            join: the other one.
+            left: conditions to filter its left by.
+            right: to filter its right by.
+        """
+        logical, nothing = f"{_CATALYST}.plans.logical", self._class("scala.Option").empty()
+        only = self._class(f"{logical}.Filter")
+        sides = [
+            functools.reduce(lambda a, b: only(b, a), x, y) for x, y in ((left, join.left()), (right, join.right()))
+        ]
+        outer = getattr(self._class(f"{_CATALYST}.plans.LeftOuter$"), "MODULE$")
         origin = self._class(f"{_CATALYST}.trees.CurrentOrigin")
         before = origin.get()
         origin.set(join.origin())
         try:
-            kind = self._class(f"{logical}.Join")
-            made = kind(join.left(), join.right(), join.joinType(), made, join.hint())
+            made = self._class(f"{logical}.Join")(*sides, outer, nothing, join.hint())
             return self._class(f"{logical}.ReturnAnswer")(made)
         finally:
             origin.set(before)
@@ -189,6 +197,10 @@ class Catalyst:
         expressions = f"{_CATALYST}.expressions"
         nothing = self._class(f"{expressions}.Literal").create(None, value.dataType())
         return self._class(f"{expressions}.If")(condition, value, nothing)
+
+    def true(self) -> Any:
+        """The constant."""
+        return self._class(f"{_CATALYST}.expressions.Literal").TrueLiteral()
 
     def field(self, value: Any, number: int) -> Any:
         """A field of a struct, by its number."""

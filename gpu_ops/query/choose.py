@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import json
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, NoReturn
 
@@ -24,8 +25,8 @@ from gpu_ops.query.by_time.marks import ByTime
 from gpu_ops.query.by_time.nearest import NoComparisonError, nearest
 from gpu_ops.query.catalyst import Catalyst, ansi_mode, position
 from gpu_ops.query.errors import SqlError
-from gpu_ops.query.expressions import Column, Expr, Tree, is_no_op
-from gpu_ops.query.groups.relations import OfGroups
+from gpu_ops.query.expressions import Column, Expr, Tree, is_no_op, tree
+from gpu_ops.query.groups.relations import LatestOf, OfGroups
 from gpu_ops.query.lower import Lowering, NotOursError, Parts, written
 from gpu_ops.query.read import spark_type_of, type_of
 from gpu_ops.query.relations import JoinOf, Relation, RowByRow, Scan
@@ -146,7 +147,7 @@ class Chooser:
         """What in a relation takes rows back, or None if it only grows."""
         if isinstance(relation, Scan):
             return None if relation.table.insert_only else f"{relation.alias} brings {relation.table.changes}"
-        if isinstance(relation, RowByRow):
+        if isinstance(relation, RowByRow | LatestOf):
             return self.taken_back(relation.below)
         if isinstance(relation, OfGroups):
             return f"the {relation.noun} below takes rows back"
@@ -168,7 +169,7 @@ class Chooser:
         if isinstance(relation, OfGroups):
             if column not in self.event_times(relation.below):
                 return self._lost(relation.below, column)
-            return f"{column} is no event time any more: the {relation.noun} below takes its rows back"
+            return f"{column} is no event time any more: {self.taken_back(relation)}"
         assert isinstance(relation, JoinOf)
         side = relation.left if column in relation.left.columns else relation.right
         below = self._lost(side, column)
@@ -211,6 +212,9 @@ class Chooser:
             key = self._key(condition, join, made) if join.member is None else None
             if key is not None:
                 keys.append(key)
+                continue
+            if asof is not None and any(condition.columns.keys() <= side for side in (left, right)):
+                keys.append(self._only_where(condition, join, made))
                 continue
             if asof is not None:
                 self.fail(
@@ -255,6 +259,18 @@ class Chooser:
                         into[column] = expr
                 return KeyColumns(sides[0][0], sides[1][0], condition.kind == "EqualNullSafe")
         return None
+
+    def _only_where(
+        self, condition: Expr, join: JoinOf, made: tuple[dict[Column, Expr], dict[Column, Expr]]
+    ) -> KeyColumns:
+        """A condition on one side as an equality with ``true`` on the other: rows it is not true of match nothing."""
+        own = 0 if condition.columns.keys() <= join.left.columns else 1
+        column, expr = self._column(condition, "part")
+        if expr is not None:
+            made[own][column] = expr
+        always, true = Column("always", "", pa.bool_, nullable=False), self.catalyst.true()
+        made[1 - own][always] = Expr(tree(json.loads(true.toJSON()), lambda: true), {})
+        return KeyColumns(*((column, always) if own == 0 else (always, column)), null_safe=False)
 
     def residual(
         self,

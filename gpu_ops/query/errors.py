@@ -81,16 +81,6 @@ SUBQUERIES: Final = {"ScalarSubquery", "ListQuery", "Exists", "InSubquery", "Lat
 NOW: Final = {"CurrentTimestamp", "CurrentDate", "CurrentTime", "Now", "LocalTimestamp", "CurrentBatchTimestamp"}
 """Constant within a micro-batch, and another one in the next."""
 
-NOT_BELOW: Final = (
-    "this filter would have to stand below {}, on an input that brings upserts: its row before would "
-    "stay. Give the input's old rows too (stream(..., updates='retract')), or filter above the join"
-)
-
-NOT_EXPANDED: Final = (
-    "sliding windows stand on an input that brings upserts: the windows of the row before are not known. Give the "
-    "input's old rows too (stream(..., updates='retract'))"
-)
-
 
 def one(noun: str) -> str:
     """A noun with its article."""

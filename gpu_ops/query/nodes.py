@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from gpu_ops.conditions import backquoted
 from gpu_ops.descriptions.groups.aggregate import Aggregate
+from gpu_ops.descriptions.groups.latest import Latest
 from gpu_ops.descriptions.groups.top import Top
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.multi_join import MultiJoin
@@ -143,7 +144,7 @@ class LocalAggregate:
 
 @dataclasses.dataclass(frozen=True)
 class JoinNode:
-    """A regular, semi, anti, interval, ASOF, temporal, lookup or multi-way join; or an aggregate or top-N of one input.
+    """A join of any kind; or, of one input, an aggregate, the first rows of each group, the latest row of each key.
 
     Attributes:
         kind: which of them.
@@ -153,8 +154,10 @@ class JoinNode:
         remarks: more about it.
     """
 
-    kind: Literal["regular", "semi", "anti", "interval", "asof", "temporal", "lookup", "multi-way", "aggregate", "top"]
-    description: Join | MultiJoin | Aggregate | Top
+    kind: Literal[
+        "regular", "semi", "anti", "interval", "asof", "temporal", "lookup", "multi-way", "aggregate", "top", "latest"
+    ]
+    description: Join | MultiJoin | Aggregate | Top | Latest
     inputs: tuple[Node, ...]
     why: str
     remarks: tuple[str, ...] = ()

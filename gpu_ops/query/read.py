@@ -20,7 +20,7 @@ from gpu_ops.query.catalyst import INPUT, Catalyst, items
 from gpu_ops.query.errors import SqlError, closest
 from gpu_ops.query.expressions import Column, Expr, Tree, number_of, tree
 from gpu_ops.query.groups.aggregates import aggregate_of, distinct_of
-from gpu_ops.query.groups.relations import OfGroups, TopOf
+from gpu_ops.query.groups.relations import LatestOf, OfGroups, TopOf
 from gpu_ops.query.groups.top import NO_BOUND, bounded, decides, limit_of, top_of
 from gpu_ops.query.groups.windows import expanded
 from gpu_ops.query.relations import (
@@ -30,9 +30,11 @@ from gpu_ops.query.relations import (
     How,
     JoinOf,
     Relation,
+    RowByRow,
     Scan,
     Table,
     filtered,
+    origin,
 )
 from gpu_ops.query.scope import Scope
 from gpu_ops.spark.datatypes import arrow_type
@@ -95,13 +97,14 @@ class Reader(Scope):
     def plan(self, analysed: Any) -> Relation:
         """An analysed plan, of the query or of a sub-query."""
         self._aliases |= _aliases(json.loads(analysed.toJSON()))
-        joined, self._by_time = set_apart(self.catalyst, self.catalyst.joined(analysed), self.text)
+        joined = self.catalyst.joined(analysed)
         before = self._tree(joined)
         if self._changes or not joined.deterministic():
             self._check(before)
         for node in before.walk():
             if node.kind == "Join":
                 self._join_types[_leaves(node)] = self._how(node)
+        joined, self._by_time = set_apart(self.catalyst, joined, self.text)
         pushed = self.catalyst.pushed(joined)
         after = self._tree(pushed)
         self._take_leaves(pushed)
@@ -180,7 +183,7 @@ class Reader(Scope):
             case "LocalRelation":
                 return self._scan(node)
             case marks.APART:
-                return dataclasses.replace(self._join(node.args[0]), by_time=self._by_time[_leaves(node)])
+                return self._join_by_time(node)
             case _:
                 why = errors.NODES.get("Command" if node.kind.endswith("Command") else node.kind)
                 if why is None and not node.args:
@@ -274,6 +277,14 @@ class Reader(Scope):
             self.fail("NOT IN compares one expression of each side: write NOT EXISTS (...)", members[0].java)
         return JoinOf(how, left, right, tuple(on), node.java, sql_name, members[0] if members else None)
 
+    def _join_by_time(self, node: Tree) -> JoinOf:
+        leaves = _leaves(node)
+        how, said, join = self._join_types[leaves], self._by_time[leaves], self._join(node.args[0])
+        on = tuple(map(self.expr, said.on))
+        for condition in on:
+            self._check_sub_queries(condition.tree)
+        return dataclasses.replace(join, how=how, on=on, by_time=said, sql_name=f"{how.upper()} JOIN")
+
     def _how(self, node: Tree) -> How:
         given = node.fields["joinType"]
         name = str(given.get("object") or given.get("product-class")).rsplit(".", 1)[-1].rstrip("$")
@@ -294,11 +305,16 @@ class Reader(Scope):
 
     # --- inputs whose rows are replaced ---------------------------------------------------------
 
-    def _lifted(self, relation: Relation) -> tuple[Relation, list[Expr]]:
+    def _lifted(self, relation: Relation, *, versions: bool = False) -> tuple[Relation, list[Expr]]:
         """A relation without filters on an input whose rows are replaced by their unique key alone.
 
         The row before, which passed the filter, would stay. So the filter becomes part of the join's condition, or
-        stands above the join.
+        stands above the join; where neither can be, the row before is taken back first, below the filter.
+
+        Args:
+            relation: the relation.
+            versions: whether it is the versions of a temporal join. A row that is not let through ends what was valid,
+                which only the join knows: so no changelog is filtered there.
 
         Returns:
             The relation, and the conditions that have to be met above it, or in the join above it.
@@ -306,41 +322,37 @@ class Reader(Scope):
         if isinstance(relation, Scan):
             return relation, []
         if isinstance(relation, Filter):
-            below, over = self._lifted(relation.below)
-            if _upserted(below):
+            below, over = self._lifted(relation.below, versions=versions)
+            if _upserted(below) or (versions and _changes(below)):
                 return below, [*over, *relation.conditions]
             return filtered(below, [*over, *relation.conditions]), []
         if isinstance(relation, Compute):
-            below, over = self._lifted(relation.below)
+            below, over = self._lifted(relation.below, versions=versions)
             return Compute(below, relation.computed, relation.ids), over
         if isinstance(relation, Expand):
             below, over = self._lifted(relation.below)
-            if over or _upserted(below):
-                self.fail(errors.NOT_EXPANDED, relation.java)
+            below = _normalized(relation.below, relation.java) if over or _upserted(below) else below
             return dataclasses.replace(relation, below=below), []
         if isinstance(relation, OfGroups):
             below, over = self._lifted(relation.below)
             if isinstance(relation, TopOf) and relation.n is None:
                 self.fail(NO_BOUND, relation.java)
-            if over:
-                self.fail(errors.NOT_BELOW.format(errors.one(relation.noun)), over[0].java)
+            below = _normalized(relation.below, relation.java) if over else below
             return dataclasses.replace(relation, below=below), []
         assert isinstance(relation, JoinOf)
+        temporal = relation.by_time is not None and relation.by_time.kind == "temporal"
         left, left_over = self._lifted(relation.left)
-        right, right_over = self._lifted(relation.right)
-        if relation.by_time is not None:
-            if right_over:
-                self.fail(errors.NOT_BELOW.format("this join"), right_over[0].java)
-            return filtered(dataclasses.replace(relation, left=left, right=right), left_over), []
-        if relation.how == "full" and (left_over or right_over):
-            self.fail(errors.NOT_BELOW.format("a full join"), (left_over or right_over)[0].java)
+        right, right_over = self._lifted(relation.right, versions=temporal)
+        if relation.how == "full":
+            left = _normalized(relation.left, relation.java) if left_over else left
+            right = _normalized(relation.right, relation.java) if right_over else right
+            return dataclasses.replace(relation, left=left, right=right), []
         on, above = [*relation.on, *left_over, *right_over], list[Expr]()
-        if relation.how in ("left", "semi", "anti"):
+        if relation.how in ("left", "semi", "anti") or relation.by_time is not None:
             on, above = [*relation.on, *right_over], left_over
         elif relation.how == "right":
             on, above = [*relation.on, *left_over], right_over
-        made = JoinOf(relation.how, left, right, tuple(on), relation.java, relation.sql_name, relation.member)
-        return filtered(made, above), []
+        return filtered(dataclasses.replace(relation, left=left, right=right, on=tuple(on)), above), []
 
 
 def type_of(expr: Expr) -> Any:
@@ -410,3 +422,17 @@ def _upserted(relation: Relation) -> bool:
     while isinstance(relation, Filter | Compute):
         relation = relation.below
     return isinstance(relation, Scan) and relation.table.upserts
+
+
+def _changes(relation: Relation) -> bool:
+    """Whether a relation is an input whose rows may be taken back or replaced."""
+    scan = origin(relation)
+    return isinstance(scan, Scan) and not scan.table.insert_only
+
+
+def _normalized(relation: Relation, java: Any) -> Relation:
+    """A filtered input that brings upserts, with the old row of each below its filters."""
+    if isinstance(relation, RowByRow):
+        return dataclasses.replace(relation, below=_normalized(relation.below, java))
+    assert isinstance(relation, Scan)
+    return LatestOf(relation, tuple(relation.own(key) for key in relation.table.unique_key or ()), java)

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Mapping
 from typing import Final, NamedTuple
 
 from gpu_ops.query.expressions import Column, Expr, Tree, number_of
-from gpu_ops.query.groups.relations import AggregateOf, LocalAggregateOf, OfGroups, TopOf
+from gpu_ops.query.groups.relations import AggregateOf, LatestOf, LocalAggregateOf, OfGroups, TopOf
 from gpu_ops.query.relations import Compute, Expand, Filter, JoinOf, Relation, RowByRow, Scan
 
 _CALLS: Final = ("UDF", "ApplyFunctionExpression", "Invoke", "NewInstance")
@@ -94,6 +94,8 @@ class _Numbers:
                 return self._of("expand", below, value)
         if isinstance(relation, AggregateOf):
             return self._aggregate(relation)
+        if isinstance(relation, LatestOf):
+            return self._of("latest", self.rows(relation.below))
         if isinstance(relation, TopOf):
             below = self.rows(relation.below)
             by = (self._column(c) for c in relation.by)

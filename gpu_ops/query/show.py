@@ -58,8 +58,12 @@ def _below(node: Node, number: int, shown: set[int]) -> list[str]:
     runs, retracted = without_upserts(node.description) or (node.description, ())
     if number in retracted:
         key = node.description.inputs[number].unique_key or ()
-        lines = [f"ChangelogNormalize(key=[{', '.join(map(quoted, key))}])", *_shuffled(key, lines, "+- ")]
+        lines = [_normalize(key), *_shuffled(key, lines, "+- ")]
     return _shuffled([key.columns[number] for key in runs.shuffled_by], lines)
+
+
+def _normalize(key: Sequence[str]) -> str:
+    return f"ChangelogNormalize(key=[{', '.join(map(quoted, key))}])"
 
 
 def _shuffled(by: Sequence[str], lines: list[str], mark: str = "") -> list[str]:
@@ -90,6 +94,8 @@ def _text(node: Node) -> str:
     if node.kind == "aggregate":
         by, calls = ", ".join(map(quoted, join.by)), ", ".join(map(str, join.measures))
         return f"GroupAggregate(groupBy=[{by}]{f', select=[{calls}]' if calls else ''})"
+    if node.kind == "latest":
+        return _normalize(join.by)
     if node.kind == "top":
         by, order = ", ".join(map(quoted, join.by)), ", ".join(map(str, join.order))
         if not by and join.number is None:

@@ -10,9 +10,9 @@ from gpu_ops.query.plan import Table
 from sql.tables import LONG, TABLES, planned
 
 
-def placed(sql):
+def placed(sql, **options):
     """Join type, filters below left and right, the join's condition, filters above."""
-    plan = planned(sql)
+    plan = planned(sql, **options)
     (join,) = plan.joins
     below = [[t.text for t in side.where] if isinstance(side, Calc) else [] for side in join.inputs]
     return join.description.how, *below, join.description.where, [t.text for t in plan.root.where]
@@ -137,6 +137,88 @@ def test_a_filter_on_what_a_sub_query_computes():
     assert placed(sql) == ("left", [], ["(paid * 2) > 4"], None, [])
     over_upserts = sql.replace("payments", "prices").replace("paid", "price").replace("uid, ", "id AS uid, ")
     assert placed(over_upserts) == ("left", [], [], "(prices.price * 2) > 4", [])
+
+
+# --- joins by time ----------------------------------------------------------------------------------------
+
+BY_TIME = {
+    **TABLES,
+    "feed": Table("feed", TABLES["views"].schema, row_kind="op", event_times=("ts",)),
+    "cards": Table("cards", TABLES["views"].schema, row_kind="op", unique_key=("uid",), event_times=("ts",)),
+}
+OLD = "c.x > 1"
+TEMPORAL = "JOIN {} FOR SYSTEM_TIME AS OF c.ts AS v ON c.uid = v.uid"
+LOOKUP = "JOIN {} FOR SYSTEM_TIME AS OF PROCTIME() AS v ON c.uid = v.uid"
+NEAREST = "JOIN {} AS v MATCH_CONDITION (c.ts >= v.ts) ON c.uid = v.uid"
+
+
+@pytest.mark.parametrize(
+    ("join", "expected"),
+    [
+        # of the valid version, which the one before does not take the place of
+        *((f" {TEMPORAL.format(table)} AND v.y > 2 AND {OLD}", ("inner", ["x > 1"], [], "v.y > 2", []))
+          for table in ("views", "feed", "cards")),
+        *((f" LEFT {TEMPORAL.format(table)} AND v.y > 2 AND {OLD}", ("left", [], [], "v.y > 2 AND c.x > 1", []))
+          for table in ("views", "feed", "cards")),
+        (f" LEFT {TEMPORAL.format('views')} WHERE v.y > 2", ("left", [], [], None, ["y > 2"])),
+        # the rows of a table that meet it
+        (f" {LOOKUP.format('feed')} AND v.y > 2 AND {OLD}", ("inner", ["x > 1"], ["y > 2"], None, [])),
+        (f" LEFT {LOOKUP.format('cards')} AND v.y > 2 AND {OLD}", ("left", [], [], "c.x > 1 AND v.y > 2", [])),
+        (f" {LOOKUP.format('cards')} WHERE v.y > 2", ("inner", [], [], None, ["y > 2"])),
+        # the nearest of those that meet it; what only the left does not meet finds none
+        (f" ASOF {NEAREST.format('views')} AND v.y > 2 AND {OLD}", ("inner", ["x > 1"], ["y > 2"], None, [])),
+        (f" ASOF LEFT {NEAREST.format('views')} AND v.y > 2 AND {OLD}", ("left", [], ["y > 2"], None, [])),
+        (f" ASOF LEFT {NEAREST.format('views')} WHERE v.y > 2", ("left", [], [], None, ["y > 2"])),
+    ],
+)  # fmt: skip
+def test_a_condition_of_a_join_by_time(join, expected):
+    assert placed(f"SELECT c.uid, v.y FROM clicks c{join}", tables=BY_TIME) == expected
+
+
+def test_a_condition_on_the_left_of_an_asof_left_join_is_part_of_its_key():
+    (join,) = planned(
+        f"SELECT c.uid, v.y FROM clicks c ASOF LEFT {NEAREST.format('cards')} AND {OLD}", tables=BY_TIME
+    ).joins
+    assert [[e.text for e in side.select if e.column is None] for side in join.inputs] == [["x > 1"], ["true"]]
+    assert len(join.description.keys) == 2
+
+
+@pytest.mark.parametrize(("table", "below"), [("views", ["y > 2"]), ("feed", []), ("cards", [])])
+def test_a_filter_of_versions_is_below_only_where_they_are_a_history(table, below):
+    sql = f"WITH w AS (SELECT * FROM {table} WHERE y > 2) SELECT c.uid, v.y FROM clicks c LEFT {TEMPORAL.format('w')}"
+    where = None if below else f"{table}.y > 2"
+    assert placed(sql, tables=BY_TIME) == ("left", [], below, where, [])
+
+
+def test_joins_below_a_join_by_time_are_not_reordered_with_it():
+    sql = "SELECT a.uid, v.y FROM users a CROSS JOIN payments b JOIN orders o ON o.uid = a.uid ASOF "
+    *_, join = planned(f"{sql}JOIN views v ON a.uid = v.uid AND o.id >= v.y", tables=BY_TIME).joins
+    assert join.kind == "asof"
+
+
+# --- upserts, each with the row it replaces ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sql", "where"),
+    [
+        ("SELECT price, count(*) AS n FROM prices WHERE price > 2 GROUP BY price", ["price > 2"]),
+        ("SELECT DISTINCT d FROM (SELECT price * 2 AS d FROM prices) WHERE d > 2", ["(price * 2) > 2"]),
+        ("SELECT id FROM prices WHERE price > 2 ORDER BY price LIMIT 3", ["price > 2"]),
+        ("SELECT o.note, p.id FROM orders o FULL JOIN (SELECT * FROM prices WHERE price > 2) p ON o.id = p.id",
+         ["price > 2"]),
+    ],
+)  # fmt: skip
+def test_a_filter_of_upserts_below_what_cannot_take_it(sql, where):
+    first, last = planned(sql).joins
+    assert first.kind == "latest"
+    assert first.description.by == tuple(first.inputs[0].schema.names[:1])
+    filtered = [side for side in last.inputs if isinstance(side, Calc) and side.input is first]
+    assert [[x.text for x in side.where] for side in filtered] == [where]
+
+
+def test_upserts_that_nothing_filters_stay_as_they_are():
+    assert [j.kind for j in planned("SELECT price, count(*) AS n FROM prices GROUP BY price").joins] == ["aggregate"]
 
 
 # --- columns ----------------------------------------------------------------------------------------------

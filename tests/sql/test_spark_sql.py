@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,9 @@ QUERIES = {
         AND o.uid NOT IN (SELECT uid FROM payments WHERE paid > 90)""",
     "not in": """
         SELECT id, uid FROM orders WHERE uid NOT IN (SELECT uid FROM users WHERE name NOT IN ('cy', 'nobody'))""",
+    "groups of a filtered upsert input": """
+        SELECT g, count(*) AS n, max(d) AS m FROM (SELECT id % 2 AS g, price * 2 AS d FROM prices WHERE price > 2)
+        WHERE d < 30 GROUP BY g""",
     "multi-way": """
         SELECT u.name, o.id, y.paid FROM users u LEFT JOIN orders o ON u.uid = o.uid AND o.amount >= 5
         JOIN payments y ON y.uid = u.uid AND (y.paid > 60 OR o.id = 1)""",
@@ -290,3 +294,28 @@ def test_static_inputs(spark: Any, recwarn: pytest.WarningsRecorder) -> None:
     ]
     assert Counter(rows) == Counter(wanted)
     assert not [w for w in recwarn if issubclass(w.category, gpu_ops.MemoryOnlyStateWarning)]
+
+
+def test_static_tables_filtered_in_on_and_below(spark: Any) -> None:
+    def when(minute: int) -> dt.datetime:
+        return dt.datetime(2026, 1, 1, 8, minute)
+
+    orders = spark.createDataFrame([(1, 1, when(1)), (2, 1, when(6))], "id int, k int, ts timestamp")
+    changes = [("+I", 1, when(0), 20), ("+U", 1, when(5), 5), ("+I", 2, when(0), 30)]
+    rates = spark.createDataFrame(changes, "op string, k int, ts timestamp, v int").coalesce(1)
+    o = stream(orders, event_time="ts")
+    r = stream(rates, event_time="ts", row_kind="op", unique_key="k")
+    cases = {
+        "LEFT JOIN r FOR SYSTEM_TIME AS OF o.ts ON o.k = r.k AND r.v > 10": [(1, 20), (2, None)],
+        "JOIN r FOR SYSTEM_TIME AS OF o.ts ON o.k = r.k AND r.v > 10": [(1, 20)],
+        "LEFT JOIN r FOR SYSTEM_TIME AS OF PROCTIME() ON o.k = r.k AND r.v > 10": [(1, None), (2, None)],
+        "ASOF LEFT JOIN r ON o.k = r.k AND o.ts >= r.ts AND o.id = 2": [(1, None), (2, 5)],
+        "FULL JOIN (SELECT * FROM r WHERE v > 10) r ON o.k = r.k": [(1, None), (2, None), (None, 30)],
+    }
+    found = {}
+    for number, joined in enumerate(cases):
+        rows = gpu_ops.sql(f"SELECT {number} AS n, o.id, r.v FROM o {joined}", o=o, r=r)
+        found[joined] = sorted((tuple(row)[2:] for row in rows.collect()), key=repr)
+    assert found == {joined: sorted(rows, key=repr) for joined, rows in cases.items()}
+    grouped = gpu_ops.sql("SELECT v > 10 AS high, count(*) AS n FROM r WHERE v <> 30 GROUP BY v > 10", r=r)
+    assert [tuple(row) for row in grouped.collect()] == [("+I", False, 1)]

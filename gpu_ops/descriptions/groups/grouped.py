@@ -31,6 +31,10 @@ class OneInput(Description):
         """Its one input."""
         return (self.source,)
 
+    def with_inputs(self, inputs: Sequence[Input], emit: Emit) -> Self:
+        """The same of another input."""
+        return dataclasses.replace(self, source=inputs[0], emit=emit)  # type: ignore[type-var]
+
     @property
     def rename_hint(self) -> str:
         """Nothing else than a new name helps where two output columns have one."""
@@ -56,10 +60,6 @@ class OneInput(Description):
 
 class Grouped(OneInput):
     """Groups of one input's rows."""
-
-    def with_inputs(self, inputs: Sequence[Input], emit: Emit) -> Self:
-        """The same of another input."""
-        return dataclasses.replace(self, source=inputs[0], emit=emit)  # type: ignore[type-var]
 
     @property
     def group_never_null(self) -> bool:

@@ -30,7 +30,7 @@ class Latest(OneInput):
 
     Attributes:
         source: the input, with a unique key.
-        emit: ``per_batch`` or ``per_event``.
+        emit: ``per_batch`` or ``per_event``; of a static input, which `gpu_ops.sql` may have, ``at_end``.
         order_by: the column by which a row is later than another; None for the order in which they arrive.
         keep: the ``last`` or the ``first`` row of each key.
     """
@@ -52,10 +52,6 @@ class Latest(OneInput):
             )
         if self.order_by is not None:
             self._check_order(self.order_by)
-        if self.emit == "at_end":
-            raise DescriptionError(
-                "emit='at_end' has no place here: a join of the same input with it folds upserts, too"
-            )
         if self.source.unique_key is None:
             raise DescriptionError(f"input '{self.source.name}': the latest row of what? Give key=")
         for column in self.source.unique_key:
@@ -83,7 +79,7 @@ class Latest(OneInput):
     @property
     def operator(self) -> str:
         """The module of `gpu_ops.operators` that runs it."""
-        return "groups.latest"
+        return "at_end" if self.emit == "at_end" else "groups.latest"
 
     @property
     def by(self) -> tuple[str, ...]:

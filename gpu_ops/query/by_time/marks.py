@@ -3,6 +3,12 @@
 A filter above an ASOF join must stay there: below, on the right, another row would be the nearest one. So each
 is put below a `ReturnAnswer`, a node of Spark's own that passes its rows through, past which nothing is pushed,
 reordered or made plain.
+
+So must a condition in ``ON`` on the right of a temporal join: it is asked of the version that was valid, and below the
+join the one before would be valid in place of one that does not meet it. Hence conditions are taken out, but for those
+that mean the same below the join: of an inner join those on the left; of an ASOF or lookup join, which choose among
+the rows that meet their condition, those on the right. To Catalyst what is left is an outer join, which it neither
+reorders nor gives other filters.
 """
 
 from __future__ import annotations
@@ -26,11 +32,13 @@ class ByTime:
         number: of its mark.
         kind: of join.
         as_of: the id of the attribute that stands after ``FOR SYSTEM_TIME AS OF``; None for the other kinds.
+        on: what of its condition is not below it, parts joined by AND, as Catalyst has them.
     """
 
     number: int
     kind: Kind
     as_of: int | None = None
+    on: tuple[Any, ...] = ()
 
 
 def set_apart(catalyst: Catalyst, plan: Any, text: QueryText) -> tuple[Any, Mapping[frozenset[str], ByTime]]:
@@ -80,10 +88,20 @@ class _Apart:
         marks = {position: found for position, part in enumerate(parts) if (found := _mark(part)) is not None}
         if not marks:
             return node
-        for number, as_of in marks.values():
-            self.found[_leaves(node)] = ByTime(number, self.text.marks[number].kind, as_of)
-        rest = [part for position, part in enumerate(parts) if position not in marks]
-        return self.catalyst.apart(node, rest)
+        ((number, as_of), *_) = reversed(marks.values())
+        kind, inner = self.text.marks[number].kind, str(node.joinType()) == "Inner"
+        left, right, on = [], [], []
+        for position, part in enumerate(parts):
+            if position in marks:
+                continue
+            if inner and part.references().subsetOf(node.left().outputSet()):
+                left.append(part)
+            elif kind != "temporal" and part.references().subsetOf(node.right().outputSet()):
+                right.append(part)
+            else:
+                on.append(part)
+        self.found[_leaves(node)] = ByTime(number, kind, as_of, tuple(on))
+        return self.catalyst.apart(node, left, right)
 
 
 def _mark(part: Any) -> tuple[int, int | None] | None:

@@ -14,6 +14,7 @@ touched.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Final, Literal, NoReturn
 
@@ -27,6 +28,9 @@ Kind = Literal["asof", "temporal", "processing"]
 """An ASOF join; a temporal join by event time; one by processing time."""
 
 MARK: Final = "gpu_ops.join "
+
+_SHOWN_MARK: Final = re.compile(rf"\(struct\({re.escape(MARK)}[^()]*\) IS NOT NULL\) AND ")
+"""A mark in one of Spark's messages."""
 
 _QUOTED: Final = (TokenType.STRING, TokenType.IDENTIFIER)
 _ENDS: Final = {
@@ -80,12 +84,13 @@ class QueryText:
         """An error in ``sql`` as one in ``given``."""
         if not self.marks or error.sql != self.sql:
             return error
+        message = _SHOWN_MARK.sub("", error.message)
         at = sum(len(row) + 1 for row in self.sql.split("\n")[: error.line - 1]) + error.column - 1
         for text, start, copied in self.pieces:
             if at < len(text):
-                return error_at(error.message, self.given, start + at * copied)
+                return error_at(message, self.given, start + at * copied)
             at -= len(text)
-        return error_at(error.message, self.given, len(self.given))
+        return error_at(message, self.given, len(self.given))
 
 
 def error_at(message: str, sql: str, start: int) -> SqlError:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from gpu_ops.descriptions.groups.top import Order
 from gpu_ops.query.expressions import Column, TimeWindow
-from gpu_ops.query.relations import Relation
+from gpu_ops.query.relations import Relation, Scan
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -112,6 +112,35 @@ class LocalAggregateOf(AggregateOf):
     def used(self) -> frozenset[Column]:
         """The columns below that it looks at."""
         return super().used | frozenset({self.time})
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LatestOf(OfGroups):
+    """An input that brings upserts, each row of which is taken back as it is replaced (``ChangelogNormalize``)."""
+
+    below: Scan
+
+    noun = "latest row"
+
+    @property
+    def columns(self) -> frozenset[Column]:
+        """As below."""
+        return self.below.columns
+
+    @property
+    def never_null(self) -> frozenset[Column]:
+        """As below."""
+        return self.below.never_null
+
+    @property
+    def shown(self) -> dict[int, Column]:
+        """As below."""
+        return self.below.shown
+
+    @property
+    def named(self) -> tuple[Column, ...]:
+        """What identifies a row."""
+        return self.by
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -149,6 +149,8 @@ def latest(
     refuse_event_time(source)
     if key is not None:
         source = dataclasses.replace(source, unique_key=resolve_all(source, key, "key"))
+    if options.get("emit") == "at_end":
+        raise DescriptionError("emit='at_end' has no place here: a join of the same input with it folds upserts, too")
     by = None if order_by is None else resolve(source.df, order_by, label, "order_by")
     described = Latest(as_input(source, derive=False), options.get("emit", "per_batch"), by, keep)
     return run(described, [source], options, stacklevel=2)
