@@ -83,15 +83,16 @@ def written(schema: Any, value: Any, number: int | None = None) -> bytes:
 
 @pytest.fixture(scope="module")
 def registry() -> Iterator[str]:
-    schemas = {1: ENVELOPE, 2: ROW, 3: KEY, 4: TEXT}
+    schemas = {1: ENVELOPE, 2: ROW, 3: KEY, 4: TEXT, 5: "", 6: {"type": "none"}}
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             number = int(self.path.rpartition("/")[2])
             known = number in schemas and self.path.startswith("/schemas/ids/")
-            self.send_response(200 if known else 404)
+            self.send_response(200 if known else 500 if number == 7 else 404)
             self.end_headers()
-            self.wfile.write(json.dumps({"schema": json.dumps(schemas[number])} if known else {}).encode())
+            more = {"schemaType": "PROTOBUF"} if number == 5 else {}
+            self.wfile.write(json.dumps({"schema": json.dumps(schemas[number]), **more} if known else {}).encode())
 
         def log_message(self, *_: Any) -> None:
             pass
@@ -158,7 +159,7 @@ def test_a_schema_without_a_registry() -> None:
         ("other", pa.int64(), "column 'other' is boolean in its schema, and not int64"),
         ("at", pa.int64(), "column 'at' is timestamp-millis in its schema, and not int64"),
         ("price", pa.float64(), "column 'price' is decimal in its schema, and not double"),
-        ("day", pa.timestamp("us"), "column 'day' is int in its schema, and not timestamp[us]"),
+        ("day", pa.timestamp("us"), "column 'day' is io.debezium.time.Date in its schema, and not timestamp[us]"),
         ("tags", pa.list_(pa.struct([("n", pa.string())])), "column 'tags[].n' is int in its schema, and not string"),
         ("price", pa.decimal128(3, 1), "column 'price'"),
     ],
@@ -183,6 +184,20 @@ def test_what_cannot_be_is_refused(registry: str) -> None:
     ):
         with pytest.raises(DescriptionError, match=problem):
             MessageFormat(**{"name": "avro", "schema": COLUMNS} | options)
+
+
+def test_a_schema_that_the_registry_does_not_know_is_a_bad_message(registry: str) -> None:
+    """Not the end of a query that drops those; a registry that is not there is."""
     form = MessageFormat("avro", COLUMNS, registry=registry)
-    with pytest.raises(BackendError, match=r"does not give schema 9: .*/schemas/ids/9: .*404"):
-        form.read(pa.array([b"\0\0\0\0\x09"]))
+    values = [written(ROW, said(1), 2), b"\0\0\0\0\x09", written(ROW, said(2), 2), b"\0\0\0\0\x05", b"\0\0\0\0\x06"]
+    found = form.read(pa.array(values))
+    assert found.rows.to_pylist() == [told(1), told(2)]
+    assert [at for at, _ in found.bad] == [1, 3, 4]
+    assert found.bad[0].problem.startswith("has schema 9, which the schema registry does not know: http://")
+    assert "is of type PROTOBUF" in found.bad[1].problem
+    assert "is no schema of Avro" in found.bad[2].problem
+    gone = MessageFormat("avro", COLUMNS, registry="http://localhost:1")
+    with pytest.raises(BackendError, match="the schema registry does not give schema 2"):
+        gone.read(pa.array(values))
+    with pytest.raises(BackendError, match=r"does not give schema 7: .*500"):
+        form.read(pa.array([b"\0\0\0\0\x07"]))
