@@ -19,6 +19,10 @@ from gpu_ops.messages.semantics import Encodings, Written
 
 _AROUND: Final = r'^\{[ \t\r\n]*"(schema|payload)"[ \t\r\n]*:'
 _PAYLOAD: Final = b'"payload":'
+_CLOSES: Final = (
+    r'\}[ \t\r\n]*\][ \t\r\n]*,[ \t\r\n]*"'
+    r'|"payload":\[[ \t\r\n]*(null[ \t\r\n]*\][ \t\r\n]*,|[^ \t\r\n{n])'
+)
 _MEMBERS: Final = {"schema", "payload"}
 
 _KINDS: Final = {
@@ -82,7 +86,12 @@ def groups(values: pa.BinaryArray, at: Positions, reading: Reading) -> Iterator[
     for one in _distinct(found):
         mine = ~plain & np.isin(number, [n for n, other in enumerate(found) if other == one])
         if isinstance(one, str):
-            yield at[mine], one
+            # what stands behind the payload is not known yet
+            wrong = mine.copy()
+            wrong[mine] = [is_wrapper(text) for text in values.filter(pa.array(mine)).to_pylist()]
+            others = mine & ~wrong
+            yield at[wrong], one
+            yield Group(at[others], values.filter(pa.array(others)), {})
             continue
         whole = values.filter(pa.array(mine))
         bare = payloads.filter(pa.array(mine))
@@ -124,6 +133,14 @@ def _schema_before(text: bytes) -> bytes | None:
     """The schema in front of a payload; None if that is no object of it alone, cut where a member begins."""
     members = _members(text + _PAYLOAD + b"null}")
     return None if members is None else members["schema"]
+
+
+def balanced(values: pa.BinaryArray) -> bool:
+    """Whether no payload closes the list that `Group` puts it in, so that what follows would be JSON there.
+
+    It would take a ``]`` behind it; where there may be one the whole message has to be looked at, too.
+    """
+    return not pc.any(pc.match_substring_regex(values, _CLOSES)).as_py()
 
 
 def is_wrapper(message: bytes) -> bool:

@@ -128,7 +128,8 @@ def decoded(values: pa.Array, kind: pa.DataType, place: Place, how: How) -> pa.A
         if t.is_list(kind):
             items = decoded(values.values, kind.value_type, (*place, ELEMENT), how)
             return pa.ListArray.from_arrays(values.offsets, items, type=kind, mask=values.is_null())
-        parts = [decoded(values.field(x.name), x.type, (*place, x.name), how) for x in kind]
+        below = dict(zip(values.type.names, values.flatten(), strict=True))  # null where the struct is
+        parts = [decoded(below[x.name], x.type, (*place, x.name), how) for x in kind]
         return pa.StructArray.from_arrays(parts, fields=list(kind), mask=values.is_null())
     if encoding == SCALED:
         return _scaled(values, kind)

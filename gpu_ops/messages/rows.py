@@ -467,6 +467,8 @@ def _members(group: Group, wanted: Mapping[str, pa.DataType]) -> tuple[list[pa.A
     if group.avro is not None:
         found = avro.read(group.values, group.avro, pa.struct(fields))
     elif group.whole is not None:
+        if not connect.balanced(group.values):
+            texts.read(group.whole, pa.schema([pa.field("\0", pa.null())]))
         lists = texts.read(group.values, pa.schema([pa.field("payload", pa.list_(pa.struct(fields)))])).column(0)
         if not pc.all(pc.equal(pc.fill_null(pc.list_value_length(lists), 0), 1)).as_py():
             raise pa.ArrowInvalid("is no JSON object")

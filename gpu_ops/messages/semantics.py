@@ -44,6 +44,8 @@ _NUMBERS: Final = (
 """Times of a day, durations and years, which are numbers where no type is declared for them."""
 _BYTES: Final = ("duration", "big-decimal")
 """Bytes that mean something which no declared type holds: they may be had as they are."""
+_OF_TEXTS: Final = ("io.debezium.", _CONNECT)
+"""Texts of theirs are no times, numbers or bytes in disguise, but for the following."""
 _TEXTS_OF_TIMES: Final = (f"{_DEBEZIUM}ZonedTimestamp", f"{_DEBEZIUM}IsoTimestamp")
 
 
@@ -148,6 +150,8 @@ def _way(one: Written, wanted: pa.DataType, given: str | None, *, json: bool) ->
         return _as_it_is(one, wanted, given, json=json) if _is_bytes(wanted) else None
     if name in _TEXTS_OF_TIMES and t.is_timestamp(wanted):
         return "text"
+    if kind == "string" and name.startswith(_OF_TEXTS):
+        return "text" if t.is_string(wanted) else None
     return _as_it_is(one, wanted, given, json=json)
 
 
