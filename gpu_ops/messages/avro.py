@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpu_ops.errors import BackendError, DescriptionError
+from gpu_ops.errors import BackendError, DescriptionError, NotBuiltError
 from gpu_ops.messages.semantics import Written
 
 _HEADER: Final = 5
@@ -124,7 +124,7 @@ def read(values: pa.BinaryArray, schema: Schema, wanted: pa.StructType) -> pa.St
         ArrowException: a value that its type cannot hold.
         ValueError: one that is no such record.
     """
-    import fastavro  # noqa: PLC0415 - an extra
+    fastavro = _package()
     from fastavro._read_py import schemaless_reader as careful_reader  # noqa: PLC0415 - it knows when to stop
 
     records = []
@@ -155,7 +155,8 @@ def _registered(registry: str, number: int) -> Schema:
     try:
         with urllib.request.urlopen(url, timeout=_SECONDS) as answer:  # noqa: S310 - `checked` has seen the URL
             found = json.load(answer)
-    except (OSError, ValueError) as error:
+            schema = str(found["schema"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, urllib.error.HTTPError) and error.code == _NOT_FOUND:
             raise NoSchemaError(f"has schema {number}, which the schema registry does not know: {url}") from None
         raise BackendError(f"the schema registry does not give schema {number}: {url}: {error}") from error
@@ -164,7 +165,7 @@ def _registered(registry: str, number: int) -> Schema:
         what = f"is of type {kind}" if kind != "AVRO" else "refers to others, which is not built"
         raise NoSchemaError(f"has schema {number} of the registry, which {what}: {url}")
     try:
-        return parsed(found["schema"])
+        return parsed(schema)
     except DescriptionError as error:
         raise NoSchemaError(f"has schema {number} of the registry, which is {error}") from error
 
@@ -174,12 +175,10 @@ def parsed(schema: str) -> Schema:
     """A schema.
 
     Raises:
-        DescriptionError: it is none, or there is no fastavro.
+        DescriptionError: it is none.
+        NotBuiltError: there is no fastavro.
     """
-    try:
-        import fastavro  # noqa: PLC0415
-    except ImportError as error:
-        raise DescriptionError("messages in Avro need fastavro: pip install fastavro") from error
+    fastavro = _package()
     try:
         found = fastavro.parse_schema(_without_logical_types(json.loads(schema)))
         named: dict[str, Any] = {}
@@ -188,6 +187,14 @@ def parsed(schema: str) -> Schema:
         return Schema(found, named, any(_reaches(inside, name, name, set()) for name in inside))
     except Exception as error:  # fastavro's errors have no common class
         raise DescriptionError(f"no schema of Avro: {type(error).__name__}: {error}") from error
+
+
+def _package() -> Any:
+    try:
+        import fastavro  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise NotBuiltError("messages in Avro need fastavro, here and where tasks run: pip install fastavro") from error
+    return fastavro
 
 
 def _without_logical_types(schema: Any) -> Any:

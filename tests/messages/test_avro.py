@@ -201,3 +201,64 @@ def test_a_schema_that_the_registry_does_not_know_is_a_bad_message(registry: str
         gone.read(pa.array(values))
     with pytest.raises(BackendError, match=r"does not give schema 7: .*500"):
         form.read(pa.array([b"\0\0\0\0\x07"]))
+
+
+MILLIS = {"type": "long", "logicalType": "timestamp-millis"}
+CENTS = {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}
+
+
+@pytest.mark.parametrize(
+    ("union", "kind", "outcome"),
+    [
+        ([MILLIS, "null"], pa.timestamp("us"), (b"\x00\x02", dt.datetime(1970, 1, 1, 0, 0, 0, 1000))),
+        ([MILLIS, "null"], pa.timestamp("us"), (b"\x02", None)),
+        (["int", "null", "long"], pa.int64(), (b"\x04\x0a", 5)),
+        (["string", {"type": "enum", "name": "E", "symbols": ["A"]}], pa.string(), (b"\x02\x00", "A")),
+        ({"type": MILLIS}, pa.timestamp("us"), (b"\x02", dt.datetime(1970, 1, 1, 0, 0, 0, 1000))),
+        (["int", MILLIS], pa.timestamp("us"), "column 'x' is int in its schema, and not timestamp"),
+        (["string", "long"], pa.string(), "column 'x' is long in its schema, and not string"),
+        ([MILLIS, {"type": "array", "items": MILLIS}], pa.timestamp("us"), "column 'x' is array in its schema"),
+        (
+            [CENTS, {"type": "fixed", "size": 2, "name": "F", "logicalType": "decimal", "precision": 4, "scale": 1}],
+            pa.decimal128(9, 2), "column 'x' is written in ways base64:2, base64:1",
+        ),
+        (["long", CENTS], pa.decimal128(9, 2), "column 'x' is written in ways text, base64:2"),
+        ({"type": "map", "values": "string"}, pa.struct([("a", pa.string())]), "column 'x' is map in its schema"),
+        ("double", pa.float32(), "column 'x' is double in its schema, and not float"),
+    ],
+)  # fmt: skip
+def test_unions_are_read_where_all_of_them_are_read_alike(union: Any, kind: pa.DataType, outcome: Any) -> None:
+    row = {"type": "record", "name": "R", "fields": [{"name": "x", "type": union}]}
+    form = MessageFormat("avro", pa.schema([("x", kind)]), avro_schema=json.dumps(row))
+    if isinstance(outcome, str):
+        found = form.read(pa.array([b"\x00\x00"] * 3))
+        assert [outcome in one.problem for one in found.bad] == [True] * 3
+    else:
+        found = form.read(pa.array([outcome[0]]))
+        assert (found.rows["x"].to_pylist(), found.bad) == ([outcome[1]], [])
+
+
+@pytest.mark.parametrize("depth", [1, 300, 3000, 300_000])
+def test_a_message_that_nests_deeply_ends_no_process(depth: int) -> None:
+    """fastavro's compiled reader runs out of the process's stack."""
+    node = {"type": "record", "name": "N", "fields": [{"name": "next", "type": ["null", "N"]}]}
+    row = {"type": "record", "name": "R", "fields": [{"name": "x", "type": node}, {"name": "id", "type": "long"}]}
+    form = MessageFormat("avro", pa.schema([("id", pa.int64())]), avro_schema=json.dumps(row))
+    found = form.read(pa.array([b"\x02" * depth + b"\x00\x0a"]))
+    assert found.rows.to_pylist() == [{"id": 5}] if depth < 1000 else "RecursionError" in found.bad[0].problem
+
+
+def test_schemas_that_hold_each_other() -> None:
+    row = {"type": "record", "name": "A", "namespace": "n", "fields": [
+        {"name": "v", "type": "int"},
+        {"name": "b", "type": {"type": "record", "name": "B", "fields": [
+            {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+            {"name": "parts", "type": {"type": "array", "items": "A"}}]}},
+    ]}  # fmt: skip
+    schema = pa.schema(
+        [("b", pa.struct([("at", pa.timestamp("us")), ("parts", pa.list_(pa.struct([("v", pa.int32())])))]))]
+    )
+    leaf = {"v": 2, "b": {"at": dt.datetime(1970, 1, 1), "parts": []}}
+    message = written(row, {"v": 1, "b": {"at": dt.datetime(1970, 1, 1, 0, 0, 1), "parts": [leaf, leaf]}})
+    found = MessageFormat("avro", schema, avro_schema=json.dumps(row)).read(pa.array([message]))
+    assert found.rows.to_pylist() == [{"b": {"at": dt.datetime(1970, 1, 1, 0, 0, 1), "parts": [{"v": 2}, {"v": 2}]}}]
