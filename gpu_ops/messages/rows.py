@@ -20,7 +20,7 @@ from gpu_ops.messages import avro, connect, texts
 from gpu_ops.messages.connect import Group, groups
 from gpu_ops.messages.encodings import ENCODINGS, How, decoded, fits, holds, written
 from gpu_ops.messages.semantics import Encodings, MisfitError, encodings_of
-from gpu_ops.messages.unavailable import PLACEHOLDER, Lost, unavailable
+from gpu_ops.messages.unavailable import PLACEHOLDER, Lost, text_of, unavailable
 
 MessageFormatName = Literal["json", "debezium-json", "avro", "debezium-avro"]
 MESSAGE_FORMATS: Final[tuple[str, ...]] = get_args(MessageFormatName)
@@ -139,8 +139,7 @@ class MessageFormat:
             str.lower, [*self.schema.names, self.row_kind or ""]
         ):
             raise DescriptionError(f"unavailable={self.unavailable!r} is among the columns; name another")
-        if not self.unavailable_value:
-            raise DescriptionError("unavailable_value= is a text, as Debezium's unavailable.value.placeholder is")
+        text_of(self.unavailable_value)
         if self.is_avro:
             avro.checked(self.registry, self.avro_schema)
             if self.encoded:
@@ -168,6 +167,10 @@ class MessageFormat:
     def with_kinds(self) -> bool:
         """Whether rows have row kinds."""
         return self.is_debezium or bool(self.key)
+
+    @property
+    def _placeholder(self) -> str:
+        return text_of(self.unavailable_value)
 
     @property
     def is_debezium(self) -> bool:
@@ -298,7 +301,7 @@ class MessageFormat:
         return How(
             lambda place: group.encodings.get(place) or declared.get(place[0], "text"),
             self.zone,
-            self.unavailable_value,
+            self._placeholder,
         )
 
     def _rows(self, group: Group, numbers: Set[str]) -> tuple[list[_Parsed], list[Bad]]:
@@ -377,8 +380,8 @@ class MessageFormat:
         for name in names:
             kind = self.schema.field(name).type
             there = written(kind, (name,), how.ways, f"{path}/{name}", numbers, json=not self.is_avro)
-            if pa.types.is_struct(kind) and self.unavailable_value not in kind.names:
-                there = pa.struct([*there, pa.field(self.unavailable_value, pa.string())])  # as a map has it
+            if pa.types.is_struct(kind) and self._placeholder not in kind.names:
+                there = pa.struct([*there, pa.field(self._placeholder, pa.string())])  # as a map has it
             fields.append(pa.field(name, there))
         return pa.struct(fields)
 
@@ -394,7 +397,7 @@ class MessageFormat:
                 column = decoded(values, kind, (field.name,), how)
             except _REFUSED as error:
                 raise pa.ArrowInvalid(f"column {field.name!r}: {error}") from error
-            missing = unavailable(values, column, self.unavailable_value)
+            missing = unavailable(values, column, self._placeholder)
             if missing is not None:
                 lost[field.name] = missing
                 column = column.take(pa.array(np.arange(len(column)), mask=missing))
@@ -404,7 +407,7 @@ class MessageFormat:
     def _unsaid(self, lost: Mapping[str, Lost]) -> dict[int, str]:
         """Rows without a value of theirs, and what is wrong with them."""
         return {
-            int(place): f"column {name!r} is not in the message, which has {self.unavailable_value} for a large value "
+            int(place): f"column {name!r} is not in the message, which has {self._placeholder} for a large value "
             "that did not change: set REPLICA IDENTITY FULL at its source, or read it with unavailable= and give "
             "latest() that"
             for name, missing in lost.items()

@@ -17,6 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gpu_ops.errors import DescriptionError
+
 PLACEHOLDER: Final = "__debezium_unavailable_value"
 """The default of Debezium's ``unavailable.value.placeholder``."""
 
@@ -28,6 +30,27 @@ _SHAPES: Final = tuple(
         "0101000000000000fc83d797c1000000fc83d797c1",
     )
 )
+
+_HEX: Final = "hex:"
+
+
+def text_of(placeholder: str) -> str:
+    """A placeholder as it is in messages: Debezium takes its bytes in hex, too.
+
+    Raises:
+        DescriptionError: none, or bytes that are no text.
+    """
+    try:
+        text = bytes.fromhex(placeholder.removeprefix(_HEX)).decode() if placeholder.startswith(_HEX) else placeholder
+    except ValueError:
+        text = ""
+    if not text:
+        raise DescriptionError(
+            f"unavailable_value={placeholder!r} is no text, nor hex: and a text's bytes, as Debezium's "
+            "unavailable.value.placeholder is"
+        )
+    return text
+
 
 Lost = npt.NDArray[np.bool_]
 

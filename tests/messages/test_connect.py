@@ -74,7 +74,6 @@ def test_a_wrapper_has_a_schema_and_a_payload_and_nothing_else() -> None:
         (b'{"schema":null,"payload":7],"x":[{}}', "bad"),
         (b'{"schema":null,"payload":{"id":1}]}\n{"payload":[{"id":2}}', "bad"),
         (b'{"schema":null,"payload":{"id":1,"s":"a","x":[{"y":[{}],"z":[]}],"w":[{}]}}', (1, "a")),
-        (b'{"schema":null,"payload":{"id":1,"s":"a"},"payload":{"id":2}}', (None, None)),
     ],
 )
 def test_texts_that_look_like_one(message: bytes, row: Any) -> None:

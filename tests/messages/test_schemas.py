@@ -303,3 +303,35 @@ def test_each_semantic_type_is_read_or_refused_by_name(case: tuple[Any, ...], de
 
 def to_json(value: Any) -> Any:
     return [plain(x) for x in value] if isinstance(value, list) else plain(value)
+
+
+def test_values_within_a_column_may_be_written_in_several_ways() -> None:
+    """Times of two units and a decimal in one struct, and another unit in a list beside them."""
+    kinds = {"ms": ("int64", f"{T}Timestamp"), "us": ("int64", f"{T}MicroTimestamp"), "price": ("bytes", f"{C}Decimal")}
+    declared = pa.struct([("ms", LOCAL), ("us", LOCAL), ("price", PRICE), ("days", pa.list_(DATE))])
+    inner = [{"field": part, **connect_schema(kind, name, None)} for part, (kind, name) in kinds.items()]
+    inner.append({"field": "days", "type": "array", "items": connect_schema("int32", f"{T}Date", None)})
+    fields = [{"name": part, "type": avro_schema(kind, name, None)} for part, (kind, name) in kinds.items()]
+    fields.append({"name": "days", "type": {"type": "array", "items": avro_schema("int32", f"{T}Date", None)}})
+    row = {
+        "type": "record",
+        "name": "R",
+        "fields": [{"name": "c", "type": {"type": "record", "name": "I", "fields": fields}}],
+    }
+    out = io.BytesIO()
+    said = {"ms": 1, "us": 1, "price": b"\x01", "days": [0, 1]}
+    plain_row = json.loads(json.dumps(row).replace("logicalType", "x"))
+    fastavro.schemaless_writer(out, fastavro.parse_schema(plain_row), {"c": said})
+    message = {"schema": {"type": "struct", "fields": [{"field": "c", "type": "struct", "fields": inner}]}}
+    message["payload"] = {"c": plain(said)}
+    wanted = pa.schema([("c", declared)])
+    for form, text in (
+        (MessageFormat("avro", wanted, avro_schema=json.dumps(row)), out.getvalue()),
+        (MessageFormat("json", wanted), json.dumps(message).encode()),
+    ):
+        found = form.read(pa.array([text], pa.binary()))
+        assert found.bad == []
+        assert found.rows["c"].to_pylist() == [
+            {"ms": EPOCH.replace(microsecond=1000), "us": EPOCH.replace(microsecond=1), "price": Decimal("0.01"),
+             "days": [dt.date(1970, 1, 1), dt.date(1970, 1, 2)]}
+        ]  # fmt: skip

@@ -98,7 +98,7 @@ def changes(draw: Any) -> tuple[dict[str, Any], tuple[list[str], list[str]]]:
     return said, (before[1] if before and op != "c" else [], after[1] if after else [])
 
 
-@given(st.lists(changes(), max_size=8))
+@given(st.lists(changes(), max_size=4))
 def test_values_that_are_not_there(made: list[tuple[dict[str, Any], tuple[list[str], list[str]]]]) -> None:
     """By default the message is bad, and the error says which column; with ``unavailable=`` they are named."""
     said = [one for one, _ in made]
@@ -145,6 +145,7 @@ TEXT, DATA = pa.string(), pa.binary()
         (DATA, P, {"encoded": (("x", "hex"),)}, "lost"), (DATA, P, {"encoded": (("x", "base64-url-safe"),)}, "lost"),
         (TEXT, BASE64, {}, "there"), (TEXT, HEX, {}, "there"), (TEXT, P, {"name": "json"}, "lost"),
         (TEXT, "gone", {"unavailable_value": "gone"}, "lost"), (TEXT, P, {"unavailable_value": "gone"}, "there"),
+        (TEXT, "gone", {"unavailable_value": "hex:676f6e65"}, "lost"),
         (DATA, "Z29uZQ==", {"unavailable_value": "gone"}, "lost"),
         (pa.struct([("a", TEXT)]), {P: P}, {}, "lost"), (pa.struct([("a", TEXT)]), {"a": P}, {}, "lost"),
         (pa.struct([("a", TEXT)]), {"b": P}, {}, "there"), (pa.list_(TEXT), [UUID], {}, "there"),
@@ -184,7 +185,9 @@ def test_what_cannot_be() -> None:
     for options, problem in (
         ({"unavailable": "TEXT"}, "unavailable='TEXT' is among the columns; name another"),
         ({"unavailable": "K"}, "unavailable='K' is among the columns"),
-        ({"unavailable_value": ""}, "unavailable_value= is a text"),
+        ({"unavailable_value": ""}, "unavailable_value='' is no text"),
+        ({"unavailable_value": "hex:ff"}, "unavailable_value='hex:ff' is no text, nor hex: and a text's bytes"),
+        ({"unavailable_value": "hex:x"}, "is no text"),
     ):
         with pytest.raises(DescriptionError, match=problem):
             forms(**options)
