@@ -24,6 +24,7 @@ _CLOSES: Final = (
     r'|"payload":\[[ \t\r\n]*(null[ \t\r\n]*\][ \t\r\n]*,|[^ \t\r\n{n])'
 )
 _MEMBERS: Final = {"schema", "payload"}
+_BLANKS: Final = " \t\r\n"
 
 _KINDS: Final = {
     "int8": "int", "int16": "int", "int32": "int", "int64": "long", "float": "float", "double": "double",
@@ -149,30 +150,35 @@ def is_wrapper(message: bytes) -> bool:
 
 
 def _members(message: bytes) -> dict[str, bytes] | None:
-    """The texts of a wrapper's members; None of what is none."""
-    decoder, found, end = json.JSONDecoder(), dict[str, bytes](), 1
+    """The texts of a wrapper's members; None of what is none, and a schema that is none where one of them is twice."""
+    decoder, found, end, others = json.JSONDecoder(), dict[str, bytes](), 0, False
     try:
         text = message.decode()
-        while text[:1] == "{" and len(found) < len(_MEMBERS):
-            name, end = decoder.raw_decode(text, _behind(text, end))
+        while text[end] != "}":
+            name, end = decoder.raw_decode(text, _behind(text, end + 1))
             end = _behind(text, end)
-            if name not in _MEMBERS or name in found or text[end] != ":":
+            if not isinstance(name, str) or text[end] != ":":
                 return None
             start = _behind(text, end + 1)
             _, end = decoder.raw_decode(text, start)
-            found[name] = text[start:end].encode()
+            if name in found:
+                return {"schema": b'"twice"', "payload": b"null"}
+            if name in _MEMBERS:
+                found[name] = text[start:end].encode()
+            others |= name not in _MEMBERS
             end = _behind(text, end)
-            if text[end] not in ",}" or (text[end] == ",") != (len(found) == 1):
+            if text[end] not in ",}":
                 return None
-            end += 1
+        if text[end + 1 :].strip(_BLANKS):
+            return None
     except (ValueError, IndexError, RecursionError):
         return None
-    return found if len(found) == len(_MEMBERS) and not text[end:].strip() else None
+    return found if found.keys() == _MEMBERS and not others else None
 
 
 def _behind(text: str, at: int) -> int:
     """The next place without a blank."""
-    while text[at] in " \t\r\n":
+    while text[at] in _BLANKS:
         at += 1
     return at
 

@@ -251,7 +251,7 @@ class MessageFormat:
             if set(wanted.names).isdisjoint(named):
                 return None
         if schema is not None and not isinstance(schema, dict):
-            return "has a member schema that is none, beside its payload"
+            return "has members schema and payload, and is no wrapper: its schema is none, or it has one of them twice"
         try:
             return encodings_of(rows, connect.look, wanted, dict(self.encoded), json=True)
         except MisfitError as error:
