@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import Counter
 from typing import Any
@@ -88,10 +89,15 @@ def table(batch: list[Row]) -> pa.Table:
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("emit", ["per_event", "per_batch"])
 def test_values_that_a_change_does_not_bring_are_those_from_before(backend: Backend, emit: Emit, seed: int) -> None:
-    """Also where a micro-batch is undone first."""
+    """Also where a micro-batch is undone first, and after a restart."""
     kept, result, described_here = dict[int, Row](), Counter[Any](), described(emit)
-    with backend.engine(described_here) as engine:
+    with contextlib.ExitStack() as stack:
+        engine = stack.enter_context(backend.engine(described_here))
         for number, batch in enumerate(trace(seed)):
+            if number == 6:
+                state = engine.snapshot()
+                engine = stack.enter_context(CPU.engine(described_here))
+                engine.restore(state)
             _, bad = by_hand(batch, kept)
             if number % 2:
                 engine.prepare(table(batch))
