@@ -120,6 +120,8 @@ SOURCES: Final[Mapping[str, Mapping[str, Option]]] = {
         "client": _CLIENT,
         "encoded": Option("names", ""),
         "schema_registry": OURS,
+        "unavailable": _one_of("fail", "keep"),
+        "unavailable_value": OURS,
         "starting_offsets": TEXT,
         "max_offsets_per_trigger": COUNT,
         "fail_on_data_loss": FLAG,

@@ -17,6 +17,7 @@ from gpu_ops.jobs.sql_file import read_sql
 from gpu_ops.jobs.text import JobText, QueryText, TableText, Text, Word
 from gpu_ops.messages.client import Client
 from gpu_ops.messages.rows import MessageFormatName
+from gpu_ops.messages.unavailable import PLACEHOLDER
 from gpu_ops.state.address import StateAddress
 
 
@@ -41,6 +42,9 @@ class Source:
         format: of the values in a Kafka topic: one of `gpu_ops.messages.rows.MESSAGE_FORMATS`.
         encoded: how values of those messages are written, ``column=encoding`` each, see `gpu_ops.read_kafka`.
         schema_registry: where the schemas of messages in Avro are, or None.
+        unavailable: what becomes of Debezium's changes without a large value that did not change: fail, or keep for the
+            value from before.
+        unavailable_value: what Debezium has in its place.
         reader: of files: spark, or arrow for `gpu_ops.read_files`.
         client: of Kafka: spark, or librdkafka for messages that do not come to the JVM.
         unique_key: as in `gpu_ops.stream`, like those that follow.
@@ -63,6 +67,8 @@ class Source:
     format: MessageFormatName = "json"
     encoded: tuple[str, ...] = ()
     schema_registry: str | None = None
+    unavailable: str = "fail"
+    unavailable_value: str = PLACEHOLDER
     reader: str = "spark"
     client: Client = "spark"
     unique_key: tuple[str, ...] | None = None
@@ -219,6 +225,9 @@ def _source(file: Text, table: TableText) -> Source:
         raise file.error(f"the column of row kinds, {row_kind!r}, is no part of the primary key", at["row_kind"])
     if "idle_timeout" in values and watermark is None:
         raise file.error("idle_timeout needs a watermark", at["idle_timeout"])
+    if values.get("unavailable") == "keep" and key is None:
+        problem = "the value from before is that of the row of the same key: give the PRIMARY KEY"
+        raise file.error(problem, at["unavailable"])
     once, at_table = values.get("scan") == "once", table.name.at
     if "refresh" in values and not once:
         raise file.error("refresh is for a table that is read before the stream begins: 'scan' = 'once'", at["refresh"])

@@ -23,13 +23,15 @@ from gpu_ops.jobs.connectors import DELTA_SETTINGS, UNRESUMED
 from gpu_ops.jobs.job import Job
 from gpu_ops.jobs.progress import Batch
 from gpu_ops.jobs.sinks import shaped, start
-from gpu_ops.jobs.sources import open_source
+from gpu_ops.jobs.sources import kept, open_source
 from gpu_ops.jobs.text import JobError
 from gpu_ops.query.errors import SqlError
 from gpu_ops.spark import prepare_environment, session
 from gpu_ops.spark.failures import message_in
 from gpu_ops.spark.metrics.progress import followed
 from gpu_ops.spark.plan.recognition import join_written
+from gpu_ops.state.address import StateAddress
+from gpu_ops.state.manifest import LATEST
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -195,6 +197,13 @@ def changelog(spark: SparkSession, job: Job, console: Console) -> DataFrame:
     with warnings.catch_warnings(record=True) as raised:
         warnings.simplefilter("always")
         try:
+            below = None if job.state is None else StateAddress.of(job.state).below(LATEST)
+            emit = "per_event" if job.emit == "per_event" else "per_batch"
+            how = {"emit": emit, "backend": job.backend, "partitions": job.partitions}
+            for number, source in enumerate(job.sources):
+                state = None if below is None else below.below(f"source_{number}")
+                name = f"{job.name}_{source.name}"
+                tables[source.name] = kept(tables[source.name], source, state=state, name=name, **how)
             changes = gpu_ops.sql(
                 job.query.text,
                 tables=tables,

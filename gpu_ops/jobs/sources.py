@@ -10,11 +10,13 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import types as st
 
 from gpu_ops.conditions import backquoted
+from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.errors import DescriptionError, NotBuiltError
 from gpu_ops.files.formats import FormatName
 from gpu_ops.jobs.connectors import package
 from gpu_ops.jobs.job import Source
 from gpu_ops.jobs.text import JobError, Text
+from gpu_ops.spark.api.joins import latest
 from gpu_ops.spark.api.streams import Stream, stream
 from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.metrics.metrics import free_name
@@ -28,6 +30,7 @@ _FILES: Final = ("parquet", "json", "csv")
 _CHANGE, _VERSION, _TIME = "_change_type", "_commit_version", "_commit_timestamp"
 _KIND: Final = "__row_kind"
 """Of Debezium's messages: one may be two changes, so ``op`` itself is none."""
+_UNAVAILABLE: Final = "__unavailable"
 
 
 def open_source(spark: SparkSession, source: Source, file: Text) -> Stream:
@@ -78,6 +81,26 @@ def open_source(spark: SparkSession, source: Source, file: Text) -> Stream:
         idle_timeout=source.idle_timeout,
         refresh=source.refresh,
     )
+
+
+def kept(side: Stream, source: Source, **options: Any) -> Stream:
+    """A source whose changes may lack values, as one whose rows are whole.
+
+    Args:
+        side: it, as `open_source` gives it.
+        source: likewise.
+        options: of `gpu_ops.latest`.
+    """
+    if source.unavailable != "keep":
+        return side
+    timeless = dataclasses.replace(side, event_time=None, delay_ms=None, idle_timeout_ms=None)
+    rows = latest(timeless, unavailable=_unavailable(source), **options)
+    return dataclasses.replace(side, df=rows, row_kind=ROW_KIND_COLUMN, updates="retract", sequence_by=None)
+
+
+def _unavailable(source: Source) -> str:
+    """The column with the names of those that a change does not bring."""
+    return free_name(_UNAVAILABLE, st.StructType.fromDDL(schema_text(source)).names)
 
 
 def failed(spark: SparkSession, file: Text, connector: str, at: int, error: Exception) -> JobError:
@@ -205,7 +228,8 @@ def _read_as(source: Source) -> tuple[str, dict[str, Any]]:
     kind = free_name(_KIND, st.StructType.fromDDL(schema).names)
     return schema, {
         "name": source.name, "row_kind": kind, "encoded": encoded, "bad_rows": source.bad_rows,
-        "schema_registry": source.schema_registry,
+        "schema_registry": source.schema_registry, "unavailable_value": source.unavailable_value,
+        "unavailable": _unavailable(source) if source.unavailable == "keep" else None,
     }  # fmt: skip
 
 

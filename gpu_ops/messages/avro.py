@@ -1,6 +1,8 @@
 """Messages in Avro, one by one as fastavro reads them; their schemas from Confluent's registry, or one for all.
 
 The wire format of a registry's messages is a zero byte, the schema's number in four bytes (big-endian), and the value.
+fastavro is given schemas without their logical types: it has numbers and bytes then, which become values of the
+declared types as those of JSON do, all at once, and with digits that Python's times do not have.
 """
 
 from __future__ import annotations
@@ -8,44 +10,79 @@ from __future__ import annotations
 import functools
 import io
 import json
+import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpu_ops.errors import BackendError, DescriptionError
-from gpu_ops.messages.connect import ENCODING_OF, Encodings, Group, by_column
-from gpu_ops.messages.encodings import TIMES
-from gpu_ops.values import rebuilt
+from gpu_ops.errors import BackendError, DescriptionError, NotBuiltError
+from gpu_ops.messages.semantics import Written
 
 _HEADER: Final = 5
 _SECONDS: Final = 30
-_ROWS: Final = ("before", "after")
+_NOT_FOUND: Final = 404
 
-_NUMBERS: Final = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
-_FITTING: Final[Mapping[str, Sequence[Callable[[pa.DataType], bool]]]] = {
-    "boolean": (pa.types.is_boolean,),
-    "int": _NUMBERS,
-    "long": _NUMBERS,
-    "float": (pa.types.is_floating,),
-    "double": (pa.types.is_floating,),
-    "string": (pa.types.is_string,),
-    "enum": (pa.types.is_string,),
-    "bytes": (pa.types.is_binary, pa.types.is_large_binary),
-    "fixed": (pa.types.is_binary, pa.types.is_large_binary),
-}
-"""By Avro's types, without a logical one, the types that their values have."""
+_MEANING: Final = "meaning"
+"""What logical types are called where fastavro is not to see them."""
+
+_KINDS_OF: Final = {
+    "decimal": ("bytes", "fixed"), "big-decimal": ("bytes",), "uuid": ("string", "fixed"), "duration": ("fixed",),
+    "date": ("int",), "time-millis": ("int",), "time-micros": ("long",),
+    "timestamp-millis": ("long",), "timestamp-micros": ("long",), "timestamp-nanos": ("long",),
+    "local-timestamp-millis": ("long",), "local-timestamp-micros": ("long",), "local-timestamp-nanos": ("long",),
+}  # fmt: skip
+"""By logical type, what it may stand at; elsewhere it says nothing, as Avro has it."""
+
+_NAMELESS: Final = ("null", "boolean", "int", "long", "float", "double", "bytes", "string", "array", "map")
+_SIZES: Final = {"uuid": 16, "duration": 12}
+
+_SAFE: Final = 1000
+"""Bytes within which no nesting is too deep for fastavro's compiled reader, which would end the process."""
+
+
+class Schema(NamedTuple):
+    """A schema as fastavro has parsed it, with `_MEANING` in place of logical types.
+
+    Attributes:
+        parsed: the schema.
+        named: its named types.
+        nests: whether one of them holds itself.
+    """
+
+    parsed: Any
+    named: Mapping[str, Any]
+    nests: bool
+
+    def look(self, schema: Any) -> list[Written]:
+        """What a part of it says; see `gpu_ops.messages.semantics.Look`."""
+        if isinstance(schema, list):
+            return [one for part in schema for one in self.look(part)]
+        if isinstance(schema, str):
+            return self.look(self.named[schema]) if schema in self.named else [Written(schema)] * (schema != "null")
+        kind, name = schema["type"], str(schema.get(_MEANING, ""))
+        fits = kind in _KINDS_OF.get(name, ()) and (
+            kind != "fixed" or schema["size"] == _SIZES.get(name, schema["size"])
+        )
+        name = name if fits else str(schema.get("connect.name", schema.get("name", "")))
+        if kind in ("record", "error"):
+            return [Written("struct", name, fields={field["name"]: field["type"] for field in schema["fields"]})]
+        return [Written(kind, name, int(schema.get("scale", 0)), item=schema.get("items", schema.get("values")))]
+
+
+class NoSchemaError(ValueError):
+    """There is no schema that a message could be read by."""
 
 
 def groups(
     values: pa.BinaryArray, at: npt.NDArray[np.int64], registry: str | None, local: str | None
-) -> Iterator[Group]:
-    """Messages of each schema, without their headers.
+) -> Iterator[tuple[npt.NDArray[np.int64], pa.BinaryArray, Schema | str]]:
+    """Messages of each schema, without their headers: positions, messages, and the schema or why there is none.
 
     Args:
         values: n messages.
@@ -53,50 +90,49 @@ def groups(
         registry: its URL; None where ``local`` is the schema of all of them, which then have no header.
         local: a schema as JSON text.
 
-    Yields:
-        None for the schema of messages without a header that should have one.
-
     Raises:
-        GpuJoinError: the registry cannot be reached, or has no such schema.
+        BackendError: the registry cannot be reached.
     """
     if registry is None:
-        yield _group(at, values, _parsed(local or ""))
+        yield at, values, parsed(local or "")
         return
     framed = pc.and_(pc.starts_with(values, b"\0"), pc.greater_equal(pc.binary_length(values), _HEADER))
     framed = framed.to_numpy(zero_copy_only=False)
     if not framed.all():
-        yield _group(at[~framed], values.filter(pa.array(~framed)), None)
+        yield at[~framed], values.filter(pa.array(~framed)), "has no header of a schema registry"
     at, values = at[framed], values.filter(pa.array(framed))
     numbers = pc.binary_slice(values, 1, _HEADER).dictionary_encode()
     bare = pc.binary_replace_slice(values, 0, _HEADER, b"")
     for place, number in enumerate(numbers.dictionary.to_pylist()):
         mine = numbers.indices.to_numpy() == place
-        schema = _registered(registry, int.from_bytes(number, "big"))
-        yield _group(at[mine], bare.filter(pa.array(mine)), schema)
+        try:
+            schema: Schema | str = _registered(registry, int.from_bytes(number, "big"))
+        except NoSchemaError as error:
+            schema = str(error)
+        yield at[mine], bare.filter(pa.array(mine)), schema
 
 
-def read(values: pa.BinaryArray, schema: Any, wanted: pa.StructType) -> pa.StructArray:
+def read(values: pa.BinaryArray, schema: Schema, wanted: pa.StructType) -> pa.StructArray:
     """One record per message, in which fields are null that the schema does not have.
 
     Args:
         values: n messages without a header.
-        schema: theirs, as fastavro has parsed it.
-        wanted: the fields, in the types that `in_memory` says.
+        schema: theirs.
+        wanted: the fields, in the types that `gpu_ops.messages.encodings.written` says.
 
     Raises:
         ArrowException: a value that its type cannot hold.
         ValueError: one that is no such record.
     """
-    import fastavro  # noqa: PLC0415 - an extra
+    fastavro = _package()
+    from fastavro._read_py import schemaless_reader as careful_reader  # noqa: PLC0415 - it knows when to stop
 
-    problem = _misfit(schema, wanted, {})
-    if problem is not None:
-        raise ValueError(problem)
     records = []
     for value in values:
         stream = io.BytesIO(value.as_buffer())
+        deep = schema.nests and len(value.as_buffer()) > _SAFE
         try:
-            record = fastavro.schemaless_reader(stream, schema, None)
+            record = (careful_reader if deep else fastavro.schemaless_reader)(stream, schema.parsed, None)
         except Exception as error:  # of whatever kind the bytes make it
             raise ValueError(f"is no Avro of its schema: {type(error).__name__}: {error}") from error
         if stream.read(1):
@@ -107,135 +143,91 @@ def read(values: pa.BinaryArray, schema: Any, wanted: pa.StructType) -> pa.Struc
     return pa.array(records, wanted)
 
 
-def _misfit(schema: Any, wanted: pa.DataType, named: dict[str, Any], path: str = "") -> str | None:
-    """Why values of a schema are none of a type; None where they are, as far as a schema says it.
-
-    Arrow would take a plain long for a time, and a boolean for a number.
-    """
-    t = pa.types
-    schema = named.get(schema, schema) if isinstance(schema, str) else schema
-    if isinstance(schema, list):
-        return next(filter(None, (_misfit(one, wanted, named, path) for one in schema if one != "null")), None)
-    definition = schema if isinstance(schema, Mapping) else {"type": schema}
-    kind, logical = definition["type"], str(definition.get("logicalType", ""))
-    if isinstance(kind, list | Mapping):
-        return _misfit(kind, wanted, named, path)
-    if "name" in definition:
-        named[definition["name"]] = definition
-    if kind in ("record", "error"):
-        for field in _fields(definition):  # in any case: a type is defined where it comes first
-            index = wanted.get_field_index(field["name"]) if t.is_struct(wanted) else -1
-            inner = wanted.field(index).type if index >= 0 else pa.null()
-            problem = _misfit(field["type"], inner, named, f"{path}.{field['name']}" if path else field["name"])
-            if problem is not None:
-                return problem
-        fine = t.is_struct(wanted)
-    elif kind in ("array", "map"):
-        inner = wanted.value_type if t.is_list(wanted) else pa.null()
-        problem = _misfit(definition.get("items", definition.get("values")), inner, named, f"{path}[]")
-        if problem is not None:
-            return problem
-        fine = t.is_list(wanted) and kind == "array"
-    elif logical.startswith("timestamp"):
-        fine = t.is_timestamp(wanted)
-    elif logical.startswith("local-timestamp"):
-        fine = t.is_timestamp(wanted) and wanted.tz is None
-    elif logical in ("date", "decimal", "uuid", "duration") or logical.startswith("time-"):
-        fine = bool({"date": t.is_date, "decimal": t.is_decimal}.get(logical, t.is_time)(wanted))
-    elif kind in ("int", "long") and definition.get("connect.name") in ENCODING_OF:
-        is_time = t.is_date if ENCODING_OF[definition["connect.name"]] == "days" else t.is_timestamp
-        fine = is_time(wanted) or t.is_integer(wanted)
-    else:
-        fine = any(is_one(wanted) for is_one in _FITTING.get(kind, ()))
-    if fine or t.is_null(wanted):
-        return None
-    return f"column {path!r} is {logical or kind} in its schema, and not {wanted}"
-
-
-def _group(at: npt.NDArray[np.int64], values: pa.BinaryArray, schema: Any) -> Group:
-    return Group(at, values, wrapped=False, encodings={} if schema is None else encodings_of(schema), avro=schema)
-
-
-def in_memory(kind: pa.DataType, encoding: str) -> pa.DataType:
-    """The type of values as fastavro gives them, of a declared type.
-
-    Args:
-        kind: the declared one.
-        encoding: as `encodings_of` has it.
-    """
-    if encoding not in TIMES:
-        return kind
-    return rebuilt(kind, lambda part: pa.int64() if pa.types.is_timestamp(part) else part)
-
-
-def encodings_of(schema: Any) -> Encodings:
-    """How columns are written, by the ``connect.name`` of their fields: Debezium's times are plain longs."""
-    rows = [part for field in _fields(schema) if field["name"] in _ROWS for part in _records(field["type"])]
-    return by_column((field["name"], _within(field["type"])) for row in rows or [schema] for field in _fields(row))
-
-
-def _within(kind: Any) -> Iterator[str]:
-    if isinstance(kind, list):
-        for part in kind:
-            yield from _within(part)
-    elif isinstance(kind, Mapping):
-        name = kind.get("connect.name")
-        if "logicalType" not in kind and name in ENCODING_OF:
-            yield ENCODING_OF[name]
-            return
-        for field in _fields(kind):
-            yield from _within(field["type"])
-        yield from _within(kind.get("items"))
-        if isinstance(kind.get("type"), Mapping | list):
-            yield from _within(kind["type"])
-
-
-def _records(kind: Any) -> list[Any]:
-    """The records among the types of a field."""
-    kinds = kind if isinstance(kind, list) else [kind]
-    return [one for one in kinds if isinstance(one, Mapping) and one.get("type") == "record"]
-
-
-def _fields(schema: Any) -> Sequence[Any]:
-    found = schema.get("fields", ()) if isinstance(schema, Mapping) else ()
-    return [field for field in found if isinstance(field, Mapping)]
-
-
 @functools.lru_cache(maxsize=1024)
-def _registered(registry: str, number: int) -> Any:
+def _registered(registry: str, number: int) -> Schema:
     """A schema of the registry's; it never changes.
 
     Raises:
-        BackendError: the registry does not give it.
+        NoSchemaError: the registry does not know it, or has another kind of schema.
+        BackendError: the registry cannot be reached.
     """
     url = f"{registry.rstrip('/')}/schemas/ids/{number}"
     try:
         with urllib.request.urlopen(url, timeout=_SECONDS) as answer:  # noqa: S310 - `checked` has seen the URL
             found = json.load(answer)
-    except (OSError, ValueError) as error:
+            schema = str(found["schema"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, urllib.error.HTTPError) and error.code == _NOT_FOUND:
+            raise NoSchemaError(f"has schema {number}, which the schema registry does not know: {url}") from None
         raise BackendError(f"the schema registry does not give schema {number}: {url}: {error}") from error
     kind = found.get("schemaType", "AVRO")
     if kind != "AVRO" or found.get("references"):
         what = f"is of type {kind}" if kind != "AVRO" else "refers to others, which is not built"
-        raise BackendError(f"schema {number} of the registry {what}: {url}")
-    return _parsed(found["schema"])
+        raise NoSchemaError(f"has schema {number} of the registry, which {what}: {url}")
+    try:
+        return parsed(schema)
+    except DescriptionError as error:
+        raise NoSchemaError(f"has schema {number} of the registry, which is {error}") from error
 
 
 @functools.lru_cache(maxsize=1024)
-def _parsed(schema: str) -> Any:
-    """A schema as fastavro has it.
+def parsed(schema: str) -> Schema:
+    """A schema.
 
     Raises:
-        DescriptionError: it is none, or there is no fastavro.
+        DescriptionError: it is none.
+        NotBuiltError: there is no fastavro.
     """
+    fastavro = _package()
     try:
-        import fastavro  # noqa: PLC0415
-    except ImportError as error:
-        raise DescriptionError("messages in Avro need fastavro: pip install fastavro") from error
-    try:
-        return fastavro.parse_schema(json.loads(schema))
+        found = fastavro.parse_schema(_without_logical_types(json.loads(schema)))
+        named: dict[str, Any] = {}
+        inside: dict[str, set[str]] = {}
+        _name(found, named, inside, ())
+        return Schema(found, named, any(_reaches(inside, name, name, set()) for name in inside))
     except Exception as error:  # fastavro's errors have no common class
         raise DescriptionError(f"no schema of Avro: {type(error).__name__}: {error}") from error
+
+
+def _package() -> Any:
+    try:
+        import fastavro  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise NotBuiltError("messages in Avro need fastavro, here and where tasks run: pip install fastavro") from error
+    return fastavro
+
+
+def _without_logical_types(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_without_logical_types(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "name" not in schema and "type" in schema and schema["type"] not in _NAMELESS:
+        return _without_logical_types(schema["type"])  # {"type": {"type": ...}}, which fastavro does not take
+    return {_MEANING if x == "logicalType" else x: _without_logical_types(part) for x, part in schema.items()}
+
+
+def _name(schema: Any, named: dict[str, Any], inside: dict[str, set[str]], within: Sequence[str]) -> None:
+    """Notes named types, and which others they hold."""
+    if isinstance(schema, str):
+        for name in within:
+            inside[name].add(schema)
+    elif isinstance(schema, list):
+        for part in schema:
+            _name(part, named, inside, within)
+    elif isinstance(schema, Mapping):
+        if schema["type"] in ("record", "error", "enum", "fixed"):
+            _name(schema["name"], named, inside, within)
+            named[schema["name"]], inside[schema["name"]] = schema, set()
+            within = [schema["name"]]
+        for part in (*(field["type"] for field in schema.get("fields", ())), schema.get("items"), schema.get("values")):
+            _name(part, named, inside, within)
+
+
+def _reaches(inside: Mapping[str, set[str]], start: str, wanted: str, seen: set[str]) -> bool:
+    seen.add(start)
+    parts = inside.get(start, set())
+    return wanted in parts or any(_reaches(inside, part, wanted, seen) for part in parts - seen)
 
 
 def checked(registry: str | None, local: str | None) -> None:
@@ -247,7 +239,7 @@ def checked(registry: str | None, local: str | None) -> None:
     if (registry is None) == (local is None):
         raise DescriptionError("Avro needs schema_registry=, or avro_schema= for messages without a registry's header")
     if local is not None:
-        _parsed(local)
+        parsed(local)
         return
     parts = urllib.parse.urlsplit(str(registry))
     if parts.scheme not in ("http", "https") or not parts.hostname:

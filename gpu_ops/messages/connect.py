@@ -1,13 +1,13 @@
 """Messages with their schema, as Kafka Connect's JSON converter writes them: ``{"schema": ..., "payload": ...}``.
 
-A schema says how times and decimals are written. It is cut off before the message is read: it is most of the text,
-and the same in nearly all.
+A message is one if it has these two members and no other (``JsonConverter.toConnectData``). A schema says how times and
+decimals are written. It is cut off before the message is read: it is most of the text, and the same in nearly all.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -15,26 +15,24 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-Encodings = Mapping[str, str]
-"""By column, one of `gpu_ops.messages.encodings.ENCODINGS`; or what is wrong with it."""
+from gpu_ops.messages.semantics import Encodings, Written
 
 _AROUND: Final = r'^\{[ \t\r\n]*"(schema|payload)"[ \t\r\n]*:'
 _PAYLOAD: Final = b'"payload":'
+_CLOSES: Final = (
+    r'\}[ \t\r\n]*\][ \t\r\n]*,[ \t\r\n]*"'
+    r'|"payload":\[[ \t\r\n]*(null[ \t\r\n]*\][ \t\r\n]*,|[^ \t\r\n{n])'
+)
+_MEMBERS: Final = {"schema", "payload"}
+_BLANKS: Final = " \t\r\n"
 
-ENCODING_OF: Final = {
-    "io.debezium.time.Timestamp": "ms",
-    "io.debezium.time.MicroTimestamp": "us",
-    "io.debezium.time.NanoTimestamp": "ns",
-    "io.debezium.time.Date": "days",
-    "org.apache.kafka.connect.data.Timestamp": "ms",
-    "org.apache.kafka.connect.data.Date": "days",
-    "io.debezium.data.VariableScaleDecimal": (
-        "is a decimal whose scale is each value's own; set decimal.handling.mode or the column's scale at its source"
-    ),
-}
-"""By a schema's name, one of `gpu_ops.messages.encodings.ENCODINGS`, or what is wrong with it."""
+_KINDS: Final = {
+    "int8": "int", "int16": "int", "int32": "int", "int64": "long", "float": "float", "double": "double",
+    "boolean": "boolean", "string": "string", "bytes": "bytes", "array": "array", "map": "map", "struct": "struct",
+}  # fmt: skip
+"""By Kafka Connect's types, Avro's."""
 
-_DECIMAL: Final = "org.apache.kafka.connect.data.Decimal"
+Positions = npt.NDArray[np.int64]
 
 
 class Group(NamedTuple):
@@ -42,103 +40,182 @@ class Group(NamedTuple):
 
     Attributes:
         at: their positions.
-        values: their texts.
-        wrapped: whether the row or envelope is the ``payload``.
+        values: their texts; of wrapped ones an object with the payload alone, in a list: what stands behind it in the
+            message would be no JSON there.
         encodings: as their schema has them; none where they have no schema.
+        whole: the messages of the wrapped ones as they came; else None.
         avro: their schema where they are in Avro; None where they are JSON.
     """
 
-    at: npt.NDArray[np.int64]
+    at: Positions
     values: pa.BinaryArray
-    wrapped: bool
     encodings: Encodings
+    whole: pa.BinaryArray | None = None
     avro: Any = None
 
+    def part(self, start: int, end: int) -> Group:
+        """Some of them."""
+        size = end - start
+        whole = None if self.whole is None else self.whole.slice(start, size)
+        return self._replace(at=self.at[start:end], values=self.values.slice(start, size), whole=whole)
 
-def groups(values: pa.BinaryArray, at: npt.NDArray[np.int64]) -> Iterator[Group]:
-    """Messages with and without a schema, those with different schemas apart.
+
+Reading = Callable[[Any], Encodings | str | None]
+"""How values of a schema are written, or why none are read; None where such a message is no wrapper."""
+
+
+def groups(values: pa.BinaryArray, at: Positions, reading: Reading) -> Iterator[Group | tuple[Positions, str]]:
+    """Messages with and without a schema, those with different schemas apart; and positions of others, and why.
 
     Args:
         values: n JSON objects.
         at: n positions.
+        reading: see there.
     """
-    wrapped = pc.match_substring_regex(values, _AROUND).to_numpy(zero_copy_only=False)
-    if not wrapped.any():
-        yield Group(at, values, wrapped=False, encodings={})
+    maybe = pc.match_substring_regex(values, _AROUND).to_numpy(zero_copy_only=False)
+    if not maybe.all():
+        yield Group(at[~maybe], values.filter(pa.array(~maybe)), {})
+    if not maybe.any():
         return
-    if not wrapped.all():
-        yield Group(at[~wrapped], values.filter(pa.array(~wrapped)), wrapped=False, encodings={})
-    at, values = at[wrapped], values.filter(pa.array(wrapped))
+    at, values = at[maybe], values.filter(pa.array(maybe))
+    schemas, payloads, plain = _parted(values)
+    if plain.any():
+        yield Group(at[plain], values.filter(pa.array(plain)), {})
+    texts = schemas.dictionary_encode()
+    number = texts.indices.to_numpy(zero_copy_only=False)
+    found = [_known(reading, text) for text in texts.dictionary.to_pylist()]
+    for one in _distinct(found):
+        mine = ~plain & np.isin(number, [n for n, other in enumerate(found) if other == one])
+        if isinstance(one, str):
+            # what stands behind the payload is not known yet
+            wrong = mine.copy()
+            wrong[mine] = [is_wrapper(text) for text in values.filter(pa.array(mine)).to_pylist()]
+            others = mine & ~wrong
+            yield at[wrong], one
+            yield Group(at[others], values.filter(pa.array(others)), {})
+            continue
+        whole = values.filter(pa.array(mine))
+        bare = payloads.filter(pa.array(mine))
+        yield Group(at[mine], whole, {}) if one is None else Group(at[mine], bare, one, whole)
+
+
+def _parted(values: pa.BinaryArray) -> tuple[pa.BinaryArray, pa.BinaryArray, npt.NDArray[np.bool_]]:
+    """The schemas of messages, the payloads as `Group` has them, and which messages have no such members alone."""
     parts = pc.split_pattern(values, _PAYLOAD, max_splits=1)
-    cut = (pc.list_value_length(parts).to_numpy() == 2) & _begins_with_schema(values)
+    first = pc.list_element(parts, 0)
+    cut = pc.list_value_length(parts).to_numpy() == 2
+    heads = first.dictionary_encode()
+    schemas = [_schema_before(text) for text in heads.dictionary.to_pylist()]
+    heads_fit = np.array([one is not None for one in schemas])
+    cut &= heads_fit[heads.indices.to_numpy(zero_copy_only=False)]
+    rest = pc.list_slice(parts, 1, 2).flatten() if cut.all() else None
+    if rest is None:
+        rest = pa.array([part[1] if ok else None for part, ok in zip(parts.to_pylist(), cut, strict=True)], pa.binary())
+    payloads = pc.binary_replace_slice(rest, -1, 1 << 30, b"]}")
+    payloads = pc.binary_join_element_wise(
+        pa.scalar(b"{" + _PAYLOAD + b"[", pa.binary()), payloads, pa.scalar(b"", pa.binary())
+    )
+    known = pa.array(schemas, pa.binary()).take(heads.indices)
+    plain = np.zeros(len(values), bool)
     if not cut.all():
-        yield Group(at[~cut], values.filter(pa.array(~cut)), wrapped=True, encodings={})
-    halves = parts.filter(pa.array(cut)).flatten()
-    at, values = at[cut], values.filter(pa.array(cut))
-    schemas = halves.take(pa.array(np.arange(0, len(halves), 2))).dictionary_encode()
-    rest = halves.take(pa.array(np.arange(1, len(halves), 2)))
-    bare = pc.binary_join_element_wise(pa.scalar(b"{" + _PAYLOAD, pa.binary()), rest, pa.scalar(b"", pa.binary()))
-    number = schemas.indices.to_numpy()
-    found = [_encodings(text) for text in schemas.dictionary.to_pylist()]
-    for distinct in _distinct(found):
-        mine = np.isin(number, [n for n, one in enumerate(found) if one == distinct])
-        # a schema that does not end where it seems to: the whole message is read, and refused if it is no JSON
-        texts = values if distinct is None else bare
-        yield Group(at[mine], texts.filter(pa.array(mine)), wrapped=True, encodings=distinct or {})
+        # the payload first, or blanks where the converter writes none: one by one
+        known, payloads = known.to_pylist(), payloads.to_pylist()
+        for place in np.flatnonzero(~cut):
+            members = _members(values[int(place)].as_py())
+            if members is None:
+                plain[place], known[place] = True, None
+            else:
+                known[place], payloads[place] = members["schema"], b'{"payload":[' + members["payload"] + b"]}"
+        known, payloads = pa.array(known, pa.binary()), pa.array(payloads, pa.binary())
+    return known, payloads, plain
 
 
-def _begins_with_schema(values: pa.BinaryArray) -> npt.NDArray[np.bool_]:
-    begins: npt.NDArray[np.bool_] = pc.match_substring_regex(values, r'^\{[ \t\r\n]*"schema"').to_numpy(False)
-    return begins
+def _schema_before(text: bytes) -> bytes | None:
+    """The schema in front of a payload; None if that is no object of it alone, cut where a member begins."""
+    members = _members(text + _PAYLOAD + b"null}")
+    return None if members is None else members["schema"]
 
 
-def _encodings(before: bytes) -> Encodings | None:
-    """What the schema in front of a payload says; None if that is no JSON object cut where a member begins."""
+def balanced(values: pa.BinaryArray) -> bool:
+    """Whether no payload closes the list that `Group` puts it in, so that what follows would be JSON there.
+
+    It would take a ``]`` behind it; where there may be one the whole message has to be looked at, too.
+    """
+    return not pc.any(pc.match_substring_regex(values, _CLOSES)).as_py()
+
+
+def is_wrapper(message: bytes) -> bool:
+    """Whether a JSON object has a schema and a payload, and nothing else."""
+    return _members(message) is not None
+
+
+def _members(message: bytes) -> dict[str, bytes] | None:
+    """The texts of a wrapper's members; None of what is none, and a schema that is none where one of them is twice."""
+    decoder, found, end, others = json.JSONDecoder(), dict[str, bytes](), 0, False
     try:
-        found = json.loads(before + _PAYLOAD + b"null}")
-    except (ValueError, RecursionError):
+        text = message.decode()
+        while text[end] != "}":
+            name, end = decoder.raw_decode(text, _behind(text, end + 1))
+            end = _behind(text, end)
+            if not isinstance(name, str) or text[end] != ":":
+                return None
+            start = _behind(text, end + 1)
+            _, end = decoder.raw_decode(text, start)
+            if name in found:
+                return {"schema": b'"twice"', "payload": b"null"}
+            if name in _MEMBERS:
+                found[name] = text[start:end].encode()
+            others |= name not in _MEMBERS
+            end = _behind(text, end)
+            if text[end] not in ",}":
+                return None
+        if text[end + 1 :].strip(_BLANKS):
+            return None
+    except (ValueError, IndexError, RecursionError):
         return None
-    return encodings_of(found.get("schema"))
+    return found if found.keys() == _MEMBERS and not others else None
 
 
-def encodings_of(schema: Any) -> Encodings:
-    """How the columns of a row are written, by Kafka Connect's schema of it or of an envelope."""
-    fields = _fields(schema)
-    rows = [field for field in fields if field.get("field") in ("before", "after") and field.get("type") == "struct"]
-    return by_column((str(field.get("field")), _within(field)) for row in rows or [schema] for field in _fields(row))
+def _behind(text: str, at: int) -> int:
+    """The next place without a blank."""
+    while text[at] in _BLANKS:
+        at += 1
+    return at
 
 
-def by_column(columns: Iterable[tuple[str, Iterable[str]]]) -> Encodings:
-    """How columns are written, of all ways found within each; in several at once they are not read."""
-    made: dict[str, str] = {}
-    for name, found in columns:
-        ways = sorted(set(found))
-        if ways:
-            made[name] = ways[0] if len(ways) == 1 else f"is written in ways {', '.join(ways)}"
-    return made
+def _known(reading: Reading, schema: bytes | None) -> Encodings | str | None:
+    return None if schema is None else reading(json.loads(schema))
 
 
-def _within(field: Any) -> Iterator[str]:
-    """How a value and those within it are written, where that is not by default."""
-    if not isinstance(field, dict):
-        return
-    name = field.get("name")
-    if name == _DECIMAL:
-        yield f"base64:{int((field.get('parameters') or {}).get('scale', 0))}"
-    elif name in ENCODING_OF:
-        yield ENCODING_OF[name]
-    else:
-        for part in (*_fields(field), field.get("items")):
-            yield from _within(part)
+def rows_of(schema: Any, *, envelopes: bool) -> list[Any]:
+    """The schemas of the rows that a message of a schema has."""
+    if not envelopes:
+        return [schema]
+    return [field for field in _fields(schema) if field["field"] in ("before", "after")]
+
+
+def look(schema: Any) -> list[Written]:
+    """What a part of Kafka Connect's schemas says; nothing if it is none. See `gpu_ops.messages.semantics.Look`."""
+    kind = _KINDS.get(str(schema.get("type", "struct"))) if isinstance(schema, dict) else None
+    if kind is None:
+        return []
+    if kind == "map" and look(schema.get("keys"))[:1] != [Written("string")]:
+        kind = "list of pairs"
+    parameters = schema.get("parameters")
+    scale = parameters.get("scale", 0) if isinstance(parameters, dict) else 0
+    fields = {field["field"]: field for field in _fields(schema)}
+    item = schema.get("items", schema.get("values"))
+    return [Written(kind, str(schema.get("name") or ""), int(scale) if str(scale).isdecimal() else 0, fields, item)]
 
 
 def _fields(schema: Any) -> list[Any]:
-    found = schema.get("fields") if isinstance(schema, dict) else None
-    return [field for field in found if isinstance(field, dict)] if isinstance(found, list) else []
+    found = schema.get("fields") if isinstance(schema, Mapping) else None
+    fields = found if isinstance(found, list) else []
+    return [field for field in fields if isinstance(field, dict) and isinstance(field.get("field"), str)]
 
 
-def _distinct(found: list[Encodings | None]) -> list[Encodings | None]:
-    made: list[Encodings | None] = []
+def _distinct(found: list[Encodings | str | None]) -> list[Encodings | str | None]:
+    made: list[Encodings | str | None] = []
     for one in found:
         if one not in made:
             made.append(one)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from typing import Final, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpu_ops.errors import DescriptionError
-from gpu_ops.messages import avro, texts
-from gpu_ops.messages.connect import Encodings, Group, groups
-from gpu_ops.messages.encodings import ENCODINGS, decoded, fits, holds, written
+from gpu_ops.messages import avro, connect, texts
+from gpu_ops.messages.connect import Group, groups
+from gpu_ops.messages.encodings import ENCODINGS, How, decoded, fits, holds, written
+from gpu_ops.messages.semantics import Encodings, MisfitError, encodings_of
+from gpu_ops.messages.unavailable import PLACEHOLDER, Lost, text_of, unavailable
 
 MessageFormatName = Literal["json", "debezium-json", "avro", "debezium-avro"]
 MESSAGE_FORMATS: Final[tuple[str, ...]] = get_args(MessageFormatName)
@@ -38,7 +40,10 @@ _INSERTED, _OLD, _NEW, _DELETED, _UPSERTED = range(len(_KINDS))
 _REFUSED: Final = (ValueError, OverflowError, pa.ArrowTypeError, pa.ArrowNotImplementedError, pa.ArrowCapacityError)
 """What Arrow says of values that are not as they should be; `pa.ArrowInvalid` is a ValueError."""
 
-_WRONG_NUMBER: Final = re.compile(r"Column\((/.*)\) changed from number to string")
+_WRONG_NUMBER: Final = re.compile(r"Column\((/.*)\) changed from (number to string|string to number)")
+
+_SIDES: Final = ("before", "after")
+_WRAPPED: Final = frozenset(("schema", "payload"))
 
 
 class Bad(NamedTuple):
@@ -96,6 +101,9 @@ class MessageFormat:
         zone: Arrow's name of that of texts of times that name none.
         registry: the address of the schema registry of messages in Avro.
         avro_schema: theirs, as JSON text, where they have no registry.
+        unavailable_value: what Debezium has in place of a large value that did not change.
+        unavailable: the name of a column behind the others, with the names of those whose values are not in the
+            message; None: such a message cannot be read.
 
     Raises:
         DescriptionError: no such format or column, or a column that messages do not have.
@@ -110,6 +118,8 @@ class MessageFormat:
     zone: str = "UTC"
     registry: str | None = None
     avro_schema: str | None = None
+    unavailable_value: str = PLACEHOLDER
+    unavailable: str | None = None
 
     def __post_init__(self) -> None:
         if self.name not in MESSAGE_FORMATS:
@@ -125,6 +135,11 @@ class MessageFormat:
                 )
         if self.row_kind is not None and self.row_kind.lower() in map(str.lower, self.schema.names):
             raise DescriptionError(f"the row-kind column {self.row_kind!r} is among the columns; name another")
+        if self.unavailable is not None and self.unavailable.lower() in map(
+            str.lower, [*self.schema.names, self.row_kind or ""]
+        ):
+            raise DescriptionError(f"unavailable={self.unavailable!r} is among the columns; name another")
+        text_of(self.unavailable_value)
         if self.is_avro:
             avro.checked(self.registry, self.avro_schema)
             if self.encoded:
@@ -154,6 +169,10 @@ class MessageFormat:
         return self.is_debezium or bool(self.key)
 
     @property
+    def _placeholder(self) -> str:
+        return text_of(self.unavailable_value)
+
+    @property
     def is_debezium(self) -> bool:
         """Whether messages are Debezium's envelopes."""
         return self.name.startswith("debezium")
@@ -166,9 +185,9 @@ class MessageFormat:
     @property
     def output(self) -> pa.Schema:
         """Of the rows, their row kinds first if there are any."""
-        if not self.with_kinds:
-            return self.schema
-        return pa.schema([pa.field(self.row_kind, pa.string()), *self.schema])
+        kinds = [pa.field(self.row_kind, pa.string())] if self.with_kinds else []
+        told = [] if self.unavailable is None else [pa.field(self.unavailable, pa.list_(pa.string()))]
+        return pa.schema([*kinds, *self.schema, *told])
 
     def read(self, values: pa.Array, keys: pa.Array | None = None) -> Rows:
         """What n messages say.
@@ -181,40 +200,68 @@ class MessageFormat:
         there = values.is_valid().to_numpy(zero_copy_only=False)
         parsed, bad = list[_Parsed](), list[Bad]()
         read = self._changes if self.is_debezium else self._rows
-        for group in self._groups(np.flatnonzero(there), values.filter(pa.array(there)), bad):
+        for group in self._groups(np.flatnonzero(there), values.filter(pa.array(there)), bad, self.schema.names):
             self._read(group, read, parsed, bad)
         if self.key and keys is not None:
             gone, of_gone = np.flatnonzero(~there), keys.cast(pa.binary()).filter(pa.array(~there))
             named = of_gone.is_valid().to_numpy(zero_copy_only=False)
             bad += [Bad(int(at), "a message with neither key nor value") for at in gone[~named]]
-            for group in self._groups(gone[named], of_gone.filter(pa.array(named)), bad, "its key "):
+            for group in self._groups(gone[named], of_gone.filter(pa.array(named)), bad, self.key, "its key "):
                 self._read(group, self._deletes, parsed, bad)
         return self._in_order(parsed, sorted(bad))
 
-    def _groups(self, at: Positions, values: pa.BinaryArray, bad: list[Bad], what: str = "") -> Iterator[Group]:
+    def _groups(
+        self, at: Positions, values: pa.BinaryArray, bad: list[Bad], names: Sequence[str], what: str = ""
+    ) -> Iterator[Group]:
         """Messages that are read at once; adds to ``bad`` those that are no messages of the format at all."""
         if not at.size:
             return
+        wanted = pa.struct([self.schema.field(name) for name in names])
         if self.is_avro:
-            for group in avro.groups(values, at, self.registry, self.avro_schema):
-                if group.avro is not None:
+            for places, some, schema in avro.groups(values, at, self.registry, self.avro_schema):
+                found = schema if isinstance(schema, str) else self._of_avro(schema, wanted)
+                if isinstance(found, str):
+                    bad += [Bad(int(place), f"{what}{found}") for place in places]
+                else:
+                    yield Group(places, some, found, avro=schema)
+            return
+        for places, some in _blocks(at, values, bad, what):
+            for group in groups(some, places, lambda schema: self._of_connect(schema, wanted)):
+                if isinstance(group, Group):
                     yield group
                 else:
-                    bad += [Bad(int(place), f"{what}has no header of a schema registry") for place in group.at]
-            return
-        plain = not self.is_debezium and not {"schema", "payload"}.isdisjoint(self.schema.names)
-        for places, some in _blocks(at, values, bad, what):
-            yield from [Group(places, some, wrapped=False, encodings={})] if plain else groups(some, places)
+                    bad += [Bad(int(place), f"{what}{group[1]}") for place in group[0]]
+
+    def _of_avro(self, schema: avro.Schema, wanted: pa.StructType) -> Encodings | str:
+        """How values of a schema are written, or why none are read."""
+        rows = [schema.parsed]
+        if self.is_debezium:
+            rows = [one.fields[name] for one in schema.look(schema.parsed) for name in _SIDES if name in one.fields]
+        try:
+            return encodings_of(rows, schema.look, wanted, {}, json=False)
+        except MisfitError as error:
+            return str(error)
+
+    def _of_connect(self, schema: Any, wanted: pa.StructType) -> Encodings | str | None:
+        """The same of Kafka Connect's; None where a message with such a member is no wrapper."""
+        rows = connect.rows_of(schema, envelopes=self.is_debezium)
+        if not (self.is_debezium or _WRAPPED.isdisjoint(wanted.names)):
+            # these may be columns: then a wrapper is what brings a schema of the columns
+            named = [name for row in rows for one in connect.look(row) for name in one.fields]
+            if set(wanted.names).isdisjoint(named):
+                return None
+        if schema is not None and not isinstance(schema, dict):
+            return "has members schema and payload, and is no wrapper: its schema is none, or it has one of them twice"
+        try:
+            return encodings_of(rows, connect.look, wanted, dict(self.encoded), json=True)
+        except MisfitError as error:
+            return str(error)
 
     def _read(
         self, group: Group, parse: _Parse, parsed: list[_Parsed], bad: list[Bad], numbers: Set[str] = frozenset()
     ) -> None:
         """Adds what messages say that are read alike; where they cannot be read together, what their halves say."""
         size = group.at.size
-        unread = next((f"column {name!r} {x}" for name, x in group.encodings.items() if self._unread(name, x)), None)
-        if unread is not None:
-            bad += [Bad(int(at), unread) for at in group.at]
-            return
         if not size:
             return
         try:
@@ -225,47 +272,60 @@ class MessageFormat:
             parsed += rows
             bad += wrong
             return
-        if size > 1:
-            for part in (slice(0, size // 2), slice(size // 2, size)):
-                values = group.values.slice(part.start, part.stop - part.start)
-                self._read(group._replace(at=group.at[part], values=values), parse, parsed, bad, numbers)
-            return
-        # Spark and others write NaN and infinities as texts
+        # Spark and others write NaN and infinities as texts, and Kafka Connect decimals as numbers if it is told to
         number = _WRONG_NUMBER.search(problem)
-        if number is not None and number.group(1) not in numbers:
-            self._read(group, parse, parsed, bad, numbers | {number.group(1)})
+        told = number is not None and number.group(1) not in numbers
+        if number is not None and told and (size == 1 or number.group(2) == "string to number"):
+            try:
+                rows, wrong = parse(group, numbers | {number.group(1)})
+            except _REFUSED as error:
+                if size == 1 and _WRONG_NUMBER.search(str(error)):
+                    self._read(group, parse, parsed, bad, numbers | {number.group(1)})
+                    return
+                problem = str(error)
+            else:
+                parsed += rows
+                bad += wrong
+                return
+        if size > 1:
+            for part in (group.part(0, size // 2), group.part(size // 2, size)):
+                self._read(part, parse, parsed, bad, numbers)
+        elif group.whole is not None and not connect.is_wrapper(group.whole[0].as_py()):
+            self._read(Group(group.at, group.whole, {}), parse, parsed, bad)
         else:
             bad.append(Bad(int(group.at[0]), problem))
 
-    def _unread(self, name: str, encoding: str) -> bool:
-        """Whether a column is written in a way that is not read, as the schema of a message says."""
-        return name in self.schema.names and encoding.partition(":")[0] not in ENCODINGS
+    def _how(self, group: Group) -> How:
+        """How values of messages are written: as their schema says it, else as it was declared."""
+        declared = dict(self.encoded)
+        return How(
+            lambda place: group.encodings.get(place) or declared.get(place[0], "text"),
+            self.zone,
+            self._placeholder,
+        )
 
     def _rows(self, group: Group, numbers: Set[str]) -> tuple[list[_Parsed], list[Bad]]:
         """What messages say that are rows."""
-        encodings = {**dict(self.encoded), **group.encodings}
-        (row,), at = _members(group, {"": self._written(self.schema.names, encodings, _path(group), numbers)})
-        columns = self._columns(row, encodings)
-        lacking = self._lacking(columns)
+        how = self._how(group)
+        (row,), at = _members(group, {"": self._written(self.schema.names, how, _path(group), numbers)})
+        columns, lost = self._columns(row, how)
+        lacking = self._lacking(columns, lost)
         bad = [Bad(int(at[place]), problem) for place, problem in lacking.items()]
         if self.key:
             no_row = "has a payload of null; what deletes a row is a message without a value"
             bad += [Bad(int(place), no_row) for place in np.setdiff1d(group.at, at)]
         good = _without(at.size, lacking)
         kinds = [_kinds(np.full(at.size, _UPSERTED))] if self.key else []
-        return [_Parsed(2 * at, [*kinds, *columns]).taken(good)], bad
+        return [_Parsed(2 * at, [*kinds, *columns, *self._told(lost, at.size)]).taken(good)], bad
 
     def _changes(self, group: Group, numbers: Set[str]) -> tuple[list[_Parsed], list[Bad]]:
         """What messages say that are Debezium's envelopes."""
-        encodings = {**dict(self.encoded), **group.encodings}
-        wanted = {
-            name: self._written(self.schema.names, encodings, f"{_path(group)}/{name}", numbers)
-            for name in ("before", "after")
-        }
+        how = self._how(group)
+        wanted = {name: self._written(self.schema.names, how, f"{_path(group)}/{name}", numbers) for name in _SIDES}
         (before, after, op), at = _members(group, {**wanted, "op": pa.string()})
         if numbers:  # texts where numbers are expected, which may be none; also in rows that say nothing
             for row in (before, after):
-                self._columns(row.filter(row.is_valid()), encodings)
+                self._columns(row.filter(row.is_valid()), how)
         code = pc.index_in(op, pa.array(_OPS)).fill_null(-1).to_numpy()
         has_old, has_new = (row.is_valid().to_numpy(zero_copy_only=False) for row in (before, after))
         problems = {
@@ -279,58 +339,102 @@ class MessageFormat:
         for problem, wrong in problems.items():
             found |= {int(place): problem for place in np.flatnonzero(wrong)}
         new = np.flatnonzero(np.isin(code, (_CREATE, _READ, _UPDATE)) & has_new)
-        columns = self._columns(after.take(pa.array(new)), encodings)
-        lacking = self._lacking(columns)
+        columns, lost = self._columns(after.take(pa.array(new)), how)
+        lacking = self._lacking(columns, lost)
         found |= {int(new[place]): problem for place, problem in lacking.items()}
         kinds = np.where(code[new] != _UPDATE, _INSERTED, np.where(has_old[new], _NEW, _UPSERTED))
-        parsed = [_Parsed(2 * at[new] + 1, [_kinds(kinds), *columns]).taken(_without(new.size, lacking))]
+        old = np.flatnonzero(np.isin(code, (_UPDATE, _DELETE)) & has_old)
+        gone, gone_lost = self._columns(before.take(pa.array(old)), how)
+        if self.unavailable is None:
+            found |= {int(old[place]): problem for place, problem in self._unsaid(gone_lost).items()}
         good = _without(at.size, found)
-        old = np.flatnonzero(np.isin(code, (_UPDATE, _DELETE)) & has_old & good)
+        told = [_kinds(kinds), *columns, *self._told(lost, new.size)]
+        parsed = [_Parsed(2 * at[new] + 1, told).taken(good[new])]
         if old.size:
-            gone = self._columns(before.take(pa.array(old)), encodings)
             kinds = np.where(code[old] == _UPDATE, _OLD, _DELETED)
-            parsed.append(_Parsed(2 * at[old], [_kinds(kinds), *gone]))
+            told = [_kinds(kinds), *gone, *self._told(gone_lost, old.size)]
+            parsed.append(_Parsed(2 * at[old], told).taken(good[old]))
         return parsed, [Bad(int(at[place]), problem) for place, problem in found.items()]
 
     def _deletes(self, group: Group, numbers: Set[str]) -> tuple[list[_Parsed], list[Bad]]:
         """What messages without a value say, by their keys."""
-        encodings = {**dict(self.encoded), **group.encodings}
-        (row,), at = _members(group, {"": self._written(self.key, encodings, _path(group), numbers)})
-        given = dict(zip(self.key, self._columns(row, encodings), strict=True))
+        how = self._how(group)
+        (row,), at = _members(group, {"": self._written(self.key, how, _path(group), numbers)})
+        columns, lost = self._columns(row, how)
+        given = dict(zip(self.key, columns, strict=True))
+        null = "deletes a row, and its key has no {!r}, or null: key= names what keys have"
+        problems = self._unsaid(lost) | {
+            int(place): null.format(name)
+            for name, column in given.items()
+            for place in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))
+        }
+        bad = [Bad(int(at[place]), problem) for place, problem in problems.items()]
+        bad += [Bad(int(place), "deletes a row, and its key is null") for place in np.setdiff1d(group.at, at)]
         columns = [given.get(field.name, pa.nulls(at.size, field.type)) for field in self.schema]
-        return [_Parsed(2 * at, [_kinds(np.full(at.size, _DELETED)), *columns])], []
+        told = [_kinds(np.full(at.size, _DELETED)), *columns, *self._told({}, at.size)]
+        return [_Parsed(2 * at, told).taken(_without(at.size, problems))], bad
 
-    def _written(self, names: Sequence[str], encodings: Encodings, path: str, numbers: Set[str]) -> pa.DataType:
+    def _written(self, names: Sequence[str], how: How, path: str, numbers: Set[str]) -> pa.DataType:
         """A row as Arrow reads it from JSON, or as it makes it of what is read from Avro."""
         fields = []
         for name in names:
-            kind, encoding = self.schema.field(name).type, encodings.get(name, "text")
-            if self.is_avro:
-                fields.append(pa.field(name, avro.in_memory(kind, encoding)))
-            else:
-                fields.append(pa.field(name, written(kind, encoding, f"{path}/{name}", numbers)))
+            kind = self.schema.field(name).type
+            there = written(kind, (name,), how.ways, f"{path}/{name}", numbers, json=not self.is_avro)
+            if pa.types.is_struct(kind) and self._placeholder not in kind.names:
+                there = pa.struct([*there, pa.field(self._placeholder, pa.string())])  # as a map has it
+            fields.append(pa.field(name, there))
         return pa.struct(fields)
 
-    def _columns(self, rows: pa.StructArray, encodings: Encodings) -> list[pa.Array]:
-        """The columns of rows, none of which is null, in their types."""
-        made = []
+    def _columns(self, rows: pa.StructArray, how: How) -> tuple[list[pa.Array], dict[str, Lost]]:
+        """The columns of rows, none of which is null, in their types; and in which rows some are not there.
+
+        Of such a value null is given.
+        """
+        made, lost = [], dict[str, Lost]()
         for field, values in zip(rows.type, rows.flatten(), strict=True):
             kind = self.schema.field(field.name).type
             try:
-                made.append(decoded(values, kind, encodings.get(field.name, "text"), self.zone))
+                column = decoded(values, kind, (field.name,), how)
             except _REFUSED as error:
                 raise pa.ArrowInvalid(f"column {field.name!r}: {error}") from error
-        return made
+            missing = unavailable(values, column, self._placeholder)
+            if missing is not None:
+                lost[field.name] = missing
+                column = column.take(pa.array(np.arange(len(column)), mask=missing))
+            made.append(column)
+        return made, lost
 
-    def _lacking(self, columns: Sequence[pa.Array]) -> dict[int, str]:
+    def _unsaid(self, lost: Mapping[str, Lost]) -> dict[int, str]:
+        """Rows without a value of theirs, and what is wrong with them."""
+        return {
+            int(place): f"column {name!r} is not in the message, which has {self._placeholder} for a large value "
+            "that did not change: set REPLICA IDENTITY FULL at its source, or read it with unavailable= and give "
+            "latest() that"
+            for name, missing in lost.items()
+            for place in np.flatnonzero(missing)
+        }
+
+    def _told(self, lost: Mapping[str, Lost], size: int) -> list[pa.Array]:
+        """The column that says which columns are not there, if it is wanted; null where all are."""
+        if self.unavailable is None:
+            return []
+        missing = np.stack([np.zeros(size, bool), *lost.values()], axis=1)
+        _, which = np.nonzero(missing)
+        counts = missing.sum(axis=1)
+        offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
+        names = pa.array(["", *lost]).take(pa.array(which))
+        return [pa.ListArray.from_arrays(offsets, names, mask=pa.array(counts == 0))]
+
+    def _lacking(self, columns: Sequence[pa.Array], lost: Mapping[str, Lost]) -> dict[int, str]:
         """Rows that have null where there may be none, and what is wrong with them."""
         found: dict[int, str] = {}
-        for name in self.required:
+        for name in (*self.required, *self.key):
             column = columns[self.schema.get_field_index(name)]
-            if column.null_count:
-                nulls = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))
-                found |= {int(place): f"column {name!r} is null or missing" for place in nulls}
-        return found
+            nulls = column.is_null().to_numpy(zero_copy_only=False)
+            if name in lost and name not in self.key:
+                nulls = nulls & ~lost[name]
+            found |= {int(place): f"column {name!r} is null or missing" for place in np.flatnonzero(nulls)}
+        return found | (self._unsaid(lost) if self.unavailable is None else {})
 
     def _in_order(self, parsed: Sequence[_Parsed], bad: list[Bad]) -> Rows:
         if not parsed:
@@ -364,20 +468,23 @@ def _members(group: Group, wanted: Mapping[str, pa.DataType]) -> tuple[list[pa.A
     """Members of messages, or themselves where the name is empty, and their positions; null payloads are left out."""
     fields = list(wanted[""]) if "" in wanted else [pa.field(name, kind) for name, kind in wanted.items()]
     if group.avro is not None:
-        found, at = avro.read(group.values, group.avro, pa.struct(fields)), group.at
-        there = found.is_valid()
-        found, at = found.filter(there), at[there.to_numpy(zero_copy_only=False)]
-    elif group.wrapped:
-        found = texts.read(group.values, pa.schema([pa.field("payload", pa.struct(fields))])).column(0)
-        there = found.is_valid()
-        found, at = found.filter(there), group.at[there.to_numpy(zero_copy_only=False)]
+        found = avro.read(group.values, group.avro, pa.struct(fields))
+    elif group.whole is not None:
+        if not connect.balanced(group.values):
+            texts.read(group.whole, pa.schema([pa.field("\0", pa.null())]))
+        lists = texts.read(group.values, pa.schema([pa.field("payload", pa.list_(pa.struct(fields)))])).column(0)
+        if not pc.all(pc.equal(pc.fill_null(pc.list_value_length(lists), 0), 1)).as_py():
+            raise pa.ArrowInvalid("is no JSON object")
+        found = lists.flatten()
     else:
-        found, at = texts.read(group.values, pa.schema(fields)).to_struct_array(), group.at
+        found = texts.read(group.values, pa.schema(fields)).to_struct_array()
+    there = found.is_valid()
+    found, at = found.filter(there), group.at[there.to_numpy(zero_copy_only=False)]
     return [found] if "" in wanted else found.flatten(), at
 
 
 def _path(group: Group) -> str:
-    return "/payload" if group.wrapped else ""
+    return "" if group.whole is None else "/payload/[]"
 
 
 def _kinds(codes: Positions) -> pa.Array:

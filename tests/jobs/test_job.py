@@ -80,6 +80,11 @@ PARQUET = "'connector' = 'parquet', 'path' = 'p'"
         ),
         (job("'connector' = 'kafka', 'topic' = 't'"), "kafka needs the option 'bootstrap_servers'", "'kafka'"),
         (
+            job("'connector' = 'kafka', 'bootstrap_servers' = 'b', 'topic' = 't', 'unavailable' = 'keep'"),
+            "the value from before is that of the row of the same key: give the PRIMARY KEY",
+            "'keep'",
+        ),
+        (
             job("'connector' = 'kafka', 'bootstrap_servers' = 'b', 'topic' = 't', 'format' = 'orc'"),
             "format is one of json, debezium-json, avro, debezium-avro, not 'orc'",
             "'orc'",

@@ -83,15 +83,16 @@ def written(schema: Any, value: Any, number: int | None = None) -> bytes:
 
 @pytest.fixture(scope="module")
 def registry() -> Iterator[str]:
-    schemas = {1: ENVELOPE, 2: ROW, 3: KEY, 4: TEXT}
+    schemas = {1: ENVELOPE, 2: ROW, 3: KEY, 4: TEXT, 5: "", 6: {"type": "none"}}
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             number = int(self.path.rpartition("/")[2])
             known = number in schemas and self.path.startswith("/schemas/ids/")
-            self.send_response(200 if known else 404)
+            self.send_response(200 if known else 500 if number == 7 else 404)
             self.end_headers()
-            self.wfile.write(json.dumps({"schema": json.dumps(schemas[number])} if known else {}).encode())
+            more = {"schemaType": "PROTOBUF"} if number == 5 else {}
+            self.wfile.write(json.dumps({"schema": json.dumps(schemas[number]), **more} if known else {}).encode())
 
         def log_message(self, *_: Any) -> None:
             pass
@@ -158,7 +159,7 @@ def test_a_schema_without_a_registry() -> None:
         ("other", pa.int64(), "column 'other' is boolean in its schema, and not int64"),
         ("at", pa.int64(), "column 'at' is timestamp-millis in its schema, and not int64"),
         ("price", pa.float64(), "column 'price' is decimal in its schema, and not double"),
-        ("day", pa.timestamp("us"), "column 'day' is int in its schema, and not timestamp[us]"),
+        ("day", pa.timestamp("us"), "column 'day' is io.debezium.time.Date in its schema, and not timestamp[us]"),
         ("tags", pa.list_(pa.struct([("n", pa.string())])), "column 'tags[].n' is int in its schema, and not string"),
         ("price", pa.decimal128(3, 1), "column 'price'"),
     ],
@@ -183,6 +184,81 @@ def test_what_cannot_be_is_refused(registry: str) -> None:
     ):
         with pytest.raises(DescriptionError, match=problem):
             MessageFormat(**{"name": "avro", "schema": COLUMNS} | options)
+
+
+def test_a_schema_that_the_registry_does_not_know_is_a_bad_message(registry: str) -> None:
+    """Not the end of a query that drops those; a registry that is not there is."""
     form = MessageFormat("avro", COLUMNS, registry=registry)
-    with pytest.raises(BackendError, match=r"does not give schema 9: .*/schemas/ids/9: .*404"):
-        form.read(pa.array([b"\0\0\0\0\x09"]))
+    values = [written(ROW, said(1), 2), b"\0\0\0\0\x09", written(ROW, said(2), 2), b"\0\0\0\0\x05", b"\0\0\0\0\x06"]
+    found = form.read(pa.array(values))
+    assert found.rows.to_pylist() == [told(1), told(2)]
+    assert [at for at, _ in found.bad] == [1, 3, 4]
+    assert found.bad[0].problem.startswith("has schema 9, which the schema registry does not know: http://")
+    assert "is of type PROTOBUF" in found.bad[1].problem
+    assert "is no schema of Avro" in found.bad[2].problem
+    gone = MessageFormat("avro", COLUMNS, registry="http://localhost:1")
+    with pytest.raises(BackendError, match="the schema registry does not give schema 2"):
+        gone.read(pa.array(values))
+    with pytest.raises(BackendError, match=r"does not give schema 7: .*500"):
+        form.read(pa.array([b"\0\0\0\0\x07"]))
+
+
+MILLIS = {"type": "long", "logicalType": "timestamp-millis"}
+CENTS = {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}
+
+
+@pytest.mark.parametrize(
+    ("union", "kind", "outcome"),
+    [
+        ([MILLIS, "null"], pa.timestamp("us"), (b"\x00\x02", dt.datetime(1970, 1, 1, 0, 0, 0, 1000))),
+        ([MILLIS, "null"], pa.timestamp("us"), (b"\x02", None)),
+        (["int", "null", "long"], pa.int64(), (b"\x04\x0a", 5)),
+        (["string", {"type": "enum", "name": "E", "symbols": ["A"]}], pa.string(), (b"\x02\x00", "A")),
+        ({"type": MILLIS}, pa.timestamp("us"), (b"\x02", dt.datetime(1970, 1, 1, 0, 0, 0, 1000))),
+        (["int", MILLIS], pa.timestamp("us"), "column 'x' is int in its schema, and not timestamp"),
+        (["string", "long"], pa.string(), "column 'x' is long in its schema, and not string"),
+        ([MILLIS, {"type": "array", "items": MILLIS}], pa.timestamp("us"), "column 'x' is array in its schema"),
+        (
+            [CENTS, {"type": "fixed", "size": 2, "name": "F", "logicalType": "decimal", "precision": 4, "scale": 1}],
+            pa.decimal128(9, 2), "column 'x' is written in ways base64:2, base64:1",
+        ),
+        (["long", CENTS], pa.decimal128(9, 2), "column 'x' is written in ways text, base64:2"),
+        ({"type": "map", "values": "string"}, pa.struct([("a", pa.string())]), "column 'x' is map in its schema"),
+        ("double", pa.float32(), "column 'x' is double in its schema, and not float"),
+    ],
+)  # fmt: skip
+def test_unions_are_read_where_all_of_them_are_read_alike(union: Any, kind: pa.DataType, outcome: Any) -> None:
+    row = {"type": "record", "name": "R", "fields": [{"name": "x", "type": union}]}
+    form = MessageFormat("avro", pa.schema([("x", kind)]), avro_schema=json.dumps(row))
+    if isinstance(outcome, str):
+        found = form.read(pa.array([b"\x00\x00"] * 3))
+        assert [outcome in one.problem for one in found.bad] == [True] * 3
+    else:
+        found = form.read(pa.array([outcome[0]]))
+        assert (found.rows["x"].to_pylist(), found.bad) == ([outcome[1]], [])
+
+
+@pytest.mark.parametrize("depth", [1, 300, 3000, 300_000])
+def test_a_message_that_nests_deeply_ends_no_process(depth: int) -> None:
+    """fastavro's compiled reader runs out of the process's stack."""
+    node = {"type": "record", "name": "N", "fields": [{"name": "next", "type": ["null", "N"]}]}
+    row = {"type": "record", "name": "R", "fields": [{"name": "x", "type": node}, {"name": "id", "type": "long"}]}
+    form = MessageFormat("avro", pa.schema([("id", pa.int64())]), avro_schema=json.dumps(row))
+    found = form.read(pa.array([b"\x02" * depth + b"\x00\x0a"]))
+    assert found.rows.to_pylist() == [{"id": 5}] if depth < 1000 else "RecursionError" in found.bad[0].problem
+
+
+def test_schemas_that_hold_each_other() -> None:
+    row = {"type": "record", "name": "A", "namespace": "n", "fields": [
+        {"name": "v", "type": "int"},
+        {"name": "b", "type": {"type": "record", "name": "B", "fields": [
+            {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+            {"name": "parts", "type": {"type": "array", "items": "A"}}]}},
+    ]}  # fmt: skip
+    schema = pa.schema(
+        [("b", pa.struct([("at", pa.timestamp("us")), ("parts", pa.list_(pa.struct([("v", pa.int32())])))]))]
+    )
+    leaf = {"v": 2, "b": {"at": dt.datetime(1970, 1, 1), "parts": []}}
+    message = written(row, {"v": 1, "b": {"at": dt.datetime(1970, 1, 1, 0, 0, 1), "parts": [leaf, leaf]}})
+    found = MessageFormat("avro", schema, avro_schema=json.dumps(row)).read(pa.array([message]))
+    assert found.rows.to_pylist() == [{"b": {"at": dt.datetime(1970, 1, 1, 0, 0, 1), "parts": [{"v": 2}, {"v": 2}]}}]

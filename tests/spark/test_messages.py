@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import types as st
 
 import gpu_ops
 from gpu_ops import stream
 from gpu_ops.errors import DescriptionError
+from gpu_ops.jobs.job import Source as Job
+from gpu_ops.jobs.sources import decode, kept
 from gpu_ops.spark.sources.kafka import rows_of
 from spark.support import Sink, Source, drain, fold, in_memory, slow_join
 
@@ -137,6 +140,78 @@ def test_tagged_messages_come_out_of_a_join(spark: Any, topic: Topic, tmp_path: 
     assert sorted(sink.changes) == [
         ("+I", 1, None), ("bad", None, "a message at topic shop, partition 7, offset 1: is no JSON object: {no"),
     ]  # fmt: skip
+
+
+LARGE = "__debezium_unavailable_value"
+
+
+@pytest.mark.parametrize("by_job", [False, True])
+def test_a_large_value_that_did_not_change_is_the_one_from_before(
+    spark: Any, topic: Topic, tmp_path: Path, by_job: bool
+) -> None:
+    """In the same micro-batch, in a later one, and after the query was started again."""
+    schema, state = "id BIGINT, item STRING, body STRING, tags ARRAY<STRING>", tmp_path / "state"
+    prices = Source(spark, tmp_path / "prices", "item string, price double")
+    prices.add({"item": "a", "price": 9.5})
+
+    def row(number: int, item: str, body: Any = LARGE, tags: Any = (LARGE,)) -> dict[str, Any]:
+        return {"id": number, "item": item, "body": body, "tags": list(tags)}
+
+    def changes() -> Any:
+        if by_job:
+            columns = tuple((x.name, x.dataType.simpleString()) for x in st.StructType.fromDDL(schema).fields)
+            source = Job("orders", "kafka", columns, {}, 0, "debezium-json", unavailable="keep", unique_key=("id",))
+            opened, df = decode(topic.df, source)
+            kept_state = str(state / "latest" / "source_0")
+            orders = kept(stream(df, row_kind=opened.row_kind, unique_key="id"), source, state=kept_state)
+        else:
+            df = gpu_ops.debezium(topic.df, schema, unavailable="gone")
+            assert df.columns == ["row_kind", "id", "item", "body", "tags", "gone"]
+            whole = stream(df, row_kind="row_kind", unique_key="id")
+            orders = gpu_ops.latest(whole, unavailable="gone", state=str(tmp_path / "whole"))
+        joined = gpu_ops.join(orders, prices.df, "item", "left", state=str(state))
+        return joined.selectExpr("row_kind", "id", "item", "body", "array_join(tags, ',') AS tags", "price")
+
+    topic.add(envelope("r", None, row(1, "a", "long", ["x", "y"])), envelope("u", None, row(1, "b")))
+    sink = Sink()
+    drain(changes(), sink, tmp_path / "checkpoint")
+    assert sink.table == [(1, "b", "long", "x,y", None)]
+    topic.add(envelope("c", None, row(2, "b", "other", [])), envelope("u", None, row(1, "a", tags=["z"])))
+    topic.add(envelope("u", {"id": 2, "item": None}, row(2, "a")))
+    drain(changes(), sink, tmp_path / "checkpoint")
+    assert sink.table == [(1, "a", "long", "z", 9.5), (2, "a", "other", "", 9.5)]
+    topic.add(envelope("d", row(2, None), None), envelope("u", None, row(1, "c")))
+    drain(changes(), sink, tmp_path / "checkpoint")
+    assert sink.table == [(1, "c", "long", "z", None)]
+    topic.add(envelope("u", None, row(2, "a")))
+    with pytest.raises(Exception, match=r"column 'body': a change does not bring it.*REPLICA IDENTITY FULL.*'id': 2"):
+        drain(changes(), sink, tmp_path / "checkpoint")
+
+
+def test_a_large_value_that_did_not_change_is_a_bad_message(spark: Any, topic: Topic, tmp_path: Path) -> None:
+    topic.add(envelope("c", None, {"id": 1, "item": "a"}), envelope("u", None, {"id": 1, "item": LARGE}))
+    with pytest.raises(Exception, match="BadInputError") as caught:
+        drain(gpu_ops.debezium(topic.df, SCHEMA, name="shop"), Sink(), tmp_path / "checkpoint")
+    assert "offset 1: column 'item' is not in the message, which has __debezium_unavailable_value" in str(caught.value)
+    assert "REPLICA IDENTITY FULL" in str(caught.value)
+
+
+def test_a_tombstone_whose_key_lacks_the_column(spark: Any, topic: Topic, tmp_path: Path) -> None:
+    """The error says where it is; with "drop" it is counted."""
+    topic.add(({"id": 1}, {"id": 1, "item": "a"}), ({"ID": 1}, None))
+
+    def rows(bad_rows: Any) -> tuple[Sink, Any]:
+        df = rows_of(topic.df, "json", "id BIGINT, item STRING", name="orders", key="id", bad_rows=bad_rows)
+        sink = Sink()
+        return sink, drain(df, sink, tmp_path / bad_rows)
+
+    with pytest.raises(
+        Exception, match="input 'orders': a message at topic shop, partition 7, offset 1: deletes a row"
+    ):
+        rows("fail")
+    sink, query = rows("drop")
+    assert sink.changes == [("u", 1, "a")]
+    assert query.lastProgress["observedMetrics"]["orders"]["bad_messages"] == 1
 
 
 def test_what_cannot_be_is_refused(spark: Any) -> None:

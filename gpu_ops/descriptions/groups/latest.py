@@ -33,12 +33,15 @@ class Latest(OneInput):
         emit: ``per_batch`` or ``per_event``; of a static input, which `gpu_ops.sql` may have, ``at_end``.
         order_by: the column by which a row is later than another; None for the order in which they arrive.
         keep: the ``last`` or the ``first`` row of each key.
+        unavailable: a column of lists of columns' names: of those a change does not bring the value, which stays that
+            of the row before. It is no column of the result.
     """
 
     source: Input
     emit: Emit = "per_batch"
     order_by: str | None = None
     keep: Keep = "last"
+    unavailable: str | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -52,11 +55,25 @@ class Latest(OneInput):
             )
         if self.order_by is not None:
             self._check_order(self.order_by)
+        if self.unavailable is not None:
+            self._check_unavailable(self.unavailable)
         if self.source.unique_key is None:
             raise DescriptionError(f"input '{self.source.name}': the latest row of what? Give key=")
         for column in self.source.unique_key:
             check_key_type(self.source, column)
         self._check_names("rename it")
+
+    def _check_unavailable(self, column: str) -> None:
+        label, schema = f"input '{self.source.name}': unavailable={column!r}", self.source.schema
+        if column not in schema.names:
+            raise DescriptionError(f"{label} is no column; there are {', '.join(schema.names)}")
+        kind = schema.field(column).type
+        if not (pa.types.is_list(kind) and pa.types.is_string(kind.value_type)):
+            raise DescriptionError(f"{label} is {kind}; it is a list of the names of columns")
+        if self.chooses or self.emit == "at_end":
+            raise DescriptionError(
+                f"{label} goes by the row that came before: not with order_by, keep='first' or at_end"
+            )
 
     def _check_order(self, column: str) -> None:
         if column not in self.source.schema.names:
@@ -90,7 +107,8 @@ class Latest(OneInput):
     @functools.cached_property
     def output(self) -> tuple[OutputColumn, ...]:
         """The input's columns."""
-        return tuple(OutputColumn(field.name, 0, field.name, None, field.type) for field in self.source.schema)
+        fields = [field for field in self.source.schema if field.name != self.unavailable]
+        return tuple(OutputColumn(field.name, 0, field.name, None, field.type) for field in fields)
 
     def own_column(self, number: int, column: OutputColumn) -> str | None:
         """Each shows itself."""
@@ -117,18 +135,21 @@ class Latest(OneInput):
     def lines(self) -> list[str]:
         """Of what, by what."""
         ordered = [] if self.order_by is None else [line("order", self.order_by)]
+        if self.unavailable is not None:
+            ordered.append(line("unavailable", f"columns named in {self.unavailable} keep the value from before"))
         return [f"{self._which} row of each key: {self.source.name}", line("key", ", ".join(self.by)), *ordered]
 
     def to_dict(self) -> dict[str, Any]:
         """What JSON has of it."""
         chosen = {"order_by": self.order_by, "keep": self.keep} if self.chooses else {}  # earlier folders have neither
-        return {"kind": "latest", "emit": self.emit, "inputs": [input_to_dict(self.source)], **chosen}
+        kept = {} if self.unavailable is None else {"unavailable": self.unavailable}
+        return {"kind": "latest", "emit": self.emit, "inputs": [input_to_dict(self.source)], **chosen, **kept}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """From what `to_dict` gave."""
         source = input_from_dict(data["inputs"][0])
-        return cls(source, data["emit"], data.get("order_by"), data.get("keep", "last"))
+        return cls(source, data["emit"], data.get("order_by"), data.get("keep", "last"), data.get("unavailable"))
 
 
 def without_upserts(description: Description) -> tuple[Description, tuple[int, ...]] | None:

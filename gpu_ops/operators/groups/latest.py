@@ -8,6 +8,10 @@ came before it: with the last one kept, by an order not below theirs (``order_by
 without ``order_by``, where there is none (``ProcTimeDeduplicateKeepFirstRowFunction``). Rows that do not count change
 nothing. So a state of one row per key is enough.
 
+With ``unavailable`` a change may say of some columns that it does not bring them: they are those of the row that it
+replaces, which is in the state, or came before it in the micro-batch. What is stored are whole rows. A ``-U`` leaves
+the values to the ``+U`` behind it; behind a ``-D``, and where there is no row, there is nothing to keep.
+
 Row kinds (``per_event``): the first row of a key is ``+I``; one that replaces another ``-U`` and ``+U``; one that is
 taken away ``-D``. Where Flink says nothing, as a row is replaced by an equal one, there is a pair of equal rows here.
 ``per_batch`` emits ``-D`` for what leaves, ``+I`` for what comes, and nothing for a row that is as it was.
@@ -15,15 +19,18 @@ taken away ``-D``. Where Flink says nothing, as a row is replaced by an equal on
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpu_ops.arrays import Array, Slots
-from gpu_ops.descriptions.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
+from gpu_ops.descriptions.changelog import BAD_ROW_KIND, DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
 from gpu_ops.descriptions.groups.latest import Latest
+from gpu_ops.errors import BadInputError
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Kernels, as_slots
 from gpu_ops.operators.core.changes import present
@@ -31,6 +38,8 @@ from gpu_ops.operators.core.emission import JOINED, OutputRows, in_order, net_ro
 from gpu_ops.operators.core.groups import Groups
 from gpu_ops.operators.core.lifetimes import Lifetimes
 from gpu_ops.operators.keyed import KeyedOperator
+from gpu_ops.operators.operator import Output
+from gpu_ops.output import append_rows
 from gpu_ops.state.columns import KeySet
 from gpu_ops.state.keyed_table import KeyedTable
 
@@ -48,11 +57,14 @@ class LatestRows(KeyedOperator):
     def __init__(self, join: Latest, kernels: Kernels) -> None:
         super().__init__(join, kernels)
         types = tuple(join.source.schema.field(column).type for column in join.by)
+        self._lost: pa.Table | None = None
         self.tables = (KeyedTable(kernels, join.source, [KeySet(join.by, types, ())], findable=True),)
 
     def chosen(self, changes: tuple[Ingested, ...]) -> tuple[Ingested, ...]:
         """Those that are chosen over the rows of their keys that are there, or come before them."""
         join, (change,) = self.join, changes
+        if join.unavailable is not None and change.kinds.size:
+            return (self._completed(change, join.unavailable),)
         if not join.chooses or not change.kinds.size:
             return changes
         kernels, xp, (table,) = self.kernels, self.kernels.xp, self.tables
@@ -73,6 +85,83 @@ class LatestRows(KeyedOperator):
         counts = xp.zeros(size, bool)
         counts[groups.order] = ranks <= before if join.keep == "last" else ranks < before
         return (change.pick(kernels.asnumpy(counts)),)
+
+    def _completed(self, change: Ingested, unavailable: str) -> Ingested:
+        """Changes that have all their values.
+
+        Raises:
+            BadInputError: one that lacks a value where there is none from before, if ``bad_rows`` is ``fail``.
+        """
+        kernels, join, (table,) = self.kernels, self.join, self.tables
+        rows, told = change.table, change.column(unavailable).combine_chunks()
+        lacks = self._lacking(change, told)
+        if lacks:
+            frame = change.frame(kernels)
+            identity = table.hash_identity(frame)
+            groups = Groups(kernels, frame, table.identity, table.identity_types, identity)
+            owner, slots = (kernels.asnumpy(x) for x in present(table, frame, groups.leader, identity))
+            order, group = kernels.asnumpy(groups.order), kernels.asnumpy(groups.group)
+            held = table.store.take(kernels.asarray(slots), list(lacks), present=True)
+            stored = kernels.to_arrow(held, pa.schema([join.source.schema.field(name) for name in lacks]))
+            of_group = np.full(int(groups.leader.size), -1)
+            of_group[owner] = change.kinds.size + np.arange(slots.size)
+            brings, ends = self._brings(change)[order], change.kinds[order] == DELETE
+            starts = kernels.asnumpy(groups.starts)[group]
+        lost = np.zeros(change.kinds.size, bool)
+        for name, lacking in lacks.items():
+            wanting = lacking[order]
+            # the last change before that says what the value is, or that there is no row any more
+            place = np.maximum.accumulate(np.where((brings & ~wanting) | ends, np.arange(order.size), -1))
+            within = place >= starts
+            source = np.where(within, np.where(ends[place], -1, order[place]), of_group[group])
+            index = np.arange(order.size)
+            index[order[wanting]] = source[wanting]
+            lost |= index < 0
+            if (index < 0).any() and join.source.bad_rows == "fail":
+                key = rows.select(join.by).slice(int(np.argmax(index < 0)), 1).to_pylist()[0]
+                problem = "a change does not bring it, and there is no row of its key that it could be kept of: set "
+                raise BadInputError(join.source.name, name, problem + "REPLICA IDENTITY FULL at the source", key)
+            values = pa.chunked_array([*rows[name].chunks, *stored[name].cast(rows[name].type).chunks])
+            taken = values.take(pa.array(index, mask=index < 0))
+            rows = rows.set_column(rows.schema.get_field_index(name), rows.schema.field(name), taken)
+        nothing = pa.nulls(change.kinds.size, told.type)
+        rows = rows.set_column(rows.schema.get_field_index(unavailable), rows.schema.field(unavailable), nothing)
+        self._lost = change.table.filter(pa.array(lost)) if lost.any() else None
+        found = dataclasses.replace(change, rows=rows)
+        return found.pick(~lost) if lost.any() else found
+
+    def _lacking(self, change: Ingested, told: pa.ListArray) -> dict[str, npt.NDArray[np.bool_]]:
+        """By column, which of the changes that bring a row do not bring its value."""
+        join, names = self.join, told.flatten()
+        owner = pc.list_parent_indices(told).to_numpy()
+        found: dict[str, npt.NDArray[np.bool_]] = {}
+        for name in pc.unique(names).to_pylist():
+            if name in join.by:
+                raise BadInputError(join.source.name, name, "is of the key, and a change does not bring it")
+            if name in join.source.schema.names and name != join.unavailable:
+                mask = np.zeros(change.kinds.size, bool)
+                mask[owner[pc.equal(names, name).to_numpy(zero_copy_only=False)]] = True
+                mask &= self._brings(change)
+                found |= {name: mask} if mask.any() else {}
+        return found
+
+    @staticmethod
+    def _brings(change: Ingested) -> npt.NDArray[np.bool_]:
+        """Which changes bring a row."""
+        brings: npt.NDArray[np.bool_] = (change.kinds == INSERT) | (change.kinds == UPDATE_AFTER)
+        return brings
+
+    def _prepare(self, changes: tuple[Ingested, ...], clock_ms: int, *, net: bool) -> Output:
+        self._lost = None
+        made, (change,), lost = super()._prepare(changes, clock_ms, net=net), changes, self._lost
+        if lost is None:
+            return made
+        made.metrics[f"{self.join.sides[0]}_bad_rows"] = change.bad_rows + lost.num_rows
+        if self.join.source.bad_rows == "tag":
+            table = append_rows(self.join, self.kernels, 0, made.table, rows=lost, kind=BAD_ROW_KIND)
+            sequence = np.concatenate([made.sequence, np.zeros(lost.num_rows, np.int64)])
+            made = dataclasses.replace(made, table=table, sequence=sequence)
+        return made
 
     def _ranks(self, change: Ingested, slots: Slots) -> tuple[Array, Array]:
         """Of the changes and of rows that are there, numbers from 0 that are in the order, or in its reverse."""

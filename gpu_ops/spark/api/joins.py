@@ -111,6 +111,7 @@ def latest(
     *,
     order_by: str | None = None,
     keep: Keep = "last",
+    unavailable: str | None = None,
     **options: Unpack[ChangelogOptions],
 ) -> DataFrame:
     """The latest row of each key of a stream of upserts (and deletes), as a changelog with retractions.
@@ -130,6 +131,9 @@ def latest(
             arrives later is. By default the order in which they arrive.
         keep: ``last``, or ``first`` for the first row of each key, which later ones do not replace (with ``order_by``
             an earlier one does). This and ``order_by`` are for insertions only, without ``row_kind``.
+        unavailable: a column with lists of columns' names, as `read_kafka` has it with ``unavailable=``: of these
+            columns a change does not bring the value, and the row keeps the one that it had. The result does not have
+            that column. A change without a row from before is a bad row.
         options: ``emit, state, backend, partitions, name, backlog``, as in `join`; no ``emit="at_end"``.
 
     Returns:
@@ -152,7 +156,8 @@ def latest(
     if options.get("emit") == "at_end":
         raise DescriptionError("emit='at_end' has no place here: a join of the same input with it folds upserts, too")
     by = None if order_by is None else resolve(source.df, order_by, label, "order_by")
-    described = Latest(as_input(source, derive=False), options.get("emit", "per_batch"), by, keep)
+    told = None if unavailable is None else resolve(source.df, unavailable, label, "unavailable")
+    described = Latest(as_input(source, derive=False), options.get("emit", "per_batch"), by, keep, told)
     return run(described, [source], options, stacklevel=2)
 
 

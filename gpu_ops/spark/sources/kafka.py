@@ -19,6 +19,7 @@ from gpu_ops.errors import DescriptionError, NotBuiltError
 from gpu_ops.files.times import arrow_zone
 from gpu_ops.messages.client import Client, configured
 from gpu_ops.messages.rows import MessageFormat, MessageFormatName
+from gpu_ops.messages.unavailable import PLACEHOLDER
 from gpu_ops.query.catalyst import frame_of
 from gpu_ops.spark.api.functions import applied_schema
 from gpu_ops.spark.api.streams import spelling
@@ -57,6 +58,8 @@ def read_kafka(
     encoded: Mapping[str, str] | None = None,
     schema_registry: str | None = None,
     avro_schema: str | None = None,
+    unavailable: str | None = None,
+    unavailable_value: str = PLACEHOLDER,
     include: Sequence[str] = (),
     bad_rows: BadRows = "fail",
     name: str | None = None,
@@ -83,10 +86,15 @@ def read_kafka(
         row_kind: what the first column, of row kinds, is called: there is one with Debezium's envelopes or a ``key``.
         encoded: how values are written where it is not as ISO 8601, numbers and text: by column ``ms``, ``us`` or
             ``ns`` (times as numbers since 1970), ``days`` (dates), ``base64`` (decimals as base64 of their unscaled
-            bytes). A schema that a message brings says it itself. Binary columns are base64 in any case.
+            bytes); bytes are ``base64``, ``base64-url-safe`` or ``hex``, and without a word base64 where that is sure.
+            A schema that a message brings says it itself.
         schema_registry: for Avro, the address of a schema registry with Confluent's interface, as the tasks reach it.
             Needs fastavro (``pip install fastavro``), which reads messages one by one.
         avro_schema: for Avro without a registry, whose messages begin with no header: their schema, as JSON text.
+        unavailable: the name of a column more, of lists: a large value that did not change is not in Debezium's message
+            (Postgres without ``REPLICA IDENTITY FULL``), its column is null then and named here. `latest` takes such a
+            column, and keeps the value from before. Without it such a message cannot be read.
+        unavailable_value: what is in place of these values, Debezium's ``unavailable.value.placeholder``.
         include: columns of Spark's reader behind the rows: ``timestamp``, ``offset`` and so on. They are the message's:
             a row that is taken back has other ones than when it came, so changes with them need a ``unique_key``.
         bad_rows: what becomes of a message that cannot be read: ``"fail"`` (an error that names topic, partition and
@@ -115,6 +123,7 @@ def read_kafka(
         return _fetched(
             spark, servers, topic, given, format, schema, name=name, key=key, row_kind=row_kind, encoded=encoded,
             include=include, bad_rows=bad_rows, schema_registry=schema_registry, avro_schema=avro_schema,
+            unavailable=unavailable, unavailable_value=unavailable_value,
         )  # fmt: skip
     if client != "spark":
         raise DescriptionError(f"client={client!r}; there are 'spark' and 'librdkafka'")
@@ -134,7 +143,8 @@ def read_kafka(
     label = name or topic or next(given[option] for option in _TOPICS if option in given)
     return rows_of(
         messages, format, schema, name=label, key=key, row_kind=row_kind, encoded=encoded, include=include,
-        bad_rows=bad_rows, schema_registry=schema_registry, avro_schema=avro_schema,
+        bad_rows=bad_rows, schema_registry=schema_registry, avro_schema=avro_schema, unavailable=unavailable,
+        unavailable_value=unavailable_value,
     )  # fmt: skip
 
 
@@ -163,6 +173,8 @@ def debezium(
     value: str = "value",
     row_kind: str = ROW_KIND_COLUMN,
     encoded: Mapping[str, str] | None = None,
+    unavailable: str | None = None,
+    unavailable_value: str = PLACEHOLDER,
     include: Sequence[str] = (),
     bad_rows: BadRows = "fail",
     name: str = "messages",
@@ -180,6 +192,8 @@ def debezium(
         value: the column with the envelopes.
         row_kind: what the column of row kinds is called.
         encoded: how values are written.
+        unavailable: a column for values that are not in the message.
+        unavailable_value: what stands for them.
         include: columns of ``df`` behind the rows.
         bad_rows: what becomes of a message that cannot be read.
         name: what errors and Spark's progress call it.
@@ -189,7 +203,7 @@ def debezium(
     """
     return rows_of(
         df, "debezium-json", schema, name=name, value=value, row_kind=row_kind, encoded=encoded, include=include,
-        bad_rows=bad_rows,
+        bad_rows=bad_rows, unavailable=unavailable, unavailable_value=unavailable_value,
     )  # fmt: skip
 
 
@@ -207,6 +221,8 @@ def rows_of(
     bad_rows: BadRows = "fail",
     schema_registry: str | None = None,
     avro_schema: str | None = None,
+    unavailable: str | None = None,
+    unavailable_value: str = PLACEHOLDER,
     fetch: Fetch | None = None,
 ) -> DataFrame:
     """The rows of messages, or of ranges of them, which tasks ``fetch``; as in `read_kafka` and `debezium`."""
@@ -224,6 +240,8 @@ def rows_of(
         arrow_zone(str(session.conf.get("spark.sql.session.timeZone"))),
         schema_registry,
         avro_schema,
+        unavailable_value,
+        unavailable,
     )
     if bad_rows not in _BAD_ROWS:
         raise DescriptionError(f"bad_rows={bad_rows!r}; it is one of {', '.join(_BAD_ROWS)}")
@@ -232,6 +250,8 @@ def rows_of(
             "bad_rows='tag' marks messages by their row kind, and plain rows have none; use 'drop', or key="
         )
     fields = [*([st.StructField(row_kind, st.StringType())] if kinds else []), *declared.fields]
+    if unavailable is not None:
+        fields.append(st.StructField(unavailable, st.ArrayType(st.StringType())))
     columns = messages if fetch is None else session.createDataFrame([], MESSAGE)
     beside = [_column(columns, column, "include") for column in include]
     fields += [columns.schema[column] for column in beside]
