@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import random
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from gpu_ops import sinks
-from gpu_ops.errors import BadInputError, DescriptionError, GpuJoinError
+from gpu_ops.errors import BadInputError, DescriptionError
 from services.conftest import listens
 from services.views import POSTGRES
 
@@ -70,8 +68,7 @@ def view_of(postgres: Postgres, table: str, key: Any = "id") -> Callable[[Any, i
     return sinks.postgres_view(postgres.url, table, key, options=OPTIONS)
 
 
-@pytest.mark.parametrize("size", [48, 54, 55, 56, 57, 58, 62, 63])
-@pytest.mark.parametrize("key", ["id", None])
+@pytest.mark.parametrize(("size", "key"), [(55, "id"), (56, None), (58, "id"), (62, None), (63, "id"), (63, None)])
 def test_a_table_with_a_long_name_is_not_emptied(spark: Any, postgres: Postgres, size: int, key: Any) -> None:
     """Postgres cuts names to 63 bytes: those of the tables beside it were once cut to the view's own."""
     name = "t" + "x" * (size - 1)
@@ -88,10 +85,9 @@ def test_a_table_with_a_long_name_is_not_emptied(spark: Any, postgres: Postgres,
         assert f"{name}_batches" in postgres.tables()
 
 
-@pytest.mark.parametrize("key", ["id", None])
-def test_a_name_longer_than_the_database_keeps_is_refused(spark: Any, postgres: Postgres, key: Any) -> None:
+def test_a_name_longer_than_the_database_keeps_is_refused(spark: Any, postgres: Postgres) -> None:
     with pytest.raises(DescriptionError, match=r"view 'ü+' has a name of 64 bytes; the database keeps 63"):
-        view_of(postgres, "ü" * 32, key)(changelog(spark, "id LONG", ("+I", 1)), 0)
+        view_of(postgres, "ü" * 32)(changelog(spark, "id LONG", ("+I", 1)), 0)
     with pytest.raises(DescriptionError, match=r"column 'ü+' has a name of 64 bytes; the database keeps 63"):
         view_of(postgres, "t", None)(changelog(spark, f"`{'ü' * 32}` LONG", ("+I", 1)), 0)
     assert postgres.tables() == set()
@@ -129,14 +125,14 @@ def test_the_numbers_of_before_are_taken_over(spark: Any, postgres: Postgres, na
 
 
 def test_names_with_dots_quotes_and_upper_case(spark: Any, postgres: Postgres) -> None:
-    for name in ('"a.b"', '"S"', "s", '"ü ""q"" %s"', '"[x]"', '"`"', "Upper", f'"{"ü" * 31}"', f'"{"ü" * 30}%"'):
+    names = ('"a.b"', '"S"', "s", '"ü ""q"" %s"', '"`"', "Upper", f'"{"ü" * 31}"', f'"{"ü" * 30}%"')
+    for name in names:  # (a table called s was once taken for the staged rows, so that all of its rows went)
         view = view_of(postgres, name, "k.1")
-        view(changelog(spark, "`k.1` LONG, `a\"b` STRING, `%` INT", ("+I", 1, name, 1)), 0)
-        view(changelog(spark, "`k.1` LONG, `a\"b` STRING, `%` INT", ("+I", 2, name, 2)), 1)
-    for name in ('"a.b"', '"S"', "s", '"ü ""q"" %s"', '"[x]"', '"`"', "upper", f'"{"ü" * 31}"', f'"{"ü" * 30}%"'):
-        shown = "Upper" if name == "upper" else name
-        assert postgres.rows(f"SELECT * FROM {name}") == [("1", shown, "1"), ("2", shown, "2")]
-    assert len(postgres.tables()) == 27
+        view(changelog(spark, '`k.1` LONG, `a"b` STRING, `%` INT', ("+I", 1, name, 1)), 0)
+        view(changelog(spark, '`k.1` LONG, `a"b` STRING, `%` INT', ("+I", 2, name, 2)), 1)
+    for name in names:
+        assert postgres.rows(f"SELECT * FROM {name}") == [("1", name, "1"), ("2", name, "2")]
+    assert len(postgres.tables()) == 3 * len(names)
     for name in ("a..b", 'a"b', '"a', "a b", ""):
         with pytest.raises(DescriptionError, match="is no name of a table"):
             view_of(postgres, name)(changelog(spark, "id LONG", ("+I", 1)), 0)
@@ -167,8 +163,10 @@ def test_columns_that_differ_by_upper_case(spark: Any, postgres: Postgres) -> No
         ("INTERVAL DAY TO SECOND", None), ("ARRAY<MAP<STRING, INT>>", [{"a": 1}]),
     ],
 )  # fmt: skip
-def test_a_column_that_postgres_has_no_type_for_is_refused(spark: Any, postgres: Postgres, kind: str, value: Any) -> None:
-    with pytest.raises(DescriptionError, match="column 'x', which is|column 'x' is"):
+def test_a_column_that_postgres_has_no_type_for_is_refused(
+    spark: Any, postgres: Postgres, kind: str, value: Any
+) -> None:
+    with pytest.raises(DescriptionError, match=r"column 'x', which is|column 'x' is"):
         view_of(postgres, "t")(changelog(spark, f"id LONG, x {kind}", ("+I", 1, value)), 0)
     assert postgres.tables() == set()
 
@@ -183,12 +181,12 @@ def test_text_with_nul_is_refused(spark: Any, postgres: Postgres, kind: str, val
 def test_values_are_cast_to_the_types_of_a_table_that_is_there(spark: Any, postgres: Postgres) -> None:
     postgres.run(
         "CREATE TYPE \"Mood\" AS ENUM ('sad', 'glad')",
-        "CREATE TABLE t (id UUID PRIMARY KEY, j JSONB, m \"Mood\", a INET, n NUMERIC(10, 2), v VARCHAR(3), c CHAR(4), "
+        'CREATE TABLE t (id UUID PRIMARY KEY, j JSONB, m "Mood", a INET, n NUMERIC(10, 2), v VARCHAR(3), c CHAR(4), '
         "p TIMESTAMPTZ, q TIMESTAMP, s SMALLINT, b BYTEA, us UUID[], d DATE, x XML, more TEXT DEFAULT 'x')",
     )
     schema = (
-        "id STRING, j STRING, m STRING, a STRING, n DOUBLE, v STRING, c STRING, p TIMESTAMP_NTZ, q TIMESTAMP, s BIGINT, "
-        "b BINARY, us ARRAY<STRING>, d STRING, x STRING"
+        "id STRING, j STRING, m STRING, a STRING, n DOUBLE, v STRING, c STRING, p TIMESTAMP_NTZ, q TIMESTAMP, "
+        "s BIGINT, b BINARY, us ARRAY<STRING>, d STRING, x STRING"
     )
     import datetime as dt
 
@@ -219,6 +217,6 @@ def test_columns_that_cannot_be_cast_or_compared_are_refused(spark: Any, postgre
     postgres.run("CREATE TABLE i (id BIGINT, a INET)", "CREATE TABLE j (id JSON, gpu_ops_count BIGINT)")
     with pytest.raises(DescriptionError, match='column "a" is of type inet but expression is of type bigint'):
         view_of(postgres, "i")(changelog(spark, "id LONG, a LONG", ("+I", 1, 1)), 0)
-    with pytest.raises(DescriptionError, match='found by column "id", which cannot be: .*equality operator.*json'):
+    with pytest.raises(DescriptionError, match=r'found by column "id", which cannot be: .*json = json'):
         view_of(postgres, "j", None)(changelog(spark, "id STRING", ("+I", "1")), 0)
     assert postgres.tables() == {"i", "j"}

@@ -227,8 +227,8 @@ class _Database:
                 size = len(name.encode())
                 raise DescriptionError(f"{what} {name!r} has a name of {size} bytes; the database keeps {limit}")
         for field in self._changes.schema:
-            if field.name.lower() == _STAGED:
-                raise DescriptionError(f"a view has a column {_STAGED!r} of its own: rename the changelog's")
+            if _STAGED in (field.name.lower(), table.lower()):
+                raise DescriptionError(f"{_STAGED!r} is a view's own name: rename that table or column")
             try:
                 self._tools.getJdbcType(self._java(field.dataType), self._dialect)
             except Exception as error:  # pyspark's and py4j's, by version
@@ -324,14 +324,16 @@ class _Database:
             stage, own = self._cast(own, kept, staged), kept
         terms = []
         for name, null in zip(key, nulls, strict=False):
-            equal = f"{table}.{kept[name]} = s.{own[name]}"
+            equal = f"{table}.{kept[name]} = {_STAGED}.{own[name]}"
             # nulls equal nulls; columns without any go by =, for an index
-            terms.append(f"({equal} OR ({table}.{kept[name]} IS NULL AND s.{own[name]} IS NULL))" if null else equal)
+            terms.append(
+                f"({equal} OR ({table}.{kept[name]} IS NULL AND {_STAGED}.{own[name]} IS NULL))" if null else equal
+            )
         match = " AND ".join(terms)
         if self._casts.keys() & {*key} and changes.key is not None:
             self._check_keys(stage, staged, [own[x] for x in key], match)
         names, there = ", ".join(own.values()), ", ".join(kept.values())
-        match = f"EXISTS (SELECT 1 FROM {stage} s WHERE {match})"
+        match = f"EXISTS (SELECT 1 FROM {stage} {_STAGED} WHERE {match})"
         if changes.key is None:
             count = self._names([self._spelled[COUNT]])[0]
             before = [f"INSERT INTO {stage} ({names}, {staged}) SELECT {there}, {count} FROM {table} WHERE {match}"]
@@ -371,12 +373,14 @@ class _Database:
 
     def _check_keys(self, stage: str, staged: str, key: Sequence[str], match: str) -> None:
         """That keys that differ do so in the table's types as well: of ``ab`` and ``AB`` there is one UUID."""
-        keys = ", ".join(f"s.{x}" for x in key)
+        keys = ", ".join(f"{_STAGED}.{x}" for x in key)
         there = f"EXISTS (SELECT 1 FROM {self._table} WHERE {match})"
         twice = f"SUM(CASE WHEN {staged} > 0 THEN 1 ELSE 0 END) > 1"
         new = f"MIN({staged}) = 1 AND MAX({staged}) = 1"
-        shown = " || ', ' || ".join(f"COALESCE(CAST(s.{x} AS TEXT), 'NULL')" for x in key)
-        _, samples = self._read(f"SELECT {shown} FROM {stage} s GROUP BY {keys} HAVING {twice} OR ({new} AND {there})")
+        shown = " || ', ' || ".join(f"COALESCE(CAST({_STAGED}.{x} AS TEXT), 'NULL')" for x in key)
+        _, samples = self._read(
+            f"SELECT {shown} FROM {stage} {_STAGED} GROUP BY {keys} HAVING {twice} OR ({new} AND {there})"
+        )
         if samples:
             problem = f"two keys of the changelog are one in the types of view {self._table}"
             raise BadInputError(self._changes.changelog, ", ".join(self._changes.key or ()), problem, samples[0][0])
