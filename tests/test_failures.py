@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - texts as they are
 """What `gpu_ops.why` takes of the texts of exceptions, as Spark 4.2, Delta and drivers of databases write them."""
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -18,7 +19,6 @@ from gpu_ops.spark.failures import message_in
 from gpu_ops.spark.sinks.changes import COUNT, Changes, View, view
 
 _TRANSACTION: Final = "spark.databricks.delta.write."
-_SOURCE: Final = "gpu_ops_changes"
 
 _TRIES: Final = 10
 _PAUSE_S: Final = 0.1
@@ -69,14 +69,16 @@ def delta_view(table: str, key: str | Sequence[str] | None = None) -> View:
                 raise DescriptionError(f"view {table} cannot be made: {message_in(str(error))}") from error
             changes.check(table, spark.table(name).columns)
             ready.add(changes.query_id)
-        changes.signed().createOrReplaceTempView(_SOURCE)
-        spark.conf.set(_TRANSACTION + "txnAppId", changes.query_id)
-        spark.conf.set(_TRANSACTION + "txnVersion", str(changes.batch_id))
+        source = f"gpu_ops_changes_{uuid.uuid4().hex}"
+        changes.signed().createOrReplaceTempView(source)
+        # a session of its own: what else writes in the micro-batch's is no part of this transaction
+        own: Any = spark._jsparkSession.cloneSession()
+        own.conf().set(_TRANSACTION + "txnAppId", changes.query_id)
+        own.conf().set(_TRANSACTION + "txnVersion", str(changes.batch_id))
         try:
-            _repeated(lambda: spark.sql(merge(name, changes)))
+            _repeated(lambda: own.sql(merge(name, source, changes)))
         finally:
-            spark.conf.unset(_TRANSACTION + "txnAppId")
-            spark.conf.unset(_TRANSACTION + "txnVersion")
+            spark.catalog.dropTempView(source)
 
     return view(write, key)
 
@@ -135,8 +137,8 @@ def check_installed(spark: SparkSession) -> None:
     raise NotBuiltError("delta_view() merges by Delta, which this session has not; start it with\n" + "\n".join(lines))
 
 
-def merge(table: str, changes: Changes) -> str:
-    """The MERGE of what `Changes.signed` gives, under the name ``gpu_ops_changes``."""
+def merge(table: str, source: str, changes: Changes) -> str:
+    """The MERGE of what `Changes.signed` gives, under the name ``source``."""
     names = [*map(backquoted, changes.schema.names)]
     key = [*map(backquoted, changes.key or changes.schema.names)]
     on = " AND ".join(f"t.{x} <=> s.{x}" for x in key)
@@ -145,7 +147,7 @@ def merge(table: str, changes: Changes) -> str:
     update = [f"{x} = s.{x}" for x in names] if changes.key is not None else [f"{COUNT} = {total}"]
     stored = names if changes.key is not None else [*names, COUNT]
     return (
-        f"MERGE INTO {table} t USING {_SOURCE} s ON {on} "
+        f"MERGE INTO {table} t USING {source} s ON {on} "
         f"WHEN MATCHED AND {gone} THEN DELETE WHEN MATCHED THEN UPDATE SET {', '.join(update)} "
         f"WHEN NOT MATCHED{f' AND s.{COUNT} > 0' if changes.key is not None else ''} "
         f"THEN INSERT ({', '.join(stored)}) VALUES ({', '.join(f's.{x}' for x in stored)})"
