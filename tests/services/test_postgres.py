@@ -228,7 +228,7 @@ def test_columns_that_cannot_be_cast_or_compared_are_refused(spark: Any, postgre
 KINDS: dict[str, tuple[Any, ...]] = {
     "TINYINT": (None, -128, 127), "SMALLINT": (None, 3), "INT": (None, -1, 2**31 - 1), "BIGINT": (None, 2**63 - 1, 0),
     "DOUBLE": (None, 0.0, 1e-300, float("inf"), float("nan")), "FLOAT": (None, 0.5), "BOOLEAN": (None, True, False),
-    "DECIMAL(38, 5)": (None, decimal.Decimal("-123456789012345678901234567890.12345"), decimal.Decimal("1.5")),
+    "DECIMAL(38, 5)": (None, decimal.Decimal("-123456789012345678901234567890.12345"), decimal.Decimal("1.50000")),
     "STRING": (None, "", "null", "ü%'\\\"", "a\nb", "𝄞"), "BINARY": (None, b"", b"\0\xff"),
     "DATE": (None, dt.date(1, 1, 1), dt.date(1582, 10, 4), dt.date(2024, 2, 29), dt.date(9999, 12, 31)),
     "TIMESTAMP_NTZ": (None, dt.datetime(1, 1, 1), dt.datetime(1969, 12, 31, 23, 59, 59, 999999)),

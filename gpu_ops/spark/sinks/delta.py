@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from gpu_ops.conditions import backquoted
 from gpu_ops.errors import DescriptionError, NotBuiltError
 from gpu_ops.spark.failures import message_in
+from gpu_ops.spark.packages import DELTA_SETTINGS, package
 from gpu_ops.spark.sinks.changes import COUNT, Changes, View, view
 
 _TRANSACTION: Final = "spark.databricks.delta.write."
@@ -23,11 +24,6 @@ _TRANSACTION: Final = "spark.databricks.delta.write."
 _TRIES: Final = 10
 _PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 10.0
-
-_SETTINGS: Final = {
-    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-}
 
 
 def delta_view(table: str, key: str | Sequence[str] | None = None) -> View:
@@ -123,17 +119,11 @@ def check_installed(spark: SparkSession) -> None:
     # whoever has Delta built in sets nothing
     if source and not source.startswith("org.apache.spark.sql.delta."):
         return
-    unset = [name for name, value in _SETTINGS.items() if value not in (spark.conf.get(name, None) or "")]
+    unset = [name for name, value in DELTA_SETTINGS.items() if value not in (spark.conf.get(name, None) or "")]
     if source and not unset:
         return
-    spark_version, scala = spark.version.split("."), jvm.scala.util.Properties.versionNumberString().rpartition(".")[0]
-    package = (
-        f"io.delta:delta-spark_{'.'.join(spark_version[:2])}_{scala}:4.4.0"
-        if int(spark_version[0]) > 3
-        else f"io.delta:delta-spark_{scala}:3.3.2"
-    )
-    lines = [] if source else [f"  spark.jars.packages={package}"]
-    lines += [f"  {name}={value}" for name, value in _SETTINGS.items()]
+    lines = [] if source else [f"  spark.jars.packages={package('delta', spark.version)}"]
+    lines += [f"  {name}={value}" for name, value in DELTA_SETTINGS.items()]
     raise NotBuiltError("delta_view() merges by Delta, which this session has not; start it with\n" + "\n".join(lines))
 
 

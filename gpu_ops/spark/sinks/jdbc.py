@@ -89,8 +89,7 @@ def _beside(table: str, suffix: str, limit: int, *, cut: bool = False) -> tuple[
     name with a suffix. With ``cut`` there is only the beginning, as Postgres cuts names.
     """
     schema, name = _parts(table)
-    quotes = _QUOTES.get(name[0])
-    plain = name if quotes is None else name[1:-1].replace(quotes * 2, quotes)
+    quotes, plain = _QUOTES.get(name[0]), _plain(name)
     whole = plain + suffix
     if len(whole.encode()) > limit:
         own = plain.encode() if quotes else plain.encode().lower()
@@ -107,6 +106,12 @@ def _parts(table: str) -> tuple[str, str]:
     if found is None:
         raise DescriptionError(f"{table!r} is no name of a table; names with other characters are quoted")
     return found[1], found[2]
+
+
+def _plain(name: str) -> str:
+    """A name without its quotes."""
+    quotes = _QUOTES.get(name[0])
+    return name if quotes is None else name[1:-1].replace(quotes * 2, quotes)
 
 
 class _Database:
@@ -220,7 +225,7 @@ class _Database:
     def _check(self) -> None:
         """That the database takes the names and columns."""
         columns = self.connection.getMetaData().getMaxColumnNameLength() or 2**31
-        table = _beside(self._table, "", 2**31)[1].strip("".join(_QUOTES) + "]")
+        table = _plain(_parts(self._table)[1])
         names = [("view", table, self._limit), *(("column", x.name, columns) for x in self._changes.schema)]
         for what, name, limit in names:
             if len(name.encode()) > limit:
