@@ -19,7 +19,7 @@ from rich.console import Console
 import gpu_ops
 from gpu_ops.errors import DescriptionError, GpuJoinError
 from gpu_ops.jobs import ending
-from gpu_ops.jobs.connectors import DELTA_SETTINGS, UNRESUMED
+from gpu_ops.jobs.connectors import UNRESUMED
 from gpu_ops.jobs.job import Job
 from gpu_ops.jobs.progress import Batch
 from gpu_ops.jobs.sinks import shaped, start
@@ -29,6 +29,7 @@ from gpu_ops.query.errors import SqlError
 from gpu_ops.spark import prepare_environment, session
 from gpu_ops.spark.failures import message_in
 from gpu_ops.spark.metrics.progress import followed
+from gpu_ops.spark.packages import DELTA_SETTINGS
 from gpu_ops.spark.plan.recognition import join_written
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.manifest import LATEST

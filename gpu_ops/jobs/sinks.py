@@ -68,6 +68,8 @@ def start(changes: DataFrame, job: Job, *, once: bool, last_join: str | None) ->
             writer = rows.writeStream.format(FORMATS.get(job.sink.connector, job.sink.connector))
             writer = writer.options(**job.sink.options)
         return started(writer.outputMode("append"), job.checkpoint, name, trigger)
+    except NotBuiltError as error:
+        raise job.file.error(str(error), job.sink.at) from error
     except AnalysisException as error:
         raise failed(changes.sparkSession, job.file, job.sink.connector, job.sink.at, error) from error
 

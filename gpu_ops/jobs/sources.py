@@ -13,13 +13,13 @@ from gpu_ops.conditions import backquoted
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.errors import DescriptionError, NotBuiltError
 from gpu_ops.files.formats import FormatName
-from gpu_ops.jobs.connectors import package
 from gpu_ops.jobs.job import Source
 from gpu_ops.jobs.text import JobError, Text
 from gpu_ops.spark.api.joins import latest
 from gpu_ops.spark.api.streams import Stream, stream
 from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.metrics.metrics import free_name
+from gpu_ops.spark.packages import package
 from gpu_ops.spark.sources.files import read_files
 from gpu_ops.spark.sources.kafka import read_kafka, rows_of
 

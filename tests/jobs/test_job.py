@@ -222,9 +222,11 @@ def test_load(tmp_path):
 
 
 def test_the_reason_of_a_failure():
-    text = "Job aborted.\nTraceback\n  gpu_ops.errors.BadInputError: input 'o', column 'id': is null\n at x"
+    text = (
+        "Job aborted.\nTraceback\n  gpu_ops.errors.BadInputError: input 'o', column 'id': is null\n\tat x.y(Z.java:1)"
+    )
     assert message_in(text) == "input 'o', column 'id': is null"
-    assert message_in("Disk full\n at y") == "Disk full"
+    assert message_in("Disk full\n\tat x.y(Z.java:1)") == "Disk full"
 
 
 def test_the_error_in_the_docs(tmp_path):

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from gpu_ops import sinks
-from gpu_ops.errors import BadInputError, DescriptionError, StateError
+from gpu_ops.conditions import backquoted
+from gpu_ops.errors import BadInputError, DescriptionError, NotBuiltError, StateError
 from gpu_ops.spark.sinks.changes import key_of, net
+from gpu_ops.spark.sinks.jdbc import _beside
 from spark.support import fold
 from spark.views import COLUMNS, Checked, Shop, in_rows
 
@@ -125,6 +127,71 @@ def test_what_is_no_changelog_is_refused(spark: Any) -> None:
         net(changelog(spark, ("+I", 1), schema="gpu_ops_count long"))
     with pytest.raises(DescriptionError, match="an upsert topic needs a key; none is known of this changelog"):
         sinks.kafka_upsert("localhost:1", "topic")(changelog(spark, ("+I", 1, "a")), 0)
+
+
+def test_delta_that_is_not_installed_is_said_when_the_view_is_made(spark: Any) -> None:
+    """Not in the first micro-batch, by 128 lines of Java's."""
+    with pytest.raises(NotBuiltError) as raised:
+        sinks.delta_view("folder/table", "id")
+    version = ".".join(spark.version.split(".")[:2])
+    assert str(raised.value).splitlines() == [
+        "delta_view() merges by Delta, which this session has not; start it with",
+        f"  spark.jars.packages=io.delta:delta-spark_{version}_2.13:4.4.0",
+        "  spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension",
+        "  spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    ]
+
+
+def test_columns_that_differ_by_upper_case(spark: Any) -> None:
+    """Right where Spark tells them apart, refused where it does not; the key is the one that was named."""
+    schema = "s long, S string, gpu int"
+    rows = [("+I", 1, "a", 1), ("+I", 1, "b", 2)]
+    spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        both = changelog(spark, *rows, schema=schema)
+        assert key_of(both, ["s"]) == ("s",)
+        assert key_of(both, ["S"]) == ("S",)
+        with pytest.raises(DescriptionError, match="key='GPU' is no column"):
+            key_of(both, ["GPU"])
+        view = sinks.memory_view("cases")
+        view(both, 0)
+        assert sorted(map(tuple, view.table.collect())) == [(1, "a", 1), (1, "b", 2)]
+    finally:
+        spark.conf.unset("spark.sql.caseSensitive")
+    with pytest.raises(DescriptionError, match="one column of a name; the changelog has 's' and 'S'"):
+        net(both)
+
+
+@pytest.mark.parametrize("name", ["a.b", "ü `q` %", "Upper", "with space"])
+def test_a_view_in_memory_has_any_name(spark: Any, name: str) -> None:
+    view = sinks.memory_view(name)
+    view(changelog(spark, ("+I", 1, "a")), 0)
+    assert [tuple(row) for row in view.table.collect()] == [(1, "a")]
+    assert spark.table(backquoted(name)).count() == 1
+
+
+@pytest.mark.parametrize(
+    ("table", "kept"),
+    [
+        ("shop", "shop_staged"), ("a.shop", "a.shop_staged"),
+        ('"a.b"', '"a.b_staged"'), ('"a"."b""c"', '"a"."b""c_staged"'),
+        ("[a b]", "[a b_staged]"), ("`a``b`", "`a``b_staged`"), ("x" * 56, "x" * 56 + "_staged"),
+    ],
+)  # fmt: skip
+def test_names_of_tables_beside_a_view(table: str, kept: str) -> None:
+    assert _beside(table, "_staged", 63)[0] == kept
+
+
+def test_long_names_of_tables_beside_a_view_fit_and_differ() -> None:
+    choice, found = random.Random(5), {}
+    for _ in range(3000):
+        plain = "".join(choice.choices('aä€𝄞 ".%`[]X', k=choice.randint(1, 60)))
+        for suffix in ("_staged", "_batches", "_key"):
+            _, name = _beside('"' + plain.replace('"', '""') + '"', suffix, 63)
+            inside = name[1:-1]
+            assert inside.count('"') == 2 * inside.count('""') or '"""' in inside
+            assert len(inside.replace('""', '"').encode()) <= 63
+            assert found.setdefault(name, (plain, suffix)) == (plain, suffix)
 
 
 def test_columns_of_every_type_that_can_be_grouped(spark: Any) -> None:

@@ -20,6 +20,7 @@ from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.errors import BadInputError, DescriptionError
 from gpu_ops.spark.datatypes import named_column
+from gpu_ops.spark.failures import message_in
 from gpu_ops.spark.given import data_frame
 from gpu_ops.spark.plan.column_metadata import CHANGELOG, known_key
 
@@ -42,6 +43,7 @@ class Changes:
         key: that of the view; None if it has none.
         query_id: of the streaming query; "none" where the function is called without one.
         batch_id: of the micro-batch.
+        changelog: its name, for errors.
     """
 
     rows: DataFrame
@@ -49,11 +51,13 @@ class Changes:
     key: tuple[str, ...] | None
     query_id: str
     batch_id: int
+    changelog: str
 
     def signed(self) -> DataFrame:
-        """The view's columns and `COUNT`: positive for rows to write, negative for rows to remove."""
+        """The view's columns and `COUNT`: negative for rows to remove, 2 where a key has another row before."""
         row = f.coalesce("after", "before")
-        count = f.when(f.col("after").isNull(), -f.col("copies")).otherwise(f.col("copies"))
+        count = f.when(f.col("after").isNull(), -f.col("copies")).when(f.col("before").isNull(), f.col("copies"))
+        count = count.otherwise(2)
         return self.rows.select(*(row[x].alias(x) for x in self.schema.names), count.alias(COUNT))
 
     def stored(self) -> st.StructType:
@@ -61,20 +65,30 @@ class Changes:
         count = [] if self.key is not None else [st.StructField(COUNT, st.LongType())]
         return st.StructType([st.StructField(x.name, x.dataType) for x in self.schema] + count)
 
-    def check(self, view: str, columns: Sequence[str]) -> None:
+    def check(self, view: str, columns: Sequence[str]) -> dict[str, str]:
         """Compares the columns of an existing table with those it should have.
+
+        Returns:
+            How the table spells each of them: as the changelog does, or else but for upper and lower case.
 
         Raises:
             DescriptionError: one is missing, or the table was written with a key and is to be without, or vice versa.
         """
-        there, wanted = {x.lower() for x in columns}, self.stored().names
-        missing = [x for x in wanted if x.lower() not in there and x != COUNT]
-        if missing:
-            raise DescriptionError(f"view {view} has no column {missing[0]!r}; it has {', '.join(columns)}")
-        if (COUNT in there) != (COUNT in wanted):
+        wanted, there = self.stored().names, {x.lower() for x in columns}
+        if (COUNT in there) != (COUNT in wanted) and {x.lower() for x in self.schema.names} <= there:
             now = "has no key" if self.key is None else f"has the key {', '.join(self.key)}"
             before = "with" if self.key is None else "without"
             raise DescriptionError(f"view {view} was made {before} a key, and the changelog {now}: declare key=")
+        spelled: dict[str, str] = {}
+        for name in wanted:
+            alike = [x for x in columns if x.lower() == name.lower() and x not in wanted]
+            if name not in columns and len(alike) != 1:
+                has = f"has {' and '.join(alike)} for" if alike else "has no"
+                raise DescriptionError(f"view {view} {has} column {name!r}; it has {', '.join(columns)}")
+            spelled[name] = name if name in columns else alike[0]
+        if len(set(spelled.values())) < len(wanted):
+            raise DescriptionError(f"view {view} has {', '.join(columns)}; the changelog has {', '.join(wanted)}")
+        return spelled
 
 
 def net(batch: DataFrame) -> DataFrame:
@@ -90,13 +104,35 @@ def net(batch: DataFrame) -> DataFrame:
         raise DescriptionError(f"a view takes a changelog with its column {ROW_KIND_COLUMN!r}; got {', '.join(names)}")
     if COUNT in {x.lower() for x in names}:
         raise DescriptionError(f"a view has a column {COUNT!r} of its own: rename the changelog's")
+    spelled: dict[str, str] = {}
+    for name in names:
+        alike = spelled.setdefault(name if _case_matters(batch) else name.lower(), name)
+        if alike != name or names.count(name) > 1:
+            raise DescriptionError(f"a view has one column of a name; the changelog has {alike!r} and {name!r}")
     kind = f.col(ROW_KIND_COLUMN)
     sign = f.when(kind.isin("+I", "+U"), 1).when(kind.isin("-U", "-D"), -1)
     try:
         counted = batch.where(sign.isNotNull()).groupBy(*map(named_column, names)).agg(f.sum(sign).alias(COUNT))
         return counted.where(f.col(COUNT) != 0)
     except AnalysisException as error:
-        raise DescriptionError(f"the columns of a view are grouped, and Spark cannot group these: {error}") from error
+        raise DescriptionError(
+            "the columns of a view are grouped, and Spark cannot group "
+            f"{_ungrouped(batch, names) or 'these'}: {message_in(str(error))}"
+        ) from error
+
+
+def _ungrouped(batch: DataFrame, names: Sequence[str]) -> str | None:
+    """The first column that cannot be grouped, and its type."""
+    for name in names:
+        try:
+            batch.groupBy(named_column(name)).count()
+        except AnalysisException:
+            return f"column {name!r}, which is {batch.schema[name].dataType.simpleString()}"
+    return None
+
+
+def _case_matters(batch: DataFrame) -> bool:
+    return bool(batch.sparkSession.conf.get("spark.sql.caseSensitive") == "true")
 
 
 def by_key(rows: DataFrame, key: Sequence[str]) -> DataFrame:
@@ -126,11 +162,12 @@ def key_of(batch: DataFrame, key: str | Sequence[str] | None) -> tuple[str, ...]
     if key is None:
         return known_key(batch)
     declared = (key,) if isinstance(key, str) else tuple(key)
-    spelled = {x.lower(): x for x in batch.columns}
+    folded = {} if _case_matters(batch) else {x.lower(): x for x in batch.columns}
+    spelled = folded | {x: x for x in batch.columns}
     for name in declared:
-        if name.lower() not in spelled:
+        if name not in spelled and name.lower() not in folded:
             raise DescriptionError(f"key={name!r} is no column of the changelog; there are {', '.join(batch.columns)}")
-    return tuple(spelled[name.lower()] for name in declared)
+    return tuple(spelled[name] if name in spelled else folded[name.lower()] for name in declared)
 
 
 def query_of(batch: DataFrame) -> str:
@@ -167,16 +204,16 @@ def view(write: Callable[[Changes], None], key: str | Sequence[str] | None, *, n
         if columns is None and needs_key:
             raise DescriptionError(f"{needs_key}; none is known of this changelog: declare key=")
         rows = net(batch)
+        mark = batch.schema[ROW_KIND_COLUMN].metadata.get(CHANGELOG, "changelog")
         schema = st.StructType([x for x in batch.schema if x.name != ROW_KIND_COLUMN])
         changed = (without_key(rows) if columns is None else by_key(rows, columns)).persist()
         try:
             repeated = f.max(f.when(f.col("copies") > 1, f.coalesce("after", "before").cast("string")))
             found = changed.agg(f.count("*"), repeated).first()
             if columns is not None and found[1] is not None:
-                mark = batch.schema[ROW_KIND_COLUMN].metadata.get(CHANGELOG, "changelog")
                 raise BadInputError(mark, ", ".join(columns), "the view's key is not unique", found[1])
             if found[0] or batch_id == 0:  # the first one makes the table, be it empty
-                write(Changes(changed, schema, columns, query, batch_id))
+                write(Changes(changed, schema, columns, query, batch_id, mark))
         finally:
             changed.unpersist()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from gpu_ops.conditions import backquoted
 from gpu_ops.errors import StateError
 from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.given import refuse_connect
@@ -15,7 +16,7 @@ class MemoryView:
     """See `memory_view`."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.name, self._quoted = name, backquoted(name)
         self._spark = SparkSession.active()
         refuse_connect(self._spark)
         self._rows: DataFrame | None = None
@@ -42,15 +43,15 @@ class MemoryView:
             rows = both.groupBy(*map(named_column, names)).agg(f.sum(COUNT).alias(COUNT)).where(f.col(COUNT) != 0)
         self._rows = rows.localCheckpoint()
         copies = f.explode(f.sequence(f.lit(1), f.col(COUNT))).alias(COUNT)
-        self._rows.select(*map(named_column, names), copies).drop(COUNT).createOrReplaceGlobalTempView(self.name)
+        self._rows.select(*map(named_column, names), copies).drop(COUNT).createOrReplaceGlobalTempView(self._quoted)
         # a micro-batch has a session of its own, whose temporary views no other sees
-        self._spark.sql(f"CREATE OR REPLACE TEMP VIEW `{self.name}` AS SELECT * FROM global_temp.`{self.name}`")
+        self._spark.sql(f"CREATE OR REPLACE TEMP VIEW {self._quoted} AS SELECT * FROM global_temp.{self._quoted}")
         self._last = (query, batch_id)
 
     @property
     def table(self) -> DataFrame:
         """The current rows."""
-        return self._spark.table(f"global_temp.`{self.name}`")
+        return self._spark.table(f"global_temp.{self._quoted}")
 
 
 def memory_view(name: str) -> MemoryView:
