@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,6 +13,9 @@ import pyarrow.csv as pcsv
 
 from gpu_ops.files.quotes import Quotes, WrongError
 from gpu_ops.files.times import as_text
+
+_HEAD: Final = rb"[\r\n]*((?:[^%(quote)s\r\n]|%(quote)s[^%(quote)s]*%(quote)s?)*)"
+"""The first row, behind empty lines."""
 
 
 class CsvFile:
@@ -29,6 +33,7 @@ class CsvFile:
     ) -> None:
         self._again, self._schema, self._options, self._block_bytes = again, schema, options, block_bytes
         self._header = options.get("header") == "true"
+        self._quote = options.get("quote", '"')
         self._null = options.get("nullValue")
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -38,48 +43,72 @@ class CsvFile:
             ArrowInvalid: an invalid file.
             WrongError: the same, where the line or the column is known.
         """
-        names = self._schema.names
-        texts = [name for name in names if _is_text(as_text(self._schema.field(name).type))]
-        numbers = [name for name in names if name not in texts]
-        # Where all values are in quotes nulls are, too. Arrow has one rule for all columns, and by that of texts these
-        # are no nulls: such a file is read again from the row that was reached, once for each kind of columns.
-        given, parts = 0, [names]
-        while True:
-            there = 0
-            quotes = [self._open() for _ in parts]
+        names = None if self._header else list(self._schema.names)
+        rows = 0
+        for block, quoted in self._quotes().blocks():
+            if names is None:
+                head = re.match(_HEAD % {b"quote": re.escape(self._quote.encode())}, block)
+                assert head is not None
+                if not head.group(1):
+                    continue
+                names = pcsv.read_csv(pa.py_buffer(head.group(1) + b"\n"), parse_options=self._parse()).column_names
+                self._check_names(names)
+                block, rows = memoryview(block)[head.end() :], 1  # noqa: PLW2901
             try:
-                readers = [
-                    self._reader(x, part, in_quotes=part is numbers) for x, part in zip(quotes, parts, strict=True)
-                ]
-                for found in zip(*readers, strict=True):
-                    columns = {name: batch[name] for batch in found for name in batch.schema.names}
-                    rows, skipped = found[0].num_rows, max(0, given - there)
-                    there += rows
-                    if skipped < rows or not rows:
-                        given = max(given, there)
-                        arrays = [columns[name] for name in names]
-                        if any(x.quoted for x in quotes):
-                            arrays = [self._nulls(name, x) for name, x in zip(names, arrays, strict=True)]
-                        yield pa.RecordBatch.from_arrays(arrays, names).slice(skipped)
-                return
+                table = self._read(block, names, quoted=quoted)
             except pa.ArrowInvalid as error:
                 if "Empty CSV file" in str(error):
-                    return
-                numbered = re.search(r"In CSV column #(\d+)", str(error))
-                if numbered is None:
-                    raise
-                if parts == [names] and numbers:
-                    parts = [part for part in (texts, numbers) if part]
                     continue
-                raise WrongError(str(error), self._columns()[int(numbered.group(1))]) from error
+                text = re.sub(r"(?<=Row #)\d+", lambda found: str(int(found.group()) + rows), str(error))  # noqa: B023
+                numbered = re.search(r"In CSV column #(\d+)", text)
+                raise WrongError(text, numbered and names[int(numbered.group(1))]) from error
+            rows += table.num_rows
+            yield from table.to_batches()
 
-    def _open(self) -> Quotes:
-        escape, quote = self._options.get("escape", ""), self._options.get("quote", '"')
+    def _read(self, block: bytes | memoryview, names: list[str], *, quoted: bool) -> pa.Table:
+        """The rows of a block."""
+        types = {field.name: as_text(field.type) for field in self._schema}
+        if not quoted:
+            return self._read_columns(block, names, types)
+        try:
+            table = self._read_columns(block, names, types)
+        except pa.ArrowInvalid:
+            # Where all values are in quotes nulls are, too. Arrow has one rule for all columns, and by that of text
+            # these are no nulls; so each kind of columns is read by its own.
+            texts = {name: kind for name, kind in types.items() if _is_text(kind)}
+            numbers = {name: kind for name, kind in types.items() if name not in texts}
+            if not numbers:
+                raise
+            table = self._read_columns(block, names, numbers, in_quotes=True)
+            for name in texts:
+                table = table.append_column(name, self._read_columns(block, names, {name: texts[name]})[name])
+        return pa.table({name: self._nulls(name, table[name]) for name in types})
+
+    def _read_columns(
+        self, block: bytes | memoryview, names: list[str], types: Mapping[str, pa.DataType], *, in_quotes: bool = False
+    ) -> pa.Table:
+        return pcsv.read_csv(
+            pa.py_buffer(block),
+            pcsv.ReadOptions(use_threads=False, block_size=len(block) + 1, column_names=names),
+            self._parse(),
+            pcsv.ConvertOptions(
+                column_types=types,
+                include_columns=list(types),
+                include_missing_columns=self._options.get("missingColumns") == "null",
+                null_values=["", self._null or ""],
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=in_quotes,
+            ),
+        )
+
+    def _quotes(self) -> Quotes:
+        escape = self._options.get("escape", "")
         return Quotes(
             self._decoded,
+            self._block_bytes,
             self._options.get("sep", ","),
-            quote,
-            "" if escape == quote else escape,  # a quote twice is one in any case
+            self._quote,
+            "" if escape == self._quote else escape,  # a quote twice is one in any case
             multi_line=self._options.get("multiLine") == "true",
             drop_blanks=len(self._schema) == 1,
         )
@@ -89,39 +118,19 @@ class CsvFile:
         stream = self._again()
         return stream if encoding == "utf-8" else pa.transcoding_input_stream(stream, encoding, "utf-8")
 
-    def _reader(self, quotes: Quotes, columns: Sequence[str], *, in_quotes: bool) -> pcsv.CSVStreamingReader:
-        return pcsv.open_csv(
-            pa.PythonFile(quotes, mode="r"),
-            pcsv.ReadOptions(
-                use_threads=False,
-                block_size=self._block_bytes,
-                column_names=None if self._header else self._schema.names,
-            ),
-            self._parse(),
-            pcsv.ConvertOptions(
-                column_types={name: as_text(self._schema.field(name).type) for name in columns},
-                include_columns=list(columns),
-                include_missing_columns=self._options.get("missingColumns") == "null",
-                null_values=["", self._null or ""],
-                strings_can_be_null=True,
-                quoted_strings_can_be_null=in_quotes,
-            ),
-        )
-
     def _parse(self) -> pcsv.ParseOptions:
         return pcsv.ParseOptions(
             delimiter=self._options.get("sep", ","),
-            quote_char=self._options.get("quote", '"'),
+            quote_char=self._quote,
             newlines_in_values=self._options.get("multiLine") == "true",
         )
 
-    def _columns(self) -> list[str]:
-        """Those that the file has."""
-        if not self._header:
-            return list(self._schema.names)
-        return list(pcsv.open_csv(pa.PythonFile(self._open(), mode="r"), parse_options=self._parse()).schema.names)
+    def _check_names(self, names: list[str]) -> None:
+        missing = [name for name in self._schema.names if name not in names]
+        if missing and self._options.get("missingColumns") != "null":
+            raise WrongError(f"it is not among its columns {', '.join(names)}", missing[0])
 
-    def _nulls(self, name: str, values: pa.Array) -> pa.Array:
+    def _nulls(self, name: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
         """Text with the nulls that are in quotes: those that nullValue names, and what is no text and empty."""
         if not _is_text(values.type):
             return values

@@ -1,4 +1,4 @@
-"""The bytes of a CSV file on their way to Arrow's reader: quotes it would read in another way than Spark are refused.
+"""The bytes of a CSV file on their way to Arrow's reader, which would read some quotes in another way than Spark.
 
 Arrow lets a quoted value go on behind its end, and takes an escape for one outside quotes, too. Here a field begins with
 a quote and ends with one, or it has none that means anything. Where a quote stands decides what it does, except for what
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -49,10 +49,11 @@ def refuse_compressed(begin: bytes) -> None:
 
 
 class Quotes:
-    """A stream of CSV for `pyarrow.PythonFile`: what it reads is what is there, or, with an escape, RFC 4180's spelling.
+    """A CSV file in blocks of whole rows, in RFC 4180's spelling.
 
     Args:
         again: opens the file, whose text is UTF-8.
+        block_bytes: read at once; no row is longer.
         sep: between fields.
         quote: around them.
         escape: before a quote or another escape within quotes, empty for none; a quote is doubled then.
@@ -60,11 +61,10 @@ class Quotes:
         drop_blanks: whether lines of nothing but blanks are left out, which only those of one column can mean.
     """
 
-    closed = False
-
-    def __init__(  # noqa: PLR0917
+    def __init__(
         self,
         again: Callable[[], pa.NativeFile],
+        block_bytes: int,
         sep: str,
         quote: str,
         escape: str,
@@ -72,66 +72,53 @@ class Quotes:
         multi_line: bool,
         drop_blanks: bool,
     ) -> None:
-        self._again, self._stream = again, again()
+        self._again, self._block_bytes = again, block_bytes
         self._quote, self._escape = quote.encode(), escape.encode()
         self._ends = np.isin(np.arange(256), list(f"{sep}\r\n".encode()))
         self._multi_line, self._drop_blanks = multi_line, drop_blanks
-        self._row = b""  # what was read behind the last row that ended
-        self._given = 0  # of its bytes
-        self._passed = 0  # bytes before that row
-        self._begun = False
-        self.quoted = False
+        self._passed = 0  # bytes of the file before a block
 
-    def close(self) -> None:
-        """Closes the file."""
-        self.closed = True
-        self._stream.close()
-
-    def read(self, size: int) -> bytes:
-        """Whole rows as a rule; no bytes are left at the end.
+    def blocks(self) -> Iterator[tuple[bytes | memoryview, bool]]:
+        """Each with whether it has quotes.
 
         Raises:
             WrongError: quotes that are not as described; names the line.
         """
+        stream = self._again()
+        size = stream.size() if stream.seekable() else None
+        row = b""  # what was read behind the last row that ended
         while True:
-            free = size - len(self._row) + self._given
-            if free <= 0:
-                raise WrongError(f"a row is longer than a block of {size} bytes", sample=shown(self._row))
-            more = self._stream.read(free)
-            if not self._begun:
-                self._begun = True
-                refuse_compressed(more)
-                more = more.removeprefix(codecs.BOM_UTF8)
-            if self._quote in more or self._quote in self._row[self._given :] or self._drop_blanks:
-                made = self._checked(more)
-            else:
-                made = self._row[self._given :] + more if self._given < len(self._row) else more
-                begun = _last_end(more)
-                self._passed += len(self._row) + begun if begun else 0
-                self._row = more[begun:] if begun else self._row + more
-                self._given = len(self._row)
-            if made or not more:
-                return made
+            if size is not None:  # read twice, rather than copied with all that comes behind
+                stream.seek(self._passed)
+                row = b""
+            more = stream.read(self._block_bytes - len(row))
+            last = not more if size is None else self._passed + len(more) >= size
+            block = row + more if row else more
+            if not self._passed:
+                refuse_compressed(block)
+            quoted = self._quote in block
+            made, cut = self._checked(block, last=last) if quoted else (None, len(block) if last else _last_end(block))
+            if not cut and len(block) >= self._block_bytes:
+                raise WrongError(f"a row is longer than a block of {self._block_bytes} bytes", sample=shown(block))
+            if cut:
+                whole = memoryview(block)[:cut] if made is None else made
+                if not self._passed and whole[:3] == codecs.BOM_UTF8:
+                    whole = whole[3:]
+                if self._drop_blanks and not self._multi_line:
+                    whole = _BLANK_LINES.sub(b"", whole)
+                yield whole, quoted
+            if last:
+                return
+            self._passed, row = self._passed + cut, block[cut:]
 
-    def _checked(self, more: bytes) -> bytes:
-        """The rows that end in what was read, in RFC 4180's spelling."""
-        block, last = self._row + more, not more
-        self.quoted = True
+    def _checked(self, block: bytes, *, last: bool) -> tuple[bytes | None, int]:
+        """The rows that end in a block, None if they are as they were, and how many bytes they had."""
         data = np.frombuffer(block, np.uint8)
         begins, after, marks = self._states(block, data, last=last)
-        cut = len(block)
-        if not last:
-            cut = self._cut(data, begins, after)
-        elif len(after) and after[-1]:
+        cut = len(block) if last else self._cut(data, begins, after)
+        if last and len(after) and after[-1]:
             raise self._wrong("a quoted value has no end", block, int(begins[-1]))
-        made = block[:cut]
-        if self._escape and len(marks):
-            made = self._doubled(data[:cut], begins, after, marks[marks < cut])
-        if self._drop_blanks and not self._multi_line:
-            made = _BLANK_LINES.sub(b"", made)
-        self._passed += cut
-        made, self._row, self._given = made[self._given :], block[cut:], 0
-        return made
+        return (self._doubled(data[:cut], begins, after, marks[marks < cut]) if len(marks) else None), cut
 
     def _states(self, block: bytes, data: Numbers, *, last: bool) -> tuple[Numbers, Numbers, Numbers]:
         """The quotes of a block.
@@ -152,7 +139,8 @@ class Quotes:
         begins = places[starts]
         lengths = np.diff(np.append(starts, len(places)))
         stops = begins + lengths
-        opens = np.where(begins == 0, True, self._ends[data[np.maximum(begins - 1, 0)]])
+        first = len(codecs.BOM_UTF8) if not self._passed and block.startswith(codecs.BOM_UTF8) else 0
+        opens = np.where(begins == first, True, self._ends[data[np.maximum(begins - 1, 0)]])
         closes = np.where(stops == len(data), last, self._ends[data[np.minimum(stops, len(data) - 1)]])
         known = stops < len(data)  # a run at the end may go on, and is in the row that is kept
         odd = lengths % 2 == 1
@@ -179,12 +167,9 @@ class Quotes:
             between = np.searchsorted(ends, stops) != np.searchsorted(ends, np.append(begins[1:], len(data)))
             broken = np.flatnonzero((after == 1) & between)
             if len(broken) and (not at or broken[0] < at[0]):
-                first = int(broken[0])
-                while first and before[first]:
-                    first -= 1
-                raise self._wrong(
-                    "a quoted value has a line break, which is for multiLine=true", block, int(begins[first])
-                )
+                begin = np.flatnonzero(before[: broken[0] + 1] == 0)[-1]
+                problem = "a quoted value has a line break, which is for multiLine=true"
+                raise self._wrong(problem, block, int(begins[begin]))
         if at:
             hint = "" if self._escape else " (a quote within quotes is doubled; for files that Spark wrote say escape='\\')"
             raise self._wrong(f"a quote stands within a value or behind its end{hint}", block, int(begins[at[0]]))
