@@ -18,13 +18,14 @@ from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
 from gpu_ops.errors import DescriptionError
-from gpu_ops.files.delta import COMMITS, LOG
 from gpu_ops.files.formats import OPTIONS, FileFormat, FormatName
 from gpu_ops.query.catalyst import frame_of
 from gpu_ops.spark.api.functions import applied_schema
 from gpu_ops.spark.datatypes import arrow_schema
 from gpu_ops.spark.given import refuse_connect
 from gpu_ops.spark.plan.recognition import metadata_of
+from gpu_ops.spark.sources.commits import OPTIONS as DELTA_OPTIONS
+from gpu_ops.spark.sources.commits import commits
 from gpu_ops.spark.sources.packing import FileRows, Packer, PackFiles, ReadFiles
 from gpu_ops.spark.tasks.slice import Slices
 from gpu_ops.spark.tasks.taken import Taken
@@ -114,10 +115,11 @@ def read_files(
         spark: the session.
         path: a folder, or a pattern.
         format: ``"csv"``, ``"json"`` (one object a line), ``"parquet"``, ``"orc"``, ``"arrow"``, or ``"delta"``: the
-            change feed of a Delta table, a commit is a file (needs the package ``deltalake``); its rows have
+            change feed of a Delta table, a commit is a file, and none may be gone (needs the package ``deltalake``,
+            and Spark 4.2); its rows have
             ``_change_type``, the row kind, ``_commit_version`` and ``_commit_timestamp`` besides.
         schema: of the rows: a schema or its DDL text.
-        options: of Spark's file source (`SOURCE_OPTIONS`) and of the format (`gpu_ops.files.formats.FileFormat`), by
+        options: of Spark's file source (`SOURCE_OPTIONS`; `gpu_ops.spark.sources.commits.OPTIONS` of delta) and of the format (`gpu_ops.files.formats.FileFormat`), by
             the names that Spark has for them.
 
     A partition of a join takes at most 2 GiB of a micro-batch: ``maxFilesPerTrigger`` keeps it below.
@@ -134,32 +136,28 @@ def read_files(
     declared = applied_schema(schema, "schema")
     given = {name: _text(value) for name, value in options.items()}
     of_format = OPTIONS.get(format, ())
-    unknown = next((name for name in given if name not in SOURCE_OPTIONS and name not in of_format), None)
+    of_source = DELTA_OPTIONS if format == "delta" else SOURCE_OPTIONS
+    unknown = next((name for name in given if name not in of_source and name not in of_format), None)
     if unknown is not None and format in OPTIONS:
         raise DescriptionError(
-            f"read_files() has no option {unknown!r} for {format}; there are {', '.join((*of_format, *SOURCE_OPTIONS))}"
+            f"read_files() has no option {unknown!r} for {format}; there are {', '.join((*of_format, *of_source))}"
         )
+    most = given.get("maxFilesPerTrigger", "1")
+    if format == "delta" and not (most.isdecimal() and int(most)):
+        raise DescriptionError(f"maxFilesPerTrigger={most!r} is no number above 0")
     if "timeZone" in of_format:
         given.setdefault("timeZone", _zone(spark, format))
     read = FileFormat(
         format,
         arrow_schema(declared, path),
-        tuple((name, value) for name, value in given.items() if name not in SOURCE_OPTIONS),
+        tuple((name, value) for name, value in given.items() if name not in of_source),
     )
-    stream = spark.readStream.format("binaryFile").schema(_CONTENT)
-    folder, time = path, f.unix_micros("modificationTime")
-    if format == "delta":
-        folder, stream = f"{path}/{LOG}", stream.option("pathGlobFilter", COMMITS)
-        time = f.regexp_extract("path", r"(\d+)\.json$", 1).cast("bigint")  # the version is the order of commits
-    for name, value in given.items():
-        if name in SOURCE_OPTIONS:
-            stream = stream.option(name, value)
     # Without its content a file is not opened.
+    stream = spark.readStream.format("binaryFile").schema(_CONTENT).options(**{x: given[x] for x in given if x in of_source})
+    found = commits(spark, path, given) if format == "delta" else stream.load(path)
+    time = f.col("time") if format == "delta" else f.unix_micros("modificationTime")
     how = {FILES: json.dumps({"format": format, "options": read.options, "location": path})}
-    paths = f.col("path").alias("path", metadata=how)
-    files = stream.load(folder).select(paths, time.alias("time"))
-    if "startingVersion" in given:
-        files = files.where(f.col("time") >= int(given["startingVersion"]))
+    files = found.select(f.col("path").alias("path", metadata=how), time.alias("time"))
     rows = FileRows(read, path, Taken.all(read.schema), read.schema)
     return files.mapInArrow(ReadFiles("gpu_files", rows), declared)
 
