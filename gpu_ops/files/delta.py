@@ -13,7 +13,9 @@ from gpu_ops.errors import NotBuiltError
 from gpu_ops.values import rebuilt
 
 LOG: Final = "_delta_log"
-_MAPPED: Final = "the table has column mapping, which the package deltalake does not read: read it with spark.readStream"
+_MAPPED: Final = (
+    "the table has column mapping, which the package deltalake does not read: read it with spark.readStream"
+)
 _CHANGE: Final = "_change_type"
 
 

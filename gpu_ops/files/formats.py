@@ -265,7 +265,9 @@ def _read_lines(block: bytes, wanted: pa.Schema) -> list[pa.RecordBatch]:
     read = read_objects(block, wanted)
     lines = block.count(b"\n") + 1
     if read.num_rows != lines and read.num_rows != sum(map(bool, map(bytes.strip, block.split(b"\n")))):
-        raise WrongError("a line has several objects", sample=next(map(shown, re.findall(rb".*\}[ \t\r]*\{.*", block)), None))
+        raise WrongError(
+            "a line has several objects", sample=next(map(shown, re.findall(rb".*\}[ \t\r]*\{.*", block)), None)
+        )
     return list(read.to_batches())
 
 
@@ -287,6 +289,7 @@ def _parsed_floats(block: bytes, wanted: pa.Schema) -> list[pa.RecordBatch]:
         except pa.ArrowInvalid as error:
             raise _of_one_line(spelled, pa.schema([field]), error) from error
     return list(pa.table(columns, schema=wanted).combine_chunks().to_batches())
+
 
 def _bare(text: re.Match[bytes]) -> bytes:
     before, value = text.groups()

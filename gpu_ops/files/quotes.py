@@ -118,7 +118,9 @@ class Quotes:
         cut = len(block) if last else self._cut(data, begins, after)
         if last and len(after) and after[-1]:
             raise self._wrong("a quoted value has no end", block, int(begins[-1]))
-        return (self._doubled(data[:cut], begins, after, marks[marks < cut]) if len(marks) else None), cut
+        return (
+            self._doubled(data[:cut], begins, after, marks[marks < cut]) if len(marks) and len(begins) else None
+        ), cut
 
     def _states(self, block: bytes, data: Numbers, *, last: bool) -> tuple[Numbers, Numbers, Numbers]:
         """The quotes of a block.
@@ -171,7 +173,11 @@ class Quotes:
                 problem = "a quoted value has a line break, which is for multiLine=true"
                 raise self._wrong(problem, block, int(begins[begin]))
         if at:
-            hint = "" if self._escape else " (a quote within quotes is doubled; for files that Spark wrote say escape='\\')"
+            hint = (
+                ""
+                if self._escape
+                else " (a quote within quotes is doubled; for files that Spark wrote say escape='\\')"
+            )
             raise self._wrong(f"a quote stands within a value or behind its end{hint}", block, int(begins[at[0]]))
         return begins, after, marks
 

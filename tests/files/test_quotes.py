@@ -7,6 +7,8 @@ import gzip
 import io
 import itertools
 import json
+import random
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -75,10 +77,7 @@ def escaped(text: str) -> list[list[str]] | None:
         else:
             row[-1] += text[at]
             at += 1
-    rows.append(row)
-    # an empty line is no row to csv, and no more is the end of the last line
-    lines = [row for row in rows if row != [""]]
-    return lines if '""' not in text.split("\n") else [x for x in lines]
+    return [*rows, row]
 
 
 @pytest.mark.parametrize(("escape", "reader"), [("", doubled), ("\\", escaped)])
@@ -90,6 +89,7 @@ def test_every_short_text(escape: str, reader: Callable[[str], list[list[str]] |
             text = "".join(letters)
             expected, found = reader(text), parsed(text, escape=escape, block=64)
             if found is not None and expected is not None:
+                # an empty line is no row, and a quoted empty field is one: csv does not tell a row of one from it
                 found, expected = ([row for row in rows if row != [""]] for rows in (found, expected))
             assert found == expected, repr(text)
             refused += found is None
@@ -102,7 +102,7 @@ def test_every_short_text(escape: str, reader: Callable[[str], list[list[str]] |
     escape=hs.sampled_from(["", "\\"]),
 )
 def test_blocks_of_any_size(fields: list[str], block: int, escape: str) -> None:
-    quote = {ord('"'): f"{escape or chr(34)}\""} | ({ord(escape): escape * 2} if escape else {})
+    quote = {ord('"'): f'{escape or chr(34)}"'} | ({ord(escape): escape * 2} if escape else {})
     plain = [x for x in fields if not x.startswith('"') and not set(x) & set(",\n")]
     text = "".join(f'"{x.translate(quote)}","{n}"\n' for n, x in enumerate(fields)) + "".join(f"{x},y\n" for x in plain)
     expected = [[x, str(n)] for n, x in enumerate(fields)] + [[x, "y"] for x in plain]
@@ -143,19 +143,14 @@ def test_what_is_wrong_does_not_depend_on_the_columns_read(
     name: str, data: bytes, options: dict[str, str], said: str, tmp_path: Path
 ) -> None:
     """With a stray quote in a column that was not read, the rows behind it vanished."""
-    found = [
-        rows(tmp_path / "f", name, PAIR, data, columns, **options) for columns in (["id"], ["s"], [], ["s", "id"])
-    ]
+    found = [rows(tmp_path / "f", name, PAIR, data, columns, **options) for columns in (["id"], ["s"], [], ["s", "id"])]
     assert len(set(found)) == 1
-    pytest.raises(AssertionError, match=said).__class__ if False else None
-    import re
-
     assert re.search(said, found[0]) is not None, found[0]
 
 
 def test_a_value_of_another_type_in_a_column_that_is_not_read(tmp_path: Path) -> None:
     for name, data in (("csv", b"1,a\nq,b\n"), ("json", b'{"id":1}\n{"id":"q","s":"b"}\n')):
-        assert "'id'" in rows(tmp_path / "f", name, PAIR, data, ["s"]) or name == "json"
+        assert re.search("column 'id'|Column\\(/id\\)", rows(tmp_path / "f", name, PAIR, data, ["s"]))
     out = io.BytesIO()
     pq.write_table(pa.table({"id": [1, 2**40], "s": ["a", "b"]}), out)
     narrow = pa.schema([("id", pa.int32()), ("s", pa.string())])
@@ -166,15 +161,24 @@ def test_a_value_of_another_type_in_a_column_that_is_not_read(tmp_path: Path) ->
 
 @pytest.mark.parametrize("seed", range(8))
 def test_random_bytes_whatever_columns_are_read(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import random
-
     choice = random.Random(seed)
     monkeypatch.setattr(formats, "_BLOCK_BYTES", choice.choice([40, 1 << 20]))
     for _ in range(60):
         name = choice.choice(["csv", "json"])
         pieces = ["1", '"', ",", "x", "\n", "1,x\n", '2,"y"\n', "\\", "\r\n", '3,"a""b"\n', " "]
         if name == "json":
-            pieces = ['{"id":1,"s":"x"}\n', '{"id":2}', "\n", ' ', '{"s":"NaN"}\n', "null", "{", '{"id":"x"}\n', "\\", "é"]
+            pieces = [
+                '{"id":1,"s":"x"}\n',
+                '{"id":2}',
+                "\n",
+                " ",
+                '{"s":"NaN"}\n',
+                "null",
+                "{",
+                '{"id":"x"}\n',
+                "\\",
+                "é",
+            ]
         data = "".join(choice.choices(pieces, k=choice.randrange(9))).encode()
         options = choice.choice([{}, {"multiLine": "true"}, {"escape": "\\"}]) if name == "csv" else {}
         whole = rows(tmp_path / "f", name, PAIR, data, PAIR.names, **options)

@@ -209,7 +209,9 @@ def test_paths_as_spark_lists_them(spark: Any, tmp_path: Path) -> None:
 
 
 PIECES = ('"', "\\", ",", ";", "'", " ", "x", "\t", "ü", "NA", "#", '""', '\\"', "C:\\new", "null", "{", "NaN", "\n")
-KINDS = "k int, a string, i int, b string, d double, f float, c decimal(12,3), y boolean, day date, at timestamp, l long"
+KINDS = (
+    "k int, a string, i int, b string, d double, f float, c decimal(12,3), y boolean, day date, at timestamp, l long"
+)
 CSV_OPTIONS: tuple[dict[str, str], ...] = (
     {}, {"quoteAll": "true"}, {"escapeQuotes": "false"}, {"quote": "'"}, {"sep": ";", "header": "true"},
     {"sep": "\t", "escape": '"'}, {"nullValue": "NA"}, {"nullValue": "NA", "quoteAll": "true"}, {"emptyValue": "E"},

@@ -115,7 +115,9 @@ class Commits(DataSourceStreamReader, SupportsTriggerAvailableNow):
         there = self._versions()[0]
         versions = range(start["version"] + 1, end["version"] + 1)
         # what was removed since it was planned is an error of the task that reads it
-        return [InputPartition((f"{self._table}/{LOG}/{x:020}.json", x)) for x in versions if x in there or not self._lost]
+        return [
+            InputPartition((f"{self._table}/{LOG}/{x:020}.json", x)) for x in versions if x in there or not self._lost
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
         """The commit itself, as a row."""

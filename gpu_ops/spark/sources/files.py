@@ -153,7 +153,9 @@ def read_files(
         tuple((name, value) for name, value in given.items() if name not in of_source),
     )
     # Without its content a file is not opened.
-    stream = spark.readStream.format("binaryFile").schema(_CONTENT).options(**{x: given[x] for x in given if x in of_source})
+    stream = (
+        spark.readStream.format("binaryFile").schema(_CONTENT).options(**{x: given[x] for x in given if x in of_source})
+    )
     found = commits(spark, path, given) if format == "delta" else stream.load(path)
     time = f.col("time") if format == "delta" else f.unix_micros("modificationTime")
     how = {FILES: json.dumps({"format": format, "options": read.options, "location": path})}
