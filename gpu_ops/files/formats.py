@@ -36,12 +36,12 @@ OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "parquet": ("missingColumns",),
     "orc": ("timeZone", "missingColumns"),
     "arrow": ("missingColumns",),
-    "delta": ("startingVersion",),
+    "delta": ("startingVersion", "failOnDataLoss"),
 }
 """Options of each format, by Spark's names where Spark has them."""
 
 _ALLOWED: Final = {
-    **dict.fromkeys(("header", "multiLine"), ("true|false", "true or false")),
+    **dict.fromkeys(("header", "multiLine", "failOnDataLoss"), ("true|false", "true or false")),
     **dict.fromkeys(("sep", "quote", "escape"), (r"[\x01-\x7f]", "one character of ASCII")),
     "missingColumns": ("fail|null", "fail or null"),
     "startingVersion": (r"\d+", "a number"),
@@ -75,12 +75,12 @@ class FileFormat:
         name: one of `FORMATS`.
         schema: of their rows. A CSV file without a header has these columns, in this order.
         options: some of `OPTIONS`: ``header`` (the first row has names: then columns may come in any order, and
-            more may be there), ``sep``, ``quote`` (doubled in a quoted value for one quote), ``escape`` (before any
-            character; none by default, where Spark has the backslash), ``nullValue`` (besides the empty field; in
-            quotes it is none), ``encoding``, ``multiLine`` (values may have line breaks), ``timeZone`` (of times that
+            more may be there), ``sep``, ``quote`` (doubled in a quoted value for one quote), ``escape`` (in quotes,
+            before a quote or another escape; none by default, where Spark has the backslash), ``nullValue`` (besides
+            the empty field, in quotes or not; without it ``""`` is an empty text), ``encoding``, ``multiLine`` (values may have line breaks), ``timeZone`` (of times that
             name none; those of Parquet and Arrow are UTC's, those that Spark writes to ORC are its JVM's),
             ``missingColumns``: ``fail``, or ``null`` for columns that a file lacks; ``startingVersion``, the first
-            commit of a Delta table that is read.
+            commit of a Delta table that is read; ``failOnDataLoss``: whether commits that are gone are an error.
 
     Raises:
         DescriptionError: no such format, option or value, or a column that the format cannot hold.
@@ -121,16 +121,15 @@ class FileFormat:
             BadInputError: a file that is not there, or not as described; names column and value where it can.
         """
         try:
+            file_system, path = file_system_of(uri, input_name)
             if self.name == "delta":
-                batches = self._delta(uri)
+                batches = self._delta(uri, file_system.open_input_stream(path).read())
+            elif self.name == "csv":
+                batches = self._csv(file_system, path)
+            elif self.name == "json":
+                batches = self._json(file_system, path)
             else:
-                file_system, path = file_system_of(uri, input_name)
-                if self.name == "csv":
-                    batches = self._csv(file_system, path)
-                elif self.name == "json":
-                    batches = self._json(file_system, path)
-                else:
-                    batches = self._dataset(file_system, path, columns)
+                batches = self._dataset(file_system, path, columns)
             for batch in batches:
                 yield batch.select(list(columns))
         except (pa.ArrowException, OSError, ValueError) as error:
@@ -148,7 +147,9 @@ class FileFormat:
                 for batch in _parsed(block, wanted):
                     yield self._typed(batch, self.schema.names)
 
-    def _delta(self, commit: str) -> Iterator[pa.RecordBatch]:
+    def _delta(self, commit: str, actions: bytes) -> Iterator[pa.RecordBatch]:
+        if b'"deletionVector":{' in actions and b'"cdc":' not in actions:
+            raise WrongError("the commit has deletion vectors and no change data: read the table with spark.readStream")
         for batch in changes_of(commit, self.schema.names):
             self._check_kinds(batch.schema)
             yield self._typed(batch, self.schema.names)
@@ -307,7 +308,7 @@ def _named_floats(field: pa.Field) -> list[str]:
     return [field.name] if pa.types.is_floating(kind) else []
 
 
-def _of_one_line(block: bytes, wanted: pa.Schema, error: pa.ArrowInvalid) -> Exception:
+def _of_one_line(block: bytes, wanted: pa.Schema, error: Exception) -> Exception:
     """An error of a block that names the line or the column."""
     numbered = re.fullmatch(r"(.*) in row (\d+)", str(error), re.DOTALL)
     if numbered is not None:  # of the block, which its reader knows nothing of

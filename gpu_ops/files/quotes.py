@@ -1,8 +1,8 @@
 """The bytes of a CSV file on their way to Arrow's reader, which would read some quotes in another way than Spark.
 
-Arrow lets a quoted value go on behind its end, and takes an escape for one outside quotes, too. Here a field begins with
-a quote and ends with one, or it has none that means anything. Where a quote stands decides what it does, except for what
-the quotes before it have begun; so all quotes of a block are judged at once.
+Arrow lets a quoted value go on behind its end, and takes an escape for one outside quotes, too. Here a field begins
+with a quote and ends with one, or it has none that means anything. What stands beside a quote says as a rule what it
+does, whatever the quotes before it have begun; so all quotes of a block are judged at once.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def shown(line: bytes) -> str:
 
 
 def refuse_compressed(begin: bytes) -> None:
-    """Raises:
-    WrongError: text does not begin like this.
+    """Looks at the first bytes of a text.
+
+    Raises:
+        WrongError: none begins like this.
     """
     kind = next((kind for magic, kind in _COMPRESSED.items() if begin.startswith(magic)), None)
     if kind is not None:
-        raise WrongError(
-            f"it is compressed ({kind}), and its name does not say so: .gz, .bz2 and .zst are decompressed by their names"
-        )
+        raise WrongError(f"it is compressed ({kind}), and its name does not say so: it has to end in .gz, .bz2 or .zst")
 
 
 class Quotes:
@@ -165,7 +165,7 @@ class Quotes:
         bad = np.flatnonzero((np.where(before == 1, within, outside) == wrong) & (known | last))
         at = [int(bad[0])] if len(bad) else []
         if not self._multi_line and after.any():
-            ends = np.flatnonzero((data == 10) | (data == 13))  # noqa: PLR2004
+            ends = np.flatnonzero((data == 10) | (data == 13))
             between = np.searchsorted(ends, stops) != np.searchsorted(ends, np.append(begins[1:], len(data)))
             broken = np.flatnonzero((after == 1) & between)
             if len(broken) and (not at or broken[0] < at[0]):
@@ -183,7 +183,7 @@ class Quotes:
 
     def _cut(self, data: Numbers, begins: Numbers, after: Numbers) -> int:
         """Where the last row ends that ends in a block."""
-        ends = np.flatnonzero((data == 10) | ((data == 13) & (np.arange(len(data)) < len(data) - 1)))  # noqa: PLR2004
+        ends = np.flatnonzero((data == 10) | ((data == 13) & (np.arange(len(data)) < len(data) - 1)))
         if self._multi_line and len(after):
             run = np.searchsorted(begins, ends) - 1
             ends = ends[(run < 0) | (after[np.maximum(run, 0)] == 0)]

@@ -112,7 +112,7 @@ def test_blocks_of_any_size(fields: list[str], block: int, escape: str) -> None:
 def rows(path: Path, name: str, schema: pa.Schema, data: bytes, columns: Sequence[str], **options: str) -> Any:
     path.write_bytes(data)
     try:
-        found = [x for x in FileFormat(name, schema, tuple(options.items())).read(str(path), columns, "in")]
+        found = list(FileFormat(name, schema, tuple(options.items())).read(str(path), columns, "in"))
     except BadInputError as error:
         return str(error)
     return [row for batch in found for row in batch.to_pylist()]

@@ -135,3 +135,12 @@ def test_column_mapping_is_named_where_it_is_the_reason(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="column mapping") as caught:
         list(read.read(str(log), ["id"], "prices"))
     assert "enableChangeDataFeed has" not in str(caught.value)
+
+
+def test_deletion_vectors_without_change_data_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "prices"
+    appended(str(path), 1)
+    log = path / "_delta_log" / f"{0:020}.json"
+    log.write_text(log.read_text() + '{"remove":{"path":"x","dataChange":true,"deletionVector":{"storageType":"u"}}}\n')
+    with pytest.raises(BadInputError, match="deletion vectors"):
+        list(FileFormat("delta", pa.schema([("id", pa.int64())])).read(str(log), ["id"], "prices"))

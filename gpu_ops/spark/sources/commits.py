@@ -21,9 +21,6 @@ from gpu_ops.files.delta import LOG
 from gpu_ops.files.formats import file_system_of
 from gpu_ops.query.catalyst import java_class
 
-OPTIONS: Final = ("maxFilesPerTrigger", "failOnDataLoss")
-"""Besides those of the format; a commit is a file."""
-
 _COLUMNS: Final = st.StructType([st.StructField("path", st.StringType()), st.StructField("time", st.LongType())])
 
 Offset = dict[str, int]
@@ -35,7 +32,7 @@ def commits(spark: SparkSession, table: str, options: Mapping[str, str]) -> Data
     Args:
         spark: the session.
         table: the folder.
-        options: `OPTIONS` and ``startingVersion``.
+        options: ``startingVersion``, ``failOnDataLoss`` and ``maxFilesPerTrigger``, as far as they are given.
     """
     path = java_class(spark, "org.apache.hadoop.fs.Path")(table)
     conf = spark._jsparkSession.sessionState().newHadoopConf()
@@ -90,6 +87,11 @@ class Commits(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises:
             BadInputError: a commit before it is not there any more.
         """
+        if "version" not in start:
+            problem = (
+                "the checkpoint is of an older gpu-join, which did not note the last version: begin with another one"
+            )
+            raise BadInputError(self._table, None, problem)
         there, latest = self._versions()
         begin, end = start["version"] + 1, latest if self._target is None else self._target
         if latest < start["version"] and start["version"] >= self._first and not self._lost:
@@ -114,7 +116,7 @@ class Commits(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """One a commit."""
         there = self._versions()[0]
         versions = range(start["version"] + 1, end["version"] + 1)
-        # what was removed since it was planned is an error of the task that reads it
+        # what was removed after it was planned is an error of the task that reads it
         return [
             InputPartition((f"{self._table}/{LOG}/{x:020}.json", x)) for x in versions if x in there or not self._lost
         ]
@@ -138,8 +140,8 @@ class Commits(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return BadInputError(
             self._table,
             None,
-            f"version {version} of the Delta table was to be read next and is not in {LOG} any more; {how}. Commits may "
-            "have been deleted by log cleanup, and rows would be missing: begin anew from the whole table, with another "
-            "checkpointLocation and a startingVersion that is there, and raise delta.logRetentionDuration. With the "
-            "option failOnDataLoss=false the query goes on with what is there",
+            f"version {version} of the Delta table was to be read and is not in {LOG} any more; {how}. Commits may have "
+            "been deleted by log cleanup, and their rows would be missing: begin anew, with another checkpointLocation "
+            "and a startingVersion that is there, and raise delta.logRetentionDuration. With the option "
+            "failOnDataLoss=false the query goes on with what is there",
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import uuid
+from collections.abc import Mapping
 from typing import Any, Final
 
 import pyarrow as pa
@@ -17,15 +18,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
-from gpu_ops.errors import DescriptionError
+from gpu_ops.errors import DescriptionError, NotBuiltError
 from gpu_ops.files.formats import OPTIONS, FileFormat, FormatName
 from gpu_ops.query.catalyst import frame_of
 from gpu_ops.spark.api.functions import applied_schema
 from gpu_ops.spark.datatypes import arrow_schema
 from gpu_ops.spark.given import refuse_connect
 from gpu_ops.spark.plan.recognition import metadata_of
-from gpu_ops.spark.sources.commits import OPTIONS as DELTA_OPTIONS
-from gpu_ops.spark.sources.commits import commits
 from gpu_ops.spark.sources.packing import FileRows, Packer, PackFiles, ReadFiles
 from gpu_ops.spark.tasks.slice import Slices
 from gpu_ops.spark.tasks.taken import Taken
@@ -115,12 +114,12 @@ def read_files(
         spark: the session.
         path: a folder, or a pattern.
         format: ``"csv"``, ``"json"`` (one object a line), ``"parquet"``, ``"orc"``, ``"arrow"``, or ``"delta"``: the
-            change feed of a Delta table, a commit is a file, and none may be gone (needs the package ``deltalake``,
-            and Spark 4.2); its rows have
-            ``_change_type``, the row kind, ``_commit_version`` and ``_commit_timestamp`` besides.
+            change feed of a Delta table, a commit is a file, and none may be gone (needs the package ``deltalake``
+            and Spark 4.2); its rows have ``_change_type``, the row kind, ``_commit_version`` and
+            ``_commit_timestamp`` besides.
         schema: of the rows: a schema or its DDL text.
-        options: of Spark's file source (`SOURCE_OPTIONS`; `gpu_ops.spark.sources.commits.OPTIONS` of delta) and of the format (`gpu_ops.files.formats.FileFormat`), by
-            the names that Spark has for them.
+        options: of Spark's file source (`SOURCE_OPTIONS`; with delta but ``maxFilesPerTrigger``) and of the format
+            (`gpu_ops.files.formats.FileFormat`), by the names that Spark has for them.
 
     A partition of a join takes at most 2 GiB of a micro-batch: ``maxFilesPerTrigger`` keeps it below.
 
@@ -129,14 +128,14 @@ def read_files(
 
     Raises:
         DescriptionError: no such format or option, or a column of a type that it cannot hold.
-        NotBuiltError: Spark Connect.
+        NotBuiltError: Spark Connect, or a Delta table and a Spark older than 4.2.
     """
     refuse_connect(spark)
     make_importable(spark)
     declared = applied_schema(schema, "schema")
     given = {name: _text(value) for name, value in options.items()}
     of_format = OPTIONS.get(format, ())
-    of_source = DELTA_OPTIONS if format == "delta" else SOURCE_OPTIONS
+    of_source = ("maxFilesPerTrigger",) if format == "delta" else SOURCE_OPTIONS
     unknown = next((name for name in given if name not in of_source and name not in of_format), None)
     if unknown is not None and format in OPTIONS:
         raise DescriptionError(
@@ -152,16 +151,25 @@ def read_files(
         arrow_schema(declared, path),
         tuple((name, value) for name, value in given.items() if name not in of_source),
     )
-    # Without its content a file is not opened.
-    stream = (
-        spark.readStream.format("binaryFile").schema(_CONTENT).options(**{x: given[x] for x in given if x in of_source})
-    )
-    found = commits(spark, path, given) if format == "delta" else stream.load(path)
-    time = f.col("time") if format == "delta" else f.unix_micros("modificationTime")
     how = {FILES: json.dumps({"format": format, "options": read.options, "location": path})}
-    files = found.select(f.col("path").alias("path", metadata=how), time.alias("time"))
+    files = _found(spark, path, format, given).withMetadata("path", how)
     rows = FileRows(read, path, Taken.all(read.schema), read.schema)
     return files.mapInArrow(ReadFiles("gpu_files", rows), declared)
+
+
+def _found(spark: SparkSession, path: str, format: str, given: Mapping[str, str]) -> DataFrame:  # noqa: A002
+    """The stream of files, and of what they are ordered by."""
+    if format == "delta":
+        try:
+            from gpu_ops.spark.sources.commits import commits  # noqa: PLC0415 - it has what older ones of Spark do not
+        except ImportError:
+            raise NotBuiltError(f"the feed of a Delta table needs Spark 4.2, and this is {spark.version}") from None
+        return commits(spark, path, given)
+    # without its content a file is not opened
+    stream = spark.readStream.format("binaryFile").schema(_CONTENT)
+    for name in SOURCE_OPTIONS:
+        stream = stream.option(name, given[name]) if name in given else stream
+    return stream.load(path).select("path", f.unix_micros("modificationTime").alias("time"))
 
 
 def source(node: Any, session: SparkSession) -> Source | None:
