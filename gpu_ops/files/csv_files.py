@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pcsv
@@ -24,20 +25,27 @@ class CsvFile:
     Args:
         again: opens it.
         schema: of its rows.
+        columns: those that are wanted. Of others it is only looked at whether they are as described.
         options: see `gpu_ops.files.formats.FileFormat`.
         block_bytes: read at once; no row is longer.
     """
 
     def __init__(
-        self, again: Callable[[], pa.NativeFile], schema: pa.Schema, options: Mapping[str, str], block_bytes: int
+        self,
+        again: Callable[[], pa.NativeFile],
+        schema: pa.Schema,
+        columns: Sequence[str],
+        options: Mapping[str, str],
+        block_bytes: int,
     ) -> None:
         self._again, self._schema, self._options, self._block_bytes = again, schema, options, block_bytes
+        self._columns = columns
         self._header = options.get("header") == "true"
         self._quote = options.get("quote", '"')
         self._null = options.get("nullValue")
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """All columns, times and dates as text.
+        """The columns that are wanted and maybe others, times and dates as text.
 
         Raises:
             ArrowInvalid: an invalid file.
@@ -67,7 +75,10 @@ class CsvFile:
 
     def _read(self, block: bytes | memoryview, names: list[str], *, quoted: bool) -> pa.Table:
         """The rows of a block."""
-        types = {field.name: as_text(field.type) for field in self._schema}
+        # whatever is UTF-8 is a text, and whatever is there are bytes
+        sure = (pa.string(), pa.binary()) if np.frombuffer(block, np.int8).min(initial=0) >= 0 else (pa.binary(),)
+        wanted = [x for x in self._schema if x.name in self._columns or x.type not in sure]
+        types = {field.name: as_text(field.type) for field in wanted or self._schema}
         if not quoted:
             return self._read_columns(block, names, types)
         try:
@@ -79,9 +90,9 @@ class CsvFile:
             numbers = {name: kind for name, kind in types.items() if name not in texts}
             if not numbers:
                 raise
-            table = self._read_columns(block, names, numbers, in_quotes=True)
-            for name in texts:
-                table = table.append_column(name, self._read_columns(block, names, {name: texts[name]})[name])
+            found = [self._read_columns(block, names, numbers, in_quotes=True)]
+            found += [self._read_columns(block, names, texts)] if texts else []
+            table = pa.table({name: part[name] for part in found for name in part.column_names})
         return pa.table({name: self._nulls(name, table[name]) for name in types})
 
     def _read_columns(

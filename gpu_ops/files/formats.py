@@ -77,8 +77,9 @@ class FileFormat:
         options: some of `OPTIONS`: ``header`` (the first row has names: then columns may come in any order, and
             more may be there), ``sep``, ``quote`` (doubled in a quoted value for one quote), ``escape`` (in quotes,
             before a quote or another escape; none by default, where Spark has the backslash), ``nullValue`` (besides
-            the empty field, in quotes or not; without it ``""`` is an empty text), ``encoding``, ``multiLine`` (values may have line breaks), ``timeZone`` (of times that
-            name none; those of Parquet and Arrow are UTC's, those that Spark writes to ORC are its JVM's),
+            the empty field, in quotes or not; without it ``""`` is an empty text), ``encoding``, ``multiLine`` (values
+            may have line breaks), ``timeZone`` (of times that name none; those of Parquet and Arrow are UTC's, those
+            that Spark writes to ORC are its JVM's),
             ``missingColumns``: ``fail``, or ``null`` for columns that a file lacks; ``startingVersion``, the first
             commit of a Delta table that is read; ``failOnDataLoss``: whether commits that are gone are an error.
 
@@ -125,7 +126,7 @@ class FileFormat:
             if self.name == "delta":
                 batches = self._delta(uri, file_system.open_input_stream(path).read())
             elif self.name == "csv":
-                batches = self._csv(file_system, path)
+                batches = self._csv(file_system, path, columns)
             elif self.name == "json":
                 batches = self._json(file_system, path)
             else:
@@ -135,10 +136,10 @@ class FileFormat:
         except (pa.ArrowException, OSError, ValueError) as error:
             raise self._refused(error, uri, input_name) from error
 
-    def _csv(self, file_system: pafs.FileSystem, path: str) -> Iterator[pa.RecordBatch]:
+    def _csv(self, file_system: pafs.FileSystem, path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         again = functools.partial(file_system.open_input_stream, path)
-        file = CsvFile(again, self.schema, dict(self.options), _BLOCK_BYTES)
-        yield from (self._typed(batch, self.schema.names) for batch in file.batches())
+        file = CsvFile(again, self.schema, columns, dict(self.options), _BLOCK_BYTES)
+        yield from (self._typed(batch, batch.schema.names) for batch in file.batches())
 
     def _json(self, file_system: pafs.FileSystem, path: str) -> Iterator[pa.RecordBatch]:
         wanted = pa.schema([pa.field(field.name, as_text(field.type)) for field in self.schema])
