@@ -140,8 +140,8 @@ class Commits(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return BadInputError(
             self._table,
             None,
-            f"version {version} of the Delta table was to be read and is not in {LOG} any more; {how}. "
-            "Commits may have been deleted by log cleanup, and their rows would be missing: begin anew, with another checkpointLocation "
-            "and a startingVersion that is there, and raise delta.logRetentionDuration. With the option "
-            "failOnDataLoss=false the query goes on with what is there",
+            f"version {version} of the Delta table was to be read and is not in {LOG} any more; {how}. Commits may "
+            "have been deleted by log cleanup, and their rows would be missing: begin anew, with another "
+            "checkpointLocation and a startingVersion that is there, and raise delta.logRetentionDuration. With the "
+            "option failOnDataLoss=false the query goes on with what is there",
         )
