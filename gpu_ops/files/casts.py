@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from gpu_ops.files.times import in_zone, parsed
+from gpu_ops.values import rebuilt
 
 
 def fits(there: pa.DataType, wanted: pa.DataType) -> bool:
@@ -44,6 +45,18 @@ def fits(there: pa.DataType, wanted: pa.DataType) -> bool:
     # and so Spark has an interval in ORC and Parquet
     lasting = t.is_duration(wanted) and (t.is_duration(there) or t.is_int64(there))
     return bool(lasting or any(kind(there) and kind(wanted) for kind in kinds))
+
+
+def keeps(there: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether a type that `fits` another surely has no value that the other has no place for."""
+    t = pa.types
+    if rebuilt(there, lambda x: x, bare=True) == rebuilt(wanted, lambda x: x, bare=True):
+        return True
+    if t.is_signed_integer(there) and t.is_signed_integer(wanted):
+        return bool(there.bit_width <= wanted.bit_width)
+    if t.is_timestamp(there) and t.is_timestamp(wanted):
+        return bool(there.unit == wanted.unit)
+    return bool(t.is_floating(there) and t.is_floating(wanted))
 
 
 Leaf = Callable[[pa.Array, pa.DataType, str], pa.Array]

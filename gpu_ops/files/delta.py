@@ -13,9 +13,9 @@ from gpu_ops.errors import NotBuiltError
 from gpu_ops.values import rebuilt
 
 LOG: Final = "_delta_log"
-COMMITS: Final = "[0-9]*.json"
-"""Names of commits in the log, as a glob."""
-
+_MAPPED: Final = (
+    "the table has column mapping, which the package deltalake does not read: read it with spark.readStream"
+)
 _CHANGE: Final = "_change_type"
 
 
@@ -42,23 +42,29 @@ def changes_of(commit: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         raise ValueError(f"it is no commit of a Delta table's log, {LOG}/*.json")
     table, version = re.sub("^file:/*", "/", named.group(1)), int(named.group(2))
     try:
-        feed = deltalake.DeltaTable(table).load_cdf(starting_version=version, ending_version=version)
+        opened = deltalake.DeltaTable(table)
+        mapping = opened.metadata().configuration.get("delta.columnMapping.mode", "none")
+        if mapping != "none":
+            raise ValueError(f"{_MAPPED} (delta.columnMapping.mode is {mapping!r})")
+        feed = opened.load_cdf(starting_version=version, ending_version=version)
         views = pa.table(feed)
     except deltalake.exceptions.DeltaError as error:
-        raise ValueError(
-            f"{error} (delta.enableChangeDataFeed has to be set, and startingVersion after that)"
-        ) from error
+        if "column mapping" in str(error).lower():
+            raise ValueError(f"{_MAPPED}: {error}") from error
+        feedless = "change data" in str(error).lower()
+        hint = " (delta.enableChangeDataFeed has to be set, and startingVersion after that)" if feedless else ""
+        raise ValueError(f"{error}{hint}") from error
     changes = views.cast(pa.schema([field.with_type(rebuilt(field.type, _plain)) for field in views.schema]))
     missing = [name for name in columns if name not in changes.schema.names]
     if missing:
         raise ValueError(f"{missing[0]!r} is not among its columns {', '.join(changes.schema.names)}")
     taken = pc.is_in(changes[_CHANGE], pa.array(["delete", "update_preimage"]))
     for mask in (taken, pc.invert(taken)):
-        part = changes.filter(mask).select(list(columns))
+        part = changes.filter(mask)
         keys = [
             (x.name, "ascending") for x in part.schema if not (pa.types.is_nested(x.type) or pa.types.is_null(x.type))
         ]
-        yield from (part.sort_by(keys) if keys else part).to_batches()
+        yield from (part.sort_by(keys) if keys else part).select(list(columns)).to_batches()
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:

@@ -13,16 +13,18 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Literal, get_args
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv as pcsv
 import pyarrow.dataset as pads
 import pyarrow.fs as pafs
 import pyarrow.json as pjson
 
 from gpu_ops.errors import BadInputError, DescriptionError
-from gpu_ops.files.casts import cast, fits
+from gpu_ops.files.casts import cast, fits, keeps
+from gpu_ops.files.csv_files import CsvFile
 from gpu_ops.files.delta import changes_of
+from gpu_ops.files.quotes import WrongError, refuse_compressed, shown
 from gpu_ops.files.times import arrow_zone, as_text
 
 FormatName = Literal["csv", "json", "parquet", "orc", "arrow", "delta"]
@@ -34,12 +36,12 @@ OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "parquet": ("missingColumns",),
     "orc": ("timeZone", "missingColumns"),
     "arrow": ("missingColumns",),
-    "delta": ("startingVersion",),
+    "delta": ("startingVersion", "failOnDataLoss"),
 }
 """Options of each format, by Spark's names where Spark has them."""
 
 _ALLOWED: Final = {
-    **dict.fromkeys(("header", "multiLine"), ("true|false", "true or false")),
+    **dict.fromkeys(("header", "multiLine", "failOnDataLoss"), ("true|false", "true or false")),
     **dict.fromkeys(("sep", "quote", "escape"), (r"[\x01-\x7f]", "one character of ASCII")),
     "missingColumns": ("fail|null", "fail or null"),
     "startingVersion": (r"\d+", "a number"),
@@ -58,8 +60,8 @@ _SAMPLE: Final = (
     r"Decimal value (\S+) does"
 )
 
-_SHOWN: Final = 100
-"""Bytes of a line that an error shows."""
+_BLANK: Final = b" \t\r\n"
+_NOT_FINITE: Final = rb'"(NaN|[+-]?INF|[+-]?Infinity)"'
 
 _GREGORIAN: Final = -141427
 """The first day of the Gregorian calendar, 1582-10-15, as days from 1970."""
@@ -73,12 +75,13 @@ class FileFormat:
         name: one of `FORMATS`.
         schema: of their rows. A CSV file without a header has these columns, in this order.
         options: some of `OPTIONS`: ``header`` (the first row has names: then columns may come in any order, and
-            more may be there), ``sep``, ``quote`` (doubled in a quoted value for one quote), ``escape`` (before any
-            character; none by default, where Spark has the backslash), ``nullValue`` (besides the empty field; in
-            quotes it is none), ``encoding``, ``multiLine`` (values may have line breaks), ``timeZone`` (of times that
-            name none; those of Parquet and Arrow are UTC's, those that Spark writes to ORC are its JVM's),
+            more may be there), ``sep``, ``quote`` (doubled in a quoted value for one quote), ``escape`` (in quotes,
+            before a quote or another escape; none by default, where Spark has the backslash), ``nullValue`` (besides
+            the empty field, in quotes or not; without it ``""`` is an empty text), ``encoding``, ``multiLine`` (values
+            may have line breaks), ``timeZone`` (of times that name none; those of Parquet and Arrow are UTC's, those
+            that Spark writes to ORC are its JVM's),
             ``missingColumns``: ``fail``, or ``null`` for columns that a file lacks; ``startingVersion``, the first
-            commit of a Delta table that is read.
+            commit of a Delta table that is read; ``failOnDataLoss``: whether commits that are gone are an error.
 
     Raises:
         DescriptionError: no such format, option or value, or a column that the format cannot hold.
@@ -119,79 +122,63 @@ class FileFormat:
             BadInputError: a file that is not there, or not as described; names column and value where it can.
         """
         try:
-            if self.name == "delta":
-                yield from (self._typed(batch, columns) for batch in changes_of(uri, columns))
-                return
             file_system, path = file_system_of(uri, input_name)
-            if self.name == "csv":
+            if self.name == "delta":
+                batches = self._delta(uri, file_system.open_input_stream(path).read())
+            elif self.name == "csv":
                 batches = self._csv(file_system, path, columns)
             elif self.name == "json":
-                batches = self._json(file_system, path, columns)
+                batches = self._json(file_system, path)
             else:
                 batches = self._dataset(file_system, path, columns)
-            yield from batches
+            for batch in batches:
+                yield batch.select(list(columns))
         except (pa.ArrowException, OSError, ValueError) as error:
             raise self._refused(error, uri, input_name) from error
 
     def _csv(self, file_system: pafs.FileSystem, path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        header = self._option("header", "false") == "true"
-        read = pcsv.ReadOptions(
-            use_threads=False,
-            block_size=_BLOCK_BYTES,
-            column_names=None if header else self.schema.names,
-            encoding=self._option("encoding", "utf8"),
-        )
-        quote, escape = self._option("quote", '"'), self._option("escape", "")
-        parse = pcsv.ParseOptions(
-            delimiter=self._option("sep", ","),
-            quote_char=quote,
-            escape_char=False if escape in ("", quote) else escape,  # a quote twice is one in any case
-            newlines_in_values=self._option("multiLine", "false") == "true",
-        )
-        convert = pcsv.ConvertOptions(
-            column_types={name: as_text(self.schema.field(name).type) for name in columns},
-            include_columns=list(columns),
-            include_missing_columns=self._option("missingColumns", "fail") == "null",
-            null_values=["", self._option("nullValue", "")],
-            strings_can_be_null=True,
-            quoted_strings_can_be_null=False,
-        )
-        try:
-            for batch in pcsv.open_csv(file_system.open_input_stream(path), read, parse, convert):
-                if not parse.newlines_in_values:
-                    _in_one_line(batch)
-                yield self._typed(batch, columns)
-        except pa.ArrowInvalid as error:
-            if "Empty CSV file" in str(error):
-                return
-            numbered = re.search(r"In CSV column #(\d+)", str(error))
-            if numbered is None:
-                raise
-            names = self.schema.names
-            if header:
-                names = pcsv.open_csv(file_system.open_input_stream(path), read, parse).schema.names
-            raise _WrongError(str(error), names[int(numbered.group(1))]) from error
+        again = functools.partial(file_system.open_input_stream, path)
+        file = CsvFile(again, self.schema, columns, dict(self.options), _BLOCK_BYTES)
+        yield from (self._typed(batch, batch.schema.names) for batch in file.batches())
 
-    def _json(self, file_system: pafs.FileSystem, path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        wanted = pa.schema([pa.field(name, as_text(self.schema.field(name).type)) for name in columns])
+    def _json(self, file_system: pafs.FileSystem, path: str) -> Iterator[pa.RecordBatch]:
+        wanted = pa.schema([pa.field(field.name, as_text(field.type)) for field in self.schema])
         with file_system.open_input_stream(path) as stream:
             for block in _lines(stream):
                 for batch in _parsed(block, wanted):
-                    yield self._typed(batch, columns)
+                    yield self._typed(batch, self.schema.names)
+
+    def _delta(self, commit: str, actions: bytes) -> Iterator[pa.RecordBatch]:
+        if b'"deletionVector":{' in actions and b'"cdc":' not in actions:
+            raise WrongError("the commit has deletion vectors and no change data: read the table with spark.readStream")
+        for batch in changes_of(commit, self.schema.names):
+            self._check_kinds(batch.schema)
+            yield self._typed(batch, self.schema.names)
 
     def _dataset(self, file_system: pafs.FileSystem, path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         fragment = _binary_format(self.name).make_fragment(path, file_system)
-        there = {field.name: field.type for field in fragment.physical_schema}
-        for name in columns:
-            kind = self.schema.field(name).type
-            if name not in there:
-                if self._option("missingColumns", "fail") == "fail":
-                    raise _WrongError(f"it is not among its columns {', '.join(there)}", name)
-            elif not fits(there[name], kind):
-                raise _WrongError(f"it is {there[name]} there, and not {kind}", name)
-        found = [name for name in columns if name in there]
+        there = fragment.physical_schema
+        self._check_kinds(there)
+        # others are read only where one of their values may be wrong
+        names = [x.name for x in self.schema if x.name in columns or not self._keeps(there, x)]
+        found = [name for name in names if name in there.names]
         for batch in fragment.to_batches(columns=found, batch_size=_ROWS, use_threads=False):
-            yield self._typed(batch, columns)
+            yield self._typed(batch, names)
+
+    def _keeps(self, there: pa.Schema, field: pa.Field) -> bool:
+        """Whether no value of a file's column can be one that the declared type has no place for."""
+        if field.name not in there.names:
+            return True
+        timed = self.name == "orc" and as_text(field.type) != field.type
+        return not timed and keeps(there.field(field.name).type, field.type)
+
+    def _check_kinds(self, there: pa.Schema) -> None:
+        for field in self.schema:
+            if field.name not in there.names:
+                if self._option("missingColumns", "fail") == "fail":
+                    raise WrongError(f"it is not among its columns {', '.join(there.names)}", field.name)
+            elif not fits(there.field(field.name).type, field.type):
+                raise WrongError(f"it is {there.field(field.name).type} there, and not {field.type}", field.name)
 
     def _typed(self, batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
         """A batch in the types of the schema; columns that it lacks are null."""
@@ -207,7 +194,9 @@ class FileFormat:
                     values.validate(full=True)  # Arrow's readers let some through that have a digit too many
                 made.append(cast(values, kind, zone))
             except pa.ArrowInvalid as error:
-                raise _WrongError(str(error), name) from error
+                raise WrongError(str(error), name) from error
+        if not made:
+            return batch.select([])
         return pa.RecordBatch.from_arrays(made, schema=pa.schema([self.schema.field(name) for name in columns]))
 
     def _option(self, name: str, default: str) -> str:
@@ -219,17 +208,9 @@ class FileFormat:
         column = named.group(1) if named is not None else None
         value = re.search(_SAMPLE, text, re.DOTALL)
         sample = next(filter(None, value.groups()), None) if value is not None else None
-        if isinstance(error, _WrongError):
+        if isinstance(error, WrongError):
             column, sample = error.column or column, error.sample or sample
         return BadInputError(input_name, column, f"cannot read {uri}: {text}", sample)
-
-
-class _WrongError(ValueError):
-    """What is wrong with a file, with column and sample where they are known."""
-
-    def __init__(self, problem: str, column: str | None = None, sample: str | None = None) -> None:
-        super().__init__(problem)
-        self.column, self.sample = column, sample
 
 
 def _lines(stream: pa.NativeFile) -> Iterator[bytes]:
@@ -250,30 +231,96 @@ def _parsed(block: bytes, wanted: pa.Schema) -> list[pa.RecordBatch]:
     Raises:
         ValueError: anything else; names the column.
     """
-    block = block.removeprefix(codecs.BOM_UTF8).lstrip()
+    block = block.removeprefix(codecs.BOM_UTF8).strip(_BLANK)
     if not block:
         return []
-    if not block.startswith(b"{") or b"\nnull" in block:
-        # Arrow ends the process at a null there (apache/arrow issue 47409)
-        line = block.partition(b"\n")[0] if not block.startswith(b"{") else b"null"
-        raise _WrongError("a line is no object", sample=_shown(line))
+    refuse_compressed(block)
+    _check_lines(block)
     if not block.isascii():
         block.decode()  # Arrow takes any bytes for text
-
     try:
-        return list(read_objects(block, wanted).to_batches())
+        return _read_lines(block, wanted)
     except pa.ArrowInvalid as error:
-        numbered = re.fullmatch(r"(.*) in row (\d+)", str(error), re.DOTALL)
-        if numbered is not None:  # of the block, which its reader knows nothing of
-            rows = [line for line in block.splitlines() if line.strip()]
-            row = rows[min(int(numbered.group(2)), len(rows) - 1)]
-            raise _WrongError(numbered.group(1), sample=_shown(row)) from error
-        for field in wanted:
-            try:
-                read_objects(block, pa.schema([field]))
-            except pa.ArrowInvalid as of_one:
-                raise _WrongError(str(of_one), field.name) from error
-        raise
+        if re.search(_NOT_FINITE, block) is not None:
+            return _parsed_floats(block, wanted)
+        raise _of_one_line(block, wanted, error) from error
+
+
+def _check_lines(block: bytes) -> None:
+    """Refuses lines that are no object, or begin or end within one.
+
+    A line break between ``}`` and ``{`` is between objects. At a null there some versions of Arrow end the process
+    (apache/arrow issue 47409), and behind a null character they read nothing.
+    """
+    wrong = None if block.startswith(b"{") else re.match(rb".*", block)
+    ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
+    data = np.frombuffer(block, np.uint8)
+    if not ((data[ends - 1] == ord("}")) & (data[ends + 1] == ord("{"))).all():
+        wrong = wrong or re.search(rb"(?m)^[ \t\r]*[^{ \t\r\n].*$|^.*[^} \t\r\n][ \t\r]*$", block)
+    wrong = wrong or re.search(rb"(?m)^.*\0.*$", block)
+    if wrong is not None or not block.endswith(b"}"):
+        line = block.rpartition(b"\n")[2] if wrong is None else wrong.group()
+        raise WrongError("a line is no object", sample=shown(line))
+
+
+def _read_lines(block: bytes, wanted: pa.Schema) -> list[pa.RecordBatch]:
+    read = read_objects(block, wanted)
+    lines = block.count(b"\n") + 1
+    if read.num_rows != lines and read.num_rows != sum(map(bool, map(bytes.strip, block.split(b"\n")))):
+        raise WrongError(
+            "a line has several objects", sample=next(map(shown, re.findall(rb".*\}[ \t\r]*\{.*", block)), None)
+        )
+    return list(read.to_batches())
+
+
+def _parsed_floats(block: bytes, wanted: pa.Schema) -> list[pa.RecordBatch]:
+    """Objects of which some have NaN or an infinity as text, as Spark writes them.
+
+    Each column that has floats is read from a block of its own, in which the texts of these are none.
+    """
+    columns = {}
+    for field in wanted:
+        spelled, names = block, _named_floats(field)
+        if names:
+            of_one = b"|".join(re.escape(name.encode()) for name in names)
+            pattern = rb'((?<!\\)"(?:%s)"\s*:\s*(?:\[[^"{}:]*?)?)%s' % (of_one, _NOT_FINITE)
+            while (more := re.sub(pattern, _bare, spelled)) != spelled:  # one of each list at a time
+                spelled = more
+        try:
+            (columns[field.name],) = read_objects(spelled, pa.schema([field])).columns
+        except pa.ArrowInvalid as error:
+            raise _of_one_line(spelled, pa.schema([field]), error) from error
+    return list(pa.table(columns, schema=wanted).combine_chunks().to_batches())
+
+
+def _bare(text: re.Match[bytes]) -> bytes:
+    before, value = text.groups()
+    finite = {b"I": b"Infinity", b"-": b"-Infinity", b"N": b"NaN"}
+    return bytes(before + finite[value.lstrip(b"+")[:1]])
+
+
+def _named_floats(field: pa.Field) -> list[str]:
+    """The names in a column whose values are floats, or lists of them."""
+    kind = field.type
+    while pa.types.is_list(kind):
+        kind = kind.value_type
+    if pa.types.is_struct(kind):
+        return [name for part in kind for name in _named_floats(part)]
+    return [field.name] if pa.types.is_floating(kind) else []
+
+
+def _of_one_line(block: bytes, wanted: pa.Schema, error: Exception) -> Exception:
+    """An error of a block that names the line or the column."""
+    numbered = re.fullmatch(r"(.*) in row (\d+)", str(error), re.DOTALL)
+    if numbered is not None:  # of the block, which its reader knows nothing of
+        rows = [line for line in block.split(b"\n") if line.strip()]
+        return WrongError(numbered.group(1), sample=shown(rows[min(int(numbered.group(2)), len(rows) - 1)]))
+    for field in wanted:
+        try:
+            read_objects(block, pa.schema([field]))
+        except pa.ArrowInvalid as of_one:
+            return WrongError(str(of_one), field.name)
+    return error
 
 
 def read_objects(block: bytes | pa.Buffer, schema: pa.Schema) -> pa.Table:
@@ -323,19 +370,6 @@ def file_system_of(uri: str, input_name: str) -> tuple[pafs.FileSystem, str]:
     return file_system, base + path
 
 
-def _in_one_line(batch: pa.RecordBatch) -> None:
-    """Refuses a value that goes on in the next line: a quote may be missing, and rows are part of it."""
-    for name, values in zip(batch.schema.names, batch.columns, strict=True):
-        text = values.buffers()[-1] if pa.types.is_string(values.type) or pa.types.is_binary(values.type) else None
-        if text is not None and re.search(b"\n", text):
-            first = pc.filter(values, pc.match_substring(values, "\n"))[0].as_buffer().to_pybytes()
-            raise _WrongError("a quoted value has a line break, which is for multiLine=true", name, _shown(first))
-
-
-def _shown(line: bytes) -> str:
-    return line[:_SHOWN].decode(errors="replace").strip()
-
-
 def _binary_format(name: str) -> pads.FileFormat:
     if name == "parquet":
         # the times of Spark's files, INT96, are nanoseconds to Arrow, which hold three centuries on either side of 1970
@@ -347,7 +381,7 @@ def _in_one_calendar(days: pa.Array, name: str) -> None:
     """Refuses dates that a file of ORC may have by the Julian calendar; Arrow does not tell them apart."""
     first = pc.min(days)
     if first.is_valid and first.cast(pa.int32()).as_py() < _GREGORIAN:
-        raise _WrongError("a date before 1582-10-15", name, str(first.cast(pa.string())))
+        raise WrongError("a date before 1582-10-15", name, str(first.cast(pa.string())))
 
 
 def _holds(name: str, kind: pa.DataType) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 
 import gpu_ops
 from gpu_ops import stream
+from gpu_ops.errors import BadInputError
+from gpu_ops.files.formats import FileFormat
 from spark.support import Sink, Source, drain, in_memory, slow_join
 
 pytestmark = pytest.mark.spark
@@ -77,3 +80,67 @@ def test_a_table_without_a_feed_is_refused(spark: Any, tmp_path: Path) -> None:
         drain(joined, Sink(), tmp_path / "checkpoint")
     with pytest.raises(gpu_ops.DescriptionError, match="startingVersion='new' is a number"):
         gpu_ops.read_files(spark, path, "delta", SCHEMA, startingVersion="new")
+
+
+def appended(path: str, *ids: int) -> None:
+    for number in ids:
+        row = pa.table({"id": [number], "shop": ["a"], "price": [0.5]})
+        deltalake.write_deltalake(path, row, mode="append", configuration=FEED)
+
+
+def cleaned(path: str, *versions: int) -> None:
+    """What log cleanup leaves: a checkpoint, and no commits before it."""
+    deltalake.DeltaTable(path).create_checkpoint()
+    for version in versions:
+        (Path(path) / "_delta_log" / f"{version:020}.json").unlink()
+
+
+def test_commits_that_log_cleanup_has_removed_are_missed(spark: Any, tmp_path: Path) -> None:
+    """On resuming and at the start their rows were left out without a word."""
+    path, sink = str(tmp_path / "prices"), Sink()
+    appended(path, 0, 1, 2)
+
+    def run(checkpoint: str, into: Sink, **options: Any) -> list[Any]:
+        drain(gpu_ops.read_files(spark, path, "delta", SCHEMA, **options), into, tmp_path / checkpoint)
+        return [row[1] for row in into.changes]
+
+    assert run("checkpoint", sink) == [0, 1, 2]
+    appended(path, 3, 4, 5)
+    cleaned(path, 0, 1, 2)
+    assert run("checkpoint", sink, maxFilesPerTrigger=1) == [0, 1, 2, 3, 4, 5]  # what was read may go
+    for version, options in ((0, {}), (2, {"startingVersion": 2})):
+        with pytest.raises(Exception, match=rf"version {version} of the Delta table.*earliest one after it is 3"):
+            run(f"new{version}", Sink(), **options)
+    assert run("from3", Sink(), startingVersion=3) == [3, 4, 5]
+    appended(path, 6, 7, 8)
+    cleaned(path, 3, 4, 5, 6)
+    with pytest.raises(Exception, match=r"version 6 of the Delta table.*earliest one after it is 7.*failOnDataLoss"):
+        run("checkpoint", sink)
+    assert run("checkpoint", sink, failOnDataLoss=False) == [0, 1, 2, 3, 4, 5, 7, 8]
+
+
+def test_column_mapping_is_named_where_it_is_the_reason(tmp_path: Path) -> None:
+    """The error advised to set delta.enableChangeDataFeed, which was set."""
+    path = tmp_path / "prices"
+    appended(str(path), 1)
+    log = path / "_delta_log" / f"{0:020}.json"
+    actions = [json.loads(line) for line in log.read_text().splitlines()]
+    for action in actions:
+        if "protocol" in action:
+            action["protocol"] = {"minReaderVersion": 2, "minWriterVersion": 5}
+        if "metaData" in action:
+            action["metaData"]["configuration"]["delta.columnMapping.mode"] = "name"
+    log.write_text("".join(f"{json.dumps(action)}\n" for action in actions))
+    read = FileFormat("delta", pa.schema([("id", pa.int64())]))
+    with pytest.raises(BadInputError, match="column mapping") as caught:
+        list(read.read(str(log), ["id"], "prices"))
+    assert "enableChangeDataFeed has" not in str(caught.value)
+
+
+def test_deletion_vectors_without_change_data_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "prices"
+    appended(str(path), 1)
+    log = path / "_delta_log" / f"{0:020}.json"
+    log.write_text(log.read_text() + '{"remove":{"path":"x","dataChange":true,"deletionVector":{"storageType":"u"}}}\n')
+    with pytest.raises(BadInputError, match="deletion vectors"):
+        list(FileFormat("delta", pa.schema([("id", pa.int64())])).read(str(log), ["id"], "prices"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import uuid
+from collections.abc import Mapping
 from typing import Any, Final
 
 import pyarrow as pa
@@ -17,8 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
-from gpu_ops.errors import DescriptionError
-from gpu_ops.files.delta import COMMITS, LOG
+from gpu_ops.errors import DescriptionError, NotBuiltError
 from gpu_ops.files.formats import OPTIONS, FileFormat, FormatName
 from gpu_ops.query.catalyst import frame_of
 from gpu_ops.spark.api.functions import applied_schema
@@ -114,11 +114,12 @@ def read_files(
         spark: the session.
         path: a folder, or a pattern.
         format: ``"csv"``, ``"json"`` (one object a line), ``"parquet"``, ``"orc"``, ``"arrow"``, or ``"delta"``: the
-            change feed of a Delta table, a commit is a file (needs the package ``deltalake``); its rows have
-            ``_change_type``, the row kind, ``_commit_version`` and ``_commit_timestamp`` besides.
+            change feed of a Delta table, a commit is a file, and none may be gone (needs the package ``deltalake``
+            and Spark 4.2); its rows have ``_change_type``, the row kind, ``_commit_version`` and
+            ``_commit_timestamp`` besides.
         schema: of the rows: a schema or its DDL text.
-        options: of Spark's file source (`SOURCE_OPTIONS`) and of the format (`gpu_ops.files.formats.FileFormat`), by
-            the names that Spark has for them.
+        options: of Spark's file source (`SOURCE_OPTIONS`; with delta but ``maxFilesPerTrigger``) and of the format
+            (`gpu_ops.files.formats.FileFormat`), by the names that Spark has for them.
 
     A partition of a join takes at most 2 GiB of a micro-batch: ``maxFilesPerTrigger`` keeps it below.
 
@@ -127,41 +128,48 @@ def read_files(
 
     Raises:
         DescriptionError: no such format or option, or a column of a type that it cannot hold.
-        NotBuiltError: Spark Connect.
+        NotBuiltError: Spark Connect, or a Delta table and a Spark older than 4.2.
     """
     refuse_connect(spark)
     make_importable(spark)
     declared = applied_schema(schema, "schema")
     given = {name: _text(value) for name, value in options.items()}
     of_format = OPTIONS.get(format, ())
-    unknown = next((name for name in given if name not in SOURCE_OPTIONS and name not in of_format), None)
+    of_source = ("maxFilesPerTrigger",) if format == "delta" else SOURCE_OPTIONS
+    unknown = next((name for name in given if name not in of_source and name not in of_format), None)
     if unknown is not None and format in OPTIONS:
         raise DescriptionError(
-            f"read_files() has no option {unknown!r} for {format}; there are {', '.join((*of_format, *SOURCE_OPTIONS))}"
+            f"read_files() has no option {unknown!r} for {format}; there are {', '.join((*of_format, *of_source))}"
         )
+    most = given.get("maxFilesPerTrigger", "1")
+    if format == "delta" and not (most.isdecimal() and int(most)):
+        raise DescriptionError(f"maxFilesPerTrigger={most!r} is no number above 0")
     if "timeZone" in of_format:
         given.setdefault("timeZone", _zone(spark, format))
     read = FileFormat(
         format,
         arrow_schema(declared, path),
-        tuple((name, value) for name, value in given.items() if name not in SOURCE_OPTIONS),
+        tuple((name, value) for name, value in given.items() if name not in of_source),
     )
-    stream = spark.readStream.format("binaryFile").schema(_CONTENT)
-    folder, time = path, f.unix_micros("modificationTime")
-    if format == "delta":
-        folder, stream = f"{path}/{LOG}", stream.option("pathGlobFilter", COMMITS)
-        time = f.regexp_extract("path", r"(\d+)\.json$", 1).cast("bigint")  # the version is the order of commits
-    for name, value in given.items():
-        if name in SOURCE_OPTIONS:
-            stream = stream.option(name, value)
-    # Without its content a file is not opened.
     how = {FILES: json.dumps({"format": format, "options": read.options, "location": path})}
-    paths = f.col("path").alias("path", metadata=how)
-    files = stream.load(folder).select(paths, time.alias("time"))
-    if "startingVersion" in given:
-        files = files.where(f.col("time") >= int(given["startingVersion"]))
+    files = _found(spark, path, format, given).withMetadata("path", how)
     rows = FileRows(read, path, Taken.all(read.schema), read.schema)
     return files.mapInArrow(ReadFiles("gpu_files", rows), declared)
+
+
+def _found(spark: SparkSession, path: str, format: str, given: Mapping[str, str]) -> DataFrame:  # noqa: A002
+    """The stream of files, and of what they are ordered by."""
+    if format == "delta":
+        try:
+            from gpu_ops.spark.sources.commits import commits  # noqa: PLC0415 - it has what older ones of Spark do not
+        except ImportError:
+            raise NotBuiltError(f"the feed of a Delta table needs Spark 4.2, and this is {spark.version}") from None
+        return commits(spark, path, given)
+    # without its content a file is not opened
+    stream = spark.readStream.format("binaryFile").schema(_CONTENT)
+    for name in SOURCE_OPTIONS:
+        stream = stream.option(name, given[name]) if name in given else stream
+    return stream.load(path).select("path", f.unix_micros("modificationTime").alias("time"))
 
 
 def source(node: Any, session: SparkSession) -> Source | None:
