@@ -271,7 +271,11 @@ def test_random_tables_equal_the_folded_changelog(spark: Any, postgres: Postgres
                 rows[repr(row)] += 1
         view(changelog(spark, schema, *changes), number)
         found: Counter[str] = Counter()
-        read = spark.read.format("jdbc").options(**OPTIONS, url=f"jdbc:{postgres.url}", dbtable=table).load()
+        read = (
+            spark.read.format("jdbc")
+            .options(**OPTIONS, url=f"jdbc:{postgres.url}", dbtable=table, preferTimestampNTZ=True)
+            .load()
+        )
         for row in read.select(*(f"`{x}`" for x in read.columns)).collect():
             values = [bytes(x) if isinstance(x, bytearray) else x for x in row]
             count = 1 if key else values.pop()
