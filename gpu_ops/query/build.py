@@ -142,10 +142,12 @@ class Builder:
                 )
                 for call in relation.calls
             )
-            description = Aggregate(source, by, calls, self.emit_of(relation), end)
+            emit = self.emit_of(relation)
+            always = not by and emit != "at_end" and source.ttl_ms is None
+            description = Aggregate(source, by, calls, emit, end, always=always)
         except DescriptionError as error:
             self.chooser.fail(str(error), relation.java)
-        why = "GROUP BY" if relation.by else "no GROUP BY: one row, in one partition, while there is any row below"
+        why = "GROUP BY" if relation.by else "no GROUP BY: one row, in one partition"
         return self.after(JoinNode("aggregate", description, (node,), why), [relation], (), needed)
 
     def local_aggregate(self, relation: LocalAggregateOf) -> Stage:

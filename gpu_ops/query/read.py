@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+import pyarrow as pa
 from pyspark.sql import types as st
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
@@ -167,8 +168,14 @@ class Reader(Scope):
                 return self._filter(below, Expr(condition, self.columns))
             case "Join":
                 return self._join(node)
+            case "Sort" if _window_above(node) is not None:
+                return self._relation(node.args[0])
             case "Window":
-                return top_of(self, node.java, self._relation(node.args[0]))
+                order = node.java.orderSpec()
+                for inner in node.walk():  # that of a LIMIT in a sub-query, which Catalyst makes a window function
+                    if inner.kind == "Sort" and _window_above(inner) is node and not order.length():
+                        order = inner.java.order()
+                return top_of(self, node.java, order, self._relation(node.args[0]))
             case "Aggregate":
                 return aggregate_of(self, node.java, self._relation(node.args[0]))
             case "Distinct":
@@ -261,7 +268,7 @@ class Reader(Scope):
         given = node.fields.get("condition")
         condition = self._expr(given, lambda: node.java.condition().get()) if given else None
         on: list[Expr] = []
-        members: list[Expr] = []
+        members: list[tuple[Expr, Expr]] = []
         for part in condition.conjuncts() if condition is not None else []:
             member = _member(part) if how == "anti" else None
             if member is None:
@@ -269,10 +276,11 @@ class Reader(Scope):
             elif _never_null(node.args[0], member, left) and _never_null(node.args[1], member, right):
                 on.append(member)
             else:
-                members.append(member)
-        if len(members) > 1:
-            self.fail("NOT IN compares one expression of each side: write NOT EXISTS (...)", members[0].java)
-        return JoinOf(how, left, right, tuple(on), node.java, sql_name, members[0] if members else None)
+                members.append((member, part))
+        # one is what rows are looked up by, of the others a null is a match, too
+        looked_up = next((member for member, _ in members if _of_each_side(member, left, right)), None)
+        on += [part for member, part in members if member is not looked_up]
+        return JoinOf(how, left, right, tuple(on), node.java, sql_name, looked_up)
 
     def _how(self, node: Tree) -> How:
         given = node.fields["joinType"]
@@ -390,6 +398,23 @@ def _member(part: Expr) -> Expr | None:
     equality = part.args[0]
     same = equality.kind == "EqualTo" and bool(part.args[1].args[0].java.semanticEquals(equality.java))
     return equality if same else None
+
+
+def _window_above(sort: Tree) -> Tree | None:
+    """The window function that stands above an ORDER BY, with projections between at most."""
+    above = sort.above
+    while above is not None and above.kind == "Project":
+        above = above.above
+    return above if above is not None and above.kind == "Window" else None
+
+
+def _of_each_side(member: Expr, left: Relation, right: Relation) -> bool:
+    """Whether an equality is between an expression of each side, which can be looked up."""
+    one, other = (arg.columns.keys() for arg in member.args)
+    turned = one <= right.columns and other <= left.columns
+    return (turned or (one <= left.columns and other <= right.columns)) and not pa.types.is_nested(
+        type_of(member.args[0])
+    )
 
 
 def _never_null(side: Tree, member: Expr, relation: Relation) -> bool:
