@@ -20,8 +20,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as st
 
 from gpu_ops.conditions import backquoted
-from gpu_ops.errors import NotBuiltError
-from gpu_ops.query.errors import SqlError
+from gpu_ops.errors import DescriptionError, NotBuiltError
+from gpu_ops.query.errors import PlacedError, SqlError
 from gpu_ops.spark.datatypes import arrow_type
 
 _CATALYST: Final = "org.apache.spark.sql.catalyst"
@@ -86,8 +86,15 @@ def _has_sub_query(session: SparkSession, java: Any) -> bool:
 
 
 def arrow_type_of(java: Any) -> Any:
-    """The Arrow type of an expression."""
-    return arrow_type(st._parse_datatype_json_string(java.dataType().json()))
+    """The Arrow type of an expression.
+
+    Raises:
+        PlacedError: there is none.
+    """
+    try:
+        return arrow_type(st._parse_datatype_json_string(java.dataType().json()))
+    except DescriptionError as error:
+        raise PlacedError(str(error), position(java.origin())) from error
 
 
 def frame_of(session: SparkSession, plan: Any) -> DataFrame:
@@ -453,6 +460,15 @@ def position(origin: Any) -> tuple[int, int]:
     """Line and column, both from 1, of a node's origin, or of one of Spark's errors; the query's begin for none."""
     line, start = origin.line(), origin.startPosition()
     return (int(line.get()) if line.isDefined() else 1, int(start.get()) + 1 if start.isDefined() else 1)
+
+
+def text_of(java: Any) -> str:
+    """What the query says where an expression comes from."""
+    origin = java.origin()
+    text, start, stop = origin.sqlText(), origin.startIndex(), origin.stopIndex()
+    if not (text.isDefined() and start.isDefined() and stop.isDefined()):
+        return "this"
+    return " ".join(str(text.get())[int(start.get()) : int(stop.get()) + 1].split())
 
 
 def message_of(error: PySparkException | Py4JJavaError) -> str:

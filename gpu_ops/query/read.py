@@ -17,7 +17,7 @@ from gpu_ops.query import errors
 from gpu_ops.query.by_time import marks
 from gpu_ops.query.by_time.marks import ByTime, check_all_found, set_apart
 from gpu_ops.query.by_time.text import QueryText
-from gpu_ops.query.catalyst import INPUT, Catalyst, items
+from gpu_ops.query.catalyst import INPUT, Catalyst, arrow_type_of, items, text_of
 from gpu_ops.query.errors import SqlError, closest
 from gpu_ops.query.expressions import Column, Expr, Tree, number_of, tree
 from gpu_ops.query.groups.aggregates import aggregate_of, distinct_of
@@ -36,7 +36,6 @@ from gpu_ops.query.relations import (
     filtered,
 )
 from gpu_ops.query.scope import Scope
-from gpu_ops.spark.datatypes import arrow_type
 
 _HOWS: Final[dict[str, How]] = {
     "Inner": "inner", "Cross": "inner", "LeftOuter": "left", "RightOuter": "right", "FullOuter": "full",
@@ -144,7 +143,7 @@ class Reader(Scope):
         for below in items(java.children()):
             self._check_expression(below)
         if str(java.nodeName()) in errors.NOW or not java.deterministic():
-            self.fail(errors.CHANGING.format(str(java.prettyName()).upper()), java)
+            self.fail(errors.CHANGING.format(text_of(java)), java)
 
     # --- nodes ----------------------------------------------------------------------------------
 
@@ -192,7 +191,7 @@ class Reader(Scope):
                 why = errors.NODES.get("Command" if node.kind.endswith("Command") else node.kind)
                 if why is None and not node.args:
                     why = errors.RELATION
-                self.fail(why or f"{node.kind} is not understood in a streaming join", node.java)
+                self.fail(why or "this is not understood in a streaming join", node.java)
         return None
 
     def _scan(self, node: Tree) -> Scan:
@@ -353,7 +352,7 @@ class Reader(Scope):
 
 def type_of(expr: Expr) -> Any:
     """The Arrow type of an expression."""
-    return arrow_type(spark_type_of(expr))
+    return arrow_type_of(expr.java)
 
 
 def spark_type_of(expr: Expr) -> st.DataType:

@@ -23,7 +23,7 @@ CLAUSES = [
     (f"SELECT o.uid {JOINED} §SORT BY o.uid", "SORT BY"),
     (f"SELECT o.uid {JOINED} WHERE o.uid > 3 §LIMIT 10", "which rows.* write ORDER BY before LIMIT"),
     (f"SELECT o.uid {JOINED} §ORDER BY o.uid LIMIT 3 OFFSET 2", "OFFSET is not understood"),
-    (f"SELECT o.uid {JOINED} §ORDER BY o.uid LIMIT 0", "n=0; it is between 1 and"),
+    (f"SELECT o.uid {JOINED} §ORDER BY o.uid LIMIT 0", "the first 0 rows: they are between 1 and"),
     ("SELECT o.uid, u.tags FROM orders o JOIN users u ON o.uid = u.uid §ORDER BY u.tags LIMIT 3", "has no order"),
     (
         "SELECT count(*) AS n FROM prices §GROUP BY window(CAST(price AS TIMESTAMP), '10 seconds', '2 seconds')",
@@ -113,7 +113,10 @@ NAMES = [
 
 EXPRESSIONS = [
     (f"§SELECT o.uid, sum(p.price) AS s {JOINED}", r"\[MISSING_GROUP_BY\]"),
-    (f"SELECT §max_by(o.uid, p.price) AS n {JOINED}", "max_by is not understood: aggregates are sum, count, avg"),
+    (
+        f"SELECT §max_by(o.uid, p.price) AS n {JOINED}",
+        r"max_by\(o.uid, p.price\) is not understood: aggregates are",
+    ),
     (f"SELECT §sum(DISTINCT p.price) AS n {JOINED}", "DISTINCT goes with count only"),
     (f"SELECT §count(o.uid, p.price) AS n {JOINED}", "count takes one value"),
     (f"SELECT §first_value(o.uid) AS n {JOINED}", "first_value leaves nulls out: .* IGNORE NULLS"),
@@ -126,8 +129,11 @@ EXPRESSIONS = [
         "window functions are not understood, but for one: SELECT",
     ),
     (f"§SELECT explode(array(1, 2)) AS n {JOINED}", "what makes many rows of one"),
-    (f"SELECT o.id, §rand() AS r {JOINED}", "RAND gives another value each time, so a row could not be taken back"),
-    (f"SELECT o.id, §uuid() AS r {JOINED}", "UUID gives another value"),
+    (
+        f"SELECT o.id, §rand() AS r {JOINED}",
+        r"rand\(\) gives another value each time, so a row",
+    ),
+    (f"SELECT o.id, §uuid() AS r {JOINED}", r"uuid\(\) gives another value"),
     (f"SELECT o.id {JOINED} WHERE p.price > 1 AND o.note = cast(§current_timestamp() AS STRING)", "another value"),
     (f"SELECT o.id {JOINED} WHERE o.id = §(SELECT max(uid) FROM users)", "a sub-query can stand in FROM, and in WHERE"),
     (f"SELECT §(SELECT 1 FROM users) AS x {JOINED}", "a sub-query can stand in FROM"),
@@ -138,7 +144,6 @@ EXPRESSIONS = [
         r"\[DATATYPE_MISMATCH\.IN_SUBQUERY_LENGTH_MISMATCH\]",
     ),
     (f"SELECT o.id {JOINED} WHERE o.id = §:value", r"\[UNBOUND_SQL_PARAMETER\]"),
-    ("SELECT o.id FROM orders o WHERE §o.id IN (SELECT p.id + o.uid FROM prices p)", "takes columns of both inputs"),
     (
         "SELECT o.id FROM orders o WHERE EXISTS (SELECT 1 FROM prices p WHERE p.id = o.id AND EXISTS (SELECT 1 FROM users u WHERE u.uid = §o.uid))",  # noqa: E501
         r"\[UNRESOLVED_COLUMN\.WITH_SUGGESTION\]",
@@ -211,12 +216,11 @@ BY_TIME = [
 MORE = [
     (
         "SELECT o.id FROM orders o LEFT JOIN users u ON o.note §LIKE u.name",
-        "like takes columns of both inputs; an outer",
+        "o.note LIKE u.name takes columns of both inputs; an outer",
     ),
-    ("§SELECT o.id FROM orders o WHERE (o.id, o.uid) NOT IN (SELECT uid, uid FROM users)", "write NOT EXISTS"),
     ("SELECT o.id, §EXISTS (SELECT 1 FROM users) AS x FROM orders o JOIN prices p ON o.id = p.id", "a sub-query can"),
-    (f"SELECT §now() AS t {JOINED}", "NOW gives another value"),
-    (f"SELECT §current_date() AS t {JOINED}", "CURRENT_DATE gives another value"),
+    (f"SELECT §now() AS t {JOINED}", r"now\(\) gives another value"),
+    (f"SELECT §current_date() AS t {JOINED}", r"current_date\(\) gives another value"),
 ]
 
 TAKEN = [

@@ -102,7 +102,7 @@ class Top(Grouped):
         for order in self.order:
             kind = self.source.schema.field(order.column).type
             if pa.types.is_nested(kind) or pa.types.is_null(kind):
-                raise DescriptionError(f"input '{name}': order_by {order.column!r} of type {kind} has no order")
+                raise DescriptionError(f"input '{name}': column {order.column!r} of type {kind} has no order")
         self._check_names("rename it")
 
     @property
