@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from gpu_ops.query.catalyst import text_of
 from gpu_ops.query.expressions import Column, Expr, is_no_op, widens_literal
 
 Parts = list["str | Column"]
@@ -101,7 +100,7 @@ class Lowering:
             *branches, otherwise = [lower(arg) for arg in args] + ([["NULL"]] if len(args) % 2 == 0 else [])
             cases = [[" WHEN ", *a, " THEN ", *b] for a, b in zip(branches[::2], branches[1::2], strict=True)]
             return ["CASE", *_between(cases, ""), " ELSE ", *otherwise, " END"]
-        raise NotOursError(expr, f"{text_of(expr.java)} takes columns of both inputs")
+        raise NotOursError(expr, f"{expr.java.sql()} takes columns of both inputs")
 
 
 def _widens(cast: Expr) -> bool:

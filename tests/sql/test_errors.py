@@ -5,8 +5,13 @@ What is unknown, ambiguous or no SQL, Spark says itself; a clause that only we r
 
 from __future__ import annotations
 
+import functools
 import pickle
+import re
+import zipfile
+from pathlib import Path
 
+import pyspark
 import pytest
 
 from gpu_ops.errors import DescriptionError
@@ -219,6 +224,24 @@ MORE = [
         "o.note LIKE u.name takes columns of both inputs; an outer",
     ),
     ("SELECT o.id, §EXISTS (SELECT 1 FROM users) AS x FROM orders o JOIN prices p ON o.id = p.id", "a sub-query can"),
+    (
+        "SELECT o.id FROM orders o WHERE o.id §IN (SELECT p.id FROM prices p WHERE p.price = o.amount LIMIT 1)",
+        "write ORDER",
+    ),
+    ("SELECT o.id FROM orders o §ORDER BY o.id LIMIT 20000", "the first 20000 rows: they are between 1 and 10000"),
+    (
+        "SELECT o.id FROM orders o WHERE EXISTS (SELECT 1 FROM prices p WHERE o.uid §IN (SELECT u.uid FROM users u))",
+        "a sub-query can stand in FROM",
+    ),
+    (
+        "SELECT o.id, count(DISTINCT u.tags) AS n FROM orders o JOIN users u ON o.uid = u.uid §GROUP BY o.id",
+        "of this type",
+    ),
+    ("§SELECT max(u.tags) AS n FROM orders o JOIN users u ON o.uid = u.uid", "there is no order"),
+    (
+        "SELECT q.i, o.id FROM (SELECT u.uid, u.uid * §INTERVAL 1 MONTH AS i FROM users u) q JOIN orders o USING (uid)",
+        "are not carried",
+    ),
     (f"SELECT §now() AS t {JOINED}", r"now\(\) gives another value"),
     (f"SELECT §current_date() AS t {JOINED}", r"current_date\(\) gives another value"),
 ]
@@ -239,6 +262,22 @@ TAKEN = [
 TABLE = [*CLAUSES, *STATEMENTS, *RELATIONS, *NAMES, *EXPRESSIONS, *JOINS, *TIMES, *BY_TIME, *MORE]
 
 
+@functools.cache
+def class_names():
+    """Names of classes of Catalyst's that are no words of English or SQL, in small letters."""
+    (jar,) = Path(pyspark.__file__).parent.glob("jars/spark-catalyst_*.jar")
+    paths = [x.removesuffix(".class").rsplit("/", 1)[-1] for x in zipfile.ZipFile(jar).namelist() if "catalyst" in x]
+    return {name.lower() for name in paths if re.fullmatch(r"[A-Z][a-z]+([A-Z][a-z]*)+", name)}
+
+
+def check_words(message):
+    """No class of Catalyst's is named, and no argument in Python; Spark's own words are Spark's."""
+    if message.startswith("Spark does not take this"):
+        return
+    assert not re.findall(r"\b[a-z_]+=(?!=)", message)
+    assert not {word.lower() for word in re.findall(r"\w+", message)} & (class_names() - {"dataframe", "timestamp"})
+
+
 @pytest.mark.parametrize("query", TAKEN)
 def test_taken(query):
     assert planned(query).joins
@@ -253,6 +292,7 @@ def test_refused(query, message):
     line = before.count("\n") + 1
     column = len(before) - before.rfind("\n")
     assert (error.value.line, error.value.column) == (line, column), str(error.value)
+    check_words(error.value.message)
     *_, text, caret = str(error.value).split("\n")
     assert text == "  " + ((before + after).split("\n")[line - 1])
     assert caret.index("^") == column + 1

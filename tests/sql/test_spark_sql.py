@@ -257,7 +257,8 @@ def test_a_sub_query_in_a_sub_query(spark: Any, tmp_path: Path) -> None:
 def test_what_spark_cannot_run_is_refused_with_its_place(spark: Any) -> None:
     """Its planner and its code generator see each part before sql() gives anything; nothing dies in a micro-batch."""
     planned = plan("SELECT o.id,\n  o.uid + 1 AS n FROM orders o JOIN users u ON o.uid = u.uid", TABLES, spark)
-    rows = spark.createDataFrame([], "row_kind string, id long, uid long")
+    names = planned.root.input.schema.names
+    rows = spark.createDataFrame([], ", ".join(["row_kind string", *(f"{name} long" for name in names)]))
     calc = planned.root
     check_runs(calc, rows, planned.sql)
     (part,) = (x for x in calc.select if x.expr is not None)
