@@ -94,7 +94,8 @@ def arrow_type_of(java: Any) -> Any:
     try:
         return arrow_type(st._parse_datatype_json_string(java.dataType().json()))
     except DescriptionError as error:
-        raise PlacedError(str(error), position(java.origin())) from error
+        without_detail = re.sub(r" \(.*\)(?=;)", "", str(error))
+        raise PlacedError(without_detail, position(java.origin())) from error
 
 
 def frame_of(session: SparkSession, plan: Any) -> DataFrame:
