@@ -16,7 +16,7 @@ from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.groups.aggregate import Aggregate, Function, Measure
 from gpu_ops.descriptions.groups.latest import Latest, without_upserts
-from gpu_ops.descriptions.groups.top import Top
+from gpu_ops.descriptions.groups.top import MAX_ROWS, Top
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Equality, Key
@@ -24,7 +24,7 @@ from gpu_ops.descriptions.lookup_join import LookupJoin
 from gpu_ops.descriptions.multi_join import MultiJoin, Step
 from gpu_ops.errors import DescriptionError
 from gpu_ops.query.choose import Chooser, Residual
-from gpu_ops.query.errors import SqlError
+from gpu_ops.query.errors import SqlError, in_sql
 from gpu_ops.query.expressions import Column, Expr
 from gpu_ops.query.groups.relations import AggregateOf, LatestOf, LocalAggregateOf, TopOf
 from gpu_ops.query.lower import written
@@ -127,6 +127,8 @@ class Builder:
     def top(self, relation: TopOf, needed: frozenset[Column]) -> Stage:
         """The first rows of each group."""
         assert relation.n is not None
+        if not 1 <= relation.n <= MAX_ROWS:
+            self.chooser.fail(f"the first {relation.n} rows: they are between 1 and {MAX_ROWS} a group", relation.java)
         (name,) = input_names([relation])
         own = (needed & relation.below.columns) | relation.used
         node, source = self.side(relation.below, {}, own, name)
@@ -136,7 +138,7 @@ class Builder:
             by = tuple(self.name(column) for column in relation.by)
             description = Top(source, by, order, relation.n, self.emit_of(relation), number)
         except DescriptionError as error:
-            self.chooser.fail(str(error), relation.java)
+            self.chooser.fail(in_sql(error), relation.java)
         why = f"the first {relation.n} by ROW_NUMBER()"
         if relation.identity is None:
             why = f"the first {relation.n} by ORDER BY ... LIMIT, in one partition"
@@ -158,10 +160,12 @@ class Builder:
                 )
                 for call in relation.calls
             )
-            description = Aggregate(source, by, calls, self.emit_of(relation), end)
+            emit = self.emit_of(relation)
+            always = not by and emit != "at_end" and source.ttl_ms is None
+            description = Aggregate(source, by, calls, emit, end, always=always)
         except DescriptionError as error:
-            self.chooser.fail(str(error), relation.java)
-        why = "GROUP BY" if relation.by else "no GROUP BY: one row, in one partition, while there is any row below"
+            self.chooser.fail(in_sql(error), relation.java)
+        why = "GROUP BY" if relation.by else "no GROUP BY: one row, in one partition"
         return self.after(JoinNode("aggregate", description, (node,), why), [relation], (), needed)
 
     def local_aggregate(self, relation: LocalAggregateOf) -> Stage:
@@ -183,7 +187,8 @@ class Builder:
         while isinstance(below, RowByRow):
             if isinstance(below, Expand):
                 self.chooser.fail(
-                    "sliding windows are not closed by a watermark: leave emit='at_watermark' out", below.java
+                    "sliding windows are not closed by a watermark: emit 'at_watermark' is for others",
+                    below.java,
                 )
             if isinstance(below, Compute):
                 wanted |= frozenset(c for made, e in below.computed.items() if made in wanted for c in e.columns)
@@ -318,7 +323,7 @@ class Builder:
                 kind = LookupJoin
             emit = "per_batch" if self.emit == "at_watermark" and choice.asof is None else self.emit_of(join)
             if emit == "at_end" and choice.kind in ("temporal", "lookup"):
-                self.chooser.fail(f"a {choice.kind} join goes by time: there is none with emit='at_end'", join.java)
+                self.chooser.fail(f"a {choice.kind} join goes by time: there is none with emit 'at_end'", join.java)
             description = kind(
                 how=join.how,
                 left=inputs[0],
@@ -330,7 +335,7 @@ class Builder:
                 ansi=self.chooser.ansi,
             )
         except DescriptionError as error:
-            self.chooser.fail(str(error).replace(" on=", " ON"), join.java)
+            self.chooser.fail(in_sql(error), join.java)
         remarks = self.remarks(sides, [] if choice.kind == "temporal" else [choice.residual], choice.above)
         if not choice.keys:
             remarks.insert(0, "no equality: every pair of rows is a candidate, in one partition")

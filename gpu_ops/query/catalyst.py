@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from py4j.java_gateway import JavaClass
@@ -20,8 +20,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as st
 
 from gpu_ops.conditions import backquoted
-from gpu_ops.errors import NotBuiltError
-from gpu_ops.query.errors import SqlError
+from gpu_ops.errors import DescriptionError, NotBuiltError
+from gpu_ops.query.errors import PlacedError, SqlError
 from gpu_ops.spark.datatypes import arrow_type
 
 _CATALYST: Final = "org.apache.spark.sql.catalyst"
@@ -29,11 +29,10 @@ _CATALYST: Final = "org.apache.spark.sql.catalyst"
 INPUT: Final = "gpu_ops.input"
 """Key of a column's metadata: the input that it stands for."""
 
-_JOINS: Final = (
-    "EliminateSubqueryAliases", "EliminateView", "PullupCorrelatedPredicates", "RewritePredicateSubquery",
-    "EliminateSubqueryAliases", "EliminateView", "ReplaceExpressions", "BooleanSimplification",
-)  # fmt: skip
-"""Makes plain relations of views, and Join nodes of EXISTS and IN."""
+_PLAIN: Final = ("EliminateSubqueryAliases", "EliminateView", "BooleanSimplification")
+"""Makes plain relations of views, and of NOT (NOT EXISTS ...) what it is."""
+_ROWS_STAY: Final = ("Project", "Sort", "Distinct", "SubqueryAlias", "View", "Window")
+"""Nodes that give a row if they are given one, and none of none."""
 
 _PUSH: Final = ("PushDownPredicates", "EliminateOuterJoin")
 _ORDER: Final = ("ReorderJoin", "PushDownPredicates", "CollapseProject")
@@ -69,9 +68,34 @@ def class_of(java: Any) -> str:
     return str(java.getClass().getSimpleName())
 
 
+def conjuncts(condition: Any) -> list[Any]:
+    """What a condition joins by AND."""
+    found, waiting = list[Any](), [condition]
+    while waiting:
+        part = waiting.pop()
+        if class_of(part) == "And":
+            waiting += [part.right(), part.left()]
+        else:
+            found.append(part)
+    return found
+
+
+def _has_sub_query(session: SparkSession, java: Any) -> bool:
+    patterns = getattr(java_class(session, f"{_CATALYST}.trees.TreePattern$"), "MODULE$")
+    return bool(java.containsPattern(patterns.PLAN_EXPRESSION()))
+
+
 def arrow_type_of(java: Any) -> Any:
-    """The Arrow type of an expression."""
-    return arrow_type(st._parse_datatype_json_string(java.dataType().json()))
+    """The Arrow type of an expression.
+
+    Raises:
+        PlacedError: there is none.
+    """
+    try:
+        return arrow_type(st._parse_datatype_json_string(java.dataType().json()))
+    except DescriptionError as error:
+        without_detail = re.sub(r" \(.*\)(?=;)", "", str(error))
+        raise PlacedError(without_detail, position(java.origin())) from error
 
 
 def frame_of(session: SparkSession, plan: Any) -> DataFrame:
@@ -153,7 +177,19 @@ class Catalyst:
     def joined(self, plan: Any) -> Any:
         """An analysed plan without views, and with joins for its sub-queries."""
         with self._active():
-            return self._applied(self._inline_ctes().apply(plan), _JOINS)
+            # a sub-query may have got a copy of what is around it, whose columns are others
+            return self._rule("DeduplicateRelations").apply(self._joined(self._inline_ctes().apply(plan)))
+
+    def _joined(self, plan: Any) -> Any:
+        """A plan with Join nodes for EXISTS and IN, in a sub-query's own plan first.
+
+        That has no column of what is around it any more when its own sub-queries are looked at.
+        """
+        plan = self._applied(plan, _PLAIN)
+        if _has_sub_query(self.session, plan):
+            plan = self._applied(self._with_sub_queries(plan, self._asked), ("PullupCorrelatedPredicates",))
+            plan = self._applied(self._with_sub_queries(plan, self._inside), ("RewritePredicateSubquery",))
+        return self._applied(plan, ("ReplaceExpressions", "BooleanSimplification"))
 
     def pushed(self, plan: Any) -> Any:
         """A plan of `joined` with its filters as far down as they may be, and no pads that they turn away."""
@@ -164,6 +200,92 @@ class Catalyst:
                     break
                 plan = done
             return self._applied(plan, _ORDER)
+
+    def _with_sub_queries(self, plan: Any, changed: Callable[[Any, bool], Any]) -> Any:
+        """A plan with other EXISTS and IN.
+
+        Args:
+            plan: the plan.
+            changed: takes one, and whether a NOT stands before it; gives what takes its place.
+        """
+        if not _has_sub_query(self.session, plan):
+            return plan
+        below = items(plan.children())
+        made = [self._with_sub_queries(child, changed) for child in below]
+        if any(new is not old for new, old in zip(made, below, strict=True)):
+            plan = plan.withNewChildren(self.seq(made))
+        if str(plan.nodeName()) != "Filter" or not _has_sub_query(self.session, plan.condition()):
+            return plan
+        negation, both = (self._class(f"{_CATALYST}.expressions.{name}") for name in ("Not", "And"))
+        parts = []
+        for part in conjuncts(plan.condition()):
+            negated = class_of(part) == "Not"
+            inner = part.child() if negated else part
+            if class_of(inner) in ("Exists", "InSubquery"):
+                inner = changed(inner, negated)
+                parts.append(negation(inner) if negated else inner)
+            else:
+                parts.append(part)
+        return self._class(f"{_CATALYST}.plans.logical.Filter")(functools.reduce(both, parts), plan.child())
+
+    def _inside(self, query: Any, negated: bool) -> Any:
+        """A sub-query with Join nodes for those in it."""
+        del negated
+        if class_of(query) == "Exists":
+            return query.withNewPlan(self._joined(query.plan()))
+        inner = query.query()
+        return self._class(f"{_CATALYST}.expressions.InSubquery")(
+            query.values(), inner.withNewPlan(self._joined(inner.plan()))
+        )
+
+    def _asked(self, query: Any, negated: bool) -> Any:
+        """A sub-query that selects nothing that does not matter, and no column of what is around it."""
+        if class_of(query) == "InSubquery":
+            exists = self._exists(query, negated=negated)
+            if exists is None:
+                return query
+            query = exists
+        return query.withNewPlan(self._any_row(query.plan()))
+
+    def _any_row(self, plan: Any) -> Any:
+        """Rows of which there are some where a plan gives some, and none where it gives none."""
+        while True:
+            kind = str(plan.nodeName())
+            limits = kind in ("GlobalLimit", "LocalLimit") and int(plan.limitExpr().eval(None)) > 0
+            groups = kind == "Aggregate" and plan.groupingExpressions().length() > 0
+            if kind not in _ROWS_STAY and not limits and not groups:
+                return plan
+            plan = plan.child()
+
+    def _exists(self, member: Any, *, negated: bool) -> Any:
+        """``x IN (SELECT y ...)`` as EXISTS, where y is made of the columns around it; else None.
+
+        Catalyst would join the sub-query with all values of these columns that there are.
+        """
+        expressions, outer = f"{_CATALYST}.expressions", self._module(f"{_CATALYST}.expressions.SubExprUtils")
+        plan = self._rule("CollapseProject").apply(member.query().plan())
+        while str(plan.nodeName()) in ("Distinct", "SubqueryAlias", "View"):
+            plan = plan.child()
+        values = items(member.values())
+        if str(plan.nodeName()) != "Project" or any(outer.containsOuter(x) for x in values):
+            return None
+        selected = [x.child() if class_of(x) == "Alias" else x for x in items(plan.projectList())]
+        if not any(outer.containsOuter(x) for x in selected):
+            return None
+        equal, either, null = (self._class(f"{expressions}.{name}") for name in ("EqualTo", "Or", "IsNull"))
+        parts = [equal(self._outer(x), y) for x, y in zip(values, selected, strict=True)]
+        if negated:
+            parts = [either(part, null(part)) for part in parts]
+        condition = functools.reduce(self._class(f"{expressions}.And"), parts)
+        plan = self._class(f"{_CATALYST}.plans.logical.Filter")(condition, plan.child())
+        return self._made(f"{expressions}.Exists", plan, outer.getOuterReferences(plan))
+
+    def _outer(self, value: Any) -> Any:
+        """An expression as a sub-query below it writes it."""
+        if class_of(value) == "AttributeReference":
+            return self._class(f"{_CATALYST}.expressions.OuterReference")(value)
+        below = items(value.children())
+        return value.withNewChildren(self.seq([self._outer(child) for child in below])) if below else value
 
     def apart(self, join: Any, left: Sequence[Any], right: Sequence[Any]) -> Any:
         """An outer join in place of another one, without a condition, below a node that no rule sees through.
@@ -244,18 +366,35 @@ class Catalyst:
             plan = self._rule(rule).apply(plan)
         return plan
 
+    def _module(self, name: str) -> Any:
+        return getattr(self._class(f"{name}$"), "MODULE$")
+
+    def _made(self, name: str, plan: Any, attributes: Any) -> Any:
+        """A sub-query of Catalyst's, whose class has other fields in each version; what is not given is empty."""
+        constructor = self._constructor(name)
+        given, number = [], self._class(f"{_CATALYST}.expressions.NamedExpression").newExprId()
+        empty = {"Seq": self.seq(()), "ExprId": number, "Option": self._class("scala.Option").empty()}
+        for kind in constructor.getParameterTypes():
+            short = str(kind.getSimpleName())
+            given.append(plan if short == "LogicalPlan" else attributes if short == "Seq" else empty[short])
+            if short == "Seq":
+                attributes = empty["Seq"]
+        return self._class(name)(*given)
+
+    def _constructor(self, name: str) -> Any:
+        loader = self._class("java.lang.Thread").currentThread().getContextClassLoader()
+        return loader.loadClass(name).getConstructors()[0]
+
     def _rule(self, name: str) -> Any:
         for package in ("optimizer", "analysis"):
             with contextlib.suppress(Py4JError):
-                return getattr(self._class(f"{_CATALYST}.{package}.{name}$"), "MODULE$")
+                return self._module(f"{_CATALYST}.{package}.{name}")
         raise NotBuiltError(f"this version of Spark has no rule {name} in its optimizer, which sql() needs")
 
     def _inline_ctes(self) -> Any:
         """The rule, which takes one, two or three options by version; the first is to inline always."""
         rule = f"{_CATALYST}.optimizer.InlineCTE"
-        loader = self._class("java.lang.Thread").currentThread().getContextClassLoader()
-        constructor = loader.loadClass(rule).getConstructors()[0]
-        given = [number == 0 for number in range(constructor.getParameterCount())]
+        given = [number == 0 for number in range(self._constructor(rule).getParameterCount())]
         return self._class(rule)(*given)
 
 
@@ -288,6 +427,27 @@ def calc(
     return frame_of(session, _project(session, [_alias(session, value, name) for name, value in columns], plan))
 
 
+def like(df: DataFrame) -> DataFrame:
+    """A DataFrame of the same columns, of which the optimizer does not know that it has no rows."""
+    session = df.sparkSession
+    kind = java_class(session, "org.apache.spark.sql.types.DataType").fromJson(df.schema.json())
+    return DataFrame(session._jsparkSession.createDataFrame(session.sparkContext._jsc.emptyRDD(), kind), session)
+
+
+def check_plan(df: DataFrame) -> None:
+    """Plans a DataFrame, and has its code generated; nothing is run.
+
+    Raises:
+        PySparkException, Py4JJavaError: Spark could not run it.
+    """
+    waiting = [df._jdf.queryExecution().executedPlan()]
+    while waiting:
+        node = waiting.pop()
+        if class_of(node) == "WholeStageCodegenExec":
+            node.doCodeGen()
+        waiting += items(node.children())
+
+
 def _project(session: SparkSession, columns: Sequence[Any], plan: Any) -> Any:
     return java_class(session, f"{_CATALYST}.plans.logical.Project")(scala_seq(session, columns), plan)
 
@@ -313,6 +473,15 @@ def position(origin: Any) -> tuple[int, int]:
     """Line and column, both from 1, of a node's origin, or of one of Spark's errors; the query's begin for none."""
     line, start = origin.line(), origin.startPosition()
     return (int(line.get()) if line.isDefined() else 1, int(start.get()) + 1 if start.isDefined() else 1)
+
+
+def text_of(java: Any) -> str:
+    """What the query says where an expression comes from."""
+    origin = java.origin()
+    text, start, stop = origin.sqlText(), origin.startIndex(), origin.stopIndex()
+    if not (text.isDefined() and start.isDefined() and stop.isDefined()):
+        return "this"
+    return " ".join(str(text.get())[int(start.get()) : int(stop.get()) + 1].split())
 
 
 def message_of(error: PySparkException | Py4JJavaError) -> str:

@@ -24,7 +24,7 @@ from gpu_ops.query.by_time.bounds import Bound, FinerThanMillisecondsError, boun
 from gpu_ops.query.by_time.marks import ByTime
 from gpu_ops.query.by_time.nearest import NoComparisonError, nearest
 from gpu_ops.query.catalyst import Catalyst, ansi_mode, position
-from gpu_ops.query.errors import SqlError
+from gpu_ops.query.errors import SqlError, in_sql
 from gpu_ops.query.expressions import Column, Expr, Tree, is_no_op, tree
 from gpu_ops.query.groups.relations import LatestOf, OfGroups
 from gpu_ops.query.lower import Lowering, NotOursError, Parts, written
@@ -233,7 +233,7 @@ class Chooser:
             kind = "asof" if asof else "temporal" if times else "lookup"
         if self.final and kind in ("regular", "semi", "anti"):
             self.fail(
-                f"emit='at_watermark' is for rows that nothing changes any more, and a {kind} {join.sql_name} takes "
+                f"emit 'at_watermark' is for rows that nothing changes any more, and a {kind} {join.sql_name} takes "
                 "rows back: bound both event times, or run this join by itself",
                 join.java,
             )
@@ -414,7 +414,7 @@ class Chooser:
             interval = Interval(low.ms, high.ms, low.inclusive, high.inclusive)
             time_type(pair[0].type, pair[1].type)
         except DescriptionError as error:
-            self.fail(str(error), used[0][0].java)
+            self.fail(in_sql(error), used[0][0].java)
         return interval, pair, [c for c, _ in used]
 
     def _nearest(self, join: JoinOf) -> tuple[Asof, tuple[Column, Column], list[Expr]]:
@@ -426,10 +426,10 @@ class Chooser:
         for side, time in zip((join.left, join.right) if self.final else (), times, strict=False):
             why = self.taken_back(side)
             if why is not None:
-                self.fail(f"with emit='at_watermark' an ASOF join takes inputs that only grow, and {why}", join.java)
+                self.fail(f"with emit 'at_watermark' an ASOF join takes inputs that only grow, and {why}", join.java)
             if time not in self.event_times(side):
-                lost = self._lost(side, time) or f"{time} has none: withWatermark, or stream(event_time=)"
-                self.fail(f"emit='at_watermark' goes by the watermarks of both times, and {lost}", join.java)
+                lost = self._lost(side, time) or f"{time} has none: withWatermark, or event_time of its stream"
+                self.fail(f"emit 'at_watermark' goes by the watermarks of both times, and {lost}", join.java)
         return asof, times, conditions
 
     def _versions(self, join: JoinOf, said: ByTime) -> tuple[Column, Column]:
@@ -438,14 +438,14 @@ class Chooser:
         if left is None or left not in self.event_times(join.left):
             lost = None if left is None else self._lost(join.left, left)
             takes = "FOR SYSTEM_TIME AS OF takes an event time of the left input"
-            how = "join by time first" if lost else "withWatermark, or stream(event_time=)"
+            how = "join by time first" if lost else "withWatermark, or event_time of its stream"
             self.fail(f"{takes}{f', and {lost}' if lost else ''} ({how})", join.java)
         rights = sorted(self.event_times(join.right), key=str)
         if len(rights) != 1:
             which = f"{len(rights)} event times ({', '.join(map(str, rights))})" if rights else "no event time"
             self.fail(
-                f"the versioned table has {which}: withWatermark() or stream(event_time=) says from when on each row "
-                "of it is valid",
+                f"the versioned table has {which}: withWatermark, or event_time of its stream, says from when on each "
+                "row of it is valid",
                 join.java,
             )
         self._check_enriched(join, "a temporal join")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from typing import Final
 
@@ -30,6 +31,24 @@ class SqlError(DescriptionError):
         return type(self), (self.message, self.sql, self.line, self.column)
 
 
+class PlacedError(DescriptionError):
+    """What is wrong with a part of a query, until somebody knows its text.
+
+    Args:
+        message: what is wrong.
+        place: line and column, both from 1.
+    """
+
+    def __init__(self, message: str, place: tuple[int, int]) -> None:
+        super().__init__(message)
+        self.place = place
+
+
+def in_sql(error: DescriptionError) -> str:
+    """What a description refuses, its arguments in Python as the names of what they say."""
+    return re.sub(r"\b([a-z_]+)=(?=['\d])", r"\1 ", re.sub(r"\b([a-z_]+)=(?!['\d])", r"\1", str(error)))
+
+
 def closest(wanted: str, names: Iterable[str]) -> str:
     """The names, those most like the wanted one first, as a message lists them."""
     lowered = {name: name.lower() for name in dict.fromkeys(names)}
@@ -46,7 +65,7 @@ _AFTER: Final = (
 LIMIT: Final = "which rows? A stream has no order of its own: write ORDER BY before LIMIT"
 NODES: Final[dict[str, str]] = {
     "Sort": "ORDER BY is understood with LIMIT only: a changelog has its own order; sort the table it is merged into",
-    "RepartitionByExpression": "rows are distributed by the join's key; see partitions=",
+    "RepartitionByExpression": "rows are distributed by the join's key; see the option partitions",
     "LocalLimit": LIMIT,
     "LimitAll": LIMIT,
     "Offset": "OFFSET is not understood: take the rows before it, too, and leave them out of the table they go to",
@@ -58,7 +77,7 @@ NODES: Final[dict[str, str]] = {
     "Expand": f"UNPIVOT and grouping sets are not understood: {_AFTER}",
     "Generate": "what makes many rows of one is not understood: explode in Spark first, and join what that gives",
     "LateralJoin": "LATERAL is not understood: explode in Spark first, and join what that gives",
-    "ResolvedHint": "hints are not understood: there is one way to run each join; see multi_way=",
+    "ResolvedHint": "hints are not understood: there is one way to run each join; see the option multi_way",
     "OneRowRelation": "no FROM: it joins nothing",
     "UnionLoop": "WITH RECURSIVE is not understood",
     "CTERelationRef": "WITH RECURSIVE is not understood",
@@ -66,7 +85,7 @@ NODES: Final[dict[str, str]] = {
 }
 """By the name of a node of Catalyst's plan."""
 
-RELATION: Final = "this is not among the inputs: each is an argument, sql(query, name=df)"
+RELATION: Final = "this is not among the inputs: each is given to sql() by the name that the query calls it"
 JOINS_NOTHING: Final = (
     "the query joins and groups nothing: filter and project one stream in Spark, df.where(...).select(...)"
 )

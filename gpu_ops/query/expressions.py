@@ -68,6 +68,11 @@ class Tree:
         self.args.append(child)
 
     @property
+    def above(self) -> Tree | None:
+        """The node that it is a child of."""
+        return None if self._above is None else self._above[0]
+
+    @property
     def java(self) -> Any:
         """The JVM's object, from the nearest node whose object is known; no recursion, as a plan may be deep."""
         path: list[Tree] = []

@@ -100,7 +100,7 @@ class Lowering:
             *branches, otherwise = [lower(arg) for arg in args] + ([["NULL"]] if len(args) % 2 == 0 else [])
             cases = [[" WHEN ", *a, " THEN ", *b] for a, b in zip(branches[::2], branches[1::2], strict=True)]
             return ["CASE", *_between(cases, ""), " ELSE ", *otherwise, " END"]
-        raise NotOursError(expr, f"{expr.java.prettyName()} takes columns of both inputs")
+        raise NotOursError(expr, f"{expr.java.sql()} takes columns of both inputs")
 
 
 def _widens(cast: Expr) -> bool:

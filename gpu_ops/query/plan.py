@@ -60,6 +60,9 @@ def plan(
         made = Plan(sql, _root(text, tables, session, schemas or {}, emit, multi_way=multi_way == "auto"))
     except SqlError as error:
         raise text.error(error) from error.__cause__
+    except DescriptionError as error:
+        place = error.place if isinstance(error, errors.PlacedError) else (1, 1)
+        raise text.error(SqlError(errors.in_sql(error), text.sql, *place)) from error
     if emit == "at_end":
         _check_below_the_last(made)
     return made

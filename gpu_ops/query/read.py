@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+import pyarrow as pa
 from pyspark.sql import types as st
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
@@ -16,7 +17,7 @@ from gpu_ops.query import errors
 from gpu_ops.query.by_time import marks
 from gpu_ops.query.by_time.marks import ByTime, check_all_found, set_apart
 from gpu_ops.query.by_time.text import QueryText
-from gpu_ops.query.catalyst import INPUT, Catalyst, items
+from gpu_ops.query.catalyst import INPUT, Catalyst, arrow_type_of, items, text_of
 from gpu_ops.query.errors import SqlError, closest
 from gpu_ops.query.expressions import Column, Expr, Tree, number_of, tree
 from gpu_ops.query.groups.aggregates import aggregate_of, distinct_of
@@ -37,7 +38,6 @@ from gpu_ops.query.relations import (
     origin,
 )
 from gpu_ops.query.scope import Scope
-from gpu_ops.spark.datatypes import arrow_type
 
 _HOWS: Final[dict[str, How]] = {
     "Inner": "inner", "Cross": "inner", "LeftOuter": "left", "RightOuter": "right", "FullOuter": "full",
@@ -146,7 +146,7 @@ class Reader(Scope):
         for below in items(java.children()):
             self._check_expression(below)
         if str(java.nodeName()) in errors.NOW or not java.deterministic():
-            self.fail(errors.CHANGING.format(str(java.prettyName()).upper()), java)
+            self.fail(errors.CHANGING.format(text_of(java)), java)
 
     # --- nodes ----------------------------------------------------------------------------------
 
@@ -170,8 +170,14 @@ class Reader(Scope):
                 return self._filter(below, Expr(condition, self.columns))
             case "Join":
                 return self._join(node)
+            case "Sort" if _window_above(node) is not None:
+                return self._relation(node.args[0])
             case "Window":
-                return top_of(self, node.java, self._relation(node.args[0]))
+                order = node.java.orderSpec()
+                for inner in node.walk():  # that of a LIMIT in a sub-query, which Catalyst makes a window function
+                    if inner.kind == "Sort" and _window_above(inner) is node and not order.length():
+                        order = inner.java.order()
+                return top_of(self, node.java, order, self._relation(node.args[0]))
             case "Aggregate":
                 return aggregate_of(self, node.java, self._relation(node.args[0]))
             case "Distinct":
@@ -188,7 +194,7 @@ class Reader(Scope):
                 why = errors.NODES.get("Command" if node.kind.endswith("Command") else node.kind)
                 if why is None and not node.args:
                     why = errors.RELATION
-                self.fail(why or f"{node.kind} is not understood in a streaming join", node.java)
+                self.fail(why or "this is not understood in a streaming join", node.java)
         return None
 
     def _scan(self, node: Tree) -> Scan:
@@ -264,7 +270,7 @@ class Reader(Scope):
         given = node.fields.get("condition")
         condition = self._expr(given, lambda: node.java.condition().get()) if given else None
         on: list[Expr] = []
-        members: list[Expr] = []
+        members: list[tuple[Expr, Expr]] = []
         for part in condition.conjuncts() if condition is not None else []:
             member = _member(part) if how == "anti" else None
             if member is None:
@@ -272,10 +278,11 @@ class Reader(Scope):
             elif _never_null(node.args[0], member, left) and _never_null(node.args[1], member, right):
                 on.append(member)
             else:
-                members.append(member)
-        if len(members) > 1:
-            self.fail("NOT IN compares one expression of each side: write NOT EXISTS (...)", members[0].java)
-        return JoinOf(how, left, right, tuple(on), node.java, sql_name, members[0] if members else None)
+                members.append((member, part))
+        # one is what rows are looked up by, of the others a null is a match, too
+        looked_up = next((member for member, _ in members if _of_each_side(member, left, right)), None)
+        on += [part for member, part in members if member is not looked_up]
+        return JoinOf(how, left, right, tuple(on), node.java, sql_name, looked_up)
 
     def _join_by_time(self, node: Tree) -> JoinOf:
         leaves = _leaves(node)
@@ -357,7 +364,7 @@ class Reader(Scope):
 
 def type_of(expr: Expr) -> Any:
     """The Arrow type of an expression."""
-    return arrow_type(spark_type_of(expr))
+    return arrow_type_of(expr.java)
 
 
 def spark_type_of(expr: Expr) -> st.DataType:
@@ -402,6 +409,23 @@ def _member(part: Expr) -> Expr | None:
     equality = part.args[0]
     same = equality.kind == "EqualTo" and bool(part.args[1].args[0].java.semanticEquals(equality.java))
     return equality if same else None
+
+
+def _window_above(sort: Tree) -> Tree | None:
+    """The window function that stands above an ORDER BY, with projections between at most."""
+    above = sort.above
+    while above is not None and above.kind == "Project":
+        above = above.above
+    return above if above is not None and above.kind == "Window" else None
+
+
+def _of_each_side(member: Expr, left: Relation, right: Relation) -> bool:
+    """Whether an equality is between an expression of each side, which can be looked up."""
+    one, other = (arg.columns.keys() for arg in member.args)
+    turned = one <= right.columns and other <= left.columns
+    return (turned or (one <= left.columns and other <= right.columns)) and not pa.types.is_nested(
+        type_of(member.args[0])
+    )
 
 
 def _never_null(side: Tree, member: Expr, relation: Relation) -> bool:

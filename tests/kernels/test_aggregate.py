@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import decimal
 import functools
 import math
@@ -246,6 +247,47 @@ def test_distinct_values(engines: Backend, kind: str, emit: Emit) -> None:
             there = +there
             assert there == by_duckdb(aggregate, input_.rows, {})
     assert there
+
+
+@only_on("cpu-tiny", "gpu", *EMULATED)
+@pytest.mark.parametrize("emit", ["per_batch", "per_event"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_one_row_of_sql_is_always_there(engines: Backend, kind: str, emit: Emit) -> None:
+    """Before the first row and behind the last as well, over restarts and micro-batches that are discarded."""
+    calls = {name: call for name, call in CALLS.items() if name != "avg_f"}
+    aggregate = dataclasses.replace(described(kind, (), emit, calls), always=True)
+    events, input_, there = some_events(kind, 5, 60), Folded(kind), Counter[tuple[Any, ...]]()
+    parts = [[], [], *(events[start : start + 9] for start in range(0, 60, 9)), []]
+    for number, (part, engine) in enumerate(zip(parts, restarting(engines, aggregate), strict=False)):
+        if number == len(parts) - 1 and kind != "insert only":
+            part = [("-D", row) for row in input_.rows]  # noqa: PLW2901
+        input_.take(part)
+        engine.prepare(table_of(kind, part))
+        engine.discard()
+        for word, row in told(engine.process(table_of(kind, part))):
+            there[row] += 1 if word[0] == "+" else -1
+            assert there[row] in (0, 1), (word, row)
+        there = +there
+        wanted = by_duckdb(aggregate, input_.rows, calls)
+        if not input_.rows:
+            of_nothing = tuple(0 if m.function.startswith("count") else None for m in aggregate.measures)
+            wanted = Counter({of_nothing: 1})
+        assert there == wanted, number
+    assert kind == "insert only" or not input_.rows
+    with pytest.raises(DescriptionError, match="only without group columns"):
+        dataclasses.replace(aggregate, by=("g",))
+
+
+@only_on("cpu-tiny")
+def test_the_one_row_of_sql_after_a_backlog(engines: Backend) -> None:
+    """One that had no rows, or none that is left."""
+    aggregate = dataclasses.replace(described("retractions", (), "per_batch", {"n": "count(*)"}), always=True)
+    row = some_events("retractions", 1, 1)[0][1]
+    for kept in ([], [("+I", row), ("-D", row)]):
+        with engines.engine(aggregate, backlog=True) as engine:
+            assert not engine.process(table_of("retractions", kept), backlog=True).num_rows
+            assert told(engine.process(table_of("retractions", []))) == [("+I", (0,))]
+            assert told(engine.process(table_of("retractions", []))) == []
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -46,7 +46,8 @@ VALUES: tuple[Sequence[Any], ...] = (
     (0, (1 << 64) - 1, None, 1 << 63),
 )
 ORDERS = ["whole", "real DESC", "text", "text DESC NULLS FIRST", "short NULLS LAST", "long DESC", "unsigned",
-          "whole DESC NULLS FIRST, text DESC, real", "unsigned DESC"]  # fmt: skip
+          "whole DESC NULLS FIRST, text DESC, real", "unsigned DESC",
+          "whole, text DESC, whole DESC, text", "real DESC NULLS FIRST, real, real NULLS LAST"]  # fmt: skip
 Change = tuple[Any, ...]
 
 

@@ -184,8 +184,8 @@ def test_operators_over_tables_alone_are_done_before_the_stream(
 
 
 @pytest.mark.parametrize("rows", [0, 3])
-def test_an_aggregate_of_all_rows_has_none_for_an_empty_table(spark: Any, tmp_path: Path, rows: int) -> None:
-    """Of a static table as of a stream that has not begun, in a query that has a stream; a batch query says 0."""
+def test_an_aggregate_of_all_rows_counts_0_in_an_empty_table(spark: Any, tmp_path: Path, rows: int) -> None:
+    """Of a static table as of a stream that has not begun, in a query that has a stream, as in a batch query."""
     query = "SELECT o.id, t.n FROM orders o LEFT JOIN (SELECT count(*) AS n, sum(k) AS s FROM sales) t ON o.id = t.n"
     source, schema, tables = orders(spark, tmp_path), "k int", list[Any]()
     table = spark.createDataFrame([(k,) for k in range(rows)], schema)
@@ -196,7 +196,7 @@ def test_an_aggregate_of_all_rows_has_none_for_an_empty_table(spark: Any, tmp_pa
         changes = gpu_ops.sql(query, orders=changing(source), sales=sales, state=str(tmp_path / name))
         drain(changes, sink, tmp_path / f"{name}_checkpoint")
         tables.append(sink.table)
-    wanted = [(number, rows if number == rows and rows else None) for number in range(8)]
+    wanted = [(number, rows if number == rows else None) for number in range(8)]
     assert tables == [sorted(wanted, key=repr)] * 2
     ended = spark.createDataFrame([(0,), (3,)], "id int")
     batch = gpu_ops.sql(query, orders=ended, sales=table)

@@ -20,12 +20,15 @@ Changes = Mapping[str, list[tuple[str, Row]]]
 
 
 class PlanRunner:
-    """A plan with its engines."""
+    """A plan with its engines; of static inputs (``at_end``) each says all when they have ended."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, *, at_end: bool = False) -> None:
         self.plan = plan
         self.duck = duckdb.connect(":memory:", config={"threads": "1"})
-        self.engines = {id(node): JoinEngine(node.description, backend="cpu", tiny=True) for node in plan.joins}
+        of = {id(node): node.description for node in plan.joins}
+        if at_end:
+            of = {number: d.with_inputs(d.inputs, "at_end") for number, d in of.items()}  # type: ignore[union-attr]
+        self.engines = {number: JoinEngine(d, backend="cpu", tiny=True) for number, d in of.items()}
         self.folded: Counter[Row] = Counter()
         self._said: dict[int, pa.Table] = {}
 
@@ -34,10 +37,10 @@ class PlanRunner:
             engine.close()
         self.duck.close()
 
-    def process(self, tables: Mapping[str, Table], changes: Changes) -> list[tuple[str, Row]]:
-        """One micro-batch; its changes."""
+    def process(self, tables: Mapping[str, Table], changes: Changes, *, finish: bool = False) -> list[tuple[str, Row]]:
+        """One micro-batch, perhaps the last; its changes."""
         batches = {name: batch(tables[name], rows) for name, rows in changes.items()}
-        found = self._run(self.plan.root, batches, finish=False)
+        found = self._run(self.plan.root, batches, finish=finish)
         return self._fold(found)
 
     def finish(self) -> list[tuple[str, Row]]:

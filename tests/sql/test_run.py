@@ -11,7 +11,7 @@ from oracle.drive import difference
 from gpu_ops.query.show import show
 from sql.run_plan import PlanRunner, Reference
 from sql.tables import planned
-from sql.test_random import COLUMNS, TABLES
+from sql.test_random import COLUMNS, TABLES, against_spark
 
 QUERIES = {
     "upserts, filtered, inner": "SELECT a.x, b.v FROM a JOIN b ON a.k = b.k WHERE b.v < 2",
@@ -87,6 +87,46 @@ QUERIES = {
     "exists over a join": "SELECT a.k, a.x FROM a WHERE EXISTS (SELECT 1 FROM b LEFT JOIN c ON b.k = c.k "
         "WHERE b.k = a.k AND (c.w IS NULL OR c.w < a.x))",
 }  # fmt: skip
+
+SUB_QUERIES = {
+    "exists in exists": "SELECT a.k, a.x FROM a WHERE EXISTS (SELECT 1 FROM b WHERE b.k = a.k AND EXISTS "
+        "(SELECT 1 FROM c WHERE c.k = b.x))",
+    "not exists in not exists": "SELECT a.k, a.x FROM a WHERE NOT EXISTS (SELECT 1 FROM d WHERE d.k = a.k AND NOT "
+        "EXISTS (SELECT 1 FROM c WHERE c.k = d.x AND c.w > 0))",
+    "exists in in, three deep": "SELECT a.k, a.x FROM a WHERE a.x IN (SELECT b.k FROM b WHERE EXISTS (SELECT 1 FROM c "
+        "WHERE c.k = b.x AND c.w NOT IN (SELECT d.x FROM d WHERE d.k = c.k)))",
+    "the outer column in": "SELECT a.k, a.x FROM a WHERE a.k IN (SELECT a.x FROM c)",
+    "the outer column not in": "SELECT a.k, a.x FROM a WHERE a.k NOT IN (SELECT a.x + c.w FROM c WHERE c.k = a.y)",
+    "exists of the outer column": "SELECT a.k, a.x FROM a WHERE EXISTS (SELECT a.x FROM c)",
+    "exists of a count": "SELECT a.k, a.x FROM a WHERE EXISTS (SELECT count(*) FROM b WHERE b.k = a.k)",
+    "exists of a count of nothing": "SELECT a.k, a.x FROM a WHERE EXISTS (SELECT count(*) FROM b WHERE b.k = a.k "
+        "HAVING count(*) = 0)",
+    "in a count": "SELECT a.k, a.x FROM a WHERE a.x IN (SELECT count(*) FROM d WHERE d.k = a.k)",
+    "not in a count": "SELECT a.k, a.x FROM a WHERE a.x NOT IN (SELECT count(*) FROM d WHERE d.k = a.k)",
+    "not in the greatest of nothing": "SELECT a.k, a.x FROM a WHERE a.x NOT IN (SELECT max(d.k) FROM d WHERE d.x > 1)",
+    "not in the greatest of its own": "SELECT a.k FROM a WHERE a.x NOT IN (SELECT max(d.x) FROM d WHERE d.k = a.k)",
+    "in the first": "SELECT a.k, a.x FROM a WHERE a.x IN (SELECT d.k FROM d WHERE d.x = a.k ORDER BY d.k DESC LIMIT 1)",
+    "exists, limited": "SELECT a.k, a.x FROM a WHERE EXISTS (SELECT 1 FROM b WHERE b.k = a.k ORDER BY b.v LIMIT 1)",
+    "not not exists": "SELECT a.k, a.x FROM a WHERE NOT (NOT EXISTS (SELECT 1 FROM b WHERE b.k = a.k))",
+    "not an or": "SELECT a.k, a.x FROM a WHERE NOT (a.x > 1 OR EXISTS (SELECT 1 FROM b WHERE b.k = a.k))",
+    "two not in": "SELECT a.k, a.x, a.y FROM a WHERE (a.k, a.x) NOT IN (SELECT c.k, c.w FROM c)",
+    "two not in, never null": "SELECT a.k, a.x FROM a WHERE a.k >= 0 AND (a.x, a.k) NOT IN (SELECT d.x, d.k FROM d)",
+    "three not in, one of them outer": "SELECT a.k, a.x FROM a WHERE (a.k, a.x, a.y) NOT IN (SELECT d.k, d.x, a.x FROM "
+        "d WHERE d.k = a.y)",
+    "grouped by nothing": "SELECT count(*) AS n, min(x) AS m FROM a WHERE y > 1",
+    "joined with a count of nothing": "SELECT a.k, q.n FROM a LEFT JOIN (SELECT count(*) AS n FROM d WHERE d.x > 1) q "
+        "ON a.x = q.n",
+    "first rows by one column twice": "SELECT k, x, y FROM a ORDER BY x DESC, k, x, y LIMIT 3",
+    "first rows by two names of it": "SELECT * FROM (SELECT k, x AS g, x AS h, y FROM a) ORDER BY g, h, k, y LIMIT 3",
+}  # fmt: skip
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("what", SUB_QUERIES)
+def test_a_sub_query_is_sparks_own(spark, what):
+    """After every micro-batch, row by row, and with static inputs."""
+    emit = "per_batch" if list(SUB_QUERIES).index(what) % 2 else "per_event"
+    assert against_spark(spark, SUB_QUERIES[what], [{}, *history(3)], emit, "auto")
 
 
 def history(seed, batches=6, size=14):

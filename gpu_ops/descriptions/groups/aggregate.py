@@ -77,6 +77,8 @@ class Aggregate(Grouped):
         late: with ``at_watermark``, whether rows of groups that have come out are left out, or come out beside the
             result with the row kind ``late``: behind the aggregates are then the input's other columns, null in rows
             of groups. Flink: ``sideOutputLateData`` of ``WindowedStream``.
+        always: whether the one row that there is without ``by`` is there though the input has no row, as in SQL; in
+            Flink it is not, but at the end.
     """
 
     source: Input
@@ -85,6 +87,7 @@ class Aggregate(Grouped):
     emit: Emit = "at_end"
     window_end: str | None = None
     late: Literal["drop", "tag"] = "drop"
+    always: bool = False
 
     emits: ClassVar[tuple[Emit, ...]] = ("per_event", "per_batch", "at_watermark", "at_end")
 
@@ -140,6 +143,8 @@ class Aggregate(Grouped):
             raise DescriptionError(f"window_end={self.window_end!r} goes with emit='at_watermark' only")
         if self.late == "tag" and self.emit != "at_watermark":
             raise DescriptionError("late='tag' goes with emit='at_watermark' only: else no row is late")
+        if self.always and (self.by or self.source.ttl_ms is not None):
+            raise DescriptionError("a row is always there only without group columns, and where no row is forgotten")
         if self.late == "tag" and not self.source.insert_only:
             raise DescriptionError(
                 f"input '{self.source.name}': late='tag' is for insertions, as a late retraction would look like a row"
@@ -337,6 +342,7 @@ class Aggregate(Grouped):
             **({} if self.emit == "at_end" else {"emit": self.emit}),  # earlier folders have none
             **({} if self.window_end is None else {"window_end": self.window_end}),
             **({} if self.late == "drop" else {"late": self.late}),
+            **({"always": True} if self.always else {}),
         }
 
     @classmethod
@@ -344,7 +350,8 @@ class Aggregate(Grouped):
         """From what `to_dict` gave."""
         measures = tuple(Measure(*m[:3], *map(AggregateFunction.from_dict, m[3:])) for m in data["measures"])
         source, by = input_from_dict(data["inputs"][0]), tuple(data["by"])
-        return cls(source, by, measures, data.get("emit", "at_end"), data.get("window_end"), data.get("late", "drop"))
+        emit, late = data.get("emit", "at_end"), data.get("late", "drop")
+        return cls(source, by, measures, emit, data.get("window_end"), late, data.get("always", False))
 
 
 def parse_measure(name: str, text: Given) -> Measure:

@@ -74,7 +74,8 @@ class Top(Grouped):
     Attributes:
         source: the input; its TTL is that of groups: how long after its last change one is forgotten.
         by: the columns that make a group (null is a value of its own); none for one group in all.
-        order: by what rows of a group are ordered; equal ones by their arrival, the earliest first.
+        order: by what rows of a group are ordered; equal ones by their arrival, the earliest first. Of a column that
+            is there twice the first place decides, and the others are left out.
         n: how many rows of each group, at most `MAX_ROWS`.
         emit: ``per_batch`` or ``per_event`` keep the result up to date; ``at_end`` gives it when the input has ended.
         number: the name of a column for the number of a row in its group, from 1; None for none.
@@ -92,6 +93,8 @@ class Top(Grouped):
     def __post_init__(self) -> None:
         check_fields(self)
         self._check_emit()
+        first = {order.column: order for order in reversed(self.order)}
+        object.__setattr__(self, "order", tuple(order for order in self.order if first[order.column] is order))
         name, names = self.source.name, self.source.schema.names
         if not 1 <= self.n <= MAX_ROWS:
             raise DescriptionError(f"n={self.n}; it is between 1 and {MAX_ROWS}")
@@ -106,7 +109,7 @@ class Top(Grouped):
         for order in self.order:
             kind = self.source.schema.field(order.column).type
             if pa.types.is_nested(kind) or pa.types.is_null(kind):
-                raise DescriptionError(f"input '{name}': order_by {order.column!r} of type {kind} has no order")
+                raise DescriptionError(f"input '{name}': column {order.column!r} of type {kind} has no order")
         self._check_names("rename it")
 
     @property

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from gpu_ops.query.by_time.text import MARK, Kind, QueryText, error_at
-from gpu_ops.query.catalyst import Catalyst, class_of, id_of, items
+from gpu_ops.query.catalyst import Catalyst, class_of, conjuncts, id_of, items
 
 APART: Final = "ReturnAnswer"
 """The node above a join by time."""
@@ -84,7 +84,7 @@ class _Apart:
             node = node.withNewChildren(self.catalyst.seq(made))
         if str(node.nodeName()) != "Join" or not node.condition().isDefined():
             return node
-        parts = _conjuncts(node.condition().get())
+        parts = conjuncts(node.condition().get())
         marks = {position: found for position, part in enumerate(parts) if (found := _mark(part)) is not None}
         if not marks:
             return node
@@ -113,12 +113,6 @@ def _mark(part: Any) -> tuple[int, int | None] | None:
     if not text.startswith(MARK):
         return None
     return int(text.removeprefix(MARK)), id_of(values[1]) if len(values) > 1 else None
-
-
-def _conjuncts(condition: Any) -> list[Any]:
-    if class_of(condition) != "And":
-        return [condition]
-    return [part for side in (condition.left(), condition.right()) for part in _conjuncts(side)]
 
 
 def _leaves(plan: Any) -> frozenset[str]:

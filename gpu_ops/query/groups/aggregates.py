@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from pyspark.sql import types as st
 
-from gpu_ops.query.catalyst import arrow_type_of, class_of, id_of, items
+from gpu_ops.query.catalyst import arrow_type_of, class_of, id_of, items, text_of
 from gpu_ops.query.expressions import Column, Expr
 from gpu_ops.query.groups.relations import AggregateOf, Call
 from gpu_ops.query.relations import Compute, Relation
@@ -122,7 +122,7 @@ class _Aggregate:
         function, name = java.aggregateFunction(), class_of(java.aggregateFunction())
         given = items(function.children())
         if name not in _FUNCTIONS:
-            self.scope.fail(f"{function.prettyName()!s} is not understood: {_THERE_ARE}", java)
+            self.scope.fail(f"{text_of(java)} is not understood: {_THERE_ARE}", java)
         if name in ("First", "Last") and not function.ignoreNulls():
             word = name.lower()
             self.scope.fail(f"{word}_value leaves nulls out: write {word}_value(...) IGNORE NULLS", java)

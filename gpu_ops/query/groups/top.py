@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from gpu_ops.descriptions.groups.top import Order
 from gpu_ops.query.catalyst import arrow_type_of, class_of, id_of, items
+from gpu_ops.query.errors import LIMIT
 from gpu_ops.query.expressions import Column, Expr
 from gpu_ops.query.groups.relations import TopOf
 from gpu_ops.query.relations import Compute, Relation
@@ -34,12 +35,13 @@ _TURNED: Final = {
 }  # fmt: skip
 
 
-def top_of(scope: Scope, node: Any, below: Relation) -> Relation:
+def top_of(scope: Scope, node: Any, terms: Any, below: Relation) -> Relation:
     """A Window of Catalyst's as relations; how many rows is not known yet.
 
     Args:
         scope: of the query; it knows the columns of what is below, and gets to know that of the number.
         node: Catalyst's.
+        terms: of its order.
         below: what it numbers.
 
     Raises:
@@ -51,7 +53,9 @@ def top_of(scope: Scope, node: Any, below: Relation) -> Relation:
         scope.fail(_OTHERS, function)
     inside = Below(scope)
     by = tuple(inside.column(x, f"group_{n}") for n, x in enumerate(items(node.partitionSpec()), 1))
-    order = _order(inside, node.orderSpec())
+    order = _order(inside, terms)
+    if not order:  # Spark itself asks for one, but for LIMIT in a sub-query
+        scope.fail(LIMIT, function)
     number = Column(str(calls[0].name()), "", functools.partial(arrow_type_of, calls[0]), nullable=False)
     identity = id_of(calls[0])
     scope.columns[identity] = number

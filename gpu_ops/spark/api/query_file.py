@@ -5,17 +5,22 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
 import pyarrow as pa
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import types as st
 
 from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import StateError
-from gpu_ops.query.catalyst import calc
-from gpu_ops.query.nodes import Calc, Node, Plan
+from gpu_ops.query.by_time.text import read
+from gpu_ops.query.catalyst import calc, check_plan, like, message_of, position
+from gpu_ops.query.errors import SqlError
+from gpu_ops.query.nodes import Calc, Named, Node, Plan
 from gpu_ops.query.plan import MultiWay, Table, plan
 from gpu_ops.state.files import Files
 
@@ -30,6 +35,37 @@ def calculated(node: Calc, rows: DataFrame) -> DataFrame:
     kind = (below, node.row_kind) if below is not None and node.row_kind is not None else None
     select = [(x.name, x.expr.java if x.expr is not None else x.column) for x in node.select]
     return calc(rows, node.known, [x.expr.java for x in node.where], select, kind)
+
+
+def check_runs(node: Calc, rows: DataFrame, sql: str) -> None:
+    """That Spark can run what `calculated` makes: the physical plan is made over rows like these, with its code.
+
+    Args:
+        node: filters and projections.
+        rows: what they are of.
+        sql: the query.
+
+    Raises:
+        SqlError: it cannot.
+    """
+    parts = [*(x.expr for x in node.where), *(x.expr for x in node.select if x.expr is not None)]
+    if not parts:
+        return
+    stand_in = like(rows)
+    try:
+        check_plan(calculated(node, stand_in))
+    except (PySparkException, Py4JJavaError) as error:
+        text, at = read(sql), (1, 1)
+        for part in parts:
+            try:
+                alone = dataclasses.replace(node, where=(), select=(Named("part", "", part, None),), row_kind=None)
+                check_plan(calculated(alone, stand_in))
+            except (PySparkException, Py4JJavaError):
+                at = position(part.java.origin())
+                break
+        named = re.search(r"\[[A-Z_.]+\]", message_of(error))
+        why = f" {named.group()}" if named else ""
+        raise text.error(SqlError(f"Spark understands this, and cannot run it{why}", text.sql, *at)) from error
 
 
 def remember(

@@ -21,7 +21,7 @@ from gpu_ops.query.plan import MultiWay, Table, plan
 from gpu_ops.query.show import show
 from gpu_ops.spark.api.by_time.interval import timed, timed_input
 from gpu_ops.spark.api.checks import MemoryOnlyStateWarning, run, settled
-from gpu_ops.spark.api.query_file import calculated, remember
+from gpu_ops.spark.api.query_file import calculated, check_runs, remember
 from gpu_ops.spark.api.streams import Stream, as_input, as_stream
 from gpu_ops.spark.plan.column_metadata import delays
 from gpu_ops.spark.sources.sliced import sliced
@@ -220,7 +220,9 @@ class _Runner:
         if isinstance(node, Source):
             return self.streams[node.table].df
         if isinstance(node, Calc):
-            return calculated(node, self.frame(node.input))
+            rows = self.frame(node.input)
+            check_runs(node, rows, self.planned.sql)
+            return calculated(node, rows)
         if isinstance(node, LocalAggregate):
             return sliced(node, self.frame(node.input))
         if id(node) not in self._made:
@@ -255,9 +257,7 @@ class _Runner:
         try:
             for operator in walk(node):
                 if isinstance(operator, JoinNode):
-                    ending = operator.description.with_inputs(operator.description.inputs, "at_end")
-                    if ending.result_without_rows:
-                        return False
+                    operator.description.with_inputs(operator.description.inputs, "at_end")
         except DescriptionError:
             return False
         return True

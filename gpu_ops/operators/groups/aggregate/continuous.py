@@ -2,7 +2,7 @@
 
 Law: a group is in the result while a row of it is alive; its row is the aggregates over the folded input. So a group
 has a count of its rows (Flink's ``RecordCounter``), and is there while that is not zero; without group columns there is
-one group, which is there while any row is.
+one group, which is there while any row is; or, as in SQL (``Aggregate.always``), from the first micro-batch on.
 
 Row kinds (``per_event``): the first row of a group gives ``+I``, the last that goes ``-D``, any other ``-U`` and ``+U``
 if the aggregates are other ones then, else nothing. ``per_batch`` emits ``-D`` for what leaves and ``+I`` for what
@@ -33,7 +33,7 @@ from gpu_ops.descriptions.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_
 from gpu_ops.descriptions.groups.aggregate import Aggregate
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.ingest import Ingested
-from gpu_ops.kernels import Kernels
+from gpu_ops.kernels import Frame, Kernels
 from gpu_ops.operators.core.changes import apply_changes, given
 from gpu_ops.operators.core.key_table import KeyTable
 from gpu_ops.operators.core.lifetimes import NEVER
@@ -123,7 +123,12 @@ class ContinuousAggregate(Operator):
         started = time.perf_counter()
         expired = self._groups.expired(clock_ms)
         self._state.forget(expired)
+        begins = self.join.always and not self._groups.live_after()
         step, unknown = self._step(change, net=net)
+        if step is None and begins:
+            found = self._groups.locate(self._one_key(1))
+            self._number(found.slots)
+            step = Step.without_events(self._groups, found.slots, self.join.source.schema)
         updated = time.perf_counter()
         if step is None:
             kinds, sequence = np.empty(0, np.int8), np.empty(0, np.int64)
@@ -149,7 +154,8 @@ class ContinuousAggregate(Operator):
         """The number of rows and the aggregates of each group, moved."""
         count = step.counted()
         running = [self._moved(step, number) for number in range(len(self.join.measures))]
-        self._groups.end(step.line.slots[step.line.final(count[1]) == 0])
+        if not self.join.always:
+            self._groups.end(step.line.slots[step.line.final(count[1]) == 0])
         return count, running
 
     def _step(self, change: Ingested, *, net: bool) -> tuple[Step | None, int]:
@@ -185,13 +191,16 @@ class ContinuousAggregate(Operator):
 
         if not total:
             return None, unknown
-        keys = frame if self.join.by else kernels.frame(pa.table({_ALL: pa.array(np.zeros(total, np.int8))}))
-        found = self._groups.locate(keys)
+        found = self._groups.locate(frame if self.join.by else self._one_key(total))
         self._number(found.slots)
         # of a net change an event is a row
         line = Timeline(kernels, found.slots, found.number if net else found.number[row], instants, net=net)
         events = Events(row, instants, sign)
         return Step(self._groups, line, events, Rows(frame, column, found.number, new, kept)), unknown
+
+    def _one_key(self, rows: int) -> Frame:
+        """The key of the one group that there is without group columns, of some rows."""
+        return self.kernels.frame(pa.table({_ALL: pa.array(np.zeros(rows, np.int8))}))
 
     def _number(self, slots: Array) -> None:
         """Give new groups numbers, where their values need them."""
@@ -223,6 +232,10 @@ class ContinuousAggregate(Operator):
         """Row kinds, rows, and the change that caused each."""
         kernels, xp, line = self.kernels, self.kernels.xp, step.line
         was, now = count[0] > 0, count[1] > 0
+        if self.join.always:
+            now = xp.ones(now.size, bool)
+            was = now.copy()
+            was[line.starts[line.slots >= self._groups.first_new]] = False
         changed = was ^ now
         if self._ttl is not None and not line.net:
             changed = was | now  # what is below has a TTL, too
