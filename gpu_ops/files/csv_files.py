@@ -76,7 +76,7 @@ class CsvFile:
     def _read(self, block: bytes | memoryview, names: list[str], *, quoted: bool) -> pa.Table:
         """The rows of a block."""
         # whatever is UTF-8 is a text, and whatever is there are bytes
-        sure = (pa.string(), pa.binary()) if np.frombuffer(block, np.int8).min(initial=0) >= 0 else (pa.binary(),)
+        sure = (pa.string(), pa.binary()) if _is_ascii(block) else (pa.binary(),)
         wanted = [x for x in self._schema if x.name in self._columns or x.type not in sure]
         types = {field.name: as_text(field.type) for field in wanted or self._schema}
         if not quoted:
@@ -103,6 +103,7 @@ class CsvFile:
             pcsv.ReadOptions(use_threads=False, block_size=len(block) + 1, column_names=names),
             self._parse(),
             pcsv.ConvertOptions(
+                check_utf8=not _is_ascii(block),
                 column_types=types,
                 include_columns=list(types),
                 include_missing_columns=self._options.get("missingColumns") == "null",
@@ -151,6 +152,10 @@ class CsvFile:
             return values
         is_null = pc.is_in(values, pa.array(nulls).cast(values.type))
         return pc.if_else(is_null, pa.scalar(None, values.type), values)
+
+
+def _is_ascii(block: bytes | memoryview) -> bool:
+    return bool(np.frombuffer(block, np.int8).min(initial=0) >= 0)
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -137,7 +137,8 @@ class FileFormat:
             raise self._refused(error, uri, input_name) from error
 
     def _csv(self, file_system: pafs.FileSystem, path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        again = functools.partial(file_system.open_input_stream, path)
+        packed = re.search(r"\.(gz|bz2|zst|lz4|br)$", path) is not None
+        again = functools.partial(file_system.open_input_stream if packed else file_system.open_input_file, path)
         file = CsvFile(again, self.schema, columns, dict(self.options), _BLOCK_BYTES)
         yield from (self._typed(batch, batch.schema.names) for batch in file.batches())
 
