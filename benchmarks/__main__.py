@@ -11,6 +11,7 @@ ALL = (
     "at_length",
     "by_time",
     "engine",
+    "growth",
     "interval",
     "lookup",
     "nexmark",

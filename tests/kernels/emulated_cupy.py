@@ -121,6 +121,7 @@ def _device(function: Any, **only: Any) -> Any:
 
 
 _FUNCTIONS = [
+    "argmax",
     "ascontiguousarray",
     "broadcast_to",
     "compress",
@@ -137,7 +138,7 @@ _FUNCTIONS = [
     "zeros_like",
 ]
 _CREATORS = ["arange", "empty", "full", "ones", "zeros"]
-_UFUNCS = ["abs", "fmod", "isnan", "logical_or", "maximum", "minimum", "not_equal", "rint"]
+_UFUNCS = ["abs", "fmod", "isnan", "ldexp", "logical_or", "maximum", "minimum", "not_equal", "rint", "trunc"]
 
 
 def _add_at(target: Any, index: Any, values: Any) -> None:

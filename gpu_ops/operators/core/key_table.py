@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -15,7 +15,7 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.kernels import Among, Columns, Frame, Kernels, as_slots
 from gpu_ops.operators.core.groups import Groups
 from gpu_ops.operators.core.match import match, sole_match
-from gpu_ops.state.columns import DEAD, LIVE
+from gpu_ops.state.columns import DEAD, LIVE, Growing
 from gpu_ops.state.index import HashIndex
 from gpu_ops.state.keyed_table import WRITTEN_COLUMN, KeyedTable
 from gpu_ops.state.queue import TimeQueue
@@ -89,6 +89,14 @@ class KeyTable(StateTable):
 
     def _renumber(self, new_slots: Slots) -> None:
         self._forget_places()
+
+    def have(self, names: Iterable[str]) -> None:
+        """Make columns of numbers beside the keys, all 0, that are not there yet; a snapshot has them from then on."""
+        for name in names:
+            if name not in self.beside:
+                column = Growing(self.kernels.xp, np.int64)
+                column.extend(len(self), 0)
+                self.beside[name] = column
 
     def locate(self, frame: Frame) -> Located:
         """Where the keys of some rows are; those that are not there yet are staged, all numbers 0.

@@ -31,6 +31,13 @@ def one_zero(column: pa.Array) -> pa.Array:
     return pc.if_else(pc.equal(column, zero), zero, column) if column.type == pa.float16() else pc.add(column, zero)
 
 
+def one_nan(column: pa.Array) -> pa.Array:
+    """A column in which NaN is one value, whatever its bits are."""
+    if not pa.types.is_floating(column.type) or not pc.any(nan := pc.is_nan(column)).as_py():
+        return column
+    return pc.if_else(nan, pa.scalar(np.nan, column.type), column)
+
+
 def order_codes(column: pa.Array) -> Ints:
     """Numbers that are in the order of values: null is the least, NaN the greatest, zero one value."""
     t, kind = pa.types, column.type

@@ -21,14 +21,12 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Kernels
 from gpu_ops.operators.at_end import AtEnd
-from gpu_ops.operators.core.numbers import decimal_halves, one_zero
-from gpu_ops.operators.groups.aggregate.averages import as_decimals, divided
+from gpu_ops.operators.core.numbers import one_nan, one_zero
+from gpu_ops.operators.groups.aggregate import sums
 from gpu_ops.operators.groups.aggregate.own import called
 from gpu_ops.operators.sorted_merge import present_rows
 from gpu_ops.output import Changelog
 from gpu_ops.values import one_array
-
-_ARROW = {"sum": "sum", "count": "count", "min": "min", "max": "max", "avg": "mean", "count_distinct": "count_distinct"}
 
 
 def make(described: Description, kernels: Kernels) -> AtEnd:
@@ -40,27 +38,32 @@ def make(described: Description, kernels: Kernels) -> AtEnd:
 
 
 class AggregateAtEnd(AtEnd):
-    """One row per group at the end of the input. Arguments as `AtEnd`."""
+    """One row per group at the end of the input; what adds up is that of `sums`. Arguments as `AtEnd`."""
 
     def result(self, changes: tuple[Ingested, ...]) -> pa.Table:
         """The groups of a part."""
         join = self.join
         rows = _folded(self.kernels, join.source, changes[0])
         by = [f"k{n}" for n in range(len(join.by))]
-        columns: dict[str, Any] = {k: one_zero(rows[c]) for k, c in zip(by, join.by, strict=True)}
+        columns: dict[str, Any] = {k: one_nan(one_zero(one_array(rows[c]))) for k, c in zip(by, join.by, strict=True)}
         calls: list[Any] = []
         for number, measure in enumerate(join.measures):
             if measure.column is None:
                 if ([], "count_all") not in calls:
                     calls.append(([], "count_all"))
                 continue
-            name, column = f"m{number}", rows[measure.column]
+            name, column = f"m{number}", one_array(rows[measure.column])
+            if measure.function in ("sum", "avg"):
+                calls.append((f"{name}_of", "count"))
+                columns[f"{name}_of"] = column
+                for part, values in sums.added_up(measure, column).items():
+                    columns[f"{name}_{part}"] = pa.array(values)
+                    calls.append((f"{name}_{part}", "sum"))
+                continue
             if pa.types.is_duration(column.type):  # Arrow orders none within groups
                 column = column.cast(pa.int64())
-            columns[name] = one_zero(column)
-            calls.append((name, _ARROW[measure.function]))
-            if measure.function == "avg" and pa.types.is_decimal(column.type):
-                calls[-1:] = [(name, "sum"), (name, "count")]
+            columns[name] = one_nan(one_zero(column))
+            calls.append((name, measure.function))
             if measure.function in ("min", "max") and pa.types.is_floating(column.type):
                 nan = pc.is_nan(column)
                 # Arrow leaves NaN out; it is the greatest number
@@ -71,9 +74,9 @@ class AggregateAtEnd(AtEnd):
         found = self.kernels.aggregate(grouped, by, calls)
         data = [found[k].cast(c.type) for k, c in zip(by, join.output, strict=False)]
         for number, measure in enumerate(join.measures):
+            column = None if measure.column is None else join.source.schema.field(measure.column).type
             kind = join.output[len(by) + number].type
-            measured = _measured(found, f"m{number}", measure, kind)
-            data.append(measured.cast(kind, safe=not pa.types.is_integer(kind)))  # a sum of uint64 wraps around, too
+            data.append(_measured(found, f"m{number}", measure, (column, kind)).cast(kind))
         kinds = encode_row_kinds(np.full(found.num_rows, INSERT, np.int8))
         return pa.Table.from_arrays([kinds, *data], schema=join.output_schema)
 
@@ -105,15 +108,19 @@ class RowByRowAtEnd(AtEnd):
         return pa.Table.from_arrays([kinds, *values], schema=self.join.output_schema)
 
 
-def _measured(found: pa.Table, name: str, measure: Measure, kind: pa.DataType) -> Any:
+def _measured(found: pa.Table, name: str, measure: Measure, types: tuple[pa.DataType | None, pa.DataType]) -> Any:
     if measure.column is None:
         return found["count_all"]
-    if measure.function == "avg" and pa.types.is_decimal(kind):
-        sums, counts = one_array(found[f"{name}_sum"]), found[f"{name}_count"].to_numpy()
-        counts = np.where(sums.is_valid().to_numpy(zero_copy_only=False), counts, 0)
-        places = kind.scale - sums.type.scale
-        return as_decimals(*divided(np, *decimal_halves(sums), counts, places), kind)
-    values = found[f"{name}_{_ARROW[measure.function]}"]
+    if measure.function in ("sum", "avg"):
+        assert types[0] is not None
+        ends = f"{name}_", "_sum"
+        totals = {
+            column.removeprefix(ends[0]).removesuffix(ends[1]): pc.fill_null(one_array(found[column]), 0).to_numpy()
+            for column in found.column_names
+            if column.startswith(ends[0]) and column.endswith(ends[1])
+        }
+        return sums.of_totals(measure, totals, found[f"{name}_of_count"].to_numpy(), (types[0], types[1]))
+    values = found[f"{name}_{measure.function}"]
     if f"{name}_nan_max" not in found.column_names:
         return values
     some = pc.fill_null(found[f"{name}_nan_max"], 0).cast(pa.bool_())

@@ -54,7 +54,7 @@ class Slices(NamedTuple):
                 given.append(([], "count_all"))
                 calls.append("count_all")
                 continue
-            columns.append(rows[column].cast(pa.int64()) if function == "sum" else rows[column])
+            columns.append(rows[column].cast(pa.int64(), safe=False) if function == "sum" else rows[column])
             names.append(f"of_{number}")
             given.append((names[-1], function))
             calls.append(f"of_{number}_{function}")

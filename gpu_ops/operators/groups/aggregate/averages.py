@@ -67,6 +67,11 @@ def _quotient(xp: Any, words: list[Array], by: Array) -> list[Array]:
     return found[::-1]
 
 
+def fits(xp: Any, low: Array, high: Array) -> Array:
+    """Mask of numbers, given by their lower and upper 64 bits (int64), that have at most 38 digits."""
+    return ~_beyond(*_magnitude(xp, low.view(np.uint64), high.view(np.uint64), high < 0))
+
+
 def _magnitude(xp: Any, low: Array, high: Array, negative: Array) -> tuple[Array, Array]:
     """Numbers of 128 bits, some of them with the other sign."""
     return (

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gpu_ops.operators.operator import Cut, Parts, Targets
+from gpu_ops.state.columns import put_behind
 
 Ints = npt.NDArray[np.int64]
 
@@ -49,7 +50,7 @@ def cut_groups(
         to: gives the new partition of each row of a table with the group's columns.
         count: how many new partitions there are.
     """
-    groups = pa.concat_tables([part[linked.groups] for part in parts])
+    groups = _together([part[linked.groups] for part in parts], linked.own)
     target = to(groups.select(range(linked.own)))
     origin = _origin([len(part[linked.groups]) for part in parts])
     columns = list(groups.columns)
@@ -85,6 +86,17 @@ def cut_groups(
             _divide(made, name, whole, target[of])
     _divide(made, linked.groups, pa.table(columns, schema=groups.schema), target)
     return made
+
+
+def _together(tables: list[pa.Table], own: int) -> pa.Table:
+    """Groups of all partitions; a number that not all of them have beside groups is 0 elsewhere."""
+    names = list(dict.fromkeys(name for table in tables for name in table.column_names[own:]))
+    found = []
+    for table in tables:
+        behind = dict(zip(table.column_names[own:], table.columns[own:], strict=True))
+        zeros = pa.array(np.zeros(len(table), np.int64))
+        found.append(put_behind(table.select(range(own)), {name: behind.get(name, zeros) for name in names}))
+    return pa.concat_tables(found)
 
 
 def _divide(made: Cut, name: str, whole: pa.Table, target: Targets) -> None:

@@ -16,6 +16,7 @@ from gpu_ops.operators.groups.aggregate.distinct import GROUP, GROUP_NUMBER
 from gpu_ops.operators.groups.aggregate.extremes import NO_ROW, Extreme, renumbered
 from gpu_ops.operators.groups.aggregate.keys import InputRows, ValueTable
 from gpu_ops.operators.groups.aggregate.own import OwnFunction
+from gpu_ops.operators.groups.aggregate.sums import PART_OF_DOUBLES, with_parts
 from gpu_ops.operators.operator import Cut, Parts, Targets
 from gpu_ops.state.columns import DEAD, LIVE
 from gpu_ops.state.table import StateTable
@@ -171,6 +172,10 @@ class GroupState:
         missing = sorted(named.keys() - state.keys())
         if missing:
             raise StateError(f"the snapshot lacks {', '.join(missing)}")
+        groups, own = _GROUPS.format(self._source.name), len(self._groups.source.schema)
+        state = {**state, groups: with_parts(state[groups], own)}
+        more = state[groups].column_names[own:]
+        self._groups.have(name for name in more if name.startswith(PART_OF_DOUBLES))
         for name, table in named.items():
             assert isinstance(table, KeyTable | ValueTable | InputRows)
             table.restore(state[name], settle)

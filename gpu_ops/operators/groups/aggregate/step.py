@@ -90,7 +90,7 @@ class Step:
         self.groups, self.line = groups, line
         self.row, self.instants, self.sign = events
         self.rows, self.kept, self.new = rows, rows.kept, rows.new
-        self.floats: dict[str, tuple[Array, Array]] = {}
+        self.floats: dict[int, tuple[Array, Array]] = {}
         self.wholes: dict[str, tuple[Moves, bool]] = {}
         self._moved: dict[str, tuple[Array, Array]] = {}
         self._columns: dict[str, pa.Array] = {}

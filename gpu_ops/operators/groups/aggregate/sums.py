@@ -1,13 +1,17 @@
 """Counts, sums and averages: numbers beside a group that rows move.
 
-Integers add up as bigint and wrap around; decimals exactly, as 32-bit parts of their digits, each summed in 64 bits;
-double numbers as `compensated.py` has it, with NaN and both infinities counted apart, so that
-taking one back gives the finite sum again.
+Integers add up as bigint and wrap around. Decimals and double numbers add up exactly, as 32-bit parts of their bits,
+each summed in 64 bits: so a result depends neither on the order of rows, nor on how they come in micro-batches. NaN and
+both infinities are counted apart, so that taking one back gives the finite sum again.
+
+What adds up, and what becomes of the totals, is the same when the input has ended (`added_up`, `of_totals`): there the
+backend's ``groupby`` adds up.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -19,14 +23,24 @@ import pyarrow.compute as pc
 from gpu_ops.arrays import Array
 from gpu_ops.descriptions.groups.aggregate import Measure
 from gpu_ops.operators.core.numbers import decimal_halves
-from gpu_ops.operators.groups.aggregate.averages import as_decimals, divided
+from gpu_ops.operators.groups.aggregate.averages import as_decimals, divided, fits
 from gpu_ops.operators.groups.aggregate.step import Running, Step
 from gpu_ops.operators.groups.aggregate.timeline import Moves
+from gpu_ops.state.columns import put_behind
 
 _PART: Final = 32
 _LOW: Final = (1 << _PART) - 1
 _FITS: Final = 1 << 62
-_NAN: Final = int(np.float64("nan").view(np.int64))
+ODD: Final[dict[str, Callable[[Any], Any]]] = {
+    "nan": np.isnan,
+    "most": lambda values: values == np.inf,
+    "least": lambda values: values == -np.inf,
+}
+"""What is no finite number; counted beside a group by these names."""
+_LEAST_EXPONENT: Final = -1022
+_PLACES: Final = range(-34, 34)
+PART_OF_DOUBLES: Final = "bits_"
+"""Beside a group, with a column's number and a place behind it: a part of a sum of double numbers."""
 
 
 def columns_of(measure: Measure, kind: pa.DataType | None, number: int) -> Iterator[str]:
@@ -42,8 +56,8 @@ def columns_of(measure: Measure, kind: pa.DataType | None, number: int) -> Itera
     yield f"count_{number}"
     if measure.function == "count":
         return
-    if pa.types.is_floating(kind):
-        yield from (f"{part}_{number}" for part in ("sum", "short", "nan", "most", "least"))
+    if pa.types.is_floating(kind):  # the parts of the sum come as they are needed
+        yield from (f"{part}_{number}" for part in ("sum", *ODD))
     elif pa.types.is_decimal(kind) or measure.function == "avg":
         yield from (f"part{part}_{number}" for part in range(_parts(kind)))
     else:
@@ -125,28 +139,57 @@ def _parted(
             if exact:
                 return (before >> _PART, after >> _PART) if place else (before & _LOW, after & _LOW)
         if not parts:
-            parts.extend(_cut(step.column(column), _parts(kind)))
+            parts.extend(cut(step.column(column)))
         return step.moves(step.kernels.asarray(parts[place]))
 
     names = [f"part{place}_{number}" for place in range(_parts(kind))]
     sums = [step.summed(name, functools.partial(part, place)) for place, name in enumerate(names)]
-    before, after = (_carried([pair[side] for pair in sums]) for side in (0, 1))
+    before, after = (carried([pair[side] for pair in sums]) for side in (0, 1))
     for name, total in zip(names, after, strict=True):
         step.groups.beside[name].values[step.line.slots] = step.line.final(total)  # `summed` has noted what was there
-    if measure.function == "avg" and pa.types.is_decimal(kind):
-        places, sides = result.scale - kind.scale, zip((before, after), known, strict=True)
-        means = [_decimal_averages(step.xp, parts, counts, places) for parts, counts in sides]
-        return Running(means[0], means[1], functools.partial(as_decimals, kind=result))
+    shown = [
+        of_parts(step.xp, measure, parts, count, (kind, result))
+        for parts, count in zip((before, after), known, strict=True)
+    ]
+    return Running(shown[0], shown[1], functools.partial(made_of_parts, (kind, result)))
+
+
+def of_parts(
+    xp: Any, measure: Measure, parts: list[Array], counts: Array, types: tuple[pa.DataType, pa.DataType]
+) -> tuple[Array, ...]:
+    """A sum or an average of decimals, or an average of integers, as numbers; see `made_of_parts`.
+
+    Args:
+        xp: numpy or cupy.
+        measure: which.
+        parts: of n sums, the lowest first, none but the highest beyond 32 bits (`carried`).
+        counts: how many values each is of.
+        types: of the column and of the result.
+    """
+    kind, result = types
+    if not pa.types.is_decimal(kind):
+        return ((nearest(xp, parts, 0) / xp.maximum(counts, 1)).view(np.int64), counts > 0)
+    low, high = parts[0] | (parts[1] << _PART), parts[1] >> _PART
+    if len(parts) == 4:
+        high = parts[2] | (parts[3] << _PART)
+        counts = xp.where((parts[3] >= -(1 << 31)) & (parts[3] < 1 << 31), counts, 0)
     if measure.function == "avg":
-        return Running(_averages(step.xp, before, known[0]), _averages(step.xp, after, known[1]), _doubles)
-
-    def made(*numbers: npt.NDArray[Any]) -> pa.Array:
-        return _decimals(numbers[:-1], numbers[-1], result)
-
-    return Running((*before, known[0] > 0), (*after, known[1] > 0), made)
+        low, high, known = divided(xp, low, high, counts, result.scale - kind.scale)
+    else:
+        known = (counts > 0) & fits(xp, low, high)
+    return xp.where(known, low, 0), xp.where(known, high, 0), known
 
 
-def _cut(column: pa.Array, parts: int) -> list[npt.NDArray[np.int64]]:
+def made_of_parts(types: tuple[pa.DataType, pa.DataType], *numbers: npt.NDArray[Any]) -> pa.Array:
+    """In Arrow what `of_parts` gave, on the host."""
+    kind, result = types
+    if not pa.types.is_decimal(kind):
+        return doubles(*numbers)
+    low, high, known = numbers
+    return as_decimals(low, high, known, result)
+
+
+def cut(column: pa.Array) -> list[npt.NDArray[np.int64]]:
     """Integers or decimals in parts of 32 bits, the lowest first; the highest has the sign."""
     if not pa.types.is_decimal(column.type):
         if column.type == pa.uint64():
@@ -155,12 +198,12 @@ def _cut(column: pa.Array, parts: int) -> list[npt.NDArray[np.int64]]:
         values = integers(column)
         return [values & _LOW, values >> _PART]
     low, high = decimal_halves(column)
-    if parts == 2:
+    if _parts(column.type) == 2:
         return [low & _LOW, low >> _PART]
     return [low & _LOW, (low >> _PART) & _LOW, high & _LOW, high >> _PART]
 
 
-def _carried(parts: list[Array]) -> list[Array]:
+def carried(parts: list[Array]) -> list[Array]:
     """Parts with what is beyond 32 bits of each added to the next, so that equal sums have equal parts."""
     found, carry = [], 0
     for part in parts[:-1]:
@@ -170,105 +213,212 @@ def _carried(parts: list[Array]) -> list[Array]:
     return [*found, parts[-1] + carry]
 
 
-def _decimals(parts: tuple[npt.NDArray[np.int64], ...], known: npt.NDArray[np.bool_], kind: pa.DataType) -> pa.Array:
-    """Decimals of parts; null where no digit is known, or there are more than the type has."""
-    low = parts[0] | (parts[1] << _PART)
-    if len(parts) == 2:
-        high = parts[1] >> _PART
-    else:
-        high = parts[2] | (parts[3] << _PART)
-        known = known & (parts[3] >= -(1 << 31)) & (parts[3] < 1 << 31)
-    words = np.stack([low, high], axis=1)
-    valid = pa.py_buffer(np.packbits(known, bitorder="little"))
-    made = pa.Array.from_buffers(pa.decimal128(38, kind.scale), len(low), [valid, pa.py_buffer(words)])
-    if len(parts) == 4:
-        # the range of 38 digits is smaller than that of 128 bits
-        most = pa.scalar("9" * 38).cast(pa.decimal128(38, 0)).as_py()
-        whole = pa.Array.from_buffers(pa.decimal128(38, 0), len(low), [valid, pa.py_buffer(words)])
-        inside = pc.and_(pc.less_equal(whole, most), pc.greater_equal(whole, -most))
-        made = pc.if_else(inside, made, pa.scalar(None, made.type))
-    return made.cast(kind)
+def added_up(measure: Measure, column: pa.Array) -> dict[str, npt.NDArray[np.int64]]:
+    """What adds up to a sum or an average, for `of_totals`: integers of each row by name.
+
+    Args:
+        measure: which.
+        column: its values.
+    """
+    kind = column.type
+    if pa.types.is_floating(kind):
+        values = doubles_of(column)
+        plain = finite(values)
+        parts = {str(place): part for place, part in parts_of(np, plain)}
+        odd = {} if plain is values else {name: test(values).astype(np.int64) for name, test in ODD.items()}
+        return parts | odd
+    if pa.types.is_decimal(kind) or measure.function == "avg":
+        return {str(place): part for place, part in enumerate(cut(column))}
+    return {"sum": integers(column)}
 
 
-def _averages(xp: Any, parts: list[Array], counts: Array) -> tuple[Array, Array]:
-    """Of integers: the bits of double numbers, and which there are."""
-    total = parts[1].astype(np.float64) * float(1 << _PART) + parts[0].astype(np.float64)
-    return (total / xp.maximum(counts, 1) + 0.0).view(np.int64), counts > 0
+def of_totals(
+    measure: Measure,
+    totals: dict[str, npt.NDArray[np.int64]],
+    counts: npt.NDArray[np.int64],
+    types: tuple[pa.DataType, pa.DataType],
+) -> pa.Array:
+    """The sums or averages of n groups.
 
-
-def _decimal_averages(xp: Any, parts: list[Array], counts: Array, places: int) -> tuple[Array, Array, Array]:
-    """Of decimals: lower and upper bits, and which there are."""
-    low = parts[0] | (parts[1] << _PART)
-    high, whole = parts[1] >> _PART, counts
-    if len(parts) == 4:
-        high = parts[2] | (parts[3] << _PART)
-        whole = xp.where((parts[3] >= -(1 << 31)) & (parts[3] < 1 << 31), counts, 0)
-    low, high, known = divided(xp, low, high, whole, places)
-    return xp.where(known, low, 0), xp.where(known, high, 0), known
+    Args:
+        measure: which.
+        totals: of each group those of `added_up`; what is not there is 0.
+        counts: how many values groups have that are not null.
+        types: of the column and of the result.
+    """
+    kind, zeros = types[0], np.zeros(counts.size, np.int64)
+    if pa.types.is_floating(kind):
+        odd = [totals.pop(name, zeros) for name in ODD]
+        places = [int(place) for place in totals]
+        low = min(places, default=0)
+        parts = [totals.get(str(place), zeros) for place in range(low, max(places, default=0) + 2)]
+        return doubles(*of_doubles(np, measure, nearest(np, carried(parts), low), counts, odd))
+    if "sum" in totals:
+        return _integers_or_null(totals["sum"], counts > 0)
+    parts = carried([totals[str(place)] for place in range(len(totals))])
+    return made_of_parts(types, *of_parts(np, measure, parts, counts, types))
 
 
 # --- double numbers ----------------------------------------------------------------------------
 
 
 def _floats(step: Step, measure: Measure, number: int, known: tuple[Array, Array]) -> Running:
-    xp, name = step.xp, measure.column
+    name = measure.column
     assert name is not None
     cached: list[npt.NDArray[np.float64]] = []
 
     def given() -> npt.NDArray[np.float64]:
         if not cached:
-            column = step.column(name).cast(pa.float64())
-            filled = pc.fill_null(column, 0.0) if column.null_count else column
-            cached.append(filled.to_numpy(zero_copy_only=False))
+            cached.append(doubles_of(step.column(name)))
         return cached[0]
 
-    finite = bool(np.isfinite(given()).all())
+    plain = bool(np.isfinite(given()).all())
 
-    def counted(mask: Callable[[], Any]) -> Moves | None:
-        return None if finite else step.moves(step.kernels.asarray(mask().astype(np.int64)))
+    def counted(test: Callable[[Any], Any]) -> Moves | None:
+        return None if plain else step.moves(step.kernels.asarray(test(given()).astype(np.int64)))
 
-    nan = step.summed(f"nan_{number}", lambda: counted(lambda: np.isnan(given())))
-    most = step.summed(f"most_{number}", lambda: counted(lambda: given() == np.inf))
-    least = step.summed(f"least_{number}", lambda: counted(lambda: given() == -np.inf))
-    if finite and not bool((nan[0] | most[0] | least[0]).any()):
-        plain = zip(_finite(step, number, given, list(known)), known, strict=True)
-        before, after = ((_bits(step, measure, total, count), count > 0) for total, count in plain)
-        return Running(before, after, _doubles)
-    sums = _finite(step, number, given, [k - n - m - v for k, n, m, v in zip(known, nan, most, least, strict=True)])
-    found = []
-    for total, count, nans, mosts, leasts in zip(sums, known, nan, most, least, strict=True):
-        bits = _bits(step, measure, total, count)
-        bits = xp.where((nans > 0) | ((mosts > 0) & (leasts > 0)), _NAN, bits)
-        infinite = xp.where(mosts > 0, xp.full(1, np.inf), xp.full(1, -np.inf)).view(np.int64)
-        bits = xp.where((nans == 0) & ((mosts > 0) ^ (leasts > 0)), infinite, bits)
-        found.append((bits, count > 0))
-    return Running(found[0], found[1], _doubles)
+    odd = [step.summed(f"{of}_{number}", functools.partial(counted, test)) for of, test in ODD.items()]
+    shown = []
+    for side, (total, count) in enumerate(zip(_finite(step, number, given), known, strict=True)):
+        shown.append(of_doubles(step.xp, measure, total, count, [pair[side] for pair in odd]))
+    return Running(shown[0], shown[1], doubles)
 
 
-def _bits(step: Step, measure: Measure, total: Array, count: Array) -> Array:
-    """The bits of a sum or an average, where zero is one value and NaN another."""
-    xp = step.xp
-    with np.errstate(all="ignore"):
-        value = total / xp.maximum(count, 1) if measure.function == "avg" else total
-    return xp.where(xp.isnan(value), _NAN, (value + 0.0).view(np.int64))
+def doubles_of(column: pa.Array) -> npt.NDArray[np.float64]:
+    """A column's numbers, 0 for null."""
+    column = column.cast(pa.float64())
+    filled = pc.fill_null(column, 0.0) if column.null_count else column
+    return filled.to_numpy(zero_copy_only=False)
 
 
-def _finite(step: Step, number: int, given: Any, left: list[Array]) -> tuple[Array, Array]:
-    """The sums of finite values before and after each moment; exactly 0 where no value is left."""
-    xp, names = step.xp, (f"sum_{number}", f"short_{number}")
-    if names[0] not in step.floats:
-        values, there = given(), np.isfinite(given())
-        if not there.all():
-            values = np.where(there, values, 0.0)
-        deltas = step.signed(step.kernels.asarray(values))
-        base = step.base(names[0]).view(np.float64), step.base(names[1]).view(np.float64)
-        after = tuple(xp.where(left[1] > 0, part, 0.0) for part in step.line.compensated(deltas, base))
-        before = tuple(step.line.shifted(part, of) for part, of in zip(after, base, strict=True))
-        for name, part in zip(names, after, strict=True):
-            step.keep(name, step.line.final(part).view(np.int64))
-        step.floats[names[0]] = before[0] + before[1], after[0] + after[1]
-    return step.floats[names[0]]
+def of_doubles(xp: Any, measure: Measure, total: Array, count: Array, odd: list[Array]) -> tuple[Array, Array]:
+    """A sum or an average of double numbers: its bits, where zero is one value, and which there are.
+
+    Args:
+        xp: numpy or cupy.
+        measure: which.
+        total: n sums of finite values.
+        count: how many values each is of, others among them.
+        odd: how many of these each of `ODD` are.
+    """
+    nans, mosts, leasts = odd
+    value = total / xp.maximum(count, 1) if measure.function == "avg" else total
+    if bool((nans | mosts | leasts).any()):
+        infinite = xp.where(mosts > 0, xp.full(1, np.inf), xp.full(1, -np.inf))
+        value = xp.where((mosts > 0) | (leasts > 0), infinite, value)
+        value = xp.where((nans > 0) | ((mosts > 0) & (leasts > 0)), xp.full(1, np.nan), value)
+    return (value + 0.0).view(np.int64), count > 0  # of a negative one an average may be -0.0
 
 
-def _doubles(bits: npt.NDArray[np.int64], known: npt.NDArray[np.bool_]) -> pa.Array:
+def _finite(step: Step, number: int, given: Callable[[], npt.NDArray[np.float64]]) -> tuple[Array, Array]:
+    """The sums of finite values before and after each moment."""
+    if number in step.floats:
+        return step.floats[number]
+    xp, line, groups, name = step.xp, step.line, step.groups, f"{PART_OF_DOUBLES}{number}_at_"
+    moved = {place: step.moves(part) for place, part in parts_of(xp, step.kernels.asarray(finite(given())))}
+    places = [*moved, *(place for place in _PLACES if f"{name}{place}" in groups.beside)]
+    of_groups = step.base(f"sum_{number}").view(np.float64)
+    if not moved:
+        step.floats[number] = (of_groups if line.net else of_groups[line.group],) * 2
+        return step.floats[number]
+    low, high = min(places), max(places)
+    high += high in moved  # a part above those that rows have, for what is carried
+    names = [f"{name}{place}" for place in range(low, high + 1)]
+    groups.have(names)
+    bases = [step.base(own) for own in names]
+    parts = carried([line.summed(moved.get(place), base)[1] for place, base in enumerate(bases, low)])
+    for own, total, base in zip(names, parts, bases, strict=True):
+        step.keep(own, line.final(total), base)
+    after = nearest(xp, parts, low)
+    step.keep(f"sum_{number}", line.final(after).view(np.int64))
+    step.floats[number] = line.shifted(after, of_groups), after
+    return step.floats[number]
+
+
+def with_parts(groups: pa.Table, own: int) -> pa.Table:
+    """Groups of a snapshot; in those of earlier versions a sum of double numbers is two of them.
+
+    Args:
+        groups: with numbers beside them.
+        own: how many columns are those of the group.
+    """
+    behind = dict(zip(groups.column_names[own:], groups.columns[own:], strict=True))
+    for number in [name.removeprefix("short_") for name in behind if name.startswith("short_")]:
+        for column in (behind[f"sum_{number}"], behind.pop(f"short_{number}")):
+            values = finite(column.to_numpy().view(np.float64))
+            for place, part in parts_of(np, values):
+                name = f"{PART_OF_DOUBLES}{number}_at_{place}"
+                behind[name] = pa.array(part + (behind[name].to_numpy() if name in behind else 0))
+    return put_behind(groups.select(range(own)), behind)
+
+
+def finite(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Numbers, 0 for NaN and infinities."""
+    there = np.isfinite(values)
+    return values if there.all() else np.where(there, values, 0.0)
+
+
+def parts_of(xp: Any, values: Array) -> Iterator[tuple[int, Array]]:
+    """Finite double numbers in parts of 32 bits, the highest first, without those that all are 0.
+
+    Args:
+        xp: numpy or cupy.
+        values: n of them.
+
+    Yields:
+        The place of a part and n integers: they count for 2 to the power of 32 times the place.
+    """
+    rest = values
+    while rest.size and (most := float(xp.abs(rest).max())):
+        place = (math.frexp(most)[1] - 1) // _PART
+        part = xp.trunc(_scaled(rest, -_PART * place))
+        rest = rest - _scaled(part, _PART * place)
+        yield place, part.astype(np.int64)
+
+
+def _scaled(values: Array, exponent: int) -> Array:
+    """Numbers times a power of two."""
+    if abs(exponent) < -_LEAST_EXPONENT:
+        return values * math.ldexp(1.0, exponent)
+    return values * math.ldexp(1.0, exponent // 2) * math.ldexp(1.0, exponent - exponent // 2)
+
+
+def nearest(xp: Any, parts: list[Array], low: int) -> Array:
+    """The double numbers that are nearest to some numbers, of two the even one; infinite beyond their range.
+
+    Args:
+        xp: numpy or cupy.
+        parts: of n numbers, the lowest first.
+        low: the place of the lowest.
+    """
+    top = [part >> 31 for part in parts[1:]]
+    small = all(bool((part == sign).all()) for part, sign in zip(parts[2:], top[:-1], strict=True))
+    if small and not bool(((top[0] + 1) >> 1).any()):  # in 64 bits
+        with np.errstate(over="ignore"):
+            return _scaled((parts[0] | (parts[1] << _PART)).astype(np.float64), _PART * low)
+    sign, size = parts[-1] >> 63, int(parts[0].size)
+    digits = xp.empty((len(parts) + 3, size), np.int64)  # two of nothing below, and the top in two
+    digits[:2] = 0
+    for number, part in enumerate([*parts[:-1], parts[-1] & _LOW, (parts[-1] >> _PART) & _LOW], 2):
+        digits[number] = part
+    # the first that says more than the sign, and the next two
+    says = digits != (sign & _LOW)
+    says[2] = True
+    lead = len(digits) - 1 - xp.argmax(says[::-1], axis=0)
+    here = lead * size + xp.arange(size)
+    first, second, third = (digits.ravel()[here - back * size] for back in range(3))
+    # how many bits of the first do not, by the exponent that it has as a double number
+    free = xp.minimum(_PART + 1022 - ((first ^ (sign & _LOW)).astype(np.float64).view(np.int64) >> 52), _PART)
+    # 64 bits, of which the last one stands for all below, too
+    bits = ((first | (sign << _PART)) << (free + 31)) + ((second << free) >> 1) + (third >> (33 - free))
+    below = ((second << free) & 1) | (third & ((1 << (33 - free)) - 1))
+    if len(digits) > 5:
+        below |= xp.argmax(digits != 0, axis=0) < lead - 2
+    bits |= below != 0
+    with np.errstate(over="ignore"):
+        return xp.ldexp(bits.astype(np.float64), (_PART * (lead + low - 3) - free + 1).astype(np.int32))
+
+
+def doubles(bits: npt.NDArray[np.int64], known: npt.NDArray[np.bool_]) -> pa.Array:
+    """In Arrow what `of_doubles` gave, on the host."""
     return pa.array(bits.view(np.float64), mask=~known)

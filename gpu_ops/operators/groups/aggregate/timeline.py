@@ -13,9 +13,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from gpu_ops import layouts
-from gpu_ops.arrays import Array, Instants, Positions, Slots, value_changes
+from gpu_ops.arrays import Array, Instants, Positions, Slots
 from gpu_ops.kernels import Kernels
-from gpu_ops.operators.groups.aggregate import compensated
 
 Moves: TypeAlias = tuple[Any, Array]
 """By how much events have moved a number of their group before and after each moment; before: perhaps 0 for all."""
@@ -113,25 +112,6 @@ class Timeline:
     def final(self, after: Array) -> Array:
         """Of each group what is there after its last moment."""
         return after if self.net else after[self.last]
-
-    def compensated(self, values: Array, base: tuple[Array, Array]) -> compensated.Pairs:
-        """Sums of double numbers after each moment, each a pair of numbers; see `compensated`."""
-        xp = self._kernels.xp
-        if self.net:
-            sums = compensated.sliced(self._kernels, self.event_group, values, self.groups)
-            if sums is not None:
-                return compensated.added(xp, base, sums)
-            order = self.order
-            group = self.event_group[order]
-            start = value_changes(xp, group)
-            of, parts = group[xp.flatnonzero(start)], compensated.totals(xp, start, values[order])
-            found = xp.zeros(self.groups, np.float64), xp.zeros(self.groups, np.float64)
-            found[0][of], found[1][of] = parts
-            return compensated.added(xp, base, found)
-        values, start = values[self.order], xp.zeros(values.size, bool)
-        start[self.starts] = True
-        moved = compensated.running(xp, start, values)
-        return compensated.added(xp, (base[0][self.group], base[1][self.group]), moved)
 
     def shifted(self, after: Array, base: Array) -> Array:
         """What was before each moment, by what was after each, and before the first of each group."""
