@@ -211,15 +211,17 @@ class CpuKernels:
         times: tuple[Ints, Ints] | None = None,
         *,
         by_candidate: bool = False,
+        at_most: int | None = None,
     ) -> Ints:
         """Candidates of sorted runs: pairs of slots."""
         hashes, own = layouts.entry_hashes(needles), layouts.entry_slots(needles)
         pairs = [np.empty(0, np.int64)]
         for run in runs:
             if times is None:
-                needle, slots = search.by_hash(run, hashes)
+                needle, slots = search.by_hash(run, hashes, at_most)
             else:
                 needle, slots = search.by_time(run, hashes, *times)
+            at_most = None if at_most is None else at_most - needle.size
             pairs.append(layouts.pairs(slots, own[needle]) if by_candidate else layouts.pairs(own[needle], slots))
         return pairs[1] if len(pairs) == 2 else np.concatenate(pairs)
 

@@ -24,11 +24,11 @@ from gpu_ops.cudf_backend.frame import values as numbers
 from gpu_ops.cudf_backend.hashing import convert, equal_columns, hash_columns
 from gpu_ops.cudf_backend.probe import join_entries, probe_runs
 from gpu_ops.cudf_backend.runs import directory, made_entries, merged
-from gpu_ops.cudf_backend.search import bisect_run, search_runs, sorted_run
+from gpu_ops.cudf_backend.search import bisect_run, count_candidates, search_runs, sorted_run
 from gpu_ops.cudf_backend.storage import decoded
 from gpu_ops.cudf_backend.store import CudfStore
 from gpu_ops.descriptions.keys import key_type
-from gpu_ops.kernels import Among, Columns, DataFrames, Kernels, Probe, SearchedRun
+from gpu_ops.kernels import Among, Columns, DataFrames, Kernels, Probe, SearchedRun, TooMany
 from gpu_ops.values import one_array
 
 _PIECES = 32
@@ -255,8 +255,11 @@ class CudfKernels:
         times: tuple[Array, Array] | None = None,
         *,
         by_candidate: bool = False,
+        at_most: int | None = None,
     ) -> Array:
         """Candidates of sorted runs, by `gpu_ops.cudf_backend.probe`."""
+        if at_most is not None and count_candidates(runs, needles, times) > at_most:
+            raise TooMany
         return probe_runs(self.probe, runs, needles, times, by_candidate=by_candidate)
 
     def bisect(self, run: SearchedRun, needles: Array, times: Array, *, after: bool) -> Array:

@@ -10,16 +10,22 @@ untouched left rows (``L ⋈ ΔR``).
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from typing import Final
 
 import numpy as np
 
+from gpu_ops import layouts
 from gpu_ops.arrays import Array, Instants, Positions, Slots
 from gpu_ops.conditions import Condition
-from gpu_ops.kernels import Among, Columns
+from gpu_ops.kernels import Among, Columns, Kernels, TooMany
 from gpu_ops.operators.core.lifetimes import ALWAYS, NEVER, Lifetimes
 from gpu_ops.operators.core.match import fulfilling, match_among
 from gpu_ops.state.columns import DYING, LIVE
 from gpu_ops.state.keyed_table import KeyedTable
+
+PIECE: Final = 1 << 22
+"""Candidates looked at together."""
 
 Tables = tuple[KeyedTable, KeyedTable]
 Sides = tuple[Lifetimes, Lifetimes]
@@ -61,10 +67,12 @@ class TimedPairs(Pairs):
     """The earlier death; `NEVER` if the pair outlives it."""
 
 
-def net_pairs(tables: Tables, sides: Sides, condition: Condition | None, names: tuple[str, str]) -> NetPairs:
-    """The pairs one of whose rows the micro-batch touches, by its net change."""
+def net_pairs(
+    tables: Tables, sides: Sides, condition: Condition | None, names: tuple[str, str], at_most: int | None = None
+) -> NetPairs:
+    """The pairs one of whose rows the micro-batch touches, by its net change; ``at_most``: as of `probe`."""
     xp = tables[0].kernels.xp
-    slots = _candidates(tables, sides, condition, names)
+    slots = _candidates(tables, sides, condition, names, at_most)
     dying = sides[0].dying(slots[0]), sides[1].dying(slots[1])
     if dying[0] is None and dying[1] is None:  # then all pairs have a new row
         return NetPairs(slots, slice(None), xp.empty(0, np.int64), xp.ones(slots[0].size, np.int32), dying)
@@ -81,10 +89,12 @@ def _net(  # noqa: PLR0917 - what is fused takes no keywords
     return new.astype(np.int32) - dies, new & ~dies, dies & ~new
 
 
-def timed_pairs(tables: Tables, sides: Sides, condition: Condition | None, names: tuple[str, str]) -> TimedPairs:
-    """All pairs one of whose rows the micro-batch touches and that live at some instant of it."""
+def timed_pairs(
+    tables: Tables, sides: Sides, condition: Condition | None, names: tuple[str, str], at_most: int | None = None
+) -> TimedPairs:
+    """All pairs one of whose rows the micro-batch touches and that live at some instant of it; arguments as `probe`."""
     xp = tables[0].kernels.xp
-    slots = _candidates(tables, sides, condition, names)
+    slots = _candidates(tables, sides, condition, names, at_most)
     births = sides[0].born(xp, slots[0]), sides[1].born(xp, slots[1])
     deaths = sides[0].died(xp, slots[0]), sides[1].died(xp, slots[1])
     begin, end = xp.maximum(*births), xp.minimum(*deaths)
@@ -105,22 +115,33 @@ def _timed(begin: Instants, end: Instants) -> tuple[Array, Array, Array]:
 
 
 def _candidates(
-    tables: Tables, sides: Sides, condition: Condition | None, names: tuple[str, str]
+    tables: Tables, sides: Sides, condition: Condition | None, names: tuple[str, str], at_most: int | None
 ) -> tuple[Slots, Slots]:
     """Left and right slots of all pairs one of whose rows the micro-batch touches."""
     xp = tables[0].kernels.xp
-    left, right = probe(tables, sides, 0, condition, names, dying=True)
-    other_right, other_left = probe(tables, sides, 1, condition, names, dying=False)
+    left, right = probe(tables, sides, 0, condition, names, dying=True, at_most=at_most)
+    other_right, other_left = probe(tables, sides, 1, condition, names, dying=False, at_most=at_most)
     return xp.concatenate([left, other_left]), xp.concatenate([right, other_right])
 
 
 def probe(
-    tables: Tables, sides: Sides, side: int, condition: Condition | None, names: tuple[str, str], *, dying: bool
+    tables: Tables,
+    sides: Sides,
+    side: int,
+    condition: Condition | None,
+    names: tuple[str, str],
+    *,
+    dying: bool,
+    at_most: int | None = None,
 ) -> tuple[Slots, Slots]:
     """Touched rows of one side with their matches: slots of that side, slots of the other.
 
     The left's touched rows meet new rows, too, and those that are ``dying`` or not; the right's only rows that the
-    micro-batch leaves alone, so no pair is found twice.
+    micro-batch leaves alone, so no pair is found twice. What is looked at before it is known to match is looked at in
+    pieces of a bounded size.
+
+    Raises:
+        TooMany: there are more than ``at_most`` candidates.
     """
     own, other = tables[side], tables[1 - side]
     kernels, xp = own.kernels, own.kernels.xp
@@ -130,12 +151,39 @@ def probe(
 
     every = other.all_alive and not sides[1 - side].killed.size
     among = None if every else Among(other.status.values, LIVE, DYING if dying else LIVE)
+    columns = Columns(own.store, own.keys), Columns(other.store, other.keys)
 
     def residual(found: Slots, slots: Slots) -> Positions | None:
         rows = {names[side]: (own.store, found), names[1 - side]: (other.store, slots)}
         return fulfilling(kernels, condition, rows, int(slots.size))
 
-    # The other side's rows are read in the order in which they lie, the touched ones are few and near.
-    candidates = other.key_index.meet(touched, staged=side == 0, by_candidate=True)
-    columns = Columns(own.store, own.keys), Columns(other.store, other.keys)
-    return match_among(kernels, own.key_types, candidates, columns, among, by_candidate=True, residual=residual)
+    found = []
+    for candidates in _pieces(kernels, other, touched, staged=side == 0, at_most=at_most):
+        # The other side's rows are read in the order in which they lie, the touched ones are few and near.
+        pairs = match_among(kernels, own.key_types, candidates, columns, among, by_candidate=True, residual=residual)
+        found.append(pairs)
+    if len(found) == 1:
+        return found[0]
+    rows, slots = (xp.concatenate(parts) for parts in zip(*found, strict=True))
+    slots, rows = layouts.unpaired(xp.sort(layouts.pairs(slots, rows)))  # as in one piece
+    return rows, slots
+
+
+def _pieces(
+    kernels: Kernels, other: KeyedTable, touched: Array, *, staged: bool, at_most: int | None
+) -> Iterator[Array]:
+    """Candidates of touched rows, piece by piece: no more of them at a time than `PIECE`, or than one row has."""
+    most = 4 if kernels.tiny_segments else PIECE
+    waiting = [touched]
+    while waiting:
+        part = waiting.pop()
+        bound = most if at_most is None else at_most
+        try:
+            limit = bound if part.size > 1 or at_most is not None else None
+            candidates = other.key_index.meet(part, staged=staged, by_candidate=True, at_most=limit)
+        except TooMany:
+            if at_most is not None:
+                raise
+            waiting += [part[part.size // 2 :], part[: part.size // 2]]
+        else:
+            yield candidates
