@@ -120,9 +120,9 @@ class JoinEngine:
 
     def _fresh_operator(self) -> Operator:
         if self._begins_with_backlog:
-            self._backlog = Backlog(self.join, self.kernels, self.memory.too_much)
+            self._backlog = Backlog(self.join, self.kernels, self.memory)
             return self._backlog
-        return operators.make(self.join, self.kernels, self.memory.too_much)
+        return operators.make(self.join, self.kernels, self.memory)
 
     # --- micro-batches -----------------------------------------------------------------------
 

@@ -436,15 +436,19 @@ class Kernels(Protocol):
             half), or of this one and an earlier time.
         """
 
-    def join(self, left: Array, right: Array) -> Array:
+    def join(self, left: Array, right: Array, *, at_most: int | None = None) -> Array:
         """Pairs of entries with the same upper half of a hash, of rows that are looked up once.
 
         Args:
             left: n entries (uint64) in any order.
             right: m.
+            at_most: how many pairs there may be.
 
         Returns:
             Pairs (int64, see `gpu_ops.layouts.pairs`) of left and right slots, in any order.
+
+        Raises:
+            TooMany: there are more than there may be; they have not been written out.
         """
 
     def close(self) -> None:

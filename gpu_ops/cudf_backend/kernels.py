@@ -266,8 +266,13 @@ class CudfKernels:
         """Where needles stand in a sorted run with times."""
         return bisect_run(run, needles, times, after=after)
 
-    def join(self, left: Array, right: Array) -> Array:
-        """Pairs of entries with the same hash, by libcudf's hash join but for ``probe="index"``: nothing is sorted."""
+    def join(self, left: Array, right: Array, *, at_most: int | None = None) -> Array:
+        """Pairs of entries with the same hash, by libcudf's hash join but for ``probe="index"``: nothing is sorted.
+
+        But for a count of them, where there may be so many only.
+        """
+        if at_most is not None and count_candidates([sorted_run(right)], cp.sort(left), None) > at_most:
+            raise TooMany
         if self.probe == "index":
             return search_runs([sorted_run(right)], cp.sort(left), None, by_candidate=False)
         return join_entries(left, [right])

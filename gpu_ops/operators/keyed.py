@@ -8,7 +8,6 @@ after a backlog, only the net change comes out: rows that leave and equal ones t
 from __future__ import annotations
 
 import abc
-import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -26,13 +25,17 @@ from gpu_ops.operators.core.changes import apply_changes, given
 from gpu_ops.operators.core.emission import OutputRows, fold
 from gpu_ops.operators.core.key_counts import KeyCounts
 from gpu_ops.operators.core.lifetimes import Lifetimes
-from gpu_ops.operators.core.pairs import NetPairs, Pairs, TimedPairs, net_pairs, timed_pairs
+from gpu_ops.operators.core.pairs import NetPairs, Pairs, TimedPairs, Wanted, net_pairs, timed_pairs
 from gpu_ops.operators.core.visibility import VisibilityChanges, When, visible_per_batch, visible_per_event
 from gpu_ops.operators.operator import Operator, Output
 from gpu_ops.output import changelog_table, gathered
 from gpu_ops.state.columns import KeySet
 from gpu_ops.state.keyed_table import COUNT_COLUMN, KeyedTable
 
+_MANY: Final = 4096
+"""Rows of an output that nobody asks for room for."""
+_NUMBERS: Final = 40
+"""Bytes of numbers beside a row of an output in the making: slots, instants, what they are ordered by."""
 _PAIRS_A_CHANGE: Final = 16
 _FEW_PAIRS: Final = 1 << 15
 """A micro-batch with more candidates than these two give is less work by key."""
@@ -83,6 +86,12 @@ class KeyedOperator(Operator):
         """The changes that count; all of them."""
         return changes
 
+    def check_output(self, rows: int) -> None:
+        """Refuse an output of so many rows if it would not fit; see `gpu_ops.operators.operator.Room`."""
+        if rows > _MANY:
+            widths = (table.store.nbytes / max(1, len(table)) for table in self.tables)
+            self.room.check_output(rows, _NUMBERS + sum(widths))
+
     def count_expired(self) -> None:
         """What is counted of rows follows those that have just expired."""
 
@@ -116,6 +125,7 @@ class KeyedOperator(Operator):
         found = self.find(sides, net=net)
         probed = time.perf_counter()
         rows = self.rows(found, sides, event_kinds)
+        self.check_output(rows.size)
         frame = self.values(rows)
         kinds = _on_host(kernels, rows.kinds)
         if net and 0 < np.count_nonzero(kinds == DELETE) < kinds.size:
@@ -231,15 +241,15 @@ class TwoWayJoin(KeyedOperator):
             needed: whether they are the result; if not, None where counts are kept by key.
         """
         find, names = net_pairs if net else timed_pairs, (self.join.left.name, self.join.right.name)
-        found = functools.partial(find, self.tables, (sides[0], sides[1]), self.join.condition, names)
+        wanted, both = Wanted(self.join.condition, names, self.check_output), (sides[0], sides[1])
         if self.join.condition is None and any(self._counted) and not self.by_key:
             changes = sum(side.new + int(side.killed.size) for side in sides)
             most = changes if self.kernels.tiny_segments else _PAIRS_A_CHANGE * changes + _FEW_PAIRS
             try:
-                return found(most)
+                return find(self.tables, both, wanted._replace(at_most=most))
             except TooMany:
                 self._count_by_key()
-        return found() if needed or not self.by_key else None
+        return find(self.tables, both, wanted) if needed or not self.by_key else None
 
     def visible_per_event(
         self, side: int, sides: Sequence[Lifetimes], pairs: TimedPairs | None, when: When

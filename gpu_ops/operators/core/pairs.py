@@ -10,25 +10,38 @@ untouched left rows (``L ⋈ ΔR``).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
 from gpu_ops import layouts
 from gpu_ops.arrays import Array, Instants, Positions, Slots
 from gpu_ops.conditions import Condition
-from gpu_ops.kernels import Among, Columns, Kernels, TooMany
+from gpu_ops.kernels import Among, Columns
 from gpu_ops.operators.core.lifetimes import ALWAYS, NEVER, Lifetimes
-from gpu_ops.operators.core.match import fulfilling, match_among
+from gpu_ops.operators.core.match import fulfilling, in_pieces, match_among
 from gpu_ops.state.columns import DYING, LIVE
 from gpu_ops.state.keyed_table import KeyedTable
 
-PIECE: Final = 1 << 22
-"""Candidates looked at together."""
-
 Tables = tuple[KeyedTable, KeyedTable]
 Sides = tuple[Lifetimes, Lifetimes]
+
+
+class Wanted(NamedTuple):
+    """Which pairs are looked for.
+
+    Attributes:
+        condition: the residual condition.
+        names: of the inputs in it.
+        check: told now and then how many pairs there are so far; it may refuse them.
+        at_most: how many candidates there may be.
+    """
+
+    condition: Condition | None
+    names: tuple[str, str]
+    check: Callable[[int], None]
+    at_most: int | None = None
 
 
 @dataclasses.dataclass
@@ -67,12 +80,10 @@ class TimedPairs(Pairs):
     """The earlier death; `NEVER` if the pair outlives it."""
 
 
-def net_pairs(
-    tables: Tables, sides: Sides, condition: Condition | None, names: tuple[str, str], at_most: int | None = None
-) -> NetPairs:
-    """The pairs one of whose rows the micro-batch touches, by its net change; ``at_most``: as of `probe`."""
+def net_pairs(tables: Tables, sides: Sides, wanted: Wanted) -> NetPairs:
+    """The pairs one of whose rows the micro-batch touches, by its net change."""
     xp = tables[0].kernels.xp
-    slots = _candidates(tables, sides, condition, names, at_most)
+    slots = _candidates(tables, sides, wanted)
     dying = sides[0].dying(slots[0]), sides[1].dying(slots[1])
     if dying[0] is None and dying[1] is None:  # then all pairs have a new row
         return NetPairs(slots, slice(None), xp.empty(0, np.int64), xp.ones(slots[0].size, np.int32), dying)
@@ -89,12 +100,10 @@ def _net(  # noqa: PLR0917 - what is fused takes no keywords
     return new.astype(np.int32) - dies, new & ~dies, dies & ~new
 
 
-def timed_pairs(
-    tables: Tables, sides: Sides, condition: Condition | None, names: tuple[str, str], at_most: int | None = None
-) -> TimedPairs:
-    """All pairs one of whose rows the micro-batch touches and that live at some instant of it; arguments as `probe`."""
+def timed_pairs(tables: Tables, sides: Sides, wanted: Wanted) -> TimedPairs:
+    """All pairs one of whose rows the micro-batch touches and that live at some instant of it."""
     xp = tables[0].kernels.xp
-    slots = _candidates(tables, sides, condition, names, at_most)
+    slots = _candidates(tables, sides, wanted)
     births = sides[0].born(xp, slots[0]), sides[1].born(xp, slots[1])
     deaths = sides[0].died(xp, slots[0]), sides[1].died(xp, slots[1])
     begin, end = xp.maximum(*births), xp.minimum(*deaths)
@@ -114,26 +123,15 @@ def _timed(begin: Instants, end: Instants) -> tuple[Array, Array, Array]:
     return comes.astype(np.int32) - goes, comes, goes
 
 
-def _candidates(
-    tables: Tables, sides: Sides, condition: Condition | None, names: tuple[str, str], at_most: int | None
-) -> tuple[Slots, Slots]:
+def _candidates(tables: Tables, sides: Sides, wanted: Wanted) -> tuple[Slots, Slots]:
     """Left and right slots of all pairs one of whose rows the micro-batch touches."""
     xp = tables[0].kernels.xp
-    left, right = probe(tables, sides, 0, condition, names, dying=True, at_most=at_most)
-    other_right, other_left = probe(tables, sides, 1, condition, names, dying=False, at_most=at_most)
+    left, right = probe(tables, sides, 0, wanted, dying=True)
+    other_right, other_left = probe(tables, sides, 1, wanted, dying=False)
     return xp.concatenate([left, other_left]), xp.concatenate([right, other_right])
 
 
-def probe(
-    tables: Tables,
-    sides: Sides,
-    side: int,
-    condition: Condition | None,
-    names: tuple[str, str],
-    *,
-    dying: bool,
-    at_most: int | None = None,
-) -> tuple[Slots, Slots]:
+def probe(tables: Tables, sides: Sides, side: int, wanted: Wanted, *, dying: bool) -> tuple[Slots, Slots]:
     """Touched rows of one side with their matches: slots of that side, slots of the other.
 
     The left's touched rows meet new rows, too, and those that are ``dying`` or not; the right's only rows that the
@@ -141,7 +139,7 @@ def probe(
     pieces of a bounded size.
 
     Raises:
-        TooMany: there are more than ``at_most`` candidates.
+        TooMany: there are more candidates than there may be.
     """
     own, other = tables[side], tables[1 - side]
     kernels, xp = own.kernels, own.kernels.xp
@@ -154,36 +152,24 @@ def probe(
     columns = Columns(own.store, own.keys), Columns(other.store, other.keys)
 
     def residual(found: Slots, slots: Slots) -> Positions | None:
-        rows = {names[side]: (own.store, found), names[1 - side]: (other.store, slots)}
-        return fulfilling(kernels, condition, rows, int(slots.size))
+        rows = {wanted.names[side]: (own.store, found), wanted.names[1 - side]: (other.store, slots)}
+        return fulfilling(kernels, wanted.condition, rows, int(slots.size))
 
-    found = []
-    for candidates in _pieces(kernels, other, touched, staged=side == 0, at_most=at_most):
+    found, total = [], 0
+
+    def candidates(rows: Array, at_most: int | None) -> Array:
         # The other side's rows are read in the order in which they lie, the touched ones are few and near.
-        pairs = match_among(kernels, own.key_types, candidates, columns, among, by_candidate=True, residual=residual)
+        return other.key_index.meet(rows, staged=side == 0, by_candidate=True, at_most=at_most)
+
+    few = wanted.at_most is not None
+    pieces = [candidates(touched, wanted.at_most)] if few else in_pieces(kernels, touched, candidates)
+    for piece in pieces:
+        pairs = match_among(kernels, own.key_types, piece, columns, among, by_candidate=True, residual=residual)
         found.append(pairs)
+        total += int(pairs[0].size)
+        wanted.check(total)
     if len(found) == 1:
         return found[0]
     rows, slots = (xp.concatenate(parts) for parts in zip(*found, strict=True))
     slots, rows = layouts.unpaired(xp.sort(layouts.pairs(slots, rows)))  # as in one piece
     return rows, slots
-
-
-def _pieces(
-    kernels: Kernels, other: KeyedTable, touched: Array, *, staged: bool, at_most: int | None
-) -> Iterator[Array]:
-    """Candidates of touched rows, piece by piece: no more of them at a time than `PIECE`, or than one row has."""
-    most = 4 if kernels.tiny_segments else PIECE
-    waiting = [touched]
-    while waiting:
-        part = waiting.pop()
-        bound = most if at_most is None else at_most
-        try:
-            limit = bound if part.size > 1 or at_most is not None else None
-            candidates = other.key_index.meet(part, staged=staged, by_candidate=True, at_most=limit)
-        except TooMany:
-            if at_most is not None:
-                raise
-            waiting += [part[part.size // 2 :], part[: part.size // 2]]
-        else:
-            yield candidates
