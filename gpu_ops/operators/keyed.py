@@ -34,7 +34,7 @@ from gpu_ops.state.keyed_table import COUNT_COLUMN, KeyedTable
 
 _MANY: Final = 4096
 """Rows of an output that nobody asks for room for."""
-_NUMBERS: Final = 40
+_NUMBERS: Final = {"per_batch": 40, "per_event": 140}
 """Bytes of numbers beside a row of an output in the making: slots, instants, what they are ordered by."""
 _PAIRS_A_CHANGE: Final = 16
 _FEW_PAIRS: Final = 1 << 15
@@ -90,7 +90,7 @@ class KeyedOperator(Operator):
         """Refuse an output of so many rows if it would not fit; see `gpu_ops.operators.operator.Room`."""
         if rows > _MANY:
             widths = (table.store.nbytes / max(1, len(table)) for table in self.tables)
-            self.room.check_output(rows, _NUMBERS + sum(widths))
+            self.room.check_output(rows, _NUMBERS.get(self.join.emit, _NUMBERS["per_batch"]) + sum(widths))
 
     def count_expired(self) -> None:
         """What is counted of rows follows those that have just expired."""

@@ -71,8 +71,8 @@ def check(
     emit: Emit,
     split: Sequence[int],
     backend: Backend,
-    made: Recipe,
     *,
+    made: Recipe,
     restarts: bool,
     ttls: Sequence[int | None],
 ) -> int:
@@ -140,13 +140,13 @@ def test_ttl_by_the_rules(number: int, backend: Backend) -> None:
     emit: Emit = ("per_event", "per_batch")[number % 2]
     split = list(SPLITS.values())[number // 2 % 4]
     events = 40 if split == (1,) else 120
-    check_number(EVERY[number], number, emit, split, backend, events)
+    check_number(EVERY[number], number, emit, split, backend, events=events)
 
 
-def check_number(shape: Shape, number: int, emit: Emit, split: Sequence[int], backend: Backend, events: int) -> int:
+def check_number(shape: Shape, number: int, emit: Emit, split: Sequence[int], backend: Backend, *, events: int) -> int:
     made = recipe(shape, events, number, live=16, malformed=number % 2 == 1)
     restarts, ttls = number % 3 == 0, TTLS[number % len(TTLS)]
-    return check(shape, number, emit, split, backend, made, restarts=restarts, ttls=ttls)
+    return check(shape, number, emit, split, backend, made=made, restarts=restarts, ttls=ttls)
 
 
 @pytest.mark.slow
@@ -154,5 +154,5 @@ def check_number(shape: Shape, number: int, emit: Emit, split: Sequence[int], ba
 def test_ttl_of_random_joins(number: int, backend: Backend) -> None:
     emit: Emit = ("per_event", "per_batch")[number % 2]
     split = list(SPLITS.values())[number // 2 % 4]
-    expired = check_number(drawn(number), number, emit, split, backend, 400)
+    expired = check_number(drawn(number), number, emit, split, backend, events=400)
     assert expired or split == SPLITS["all"]
