@@ -258,9 +258,7 @@ class CudfKernels:
         at_most: int | None = None,
     ) -> Array:
         """Candidates of sorted runs, by `gpu_ops.cudf_backend.probe`."""
-        if at_most is not None and count_candidates(runs, needles, times) > at_most:
-            raise TooMany
-        return probe_runs(self.probe, runs, needles, times, by_candidate=by_candidate)
+        return probe_runs(self.probe, runs, needles, times, by_candidate=by_candidate, at_most=at_most)
 
     def bisect(self, run: SearchedRun, needles: Array, times: Array, *, after: bool) -> Array:
         """Where needles stand in a sorted run with times."""

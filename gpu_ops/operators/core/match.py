@@ -145,7 +145,7 @@ def in_pieces(kernels: Kernels, needles: Array, candidates: Callable[[Array, int
         needles: entries of an index.
         candidates: gives those of some of them, if they are not more than so many.
     """
-    most, waiting = 4 if kernels.tiny_segments else PIECE, [needles]
+    most, waiting = 64 if kernels.tiny_segments else PIECE, [needles]
     while waiting:
         part = waiting.pop()
         try:

@@ -181,7 +181,8 @@ def visible_per_batch(
     """
     kernels, xp = table.kernels, table.kernels.xp
     slots, count = pairs.slots[side], table.count
-    before, died = count[slots], count[change.killed]
+    before, died = count[slots], change.killed
+    killed_before = count[died]
     table.add_counts(slots, pairs.deltas)
     # without a pair that goes, no count falls to zero
     after = count[slots] if pairs.goes.size else None
@@ -192,7 +193,8 @@ def visible_per_batch(
     born = count[change.first_new :]
     hides, shows = (met, left) if when.alone else (left, met)
     born = xp.flatnonzero(born == 0 if when.alone else born != 0) + change.first_new
-    died = xp.compress(died == 0 if when.alone else died != 0, change.killed)
+    if died.size:
+        died = xp.compress(killed_before == 0 if when.alone else killed_before != 0, died)
     return xp.concatenate([died, hides]), xp.concatenate([shows, born])
 
 
