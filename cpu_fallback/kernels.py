@@ -19,7 +19,7 @@ from gpu_ops import layouts
 from gpu_ops.arrays import Array, Hashes, Positions
 from gpu_ops.conditions import Condition
 from gpu_ops.descriptions.keys import key_type
-from gpu_ops.kernels import DataFrames, Kernels, SearchedRun, as_slots
+from gpu_ops.kernels import DataFrames, Kernels, SearchedRun, TooMany, as_slots
 from gpu_ops.values import fitted, one_array
 
 Ints = npt.NDArray[np.int64]
@@ -211,15 +211,17 @@ class CpuKernels:
         times: tuple[Ints, Ints] | None = None,
         *,
         by_candidate: bool = False,
+        at_most: int | None = None,
     ) -> Ints:
         """Candidates of sorted runs: pairs of slots."""
         hashes, own = layouts.entry_hashes(needles), layouts.entry_slots(needles)
         pairs = [np.empty(0, np.int64)]
         for run in runs:
             if times is None:
-                needle, slots = search.by_hash(run, hashes)
+                needle, slots = search.by_hash(run, hashes, at_most)
             else:
                 needle, slots = search.by_time(run, hashes, *times)
+            at_most = None if at_most is None else at_most - needle.size
             pairs.append(layouts.pairs(slots, own[needle]) if by_candidate else layouts.pairs(own[needle], slots))
         return pairs[1] if len(pairs) == 2 else np.concatenate(pairs)
 
@@ -227,13 +229,16 @@ class CpuKernels:
         """Where needles stand in a sorted run with times."""
         return search.bisect(run, layouts.entry_hashes(needles), times, after=after)
 
-    def join(self, left: UInt64s, right: UInt64s) -> Array:
+    def join(self, left: UInt64s, right: UInt64s, *, at_most: int | None = None) -> Array:
         """Pairs of entries with the same hash, by a sorted merge."""
         left, right = np.sort(left), np.sort(right)
         needles: UInt64s = layouts.entry_hashes(left)
         stored: UInt64s = layouts.entry_hashes(right)
         first = np.searchsorted(stored, needles, side="left")
-        number, place = expand(first, np.searchsorted(stored, needles, side="right") - first)
+        count = np.searchsorted(stored, needles, side="right") - first
+        if at_most is not None and int(count.sum()) > at_most:
+            raise TooMany
+        number, place = expand(first, count)
         return layouts.pairs(layouts.entry_slots(left)[number], layouts.entry_slots(right)[place])
 
     def close(self) -> None:

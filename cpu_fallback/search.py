@@ -8,7 +8,7 @@ import numpy.typing as npt
 from cpu_fallback.hashing import UInt64s, expand
 from gpu_ops import layouts
 from gpu_ops.arrays import Array
-from gpu_ops.kernels import SearchedRun
+from gpu_ops.kernels import SearchedRun, TooMany
 
 Ints = npt.NDArray[np.int64]
 
@@ -24,15 +24,19 @@ _SCAN = 12
 _MANY, _PART = 1 << 10, 8
 
 
-def by_hash(found_in: SearchedRun, hashes: UInt64s) -> tuple[Ints, Ints]:
+def by_hash(found_in: SearchedRun, hashes: UInt64s, at_most: int | None = None) -> tuple[Ints, Ints]:
     """Entries with a needle's hash: the first of each hash, and those that follow it.
 
     Args:
         found_in: a run.
         hashes: n uint64, the upper halves of hashes.
+        at_most: how many there may be.
 
     Returns:
         Positions of needles, and slots, in any order.
+
+    Raises:
+        TooMany: there are more than there may be.
     """
     run = found_in.entries
     if not hashes.size or not run.size:
@@ -56,7 +60,10 @@ def by_hash(found_in: SearchedRun, hashes: UInt64s) -> tuple[Ints, Ints]:
     if twin.size:
         begin = place[twin]
         end = np.searchsorted(run, keys[twin] | _LOW, side="right")
-        number, position = expand(begin, np.maximum(end - begin, 0))
+        count = np.maximum(end - begin, 0)
+        if at_most is not None and needle.size + int(count.sum()) > at_most:
+            raise TooMany
+        number, position = expand(begin, count)
         needle = np.concatenate([needle, twin[number]])
         slots = np.concatenate([slots, (run[position] & _LOW).view(np.int64)])
     return needle, slots

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol, Self
 
+import numpy as np
+
 Array = Any
 """A one-dimensional array of numpy or cupy: flags, counts, times, as the name has it."""
 
@@ -72,3 +74,11 @@ def value_changes(xp: Any, values: Array) -> Array:
     flags = xp.ones(values.size, bool)
     xp.not_equal(values[1:], values[:-1], out=flags[1:])
     return flags
+
+
+def written_out(xp: Any, first: Array, count: Array) -> tuple[Array, Array]:
+    """Ranges of so many numbers each, one after the other: which range a number is of, and the numbers."""
+    ends = xp.cumsum(count)
+    place = xp.arange(int(ends[-1]) if count.size else 0, dtype=np.int64)
+    number = xp.searchsorted(ends, place, side="right")
+    return number, place + (first - ends + count)[number]

@@ -68,7 +68,8 @@ class JoinEngine:
         join: its description: a `Join`, `MultiJoin`, `Aggregate` or `CoGroup`.
         backend: ``"auto"``, ``"cpu"`` or ``"gpu"``.
         memory_limit: bytes that state may take: of host memory, or with the GPU of its memory, working memory
-            included; then the coldest state moves to the host. A `Budget` has both limits, and may be shared.
+            included; then the coldest state moves to the host. A `Budget` has both limits, and may be shared. On the
+            host a micro-batch's output may not take more than that, either, nor more than the machine has left.
         tiny: test setting: the smallest possible segments.
         backlog: begin with a backlog: see `prepare`.
         probe: how the GPU finds matching rows: ``"hash_join"`` by cuDF's hash join, ``"index"`` by a search of a sorted
@@ -140,9 +141,9 @@ class JoinEngine:
 
     def _fresh_operator(self) -> Operator:
         if self._begins_with_backlog:
-            self._backlog = Backlog(self.join, self.kernels, self.memory.too_much)
+            self._backlog = Backlog(self.join, self.kernels, self.memory)
             return self._backlog
-        return operators.make(self.join, self.kernels, self.memory.too_much)
+        return operators.make(self.join, self.kernels, self.memory)
 
     # --- micro-batches -----------------------------------------------------------------------
 

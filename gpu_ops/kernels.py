@@ -177,6 +177,10 @@ class Among(NamedTuple):
     most: int
 
 
+class TooMany(Exception):  # noqa: N818 - no error, an answer
+    """More candidates than there may be: whoever asked finds what it wants another way, or piece by piece."""
+
+
 class Kernels(Protocol):
     """One backend."""
 
@@ -399,6 +403,7 @@ class Kernels(Protocol):
         times: tuple[Array, Array] | None = None,
         *,
         by_candidate: bool = False,
+        at_most: int | None = None,
     ) -> Array:
         """Candidates of sorted runs for each needle: entries with the same upper half of a hash.
 
@@ -408,9 +413,13 @@ class Kernels(Protocol):
             times: of runs with times, n earliest and n latest times (int64, inclusive), one per needle: only entries
                 within them are candidates.
             by_candidate: give the candidate's slot first.
+            at_most: how many there may be.
 
         Returns:
             Pairs (int64, see `gpu_ops.layouts.pairs`) of the needle's and the candidate's slot, in any order.
+
+        Raises:
+            TooMany: there are more than there may be; they have not been written out.
         """
 
     def bisect(self, run: SearchedRun, needles: Array, times: Array, *, after: bool) -> Array:
@@ -427,15 +436,19 @@ class Kernels(Protocol):
             half), or of this one and an earlier time.
         """
 
-    def join(self, left: Array, right: Array) -> Array:
+    def join(self, left: Array, right: Array, *, at_most: int | None = None) -> Array:
         """Pairs of entries with the same upper half of a hash, of rows that are looked up once.
 
         Args:
             left: n entries (uint64) in any order.
             right: m.
+            at_most: how many pairs there may be.
 
         Returns:
             Pairs (int64, see `gpu_ops.layouts.pairs`) of left and right slots, in any order.
+
+        Raises:
+            TooMany: there are more than there may be; they have not been written out.
         """
 
     def close(self) -> None:

@@ -7,10 +7,12 @@ anything is lost. What fails for want of GPU memory is begun again.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from gpu_ops.errors import DescriptionError, StateError
@@ -28,6 +30,10 @@ STATE_SHARE: Final = 0.6
 """The part of a GPU budget that state may take once a micro-batch is committed; the rest is room to work in."""
 
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+_SMALL: Final = 1 << 26
+"""Bytes for which nobody asks how much memory there is."""
 
 
 class Budget:
@@ -130,6 +136,30 @@ class Memory:
         """Whether so many bytes are more than the host's budget has left."""
         return self.budget.host_excess(self, host) > 0
 
+    def check_output(self, rows: int, row_bytes: float) -> None:
+        """Refuse an output of so many rows, of about so many bytes each, before it is made.
+
+        What the GPU's memory has no room for is known when it has none left; here, the system would end the process.
+
+        Raises:
+            StateError: it is larger than the host's budget, or than what the machine has left.
+        """
+        size, limit = int(rows * row_bytes), self.budget.host
+        if self._kernels.host is not None:
+            return
+        there = available_memory() if size >= _SMALL else None
+        if limit is not None and size > limit:
+            what = f"memory_limit is {size_text(limit)}"
+        elif there is not None and size > there:
+            what = f"this machine has {size_text(there)} left"
+        else:
+            return
+        raise StateError(
+            f"this micro-batch has an output of {rows:,} rows or more, which take about {size_text(size)}, and {what}: "
+            "a key has many rows on both sides. Give smaller micro-batches, more memory, or a condition that tells "
+            "its rows apart; nothing has changed"
+        )
+
     def check(self, tables: Sequence[InputTable]) -> None:
         """Refuse a prepared micro-batch whose state would find no room in either memory.
 
@@ -185,6 +215,20 @@ class Memory:
                     "give it more (memory_limit), or smaller micro-batches"
                 )
             _log.warning("GPU memory ran out over %s (%s); %d bytes of state moved to the host", what, why, freed)
+
+
+def available_memory() -> int | None:
+    """Bytes that this process may still take before the system ends it; None where the system does not say."""
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) << 10
+        with contextlib.suppress(OSError, ValueError):  # no control group, or one without a limit
+            group = Path("/sys/fs/cgroup")
+            limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+            files = re.search(r"^inactive_file (\d+)$", (group / "memory.stat").read_text(), re.MULTILINE)
+            free = min(free, limit - used + (int(files[1]) if files else 0))
+        return free
+    return None
 
 
 def memory_size(text: str) -> int | float:

@@ -24,11 +24,11 @@ from gpu_ops.cudf_backend.frame import values as numbers
 from gpu_ops.cudf_backend.hashing import convert, equal_columns, hash_columns
 from gpu_ops.cudf_backend.probe import join_entries, probe_runs
 from gpu_ops.cudf_backend.runs import directory, made_entries, merged
-from gpu_ops.cudf_backend.search import bisect_run, search_runs, sorted_run
+from gpu_ops.cudf_backend.search import bisect_run, count_candidates, search_runs, sorted_run
 from gpu_ops.cudf_backend.storage import decoded
 from gpu_ops.cudf_backend.store import CudfStore
 from gpu_ops.descriptions.keys import key_type
-from gpu_ops.kernels import Among, Columns, DataFrames, Kernels, Probe, SearchedRun
+from gpu_ops.kernels import Among, Columns, DataFrames, Kernels, Probe, SearchedRun, TooMany
 from gpu_ops.values import one_array
 
 _PIECES = 32
@@ -255,16 +255,22 @@ class CudfKernels:
         times: tuple[Array, Array] | None = None,
         *,
         by_candidate: bool = False,
+        at_most: int | None = None,
     ) -> Array:
         """Candidates of sorted runs, by `gpu_ops.cudf_backend.probe`."""
-        return probe_runs(self.probe, runs, needles, times, by_candidate=by_candidate)
+        return probe_runs(self.probe, runs, needles, times, by_candidate=by_candidate, at_most=at_most)
 
     def bisect(self, run: SearchedRun, needles: Array, times: Array, *, after: bool) -> Array:
         """Where needles stand in a sorted run with times."""
         return bisect_run(run, needles, times, after=after)
 
-    def join(self, left: Array, right: Array) -> Array:
-        """Pairs of entries with the same hash, by libcudf's hash join but for ``probe="index"``: nothing is sorted."""
+    def join(self, left: Array, right: Array, *, at_most: int | None = None) -> Array:
+        """Pairs of entries with the same hash, by libcudf's hash join but for ``probe="index"``: nothing is sorted.
+
+        But for a count of them, where there may be so many only.
+        """
+        if at_most is not None and count_candidates([sorted_run(right)], cp.sort(left), None) > at_most:
+            raise TooMany
         if self.probe == "index":
             return search_runs([sorted_run(right)], cp.sort(left), None, by_candidate=False)
         return join_entries(left, [right])

@@ -17,8 +17,8 @@ import pylibcudf as plc
 from gpu_ops import layouts
 from gpu_ops.arrays import Array
 from gpu_ops.cudf_backend.frame import from_values, values
-from gpu_ops.cudf_backend.search import search_runs
-from gpu_ops.kernels import Probe, SearchedRun
+from gpu_ops.cudf_backend.search import count_candidates, search_runs
+from gpu_ops.kernels import Probe, SearchedRun, TooMany
 
 BYTES_PER_SECOND = 4.0e12
 """Of an H200's memory: 4.8 TB/s by its data sheet, of which a copy reaches some five sixths."""
@@ -64,6 +64,7 @@ def probe_runs(
     times: tuple[Array, Array] | None,
     *,
     by_candidate: bool,
+    at_most: int | None = None,
 ) -> Array:
     """Candidates of runs, each by the way wanted; other arguments and result as `gpu_ops.kernels.Kernels.search`.
 
@@ -77,10 +78,16 @@ def probe_runs(
         some = joined([run.entries.size for run in runs], needles.size)
     pairs = []
     if some:
-        pairs.append(join_runs([runs[at] for at in sorted(some)], needles, times, by_candidate=by_candidate))
+        own = [runs[at] for at in sorted(some)]
+        # a join writes all pairs; a search counts them first
+        if at_most is not None and needles.size * sum(run.entries.size for run in own) > at_most:
+            at_most -= count_candidates(own, needles, times)
+            if at_most < 0:
+                raise TooMany
+        pairs.append(join_runs(own, needles, times, by_candidate=by_candidate))
     if len(some) < len(runs):
         others = [run for at, run in enumerate(runs) if at not in some]
-        pairs.append(search_runs(others, needles, times, by_candidate=by_candidate))
+        pairs.append(search_runs(others, needles, times, by_candidate=by_candidate, at_most=at_most))
     return pairs[0] if len(pairs) == 1 else cp.concatenate([cp.empty(0, np.int64), *pairs])
 
 

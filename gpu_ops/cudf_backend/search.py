@@ -17,7 +17,7 @@ import numpy as np
 from gpu_ops.arrays import Array
 from gpu_ops.cudf_backend.device import address, launch
 from gpu_ops.cudf_backend.runs import directory
-from gpu_ops.kernels import SearchedRun
+from gpu_ops.kernels import SearchedRun, TooMany
 
 MOST_RUNS = 64
 """Runs that one launch searches: their addresses travel with it, and it takes 4 KB of arguments."""
@@ -124,32 +124,53 @@ def search_runs(
     times: tuple[Array, Array] | None,
     *,
     by_candidate: bool,
+    at_most: int | None = None,
 ) -> Array:
     """Arguments and result as `gpu_ops.kernels.Kernels.search`."""
     found = [
-        _search(runs[at : at + MOST_RUNS], needles, times, by_candidate=by_candidate)
+        _search(runs[at : at + MOST_RUNS], needles, times, by_candidate=by_candidate, at_most=at_most)
         for at in range(0, len(runs), MOST_RUNS)
     ]
     return found[0] if len(found) == 1 else cp.concatenate([cp.empty(0, np.int64), *found])
 
 
 def _search(
-    runs: Sequence[SearchedRun], needles: Array, times: tuple[Array, Array] | None, *, by_candidate: bool
+    runs: Sequence[SearchedRun],
+    needles: Array,
+    times: tuple[Array, Array] | None,
+    *,
+    by_candidate: bool,
+    at_most: int | None,
 ) -> Array:
-    size = needles.size
-    lookups = size * len(runs)
-    if not lookups:
+    if not needles.size * len(runs):
         return cp.empty(0, np.int64)
-    shape = (_table(runs), np.int64(size), np.int64(lookups), needles)
-    begins, counts = cp.empty(lookups, np.int32), cp.empty(lookups, np.int64)
-    span = times or (needles.view(np.int64), needles.view(np.int64))  # of runs without times nobody reads it
-    launch(SOURCE, "find", lookups, *shape, *span, begins, counts)
+    shape, begins, counts = _found(runs, needles, times)
     ends = cp.cumsum(counts)
     total = int(ends[-1])
+    if at_most is not None and total > at_most:
+        raise TooMany
     pairs = cp.empty(total, np.int64)
     if total:
         launch(SOURCE, "write_pairs", total, *shape, begins, ends, np.int64(total), np.bool_(by_candidate), pairs)
     return pairs
+
+
+def count_candidates(runs: Sequence[SearchedRun], needles: Array, times: tuple[Array, Array] | None) -> int:
+    """How many candidates there are; arguments as `gpu_ops.kernels.Kernels.search`."""
+    parts = [runs[at : at + MOST_RUNS] for at in range(0, len(runs), MOST_RUNS)] if needles.size else []
+    return sum(int(_found(part, needles, times)[2].sum()) for part in parts)
+
+
+def _found(
+    runs: Sequence[SearchedRun], needles: Array, times: tuple[Array, Array] | None
+) -> tuple[tuple[Any, ...], Array, Array]:
+    """What the kernels get; where in each run the entries of each needle begin; and how many there are."""
+    lookups = needles.size * len(runs)
+    shape = (_table(runs), np.int64(needles.size), np.int64(lookups), needles)
+    begins, counts = cp.empty(lookups, np.int32), cp.empty(lookups, np.int64)
+    span = times or (needles.view(np.int64), needles.view(np.int64))  # of runs without times nobody reads it
+    launch(SOURCE, "find", lookups, *shape, *span, begins, counts)
+    return shape, begins, counts
 
 
 def _table(runs: Sequence[SearchedRun]) -> np.ndarray[Any, Any]:

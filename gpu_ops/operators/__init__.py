@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gpu_ops.descriptions.description import Description
     from gpu_ops.kernels import Kernels
-    from gpu_ops.operators.operator import Make, Operator, TooMuch
+    from gpu_ops.operators.operator import Make, Operator, Room
 
 
-def make(described: Description, kernels: Kernels, too_much: TooMuch) -> Operator:
+def make(described: Description, kernels: Kernels, room: Room) -> Operator:
     """The operator that runs a description.
 
     Args:
         described: the description, which names the module.
         kernels: the backend.
-        too_much: see `gpu_ops.operators.operator.Operator`.
+        room: see `gpu_ops.operators.operator.Operator`.
     """
     own: Make = importlib.import_module(f"gpu_ops.operators.{described.operator}").make
     operator = own(described, kernels)
-    operator.too_much = too_much
+    operator.room = room
     return operator

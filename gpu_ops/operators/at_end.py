@@ -25,7 +25,7 @@ from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.ingest import Ingested, with_times
 from gpu_ops.kernels import Kernels
-from gpu_ops.operators.operator import Operator, Output, TooMuch
+from gpu_ops.operators.operator import Operator, Output, Room
 from gpu_ops.operators.sorted_merge import merge_join
 from gpu_ops.output import Changelog, together
 from gpu_ops.state import temporary
@@ -190,7 +190,7 @@ class AtEnd(Operator):
     def prepare(self, changes: tuple[Ingested, ...], clock_ms: int, watermark_ms: int | None) -> Output:
         """Keep the changes; there is no output yet."""
         del clock_ms, watermark_ms
-        return keep(self.join, self.tables, changes, self.too_much)
+        return keep(self.join, self.tables, changes, self.room)
 
     def commit(self, clock_ms: int) -> None:
         """Make the prepared micro-batch final."""
@@ -234,9 +234,9 @@ class JoinAtEnd(AtEnd):
     def result(self, changes: tuple[Ingested, ...]) -> Changelog:
         """The join of a part, as insertions: at once, or by the operator that joins live."""
         if self.join.merges:
-            return merge_join(self.join, self.kernels, changes)
+            return merge_join(self.join, self.kernels, changes, self.room)
         live = "per_batch" if "per_batch" in self.join.emits else "at_watermark"
-        operator = operators.make(dataclasses.replace(self.join, emit=live), self.kernels, self.too_much)
+        operator = operators.make(dataclasses.replace(self.join, emit=live), self.kernels, self.room)
         parts = [operator.prepare(changes, self._clock_ms, None).table]
         if operator.last_watermark_ms is not None:
             operator.commit(self._clock_ms)
@@ -248,19 +248,19 @@ class JoinAtEnd(AtEnd):
 make = JoinAtEnd
 
 
-def keep(join: Description, tables: Sequence[KeptInput], changes: Sequence[Ingested], too_much: TooMuch) -> Output:
+def keep(join: Description, tables: Sequence[KeptInput], changes: Sequence[Ingested], room: Room) -> Output:
     """Take in a micro-batch, without output.
 
     Args:
         join: whose inputs they are.
         tables: what is kept of each.
         changes: of each.
-        too_much: see `gpu_ops.operators.operator.Operator`.
+        room: see `gpu_ops.operators.operator.Operator`.
     """
     started = time.perf_counter()
     for table, change in zip(tables, changes, strict=True):
         table.prepare(change)
-    if too_much(sum(t.nbytes for t in tables)):
+    if room.too_much(sum(t.nbytes for t in tables)):
         for table in tables:
             table.spill()
     metrics: dict[str, int | float] = {"update_ms": (time.perf_counter() - started) * 1e3}

@@ -17,7 +17,7 @@ from gpu_ops.descriptions.description import Description
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Kernels
 from gpu_ops.operators.at_end import KIND_COLUMN, KeptInput, in_turn, keep
-from gpu_ops.operators.operator import InputTable, Operator, Output, TooMuch
+from gpu_ops.operators.operator import InputTable, Operator, Output, Room
 from gpu_ops.output import Changelog, together
 
 
@@ -27,12 +27,12 @@ class Backlog(Operator):
     Args:
         join: its description.
         kernels: the backend.
-        too_much: whether so many bytes of the backlog are more than memory has room for; they go to disk meanwhile.
+        room: that memory has; what of the backlog is too much goes to disk meanwhile.
     """
 
-    def __init__(self, join: Description, kernels: Kernels, too_much: TooMuch) -> None:
+    def __init__(self, join: Description, kernels: Kernels, room: Room) -> None:
         self.join, self.kernels = join, kernels
-        self.too_much = too_much
+        self.room = room
         self._kept = self._empty()
         self._live: Operator | None = None
         self._switching = False
@@ -40,7 +40,7 @@ class Backlog(Operator):
         """Whether the next micro-batch is backlog, as its source has it; without effect once a live one has come."""
 
     def _make(self) -> Operator:
-        return operators.make(self.join, self.kernels, self.too_much)
+        return operators.make(self.join, self.kernels, self.room)
 
     def _empty(self) -> tuple[KeptInput, ...]:
         # in one part: a row's changes may have several keys, and are taken in together, in their order
@@ -61,7 +61,7 @@ class Backlog(Operator):
         if self._live is not None:
             return self._live.prepare(changes, clock_ms, watermark_ms)
         if self.backlog:
-            return keep(self.join, self._kept, changes, self.too_much)
+            return keep(self.join, self._kept, changes, self.room)
         self._switching = True
         self._live = self._make()
         if not any(len(k) for k in self._kept):

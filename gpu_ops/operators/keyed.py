@@ -10,25 +10,35 @@ from __future__ import annotations
 import abc
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gpu_ops.arrays import Array, Positions
+from gpu_ops.arrays import Array, Positions, Slots
 from gpu_ops.descriptions.changelog import DELETE
 from gpu_ops.descriptions.join import Join
 from gpu_ops.ingest import Ingested
-from gpu_ops.kernels import Frame, Kernels
+from gpu_ops.kernels import Frame, Kernels, TooMany
 from gpu_ops.operators.core.changes import apply_changes, given
 from gpu_ops.operators.core.emission import OutputRows, fold
+from gpu_ops.operators.core.key_counts import KeyCounts
 from gpu_ops.operators.core.lifetimes import Lifetimes
-from gpu_ops.operators.core.pairs import Pairs, net_pairs, timed_pairs
+from gpu_ops.operators.core.pairs import NetPairs, Pairs, TimedPairs, Wanted, net_pairs, timed_pairs
+from gpu_ops.operators.core.visibility import VisibilityChanges, When, visible_per_batch, visible_per_event
 from gpu_ops.operators.operator import Operator, Output
 from gpu_ops.output import changelog_table, gathered
 from gpu_ops.state.columns import KeySet
 from gpu_ops.state.keyed_table import COUNT_COLUMN, KeyedTable
+
+_MANY: Final = 4096
+"""Rows of an output that nobody asks for room for."""
+_NUMBERS: Final = {"per_batch": 40, "per_event": 140}
+"""Bytes of numbers beside a row of an output in the making: slots, instants, what they are ordered by."""
+_PAIRS_A_CHANGE: Final = 16
+_FEW_PAIRS: Final = 1 << 15
+"""A micro-batch with more candidates than these two give is less work by key."""
 
 
 class KeyedOperator(Operator):
@@ -76,6 +86,12 @@ class KeyedOperator(Operator):
         """The changes that count; all of them."""
         return changes
 
+    def check_output(self, rows: int) -> None:
+        """Refuse an output of so many rows if it would not fit; see `gpu_ops.operators.operator.Room`."""
+        if rows > _MANY:
+            widths = (table.store.nbytes / max(1, len(table)) for table in self.tables)
+            self.room.check_output(rows, _NUMBERS.get(self.join.emit, _NUMBERS["per_batch"]) + sum(widths))
+
     def count_expired(self) -> None:
         """What is counted of rows follows those that have just expired."""
 
@@ -109,6 +125,7 @@ class KeyedOperator(Operator):
         found = self.find(sides, net=net)
         probed = time.perf_counter()
         rows = self.rows(found, sides, event_kinds)
+        self.check_output(rows.size)
         frame = self.values(rows)
         kinds = _on_host(kernels, rows.kinds)
         if net and 0 < np.count_nonzero(kinds == DELETE) < kinds.size:
@@ -165,10 +182,16 @@ def _counts(kernels: Kernels, counts: Sequence[Array | int]) -> list[int]:
 class TwoWayJoin(KeyedOperator):
     """A join by key of two inputs.
 
+    Association counts stand beside rows, and are moved pair by pair, while that is little work: most keys have few
+    rows. Where a key has many, and no residual condition asks for each pair, they are kept by key from then on.
+
     Args:
         join: its description.
         kernels: the backend.
         counted: whether rows of the left, of the right count their matches.
+
+    Attributes:
+        counts: of the left and the right, the counts by key, where they are kept so.
     """
 
     join: Join
@@ -188,8 +211,86 @@ class TwoWayJoin(KeyedOperator):
             )
 
         self.tables = table(0), table(1)
+        self.counts: tuple[KeyCounts | None, KeyCounts | None] = None, None
+        self._counted = counted
+        if join.null_aware:
+            self._count_by_key()
 
-    def find(self, sides: Sequence[Lifetimes], *, net: bool) -> Pairs:
-        """The pairs that the micro-batch makes and unmakes."""
-        names = self.join.left.name, self.join.right.name
-        return (net_pairs if net else timed_pairs)(self.tables, (sides[0], sides[1]), self.join.condition, names)
+    def _count_by_key(self) -> None:
+        """Keep counts by key from here on."""
+        left, right = self.tables
+        # With a TTL matches count that have expired: a row's count is not its key's.
+        beside = any(source.ttl_ms is not None for source in self.join.inputs)
+        both = zip(self._counted, (left, right), (right, left), strict=True)
+        of_left, of_right = (
+            KeyCounts(self.kernels, own, other, beside=beside) if counts else None for counts, own, other in both
+        )
+        self.counts = of_left, of_right
+
+    @property
+    def by_key(self) -> bool:
+        """Whether counts are kept by key."""
+        return any(self.counts)
+
+    def pairs(self, sides: Sequence[Lifetimes], *, net: bool, needed: bool) -> Pairs | None:
+        """The pairs that the micro-batch makes and unmakes.
+
+        Args:
+            sides: the lifetimes of each input's rows.
+            net: whether only the net change counts.
+            needed: whether they are the result; if not, None where counts are kept by key.
+        """
+        find, names = net_pairs if net else timed_pairs, (self.join.left.name, self.join.right.name)
+        wanted, both = Wanted(self.join.condition, names, self.check_output), (sides[0], sides[1])
+        if self.join.condition is None and any(self._counted) and not self.by_key:
+            changes = sum(side.new + int(side.killed.size) for side in sides)
+            most = changes if self.kernels.tiny_segments else _PAIRS_A_CHANGE * changes + _FEW_PAIRS
+            try:
+                return find(self.tables, both, wanted._replace(at_most=most))
+            except TooMany:
+                self._count_by_key()
+        return find(self.tables, both, wanted) if needed or not self.by_key else None
+
+    def visible_per_event(
+        self, side: int, sides: Sequence[Lifetimes], pairs: TimedPairs | None, when: When
+    ) -> VisibilityChanges:
+        """Every change of visibility of one input's rows; moves their association counts.
+
+        Args:
+            side: the input.
+            sides: the lifetimes of each input's rows.
+            pairs: the micro-batch's; None where counts are kept by key.
+            when: rows are visible.
+        """
+        counts = self.counts[side]
+        if counts is not None:
+            return counts.per_event(sides[side], sides[1 - side], when)
+        assert pairs is not None
+        return visible_per_event(self.tables[side], sides[side], pairs, side, when)
+
+    def visible_per_batch(
+        self, side: int, sides: Sequence[Lifetimes], pairs: NetPairs | None, when: When
+    ) -> tuple[Slots, Slots]:
+        """The rows of one input that stop being visible, and those that become it; otherwise `visible_per_event`."""
+        counts = self.counts[side]
+        if counts is not None:
+            return counts.per_batch(sides[side], sides[1 - side], when)
+        assert pairs is not None
+        return visible_per_batch(self.tables[side], sides[side], pairs, side, when)
+
+    def count_expired(self) -> None:
+        """Rows that have expired are no rows of their keys any more."""
+        for counts in filter(None, self.counts):
+            counts.expire()
+
+    def snapshot(self) -> dict[str, pa.Table]:
+        """The committed state of each input, with the count of each row."""
+        for counts in filter(None, self.counts):
+            counts.write_out()
+        return super().snapshot()
+
+    def restore(self, state: Mapping[str, pa.Table], settle: Callable[[], None]) -> None:
+        """Take over a snapshot; see `gpu_ops.operators.operator.Operator`."""
+        super().restore(state, settle)
+        for counts in filter(None, self.counts):
+            counts.fill(settle)

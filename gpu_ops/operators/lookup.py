@@ -19,7 +19,7 @@ from gpu_ops.descriptions.lookup_join import LookupJoin
 from gpu_ops.kernels import Kernels, as_slots
 from gpu_ops.operators.core.emission import OutputRows
 from gpu_ops.operators.core.lifetimes import Lifetimes
-from gpu_ops.operators.core.pairs import probe
+from gpu_ops.operators.core.pairs import Wanted, probe
 from gpu_ops.operators.keyed import KeyedOperator
 from gpu_ops.state.columns import KeySet
 from gpu_ops.state.keyed_table import KeyedTable
@@ -49,8 +49,8 @@ class Lookup(KeyedOperator):
     def find(self, sides: Sequence[Lifetimes], *, net: bool) -> tuple[Slots, Slots]:
         """Left and right slots of the pairs."""
         del net
-        names = self.join.left.name, self.join.right.name
-        return probe(self.tables, (sides[0], sides[1]), 0, self.join.condition, names, dying=False)
+        wanted = Wanted(self.join.condition, (self.join.left.name, self.join.right.name), self.check_output)
+        return probe(self.tables, (sides[0], sides[1]), 0, wanted, dying=False)
 
     def rows(self, found: tuple[Slots, Slots], sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
         """The pairs, and left rows without one, in the order of the left rows."""

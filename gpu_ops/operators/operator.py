@@ -23,8 +23,19 @@ Targets = npt.NDArray[np.int64]
 Parts = Sequence[Mapping[str, pa.Table]]
 Cut = list[dict[str, pa.Table]]
 
-TooMuch = Callable[[int], bool]
-"""Whether so many bytes of kept input are more than memory has room for."""
+
+class Room(Protocol):
+    """What memory has room for."""
+
+    def too_much(self, host: int) -> bool:
+        """Whether so many bytes of kept input are more than that."""
+
+    def check_output(self, rows: int, row_bytes: float) -> None:
+        """Refuse an output of so many rows, of about so many bytes each, before it is made.
+
+        Raises:
+            StateError: it would not fit.
+        """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,8 +87,8 @@ class Operator(abc.ABC):
 
     join: Any  # each operator's own kind of description
     kernels: Kernels
-    too_much: TooMuch
-    """When kept input goes to disk; `gpu_ops.operators.make` sets it."""
+    room: Room
+    """When kept input goes to disk, and what output is too much; `gpu_ops.operators.make` sets it."""
     tables: Sequence[InputTable]
 
     @abc.abstractmethod

@@ -30,7 +30,7 @@ from gpu_ops.operators.core.emission import (
 )
 from gpu_ops.operators.core.lifetimes import Lifetimes
 from gpu_ops.operators.core.pairs import NetPairs, Pairs, TimedPairs
-from gpu_ops.operators.core.visibility import visible_per_batch, visible_per_event
+from gpu_ops.operators.core.visibility import When
 from gpu_ops.operators.keyed import TwoWayJoin
 
 
@@ -40,6 +40,12 @@ class RegularJoin(TwoWayJoin):
     def __init__(self, join: Join, kernels: Kernels) -> None:
         super().__init__(join, kernels, join.outer)
         self.padded = join.outer[1], join.outer[0]
+
+    def find(self, sides: Sequence[Lifetimes], *, net: bool) -> Pairs:
+        """The pairs that the micro-batch makes and unmakes."""
+        found = self.pairs(sides, net=net, needed=True)
+        assert found is not None
+        return found
 
     def rows(self, found: Pairs, sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
         """Pairs and pads; association counts are moved here."""
@@ -63,7 +69,7 @@ class RegularJoin(TwoWayJoin):
         for side in (0, 1):
             if not outer[side]:
                 continue
-            pads = visible_per_event(self.tables[side], sides[side], found, side, when_alone=True)
+            pads = self.visible_per_event(side, sides, found, When(alone=True))
             for rank, kind, mask in ((PAD_COMES, INSERT, pads.appears), (PAD_GOES, DELETE, ~pads.appears)):
                 at = xp.flatnonzero(mask)
                 kinds = xp.full(at.size, kind, np.int8)
@@ -76,7 +82,7 @@ class RegularJoin(TwoWayJoin):
         leaving, coming = [], [(left[found.comes], right[found.comes])]
         for side in (0, 1):
             if self.join.outer[side]:
-                hides, shows = visible_per_batch(self.tables[side], sides[side], found, side, when_alone=True)
+                hides, shows = self.visible_per_batch(side, sides, found, When(alone=True))
                 leaving.append(with_nulls(xp, side, hides))
                 coming.append(with_nulls(xp, side, shows))
         return net_rows(xp, [*leaving, (left[found.goes], right[found.goes])], coming)

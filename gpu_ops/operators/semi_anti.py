@@ -14,12 +14,12 @@ the result only while the right is empty.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from gpu_ops.arrays import Array, Instants
+from gpu_ops.arrays import Array, Instants, Slots
 from gpu_ops.conditions import backquoted
 from gpu_ops.descriptions.changelog import DELETE, INSERT
 from gpu_ops.descriptions.join import Join
@@ -27,10 +27,12 @@ from gpu_ops.descriptions.keys import Key
 from gpu_ops.kernels import Kernels
 from gpu_ops.operators.core.emission import JOINED, OutputRows, in_order, net_rows, with_nulls
 from gpu_ops.operators.core.lifetimes import Lifetimes
-from gpu_ops.operators.core.pairs import NetPairs, Pairs, TimedPairs
-from gpu_ops.operators.core.visibility import Barrier, visible_per_batch, visible_per_event
+from gpu_ops.operators.core.visibility import Barrier, VisibilityChanges, When
 from gpu_ops.operators.keyed import TwoWayJoin
 from gpu_ops.state.keyed_table import KeyedTable
+
+_Visible = VisibilityChanges | tuple[Slots, Slots]
+"""Each change of visibility; or rows that stop being visible, and those that become it."""
 
 
 def make(described: Join, kernels: Kernels) -> SemiAntiJoin:
@@ -45,21 +47,25 @@ def make(described: Join, kernels: Kernels) -> SemiAntiJoin:
 class SemiAntiJoin(TwoWayJoin):
     """See `gpu_ops.operators.keyed.TwoWayJoin`."""
 
-    def rows(self, found: Pairs, sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
+    def find(self, sides: Sequence[Lifetimes], *, net: bool) -> _Visible:
         """Left rows that become visible or stop being it; association counts are moved here."""
-        xp, table = self.kernels.xp, self.tables[0]
+        pairs: Any = self.pairs(sides, net=net, needed=False)
         barriers = _barriers(self.tables[1], sides[1]) if self.join.null_aware else None
-        anti = self.join.how == "anti"
-        if isinstance(found, NetPairs):
-            hides, shows = visible_per_batch(table, sides[0], found, 0, when_alone=anti, barriers=barriers)
+        visible: Callable[..., _Visible] = self.visible_per_batch if net else self.visible_per_event
+        return visible(0, sides, pairs, When(self.join.how == "anti", barriers))
+
+    def rows(self, found: _Visible, sides: Sequence[Lifetimes], event_kinds: Array | None) -> OutputRows:
+        """Those of `find`."""
+        del sides
+        xp = self.kernels.xp
+        if isinstance(found, tuple):
+            hides, shows = found
             return net_rows(xp, [with_nulls(xp, 0, hides)], [with_nulls(xp, 0, shows)])
-        assert isinstance(found, TimedPairs)
         assert event_kinds is not None
-        changes = visible_per_event(table, sides[0], found, 0, when_alone=anti, barriers=barriers)
-        kinds = event_kinds[changes.instants]
-        if anti:
-            kinds = xp.where(changes.own, kinds, xp.where(changes.appears, np.int8(INSERT), np.int8(DELETE)))
-        return in_order(self.kernels, [(OutputRows(kinds, with_nulls(xp, 0, changes.slots), changes.instants), JOINED)])
+        kinds = event_kinds[found.instants]
+        if self.join.how == "anti":
+            kinds = xp.where(found.own, kinds, xp.where(found.appears, np.int8(INSERT), np.int8(DELETE)))
+        return in_order(self.kernels, [(OutputRows(kinds, with_nulls(xp, 0, found.slots), found.instants), JOINED)])
 
 
 def _barriers(right: KeyedTable, change: Lifetimes) -> tuple[Barrier, Barrier]:

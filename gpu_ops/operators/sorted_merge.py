@@ -6,22 +6,24 @@ join. Hashes may collide, so what they pair is compared.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 
 from gpu_ops import layouts
-from gpu_ops.arrays import Positions, Slots
+from gpu_ops.arrays import Array, Positions, Slots
 from gpu_ops.descriptions.changelog import INSERT
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.ingest import Ingested
-from gpu_ops.kernels import Columns, Frame, Kernels, Store
+from gpu_ops.kernels import Columns, Frame, Kernels, Store, TooMany
 from gpu_ops.operators.core.changes import apply_changes, given
 from gpu_ops.operators.core.emission import with_nulls
-from gpu_ops.operators.core.match import fulfilling, match
+from gpu_ops.operators.core.groups import Groups
+from gpu_ops.operators.core.match import fulfilling, in_pieces, match
+from gpu_ops.operators.operator import Room
 from gpu_ops.output import Changelog, changelog_table, gathered
 from gpu_ops.state.columns import KeySet
 from gpu_ops.state.keyed_table import KeyedTable
@@ -65,54 +67,71 @@ def present_rows(kernels: Kernels, source: Input, changes: Ingested) -> Present:
     return Present(kernels, source, table.store, len(table))
 
 
-def merge_join(join: Join, kernels: Kernels, changes: Sequence[Ingested]) -> Changelog:
+def merge_join(join: Join, kernels: Kernels, changes: Sequence[Ingested], room: Room) -> Changelog:
     """The join of two inputs, as insertions.
 
     Args:
         join: its description.
         kernels: the backend.
         changes: of both inputs, each in order.
+        room: that memory has for them.
+
+    Raises:
+        StateError: there is none for so many.
     """
     xp = kernels.xp
     sides = [present_rows(kernels, s, c) for s, c in zip(join.inputs, changes, strict=True)]
-    left, right = _pairs(join, kernels, sides)
-    if join.how in ("semi", "anti"):
-        matched = xp.zeros(sides[0].length, bool)
-        matched[left] = True
-        left = xp.flatnonzero(matched if join.how == "semi" else ~matched)
-        right = xp.full(left.size, -1, np.int64)
-    parts = [(left, right)]
-    for side, outer in enumerate(join.outer):
-        if outer:
-            alone = xp.ones(sides[side].length, bool)
-            alone[(left, right)[side]] = False
-            slots = xp.flatnonzero(alone)
-            parts.append(with_nulls(xp, side, slots))
-    slots_out = [xp.concatenate(of_input) for of_input in zip(*parts, strict=True)]
+    one_sided, rows = join.how in ("semi", "anti"), 0
+    row_bytes = 32 + sum(c.table.nbytes / max(1, c.table.num_rows) for c in changes)
+    matched = [xp.zeros(side.length, bool) for side in sides]
+    parts: list[tuple[Slots, Slots]] = []
+    for left, right in _pairs(join, kernels, sides):
+        matched[0][left] = True
+        matched[1][right] = True
+        if not one_sided:
+            parts.append((left, right))
+            rows += int(left.size)
+            room.check_output(rows, row_bytes)
+    shown = (join.how == "anti", False) if one_sided else join.outer
+    if join.how == "semi":
+        parts.append(with_nulls(xp, 0, xp.flatnonzero(matched[0])))
+    parts += [with_nulls(xp, side, xp.flatnonzero(~matched[side])) for side in (0, 1) if shown[side]]
+    slots_out = [xp.concatenate([xp.empty(0, np.int64), *of_input]) for of_input in zip(*parts, strict=True)]
     kinds = np.full(slots_out[0].size, INSERT, np.int8)
     return changelog_table(join, kernels, gathered(join, kernels, sides, slots_out), kinds)
 
 
-def _pairs(join: Join, kernels: Kernels, sides: Sequence[Present]) -> tuple[Slots, Slots]:
-    """Matching rows."""
+def _pairs(join: Join, kernels: Kernels, sides: Sequence[Present]) -> Iterator[tuple[Slots, Slots]]:
+    """Matching rows, piece by piece; of a semi or anti join without a residual condition all left ones, at least."""
     xp = kernels.xp
-    keys, entries = [], []
+    keys, hashes, able = [], [], []
     for side, present in enumerate(sides):
         names = join.key_columns(side)
         slots = xp.arange(present.length, dtype=np.int64)
         frame = present.store.take(slots, names, present=True)
-        hashes = kernels.hash_rows(frame, names, join.key_types)
         strict = join.key_columns(side, strict=True)
         valid = kernels.valid(frame, strict) if strict else None
-        if valid is not None:
-            hashes, slots = hashes[valid], slots[valid]
         keys.append(frame)
-        entries.append(layouts.entries(hashes, slots))
-    candidates = layouts.unpaired(xp.sort(kernels.join(*entries)))
+        hashes.append(kernels.hash_rows(frame, names, join.key_types))
+        able.append(slots if valid is None else slots[valid])
+    left, right = (layouts.entries(hashes[side][able[side]], able[side]) for side in (0, 1))
 
     def residual(left: Slots, right: Slots) -> Positions | None:
         rows = zip(join.inputs, sides, (left, right), strict=True)
         return fulfilling(kernels, join.condition, {s.name: (p.store, at) for s, p, at in rows}, int(left.size))
 
     of_left, of_right = (Columns(keys[side], join.key_columns(side)) for side in (0, 1))
-    return match(kernels, candidates, join.key_types, (of_left, of_right), residual=residual)
+    pieces: Iterable[Array] = in_pieces(kernels, left, lambda some, most: kernels.join(some, right, at_most=most))
+    if join.how in ("semi", "anti") and join.condition is None:
+        try:
+            pieces = [kernels.join(left, right, at_most=int(left.size + right.size))]
+        except TooMany:  # of each key one row is enough
+            names = join.key_columns(1)
+            own = Groups(kernels, keys[1], names, join.key_types, hashes[1])
+            first = xp.zeros(sides[1].length, bool)
+            first[own.leader] = True
+            able[1] = able[1][first[able[1]]]
+            right = layouts.entries(hashes[1][able[1]], able[1])
+    for candidates in pieces:
+        pairs = layouts.unpaired(xp.sort(candidates))
+        yield match(kernels, pairs, join.key_types, (of_left, of_right), residual=residual)

@@ -86,19 +86,23 @@ class HashIndex(Runs[Run]):
         pairs.sort()
         return layouts.unpaired(pairs)
 
-    def meet(self, needles: Array, *, staged: bool, by_candidate: bool = False) -> Array:
+    def meet(self, needles: Array, *, staged: bool, by_candidate: bool = False, at_most: int | None = None) -> Array:
         """Candidates for each of n entries, of another index perhaps.
 
         Args:
             needles: n uint64, ascending, so that what they look at lies in the order in which they look.
             staged: whether staged rows are candidates too.
             by_candidate: give the candidate's slot first.
+            at_most: how many there may be.
 
         Returns:
             Pairs (int64, see `gpu_ops.layouts.pairs`) of the needle's and the candidate's slot, in any order.
+
+        Raises:
+            TooMany: there are more than there may be.
         """
         runs = [*self.runs, self.staged] if staged and self.staged is not None else self.runs
-        return self.found(runs, needles, by_candidate=by_candidate)
+        return self.found(runs, needles, by_candidate=by_candidate, at_most=at_most)
 
     @staticmethod
     def _merged(older: Run, newer: Run) -> Run:

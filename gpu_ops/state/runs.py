@@ -102,6 +102,7 @@ class Runs(abc.ABC, Generic[R]):
         times: tuple[Array, Array] | None = None,
         *,
         by_candidate: bool = False,
+        at_most: int | None = None,
     ) -> Array:
         """Candidates in some of the runs, in whichever memory each lies; see `gpu_ops.kernels.Kernels.search`."""
         pairs = []
@@ -111,7 +112,8 @@ class Runs(abc.ABC, Generic[R]):
             if home is not None and there:
                 own, *span = (array.at(home) for array in given)
                 within = (span[0], span[1]) if times is not None else None
-                found = home.search(there, own, within, by_candidate=by_candidate)
+                found = home.search(there, own, within, by_candidate=by_candidate, at_most=at_most)
+                at_most = None if at_most is None else at_most - int(found.size)
                 pairs.append(found if home is self._kernels else self._kernels.asarray(found))
         if len(pairs) == 1:
             return pairs[0]

@@ -61,6 +61,7 @@ class StateTable:
         beside: these columns.
         indexes: what leads from keys to slots, by name.
         queues: what leads from times to slots, by name.
+        attached: tables of what follows from the rows: theirs is this one's memory, and the fate of each micro-batch.
         live: rows with status `LIVE`, as of the last micro-batch.
     """
 
@@ -71,6 +72,7 @@ class StateTable:
         self.beside = {name: Growing(kernels.xp, dtype) for name, dtype in columns.items()}
         self.indexes: dict[str, Runs[Any]] = {}
         self.queues: dict[str, TimeQueue] = {}
+        self.attached: list[StateTable] = []
         self.live = 0
         self._journal: Journal | None = None
 
@@ -81,14 +83,16 @@ class StateTable:
     def nbytes(self) -> int:
         """Bytes of rows, indexes and numbers, wherever they lie."""
         numbers = self.status.nbytes + sum(column.nbytes for column in self.beside.values())
-        return self.store.nbytes + numbers + sum(index.nbytes for index in self.indexes.values())
+        indexes = sum(index.nbytes for index in self.indexes.values())
+        return self.store.nbytes + numbers + indexes + sum(table.nbytes for table in self.attached)
 
     @property
     def host_bytes(self) -> int:
         """Those in host memory."""
         if self.kernels.host is None:
             return self.nbytes
-        return self.store.host_bytes + sum(index.host_bytes for index in self.indexes.values())
+        indexes = sum(index.host_bytes for index in self.indexes.values())
+        return self.store.host_bytes + indexes + sum(table.host_bytes for table in self.attached)
 
     # --- a micro-batch -----------------------------------------------------------------------
 
@@ -178,6 +182,8 @@ class StateTable:
 
         A `MemoryError` on the way leaves a micro-batch that can be committed again.
         """
+        for table in self.attached:
+            table.commit(clock_ms)
         done = self._journal
         if done is None:
             return
@@ -213,6 +219,8 @@ class StateTable:
 
         A `MemoryError` on the way leaves a micro-batch whose undoing goes on where it was.
         """
+        for table in self.attached:
+            table.discard()
         done = self._journal
         if done is None:
             return
@@ -247,17 +255,21 @@ class StateTable:
     def cool_rows(self) -> int:
         """Move the oldest rows in GPU memory to the host's; see `gpu_ops.state.cold`. None where some are staged."""
         staged = self._journal is not None and len(self.store) > self._journal.first_new
-        return 0 if staged else self.store.cool()
+        own = 0 if staged else self.store.cool()
+        return own + sum(table.cool_rows() for table in self.attached)
 
     def cool_indexes(self) -> int:
         """Move the oldest part of each index to host memory."""
-        return sum(index.cool() for index in self.indexes.values())
+        own = sum(index.cool() for index in self.indexes.values())
+        return own + sum(table.cool_indexes() for table in self.attached)
 
     def warm(self) -> None:
         """Move everything back."""
         self.store.warm()
         for index in self.indexes.values():
             index.warm()
+        for table in self.attached:
+            table.warm()
 
     # --- the stored form ---------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.join import Join
 from oracle.drive import ADDS, Backend, Event, Row, by_event, canonical, cuts, difference, fold, run, same_state
 from oracle.rules import Residual, Rules
-from oracle.traces import HOWS, LAYOUTS, Shape, recipe, trace
+from oracle.traces import HOWS, LAYOUTS, Recipe, Shape, recipe, trace
 
 TTLS = ((900, 400), (250, None), (None, 300), (150, 700), (400, 400))
 """Of left and right, ms; a micro-batch of seven events comes every 60 ms on average."""
@@ -66,12 +66,20 @@ class Net(Rules):
 
 
 def check(
-    shape: Shape, number: int, emit: Emit, split: Sequence[int], backend: Backend, *, events: int, restarts: bool
+    shape: Shape,
+    number: int,
+    emit: Emit,
+    split: Sequence[int],
+    backend: Backend,
+    *,
+    made: Recipe,
+    restarts: bool,
+    ttls: Sequence[int | None],
 ) -> int:
     """Every event (``per_batch``: every micro-batch) says what the rules say; as many rows are kept; what expired."""
-    join = with_ttl(shape.join(emit), TTLS[number % len(TTLS)])
+    join = with_ttl(shape.join(emit), ttls)
     rules = Net(join, shape.residual)
-    given = trace(shape, recipe(shape, events, number, live=16, malformed=number % 2 == 1))
+    given = trace(shape, made)
     rng = random.Random(number)
     now, expired = 0, [0, 0]
     output: Counter[Row] = Counter()
@@ -132,7 +140,13 @@ def test_ttl_by_the_rules(number: int, backend: Backend) -> None:
     emit: Emit = ("per_event", "per_batch")[number % 2]
     split = list(SPLITS.values())[number // 2 % 4]
     events = 40 if split == (1,) else 120
-    check(EVERY[number], number, emit, split, backend, events=events, restarts=number % 3 == 0)
+    check_number(EVERY[number], number, emit, split, backend, events=events)
+
+
+def check_number(shape: Shape, number: int, emit: Emit, split: Sequence[int], backend: Backend, *, events: int) -> int:
+    made = recipe(shape, events, number, live=16, malformed=number % 2 == 1)
+    restarts, ttls = number % 3 == 0, TTLS[number % len(TTLS)]
+    return check(shape, number, emit, split, backend, made=made, restarts=restarts, ttls=ttls)
 
 
 @pytest.mark.slow
@@ -140,5 +154,5 @@ def test_ttl_by_the_rules(number: int, backend: Backend) -> None:
 def test_ttl_of_random_joins(number: int, backend: Backend) -> None:
     emit: Emit = ("per_event", "per_batch")[number % 2]
     split = list(SPLITS.values())[number // 2 % 4]
-    expired = check(drawn(number), number, emit, split, backend, events=400, restarts=number % 3 == 0)
+    expired = check_number(drawn(number), number, emit, split, backend, events=400)
     assert expired or split == SPLITS["all"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -49,6 +49,7 @@ class KeyTable(StateTable):
         name: for errors.
         by_first: keys are looked up by their first column alone, too (`of_first`).
         ttl_ms: milliseconds after its last `touch` at which a key has expired; None for never.
+        types: what keys are compared as; None for the columns' own.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class KeyTable(StateTable):
         *,
         by_first: bool = False,
         ttl_ms: int | None = None,
+        types: Sequence[pa.DataType] | None = None,
     ) -> None:
         beside = dict(columns) if ttl_ms is None else {**columns, WRITTEN_COLUMN: np.int64}
         super().__init__(kernels, Input(name, schema), beside)
@@ -67,7 +69,7 @@ class KeyTable(StateTable):
         if ttl_ms is not None:
             self.queues[_EXPIRY] = TimeQueue(kernels)
         self._names = tuple(schema.names)
-        self._types = tuple(schema.types)
+        self._types = tuple(schema.types if types is None else types)
         self.indexes = {"0": HashIndex(kernels)}
         if by_first:
             self.indexes["1"] = HashIndex(kernels)
@@ -123,6 +125,24 @@ class KeyTable(StateTable):
         number[order] = xp.cumsum(first) - 1
         return Located(xp.compress(first, ascending), number)
 
+    def find(self, frame: Frame) -> Slots:
+        """The slots of the keys of some rows, -1 for those that are not there; ``frame`` as of `locate`."""
+        kernels, names, types = self.kernels, self._names, self._types
+        hashes = kernels.hash_rows(frame, names, types)
+        slots = self._guessed(frame, hashes)
+        rest = kernels.xp.flatnonzero(slots < 0)
+        if rest.size and len(self):
+            needles = kernels.entries(hashes, 0, rest)
+            needles.sort()
+            pairs = cast("HashIndex", self.indexes["0"]).meet(needles, staged=True)
+            columns = Columns(frame, names, rest), Columns(self.store, names)
+            slots[rest] = sole_match(kernels, types, pairs, columns, self._among(), size=int(rest.size))
+        return slots
+
+    def _among(self) -> Among | None:
+        """The keys that are there."""
+        return None if self.live_after() == len(self) else Among(self.status.values, LIVE, LIVE)
+
     def _guessed(self, frame: Frame, hashes: Hashes) -> Slots:
         """The slot of each row's key, -1 where a look at its hash's place does not tell."""
         kernels, xp, names, types = self.kernels, self.kernels.xp, self._names, self._types
@@ -148,8 +168,7 @@ class KeyTable(StateTable):
         index = cast("HashIndex", self.indexes["0"])
         pairs = index.meet(kernels.entries(hashes, 0, leader), staged=False)
         columns = Columns(frame, names, leader), Columns(self.store, names)
-        among = None if self.live_after() == len(self) else Among(self.status.values, LIVE, LIVE)
-        found = sole_match(kernels, types, pairs, columns, among, size=int(leader.size))
+        found = sole_match(kernels, types, pairs, columns, self._among(), size=int(leader.size))
         fresh = xp.flatnonzero(found < 0)
         if fresh.size:
             # in the order in which they came: what comes out follows slots, and must not follow hashes

@@ -8,13 +8,17 @@ nothing else compares keys.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
 
 import pyarrow as pa
 
 from gpu_ops.arrays import Array, Positions, Slots
 from gpu_ops.conditions import Condition
-from gpu_ops.kernels import Among, Columns, Kernels, Store
+from gpu_ops.kernels import Among, Columns, Kernels, Store, TooMany
+
+PIECE: Final = 1 << 21
+"""Candidates looked at together."""
 
 Pairs = tuple[Array, Slots]
 """n positions (or slots) of the rows that look, and n slots of rows they find: parallel int64 arrays."""
@@ -131,6 +135,25 @@ def sole_match(
 ) -> Slots:
     """As `match_among`, where each of ``size`` rows that look matches one at most: its slot, -1 for none, of each."""
     return kernels.sole_matches(types, candidates, columns, among, size=size)
+
+
+def in_pieces(kernels: Kernels, needles: Array, candidates: Callable[[Array, int | None], Array]) -> Iterator[Array]:
+    """Candidates of needles, no more of them at a time than `PIECE`, or than one needle has.
+
+    Args:
+        kernels: the backend.
+        needles: entries of an index.
+        candidates: gives those of some of them, if they are not more than so many.
+    """
+    most, waiting = 64 if kernels.tiny_segments else PIECE, [needles]
+    while waiting:
+        part = waiting.pop()
+        try:
+            found = candidates(part, most if part.size > 1 else None)
+        except TooMany:
+            waiting += [part[part.size // 2 :], part[: part.size // 2]]
+        else:
+            yield found
 
 
 def _fulfilling(pairs: Pairs, residual: Residual | None) -> Pairs:

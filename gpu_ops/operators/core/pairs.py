@@ -10,19 +10,38 @@ untouched left rows (``L ⋈ ΔR``).
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
+from gpu_ops import layouts
 from gpu_ops.arrays import Array, Instants, Positions, Slots
 from gpu_ops.conditions import Condition
 from gpu_ops.kernels import Among, Columns
 from gpu_ops.operators.core.lifetimes import ALWAYS, NEVER, Lifetimes
-from gpu_ops.operators.core.match import fulfilling, match_among
+from gpu_ops.operators.core.match import fulfilling, in_pieces, match_among
 from gpu_ops.state.columns import DYING, LIVE
 from gpu_ops.state.keyed_table import KeyedTable
 
 Tables = tuple[KeyedTable, KeyedTable]
 Sides = tuple[Lifetimes, Lifetimes]
+
+
+class Wanted(NamedTuple):
+    """Which pairs are looked for.
+
+    Attributes:
+        condition: the residual condition.
+        names: of the inputs in it.
+        check: told now and then how many pairs there are so far; it may refuse them.
+        at_most: how many candidates there may be.
+    """
+
+    condition: Condition | None
+    names: tuple[str, str]
+    check: Callable[[int], None]
+    at_most: int | None = None
 
 
 @dataclasses.dataclass
@@ -61,10 +80,10 @@ class TimedPairs(Pairs):
     """The earlier death; `NEVER` if the pair outlives it."""
 
 
-def net_pairs(tables: Tables, sides: Sides, condition: Condition | None, names: tuple[str, str]) -> NetPairs:
+def net_pairs(tables: Tables, sides: Sides, wanted: Wanted) -> NetPairs:
     """The pairs one of whose rows the micro-batch touches, by its net change."""
     xp = tables[0].kernels.xp
-    slots = _candidates(tables, sides, condition, names)
+    slots = _candidates(tables, sides, wanted)
     dying = sides[0].dying(slots[0]), sides[1].dying(slots[1])
     if dying[0] is None and dying[1] is None:  # then all pairs have a new row
         return NetPairs(slots, slice(None), xp.empty(0, np.int64), xp.ones(slots[0].size, np.int32), dying)
@@ -81,10 +100,10 @@ def _net(  # noqa: PLR0917 - what is fused takes no keywords
     return new.astype(np.int32) - dies, new & ~dies, dies & ~new
 
 
-def timed_pairs(tables: Tables, sides: Sides, condition: Condition | None, names: tuple[str, str]) -> TimedPairs:
+def timed_pairs(tables: Tables, sides: Sides, wanted: Wanted) -> TimedPairs:
     """All pairs one of whose rows the micro-batch touches and that live at some instant of it."""
     xp = tables[0].kernels.xp
-    slots = _candidates(tables, sides, condition, names)
+    slots = _candidates(tables, sides, wanted)
     births = sides[0].born(xp, slots[0]), sides[1].born(xp, slots[1])
     deaths = sides[0].died(xp, slots[0]), sides[1].died(xp, slots[1])
     begin, end = xp.maximum(*births), xp.minimum(*deaths)
@@ -104,23 +123,23 @@ def _timed(begin: Instants, end: Instants) -> tuple[Array, Array, Array]:
     return comes.astype(np.int32) - goes, comes, goes
 
 
-def _candidates(
-    tables: Tables, sides: Sides, condition: Condition | None, names: tuple[str, str]
-) -> tuple[Slots, Slots]:
+def _candidates(tables: Tables, sides: Sides, wanted: Wanted) -> tuple[Slots, Slots]:
     """Left and right slots of all pairs one of whose rows the micro-batch touches."""
     xp = tables[0].kernels.xp
-    left, right = probe(tables, sides, 0, condition, names, dying=True)
-    other_right, other_left = probe(tables, sides, 1, condition, names, dying=False)
+    left, right = probe(tables, sides, 0, wanted, dying=True)
+    other_right, other_left = probe(tables, sides, 1, wanted, dying=False)
     return xp.concatenate([left, other_left]), xp.concatenate([right, other_right])
 
 
-def probe(
-    tables: Tables, sides: Sides, side: int, condition: Condition | None, names: tuple[str, str], *, dying: bool
-) -> tuple[Slots, Slots]:
+def probe(tables: Tables, sides: Sides, side: int, wanted: Wanted, *, dying: bool) -> tuple[Slots, Slots]:
     """Touched rows of one side with their matches: slots of that side, slots of the other.
 
     The left's touched rows meet new rows, too, and those that are ``dying`` or not; the right's only rows that the
-    micro-batch leaves alone, so no pair is found twice.
+    micro-batch leaves alone, so no pair is found twice. What is looked at before it is known to match is looked at in
+    pieces of a bounded size.
+
+    Raises:
+        TooMany: there are more candidates than there may be.
     """
     own, other = tables[side], tables[1 - side]
     kernels, xp = own.kernels, own.kernels.xp
@@ -130,12 +149,27 @@ def probe(
 
     every = other.all_alive and not sides[1 - side].killed.size
     among = None if every else Among(other.status.values, LIVE, DYING if dying else LIVE)
+    columns = Columns(own.store, own.keys), Columns(other.store, other.keys)
 
     def residual(found: Slots, slots: Slots) -> Positions | None:
-        rows = {names[side]: (own.store, found), names[1 - side]: (other.store, slots)}
-        return fulfilling(kernels, condition, rows, int(slots.size))
+        rows = {wanted.names[side]: (own.store, found), wanted.names[1 - side]: (other.store, slots)}
+        return fulfilling(kernels, wanted.condition, rows, int(slots.size))
 
-    # The other side's rows are read in the order in which they lie, the touched ones are few and near.
-    candidates = other.key_index.meet(touched, staged=side == 0, by_candidate=True)
-    columns = Columns(own.store, own.keys), Columns(other.store, other.keys)
-    return match_among(kernels, own.key_types, candidates, columns, among, by_candidate=True, residual=residual)
+    found, total = [], 0
+
+    def candidates(rows: Array, at_most: int | None) -> Array:
+        # The other side's rows are read in the order in which they lie, the touched ones are few and near.
+        return other.key_index.meet(rows, staged=side == 0, by_candidate=True, at_most=at_most)
+
+    few = wanted.at_most is not None
+    pieces = [candidates(touched, wanted.at_most)] if few else in_pieces(kernels, touched, candidates)
+    for piece in pieces:
+        pairs = match_among(kernels, own.key_types, piece, columns, among, by_candidate=True, residual=residual)
+        found.append(pairs)
+        total += int(pairs[0].size)
+        wanted.check(total)
+    if len(found) == 1:
+        return found[0]
+    rows, slots = (xp.concatenate(parts) for parts in zip(*found, strict=True))
+    slots, rows = layouts.unpaired(xp.sort(layouts.pairs(slots, rows)))  # as in one piece
+    return rows, slots

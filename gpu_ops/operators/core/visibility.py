@@ -5,9 +5,10 @@ anti join) is visible while its row lives and the count is zero, a row of a semi
 and the count is not. So the changelog's part about single rows is: where visibility changes.
 
 ``per_event``: the count over the micro-batch is the count before it plus the running sum of the
-pairs that come and go, sorted by row and instant: a segmented cumulative sum. ``per_batch``: the
-counts before and after, moved by one scatter-add. A row that an upsert of the other side hides and
-shows again within one change was visible all along.
+matches that come and go, sorted by row and instant: a segmented cumulative sum. ``per_batch``: the
+counts before and after. A row that an upsert of the other side hides and
+shows again within one change was visible all along. Matches are counted by key (`key_counts`), and pair by pair only
+where each pair has to be looked at.
 
 ``NOT IN`` (a null-aware anti join) adds a barrier: with a null on the right no row is visible, and a
 row whose own key is null is visible only while the right is empty.
@@ -16,15 +17,16 @@ row whose own key is null is visible only while the right is empty.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 
 from gpu_ops import layouts
-from gpu_ops.arrays import Array, Instants, Slots, distinct
+from gpu_ops.arrays import Array, Instants, Positions, Slots, distinct
+from gpu_ops.kernels import as_slots
 from gpu_ops.operators.core.counts import flickers, moments
 from gpu_ops.operators.core.lifetimes import Lifetimes
 from gpu_ops.operators.core.pairs import NetPairs, TimedPairs
-from gpu_ops.state.columns import LIVE
 from gpu_ops.state.keyed_table import KeyedTable
 
 # What happens to a row at an instant; its own birth sorts first, its death last.
@@ -72,119 +74,169 @@ class Barrier:
         return self.instants[zero[1:] != zero[:-1]]
 
 
+@dataclasses.dataclass(frozen=True)
+class When:
+    """When rows are visible.
+
+    Attributes:
+        alone: while the count is zero (pads, anti), or while it is not (semi).
+        barriers: for ``NOT IN``: nulls on the right, which hide rows with a key; all rows of the right, which hide
+            rows without one.
+    """
+
+    alone: bool
+    barriers: tuple[Barrier, Barrier] | None = None
+
+    def barrier_moves(self, table: KeyedTable) -> bool:
+        """Whether a barrier rises or falls in the micro-batch."""
+        return self.barriers is not None and any(b.crossings(table).size for b in self.barriers)
+
+
+@dataclasses.dataclass
+class Spells:
+    """While rows have matches: parallel arrays, any number of spells a row. A pair is one for each of its rows."""
+
+    slots: Slots
+    begin: Instants
+    end: Instants
+    comes: Positions
+    """Positions of those that begin within the micro-batch."""
+    goes: Positions
+    """Positions of those that end within it."""
+    before: Callable[[Slots], Array]
+    """How many each of some rows had before the micro-batch."""
+
+
 def visible_per_event(
-    table: KeyedTable,
-    change: Lifetimes,
-    pairs: TimedPairs,
-    side: int,
-    *,
-    when_alone: bool,
-    barriers: tuple[Barrier, Barrier] | None = None,
+    table: KeyedTable, change: Lifetimes, pairs: TimedPairs, side: int, when: When
 ) -> VisibilityChanges:
-    """Every change of visibility, instant by instant; moves the association counts.
+    """Every change of visibility, instant by instant, where pairs are counted; moves the association counts.
 
     Args:
         table: the rows' state.
         change: their lifetimes.
         pairs: the micro-batch's pairs.
         side: which of a pair's rows they are.
-        when_alone: visible while the count is zero (pads, anti) or while it is not (semi).
-        barriers: for ``NOT IN``: nulls on the right, which hide rows with a key; all rows of the
-            right, which hide rows without one.
+        when: rows are visible.
+    """
+    slots, counts = pairs.slots[side], table.count
+    spells = Spells(slots, pairs.begin, pairs.end, pairs.comes, pairs.goes, lambda rows: counts[rows])
+    found = changes_per_event(table, change, spells, when)
+    table.add_counts(slots, pairs.deltas)
+    return found
+
+
+def changes_per_event(table: KeyedTable, change: Lifetimes, spells: Spells, when: When) -> VisibilityChanges:
+    """Every change of visibility, instant by instant.
+
+    Args:
+        table: the rows' state.
+        change: their lifetimes.
+        spells: the spells that the micro-batch begins or ends, and all those of rows that it touches.
+        when: rows are visible; where a barrier rises or falls there are spells of all rows.
     """
     kernels, xp = table.kernels, table.kernels.xp
-    slots, counts = pairs.slots[side], table.count
-    begins, ends = pairs.comes, pairs.goes
+    slots, begins, ends = spells.slots, spells.comes, spells.goes
     own, own_at, sign = change.events(kernels)
     packed_of = kernels.fused(layouts.moments)
     events = [
-        packed_of(slots[begins], pairs.begin[begins], _BEGIN),
-        packed_of(slots[ends], pairs.end[ends], _END),
+        packed_of(slots[begins], spells.begin[begins], _BEGIN),
+        packed_of(slots[ends], spells.end[ends], _END),
         packed_of(own, own_at, xp.where(sign > 0, _BORN, _DIES)),
     ]
+    barriers = when.barriers
     if barriers is not None:
         events.extend(_barrier_events(table, change, barriers))
     # One packed number per event: sorting the numbers sorts by row, instant and order within it.
     packed = xp.sort(xp.concatenate(events))
     owned, code = kernels.fused(layouts.without_codes)(packed)
-    found = moments(xp, owned, xp.asarray(_DELTA)[code], lambda at: counts[layouts.unowned(owned[at])[0]])
-    rows, when = found.rows, found.instants
+    found = moments(xp, owned, xp.asarray(_DELTA)[code], lambda at: spells.before(layouts.unowned(owned[at])[0]))
+    rows, instants = found.rows, found.instants
     dies = code[found.last] == _DIES
-    visible = ((found.after == 0) == when_alone) & ~dies
-    was_visible = (found.base == 0) == when_alone
+    visible = ((found.after == 0) == when.alone) & ~dies
+    was_visible = (found.base == 0) == when.alone
     opening = rows[found.opening]
     if barriers is not None:
         keyless = _keyless(table, opening)
-        here = xp.where(keyless[found.row], barriers[1].at(table, when), barriers[0].at(table, when))
+        here = xp.where(keyless[found.row], barriers[1].at(table, instants), barriers[0].at(table, instants))
         visible &= here == 0
         was_visible &= xp.where(keyless, barriers[1].before, barriers[0].before) == 0
     was_visible &= opening < change.first_new
     at = found.switches(xp, visible, was_visible)
     own_change = (code[found.start] == _BORN) | dies
-    by_others = xp.where(own_change[at], -1, when[at] >> 1)
+    by_others = xp.where(own_change[at], -1, instants[at] >> 1)
     flicker = flickers(xp, rows[at], by_others)
     if bool(flicker.any()):
         at = at[xp.flatnonzero(~flicker)]
-    table.add_counts(slots, pairs.deltas)
-    return VisibilityChanges(rows[at], when[at], visible[at], own_change[at])
+    return VisibilityChanges(rows[at], instants[at], visible[at], own_change[at])
 
 
 def visible_per_batch(
-    table: KeyedTable,
-    change: Lifetimes,
-    pairs: NetPairs,
-    side: int,
-    *,
-    when_alone: bool,
-    barriers: tuple[Barrier, Barrier] | None = None,
+    table: KeyedTable, change: Lifetimes, pairs: NetPairs, side: int, when: When
 ) -> tuple[Slots, Slots]:
-    """The net changes of visibility; moves the association counts. Arguments as `visible_per_event`.
+    """The net changes of visibility, where pairs are counted; moves the counts. Arguments as `visible_per_event`.
 
     Returns:
         Slots of the rows that stop being visible, and of those that become it.
     """
     kernels, xp = table.kernels, table.kernels.xp
     slots, count = pairs.slots[side], table.count
-    crossed = barriers is not None and any(b.crossings(table).size for b in barriers)
-    if crossed:
-        # every row may appear or disappear: nothing less than a pass tells which
-        rows = xp.flatnonzero(table.status.values[: change.first_new] == LIVE)
-        before = count[rows]
-    else:
-        before = count[slots]
-    killed_before = count[change.killed]
+    before, died = count[slots], change.killed
+    killed_before = count[died]
     table.add_counts(slots, pairs.deltas)
-    if not crossed:
-        # without a pair that goes, no count falls to zero
-        after = count[slots] if pairs.goes.size else None
-        moved, marked = kernels.fused(_crosses)(before, after, slots, change.first_new, pairs.dying[side])
-        rows = distinct(xp, xp.compress(moved, marked))
-        number = int((rows < _MARK).sum()) if pairs.goes.size else rows.size
-        met, left = rows[:number], rows[number:] - _MARK
+    # without a pair that goes, no count falls to zero
+    after = count[slots] if pairs.goes.size else None
+    moved, marked = kernels.fused(_crosses)(before, after, slots, change.first_new, pairs.dying[side])
+    rows = distinct(xp, xp.compress(moved, marked))
+    number = int((rows < _MARK).sum()) if pairs.goes.size else rows.size
+    met, left = rows[:number], rows[number:] - _MARK
+    born = count[change.first_new :]
+    hides, shows = (met, left) if when.alone else (left, met)
+    born = xp.flatnonzero(born == 0 if when.alone else born != 0) + change.first_new
+    if died.size:
+        died = xp.compress(killed_before == 0 if when.alone else killed_before != 0, died)
+    return xp.concatenate([died, hides]), xp.concatenate([shows, born])
 
-    def visible(counts: Array, which: Slots | None, moment: str) -> Array:
-        shown = counts == 0 if when_alone else counts != 0
-        if barriers is not None:
-            if which is None:
-                which = xp.arange(change.first_new, len(table), dtype=np.int64)
+
+def changes_per_batch(
+    table: KeyedTable,
+    change: Lifetimes,
+    staying: tuple[Slots, Array, Array],
+    touched: tuple[Array, Array],
+    when: When,
+) -> tuple[Slots, Slots]:
+    """The net changes of visibility. Arguments as `changes_per_event`, but for the counts.
+
+    Args:
+        table: the rows' state.
+        change: their lifetimes.
+        staying: rows that were there and stay, all whose visibility may change; their counts before and after.
+        touched: the counts of the new rows, after; and of those that die, before.
+        when: rows are visible.
+
+    Returns:
+        Slots of the rows that stop being visible, and of those that become it.
+    """
+    xp, (rows, before, after), (born, died) = table.kernels.xp, staying, touched
+    new = as_slots(table.kernels, change.first_new, change.new)
+
+    def visible(counts: Array, which: Slots, moment: str) -> Array:
+        shown = counts == 0 if when.alone else counts != 0
+        if when.barriers is not None:
             numbers = [
-                b.before if moment == "before" else int(b.after[-1]) if b.after.size else b.before for b in barriers
+                b.before if moment == "before" else int(b.after[-1]) if b.after.size else b.before
+                for b in when.barriers
             ]
             shown &= xp.where(_keyless(table, which), numbers[1], numbers[0]) == 0
         return shown
 
-    born = xp.flatnonzero(visible(count[change.first_new :], None, "after")) + change.first_new
-    died = change.killed
-    if died.size:
-        died = xp.compress(visible(killed_before, died, "before"), died)
-    if barriers is not None:
-        if not crossed:
-            rows, before = xp.concatenate([met, left]), xp.arange(rows.size) >= number
-        was, is_now = visible(before, rows, "before"), visible(count[rows], rows, "after")
-        hides, shows = xp.compress(was > is_now, rows), xp.compress(is_now > was, rows)
-    else:
-        hides, shows = (met, left) if when_alone else (left, met)
-    return xp.concatenate([died, hides]), xp.concatenate([shows, born])
+    was, is_now = visible(before, rows, "before"), visible(after, rows, "after")
+    hides, shows = xp.compress(was > is_now, rows), xp.compress(is_now > was, rows)
+    born, died = visible(born, new, "after"), visible(died, change.killed, "before")
+    return (
+        xp.concatenate([xp.compress(died, change.killed), hides]),
+        xp.concatenate([shows, xp.compress(born, new)]),
+    )
 
 
 def _crosses(

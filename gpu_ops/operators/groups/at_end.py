@@ -91,7 +91,7 @@ class RowByRowAtEnd(AtEnd):
         if not rows.num_rows and not join.by:
             return self._of_nothing()
         source = dataclasses.replace(join.source, row_kind=None, unique_key=None)
-        live = operators.make(dataclasses.replace(join, source=source, emit="per_batch"), self.kernels, self.too_much)
+        live = operators.make(dataclasses.replace(join, source=source, emit="per_batch"), self.kernels, self.room)
         count = rows.num_rows
         taken = Ingested(rows, np.full(count, INSERT, np.int8), np.arange(count, dtype=np.int64), count, 0, None)
         return live.prepare((taken,), self._clock_ms, None).table

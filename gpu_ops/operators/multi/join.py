@@ -59,7 +59,7 @@ class MultiWayJoin(KeyedOperator):
         if net:
             for number, side in enumerate(sides):
                 side.happens(deaths=number, births=2 * len(sides) - 1 - number)
-        finder = Finder(self.join, self.kernels, self.tables, sides)
+        finder = Finder(self.join, self.kernels, self.tables, sides, check=self.check_output)
         found = self._complete(finder, net=net)
         self._counters["candidates"] = finder.candidates
         return found
@@ -84,7 +84,7 @@ class MultiWayJoin(KeyedOperator):
             if owner is None or not gone.size:
                 continue
             nothing = [_untouched(self.kernels, t) for t in self.tables]
-            finder = Finder(self.join, self.kernels, self.tables, nothing)
+            finder = Finder(self.join, self.kernels, self.tables, nothing, check=self.check_output)
             slots = finder.matches({input_index: gone}, _back(self._plan.paths[input_index]), step=input_index)[1]
             self.tables[owner].add(step_count(input_index), slots, self.kernels.xp.full(slots.size, -1, np.int32))
 

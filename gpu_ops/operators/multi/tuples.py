@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from gpu_ops import layouts
 from gpu_ops.arrays import Array, Instants, Positions, Slots
 from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.kernels import Columns, Frame, Kernels
 from gpu_ops.operators.core.lifetimes import Lifetimes
-from gpu_ops.operators.core.match import fulfilling, match
+from gpu_ops.operators.core.match import fulfilling, in_pieces, match
 from gpu_ops.operators.multi.lookups import Lookup
 from gpu_ops.state.columns import DEAD, DYING, LIVE
 from gpu_ops.state.keyed_table import KeyedTable
@@ -69,11 +70,19 @@ class Finder:
         kernels: the backend.
         tables: one per input, prepared.
         sides: their rows' lifetimes.
+        check: told now and then how many rows there are; it may refuse them.
     """
 
     def __init__(
-        self, join: MultiJoin, kernels: Kernels, tables: Sequence[KeyedTable], sides: Sequence[Lifetimes]
+        self,
+        join: MultiJoin,
+        kernels: Kernels,
+        tables: Sequence[KeyedTable],
+        sides: Sequence[Lifetimes],
+        *,
+        check: Callable[[int], None],
     ) -> None:
+        self._check = check
         self.join, self.kernels, self.tables, self.sides = join, kernels, tables, sides
         self.candidates = 0
 
@@ -109,20 +118,35 @@ class Finder:
         hashes = kernels.hash_rows(sources, hashed, hashed_types)
         valid = kernels.valid(sources, names)
         rows = None if valid is None else xp.flatnonzero(valid)
-        found, slot = table.index(lookup.key_set).probe(hashes if rows is None else hashes[rows], staged=not committed)
-        self.candidates += int(slot.size)
-        return match(
-            kernels,
-            (found if rows is None else rows[found], slot),
-            types,
-            (Columns(sources, names), Columns(table.store, [c for c, _ in lookup.pairs])),
-            alive=lambda found, others: self._alive(
-                table, side, others, None if instants is None else instants[found], committed=committed
-            ),
-            residual=lambda found, others: self._fulfilling(
-                step, lambda number: others if number == lookup.input_index else slots[number][found], int(others.size)
-            ),
-        )
+        index, needles = table.index(lookup.key_set), kernels.entries(hashes, 0, rows)
+        needles.sort()
+        matches, total = [], 0
+        for piece in in_pieces(
+            kernels, needles, lambda some, most: index.meet(some, staged=not committed, at_most=most)
+        ):
+            found, slot = layouts.unpaired(xp.sort(piece))
+            self.candidates += int(slot.size)
+            pairs = match(
+                kernels,
+                (found if rows is None else rows[found], slot),
+                types,
+                (Columns(sources, names), Columns(table.store, [c for c, _ in lookup.pairs])),
+                alive=lambda found, others: self._alive(
+                    table, side, others, None if instants is None else instants[found], committed=committed
+                ),
+                residual=lambda found, others: self._fulfilling(
+                    step,
+                    lambda number: others if number == lookup.input_index else slots[number][found],
+                    int(others.size),
+                ),
+            )
+            matches.append(pairs)
+            total += int(pairs[0].size)
+            self._check(total)
+        if len(matches) == 1:
+            return matches[0]
+        found, slot = (xp.concatenate(parts) for parts in zip(*matches, strict=True))
+        return layouts.unpaired(xp.sort(layouts.pairs(found, slot)))  # as in one piece
 
     def _alive(
         self, table: KeyedTable, side: Lifetimes, slots: Slots, instants: Instants | None, *, committed: bool

@@ -38,6 +38,7 @@ from gpu_ops.backends import make_kernels
 from gpu_ops.descriptions.changelog import RETRACTIONS, SPELLINGS
 from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import DescriptionError, StateError
+from gpu_ops.memory import Memory
 from gpu_ops.spark.exchange.command import Wire, parse_join
 from gpu_ops.spark.servers.partition import stored_state
 from gpu_ops.spark.servers.recovery import stored_version
@@ -233,7 +234,7 @@ def _cut_state(join: Description, held: Sequence[Held], goes: _Goes) -> list[dic
     known = {*join.sides, _TIME}
     if any(part.tables.keys() - known for part in held):
         kernels, _ = make_kernels("cpu")
-        operator = operators.make(join, kernels, lambda _: False)
+        operator = operators.make(join, kernels, Memory(kernels, None))
         parts = [{n: t for n, t in part.tables.items() if n != _TIME or n in join.sides} for part in held]
         more = operator.cut(parts, targets, lambda table: goes.rows(table, 0), goes.partitions)
         made = [{**tables, **its} for tables, its in zip(made, more, strict=True)]
