@@ -52,14 +52,14 @@ def checked(shape: Shape, number: int, backend: Backend, ttls: tuple[int | None,
     check(shape, number, emit, split, backend, made=made, restarts=number % 3 == 0, ttls=ttls)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("number", range(len(SHAPES)), ids=map(str, SHAPES))
 def test_hot_keys_by_the_rules(number: int, backend: Backend, switch: str) -> None:
     del switch
     checked(SHAPES[number], number, backend, (None, None))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("number", range(len(SHAPES)), ids=map(str, SHAPES))
 def test_hot_keys_that_expire_by_the_rules(number: int, backend: Backend, switch: str) -> None:
     del switch
@@ -75,6 +75,7 @@ def test_random_hot_keys_by_the_rules(number: int, backend: Backend, monkeypatch
     checked(rng.choice(SHAPES), rng.randrange(1 << 20), backend, rng.choice([*TTLS, *[(None, None)] * 5]))
 
 
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("shape", SHAPES[:: len(LAYOUTS)], ids=str)
 def test_restarts_discards_and_splits_of_hot_keys(shape: Shape, backend: Backend, switch: str) -> None:
     del switch
@@ -85,6 +86,7 @@ def test_restarts_discards_and_splits_of_hot_keys(shape: Shape, backend: Backend
         same_after_discards(backend, join, parts)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("shape", SHAPES[:: len(LAYOUTS)], ids=str)
 def test_rows_do_not_depend_on_how_matches_are_counted(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
     """So a restart, which forgets it, gives the last answer again to the row."""
