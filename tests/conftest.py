@@ -85,9 +85,39 @@ def combined(*axes: Sequence[Any]) -> list[Any]:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of tests marked ``one_in(n)`` all but every n-th, by name, are slow ones: the soak has them all."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of tests marked ``one_in(n)`` all but every n-th, by name, are slow ones: the soak has them all.
+
+    Without a card the tests that need one are left out, and counted.
+    """
     for item in items:
         mark = item.get_closest_marker("one_in")
         if mark is not None and not item.get_closest_marker("gpu") and zlib.crc32(item.nodeid.encode()) % mark.args[0]:
             item.add_marker(pytest.mark.slow)
+    left_out = [] if gpu_status()[0] else [item for item in items if item.get_closest_marker("gpu")]
+    if left_out:
+        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+        config.hook.pytest_deselected(items=left_out)
+    config.stash[NEED_A_GPU] = len(left_out)
+
+
+NEED_A_GPU = pytest.StashKey[int]()
+"""How many tests were left out for want of a card."""
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker of pytest-xdist tells the process that prints."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["need_a_gpu"] = session.config.stash.get(NEED_A_GPU, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """All workers collect the same tests: the last one says how many it left out."""
+    node.config.stash[NEED_A_GPU] = getattr(node, "workeroutput", {}).get("need_a_gpu", 0)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    number = config.stash.get(NEED_A_GPU, 0)
+    if number:
+        terminalreporter.write_line(f"{number:,} tests need a GPU ({gpu_status()[1]}): make gpu-verify runs them")

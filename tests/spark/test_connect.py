@@ -53,13 +53,14 @@ CALLS: dict[str, Callable[[], object]] = {
     "json_messages": lambda: sinks.json_messages(DF),
     "memory_view": lambda: sinks.memory_view("t"),
 }
-OTHERS = {"why", "reopen", "show", "progress"}
+OTHERS = {"why", "reopen", "show", "progress", "engine"}
 """Functions that take neither, or nothing of it that needs the JVM."""
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_connect_is_refused(name, monkeypatch):
     monkeypatch.setattr("pyspark.sql.SparkSession.active", lambda: DF.sparkSession)
+    monkeypatch.setattr("pyspark.sql.SparkSession.getActiveSession", lambda: None)  # who has Connect's has no other
     with pytest.raises(gpu_ops.NotBuiltError, match=r"Spark Connect.*Use a classic session, .*without \.remote\(\)"):
         CALLS[name]()
 
