@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections import Counter
 from decimal import Decimal
@@ -212,5 +213,7 @@ def test_what_it_says() -> None:
     assert latest.title == "latest row of orders by group, id"
     with pytest.raises(DescriptionError, match="input 'orders': the latest row of what"):
         Latest(Input("orders", SCHEMA))
-    with pytest.raises(DescriptionError, match="emit='at_end' has no place here"):
-        described("at_end")
+    with pytest.raises(DescriptionError, match="goes by the row that came before: not with .* at_end"):
+        schema = SCHEMA.append(pa.field("gone", pa.list_(pa.string())))
+        source = Input("orders", schema, unique_key=KEY, row_kind="op")
+        dataclasses.replace(described("at_end"), source=source, unavailable="gone")

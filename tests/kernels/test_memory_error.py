@@ -397,8 +397,11 @@ def test_an_undo_that_fails_at_any_step_goes_on_there_or_the_engine_is_refused(
                 same_state(engine, before)
             for number in {1, every // 2, every} - {0}:
                 prepared(engine, given)
-                with steps.counting(number, for_good=True), pytest.raises(MemoryError):
+                with steps.counting(number, for_good=True), contextlib.suppress(MemoryError):
                     engine.discard()
+                    assert steps.calls < number, "a restored engine may have less to undo, and nothing else"
+                    same_state(engine, before)
+                    continue
                 for refused in (lambda: prepared(engine, given), engine.commit, engine.snapshot, engine.discard):  # noqa: B023
                     with pytest.raises(StateError, match="restore it from a snapshot"):
                         refused()
@@ -446,7 +449,7 @@ def test_memory_of_the_host_that_runs_out_while_a_micro_batch_is_prepared(
     """Half of it is taken back: another try says what it would have said."""
     from cpu_fallback import CpuKernels
 
-    join, failing = UNDONE[name], Failing()
+    join, failing, through, tried = UNDONE[name], Failing(), 0, 0
     monkeypatch.setattr(CpuKernels, "xp", Module(np, failing))
     for method in ("hash_rows", "take", "argsort", "scatter_add", "search"):
         monkeypatch.setattr(CpuKernels, method, failing.wrapped(getattr(CpuKernels, method)))
@@ -457,14 +460,20 @@ def test_memory_of_the_host_that_runs_out_while_a_micro_batch_is_prepared(
             wanted = prepared(undisturbed, given)
             every, failing.active = failing.calls, False
             for moment in range(1, every + 1, max(1, every // 40)):
+                tried += 1
                 failing.calls, failing.fails, failing.active = 0, moment, True
-                with pytest.raises(MemoryError):
+                with contextlib.suppress(MemoryError):
                     prepared(engine, given)
+                    # columns and hints that an earlier try made are there: it had less to do, and came through
+                    assert failing.calls < moment
+                    through += 1
+                    engine.discard()
                 failing.active = False
                 same_state(engine, before)
             same(prepared(engine, given).changelog, wanted.changelog)
             engine.commit()
             undisturbed.commit()
+    assert through < tried // 4
 
 
 def test_an_undo_allocates_nothing_that_grows() -> None:

@@ -75,6 +75,7 @@ class KeyCounts:
         self._keys = KeyTable(kernels, schema, {_ROWS: np.int32}, f"keys of {counted.source.name}", types=types)
         self.fill(lambda: None)
         counted.attached.append(self._keys)
+        self.expire()  # undone with the micro-batch that is prepared, as what expired in it is
 
     # --- keys --------------------------------------------------------------------------------
 
@@ -272,8 +273,9 @@ class KeyCounts:
 
     def fill(self, settle: Callable[[], None]) -> None:
         """Count the rows that there were before the micro-batch; ``settle``: called now and then."""
-        kernels, status = self._kernels, self._counted.status.values
-        rows = kernels.xp.flatnonzero(status[: self._counted.first_new])
+        kernels, counted = self._kernels, self._counted
+        live = kernels.xp.flatnonzero(counted.status.values[: counted.first_new])
+        rows = kernels.xp.concatenate([live, counted.expired])
         step = rows_at_once(kernels) if kernels.host is not None else max(1, int(rows.size))
         for at in range(0, int(rows.size), step):
             found = self._keys.locate(self._frame(self._counted, rows[at : at + step])[0])
