@@ -62,6 +62,8 @@ def one(name: str) -> Callable[..., Description]:
             return gpu_ops.Aggregate.of(given, ("v", "t"), {"n": "count(*)"}, emit)
         if name == "top":
             return gpu_ops.Top(given, ("v",), (gpu_ops.Order("t"),), 1, emit)
+        if emit == "at_end":
+            raise gpu_ops.DescriptionError("gpu_ops.latest() does not take it; gpu_ops.sql() has it for static inputs")
         return gpu_ops.Latest(dataclasses.replace(given, unique_key=("k",)), emit)
 
     return make
