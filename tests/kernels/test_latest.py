@@ -213,7 +213,7 @@ def test_what_it_says() -> None:
     assert latest.title == "latest row of orders by group, id"
     with pytest.raises(DescriptionError, match="input 'orders': the latest row of what"):
         Latest(Input("orders", SCHEMA))
-    with pytest.raises(DescriptionError, match="goes by the row that came before: not with .* at_end"):
-        schema = SCHEMA.append(pa.field("gone", pa.list_(pa.string())))
-        source = Input("orders", schema, unique_key=KEY, row_kind="op")
+    schema = SCHEMA.append(pa.field("gone", pa.list_(pa.string())))
+    source = Input("orders", schema, unique_key=KEY, row_kind="op")
+    with pytest.raises(DescriptionError, match=r"goes by the row that came before: not with .* at_end"):
         dataclasses.replace(described("at_end"), source=source, unavailable="gone")
