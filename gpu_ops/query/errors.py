@@ -46,7 +46,8 @@ class PlacedError(DescriptionError):
 
 def in_sql(error: DescriptionError) -> str:
     """What a description refuses, its arguments in Python as the names of what they say."""
-    return re.sub(r"\b([a-z_]+)=(?=['\d])", r"\1 ", re.sub(r"\b([a-z_]+)=(?!['\d])", r"\1", str(error)))
+    text = re.sub(r"\bon=", "ON", str(error))
+    return re.sub(r"\b([a-z_]+)=(?=['\d])", r"\1 ", re.sub(r"\b([a-z_]+)=(?!['\d])", r"\1", text))
 
 
 def closest(wanted: str, names: Iterable[str]) -> str:
