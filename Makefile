@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test services test-services soak-views lint site bench soak oracle rapids-plans gpu-verify clean
+.PHONY: demo smoke test services test-services soak-views lint site bench soak oracle rapids-plans gpu-verify clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.ready: pyproject.toml
@@ -14,6 +14,10 @@ $(VENV)/.ready: pyproject.toml
 
 demo: $(VENV)/.ready  ## stream a left join with retractions, stop it, resume it, check it
 	$(BIN)/gpu-join demo $(ARGS)
+
+smoke: $(VENV)/.ready  ## a minute: golden cases of Flink, bad input, engines over DataFrames, chains of joins on Spark
+	$(BIN)/python -m pytest -q -n 2 -m "not slow" --backends cpu tests/conformance tests/test_bad_input.py \
+		tests/test_frames.py tests/spark/test_chains.py $(ARGS)
 
 test: $(VENV)/.ready  ## all tests that need no GPU and end in minutes
 	$(BIN)/python -m pytest -n 2 --dist worksteal --nbmake -m "not slow" tests notebooks $(ARGS)
