@@ -164,6 +164,11 @@ def test_what_is_no_join_is_refused_with_what_to_write() -> None:
         "aggregates= is for one input": {"a": ORDERS, "b": PRICES, "aggregates": {"n": "count(*)"}},
         "an input cannot be called 'watermark'": {"watermark": ORDERS, "b": PRICES, "on": "order_id"},
         "an input cannot be called 'right'": {"right": ORDERS, "left": PRICES, "on": "order_id"},
+        r"no column 'order_idd' to join on; did you mean 'order_id'\? There are": {
+            "a": ORDERS,
+            "b": PRICES,
+            "on": "order_idd",
+        },
     }.items():
         with pytest.raises(DescriptionError, match=message):
             gpu_ops.engine(**arguments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import difflib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self, get_args
@@ -215,12 +216,18 @@ def check_key_type(source: Input, column: str) -> None:
         raise DescriptionError(f"input '{source.name}': column {column!r} of type {kind} cannot be a key")
 
 
+def nearest(name: str, names: Sequence[str]) -> str:
+    """What names there are, in an error about one that is not among them; first the one that may have been meant."""
+    near = difflib.get_close_matches(name, names, n=1)
+    return (f"did you mean {near[0]!r}? There are " if near else "there are ") + ", ".join(names)
+
+
 def check_equality(one: Input, column: str, other: Input, its: str) -> None:
     """Refuses two columns that cannot be compared as keys, with a DescriptionError."""
     for source, name in ((one, column), (other, its)):
         if name not in source.schema.names:
             raise DescriptionError(
-                f"input '{source.name}' has no column {name!r} to join on; there are {', '.join(source.schema.names)}"
+                f"input '{source.name}' has no column {name!r} to join on; {nearest(name, source.schema.names)}"
             )
         check_key_type(source, name)
     key_type(one.schema.field(column), other.schema.field(its))

@@ -7,6 +7,7 @@ from typing import Any, Unpack
 
 from pyspark.sql import DataFrame
 
+from gpu_ops.descriptions.inputs import nearest
 from gpu_ops.descriptions.keys import Equality, no_columns
 from gpu_ops.descriptions.multi_join import MultiJoin, MultiOn, StepKeys
 from gpu_ops.errors import DescriptionError
@@ -130,8 +131,8 @@ def _shared(streams: Sequence[Stream], names: Sequence[str], number: int, column
     own = [spelling(streams[n].df, column) for n in (owner, number)]
     for at, found in zip((owner, number), own, strict=True):
         if found is None:
-            there = ", ".join(streams[at].df.columns)
-            raise DescriptionError(f"input '{names[at]}' has no column {column!r} to join on; there are {there}")
+            there = nearest(column, streams[at].df.columns)
+            raise DescriptionError(f"input '{names[at]}' has no column {column!r} to join on; {there}")
     return Equality(owner, str(own[0]), str(own[1]), using=True)
 
 
