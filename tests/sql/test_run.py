@@ -96,7 +96,7 @@ SUB_QUERIES = {
     "exists in in, three deep": "SELECT a.k, a.x FROM a WHERE a.x IN (SELECT b.k FROM b WHERE EXISTS (SELECT 1 FROM c "
         "WHERE c.k = b.x AND c.w NOT IN (SELECT d.x FROM d WHERE d.k = c.k)))",
     "the outer column in": "SELECT a.k, a.x FROM a WHERE a.k IN (SELECT a.x FROM c)",
-    "the outer column not in": "SELECT a.k, a.x FROM a WHERE a.k NOT IN (SELECT a.x + c.w FROM c WHERE c.k = a.y)",
+    "the outer column not in": "SELECT a.k, a.x FROM a WHERE a.k NOT IN (SELECT a.x FROM c WHERE c.k = a.y)",
     "exists of the outer column": "SELECT a.k, a.x FROM a WHERE EXISTS (SELECT a.x FROM c)",
     "exists of a count": "SELECT a.k, a.x FROM a WHERE EXISTS (SELECT count(*) FROM b WHERE b.k = a.k)",
     "exists of a count of nothing": "SELECT a.k, a.x FROM a WHERE EXISTS (SELECT count(*) FROM b WHERE b.k = a.k "
