@@ -5,8 +5,6 @@ Arrow's own cast would read a number as text or as true, and a time as its day. 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pyarrow as pa
 
@@ -59,19 +57,13 @@ def keeps(there: pa.DataType, wanted: pa.DataType) -> bool:
     return bool(t.is_floating(there) and t.is_floating(wanted))
 
 
-Leaf = Callable[[pa.Array, pa.DataType, str], pa.Array]
-"""Casts n values that hold no others; arguments as those of `cast`."""
-
-
-def cast(values: pa.Array, kind: pa.DataType, zone: str, leaf: Leaf | None = None) -> pa.Array:
+def cast(values: pa.Array, kind: pa.DataType, zone: str) -> pa.Array:
     """Values of a type that `fits`, or texts of times (`gpu_ops.files.times.as_text`), as the type itself.
 
     Args:
         values: n of them.
         kind: what they are to be.
         zone: of times that name none and are to be instants.
-        leaf: what is done to values that hold no others and have another type; by default what Arrow does, and times
-            of texts.
 
     Returns:
         n values.
@@ -83,12 +75,12 @@ def cast(values: pa.Array, kind: pa.DataType, zone: str, leaf: Leaf | None = Non
     if values.type == kind:
         return values
     if t.is_dictionary(values.type):
-        return cast(values.dictionary_decode(), kind, zone, leaf)
+        return cast(values.dictionary_decode(), kind, zone)
     if t.is_null(values.type):
         return pa.nulls(len(values), kind)
     if t.is_nested(kind):
-        return _nested(values, kind, zone, leaf)
-    return (leaf or cast_plain)(values, kind, zone)
+        return _nested(values, kind, zone)
+    return cast_plain(values, kind, zone)
 
 
 def cast_plain(values: pa.Array, kind: pa.DataType, zone: str) -> pa.Array:
@@ -102,7 +94,7 @@ def cast_plain(values: pa.Array, kind: pa.DataType, zone: str) -> pa.Array:
     return values.cast(kind)
 
 
-def _nested(values: pa.Array, kind: pa.DataType, zone: str, leaf: Leaf | None) -> pa.Array:
+def _nested(values: pa.Array, kind: pa.DataType, zone: str) -> pa.Array:
     if values.offset:
         values = values.take(pa.array(np.arange(len(values))))  # its parts would not begin where it does
     if pa.types.is_struct(kind):
@@ -110,16 +102,16 @@ def _nested(values: pa.Array, kind: pa.DataType, zone: str, leaf: Leaf | None) -
         for field in kind:
             index = values.type.get_field_index(field.name)
             there = pa.nulls(len(values), field.type) if index < 0 else values.field(index)
-            children.append(cast(there, field.type, zone, leaf))
+            children.append(cast(there, field.type, zone))
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=values.is_null())
     if pa.types.is_map(kind):
         keys, items = (
-            cast(part, x, zone, leaf) for part, x in zip((values.keys, values.items), _map_types(kind), strict=True)
+            cast(part, x, zone) for part, x in zip((values.keys, values.items), _map_types(kind), strict=True)
         )
         return pa.MapArray.from_arrays(values.offsets, keys, items, type=kind, mask=values.is_null())
     if not pa.types.is_list(values.type):
         values = values.cast(pa.list_(values.type.value_type))
-    items = cast(values.values, kind.value_type, zone, leaf)
+    items = cast(values.values, kind.value_type, zone)
     return pa.ListArray.from_arrays(values.offsets, items, type=kind, mask=values.is_null())
 
 
