@@ -272,10 +272,6 @@ class Catalyst:
         selected = [x.child() if class_of(x) == "Alias" else x for x in items(plan.projectList())]
         if not any(outer.containsOuter(x) for x in selected):
             return None
-        if negated and any(outer.containsOuter(x) and not x.references().isEmpty() for x in selected):
-            raise DescriptionError(
-                "NOT IN of a value that is made of columns of both queries: write NOT EXISTS, the comparison in WHERE"
-            )
         equal, either, null = (self._class(f"{expressions}.{name}") for name in ("EqualTo", "Or", "IsNull"))
         parts = [equal(self._outer(x), y) for x, y in zip(values, selected, strict=True)]
         if negated:

@@ -271,11 +271,12 @@ class Reader(Scope):
         condition = self._expr(given, lambda: node.java.condition().get()) if given else None
         on: list[Expr] = []
         members: list[tuple[Expr, Expr]] = []
+        sides = (node.args[0], left), (node.args[1], right)
         for part in condition.conjuncts() if condition is not None else []:
             member = _member(part) if how == "anti" else None
             if member is None:
                 on.append(part)
-            elif _never_null(node.args[0], member, left) and _never_null(node.args[1], member, right):
+            elif all(_never_null(arg, sides) for arg in member.args):
                 on.append(member)
             else:
                 members.append((member, part))
@@ -428,17 +429,15 @@ def _of_each_side(member: Expr, left: Relation, right: Relation) -> bool:
     )
 
 
-def _never_null(side: Tree, member: Expr, relation: Relation) -> bool:
-    """Whether what NOT IN compares is never null on a side; what a filter there turns away is not there."""
-    own = [arg for arg in member.args if arg.ids and set(arg.ids.values()) <= relation.columns]
-    solid = relation.never_null
-    for arg in own:
-        if arg.column in solid or not arg.java.nullable():
-            continue
-        tests = [x for x in items(side.java.constraints().toSeq()) if str(x.nodeName()) == "IsNotNull"]
-        if not any(x.child().semanticEquals(arg.java) for x in tests):
-            return False
-    return True
+def _never_null(arg: Expr, sides: Sequence[tuple[Tree, Relation]]) -> bool:
+    """Whether what NOT IN compares is never null in the rows of a join's sides; what a filter there turns away is none."""
+    if not arg.java.nullable():
+        return True
+    for side, relation in sides:
+        if arg.ids and set(arg.ids.values()) <= relation.columns:
+            tests = [x for x in items(side.java.constraints().toSeq()) if str(x.nodeName()) == "IsNotNull"]
+            return arg.column in relation.never_null or any(x.child().semanticEquals(arg.java) for x in tests)
+    return False  # made of columns of both sides, or a constant
 
 
 def _upserted(relation: Relation) -> bool:

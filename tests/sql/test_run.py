@@ -97,6 +97,12 @@ SUB_QUERIES = {
         "WHERE c.k = b.x AND c.w NOT IN (SELECT d.x FROM d WHERE d.k = c.k)))",
     "the outer column in": "SELECT a.k, a.x FROM a WHERE a.k IN (SELECT a.x FROM c)",
     "the outer column not in": "SELECT a.k, a.x FROM a WHERE a.k NOT IN (SELECT a.x FROM c WHERE c.k = a.y)",
+    "a value of both queries not in": "SELECT a.k, a.x FROM a WHERE a.k NOT IN (SELECT c.w + a.y FROM c)",
+    "a value of both queries not in, above pads": "SELECT a.k, a.x, c.w FROM a LEFT JOIN c ON a.k = c.k "
+        "WHERE a.k NOT IN (SELECT b.x + a.y FROM b)",
+    "a null not in": "SELECT a.k, a.x FROM a WHERE CAST(NULL AS BIGINT) NOT IN (SELECT b.k FROM b WHERE b.k > 0)",
+    "a constant not in": "SELECT a.k, a.x FROM a WHERE 1 NOT IN (SELECT c.w FROM c WHERE c.k = a.k)",
+    "a constant or null not in": "SELECT a.k, a.x FROM a WHERE nullif(a.y, 1) NOT IN (SELECT d.k FROM d)",
     "exists of the outer column": "SELECT a.k, a.x FROM a WHERE EXISTS (SELECT a.x FROM c)",
     "exists of a count": "SELECT a.k, a.x FROM a WHERE EXISTS (SELECT count(*) FROM b WHERE b.k = a.k)",
     "exists of a count of nothing": "SELECT a.k, a.x FROM a WHERE EXISTS (SELECT count(*) FROM b WHERE b.k = a.k "
