@@ -430,7 +430,7 @@ def _of_each_side(member: Expr, left: Relation, right: Relation) -> bool:
 
 
 def _never_null(arg: Expr, sides: Sequence[tuple[Tree, Relation]]) -> bool:
-    """Whether what NOT IN compares is never null in the rows of a join's sides; what a filter there turns away is none."""
+    """Whether what NOT IN compares is never null in the rows of a side, after the filters there."""
     if not arg.java.nullable():
         return True
     for side, relation in sides:

@@ -224,6 +224,8 @@ def asking(draw: st.DrawFn) -> str:
 
 REFUSED = (
     "Spark does not take this: [UNSUPPORTED_SUBQUERY_EXPRESSION",  # neither do we
+    # an ORDER BY in a sub-query that selects the outer query's column of the same name, over one view twice
+    "Spark does not take this: [MISSING_ATTRIBUTES.RESOLVED_ATTRIBUTE_APPEAR_IN_OPERATION]",
     "the query joins and groups nothing",  # EXISTS (x) AND NOT EXISTS (x), of which Spark makes a constant
 )
 
