@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Real parts for tests/services: Kafka, Postgres, and the jars of Spark's sinks.
+# Real parts for tests/services: Kafka, YARN, Postgres, and the jars of Spark's sinks.
 # usage: start.sh FOLDER    start what is not running (the first time Maven fetches the jars, some minutes)
 #        start.sh FOLDER stop
 set -euo pipefail
@@ -12,14 +12,16 @@ as_postgres() { if [ "$(id -u)" = 0 ]; then su postgres -s /bin/bash -c "$*"; el
 running() { [ -f "$1" ] && kill -0 "$(head -n 1 "$1")" 2>/dev/null; }
 
 if [ "${2:-}" = stop ]; then
-  if running "$home/kafka/pid"; then kill "$(cat "$home/kafka/pid")"; fi
+  for what in kafka yarn; do
+    if running "$home/$what/pid"; then kill "$(cat "$home/$what/pid")"; fi
+  done
   if [ -n "$postgres" ] && running "$cluster/data/postmaster.pid"; then
     as_postgres "$postgres/pg_ctl -D $cluster/data -m fast stop >/dev/null"
   fi
   exit 0
 fi
 
-for what in spark:jars kafka:kafka/lib; do
+for what in spark:jars kafka:kafka/lib yarn:yarn/lib; do
   folder="$home/${what#*:}"
   if [ ! -f "$folder/.complete" ]; then
     if mvn -q -B -f "$here/${what%:*}.xml" dependency:copy-dependencies -DoutputDirectory="$folder"; then
@@ -62,6 +64,19 @@ END
   for _ in $(seq 60); do
     if (: > /dev/tcp/localhost/19092) 2>/dev/null; then break; fi
     running "$home/kafka/pid" || { tail -n 20 "$home/kafka/log"; exit 1; }
+    sleep 1
+  done
+fi
+
+if [ -f "$home/yarn/lib/.complete" ] && ! running "$home/yarn/pid"; then
+  rm -rf "$home/yarn/conf" "$home/yarn/work"
+  mkdir -p "$home/yarn/conf" "$home/yarn/work"
+  (cd "$home/yarn/work" && exec nohup java -Xmx700m --add-opens java.base/java.lang=ALL-UNNAMED -cp "$home/yarn/lib/*" \
+    "$here/Yarn.java" "$home/yarn/conf" > "$home/yarn/log" 2>&1) &
+  echo $! > "$home/yarn/pid"
+  for _ in $(seq 90); do
+    if [ -s "$home/yarn/conf/yarn-site.xml" ]; then break; fi
+    running "$home/yarn/pid" || { tail -n 20 "$home/yarn/log"; exit 1; }
     sleep 1
   done
 fi
