@@ -13,7 +13,7 @@ import pytest
 from cpu_fallback.store import Growable
 from gpu_ops import layouts
 from gpu_ops.kernels import Kernels
-from gpu_ops.operators.core.lifetimes import NEVER
+from gpu_ops.operators.core.changes import NEVER
 from gpu_ops.operators.core.pairs import _net, _timed
 from gpu_ops.operators.core.visibility import _crosses
 from gpu_ops.state.index import HashIndex
