@@ -36,10 +36,9 @@ from gpu_ops.operators.core.match import fulfilling, in_pieces, match
 from gpu_ops.operators.core.order import Groups
 from gpu_ops.operators.operator import Operator, Output, Room
 from gpu_ops.output import Changelog, changelog_table, gathered, together
-from gpu_ops.state import temporary
-from gpu_ops.state.cold import Coolable
-from gpu_ops.state.columns import KeySet, put_behind, taken_apart
+from gpu_ops.state import files
 from gpu_ops.state.keyed_table import KeyedTable
+from gpu_ops.state.table import Coolable, KeySet, put_behind, taken_apart
 from gpu_ops.values import with_types
 
 
@@ -233,7 +232,7 @@ class KeptInput(Coolable):
     def spill(self) -> None:
         """Move what is in memory to disk; it is read from there by memory map."""
         if self._folder is None:
-            self._folder = temporary.folder()
+            self._folder = files.temporary_folder()
         for number, (table, bounds) in enumerate(self.segments):
             path = self._folder / f"{number}.arrow"
             if path.exists():
@@ -278,7 +277,7 @@ class KeptInput(Coolable):
         """Delete what was moved to disk."""
         self.segments = []
         if self._folder is not None:
-            temporary.remove(self._folder)
+            files.remove_temporary(self._folder)
             self._folder = None
 
 

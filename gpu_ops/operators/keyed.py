@@ -28,8 +28,8 @@ from gpu_ops.operators.core.pairs import NetPairs, Pairs, TimedPairs, Wanted, ne
 from gpu_ops.operators.core.visibility import VisibilityChanges, When, visible_per_batch, visible_per_event
 from gpu_ops.operators.operator import Operator, Output
 from gpu_ops.output import changelog_table, gathered
-from gpu_ops.state.columns import KeySet
 from gpu_ops.state.keyed_table import COUNT_COLUMN, KeyedTable
+from gpu_ops.state.table import KeySet
 
 _MANY: Final = 4096
 """Rows of an output that nobody asks for room for."""

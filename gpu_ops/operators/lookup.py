@@ -21,8 +21,8 @@ from gpu_ops.operators.core.changes import Lifetimes
 from gpu_ops.operators.core.emission import OutputRows
 from gpu_ops.operators.core.pairs import Wanted, probe
 from gpu_ops.operators.keyed import KeyedOperator
-from gpu_ops.state.columns import KeySet
 from gpu_ops.state.keyed_table import KeyedTable
+from gpu_ops.state.table import KeySet
 
 
 class Lookup(KeyedOperator):

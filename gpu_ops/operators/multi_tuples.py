@@ -27,8 +27,8 @@ from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.kernels import Columns, Frame, Kernels
 from gpu_ops.operators.core.changes import Lifetimes
 from gpu_ops.operators.core.match import fulfilling, in_pieces, match
-from gpu_ops.state.columns import DEAD, DYING, LIVE, KeySet
 from gpu_ops.state.keyed_table import KeyedTable
+from gpu_ops.state.table import DEAD, DYING, LIVE, KeySet
 
 Pair = tuple[str, tuple[int, str]]
 """A column of the input that is looked up, and the (input, column) it equals."""

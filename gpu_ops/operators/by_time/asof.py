@@ -49,8 +49,8 @@ from gpu_ops.operators.core.emission import JOINED, OutputRows, in_order, net_ro
 from gpu_ops.operators.core.match import Direction, Nearest, first_equal, match
 from gpu_ops.operators.core.order import Groups
 from gpu_ops.operators.keyed import KeyedOperator
-from gpu_ops.state.columns import DEAD, LIVE, KeySet
 from gpu_ops.state.keyed_table import TIES_COLUMN, TIME_COLUMN, KeyedTable
+from gpu_ops.state.table import DEAD, LIVE, KeySet
 
 Alive = Callable[[Slots], Array]
 """Gives, of slots, a mask of the rows that are there."""

@@ -36,8 +36,8 @@ from gpu_ops.kernels import Columns, Kernels, as_slots
 from gpu_ops.operators.by_time.temporal import Keys, TemporalOperator
 from gpu_ops.operators.core.emission import OutputRows
 from gpu_ops.operators.core.match import match
-from gpu_ops.state.columns import DEAD, LIVE
 from gpu_ops.state.keyed_table import TIES_COLUMN
+from gpu_ops.state.table import DEAD, LIVE
 
 
 class AsofAtWatermark(TemporalOperator):

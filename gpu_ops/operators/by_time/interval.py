@@ -52,8 +52,8 @@ from gpu_ops.operators.core.emission import JOINED, PAD_COMES, OutputRows, chain
 from gpu_ops.operators.core.match import first_equal
 from gpu_ops.operators.operator import SIDES, Output
 from gpu_ops.output import append_rows, changelog_table, gathered, later_times
-from gpu_ops.state.columns import DEAD, LIVE, KeySet
 from gpu_ops.state.interval_table import GHOST, IntervalTable
+from gpu_ops.state.table import DEAD, LIVE, KeySet
 
 _ONCE = {-(1 << 62): BEFORE_ALL, 1 << 62: AFTER_ALL}
 """What snapshots had for these before event times could fill int64: those that do not say `_BITS`."""

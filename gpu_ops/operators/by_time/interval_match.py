@@ -19,8 +19,8 @@ from gpu_ops.kernels import Columns, Frame, Kernels
 from gpu_ops.operators.core.emission import OutputRows, chained, left_right, with_nulls
 from gpu_ops.operators.core.match import first_equal, fulfilling, match
 from gpu_ops.operators.core.order import Groups
-from gpu_ops.state.columns import DEAD, LIVE
 from gpu_ops.state.interval_table import GHOST, IntervalTable
+from gpu_ops.state.table import DEAD, LIVE
 
 _FOREVER = np.iinfo(np.int64).max
 

@@ -50,9 +50,9 @@ from gpu_ops.operators.core.match import Direction, Nearest, first_equal, fulfil
 from gpu_ops.operators.core.order import Groups
 from gpu_ops.operators.operator import SIDES, Output
 from gpu_ops.output import append_rows, changelog_table, gathered
-from gpu_ops.state.columns import DEAD, LIVE, Growing, KeySet
 from gpu_ops.state.index import HashIndex
 from gpu_ops.state.interval_table import IntervalTable
+from gpu_ops.state.table import DEAD, LIVE, Growing, KeySet
 
 CLEANUP = "__cleanup"
 """Beside the rows of a snapshot: the clean-up time of their key."""

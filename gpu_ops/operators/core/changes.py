@@ -31,8 +31,8 @@ from gpu_ops.kernels import Among, Columns, Frame, Kernels, as_slots
 from gpu_ops.layouts import INSTANT_BITS
 from gpu_ops.operators.core.match import match_among
 from gpu_ops.operators.core.order import Groups, within
-from gpu_ops.state.columns import DYING, LIVE, Growing
 from gpu_ops.state.keyed_table import TIES_COLUMN, TIME_COLUMN, KeyedTable
+from gpu_ops.state.table import DYING, LIVE, Growing
 
 ALWAYS = -1
 NEVER = 1 << INSTANT_BITS

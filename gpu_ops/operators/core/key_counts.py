@@ -36,8 +36,8 @@ from gpu_ops.operators.core.visibility import (
     flickers,
     moments,
 )
-from gpu_ops.state.columns import DEAD, LIVE, rows_at_once
 from gpu_ops.state.keyed_table import KeyedTable
+from gpu_ops.state.table import DEAD, LIVE, rows_at_once
 
 _ROWS: Final = "rows"
 _TIME_BITS: Final = layouts.INSTANT_BITS + 2

@@ -18,12 +18,9 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.kernels import Among, Columns, Frame, Kernels, as_slots
 from gpu_ops.operators.core.match import match
 from gpu_ops.operators.core.order import Groups
-from gpu_ops.state.columns import DEAD, LIVE, Growing
-from gpu_ops.state.index import HashIndex
+from gpu_ops.state.index import HashIndex, TimeIndex, TimeQueue
 from gpu_ops.state.keyed_table import WRITTEN_COLUMN, KeyedTable
-from gpu_ops.state.queue import TimeQueue
-from gpu_ops.state.table import StateTable
-from gpu_ops.state.time_index import TimeIndex
+from gpu_ops.state.table import DEAD, LIVE, Growing, StateTable
 
 _EXPIRY = "expiry"
 _DENSE = 4

@@ -24,7 +24,7 @@ import pyarrow as pa
 from gpu_ops.arrays import Array, Hashes, Positions, Slots
 from gpu_ops.conditions import Condition
 from gpu_ops.kernels import Among, Columns, Frame, Kernels, Store, TooMany
-from gpu_ops.state.time_index import TimeIndex, TimeRun
+from gpu_ops.state.index import TimeIndex, TimeRun
 
 PIECE: Final = 1 << 21
 """Candidates looked at together."""

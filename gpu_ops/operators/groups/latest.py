@@ -39,8 +39,8 @@ from gpu_ops.operators.core.order import Groups
 from gpu_ops.operators.keyed import KeyedOperator
 from gpu_ops.operators.operator import Output
 from gpu_ops.output import append_rows
-from gpu_ops.state.columns import KeySet
 from gpu_ops.state.keyed_table import KeyedTable
+from gpu_ops.state.table import KeySet
 
 
 class LatestRows(KeyedOperator):

@@ -49,10 +49,9 @@ from gpu_ops.operators.core.order import NONE, Groups, decimal_halves, float_cod
 from gpu_ops.operators.groups.aggregate.state import Linked, cut_groups
 from gpu_ops.operators.keyed import KeyedOperator
 from gpu_ops.operators.operator import Cut, Output, Parts, Targets
-from gpu_ops.state.cold import postponed
-from gpu_ops.state.columns import DEAD, LIVE, KeySet
+from gpu_ops.state.index import TimeRun, postponed
 from gpu_ops.state.keyed_table import TIME_COLUMN, KeyedTable
-from gpu_ops.state.time_index import TimeRun
+from gpu_ops.state.table import DEAD, LIVE, KeySet
 
 FIRST: Final = BEFORE_ALL + 2
 LAST: Final = AFTER_ALL - 1

@@ -54,9 +54,8 @@ from gpu_ops.operators.groups.aggregate.state import GroupState
 from gpu_ops.operators.groups.aggregate.step import Events, Kept, Rows, Running, Step, Timeline
 from gpu_ops.operators.operator import Cut, Operator, Output, Parts, Targets
 from gpu_ops.output import Changelog, append_rows
-from gpu_ops.state.columns import LIVE, KeySet
-from gpu_ops.state.queue import TimeQueue
-from gpu_ops.state.table import StateTable
+from gpu_ops.state.index import TimeQueue
+from gpu_ops.state.table import LIVE, KeySet, StateTable
 
 _ALL = "all"
 

@@ -26,7 +26,7 @@ from gpu_ops.operators.core.key_table import InputRows, ValueTable
 from gpu_ops.operators.core.match import match
 from gpu_ops.operators.core.order import NONE, least, one_zero, order_codes_of
 from gpu_ops.operators.groups.aggregate.step import Running, Step
-from gpu_ops.state.columns import DEAD, DYING
+from gpu_ops.state.table import DEAD, DYING
 from gpu_ops.values import one_array
 
 _NOTHING: Final = np.uint64(np.iinfo(np.uint64).max)

@@ -22,8 +22,7 @@ from gpu_ops.operators.groups.aggregate.extremes import NO_ROW, Extreme, renumbe
 from gpu_ops.operators.groups.aggregate.own import OwnFunction
 from gpu_ops.operators.groups.aggregate.sums import GROUP, GROUP_NUMBER, PART_OF_DOUBLES, with_parts
 from gpu_ops.operators.operator import Cut, Parts, Targets
-from gpu_ops.state.columns import DEAD, LIVE, put_behind
-from gpu_ops.state.table import StateTable
+from gpu_ops.state.table import DEAD, LIVE, StateTable, put_behind
 
 Ints = npt.NDArray[np.int64]
 

@@ -34,7 +34,7 @@ from gpu_ops.kernels import Kernels
 from gpu_ops.operators.core.key_table import KeyTable
 from gpu_ops.operators.core.order import decimal_halves
 from gpu_ops.operators.groups.aggregate.step import Moves, Running, Step, Timeline
-from gpu_ops.state.columns import put_behind
+from gpu_ops.state.table import put_behind
 
 _WORDS: Final = 5
 _WORD: Final = 32
