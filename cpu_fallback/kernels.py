@@ -10,11 +10,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cpu_fallback import matching, search
+from cpu_fallback import search
 from cpu_fallback.conditions import evaluate
-from cpu_fallback.frame import Frame
 from cpu_fallback.hashing import UInt64s, equal_arrays, expand, hash_rows, valid_mask
-from cpu_fallback.store import CpuStore
+from cpu_fallback.store import CpuStore, Frame
 from gpu_ops import layouts
 from gpu_ops.arrays import Array, Hashes, Positions
 from gpu_ops.conditions import Condition
@@ -116,10 +115,10 @@ class CpuKernels:
             equal = same if equal is None else equal & same
         return np.ones(left.length, bool) if equal is None else equal
 
-    equal_at = matching.equal_at
-    matches = matching.matches
-    sole_matches = matching.sole_matches
-    grouped = matching.grouped
+    equal_at = search.equal_at
+    matches = search.matches
+    sole_matches = search.sole_matches
+    grouped = search.grouped
 
     def evaluate(self, condition: Condition, frames: Mapping[str, Frame], length: int) -> Mask:
         """Mask of rows for which the condition is true."""

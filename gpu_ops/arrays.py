@@ -56,7 +56,7 @@ class Positions(_Numbers):
 
 
 class Instants(_Numbers):
-    """Times within a micro-batch (int64), see `gpu_ops.operators.core.lifetimes`."""
+    """Times within a micro-batch (int64), see `gpu_ops.operators.core.changes`."""
 
 
 class Hashes(_Numbers):

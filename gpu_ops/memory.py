@@ -1,7 +1,7 @@
 """How much memory state may take, and what an engine does about it.
 
 One budget counts for all engines of a process, on the GPU and on the host. Beyond the GPU's part the coldest state
-moves to host memory and is probed there (`gpu_ops.state.cold`); beyond the host's a micro-batch is refused before
+moves to host memory and is probed there (`gpu_ops.state.index`); beyond the host's a micro-batch is refused before
 anything is lost. What fails for want of GPU memory is begun again.
 """
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.kernels import Kernels
-from gpu_ops.state.cold import make_room
+from gpu_ops.state.table import Coolable
 
 if TYPE_CHECKING:
     from gpu_ops.operators.operator import InputTable, Operator
@@ -257,3 +257,26 @@ def size_text(size: int) -> str:
         if size >= 2**power:
             return f"{size / 2**power:,.1f} {unit}"
     return f"{size} B"
+
+
+def make_room(tables: Sequence[Coolable], wanted: int) -> int:
+    """Move state to the host, the coldest first, until so much is freed or nothing is left to move.
+
+    Args:
+        tables: of one engine.
+        wanted: bytes of GPU memory.
+
+    Returns:
+        Bytes freed.
+    """
+    freed = 0
+    ways: tuple[Callable[[Coolable], int], ...] = (lambda t: t.cool_rows(), lambda t: t.cool_indexes())
+    for way in ways:
+        movable = list(tables)
+        while freed < wanted and movable:
+            largest = max(movable, key=lambda t: t.nbytes - t.host_bytes)
+            moved = way(largest)
+            freed += moved
+            if not moved:
+                movable.remove(largest)
+    return freed

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from gpu_ops.arrays import Hashes, Instants, Positions, Slots
 from gpu_ops.kernels import Kernels, Store
-from gpu_ops.operators.core.lifetimes import Lifetimes
+from gpu_ops.operators.core.changes import Lifetimes
 from gpu_ops.state.index import HashIndex
 
 

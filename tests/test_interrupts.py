@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from gpu_ops.jobs import supervision
-from gpu_ops.state import temporary
+from gpu_ops.state import files
 
-OWNER = "import sys, time; from gpu_ops.state import temporary; print(temporary.folder(), flush=True); time.sleep(60)"
+OWNER = "import sys, time; from gpu_ops.state import files; print(files.temporary_folder(), flush=True); time.sleep(60)"
 
 
 def on_a_terminal(after: float, folder: Path) -> tuple[int, str]:
@@ -60,16 +60,16 @@ def owner(folder: Path) -> tuple[subprocess.Popen[str], Path]:
 
 
 def test_what_a_killed_process_left_goes_with_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(temporary.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(files.tempfile, "tempdir", str(tmp_path))
     (tmp_path / "gpu-join-not-ours").mkdir()  # without an owner's lock: somebody else's
     (gone, left), (lives, kept) = owner(tmp_path), owner(tmp_path)
     try:
         gone.send_signal(signal.SIGKILL)
         gone.communicate()
         assert left.is_dir()
-        made = temporary.folder()
+        made = files.temporary_folder()
         assert {path.name for path in tmp_path.iterdir()} == {kept.name, made.name, "gpu-join-not-ours"}
-        temporary.remove(made)
+        files.remove_temporary(made)
         assert not made.exists()
     finally:
         lives.kill()

@@ -2,7 +2,7 @@
 
 A micro-batch costs the host its library calls and its waits, the card the bytes that they touch, and what surrounds the
 join the bus and the host's own work. Each is a line of ``by_model``; a figure that is off by more than `FACTOR` refutes
-its line, and the constants below, or those of `gpu_ops.cudf_backend.probe`, are to be changed.
+its line, and the constants below, or those of `gpu_ops.cudf_backend.search`, are to be changed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def micro_batch(case: Case, engines: int = 1) -> dict[str, float] | None:
         case: what runs.
         engines: partitions that share its changes, on one card and one thread's worth of Python.
     """
-    from gpu_ops.cudf_backend.probe import BYTES_PER_SECOND, CALL_SECONDS, join_seconds
+    from gpu_ops.cudf_backend.search import BYTES_PER_SECOND, CALL_SECONDS, join_seconds
 
     if case.keys != "int64" or (case.emit, case.mix) not in COUNTED:
         return None

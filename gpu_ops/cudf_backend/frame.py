@@ -1,6 +1,8 @@
 """Row-aligned named columns in GPU memory, and the few things done to single columns.
 
 A column is a ``pylibcudf.Column`` that begins at its buffers' start (offset 0): slices are copied.
+
+Rows of fixed-width columns are gathered by one CUDA kernel: all columns at once, wherever their segments lie.
 """
 
 from __future__ import annotations
@@ -17,10 +19,66 @@ import pyarrow as pa
 import pylibcudf as plc
 
 from gpu_ops.arrays import Array
-from gpu_ops.cudf_backend import memory
-from gpu_ops.cudf_backend.gather import gather_rows
+from gpu_ops.cudf_backend import device
+from gpu_ops.cudf_backend.device import LIMITS, launch
 from gpu_ops.cudf_backend.storage import DECIMAL, from_storage, storage_type, to_storage
 from gpu_ops.values import narrow
+
+MOST_SEGMENTS, MOST_COLUMNS = LIMITS["MOST_SEGMENTS"], LIMITS["GATHERED_COLUMNS"]
+"""Of one launch."""
+_ALIGNED = 256
+"""Bytes, as CUDA's own allocations."""
+
+SOURCES = np.dtype(
+    [
+        ("starts", np.int64, MOST_SEGMENTS),
+        ("data", np.uint64, (MOST_COLUMNS, MOST_SEGMENTS)),
+        ("widths", np.int64, MOST_COLUMNS),
+        ("offsets", np.int64, MOST_COLUMNS),
+    ]
+)
+
+
+def gather_rows(
+    segments: Sequence[Sequence[Any]], starts: Sequence[int], rows: Array, numbers: Sequence[tuple[Any, int]]
+) -> list[Array]:
+    """Values of rows, a new array for each column.
+
+    Args:
+        segments: of each segment its columns (``pylibcudf.Column``), not empty and at most `MOST_SEGMENTS`.
+        starts: of each segment its first row.
+        rows: n rows (int64); where one is -1, what is read is anything.
+        numbers: of each column, what its values are as numbers, and how many a value has.
+    """
+    found: list[Array] = []
+    for first in range(0, len(numbers), MOST_COLUMNS):
+        part = slice(first, first + MOST_COLUMNS)
+        found += _gather([segment[part] for segment in segments], starts, rows, numbers[part])
+    return found
+
+
+def _gather(
+    segments: Sequence[Sequence[Any]], starts: Sequence[int], rows: Array, numbers: Sequence[tuple[Any, int]]
+) -> list[Array]:
+    sources, size, end = np.zeros(1, SOURCES), int(rows.size), 0
+    if not size:
+        return [cp.empty(0 if lanes == 1 else (0, lanes), dtype) for dtype, lanes in numbers]
+    sources["starts"][0, : len(starts)] = starts
+    spans = []
+    for column, (dtype, lanes) in enumerate(numbers):
+        width = np.dtype(dtype).itemsize * lanes
+        sources["widths"][0, column], sources["offsets"][0, column] = width, end
+        for number, segment in enumerate(segments):
+            stored = segment[column]
+            sources["data"][0, column, number] = stored.data().ptr + stored.offset() * width
+        spans.append((end, end + size * width))
+        end = -(-spans[-1][1] // _ALIGNED) * _ALIGNED
+    out = cp.empty(end, np.uint8)
+    threads = size * len(numbers)
+    launch("gather_rows", threads, sources, np.int64(len(segments)), np.int64(threads), np.int64(size), rows, out)
+    values = [out[low:high].view(dtype) for (low, high), (dtype, _) in zip(spans, numbers, strict=True)]
+    return [v if lanes == 1 else v.reshape(-1, lanes) for v, (_, lanes) in zip(values, numbers, strict=True)]
+
 
 Column = Any
 """A ``pylibcudf.Column``."""
@@ -82,7 +140,7 @@ def copied_out(columns: Sequence[Column], kinds: Sequence[pa.DataType]) -> list[
     made: list[tuple[Column, pa.DataType, list[pa.Buffer]] | None] = []
     for column, kind in zip(columns, kinds, strict=True):
         spans = _spans(column, storage_type(kind))
-        block = memory.PAGES.block(sum(_padded(size) for _, size in spans)) if spans else None
+        block = device.PAGES.block(sum(_padded(size) for _, size in spans)) if spans else None
         if block is None:
             made.append(None)
             continue

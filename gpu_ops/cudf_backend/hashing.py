@@ -3,10 +3,19 @@
 The rules are those of `cpu_fallback.hashing`: NaN equals NaN, -0.0 equals 0.0, null equals null; equal rows have
 equal hashes. The hashes themselves differ from the CPU's (libcudf's xxHash64 takes all columns of a row in one
 call), and nothing that is seen outside may depend on them.
+
+Groups and order of rows that are all there, by libcudf, where it says exactly what the CPU does.
+
+Sums of floats stay on the CPU: the card adds them up in whatever order, so their last bits would differ.
+
+**Decimals** are 128-bit integers as two arrays of 64 bits, their scale part of their type and not stored: cupy has no
+such type. Numbers are two's complement: ``high`` int64, ``low`` uint64; results wrap around.
+Shapes broadcast.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
 from collections.abc import Sequence
@@ -14,14 +23,97 @@ from typing import Any
 
 import cupy as cp
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pylibcudf as plc
 
 from gpu_ops.arrays import Array
-from gpu_ops.cudf_backend.conditions import decimals
 from gpu_ops.cudf_backend.device import spread
-from gpu_ops.cudf_backend.frame import Column, from_values, gather, valid_mask, values
+from gpu_ops.cudf_backend.frame import Column, Frame, from_values, gather, to_arrow, valid_mask, values
 from gpu_ops.cudf_backend.storage import decoded, element_type, is_bytes, is_decimal, is_list, storage_type
+
+_LOW = np.uint64(0xFFFFFFFF)
+_HALF = np.uint64(32)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Wide:
+    """128-bit integers."""
+
+    high: Array
+    low: Array
+
+    def __add__(self, other: Wide) -> Wide:
+        low = self.low + other.low
+        carry = (low < self.low).astype(np.int64)
+        return Wide(self.high + other.high + carry, low)
+
+    def __neg__(self) -> Wide:
+        low = ~self.low + np.uint64(1)
+        return Wide(~self.high + (low == 0).astype(np.int64), low)
+
+    def __sub__(self, other: Wide) -> Wide:
+        borrow = (self.low < other.low).astype(np.int64)
+        return Wide(self.high - other.high - borrow, self.low - other.low)
+
+    def __mul__(self, other: Wide) -> Wide:
+        high, low = _product(self.low, other.low)
+        cross = self.low * other.high.view(np.uint64) + self.high.view(np.uint64) * other.low
+        return Wide((high + cross).view(np.int64), low)
+
+    def equal(self, other: Wide) -> Array:
+        """Mask of equal numbers."""
+        return (self.high == other.high) & (self.low == other.low)
+
+    def less(self, other: Wide) -> Array:
+        """Mask of smaller numbers."""
+        return (self.high < other.high) | ((self.high == other.high) & (self.low < other.low))
+
+
+def constant(number: int) -> Wide:
+    """One number, of shape (1,)."""
+    bits = number & ((1 << 128) - 1)
+    high, low = np.array([bits >> 64], np.uint64), np.array([bits & ((1 << 64) - 1)], np.uint64)
+    return Wide(cp.asarray(high.view(np.int64)), cp.asarray(low))
+
+
+def from_lanes(lanes: Array) -> Wide:
+    """From a decimal128 buffer as int64: low, high, low, high, ..."""
+    return Wide(cp.ascontiguousarray(lanes[1::2]), cp.ascontiguousarray(lanes[::2]).view(np.uint64))
+
+
+def to_lanes(wide: Wide) -> Array:
+    """As a decimal128 buffer."""
+    lanes = cp.empty(2 * wide.low.size, np.int64)
+    lanes[::2], lanes[1::2] = wide.low.view(np.int64), wide.high
+    return lanes
+
+
+def from_integers(values: Array) -> Wide:
+    """From signed or unsigned integers of any width."""
+    if values.dtype == np.uint64:
+        return Wide(cp.zeros(values.shape, np.int64), values)
+    wide = values.astype(np.int64)
+    return Wide(wide >> 63, wide.view(np.uint64))
+
+
+def choose(mask: Array, first: Wide, second: Wide) -> Wide:
+    """First's numbers where the mask is set, else second's."""
+    return Wide(cp.where(mask, first.high, second.high), cp.where(mask, first.low, second.low))
+
+
+def scale_up(wide: Wide, digits: int) -> Wide:
+    """Times 10^digits."""
+    return wide * constant(10**digits) if digits else wide
+
+
+def _product(a: Array, b: Array) -> tuple[Array, Array]:
+    """High and low 64 bits of the product of two uint64."""
+    a0, a1, b0, b1 = a & _LOW, a >> _HALF, b & _LOW, b >> _HALF
+    low, mid, other, high = a0 * b0, a1 * b0, a0 * b1, a1 * b1
+    middle = (low >> _HALF) + (mid & _LOW) + (other & _LOW)
+    return high + (mid >> _HALF) + (other >> _HALF) + (middle >> _HALF), a * b
+
 
 _MUL1, _MUL2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -113,8 +205,8 @@ def equal_columns(
 def lanes(column: Column, kind: pa.DataType, compared: pa.DataType) -> list[Array]:
     """The values of a fixed-width column as uint64s, equal exactly when the values are; nulls anything."""
     if is_decimal(kind):
-        wide = decimals.from_lanes(values(column, np.int64, lanes=2))
-        wide = decimals.scale_up(wide, max(compared.scale - kind.scale, 0)) if is_decimal(compared) else wide
+        wide = from_lanes(values(column, np.int64, lanes=2))
+        wide = scale_up(wide, max(compared.scale - kind.scale, 0)) if is_decimal(compared) else wide
         return [wide.low, wide.high.view(np.uint64)]
     numbers = values(column, storage_type(kind).to_pandas_dtype())
     if numbers.dtype.kind == "f":
@@ -187,8 +279,8 @@ def convert(column: Column, kind: pa.DataType, target: pa.DataType) -> Any:
     if kind == target or (source == wanted and not is_decimal(kind) and not pa.types.is_timestamp(kind)):
         return column
     if is_decimal(kind):
-        wide = decimals.from_lanes(values(column, np.int64, lanes=2))
-        numbers = decimals.to_lanes(decimals.scale_up(wide, max(target.scale - kind.scale, 0)))
+        wide = from_lanes(values(column, np.int64, lanes=2))
+        numbers = to_lanes(scale_up(wide, max(target.scale - kind.scale, 0)))
         data = plc.Column(
             plc.DataType(plc.TypeId.DECIMAL128, 0), column.size(), plc.gpumemoryview(numbers), None, 0, 0, []
         )
@@ -199,3 +291,79 @@ def convert(column: Column, kind: pa.DataType, target: pa.DataType) -> Any:
     else:
         data = from_values(values(column, source.to_pandas_dtype()).astype(wanted.to_pandas_dtype()))
     return data.with_mask(column.null_mask(), column.null_count())
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    t = pa.types
+    return bool(
+        t.is_integer(kind) or t.is_date32(kind) or t.is_timestamp(kind) or t.is_float32(kind) or t.is_float64(kind)
+    )
+
+
+def _is_key(kind: pa.DataType) -> bool:
+    t = pa.types
+    text = t.is_string(kind) or t.is_large_string(kind)
+    return bool(_is_number(kind) or text or t.is_boolean(kind) or t.is_decimal128(kind))
+
+
+def countable(table: pa.Table, by: Sequence[str], calls: Sequence[tuple[Any, str]]) -> bool:
+    """Whether `aggregate` gives what the CPU does."""
+    if not table.num_rows or not by or not all(_is_key(table.schema.field(name).type) for name in by):
+        return False
+    allowed = {"count": _is_key, "sum": pa.types.is_signed_integer, "min": _is_number, "max": _is_number}
+    kinds = [(table.schema.field(column).type, function) for column, function in calls if function != "count_all"]
+    return all(function in allowed and allowed[function](kind) for kind, function in kinds)
+
+
+def aggregate(
+    frame: Frame, by: Sequence[str], calls: Sequence[tuple[Any, str]]
+) -> tuple[npt.NDArray[np.int32], dict[str, pa.Array]]:
+    """Groups in the order of their first rows.
+
+    Args:
+        frame: n rows, one at least.
+        by: columns whose values make a group.
+        calls: a column and a function each, `countable` ones.
+
+    Returns:
+        The position of each group's first row, and what each call gave, named ``column_function``.
+    """
+    policy, kinds, request = plc.types.NullPolicy, plc.aggregation, plc.groupby.GroupByRequest
+    places = from_values(cp.arange(frame.length, dtype=np.int32))
+    requests, types = [request(places, [kinds.min()])], {}
+    for column, function in calls:
+        if function == "count_all":
+            types[function] = pa.int32()
+            requests.append(request(places, [kinds.count(policy.INCLUDE)]))
+            continue
+        made = {"sum": kinds.sum, "min": kinds.min, "max": kinds.max}
+        wanted = kinds.count(policy.EXCLUDE) if function == "count" else made[function]()
+        given = {"count": pa.int32(), "sum": pa.int64()}
+        types[f"{column}_{function}"] = given.get(function, frame.types.get(column))
+        requests.append(request(frame.columns[column], [wanted]))
+    keys = plc.Table([frame.columns[name] for name in by])
+    first, *found = plc.groupby.GroupBy(keys, policy.INCLUDE).aggregate(requests)[1]
+    begins = cp.asnumpy(values(first.columns()[0], np.int32))
+    order = np.argsort(begins)
+    said = {}
+    for (name, kind), result in zip(types.items(), found, strict=True):
+        rows = to_arrow(result.columns()[0], kind).take(pa.array(order))
+        said[name] = (
+            rows.cast(pa.int64()) if name.endswith(("_count", "count_all")) else rows
+        )  # libcudf counts in int32
+    return begins[order], said
+
+
+def sortable(keys: pa.Table) -> bool:
+    """Whether `sorted_order` gives what the CPU does."""
+    return bool(keys.num_rows and all(_is_key(kind) for kind in keys.schema.types))
+
+
+def sorted_order(frame: Frame) -> npt.NDArray[np.int32]:
+    """Positions of rows in ascending order, column by column, NaN behind numbers and nulls last; a stable sort."""
+    columns = list(frame.columns.values())
+    order = [plc.types.Order.ASCENDING] * len(columns)
+    nulls = [plc.types.NullOrder.AFTER] * len(columns)
+    found = plc.sorting.stable_sorted_order(plc.Table(columns), order, nulls)
+    host: npt.NDArray[np.int32] = cp.asnumpy(values(found, np.int32))
+    return host

@@ -15,16 +15,24 @@ import pylibcudf as plc
 from cpu_fallback import CpuKernels
 from gpu_ops.arrays import Array, Hashes, Positions, Slots
 from gpu_ops.conditions import Condition
-from gpu_ops.cudf_backend import compare, groups, memory
-from gpu_ops.cudf_backend.conditions.evaluate import evaluate
+from gpu_ops.cudf_backend import compare, device, hashing
+from gpu_ops.cudf_backend.conditions import evaluate
 from gpu_ops.cudf_backend.dataframes import CudfFrames
 from gpu_ops.cudf_backend.device import array_module, require_one_stream
 from gpu_ops.cudf_backend.frame import Frame, choose, copied_out, from_arrow, from_values, to_arrow_pieces, valid_mask
 from gpu_ops.cudf_backend.frame import values as numbers
 from gpu_ops.cudf_backend.hashing import convert, equal_columns, hash_columns
-from gpu_ops.cudf_backend.probe import join_entries, probe_runs
-from gpu_ops.cudf_backend.runs import directory, made_entries, merged
-from gpu_ops.cudf_backend.search import bisect_run, count_candidates, search_runs, sorted_run
+from gpu_ops.cudf_backend.search import (
+    bisect_run,
+    count_candidates,
+    directory,
+    join_entries,
+    made_entries,
+    merged,
+    probe_runs,
+    search_runs,
+    sorted_run,
+)
 from gpu_ops.cudf_backend.storage import decoded
 from gpu_ops.cudf_backend.store import CudfStore
 from gpu_ops.descriptions.keys import key_type
@@ -57,7 +65,7 @@ class CudfKernels:
         self.tiny_segments = tiny_segments
         self.xp: Any = array_module()
         self.host: Kernels | None = CpuKernels(tiny_segments=tiny_segments)
-        self.memory_limit: int | None = memory.acquire(memory_limit)
+        self.memory_limit: int | None = device.acquire(memory_limit)
         # Small enough that state leaves in steps, large enough that there are few pieces to look in.
         self.piece_bytes: int | None = self.memory_limit // _PIECES
         self.dataframes: DataFrames | None = CudfFrames(self)
@@ -221,19 +229,19 @@ class CudfKernels:
 
     def aggregate(self, table: pa.Table, by: Sequence[str], calls: Sequence[tuple[Any, str]]) -> pa.Table:
         """Groups of rows by libcudf, and on the CPU where that would not be the same."""
-        if not groups.countable(table, by, calls):
+        if not hashing.countable(table, by, calls):
             assert self.host is not None
             return self.host.aggregate(table, by, calls)
-        first, found = groups.aggregate(self.frame(table), by, calls)
+        first, found = hashing.aggregate(self.frame(table), by, calls)
         keys = table.select(list(by)).take(pa.array(first))
         return pa.table([*keys.columns, *found.values()], names=[*by, *found])
 
     def sorted_order(self, keys: pa.Table) -> pa.Array:
         """Positions of rows in ascending order by libcudf, and on the CPU where that would not be the same."""
-        if not groups.sortable(keys):
+        if not hashing.sortable(keys):
             assert self.host is not None
             return self.host.sorted_order(keys)
-        return pa.array(groups.sorted_order(self.frame(keys)))
+        return pa.array(hashing.sorted_order(self.frame(keys)))
 
     def store(self, schema: pa.Schema) -> CudfStore:
         """An empty store."""
@@ -257,7 +265,7 @@ class CudfKernels:
         by_candidate: bool = False,
         at_most: int | None = None,
     ) -> Array:
-        """Candidates of sorted runs, by `gpu_ops.cudf_backend.probe`."""
+        """Candidates of sorted runs, by `gpu_ops.cudf_backend.search`."""
         return probe_runs(self.probe, runs, needles, times, by_candidate=by_candidate, at_most=at_most)
 
     def bisect(self, run: SearchedRun, needles: Array, times: Array, *, after: bool) -> Array:
@@ -279,7 +287,7 @@ class CudfKernels:
         """Give back this backend's share of the memory pool."""
         if self._open:
             self._open = False
-            memory.release()
+            device.release()
 
 
 @functools.cache

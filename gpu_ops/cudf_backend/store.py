@@ -17,11 +17,10 @@ import pyarrow as pa
 import pylibcudf as plc
 
 from gpu_ops.arrays import Array
-from gpu_ops.cudf_backend.frame import Frame, Places, gather, lanes_of, nulls
-from gpu_ops.cudf_backend.gather import MOST_SEGMENTS, gather_rows
+from gpu_ops.cudf_backend.frame import MOST_SEGMENTS, Frame, Places, gather, gather_rows, lanes_of, nulls
 from gpu_ops.cudf_backend.storage import has_offsets, storage_type
 from gpu_ops.kernels import Kernels, Store
-from gpu_ops.state.cold import postponed
+from gpu_ops.state.index import postponed
 
 _Source: TypeAlias = Callable[[Array], list[plc.Column]]
 

@@ -104,9 +104,7 @@ class Join(Description):
     @property
     def operator(self) -> str:
         """The module of `gpu_ops.operators` that runs it."""
-        if self.emit == "at_end":
-            return "at_end"
-        return "semi_anti" if self.how in ("semi", "anti") else "regular"
+        return "at_end" if self.emit == "at_end" else "regular"
 
     @functools.cached_property
     def key_types(self) -> tuple[pa.DataType, ...]:

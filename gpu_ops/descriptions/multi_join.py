@@ -173,7 +173,7 @@ class MultiJoin(Description):
     @property
     def operator(self) -> str:
         """The module of `gpu_ops.operators` that runs it."""
-        return "at_end" if self.emit == "at_end" else "multi.join"
+        return "at_end" if self.emit == "at_end" else "multi"
 
     def _check_step(self, number: int, step: Step) -> None:
         own = self.inputs[number]

@@ -1,19 +1,228 @@
-"""Rows of CSV files, read by Arrow, with what it cannot do as Spark does: quotes, escapes and nulls in quotes."""
+"""Rows of CSV files, read by Arrow, with what it cannot do as Spark does: quotes, escapes and nulls in quotes.
+
+**Quotes.** Arrow lets a quoted value go on behind its end, and takes an escape for one outside quotes, too. Here a
+field begins with a quote and ends with one, or it has none that means anything. What stands beside a quote says as a
+rule what it does, whatever the quotes before it have begun; so all quotes of a block are judged at once.
+"""
 
 from __future__ import annotations
 
 import codecs
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 
-from gpu_ops.files.quotes import Quotes, WrongError
-from gpu_ops.files.times import as_text
+from gpu_ops.files.casts import as_text
+
+Numbers = npt.NDArray[Any]
+
+_BLANK_LINES: Final = re.compile(rb"(?:\A|(?<=[\r\n]))[\0-\t\v\f\x0e-\x20]+(?=[\r\n]|\Z)")
+_COMPRESSED: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"PK\x03\x04": "zip"}
+_SHOWN: Final = 100
+"""Bytes of a line that an error shows."""
+
+
+class WrongError(ValueError):
+    """What is wrong with a file, with column and sample where they are known."""
+
+    def __init__(self, problem: str, column: str | None = None, sample: str | None = None) -> None:
+        super().__init__(problem)
+        self.column, self.sample = column, sample
+
+
+def shown(line: bytes) -> str:
+    """The beginning of a line, for an error."""
+    return line[:_SHOWN].decode(errors="replace").strip()
+
+
+def refuse_compressed(begin: bytes) -> None:
+    """Looks at the first bytes of a text.
+
+    Raises:
+        WrongError: none begins like this.
+    """
+    kind = next((kind for magic, kind in _COMPRESSED.items() if begin.startswith(magic)), None)
+    if kind is not None:
+        raise WrongError(f"it is compressed ({kind}), and its name does not say so: it has to end in .gz, .bz2 or .zst")
+
+
+class Quotes:
+    """A CSV file in blocks of whole rows, in RFC 4180's spelling.
+
+    Args:
+        again: opens the file, whose text is UTF-8.
+        block_bytes: read at once; no row is longer.
+        sep: between fields.
+        quote: around them.
+        escape: before a quote or another escape within quotes, empty for none; a quote is doubled then.
+        multi_line: whether line breaks may be within quotes.
+        drop_blanks: whether lines of nothing but blanks are left out, which only those of one column can mean.
+    """
+
+    def __init__(
+        self,
+        again: Callable[[], pa.NativeFile],
+        block_bytes: int,
+        sep: str,
+        quote: str,
+        escape: str,
+        *,
+        multi_line: bool,
+        drop_blanks: bool,
+    ) -> None:
+        self._again, self._block_bytes = again, block_bytes
+        self._quote, self._escape = quote.encode(), escape.encode()
+        self._ends = np.isin(np.arange(256), list(f"{sep}\r\n".encode()))
+        self._multi_line, self._drop_blanks = multi_line, drop_blanks
+        self._passed = 0  # bytes of the file before a block
+
+    def blocks(self) -> Iterator[tuple[bytes | memoryview, bool]]:
+        """Each with whether it has quotes.
+
+        Raises:
+            WrongError: quotes that are not as described; names the line.
+        """
+        stream = self._again()
+        size = stream.size() if stream.seekable() else None
+        row = b""  # what was read behind the last row that ended
+        while True:
+            if size is not None:  # read twice, rather than copied with all that comes behind
+                stream.seek(self._passed)
+                row = b""
+            more = stream.read(self._block_bytes - len(row))
+            last = not more if size is None else self._passed + len(more) >= size
+            block = row + more if row else more
+            if not self._passed:
+                refuse_compressed(block)
+            quoted = self._quote in block
+            made, cut = self._checked(block, last=last) if quoted else (None, len(block) if last else _last_end(block))
+            if not cut and len(block) >= self._block_bytes:
+                raise WrongError(f"a row is longer than a block of {self._block_bytes} bytes", sample=shown(block))
+            if cut:
+                whole = memoryview(block)[:cut] if made is None else made
+                if not self._passed and whole[:3] == codecs.BOM_UTF8:
+                    whole = whole[3:]
+                if self._drop_blanks and not self._multi_line:
+                    whole = _BLANK_LINES.sub(b"", whole)
+                yield whole, quoted
+            if last:
+                return
+            self._passed, row = self._passed + cut, block[cut:]
+
+    def _checked(self, block: bytes, *, last: bool) -> tuple[bytes | None, int]:
+        """The rows that end in a block, None if they are as they were, and how many bytes they had."""
+        data = np.frombuffer(block, np.uint8)
+        begins, after, marks = self._states(block, data, last=last)
+        cut = len(block) if last else self._cut(data, begins, after)
+        if last and len(after) and after[-1]:
+            raise self._wrong("a quoted value has no end", block, int(begins[-1]))
+        return (
+            self._doubled(data[:cut], begins, after, marks[marks < cut]) if len(marks) and len(begins) else None
+        ), cut
+
+    def _states(self, block: bytes, data: Numbers, *, last: bool) -> tuple[Numbers, Numbers, Numbers]:
+        """The quotes of a block.
+
+        A run of quotes side by side begins or ends a value, or both, or is within one. Most show by what stands beside
+        them which it is; a run that turns any state into another counts from the last one that shows it.
+
+        Returns:
+            Where runs begin, whether a value goes on behind each, and the places of escapes.
+        """
+        places = np.flatnonzero(data == self._quote[0])
+        marks = np.flatnonzero(data == ord(self._escape)) if self._escape else places[:0]
+        if len(marks):
+            odd = marks[_nth(marks) % 2 == 0]  # within a run of escapes, those that escape what comes next
+            places = places[~np.isin(places - 1, odd)]
+        nth = _nth(places)
+        starts = np.flatnonzero(nth == 0)
+        begins = places[starts]
+        lengths = np.diff(np.append(starts, len(places)))
+        stops = begins + lengths
+        first = len(codecs.BOM_UTF8) if not self._passed and block.startswith(codecs.BOM_UTF8) else 0
+        opens = np.where(begins == first, True, self._ends[data[np.maximum(begins - 1, 0)]])
+        closes = np.where(stops == len(data), last, self._ends[data[np.minimum(stops, len(data) - 1)]])
+        known = stops < len(data)  # a run at the end may go on, and is in the row that is kept
+        odd = lengths % 2 == 1
+        wrong = 2
+        # what a run leaves behind it: 0 outside of quotes, 1 within them
+        if self._escape:
+            outside = np.where(opens, np.where(lengths == 1, 1, np.where((lengths == 2) & closes, 0, wrong)), 0)
+            within = np.where((lengths == 1) & closes, 0, wrong)
+        else:
+            outside = np.where(opens, np.where(odd, 1, np.where(closes, 0, wrong)), 0)
+            within = np.where(odd, np.where(closes, 0, wrong), 1)
+        swaps = (outside == 1) & (within == 0)
+        keeps = (outside == 0) & (within == 1)
+        fixed = np.where(outside == wrong, np.where(within == wrong, 0, within), outside)
+        turns = np.cumsum(swaps)
+        since = np.maximum.accumulate(np.where(swaps | keeps, -1, np.arange(len(begins)))) if len(begins) else begins
+        base = np.where(since < 0, 0, fixed[np.maximum(since, 0)])
+        after = (base + turns - np.where(since < 0, 0, turns[np.maximum(since, 0)])) % 2
+        before = np.append(0, after[:-1]) if len(after) else after
+        bad = np.flatnonzero((np.where(before == 1, within, outside) == wrong) & (known | last))
+        at = [int(bad[0])] if len(bad) else []
+        if not self._multi_line and after.any():
+            ends = np.flatnonzero((data == 10) | (data == 13))
+            between = np.searchsorted(ends, stops) != np.searchsorted(ends, np.append(begins[1:], len(data)))
+            broken = np.flatnonzero((after == 1) & between)
+            if len(broken) and (not at or broken[0] < at[0]):
+                begin = np.flatnonzero(before[: broken[0] + 1] == 0)[-1]
+                problem = "a quoted value has a line break, which is for multiLine=true"
+                raise self._wrong(problem, block, int(begins[begin]))
+        if at:
+            hint = (
+                ""
+                if self._escape
+                else " (a quote within quotes is doubled; for files that Spark wrote say escape='\\')"
+            )
+            raise self._wrong(f"a quote stands within a value or behind its end{hint}", block, int(begins[at[0]]))
+        return begins, after, marks
+
+    def _cut(self, data: Numbers, begins: Numbers, after: Numbers) -> int:
+        """Where the last row ends that ends in a block."""
+        ends = np.flatnonzero((data == 10) | ((data == 13) & (np.arange(len(data)) < len(data) - 1)))
+        if self._multi_line and len(after):
+            run = np.searchsorted(begins, ends) - 1
+            ends = ends[(run < 0) | (after[np.maximum(run, 0)] == 0)]
+        return int(ends[-1]) + 1 if len(ends) else 0
+
+    def _doubled(self, data: Numbers, begins: Numbers, after: Numbers, marks: Numbers) -> bytes:
+        """A block whose escaped quotes are doubled ones, and whose other escapes within quotes stand for themselves."""
+        run = np.searchsorted(begins, marks) - 1
+        marks = marks[(run >= 0) & (after[np.maximum(run, 0)] == 1)]
+        nth = _nth(marks)
+        made, follows = data.copy(), data[np.minimum(marks + 1, len(data) - 1)]
+        made[marks[(nth % 2 == 0) & (follows == self._quote[0])]] = self._quote[0]
+        return np.delete(made, marks[nth % 2 == 1]).tobytes()
+
+    def _wrong(self, problem: str, block: bytes, at: int) -> WrongError:
+        begin = max(block.rfind(b"\n", 0, at), block.rfind(b"\r", 0, at)) + 1
+        line = re.split(rb"[\r\n]", block[begin : begin + 2 * _SHOWN], maxsplit=1)[0]
+        stream, left, ends = self._again(), self._passed, [block.count(end, 0, at) for end in (b"\n", b"\r")]
+        while left:
+            part = stream.read(min(left, 1 << 20))
+            left -= len(part)
+            ends = [count + part.count(end) for count, end in zip(ends, (b"\n", b"\r"), strict=True)]
+        number = 1 + max(ends)
+        return WrongError(f"line {number}: {problem}", sample=shown(line))
+
+
+def _nth(places: Numbers) -> Numbers:
+    """Of places in order, how many come directly before each."""
+    count = np.arange(len(places))
+    return count - np.maximum.accumulate(np.where(np.diff(places, prepend=-2) != 1, count, 0)) if len(places) else count
+
+
+def _last_end(text: bytes) -> int:
+    return (text.rfind(b"\n") + 1) or (text.rfind(b"\r", 0, -1) + 1)
+
 
 _HEAD: Final = rb"[\r\n]*((?:[^%(quote)s\r\n]|%(quote)s[^%(quote)s]*%(quote)s?)*)"
 """The first row, behind empty lines."""

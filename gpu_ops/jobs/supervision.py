@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Final
 
-from gpu_ops.state import temporary
+from gpu_ops.state import files
 
 _PIPE: Final = "GPU_JOIN_SUPERVISOR"
 """Names the pipe whose end tells the child that its supervisor is gone."""
@@ -55,7 +55,7 @@ def run(arguments: Sequence[str]) -> int:
         Its exit status; `INTERRUPTED` where Ctrl-C ended it before it could stop in its own way.
     """
     asked: list[int] = []
-    folder = temporary.folder()
+    folder = files.temporary_folder()
     read, write = os.pipe()
     child = subprocess.Popen(  # noqa: S603 - this program
         [sys.executable, "-m", "gpu_ops.cli", *arguments],
@@ -86,7 +86,7 @@ def run(arguments: Sequence[str]) -> int:
         for number, handler in before.items():
             signal.signal(number, handler)
         os.close(write)
-        temporary.remove(folder)
+        files.remove_temporary(folder)
     if not asked or status >= 0:
         return status if status >= 0 else 128 - status
     if sys.stdout.isatty():

@@ -5,6 +5,9 @@ operator would, and the result comes as insertions. What arrives is parted by it
 joins part by part, each small enough for the caches and for memory; a budget moves parts to disk meanwhile.
 
 The law is the other operators' own: a part is one micro-batch of ``per_batch``, from an empty state.
+
+Where rows are found by keys, a part is joined without any state (`merge_join`): a sorted merge of key hashes, on a GPU
+libcudf's hash join. Hashes may collide, so what they pair is compared.
 """
 
 from __future__ import annotations
@@ -14,24 +17,138 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 
-from gpu_ops import operators
+from gpu_ops import layouts, operators
+from gpu_ops.arrays import Array, Positions, Slots
 from gpu_ops.descriptions.changelog import INSERT, UPDATE_AFTER
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.join import Join
 from gpu_ops.ingest import Ingested, with_times
-from gpu_ops.kernels import Kernels
+from gpu_ops.kernels import Columns, Frame, Kernels, Store, TooMany
+from gpu_ops.operators.core.changes import apply_changes, given
+from gpu_ops.operators.core.emission import with_nulls
+from gpu_ops.operators.core.match import fulfilling, in_pieces, match
+from gpu_ops.operators.core.order import Groups
 from gpu_ops.operators.operator import Operator, Output, Room
-from gpu_ops.operators.sorted_merge import merge_join
-from gpu_ops.output import Changelog, together
-from gpu_ops.state import temporary
-from gpu_ops.state.cold import Coolable
-from gpu_ops.state.columns import put_behind, taken_apart
+from gpu_ops.output import Changelog, changelog_table, gathered, together
+from gpu_ops.state import files
+from gpu_ops.state.keyed_table import KeyedTable
+from gpu_ops.state.table import Coolable, KeySet, put_behind, taken_apart
 from gpu_ops.values import with_types
+
+
+class Present:
+    """The rows of one input, as far as they are gathered from; see `gpu_ops.output.HasStore`."""
+
+    def __init__(self, kernels: Kernels, source: Input, store: Store | FrameStore, length: int) -> None:
+        self._kernels, self._source = kernels, source
+        self.store: Any = store
+        self.length = length
+
+    def to_arrow(self) -> pa.Table:
+        """The rows, of the input's schema."""
+        slots = self._kernels.xp.arange(self.length, dtype=np.int64)
+        return self._kernels.to_arrow(
+            self.store.take(slots, self._source.schema.names, present=True), self._source.schema
+        )
+
+
+class FrameStore:
+    """A frame's rows by slot."""
+
+    def __init__(self, kernels: Kernels, frame: Frame) -> None:
+        self._kernels, self._frame = kernels, frame
+
+    def take(self, slots: Slots, columns: Sequence[str], *, present: bool = False) -> Frame:
+        """As `gpu_ops.kernels.Store.take`."""
+        return self._kernels.take(self._frame, cast("Positions", slots), columns, present=present)
+
+
+def present_rows(kernels: Kernels, source: Input, changes: Ingested) -> Present:
+    """What is left of an input's changes."""
+    frame = changes.frame(kernels)
+    if source.insert_only:
+        return Present(kernels, source, FrameStore(kernels, frame), changes.kinds.size)
+    table = KeyedTable(kernels, source, [KeySet((), (), ())], findable=True)
+    (what,) = given([table], [changes], net=True)
+    apply_changes(table, frame, what, None, net=True)
+    return Present(kernels, source, table.store, len(table))
+
+
+def merge_join(join: Join, kernels: Kernels, changes: Sequence[Ingested], room: Room) -> Changelog:
+    """The join of two inputs, as insertions.
+
+    Args:
+        join: its description.
+        kernels: the backend.
+        changes: of both inputs, each in order.
+        room: that memory has for them.
+
+    Raises:
+        StateError: there is none for so many.
+    """
+    xp = kernels.xp
+    sides = [present_rows(kernels, s, c) for s, c in zip(join.inputs, changes, strict=True)]
+    one_sided, rows = join.how in ("semi", "anti"), 0
+    row_bytes = 32 + sum(c.table.nbytes / max(1, c.table.num_rows) for c in changes)
+    matched = [xp.zeros(side.length, bool) for side in sides]
+    parts: list[tuple[Slots, Slots]] = []
+    for left, right in _pairs(join, kernels, sides):
+        matched[0][left] = True
+        matched[1][right] = True
+        if not one_sided:
+            parts.append((left, right))
+            rows += int(left.size)
+            room.check_output(rows, row_bytes)
+    shown = (join.how == "anti", False) if one_sided else join.outer
+    if join.how == "semi":
+        parts.append(with_nulls(xp, 0, xp.flatnonzero(matched[0])))
+    parts += [with_nulls(xp, side, xp.flatnonzero(~matched[side])) for side in (0, 1) if shown[side]]
+    slots_out = [xp.concatenate([xp.empty(0, np.int64), *of_input]) for of_input in zip(*parts, strict=True)]
+    kinds = np.full(slots_out[0].size, INSERT, np.int8)
+    return changelog_table(join, kernels, gathered(join, kernels, sides, slots_out), kinds)
+
+
+def _pairs(join: Join, kernels: Kernels, sides: Sequence[Present]) -> Iterator[tuple[Slots, Slots]]:
+    """Matching rows, piece by piece; of a semi or anti join without a residual condition all left ones, at least."""
+    xp = kernels.xp
+    keys, hashes, able = [], [], []
+    for side, present in enumerate(sides):
+        names = join.key_columns(side)
+        slots = xp.arange(present.length, dtype=np.int64)
+        frame = present.store.take(slots, names, present=True)
+        strict = join.key_columns(side, strict=True)
+        valid = kernels.valid(frame, strict) if strict else None
+        keys.append(frame)
+        hashes.append(kernels.hash_rows(frame, names, join.key_types))
+        able.append(slots if valid is None else slots[valid])
+    left, right = (layouts.entries(hashes[side][able[side]], able[side]) for side in (0, 1))
+
+    def residual(left: Slots, right: Slots) -> Positions | None:
+        rows = zip(join.inputs, sides, (left, right), strict=True)
+        return fulfilling(kernels, join.condition, {s.name: (p.store, at) for s, p, at in rows}, int(left.size))
+
+    of_left, of_right = (Columns(keys[side], join.key_columns(side)) for side in (0, 1))
+    pieces: Iterable[Array] = in_pieces(kernels, left, lambda some, most: kernels.join(some, right, at_most=most))
+    if join.how in ("semi", "anti") and join.condition is None:
+        try:
+            pieces = [kernels.join(left, right, at_most=int(left.size + right.size))]
+        except TooMany:  # of each key one row is enough
+            names = join.key_columns(1)
+            own = Groups(kernels, keys[1], names, join.key_types, hashes[1])
+            first = xp.zeros(sides[1].length, bool)
+            first[own.leader] = True
+            able[1] = able[1][first[able[1]]]
+            right = layouts.entries(hashes[1][able[1]], able[1])
+    for candidates in pieces:
+        pairs = layouts.unpaired(xp.sort(candidates))
+        yield match(kernels, pairs, join.key_types, (of_left, of_right), residual=residual)
+
 
 PARTS = 64
 KIND_COLUMN = "__kind"
@@ -115,7 +232,7 @@ class KeptInput(Coolable):
     def spill(self) -> None:
         """Move what is in memory to disk; it is read from there by memory map."""
         if self._folder is None:
-            self._folder = temporary.folder()
+            self._folder = files.temporary_folder()
         for number, (table, bounds) in enumerate(self.segments):
             path = self._folder / f"{number}.arrow"
             if path.exists():
@@ -160,7 +277,7 @@ class KeptInput(Coolable):
         """Delete what was moved to disk."""
         self.segments = []
         if self._folder is not None:
-            temporary.remove(self._folder)
+            files.remove_temporary(self._folder)
             self._folder = None
 
 

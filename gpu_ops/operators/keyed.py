@@ -21,16 +21,15 @@ from gpu_ops.descriptions.changelog import DELETE
 from gpu_ops.descriptions.join import Join
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Frame, Kernels, TooMany
-from gpu_ops.operators.core.changes import apply_changes, given
+from gpu_ops.operators.core.changes import Lifetimes, apply_changes, given
 from gpu_ops.operators.core.emission import OutputRows, fold
 from gpu_ops.operators.core.key_counts import KeyCounts
-from gpu_ops.operators.core.lifetimes import Lifetimes
 from gpu_ops.operators.core.pairs import NetPairs, Pairs, TimedPairs, Wanted, net_pairs, timed_pairs
 from gpu_ops.operators.core.visibility import VisibilityChanges, When, visible_per_batch, visible_per_event
 from gpu_ops.operators.operator import Operator, Output
 from gpu_ops.output import changelog_table, gathered
-from gpu_ops.state.columns import KeySet
 from gpu_ops.state.keyed_table import COUNT_COLUMN, KeyedTable
+from gpu_ops.state.table import KeySet
 
 _MANY: Final = 4096
 """Rows of an output that nobody asks for room for."""

@@ -15,7 +15,7 @@ from gpu_ops.errors import NotBuiltError
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Kernels
 from gpu_ops.output import Changelog
-from gpu_ops.state.cold import Coolable
+from gpu_ops.state.table import Coolable
 
 SIDES = ("left", "right")
 

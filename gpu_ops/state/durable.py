@@ -31,8 +31,7 @@ from typing import IO, Final, NamedTuple
 import pyarrow as pa
 
 from gpu_ops.errors import StateError
-from gpu_ops.state import activity
-from gpu_ops.state.files import TEMPORARY, Files, Stamp
+from gpu_ops.state.files import TEMPORARY, Files, Stamp, seen_during, seen_to_move
 from gpu_ops.state.manifest import Manifest
 
 _TRAILER: Final = struct.Struct("<8sQI")
@@ -348,7 +347,7 @@ class _Summed:
         self.crc = zlib.crc32(view, self.crc)
         self.length += view.nbytes
         self._file.write(view)
-        activity.move()
+        seen_to_move()
         return view.nbytes
 
     def flush(self) -> None:
@@ -382,7 +381,7 @@ def _head(files: Files, path: str) -> dict[str, str] | None:
     """
     try:
         with (
-            activity.during("reading", files.name(path)),
+            seen_during("reading", files.name(path)),
             files.filesystem.open_input_file(f"{files.root}/{path}") as file,
         ):
             body = max(file.size() - _TRAILER.size, 0)
@@ -410,7 +409,7 @@ def _facts(schema: pa.Schema) -> dict[str, str]:
 
 def _read(files: Files, path: str) -> list[tuple[pa.Table, dict[str, str]]]:
     name = files.name(path)
-    with activity.during("reading", name):  # a file that is mapped into memory is read when it is looked at
+    with seen_during("reading", name):  # a file that is mapped into memory is read when it is looked at
         return _parts(files.read(path), name)
 
 

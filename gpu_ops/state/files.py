@@ -1,21 +1,90 @@
-"""Files that are whole or absent: durable, atomic writes on the file systems of ``pyarrow.fs``."""
+"""Files that are whole or absent: durable, atomic writes on the file systems of ``pyarrow.fs``.
+
+What a thread asks the file system for can be seen by others (`Activity`): no lock, as it may be stuck.
+
+A temporary folder belongs to a process, and is removed with it, or by the next one that makes one. A folder's owner
+holds a lock on a file in it. `atexit` does not run in a process that a signal ends, so whoever makes a folder removes
+those beside it whose lock is free.
+"""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import contextvars
+import fcntl
 import functools
 import io
 import os
+import shutil
+import tempfile
+import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import IO, Any, Final, TypeVar, cast
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
 from gpu_ops.errors import StateError
-from gpu_ops.state import activity
 from gpu_ops.state.address import KINDS, Location, StateAddress
+
+
+class Activity:
+    """What is being done, to which file, and since when nothing of it has moved."""
+
+    def __init__(self) -> None:
+        self._now: tuple[str, str | None, float] = ("nothing", None, time.monotonic())
+
+    def begin(self, doing: str, file: str | None = None) -> None:
+        """From now on this is done.
+
+        Args:
+            doing: in words, such as "joining".
+            file: the file or folder that the file system is asked for.
+        """
+        self._now = doing, file, time.monotonic()
+
+    def move(self) -> None:
+        """What is being done makes progress."""
+        self.begin(*self._now[:2])
+
+    def tell(self) -> dict[str, Any]:
+        """``doing``, ``file`` or None, and for how many ``seconds`` nothing has moved."""
+        doing, file, since = self._now
+        return {"doing": doing, "file": file, "seconds": time.monotonic() - since}
+
+    @contextlib.contextmanager
+    def during(self, doing: str, file: str | None = None) -> Iterator[None]:
+        """Does something, and then goes on with what was being done."""
+        before = self._now
+        self.begin(doing, file)
+        try:
+            yield
+        finally:
+            self.begin(*before[:2])
+
+
+READING: Final = "reading rows"
+"""What a server does that waits for the rows of a micro-batch."""
+
+CURRENT_ACTIVITY: Final[contextvars.ContextVar[Activity]] = contextvars.ContextVar("activity")
+"""The activity of this thread, where somebody looks at it."""
+
+
+def seen_during(doing: str, file: str) -> contextlib.AbstractContextManager[None]:
+    """As `Activity.during`, of this thread's."""
+    current = CURRENT_ACTIVITY.get(None)
+    return contextlib.nullcontext() if current is None else current.during(doing, file)
+
+
+def seen_to_move() -> None:
+    """As `Activity.move`, of this thread's."""
+    current = CURRENT_ACTIVITY.get(None)
+    if current is not None:
+        current.move()
+
 
 TEMPORARY: Final = ".tmp"
 """Ends the name of a file that is being written; such a file is never read."""
@@ -36,7 +105,7 @@ def _asks(verb: str, doing: str) -> Callable[[_Method], _Method]:
     def around(method: _Method) -> _Method:
         @functools.wraps(method)
         def asking(self: Files, path: str, *args: Any, **kwargs: Any) -> Any:
-            with activity.during(doing, self.name(path)):
+            with seen_during(doing, self.name(path)):
                 try:
                     return method(self, path, *args, **kwargs)
                 except (OSError, pa.ArrowException) as error:
@@ -299,3 +368,42 @@ def _sync_folder(folder: str) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+PREFIX: Final = "gpu-join-"
+
+_LOCK: Final = ".owner"
+_locks: Final[dict[Path, IO[bytes]]] = {}
+
+
+def temporary_folder() -> Path:
+    """A new folder below the system's temporary one; `remove_temporary` or the end of this process removes it."""
+    _sweep(Path(tempfile.gettempdir()))
+    made = Path(tempfile.mkdtemp(prefix=PREFIX))
+    lock = (made / _LOCK).open("wb")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    _locks[made] = lock
+    atexit.register(_at_exit, made, os.getpid())
+    return made
+
+
+def _at_exit(made: Path, owner: int) -> None:
+    if os.getpid() == owner:
+        remove_temporary(made)
+
+
+def remove_temporary(made: Path) -> None:
+    """Removes a folder that `temporary_folder` made."""
+    lock = _locks.pop(made, None)
+    if lock is not None:
+        shutil.rmtree(made, ignore_errors=True)
+        lock.close()
+
+
+def _sweep(parent: Path) -> None:
+    """Removes what processes have left that are gone."""
+    for left in parent.glob(f"{PREFIX}*/{_LOCK}"):
+        with contextlib.suppress(OSError), left.open("rb") as lock:  # somebody else's, or gone meanwhile
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(lock.fileno()).st_uid == os.getuid():
+                shutil.rmtree(left.parent, ignore_errors=True)

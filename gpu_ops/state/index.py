@@ -1,21 +1,204 @@
-"""The index of a state table: from the hash of a key to the slots of its rows.
+"""What leads to the rows of a state table: indexes from hashes to slots, and queues of slots by time.
 
-Sorted runs (`gpu_ops.state.runs`), so that a micro-batch costs what it adds, amortised, never a pass over the state.
-An entry is one uint64: the upper half of the row's hash, then its slot; sorting entries sorts by hash and, within a
-hash, by slot. Each run has a directory of hash prefixes, so a lookup is one jump and a short scan, without a search.
-Hashes may collide: callers verify candidates by real equality.
+An index is a list of **sorted runs**, merged geometrically like the levels of an LSM tree (O'Neil et al. 1996), so that
+a micro-batch costs what it adds, amortised, never a pass over the state. A micro-batch's run is *staged* until it is
+committed. The oldest runs may have moved to host memory; they are searched and merged there.
+
+`HashIndex` leads from the hash of a key to the slots of its rows. An entry is one uint64: the upper half of the row's
+hash, then its slot; sorting entries sorts by hash and, within a hash, by slot. Each run has a directory of hash
+prefixes, so a lookup is one jump and a short scan, without a search. Hashes may collide: callers verify candidates by
+real equality.
+
+`TimeIndex` leads from the hash of a key and a span of time to the slots of its rows. Entries are sorted by hash, within
+a hash by time, and within a time by what orders ties, if anything does, and by arrival: so the rows of a key inside an
+interval are one range, whose ends a bisection finds without a look at the key's other rows, and the newest row of a
+time is the last one.
+
+**Two memories**: what a GPU's budget has no room for lies in host memory, and is probed there.
+
+The newest rows are the likeliest to be asked for, so the oldest go first; and rows before indexes, because every lookup
+reads the indexes, but only a match reads rows. What lies where changes no answer.
+
+In a `TimeQueue` what is due is found without a look at the rest.
 """
 
 from __future__ import annotations
 
+import abc
+import contextlib
 import dataclasses
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
 
 from gpu_ops import layouts
 from gpu_ops.arrays import Array, Hashes, Positions, Slots
-from gpu_ops.kernels import Kernels
-from gpu_ops.state.cold import Both
-from gpu_ops.state.runs import Runs
+from gpu_ops.kernels import Kernels, SearchedRun
+
+_log = logging.getLogger("gpu_ops")
+
+
+class Both:
+    """An array in the backend's memory, copied to the host's when first asked for there.
+
+    Args:
+        kernels: the backend.
+        array: its array.
+    """
+
+    def __init__(self, kernels: Kernels, array: Array) -> None:
+        self._kernels, self._array = kernels, array
+        self._copy: Array = None
+
+    def at(self, home: Kernels) -> Array:
+        """The array in the memory of ``home``: the backend itself, or its ``host``."""
+        if home is self._kernels:
+            return self._array
+        if self._copy is None:
+            self._copy = self._kernels.asnumpy(self._array)
+        return self._copy
+
+
+@contextlib.contextmanager
+def postponed(kernels: Kernels, what: str) -> Iterator[None]:
+    """Leaves out for now what only makes later work cheaper, if the GPU has no memory for it.
+
+    The work within must leave everything as it was when it fails.
+    """
+    try:
+        yield
+    except MemoryError as error:
+        if kernels.host is None:
+            raise
+        _log.info("%s is postponed for want of GPU memory: %s", what, error)
+
+
+class AnyRun(SearchedRun, Protocol):
+    """Immutable entries in ascending order, and what stands beside them."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+
+    @property
+    def home(self) -> Kernels:
+        """The backend in whose memory it lies."""
+
+
+R = TypeVar("R", bound=AnyRun)
+
+
+class Runs(abc.ABC, Generic[R]):
+    """An index as a short list of runs, oldest first.
+
+    Args:
+        kernels: the backend.
+    """
+
+    growth: int
+    """A run is merged into the one before while that one is at most this many times as large."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+        self._xp: Any = kernels.xp
+        self.runs: list[R] = []
+        self.staged: R | None = None
+
+    @staticmethod
+    @abc.abstractmethod
+    def _merged(older: R, newer: R) -> R:
+        """One run of two of one memory."""
+
+    @staticmethod
+    @abc.abstractmethod
+    def _moved(run: R, copy: Callable[[Array], Array], home: Kernels) -> R:
+        """The run in another memory; ``copy`` takes an array there."""
+
+    @abc.abstractmethod
+    def renumbered(self, new_slots: Slots) -> Runs[R]:
+        """Another index that follows a compaction.
+
+        Args:
+            new_slots: int64, the new slot of each old one, ascending, -1 for slots that went.
+        """
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all runs."""
+        return sum(r.nbytes for r in self.runs) + (self.staged.nbytes if self.staged else 0)
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the runs that lie in host memory."""
+        return sum(r.nbytes for r in self.runs if r.home.host is None)
+
+    def commit(self) -> None:
+        """Keep the staged rows."""
+        if self.staged is None:
+            return
+        self.runs.append(self.staged)
+        self.staged = None
+        with postponed(self._kernels, "merging an index"):
+            while len(self.runs) > 1 and self._grows(self.runs[-2], self.runs[-1]):
+                self.runs[-2:] = [self._merged(*self.runs[-2:])]
+
+    def _grows(self, run: R, added: R) -> bool:
+        """Whether a run and the one after it become one."""
+        most = self._kernels.piece_bytes
+        small = most is None or run.nbytes + added.nbytes <= most
+        return small and run.home is self._kernels and self._near(run, added)
+
+    def _near(self, run: R, added: R) -> bool:
+        return bool(run.entries.size <= self.growth * added.entries.size)
+
+    def found(
+        self,
+        runs: Sequence[R],
+        needles: Array,
+        times: tuple[Array, Array] | None = None,
+        *,
+        by_candidate: bool = False,
+        at_most: int | None = None,
+    ) -> Array:
+        """Candidates in some of the runs, in whichever memory each lies; see `gpu_ops.kernels.Kernels.search`."""
+        pairs = []
+        given = [Both(self._kernels, array) for array in (needles, *(times or ()))]
+        for home in (self._kernels.host, self._kernels):
+            there = [run for run in runs if run.home is home]
+            if home is not None and there:
+                own, *span = (array.at(home) for array in given)
+                within = (span[0], span[1]) if times is not None else None
+                found = home.search(there, own, within, by_candidate=by_candidate, at_most=at_most)
+                at_most = None if at_most is None else at_most - int(found.size)
+                pairs.append(found if home is self._kernels else self._kernels.asarray(found))
+        if len(pairs) == 1:
+            return pairs[0]
+        return self._xp.concatenate([self._xp.empty(0, np.int64), *pairs])
+
+    def discard(self) -> None:
+        """Forget the staged rows."""
+        self.staged = None
+
+    def cool(self) -> int:
+        """Move the oldest run in GPU memory to the host's; the bytes freed, 0 if none is there."""
+        host = self._kernels.host
+        number = sum(r.home is host for r in self.runs)
+        if host is None or number == len(self.runs):
+            return 0
+        run = self.runs[number]
+        self.runs[number] = self._moved(run, self._kernels.asnumpy, host)
+        while number and self._near(self.runs[number - 1], self.runs[number]):
+            number -= 1
+            self.runs[number : number + 2] = [self._merged(*self.runs[number : number + 2])]
+        return run.nbytes
+
+    def warm(self) -> None:
+        """Move all runs back to GPU memory."""
+        for number, run in enumerate(self.runs):
+            if run.home is not self._kernels:
+                self.runs[number] = self._moved(run, self._kernels.asarray, self._kernels)
 
 
 @dataclasses.dataclass(slots=True)
@@ -68,7 +251,7 @@ class HashIndex(Runs[Run]):
         """The same, of n entries (uint64), which are sorted in place."""
         if entries.size:
             entries.sort()
-            self.staged = _run(self._kernels, entries)
+            self.staged = _hash_run(self._kernels, entries)
 
     def probe(self, hashes: Hashes, *, staged: bool) -> tuple[Positions, Slots]:
         """Candidates for each of n hashes.
@@ -121,11 +304,11 @@ class HashIndex(Runs[Run]):
             alive = slots >= 0
             entries = layouts.entries(run.entries[alive], slots[alive])
             if entries.size:
-                index.runs.append(_run(run.home, entries))
+                index.runs.append(_hash_run(run.home, entries))
         return index
 
 
-def _run(home: Kernels, entries: Array) -> Run:
+def _hash_run(home: Kernels, entries: Array) -> Run:
     return Run(entries, _shift(home, entries.size), entries, home)
 
 
@@ -150,3 +333,229 @@ def _merge_two(run: Run, added: Run) -> Run:
 def prefix_shift(size: int, bucket: int) -> int:
     """How far a 32-bit hash is shifted to be a prefix shared by at most ``bucket`` of ``size`` entries on average."""
     return 32 - max(1, int(size // bucket).bit_length())
+
+
+_SPAN = 1 << 32
+"""Times that lie within this many units are sorted together with a hash, as one number."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TimeRun:
+    """Entries by hash, then by time; their times beside them."""
+
+    entries: Array
+    """uint64: the upper half of a row's hash, then its slot."""
+    times: Array
+    """int64."""
+    directory: Array
+    shift: int
+    span: tuple[int, int]
+    """No entry is earlier than the first or later than the second."""
+    home: Kernels
+    """The backend in whose memory it lies."""
+    ties: Array | None = None
+    """int64: what orders entries of one hash and time, the last counts; None for their arrival."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        ties = 0 if self.ties is None else self.ties.nbytes
+        return int(self.entries.nbytes + self.times.nbytes + self.directory.nbytes + ties)
+
+
+class TimeIndex(Runs[TimeRun]):
+    """Slots by hash and time."""
+
+    growth = 1
+
+    def stage(self, hashes: Hashes, slots: Slots, times: Array, ties: Array | None = None) -> None:
+        """Make rows findable, until `commit` for good or `discard` not at all.
+
+        Args:
+            hashes: n uint64.
+            slots: n int64.
+            times: n int64.
+            ties: n int64 that order rows of one hash and time; None for their slots; always or never.
+        """
+        if slots.size:
+            self.staged = _time_run(self._kernels, layouts.entries(hashes, slots), times, ties)
+
+    def probe(
+        self, hashes: Hashes, earliest: Array, latest: Array, *, committed: bool = True, staged: bool = True
+    ) -> tuple[Positions, Slots]:
+        """Candidates for each of n needles: of its hash, and no earlier or later than it wants.
+
+        Args:
+            hashes: n uint64, in any order.
+            earliest: n int64.
+            latest: n int64, inclusive.
+            committed: whether committed rows are candidates.
+            staged: whether staged ones are.
+
+        Returns:
+            Positions of needles and candidate slots (int64), by needle, then by slot. Hashes may
+            collide: callers verify candidates by real equality.
+        """
+        runs = [*(self.runs if committed else []), *([self.staged] if staged and self.staged is not None else [])]
+        pairs = self.found(runs, self._kernels.entries(hashes, 0), (earliest, latest))
+        pairs.sort()
+        return layouts.unpaired(pairs)
+
+    def first(self, hashes: Hashes, earliest: Array) -> list[tuple[Positions, Slots]]:
+        """Of each run the first committed entry of a needle's hash that is not too early, if there is one.
+
+        Args:
+            hashes: n uint64.
+            earliest: n int64.
+
+        Returns:
+            For each run positions of needles, no more than once each, and slots (int64).
+        """
+        found = []
+        for run in self.runs:
+            at = self.bisect(run, hashes, earliest, after=False)
+            needle = self._xp.flatnonzero(at < run.entries.size)
+            hashed, _, slots = self.read(run, at[needle])
+            same = hashed == hashes[needle] >> np.uint64(32)
+            found.append((needle[same], slots[same]))
+        return found
+
+    def bisect(self, run: TimeRun, hashes: Hashes, times: Array, *, after: bool) -> Array:
+        """Where needles stand in a run, wherever it lies; see `gpu_ops.kernels.Kernels.bisect`."""
+        needles, times_ = Both(self._kernels, self._kernels.entries(hashes, 0)), Both(self._kernels, times)
+        at = run.home.bisect(run, needles.at(run.home), times_.at(run.home), after=after)
+        return at if run.home is self._kernels else self._kernels.asarray(at)
+
+    def read(self, run: TimeRun, at: Array) -> tuple[Array, Array, Slots]:
+        """Entries of a run, wherever it lies: upper halves of hashes, times, slots."""
+        there = Both(self._kernels, at).at(run.home)
+        entries, times = run.entries[there], run.times[there]
+        if run.home is not self._kernels:
+            entries, times = self._kernels.asarray(entries), self._kernels.asarray(times)
+        return layouts.entry_hashes(entries), times, layouts.entry_slots(entries)
+
+    @staticmethod
+    def _merged(older: TimeRun, newer: TimeRun) -> TimeRun:
+        xp = older.home.xp
+        entries, times = (xp.concatenate([getattr(r, n) for r in (older, newer)]) for n in ("entries", "times"))
+        both = older.ties is not None and newer.ties is not None
+        return _time_run(older.home, entries, times, xp.concatenate([older.ties, newer.ties]) if both else None)
+
+    @staticmethod
+    def _moved(run: TimeRun, copy: Callable[[Array], Array], home: Kernels) -> TimeRun:
+        ties = None if run.ties is None else copy(run.ties)
+        return TimeRun(copy(run.entries), copy(run.times), copy(run.directory), run.shift, run.span, home, ties)
+
+    def renumbered(self, new_slots: Slots) -> TimeIndex:
+        """Another index that follows a compaction."""
+        index, everywhere = TimeIndex(self._kernels), Both(self._kernels, new_slots)
+        for run in self.runs:
+            slots = everywhere.at(run.home)[layouts.entry_slots(run.entries)]
+            alive = slots >= 0
+            entries = layouts.entries(run.entries[alive], slots[alive])
+            if entries.size:
+                ties = None if run.ties is None else run.ties[alive]
+                index.runs.append(_with_directory(run.home, entries, run.times[alive], run.span, ties))
+        return index
+
+
+def _time_run(home: Kernels, entries: Array, times: Array, ties: Array | None) -> TimeRun:
+    """Entries in their order; those of one hash and time stay in the order they have."""
+    low = times.min()
+    span = int(low), int(times.max())
+    if bool((times[1:] >= times[:-1]).all()):
+        order = home.argsort(layouts.entry_hashes(entries))
+    elif span[1] - span[0] < _SPAN:
+        # hash and time in one number; a stable sort of two runs is a merge (timsort)
+        order = home.argsort(layouts.by_hash_and(entries, times - low))
+    else:
+        by_time = home.argsort(times)
+        order = by_time[home.argsort(layouts.entry_hashes(entries[by_time]))]
+    if ties is not None:
+        order = _by_ties(home, order, layouts.entry_hashes(entries[order]), times[order], ties)
+        ties = ties[order]
+    return _with_directory(home, entries[order], times[order], span, ties)
+
+
+def _by_ties(home: Kernels, order: Positions, hashes: Array, times: Array, ties: Array) -> Positions:
+    """An order by hash and time, those of one hash and time by their ties."""
+    xp = home.xp
+    follows = xp.zeros(order.size + 1, bool)
+    follows[1:-1] = (hashes[1:] == hashes[:-1]) & (times[1:] == times[:-1])
+    tied = xp.flatnonzero(follows[:-1] | follows[1:])
+    rows, group = order[tied], xp.cumsum(~follows[:-1])[tied]
+    by_tie = home.argsort(ties[rows])
+    order[tied] = rows[by_tie[home.argsort(group[by_tie])]]
+    return order
+
+
+def _with_directory(home: Kernels, entries: Array, times: Array, span: tuple[int, int], ties: Array | None) -> TimeRun:
+    shift = prefix_shift(entries.size, 1)
+    return TimeRun(entries, times, home.directory(entries, shift), shift, span, home, ties)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Chunk:
+    times: Array
+    """Ascending."""
+    slots: Slots
+
+
+class TimeQueue:
+    """Slots by time, earliest first; taking what is due costs what is due."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+        self._chunks: list[_Chunk] = []
+        self._left: list[_Chunk] | None = None
+        self._added: _Chunk | None = None
+
+    def take(self, until: int) -> Slots:
+        """All slots of times up to ``until``, inclusive; for good with `commit`, not at all with `discard`."""
+        xp = self._kernels.xp
+        found, left = [xp.empty(0, np.int64)], []
+        for chunk in self._chunks:
+            due = int(xp.searchsorted(chunk.times, until, side="right"))
+            found.append(chunk.slots[:due])
+            if due < chunk.slots.size:
+                left.append(_Chunk(chunk.times[due:], chunk.slots[due:]) if due else chunk)
+        self._left = left
+        return xp.concatenate(found)
+
+    def add(self, times: Array, slots: Slots) -> None:
+        """More slots, in any order; they count from the next micro-batch on."""
+        if slots.size:
+            order = self._kernels.xp.argsort(times)
+            self._added = _Chunk(times[order], slots[order])
+
+    def commit(self) -> None:
+        """Make the last `take` and `add` final; a `MemoryError` on the way leaves them to be committed again."""
+        if self._left is None and self._added is None:
+            return
+        chunks = self._chunks if self._left is None else self._left
+        if self._added is not None:
+            chunks = [*chunks, self._added]
+            while len(chunks) > 1 and chunks[-2].slots.size <= chunks[-1].slots.size:
+                chunks[-2:] = [self._merged(*chunks[-2:])]
+        self._chunks = chunks
+        self.discard()
+
+    def _merged(self, older: _Chunk, newer: _Chunk) -> _Chunk:
+        xp = self._kernels.xp
+        times = xp.concatenate([older.times, newer.times])
+        order = self._kernels.argsort(times)
+        return _Chunk(times[order], xp.concatenate([older.slots, newer.slots])[order])
+
+    def discard(self) -> None:
+        """Forget the last `take` and `add`."""
+        self._left = self._added = None
+
+    def renumbered(self, new_slots: Slots) -> TimeQueue:
+        """Another queue that follows a compaction; slots that went are -1."""
+        queue = TimeQueue(self._kernels)
+        for chunk in self._chunks:
+            slots = new_slots[chunk.slots]
+            kept = slots >= 0
+            if bool(kept.any()):
+                queue._chunks.append(_Chunk(chunk.times[kept], slots[kept]))
+        return queue

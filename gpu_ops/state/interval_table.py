@@ -17,16 +17,14 @@ from gpu_ops.arrays import Array, Hashes, Slots
 from gpu_ops.descriptions.by_time.intervals import shifted
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.kernels import Frame, Kernels, as_slots
-from gpu_ops.state.columns import LIVE, Growing, KeySet
-from gpu_ops.state.keyed_table import TIES_COLUMN
-from gpu_ops.state.queue import TimeQueue
-from gpu_ops.state.table import StateTable
-from gpu_ops.state.time_index import TimeIndex
+from gpu_ops.state.index import TimeIndex, TimeQueue
+from gpu_ops.state.keyed_table import TIES_COLUMN, TIME_COLUMN
+from gpu_ops.state.table import LIVE, Growing, KeySet, StateTable
 
 GHOST = 3
 """Removed from the results by an early clean-up, but its key's timer still goes by it; see the operator."""
 
-TIME_COLUMN, SWEEP_COLUMN, MATCHED_COLUMN, STATUS_COLUMN = "__time", "__sweep", "__matched", "__status"
+SWEEP_COLUMN, MATCHED_COLUMN, STATUS_COLUMN = "__sweep", "__matched", "__status"
 
 
 class IntervalTable(StateTable):

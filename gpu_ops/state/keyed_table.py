@@ -19,11 +19,8 @@ from gpu_ops.arrays import Array, Hashes, Positions, Slots, distinct
 from gpu_ops.descriptions.by_time.intervals import BEFORE_ALL
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.kernels import Frame, Kernels, as_slots
-from gpu_ops.state.columns import DEAD, DYING, LIVE, KeySet
-from gpu_ops.state.index import HashIndex
-from gpu_ops.state.queue import TimeQueue
-from gpu_ops.state.table import Journal, StateTable
-from gpu_ops.state.time_index import TimeIndex
+from gpu_ops.state.index import HashIndex, TimeIndex, TimeQueue
+from gpu_ops.state.table import DEAD, DYING, LIVE, Journal, KeySet, StateTable
 
 COUNT_COLUMN = "__count"
 WRITTEN_COLUMN = "__written"

@@ -9,8 +9,9 @@ committed or discarded. What an operator needs beyond that is a subclass: `Keyed
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,20 +20,129 @@ import pyarrow as pa
 from gpu_ops.arrays import Array, Slots
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.errors import StateError
-from gpu_ops.kernels import Frame, Kernels, as_slots
+from gpu_ops.kernels import Frame, Kernels, Store, as_slots
 from gpu_ops.layouts import MAX_SLOTS
-from gpu_ops.state.cold import postponed
-from gpu_ops.state.columns import (
-    DEAD,
-    LIVE,
-    Growing,
-    put_behind,
-    rows_at_once,
-    stored_rows,
-    taken_apart,
-)
-from gpu_ops.state.queue import TimeQueue
-from gpu_ops.state.runs import Runs
+from gpu_ops.state.index import Runs, TimeQueue, postponed
+from gpu_ops.values import with_types
+
+DEAD, LIVE, DYING = 0, 1, 2
+
+
+class KeySet(NamedTuple):
+    """Columns by which rows are looked up.
+
+    Attributes:
+        names: the columns.
+        types: the types they are compared in.
+        strict: those of them in which null matches nothing.
+    """
+
+    names: tuple[str, ...]
+    types: tuple[pa.DataType, ...]
+    strict: tuple[str, ...]
+
+
+class Growing:
+    """One mutable number per slot."""
+
+    def __init__(self, xp: Any, dtype: npt.DTypeLike) -> None:
+        self._xp = xp
+        self._data = xp.zeros(64, dtype)
+        self.length = 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    @property
+    def values(self) -> Array:
+        """A view of all of them; writing to it writes through, until the next `extend`."""
+        return self._data[: self.length]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in use."""
+        return int(self.values.nbytes)
+
+    def extend(self, count: int, value: int) -> None:
+        """``count`` more, all ``value``."""
+        if self.length + count > self._data.size:
+            grown = self._xp.empty(max(2 * self._data.size, self.length + count), self._data.dtype)
+            grown[: self.length] = self.values
+            self._data = grown
+        self._data[self.length : self.length + count] = value
+        self.length += count
+
+    def retained(self, slots: Slots) -> Growing:
+        """Another one with only these slots."""
+        kept = Growing(self._xp, self._data.dtype)
+        if slots.size:
+            kept._data, kept.length = self.values[slots], int(slots.size)
+        return kept
+
+
+def rows_at_once(kernels: Kernels) -> int:
+    """Rows that go from or to a GPU in one piece, when all of them may be more than it has room for."""
+    return 3 if kernels.tiny_segments else 1 << 22
+
+
+def stored_rows(kernels: Kernels, store: Store, schema: pa.Schema, slots: Slots) -> pa.Table:
+    """Rows of a store as a table."""
+    step = rows_at_once(kernels) if kernels.host is not None else max(1, int(slots.size))
+    taken = (store.take(slots[at : at + step], schema.names) for at in range(0, int(slots.size), step))
+    return pa.concat_tables([schema.empty_table(), *(kernels.to_arrow(frame, schema) for frame in taken)])
+
+
+def put_behind(rows: pa.Table, beside: Mapping[str, pa.Array]) -> pa.Table:
+    """Rows with what stands beside them, as a snapshot has them.
+
+    What is ours is known by its position behind the user's columns: those may have any name.
+    """
+    names = [*rows.column_names, *beside]
+    return pa.Table.from_arrays([*rows.columns, *beside.values()], names=names)
+
+
+def taken_apart(source: Input, table: pa.Table, names: Sequence[str]) -> tuple[pa.Table, dict[str, pa.ChunkedArray]]:
+    """The inverse of `put_behind`.
+
+    Args:
+        source: whose rows they are.
+        table: as a snapshot has it.
+        names: what must stand beside them; anything else there is left out.
+
+    Raises:
+        StateError: a column is missing.
+    """
+    own = len(source.schema)
+    behind = {name: own + number for number, name in enumerate(table.column_names[own:])}
+    missing = {n for n, m in zip_longest(source.schema.names, table.column_names[:own]) if n != m}
+    missing |= {name for name in names if name not in behind}
+    if missing:
+        raise StateError(f"the snapshot of input '{source.name}' lacks {', '.join(sorted(missing))}")
+    rows = with_types(table.select(list(range(own))), source.schema)
+    return rows, {name: table.column(behind[name]) for name in names}
+
+
+class Coolable(Protocol):
+    """A state table, as what can be moved to the host; where nothing can be, as here, it lies there."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of state, in both memories."""
+
+    @property
+    def host_bytes(self) -> int:
+        """Those in host memory."""
+
+    def cool_rows(self) -> int:
+        """Move the oldest rows that are in GPU memory to the host's, some at least; the bytes freed, 0 if none is."""
+        return 0
+
+    def cool_indexes(self) -> int:
+        """The same of the indexes."""
+        return 0
+
+    def warm(self) -> None:
+        """Move everything back."""
 
 
 @dataclasses.dataclass
@@ -253,7 +363,7 @@ class StateTable:
     # --- two memories ------------------------------------------------------------------------
 
     def cool_rows(self) -> int:
-        """Move the oldest rows in GPU memory to the host's; see `gpu_ops.state.cold`. None where some are staged."""
+        """Move the oldest rows in GPU memory to the host's; see `gpu_ops.state.index`. None where some are staged."""
         staged = self._journal is not None and len(self.store) > self._journal.first_new
         own = 0 if staged else self.store.cool()
         return own + sum(table.cool_rows() for table in self.attached)

@@ -21,8 +21,8 @@ from hypothesis import strategies as hs
 
 from gpu_ops.errors import BadInputError
 from gpu_ops.files import formats
+from gpu_ops.files.csv_files import Quotes, WrongError
 from gpu_ops.files.formats import FileFormat
-from gpu_ops.files.quotes import Quotes, WrongError
 
 PAIR = pa.schema([("id", pa.int64()), ("s", pa.string())])
 

@@ -24,9 +24,8 @@ from gpu_ops.descriptions.groups.aggregate import Aggregate
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.errors import DescriptionError
-from gpu_ops.operators.core.numbers import decimal_halves
-from gpu_ops.operators.groups.aggregate.averages import as_decimals, divided
-from gpu_ops.operators.groups.aggregate.sums import carried, nearest, parts_of, with_parts
+from gpu_ops.operators.core.order import decimal_halves
+from gpu_ops.operators.groups.aggregate.sums import as_decimals, carried, divided, nearest, parts_of, with_parts
 from kernels.conftest import EMULATED, only_on
 from kernels.engines import CPU, alike, restarting, run
 

@@ -10,7 +10,6 @@ import itertools
 import shutil
 import subprocess
 import sys
-import types
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,17 @@ import pytest
 from cpu_fallback import CpuKernels
 from gpu_ops import layouts
 from gpu_ops.kernels import Among, Columns
-from gpu_ops.state.index import HashIndex
-from gpu_ops.state.time_index import TimeIndex
+from gpu_ops.state.index import HashIndex, TimeIndex
 from kernels import emulated_cupy
 from kernels.conftest import only_on
 from kernels.twins import TWINS
 
 PRELUDE = Path(__file__).parent / "fake_cuda" / "kernel.h"
 COMPILER = ["g++", "-O1", "-std=c++20", "-w", "-fPIC", "-shared", "-fsanitize=undefined", "-fno-sanitize-recover=all"]
+
+
+_MADE: dict[str, Compiled] = {}
+"""By source: it takes longer to compile than to test."""
 
 
 class Compiled:
@@ -77,17 +79,14 @@ def compiled(kernels: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dic
     if shutil.which("g++") is None:
         pytest.skip("no g++")
     del kernels
-    made: dict[str, Compiled] = {}
     launched: dict[str, int] = {}
 
     class Both(emulated_cupy.RawKernel):
         def __init__(self, code: str, name: str) -> None:
             super().__init__(code, name)
-            if code not in made:
-                own = folder / f"{len(list(folder.iterdir()))}"
-                own.mkdir()
-                made[code] = Compiled(code, own)
-            self._compiled, self._name = made[code], name
+            if code not in _MADE:
+                _MADE[code] = Compiled(code, folder)
+            self._compiled, self._name = _MADE[code], name
 
         def __call__(self, grid: tuple[int], block: tuple[int], args: tuple[Any, ...]) -> None:
             arrays = [at for at, arg in enumerate(args) if isinstance(arg, emulated_cupy.ndarray)]
@@ -246,21 +245,10 @@ def _cast(numbers: pa.Array, kind: pa.DataType) -> pa.Array:
     return numbers.cast(pa.int32()).cast(kind) if pa.types.is_date(kind) else numbers.cast(kind)
 
 
-def _sources() -> dict[str, str]:
-    """All CUDA C of the backend, by module."""
-    found = {}
-    for name, module in list(sys.modules.items()):
-        if name.startswith("gpu_ops.cudf_backend.") and isinstance(module, types.ModuleType):
-            source = getattr(module, "SOURCE", None)
-            if source is not None:
-                found[name] = source
-    return found
-
-
 @only_on("emulated")
 def test_every_kernel_has_a_twin(kernels: Any) -> None:
     del kernels
-    text = "".join(_sources().values())
+    text = sys.modules["gpu_ops.cudf_backend.device"].SOURCE
     assert text.count("__global__ void ") == len(TWINS)
     assert all(f"__global__ void {name}(" in text for name in TWINS)
 
@@ -270,14 +258,14 @@ def test_nvrtc_compiles_them(kernels: Any) -> None:
     """For the compute capability of an H100 and an H200, and the least that libcudf has; no card is needed for that."""
     nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="not installed, it comes with pylibcudf")
     del kernels
-    for name, source in _sources().items():
-        for arch in (b"sm_90", b"sm_75"):
-            status, program = nvrtc.nvrtcCreateProgram(source.encode(), b"kernels.cu", 0, [], [])
-            assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS
-            (status,) = nvrtc.nvrtcCompileProgram(program, 2, [b"-arch=" + arch, b"--std=c++17"])
-            _, size = nvrtc.nvrtcGetProgramLogSize(program)
-            log = b" " * size
-            nvrtc.nvrtcGetProgramLog(program, log)
-            assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS, f"{name}: {log.decode()}"
-            _, size = nvrtc.nvrtcGetCUBINSize(program)
-            assert size > 0
+    source = sys.modules["gpu_ops.cudf_backend.device"].SOURCE
+    for arch in (b"sm_90", b"sm_75"):
+        status, program = nvrtc.nvrtcCreateProgram(source.encode(), b"kernels.cu", 0, [], [])
+        assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS
+        (status,) = nvrtc.nvrtcCompileProgram(program, 2, [b"-arch=" + arch, b"--std=c++17"])
+        _, size = nvrtc.nvrtcGetProgramLogSize(program)
+        log = b" " * size
+        nvrtc.nvrtcGetProgramLog(program, log)
+        assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS, log.decode()
+        _, size = nvrtc.nvrtcGetCUBINSize(program)
+        assert size > 0

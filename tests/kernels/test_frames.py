@@ -236,36 +236,36 @@ def test_streams_are_one(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> N
 @only_on("gpu", "emulated")
 def test_memory_goes_back(kernels: Kernels) -> None:
     """All backends of the process share a pool; the last gives it back, and closing twice counts once."""
-    from gpu_ops.cudf_backend import memory
+    from gpu_ops.cudf_backend import device
 
-    assert memory.allocated() == 0
+    assert device.allocated() == 0
     limited = type(kernels)(memory_limit=1 << 30)
     assert limited.memory_limit == kernels.memory_limit != 1 << 30, "the first backend said how much"
     kernels.close()
     kernels.close()
     limited.close()
-    assert memory.allocated() is None
+    assert device.allocated() is None
     alone = type(kernels)(memory_limit=1 << 30)
-    assert memory.allocated() == 0
+    assert device.allocated() == 0
     assert alone.memory_limit == 1 << 30
     alone.close()
-    assert memory.allocated() is None
+    assert device.allocated() is None
 
 
 @only_on("gpu", "emulated")
 def test_page_locked_memory_is_used_again(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
     """An array out of GPU memory keeps its memory for as long as it is held, and no longer."""
-    from gpu_ops.cudf_backend import memory
+    from gpu_ops.cudf_backend import device
 
     table = everything(300, np.random.default_rng(4))
     frame = kernels.frame(table)
     held = kernels.to_arrow(frame, table.schema)
-    once = memory.PAGES.total
+    once = device.PAGES.total
     assert once > 0
     totals = set()
     for _ in range(3):
         same(kernels.to_arrow(frame, table.schema), table)
-        totals.add(memory.PAGES.total)
+        totals.add(device.PAGES.total)
     assert len(totals) == 1
     assert once < max(totals) <= 2 * once
     same(held, table)
@@ -274,14 +274,14 @@ def test_page_locked_memory_is_used_again(kernels: Kernels, monkeypatch: pytest.
     del held
     kernels.to_arrow(frame, table.schema)
     assert part.to_pylist() == wanted
-    monkeypatch.setattr(memory, "_MOST_LOCKED", 2 * once)
+    monkeypatch.setattr(device, "_MOST_LOCKED", 2 * once)
     beyond = [kernels.to_arrow(frame, table.schema) for _ in range(3)]
-    assert memory.PAGES.total <= 2 * once
+    assert device.PAGES.total <= 2 * once
     for found in beyond:
         same(found, table)
     del beyond, found, part
     kernels.close()
-    assert memory.PAGES.total == 0
+    assert device.PAGES.total == 0
 
 
 @only_on("gpu", "emulated")
@@ -289,23 +289,23 @@ def test_small_arrays_give_way(kernels: Kernels) -> None:
     """What small arrays leave unused in cupy's pool is there for whatever finds no memory."""
     import cupy as cp
 
-    from gpu_ops.cudf_backend import memory
+    from gpu_ops.cudf_backend import device
 
     kernels.close()
     alone = type(kernels)(memory_limit=64 << 20)
     small = [cp.cuda.alloc(1 << 20) for _ in range(40)]
     del small
-    assert (memory.allocated(), memory.reserved()) == (0, 40 << 20)
+    assert (device.allocated(), device.reserved()) == (0, 40 << 20)
     again = cp.cuda.alloc(1 << 20)
-    assert (memory.allocated(), memory.reserved()) == (1 << 20, 40 << 20)
+    assert (device.allocated(), device.reserved()) == (1 << 20, 40 << 20)
     large = cp.cuda.alloc(60 << 20)
-    assert memory.allocated() == memory.reserved() == 61 << 20
+    assert device.allocated() == device.reserved() == 61 << 20
     with pytest.raises(MemoryError):
         cp.cuda.alloc(4 << 20)
     del large, again
-    assert (memory.allocated(), memory.reserved()) == (0, 1 << 20)
+    assert (device.allocated(), device.reserved()) == (0, 1 << 20)
     alone.close()
-    assert memory.allocated() is None
+    assert device.allocated() is None
 
 
 @only_on("gpu", "emulated")

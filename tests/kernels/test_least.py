@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gpu_ops.kernels import Kernels
-from gpu_ops.operators.core.least import NONE, least
+from gpu_ops.operators.core.order import NONE, least
 
 
 @pytest.mark.parametrize("n", [1, 2, 7])

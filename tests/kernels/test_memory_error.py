@@ -221,7 +221,7 @@ def test_memory_stays_short(engines: Backend, monkeypatch: pytest.MonkeyPatch) -
 def test_nothing_is_left_after_close(engines: Backend, name: str) -> None:
     """No allocation of an engine outlives it, also when part of its state was moved away."""
     from gpu_ops.backends import make_kernels
-    from gpu_ops.cudf_backend import memory
+    from gpu_ops.cudf_backend import device
 
     join, batches = case(name)
     holder, _ = make_kernels("gpu")
@@ -229,7 +229,7 @@ def test_nothing_is_left_after_close(engines: Backend, name: str) -> None:
         use_and_close(engines, join, batches)  # what is made once per process, and stays
         before = taken()
         closed = use_and_close(engines, join, batches)
-        assert memory.allocated() == 0
+        assert device.allocated() == 0
         after = taken()
         assert after[0] == before[0], "bytes of columns"
         assert after[1] <= before[1] + 256, "bytes of arrays"

@@ -11,9 +11,8 @@ import pyarrow as pa
 import pytest
 
 from gpu_ops.kernels import Columns, Kernels
-from gpu_ops.operators.core.nearest import Direction, Nearest
-from gpu_ops.state.cold import Both
-from gpu_ops.state.time_index import TimeIndex
+from gpu_ops.operators.core.match import Direction, Nearest
+from gpu_ops.state.index import Both, TimeIndex
 
 KEY = (pa.int64(),)
 

@@ -34,7 +34,7 @@ def ways(engines: Backend, request: Any, monkeypatch: pytest.MonkeyPatch) -> Ite
     import gpu_ops.cudf_backend
 
     assert gpu_ops.cudf_backend
-    probe: Any = sys.modules["gpu_ops.cudf_backend.probe"]
+    probe: Any = sys.modules["gpu_ops.cudf_backend.search"]
     taken = set()
 
     def noted(name: str, call: Any) -> Any:

@@ -13,7 +13,7 @@ import pytest
 from cpu_fallback.store import Growable
 from gpu_ops import layouts
 from gpu_ops.kernels import Kernels
-from gpu_ops.operators.core.lifetimes import NEVER
+from gpu_ops.operators.core.changes import NEVER
 from gpu_ops.operators.core.pairs import _net, _timed
 from gpu_ops.operators.core.visibility import _crosses
 from gpu_ops.state.index import HashIndex
@@ -193,7 +193,7 @@ def test_search(kernels: Kernels, bits: int) -> None:
 @pytest.mark.parametrize("way", ["hash_join", "index", "some_of_each"])
 @pytest.mark.parametrize("bits", [3, 12, 64])
 def test_every_way_of_search(kernels: Any, monkeypatch: pytest.MonkeyPatch, bits: int, way: str) -> None:
-    probe, taken = sys.modules["gpu_ops.cudf_backend.probe"], []
+    probe, taken = sys.modules["gpu_ops.cudf_backend.search"], []
     kernels.probe = "auto" if way == "some_of_each" else way
     monkeypatch.setattr(probe, "CALL_SECONDS", 0)
     for name in ("join_runs", "search_runs"):
@@ -208,7 +208,7 @@ def test_every_way_of_search(kernels: Any, monkeypatch: pytest.MonkeyPatch, bits
 def test_what_is_joined(kernels: Kernels) -> None:
     """Small runs, and only where there are needles enough to pay for the calls of a join; far from all or none."""
     del kernels
-    joined: Any = sys.modules["gpu_ops.cudf_backend.probe"].joined
+    joined: Any = sys.modules["gpu_ops.cudf_backend.search"].joined
     sizes = [100_000_000, 10_000_000, 1_000_000, 1000]
     assert joined(sizes, 0) == joined(sizes, 100_000) == set()
     assert joined(sizes, 10_000_000) == {1, 2, 3}

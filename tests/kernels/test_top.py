@@ -204,7 +204,7 @@ def test_after_every_micro_batch(other_backend: Backend, order: str, emit: Emit)
 
 
 def by_hand(changes: Sequence[Change], n: int, number: bool, *, keyed: bool) -> list[Counter[tuple[str, ...]]]:
-    """Of each change what it says, as `gpu_ops.operators.groups.top.rows` has it; ordered by ``whole DESC``."""
+    """Of each change what it says, as `gpu_ops.operators.groups.top` has it; ordered by ``whole DESC``."""
 
     def result(rows: list[tuple[Any, ...]], group: Any) -> list[tuple[str, ...]]:
         own = [row for row in rows if row[1] == group]

@@ -85,7 +85,7 @@ def write_pairs(
 
 
 def gather_rows(sources: Any, segments: Any, threads: Any, size: Any, rows: np.ndarray, out: np.ndarray) -> None:
-    """Of `gpu_ops.cudf_backend.gather`."""
+    """Of `gpu_ops.cudf_backend.frame`."""
     assert rows.size == size
     rows = np.maximum(rows, 0)
     starts = sources["starts"][0, : int(segments)]
@@ -204,20 +204,20 @@ def number_groups(running: np.ndarray, size: Any, group: np.ndarray, bounds: np.
 
 
 def make_entries(hashes: np.ndarray, rows: np.ndarray, every: Any, first: Any, size: Any, out: np.ndarray) -> None:
-    """Of `gpu_ops.cudf_backend.runs`."""
+    """Of `gpu_ops.cudf_backend.search`."""
     assert out.size == size
     own = hashes if every else hashes[rows]
     out[:] = (own & ~LOW) | np.arange(int(first), int(first + size)).astype(np.uint64)
 
 
 def merge_entries(first: np.ndarray, size: Any, second: np.ndarray, total: Any, out: np.ndarray) -> None:
-    """Of `gpu_ops.cudf_backend.runs`."""
+    """Of `gpu_ops.cudf_backend.search`."""
     assert (first.size, first.size + second.size, out.size) == (size, total, total)
     out[:] = np.sort(np.concatenate([first, second]))
 
 
 def begin_prefixes(entries: np.ndarray, size: Any, shift: Any, prefixes: Any, directory: np.ndarray) -> None:
-    """Of `gpu_ops.cudf_backend.runs`."""
+    """Of `gpu_ops.cudf_backend.search`."""
     assert entries.size == size
     assert directory.size == prefixes + 1
     directory[:] = np.searchsorted(

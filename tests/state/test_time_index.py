@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from cpu_fallback import CpuKernels, search
-from gpu_ops.state.queue import TimeQueue
-from gpu_ops.state.time_index import TimeIndex
+from gpu_ops.state.index import TimeIndex, TimeQueue
 
 SPANS = (50, 1 << 20, 1 << 45)
 """Of times: many equal ones; some; and more than fit beside a hash in one number."""

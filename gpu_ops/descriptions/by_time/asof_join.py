@@ -115,7 +115,7 @@ class AsofJoin(Join):
     @property
     def operator(self) -> str:
         """The module of `gpu_ops.operators` that runs it."""
-        return {"at_end": "at_end", "at_watermark": "by_time.asof.at_watermark"}.get(self.emit, "by_time.asof.join")
+        return {"at_end": "at_end", "at_watermark": "by_time.asof_at_watermark"}.get(self.emit, "by_time.asof")
 
     @functools.cached_property
     def time_type(self) -> pa.DataType:

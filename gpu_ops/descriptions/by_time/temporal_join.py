@@ -72,7 +72,7 @@ class TemporalJoin(Join):
     @property
     def operator(self) -> str:
         """The module of `gpu_ops.operators` that runs it."""
-        return "at_end" if self.emit == "at_end" else "by_time.temporal.join"
+        return "at_end" if self.emit == "at_end" else "by_time.temporal"
 
     @functools.cached_property
     def time_type(self) -> pa.DataType:

@@ -227,9 +227,7 @@ class Aggregate(Grouped):
     @property
     def operator(self) -> str:
         """The module of `gpu_ops.operators` that runs it."""
-        return {"at_end": "groups.at_end", "at_watermark": "groups.aggregate.at_watermark"}.get(
-            self.emit, "groups.aggregate.continuous"
-        )
+        return "groups.at_end" if self.emit == "at_end" else "groups.aggregate.continuous"
 
     @functools.cached_property
     def output(self) -> tuple[OutputColumn, ...]:

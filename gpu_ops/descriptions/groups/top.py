@@ -115,7 +115,7 @@ class Top(Grouped):
     @property
     def operator(self) -> str:
         """The module of `gpu_ops.operators` that runs it."""
-        return "at_end" if self.emit == "at_end" else "groups.top.rows"
+        return "at_end" if self.emit == "at_end" else "groups.top"
 
     @functools.cached_property
     def output(self) -> tuple[OutputColumn, ...]:

@@ -46,14 +46,14 @@ from gpu_ops.descriptions.by_time.intervals import AFTER_ALL, BEFORE_ALL, clippe
 from gpu_ops.descriptions.changelog import LATE_ROW_KIND
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Frame, Kernels
-from gpu_ops.operators.by_time.interval_match import IntervalMatch, NewRows
+from gpu_ops.operators.by_time.interval_match import IntervalMatch, NewRows, looks, sweep_times
 from gpu_ops.operators.by_time.timed import AT_WATERMARK, Clock, TimedOperator
-from gpu_ops.operators.by_time.timers import first_equal, looks, sweep_times
 from gpu_ops.operators.core.emission import JOINED, PAD_COMES, OutputRows, chained, in_order
+from gpu_ops.operators.core.match import first_equal
 from gpu_ops.operators.operator import SIDES, Output
 from gpu_ops.output import append_rows, changelog_table, gathered, later_times
-from gpu_ops.state.columns import DEAD, LIVE, KeySet
 from gpu_ops.state.interval_table import GHOST, IntervalTable
+from gpu_ops.state.table import DEAD, LIVE, KeySet
 
 _ONCE = {-(1 << 62): BEFORE_ALL, 1 << 62: AFTER_ALL}
 """What snapshots had for these before event times could fill int64: those that do not say `_BITS`."""

@@ -7,6 +7,11 @@ Laws:
 - unique key: a key holds at most one row; an insertion of a present key replaces it (FLINK-40681 is
   what Flink 2.3.0 does instead), a retraction of an absent one is unknown. The key decides, not the
   other columns (Flink: ``InputSideHasUniqueKey.retractRecord``).
+
+A row lives from its birth to its death. Time within a micro-batch is the *instant*: change number s
+(its position in the micro-batch's total order, over both inputs) takes a row at instant 2s and brings
+one at 2s + 1, so that an upsert (one change that does both) first takes, then brings. Rows from
+before the micro-batch were born at `ALWAYS`; rows that stay die at `NEVER`.
 """
 
 from __future__ import annotations
@@ -22,12 +27,126 @@ import pyarrow as pa
 from gpu_ops.arrays import Array, Hashes, Instants, Positions, Slots
 from gpu_ops.descriptions.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
 from gpu_ops.ingest import Ingested
-from gpu_ops.kernels import Among, Columns, Frame, Kernels
-from gpu_ops.operators.core.groups import Groups, within
-from gpu_ops.operators.core.lifetimes import NEVER, Lifetimes, NetChange
-from gpu_ops.operators.core.match import equal, match_among, sole_match
-from gpu_ops.state.columns import LIVE
+from gpu_ops.kernels import Among, Columns, Frame, Kernels, as_slots
+from gpu_ops.layouts import INSTANT_BITS
+from gpu_ops.operators.core.match import match_among
+from gpu_ops.operators.core.order import Groups, within
 from gpu_ops.state.keyed_table import TIES_COLUMN, TIME_COLUMN, KeyedTable
+from gpu_ops.state.table import DYING, LIVE, Growing
+
+ALWAYS = -1
+NEVER = 1 << INSTANT_BITS
+"""Later than any instant: a micro-batch holds at most `gpu_ops.layouts.MAX_CHANGES`."""
+
+
+@dataclasses.dataclass
+class Lifetimes:
+    """What a micro-batch does to one input, by row.
+
+    The new rows get the slots from ``first_new`` on.
+    """
+
+    first_new: int
+    new: int
+    """How many new rows there are."""
+    deaths: Instants | None
+    """Instants, one per new row; None when none of them dies."""
+    killed: Slots
+    """Slots of committed rows that die, ascending."""
+    unknown: Array | int
+    """How many retractions were of rows that were not there; a number, or an array of no dimensions."""
+    refreshed: Slots | None = None
+    """Slots of committed rows that the micro-batch writes without changing them, for their TTL."""
+    net: NetChange | None = None
+    """Of a net change: when everything happens."""
+    instants: tuple[Instants, Instants] | None = None
+    """See `births` and `killed_at`; of a net change made when asked for."""
+
+    @classmethod
+    def of_new(cls, xp: Any, first_new: int, new: int, births: Instants | None) -> Lifetimes:
+        """New rows and no others; ``births``: None of a net change."""
+        nothing = xp.empty(0, np.int64)
+        return cls(first_new, new, None, nothing, 0, instants=None if births is None else (births, nothing))
+
+    @property
+    def any_death(self) -> bool:
+        """Whether any row dies."""
+        return self.deaths is not None or bool(self.killed.size)
+
+    @property
+    def births(self) -> Instants:
+        """Instants, one per new row, ascending."""
+        return self._instants()[0]
+
+    @property
+    def killed_at(self) -> Instants:
+        """Instants, one per killed row."""
+        return self._instants()[1]
+
+    def _instants(self) -> tuple[Instants, Instants]:
+        if self.instants is None:
+            assert self.net is not None
+            full = self.net.xp.full
+            births = full(self.new, self.net.births, np.int64)
+            self.instants = births, full(self.killed.size, self.net.deaths, np.int64)
+        return self.instants
+
+    def happens(self, *, deaths: int, births: int) -> None:
+        """Of a net change: put all deaths, and all births, at one instant."""
+        assert self.net is not None
+        self.net, self.instants = dataclasses.replace(self.net, deaths=deaths, births=births), None
+
+    def events(self, kernels: Kernels) -> tuple[Slots, Instants, Array]:
+        """Each row that comes and each that goes, in no order: its slot, when, and 1 or -1."""
+        xp, new = kernels.xp, as_slots(kernels, self.first_new, self.new)
+        slots, instants = [new, self.killed], [self.births, self.killed_at]
+        if self.deaths is not None:
+            dying = xp.flatnonzero(self.deaths != NEVER)
+            slots.append(new[dying])
+            instants.append(self.deaths[dying])
+        found = xp.concatenate(slots)
+        signs = xp.full(found.size, -1, np.int8)
+        signs[: new.size] = 1
+        return found, xp.concatenate(instants), signs
+
+    def dying(self, slots: Slots) -> Array | None:
+        """Of a net change: mask of the rows at these slots that die; None if none does. Not after its commit."""
+        assert self.net is not None
+        return self.net.status.values[slots] == DYING if self.killed.size else None
+
+    def born(self, xp: Any, slots: Slots) -> Instants:
+        """When the rows at these slots were born."""
+        if self.new == 0:
+            return xp.full(slots.size, ALWAYS, np.int64)
+        if self.net is not None:
+            return xp.where(slots >= self.first_new, self.net.births, ALWAYS)
+        new = slots - self.first_new
+        return xp.where(new >= 0, self.births[xp.maximum(new, 0)], ALWAYS)
+
+    def died(self, xp: Any, slots: Slots) -> Instants:
+        """When the rows at these slots die."""
+        if self.net is not None and self.killed.size:
+            return xp.where(self.dying(slots), self.net.deaths, NEVER)
+        times = xp.full(slots.size, NEVER, np.int64)
+        if self.deaths is not None:
+            new = slots - self.first_new
+            times = xp.where(new >= 0, self.deaths[xp.maximum(new, 0)], times)
+        if self.killed.size:
+            at = xp.minimum(xp.searchsorted(self.killed, slots), self.killed.size - 1)
+            times = xp.where(self.killed[at] == slots, self.killed_at[at], times)
+        return times
+
+
+@dataclasses.dataclass(frozen=True)
+class NetChange:
+    """When a net change happens, and the states of rows, in which those that die are marked."""
+
+    xp: Any
+    """numpy or cupy."""
+    status: Growing
+    deaths: int = 0
+    births: int = 1
+
 
 _FEW: Final = 3
 """Where of so many changes one is a retraction, the others are not looked at."""
@@ -326,7 +445,7 @@ def _by_unique_key_net(batch: _InputChanges) -> tuple[Positions, Lifetimes]:
     # the same row again, value for value, is no change
     names, types = table.source.schema.names, [f.type for f in table.source.schema]
     now, before = Columns(batch.frame, names), Columns(table.store, names)
-    again = equal(kernels, types, (now, last), (before, stored), leaves & comes)
+    again = kernels.equal_at(types, (now, last), (before, stored), leaves & comes)
     comes ^= again
     leaves ^= again
     rows, found = _net(batch, xp.compress(comes, last), xp.compress(leaves, stored), unknown)
@@ -337,7 +456,7 @@ def _by_unique_key_net(batch: _InputChanges) -> tuple[Positions, Lifetimes]:
 
 def _stored(batch: _InputChanges, rows: Positions) -> Slots:
     """The slot of each key's row, -1 for none; ``rows``: one row of each group."""
-    return sole_match(batch.table.kernels, *_candidates(batch.table, batch.frame, rows, batch.hashes), size=rows.size)
+    return batch.table.kernels.sole_matches(*_candidates(batch.table, batch.frame, rows, batch.hashes), size=rows.size)
 
 
 def _present_before(batch: _InputChanges, insert: Array, there: Array) -> Array:

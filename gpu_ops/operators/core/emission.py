@@ -13,7 +13,7 @@ from gpu_ops import layouts
 from gpu_ops.arrays import Array, Instants, Positions, Slots
 from gpu_ops.descriptions.changelog import DELETE, INSERT
 from gpu_ops.kernels import Frame, Kernels
-from gpu_ops.operators.core.groups import Groups, within
+from gpu_ops.operators.core.order import Groups, within
 
 # Order within one instant: a pad's retraction comes before the rows that replace it, a pad after
 # the rows it replaces.

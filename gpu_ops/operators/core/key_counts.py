@@ -24,13 +24,20 @@ import pyarrow as pa
 from gpu_ops import layouts
 from gpu_ops.arrays import Array, Instants, Positions, Slots, distinct, written_out
 from gpu_ops.kernels import Among, Columns, Frame, Kernels, as_slots
-from gpu_ops.operators.core.counts import flickers, moments
+from gpu_ops.operators.core.changes import ALWAYS, NEVER, Lifetimes
 from gpu_ops.operators.core.key_table import KeyTable
-from gpu_ops.operators.core.lifetimes import ALWAYS, NEVER, Lifetimes
 from gpu_ops.operators.core.match import match_among
-from gpu_ops.operators.core.visibility import Spells, VisibilityChanges, When, changes_per_batch, changes_per_event
-from gpu_ops.state.columns import DEAD, LIVE, rows_at_once
+from gpu_ops.operators.core.visibility import (
+    Spells,
+    VisibilityChanges,
+    When,
+    changes_per_batch,
+    changes_per_event,
+    flickers,
+    moments,
+)
 from gpu_ops.state.keyed_table import KeyedTable
+from gpu_ops.state.table import DEAD, LIVE, rows_at_once
 
 _ROWS: Final = "rows"
 _TIME_BITS: Final = layouts.INSTANT_BITS + 2

@@ -1,4 +1,7 @@
-"""Keys, each once, with numbers beside them: the groups of an aggregate or a top-N, the values of a group."""
+"""Keys, each once, with numbers beside them: the groups of an aggregate or a top-N, the values of a group.
+
+And tables to whose rows such numbers lead: best rows, states, the input's rows.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,11 @@ from gpu_ops.arrays import Array, Hashes, Positions, Slots, distinct, value_chan
 from gpu_ops.descriptions.by_time.intervals import AFTER_ALL, BEFORE_ALL
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.kernels import Among, Columns, Frame, Kernels, as_slots
-from gpu_ops.operators.core.groups import Groups
-from gpu_ops.operators.core.match import match, sole_match
-from gpu_ops.state.columns import DEAD, LIVE, Growing
-from gpu_ops.state.index import HashIndex
+from gpu_ops.operators.core.match import match
+from gpu_ops.operators.core.order import Groups
+from gpu_ops.state.index import HashIndex, TimeIndex, TimeQueue
 from gpu_ops.state.keyed_table import WRITTEN_COLUMN, KeyedTable
-from gpu_ops.state.queue import TimeQueue
-from gpu_ops.state.table import StateTable
-from gpu_ops.state.time_index import TimeIndex
+from gpu_ops.state.table import DEAD, LIVE, Growing, StateTable
 
 _EXPIRY = "expiry"
 _DENSE = 4
@@ -136,7 +136,7 @@ class KeyTable(StateTable):
             needles.sort()
             pairs = cast("HashIndex", self.indexes["0"]).meet(needles, staged=True)
             columns = Columns(frame, names, rest), Columns(self.store, names)
-            slots[rest] = sole_match(kernels, types, pairs, columns, self._among(), size=int(rest.size))
+            slots[rest] = kernels.sole_matches(types, pairs, columns, self._among(), size=int(rest.size))
         return slots
 
     def _among(self) -> Among | None:
@@ -168,7 +168,7 @@ class KeyTable(StateTable):
         index = cast("HashIndex", self.indexes["0"])
         pairs = index.meet(kernels.entries(hashes, 0, leader), staged=False)
         columns = Columns(frame, names, leader), Columns(self.store, names)
-        found = sole_match(kernels, types, pairs, columns, self._among(), size=int(leader.size))
+        found = kernels.sole_matches(types, pairs, columns, self._among(), size=int(leader.size))
         fresh = xp.flatnonzero(found < 0)
         if fresh.size:
             # in the order in which they came: what comes out follows slots, and must not follow hashes
@@ -262,3 +262,26 @@ def forget_rows(table: KeyedTable, frame: Frame) -> int:
     table.expired = slots
     table.move(slots, LIVE, DEAD)
     return int(slots.size)
+
+
+class Followed(StateTable):
+    """A table to which the numbers of another one lead."""
+
+    follow: Callable[[Slots], None] | None = None
+    """Called before a compaction with each slot's new one, -1 for none."""
+
+    def _renumber(self, new_slots: Slots) -> None:
+        if self.follow is not None:
+            self.follow(new_slots)
+
+
+class ValueTable(Followed):
+    """Rows that the numbers of another table lead to; no index."""
+
+    def restore(self, table: pa.Table, settle: Callable[[], None]) -> None:
+        """Fill an empty table from a snapshot; arguments and errors as `StateTable._restore`."""
+        self._restore(table, settle, lambda frame, _: self.append(frame))
+
+
+class InputRows(Followed, KeyedTable):
+    """The rows of an input, which numbers beside groups lead to."""

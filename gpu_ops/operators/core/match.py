@@ -2,20 +2,29 @@
 
 An index finds rows by a hash (and perhaps a range of times); a candidate is a match if its row is alive at the instant
 asked for, really equal in the key, and the residual condition is true of the pair. The first two are asked of all
-candidates and looked at together: each look is a wait for the GPU. Every operator's matches come from here, and
-nothing else compares keys.
+candidates and looked at together: each look is a wait for the GPU. Every operator's matches come from here.
+
+`Nearest` looks up the row of a key that is nearest in time, for ASOF and temporal joins. Each run of the index is
+ordered by (hash, time, what orders ties, arrival). A bisection finds where a needle stands in it, and its row is the
+next one before it that is alive and has its key: the newest of its time. Looking forward, the next one says which time
+it is, and the last one of that time is the needle's row. For nearly all needles that is one step, however many rows
+there are of one time. Where rows that are gone lie in the way, those that still walk after some steps jump over them,
+which reads that part of the run. A run all of whose times are farther than what a needle has found already is not
+looked at: where rows come about in the order of their times, most needles look at one run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Any, Final, Literal
 
+import numpy as np
 import pyarrow as pa
 
-from gpu_ops.arrays import Array, Positions, Slots
+from gpu_ops.arrays import Array, Hashes, Positions, Slots
 from gpu_ops.conditions import Condition
-from gpu_ops.kernels import Among, Columns, Kernels, Store, TooMany
+from gpu_ops.kernels import Among, Columns, Frame, Kernels, Store, TooMany
+from gpu_ops.state.index import TimeIndex, TimeRun
 
 PIECE: Final = 1 << 21
 """Candidates looked at together."""
@@ -25,17 +34,6 @@ Pairs = tuple[Array, Slots]
 
 Residual = Callable[[Array, Slots], Positions | None]
 """Gives, of pairs, the positions of those for which a residual condition is true; None for all."""
-
-
-def equal(
-    kernels: Kernels,
-    types: Sequence[pa.DataType],
-    one: tuple[Columns, Array],
-    other: tuple[Columns, Array],
-    where: Array | None = None,
-) -> Array:
-    """Mask of pairs whose rows are equal in every column, null to null; see `gpu_ops.kernels.Kernels.equal_at`."""
-    return kernels.equal_at(types, one, other, where)
 
 
 def fulfilling(
@@ -89,7 +87,7 @@ def match(
     if alive is not None:
         mask = alive(*pairs)
     if types and pairs[0].size:
-        same = equal(kernels, types, (columns[0], pairs[0]), (columns[1], pairs[1]))
+        same = kernels.equal_at(types, (columns[0], pairs[0]), (columns[1], pairs[1]))
         mask = same if mask is None else mask & same
     kept = None if mask is None else kernels.xp.flatnonzero(mask)
     if kept is not None and kept.size < pairs[0].size:
@@ -124,17 +122,37 @@ def match_among(
     return _fulfilling(kernels.matches(types, candidates, columns, among, by_candidate=by_candidate), residual)
 
 
-def sole_match(
+def first_equal(
     kernels: Kernels,
-    types: Sequence[pa.DataType],
-    candidates: Array,
-    columns: tuple[Columns, Columns],
-    among: Among | None,
-    *,
-    size: int,
-) -> Slots:
-    """As `match_among`, where each of ``size`` rows that look matches one at most: its slot, -1 for none, of each."""
-    return kernels.sole_matches(types, candidates, columns, among, size=size)
+    wanted: tuple[Frame, Hashes, tuple[str, ...]],
+    others: tuple[Frame, Hashes, tuple[str, ...]],
+    types: tuple[Any, ...],
+) -> Positions:
+    """For each of n keys the position of the first of m others that is equal to it, null to null; -1 for none.
+
+    Args:
+        kernels: the backend.
+        wanted: n keys: frame, hashes, columns.
+        others: m keys, likewise.
+        types: the types they are compared in.
+    """
+    xp = kernels.xp
+    order = kernels.argsort(others[1])
+    sorted_ = others[1][order]
+    at = xp.searchsorted(sorted_, wanted[1], side="left")
+    end = xp.searchsorted(sorted_, wanted[1], side="right")
+    found = xp.full(wanted[1].size, -1, np.int64)
+    first, second = (Columns(frame, names) for frame, _, names in (wanted, others))
+    open_ = xp.flatnonzero(at < end)
+    while open_.size:
+        candidate = order[at[open_]]
+        same = kernels.equal_at(types, (first, open_), (second, candidate))
+        found[open_[same]] = candidate[same]
+        # another key of the same hash: the next one may be it
+        open_ = open_[~same]
+        at[open_] += 1
+        open_ = open_[at[open_] < end[open_]]
+    return found
 
 
 def in_pieces(kernels: Kernels, needles: Array, candidates: Callable[[Array, int | None], Array]) -> Iterator[Array]:
@@ -159,3 +177,186 @@ def in_pieces(kernels: Kernels, needles: Array, candidates: Callable[[Array, int
 def _fulfilling(pairs: Pairs, residual: Residual | None) -> Pairs:
     kept = residual(*pairs) if residual is not None and pairs[0].size else None
     return pairs if kept is None else (pairs[0][kept], pairs[1][kept])
+
+
+Direction = Literal["backward", "forward"]
+
+_STEPS = 8
+"""After so many, needles jump over what is gone."""
+
+
+class Nearest:
+    """Looks up nearest rows in one index.
+
+    Args:
+        kernels: the backend.
+        index: of the rows that are looked for.
+        types: what keys are compared as; none where there is no key.
+        found: the key columns of these rows, by slot.
+        alive: gives, of n slots, a mask of those that are there.
+        newer: gives, of n slots, what the index orders rows of one time by (int64), the greatest is taken; None for
+            arrival.
+        staged: whether rows of this micro-batch are looked at.
+    """
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        index: TimeIndex,
+        types: Sequence[pa.DataType],
+        found: Columns,
+        alive: Callable[[Slots], Array],
+        *,
+        newer: Callable[[Slots], Array] | None = None,
+        staged: bool = True,
+    ) -> None:
+        self._kernels, self._index, self._types, self._found = kernels, index, types, found
+        self._alive, self._newer = alive, newer
+        self._runs = [*index.runs, *([index.staged] if staged and index.staged is not None else [])]
+
+    def search(
+        self,
+        own: tuple[Columns, Array],
+        hashes: Hashes,
+        times: Array,
+        direction: Direction,
+        *,
+        exact: bool = True,
+        farthest: Array | None = None,
+    ) -> Slots:
+        """The nearest row of each needle's key, the newest of those of one time.
+
+        Args:
+            own: the key columns of needles, and the row of each of n needles in them.
+            hashes: n hashes of keys.
+            times: n times.
+            direction: whether rows before or after these times are looked for.
+            exact: whether a row of just the time is one.
+            farthest: n times, the last at which a row is wanted, inclusive; None for any.
+
+        Returns:
+            N slots, -1 for none.
+        """
+        xp = self._kernels.xp
+        best, best_time = xp.full(times.size, -1, np.int64), xp.zeros(times.size, np.int64)
+        back, needles = direction == "backward", (own, hashes)
+
+        def near(needle: Positions, time: Array) -> Array:
+            """No farther than what was found, and than what is wanted."""
+            so_far = best_time[needle]
+            mask = (best[needle] < 0) | ((time >= so_far) if back else (time <= so_far))
+            if farthest is not None:
+                mask &= (time >= farthest[needle]) if back else (time <= farthest[needle])
+            return mask
+
+        for run in sorted(self._runs, key=lambda run: -run.span[1] if back else run.span[0]):
+            first, last = run.span
+            if back:
+                worth = (times >= first) & ((best < 0) | (best_time <= last))
+            else:
+                worth = (times <= last) & ((best < 0) | (best_time >= first))
+            if farthest is not None:
+                worth &= (farthest <= last) if back else (farthest >= first)
+            looking = xp.flatnonzero(worth)
+            if not looking.size:
+                continue
+            at = self._index.bisect(run, hashes[looking], times[looking], after=exact == back)
+            needle, at = self._walk(run, needles, (looking, at - 1 if back else at), near, back=back)
+            if not back and needle.size:
+                needle, at = self._last_of_time(run, needles, needle, at)
+            _, time, slot = self._index.read(run, at)
+            self._keep(needle, slot, time, best, best_time)
+        return best
+
+    def _walk(
+        self,
+        run: TimeRun,
+        needles: tuple[tuple[Columns, Array], Hashes],
+        standing: tuple[Positions, Array],
+        near: Callable[[Positions, Array], Array],
+        *,
+        back: bool,
+    ) -> tuple[Positions, Array]:
+        """From where needles stand in a run to the first row that is theirs.
+
+        Args:
+            run: it.
+            needles: key columns and rows, and hashes, of all needles.
+            standing: those that walk, and where they stand.
+            near: gives, of needles and times, a mask of those that are not too far.
+            back: in which direction.
+
+        Returns:
+            Those of the needles that find one, and where.
+        """
+        xp, (own, hashes) = self._kernels.xp, needles
+        step, (walking, at), steps = -1 if back else 1, standing, 0
+        found: list[tuple[Positions, Array]] = []
+        while True:
+            inside = (at >= 0) & (at < run.entries.size)
+            walking, at = walking[inside], at[inside]
+            if walking.size and steps and steps % _STEPS == 0:
+                at = self._jumped(run, at, back=back)
+            if walking.size:
+                hashed, time, slot = self._index.read(run, at)
+                mask = near(walking, time) & (hashed == hashes[walking] >> np.uint64(32))
+                walking, at, slot = walking[mask], at[mask], slot[mask]
+            if not walking.size:
+                break
+            mine = self._alive(slot)
+            if self._types:
+                mine = mine & self._kernels.equal_at(self._types, (own[0], own[1][walking]), (self._found, slot), mine)
+            found.append((walking[mine], at[mine]))
+            walking, at, steps = walking[~mine], at[~mine] + step, steps + 1
+        if len(found) == 1:
+            return found[0]
+        nothing = xp.empty(0, np.int64)
+        return xp.concatenate([nothing, *(n for n, _ in found)]), xp.concatenate([nothing, *(a for _, a in found)])
+
+    def _last_of_time(
+        self, run: TimeRun, needles: tuple[tuple[Columns, Array], Hashes], needle: Positions, at: Array
+    ) -> tuple[Positions, Array]:
+        """Of the rows that needles have found the newest of the same time; arguments and result as of `_walk`."""
+        xp, index = self._kernels.xp, self._index
+        hashed, time, _ = index.read(run, at)
+        after = xp.minimum(at + 1, run.entries.size - 1)
+        next_hash, next_time, _ = index.read(run, after)
+        more = (after > at) & (next_hash == hashed) & (next_time == time)
+        one, many = xp.flatnonzero(~more), xp.flatnonzero(more)
+        if not many.size:
+            return needle, at
+        last = index.bisect(run, needles[1][needle[many]], time[many], after=True) - 1
+        # the row that was found is one of them, so there is one
+        others, places = self._walk(run, needles, (needle[many], last), lambda n, _: n >= 0, back=True)
+        return xp.concatenate([needle[one], others]), xp.concatenate([at[one], places])
+
+    def _keep(self, needle: Positions, slot: Slots, time: Array, best: Slots, best_time: Array) -> None:
+        """Take rows that are no farther than what was found, where they are as far only newer ones."""
+        before = best[needle]
+        if self._newer is None:
+            later = slot > before
+        else:
+            order, other = self._newer(slot), self._newer(self._kernels.xp.maximum(before, 0))
+            later = (order > other) | ((order == other) & (slot > before))
+        right = (before < 0) | (time != best_time[needle]) | later
+        best[needle[right]], best_time[needle[right]] = slot[right], time[right]
+
+    def _jumped(self, run: TimeRun, at: Array, *, back: bool) -> Array:
+        """Each position, moved on over entries whose rows are gone: to one that is alive, or of the next hash."""
+        xp, index, size = self._kernels.xp, self._index, int(run.entries.size)
+        low, high, width = int(at.min()), int(at.max()) + 1, 64
+        while True:
+            low, high = (max(low - width, 0), high) if back else (low, min(high + width, size))
+            hashes, _, slots = index.read(run, xp.arange(low, high, dtype=np.int64))
+            stop = self._alive(slots)
+            if back:
+                stop[:-1] |= hashes[:-1] != hashes[1:]
+                stop[0] |= low == 0
+            else:
+                stop[1:] |= hashes[1:] != hashes[:-1]
+                stop[-1] |= high == size
+            stops = xp.flatnonzero(stop) + low
+            if stops.size and bool((stops[0] <= at.min()) if back else (stops[-1] >= at.max())):
+                break
+            width *= 2
+        return stops[xp.searchsorted(stops, at, side="right") - 1 if back else xp.searchsorted(stops, at, side="left")]

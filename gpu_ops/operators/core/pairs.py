@@ -19,10 +19,10 @@ from gpu_ops import layouts
 from gpu_ops.arrays import Array, Instants, Positions, Slots
 from gpu_ops.conditions import Condition
 from gpu_ops.kernels import Among, Columns
-from gpu_ops.operators.core.lifetimes import ALWAYS, NEVER, Lifetimes
+from gpu_ops.operators.core.changes import ALWAYS, NEVER, Lifetimes
 from gpu_ops.operators.core.match import fulfilling, in_pieces, match_among
-from gpu_ops.state.columns import DYING, LIVE
 from gpu_ops.state.keyed_table import KeyedTable
+from gpu_ops.state.table import DYING, LIVE
 
 Tables = tuple[KeyedTable, KeyedTable]
 Sides = tuple[Lifetimes, Lifetimes]

@@ -20,11 +20,10 @@ from gpu_ops.descriptions.groups.aggregate import Aggregate, Measure
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Kernels
-from gpu_ops.operators.at_end import AtEnd
-from gpu_ops.operators.core.numbers import one_nan, one_zero
+from gpu_ops.operators.at_end import AtEnd, present_rows
+from gpu_ops.operators.core.order import one_nan, one_zero
 from gpu_ops.operators.groups.aggregate import sums
 from gpu_ops.operators.groups.aggregate.own import called
-from gpu_ops.operators.sorted_merge import present_rows
 from gpu_ops.output import Changelog
 from gpu_ops.values import one_array
 

@@ -33,15 +33,14 @@ from gpu_ops.descriptions.groups.latest import Latest
 from gpu_ops.errors import BadInputError
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Kernels, as_slots
-from gpu_ops.operators.core.changes import present
+from gpu_ops.operators.core.changes import Lifetimes, present
 from gpu_ops.operators.core.emission import JOINED, OutputRows, in_order, net_rows
-from gpu_ops.operators.core.groups import Groups
-from gpu_ops.operators.core.lifetimes import Lifetimes
+from gpu_ops.operators.core.order import Groups
 from gpu_ops.operators.keyed import KeyedOperator
 from gpu_ops.operators.operator import Output
 from gpu_ops.output import append_rows
-from gpu_ops.state.columns import KeySet
 from gpu_ops.state.keyed_table import KeyedTable
+from gpu_ops.state.table import KeySet
 
 
 class LatestRows(KeyedOperator):

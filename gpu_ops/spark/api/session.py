@@ -19,7 +19,7 @@ from gpu_ops.errors import BackendError
 from gpu_ops.spark.failures import why
 from gpu_ops.spark.given import refuse_connect
 from gpu_ops.spark.servers.process import PACKAGE_ROOT
-from gpu_ops.state import temporary
+from gpu_ops.state import files
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -129,7 +129,7 @@ def _java_home(runtime: Path) -> str:
 
     Spark 4 asks for `jdk.incubator.vector` (SPARK-48021), which only its BLAS uses, and has another way.
     """
-    home = temporary.folder()
+    home = files.temporary_folder()
     java = home / "bin" / "java"
     java.parent.mkdir()
     java.write_text(

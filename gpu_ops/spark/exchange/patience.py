@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from gpu_ops.errors import GpuJoinError, StateError
 from gpu_ops.spark.exchange.connection import Address
-from gpu_ops.state.activity import READING
+from gpu_ops.state.files import READING
 
 _log = logging.getLogger(__name__)
 

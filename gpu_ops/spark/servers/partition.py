@@ -25,11 +25,10 @@ from gpu_ops.spark.exchange.command import ApplyCommand, Wire, parse_join
 from gpu_ops.spark.servers import recovery
 from gpu_ops.spark.servers.pending import Answer, Applied, Pending, Recorded, identity
 from gpu_ops.spark.servers.snapshots import Held, Snapshots
-from gpu_ops.state import activity
-from gpu_ops.state.activity import Activity
+from gpu_ops.state import files
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.durable import NO_TIMES, PartitionLog, Record, Times, pair
-from gpu_ops.state.files import Files
+from gpu_ops.state.files import Activity, Files
 from gpu_ops.state.manifest import Manifest, check_open, ensure, remove_older
 
 _log = logging.getLogger(__name__)
@@ -141,7 +140,7 @@ class PartitionState:
             AbandonedError: the caller is gone; the state is as it was.
         """
         with self._lock:
-            looked_at = activity.CURRENT.set(self.activity)
+            looked_at = files.CURRENT_ACTIVITY.set(self.activity)
             try:
                 now = self._clock() if clock_ms is None else clock_ms
                 with self.activity.during("joining"):
@@ -162,7 +161,7 @@ class PartitionState:
                     self._forget()
                 raise
             finally:
-                activity.CURRENT.reset(looked_at)
+                files.CURRENT_ACTIVITY.reset(looked_at)
 
     def _kept(self, batch_id: int, table: pa.Table, shared_in: str | None) -> Applied | None:
         """The answer that this micro-batch had in this run already, where it was kept."""

@@ -20,7 +20,7 @@ from gpu_ops.errors import StateError
 from gpu_ops.spark.exchange.connection import Address, Tls, format_location
 from gpu_ops.spark.processor import numpy_environment
 from gpu_ops.spark.servers.pools import Server
-from gpu_ops.state import temporary
+from gpu_ops.state import files
 
 _log = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ class Launcher:
     ) -> None:
         self._token, self._host, self._tls, self._gpus = token, host, tls, gpus
         self._arguments = dict(arguments or {})
-        self.logs = temporary.folder()
+        self.logs = files.temporary_folder()
         self._closed = False
         self._starting: set[subprocess.Popen[bytes]] = set()
         # The kernel may tie a child's life to the thread that started it; handlers' threads end.
@@ -169,7 +169,7 @@ class Launcher:
         """Starts no more of them, and forgets their logs."""
         self.refuse()
         self._starter.shutdown()
-        temporary.remove(self.logs)
+        files.remove_temporary(self.logs)
 
     def _spawn(self, name: str, environment: Mapping[str, str], arguments: Sequence[str]) -> subprocess.Popen[bytes]:
         # what this process can import: modules with a user's aggregate functions, too

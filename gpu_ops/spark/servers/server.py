@@ -33,7 +33,7 @@ from gpu_ops.spark.exchange.connection import Action, FlightServer
 from gpu_ops.spark.servers.memory import host_memory, server_budget
 from gpu_ops.spark.servers.partition import AbandonedError, PartitionState
 from gpu_ops.spark.servers.pending import Applied
-from gpu_ops.state.activity import READING, Activity
+from gpu_ops.state.files import READING, Activity
 from gpu_ops.values import check_array
 
 _log = logging.getLogger(__name__)

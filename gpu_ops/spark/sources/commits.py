@@ -17,8 +17,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow
 
 from gpu_ops.errors import BadInputError
-from gpu_ops.files.delta import LOG
-from gpu_ops.files.formats import file_system_of
+from gpu_ops.files.formats import LOG, file_system_of
 from gpu_ops.query.catalyst import java_class
 
 _COLUMNS: Final = st.StructType([st.StructField("path", st.StringType()), st.StructField("time", st.LongType())])

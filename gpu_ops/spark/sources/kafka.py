@@ -16,7 +16,7 @@ from pyspark.sql import types as st
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.inputs import BadRows
 from gpu_ops.errors import DescriptionError, NotBuiltError
-from gpu_ops.files.times import arrow_zone
+from gpu_ops.files.casts import arrow_zone
 from gpu_ops.messages.client import Client, configured
 from gpu_ops.messages.rows import MessageFormat, MessageFormatName
 from gpu_ops.messages.unavailable import PLACEHOLDER

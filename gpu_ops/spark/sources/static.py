@@ -38,7 +38,7 @@ from gpu_ops.spark.plan.column_metadata import is_changelog
 from gpu_ops.spark.plan.triggers import takes_what_is_there
 from gpu_ops.spark.servers.directory import Directory
 from gpu_ops.spark.servers.folders import as_hadoop_has_it
-from gpu_ops.state import temporary
+from gpu_ops.state import files
 from gpu_ops.state.address import StateAddress
 
 _log = logging.getLogger(__name__)
@@ -138,7 +138,7 @@ def _location(session: SparkSession, name: str, state: StateAddress | None) -> s
 
 
 def _temporary(name: str) -> str:
-    return f"{temporary.folder()}/{quote(name, safe='')}"
+    return f"{files.temporary_folder()}/{quote(name, safe='')}"
 
 
 class _Folder:

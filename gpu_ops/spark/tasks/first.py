@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.groups.top import Order, Top
-from gpu_ops.operators.groups.top.order import sort_keys
+from gpu_ops.operators.groups.top import sort_keys
 from gpu_ops.spark.tasks.arrow import together
 
 _MOST_BYTES: Final = 1 << 28

@@ -21,13 +21,12 @@ import pyarrow as pa
 from gpu_ops.arrays import Array, Positions, Slots
 from gpu_ops.descriptions.groups.aggregate import Measure
 from gpu_ops.kernels import Columns, as_slots
-from gpu_ops.operators.core.least import NONE, least
-from gpu_ops.operators.core.lifetimes import NEVER
+from gpu_ops.operators.core.changes import NEVER
+from gpu_ops.operators.core.key_table import InputRows, ValueTable
 from gpu_ops.operators.core.match import match
-from gpu_ops.operators.core.numbers import one_zero, order_codes_of
-from gpu_ops.operators.groups.aggregate.keys import InputRows, ValueTable
+from gpu_ops.operators.core.order import NONE, least, one_zero, order_codes_of
 from gpu_ops.operators.groups.aggregate.step import Running, Step
-from gpu_ops.state.columns import DEAD, DYING
+from gpu_ops.state.table import DEAD, DYING
 from gpu_ops.values import one_array
 
 _NOTHING: Final = np.uint64(np.iinfo(np.uint64).max)

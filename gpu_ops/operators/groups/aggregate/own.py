@@ -17,9 +17,9 @@ from gpu_ops.descriptions.groups.aggregate import Measure
 from gpu_ops.descriptions.groups.functions import AggregateFunction
 from gpu_ops.errors import DescriptionError, GpuJoinError
 from gpu_ops.kernels import as_slots
-from gpu_ops.operators.core.numbers import one_zero
+from gpu_ops.operators.core.key_table import ValueTable
+from gpu_ops.operators.core.order import one_zero
 from gpu_ops.operators.groups.aggregate.extremes import NO_ROW
-from gpu_ops.operators.groups.aggregate.keys import ValueTable
 from gpu_ops.operators.groups.aggregate.step import Running, Step
 from gpu_ops.values import one_array
 

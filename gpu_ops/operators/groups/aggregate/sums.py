@@ -1,4 +1,4 @@
-"""Counts, sums and averages: numbers beside a group that rows move.
+"""Counts, sums, averages and different values: numbers beside a group that rows move.
 
 Integers add up as bigint and wrap around. Decimals and double numbers add up exactly, as 32-bit parts of their bits,
 each summed in 64 bits: so a result depends neither on the order of rows, nor on how they come in micro-batches. NaN and
@@ -6,6 +6,14 @@ both infinities are counted apart, so that taking one back gives the finite sum 
 
 What adds up, and what becomes of the totals, is the same when the input has ended (`added_up`, `of_totals`): there the
 backend's ``groupby`` adds up.
+
+**Different values**: each value of a group is kept once, with the number of its rows. That is Flink's
+``DistinctAggregate`` over its ``MapView``. A value counts while that number is not zero, so the count moves where it
+crosses zero.
+
+**Averages** of decimals are as Spark has them: of ``decimal(p, s)`` a ``decimal(p + 4, s + 4)``, rounded half up.
+The sum's digits and four more are one number of 160 bits, which is divided by the count as on paper, in digits of 32
+bits.
 """
 
 from __future__ import annotations
@@ -22,11 +30,98 @@ import pyarrow.compute as pc
 
 from gpu_ops.arrays import Array
 from gpu_ops.descriptions.groups.aggregate import Measure
-from gpu_ops.operators.core.numbers import decimal_halves
-from gpu_ops.operators.groups.aggregate.averages import as_decimals, divided, fits
-from gpu_ops.operators.groups.aggregate.step import Running, Step
-from gpu_ops.operators.groups.aggregate.timeline import Moves
-from gpu_ops.state.columns import put_behind
+from gpu_ops.kernels import Kernels
+from gpu_ops.operators.core.key_table import KeyTable
+from gpu_ops.operators.core.order import decimal_halves
+from gpu_ops.operators.groups.aggregate.step import Moves, Running, Step, Timeline
+from gpu_ops.state.table import put_behind
+
+_WORDS: Final = 5
+_WORD: Final = 32
+_MASK: Final = np.uint64((1 << _WORD) - 1)
+_MOST: Final = 10**38 - 1
+"""The greatest number that 38 digits have."""
+
+
+def divided(xp: Any, low: Array, high: Array, counts: Array, places: int) -> tuple[Array, Array, Array]:
+    """Sums over counts, with some digits more, rounded half up.
+
+    Args:
+        xp: numpy or cupy.
+        low: the lower 64 bits of n sums (int64).
+        high: the upper 64 bits.
+        counts: n counts; 0 where there is no average.
+        places: how many digits more.
+
+    Returns:
+        Lower and upper 64 bits, and a mask of those that are there: sum and average have at most 38 digits.
+    """
+    some = counts > 0
+    by = xp.where(some, counts, 1).astype(np.uint64)
+    negative = high < 0
+    below, above = _magnitude(xp, low.view(np.uint64), high.view(np.uint64), negative)
+    some &= ~_beyond(below, above)
+    shift = np.uint64(_WORD)
+    words, carry, factor = [], by, np.uint64(2 * 10**places)
+    for word in (below & _MASK, below >> shift, above & _MASK, above >> shift, xp.zeros_like(below)):
+        total = word * factor + carry  # twice the sum, and one count: half up
+        words.append(total & _MASK)
+        carry = total >> shift
+    quotient = _quotient(xp, words, by * np.uint64(2))
+    below, above = quotient[0] | (quotient[1] << shift), quotient[2] | (quotient[3] << shift)
+    some &= (quotient[4] == 0) & ~_beyond(below, above)
+    below, above = _magnitude(xp, below, above, negative)
+    return below.view(np.int64), above.view(np.int64), some
+
+
+def _quotient(xp: Any, words: list[Array], by: Array) -> list[Array]:
+    """Numbers of words, the lowest first, over others, as words."""
+    # what is left of a step and the next bits have to fit in 64 bits
+    width = _WORD if not by.size or int(by.max()) >> _WORD == 0 else 1
+    rest, found = xp.zeros_like(by), []
+    for word in reversed(words):
+        made = xp.zeros_like(by)
+        for at in range(_WORD - width, -1, -width):
+            digit = (word >> np.uint64(at)) & np.uint64((1 << width) - 1)
+            rest = (rest << np.uint64(width)) | digit
+            made = (made << np.uint64(width)) | (rest // by)
+            rest = rest % by
+        found.append(made)
+    return found[::-1]
+
+
+def fits(xp: Any, low: Array, high: Array) -> Array:
+    """Mask of numbers, given by their lower and upper 64 bits (int64), that have at most 38 digits."""
+    return ~_beyond(*_magnitude(xp, low.view(np.uint64), high.view(np.uint64), high < 0))
+
+
+def _magnitude(xp: Any, low: Array, high: Array, negative: Array) -> tuple[Array, Array]:
+    """Numbers of 128 bits, some of them with the other sign."""
+    return (
+        xp.where(negative, ~low + np.uint64(1), low),
+        xp.where(negative, ~high + (low == 0).astype(np.uint64), high),
+    )
+
+
+def _beyond(low: Array, high: Array) -> Array:
+    """Mask of numbers without a sign that have more than 38 digits."""
+    most = np.uint64(_MOST >> 64)
+    return (high > most) | ((high == most) & (low > np.uint64(_MOST & ((1 << 64) - 1))))
+
+
+def as_decimals(low: Any, high: Any, known: Any, kind: pa.DataType) -> pa.Array:
+    """Decimals of n numbers of 128 bits on the host, null where they are not known.
+
+    Args:
+        low: the lower 64 bits.
+        high: the upper 64 bits.
+        known: n flags.
+        kind: a decimal128 of any precision that has their digits.
+    """
+    words, valid = np.stack([low, high], axis=1), pa.py_buffer(np.packbits(known, bitorder="little"))
+    made = pa.Array.from_buffers(pa.decimal128(38, kind.scale), len(low), [valid, pa.py_buffer(words)])
+    return made.cast(kind)
+
 
 _PART: Final = 32
 _LOW: Final = (1 << _PART) - 1
@@ -422,3 +517,54 @@ def nearest(xp: Any, parts: list[Array], low: int) -> Array:
 def doubles(bits: npt.NDArray[np.int64], known: npt.NDArray[np.bool_]) -> pa.Array:
     """In Arrow what `of_doubles` gave, on the host."""
     return pa.array(bits.view(np.float64), mask=~known)
+
+
+GROUP_NUMBER = "number"
+"""Beside a group: what its values know it by, from 1; slots change."""
+GROUP, _ROWS = "group", "rows"
+
+
+def value_table(kernels: Kernels, kind: pa.DataType, name: str, *, forgets: bool) -> KeyTable:
+    """An empty table of values.
+
+    Args:
+        kernels: the backend.
+        kind: their type.
+        name: for errors.
+        forgets: whether groups are forgotten, and their values with them.
+    """
+    schema = pa.schema([(GROUP, pa.int64()), (name if name != GROUP else f"{name}_", kind)])
+    return KeyTable(kernels, schema, {_ROWS: np.int64}, name, by_first=forgets)
+
+
+def crossings(step: Step, table: KeyTable, column: str) -> Array:
+    """By how much each event moves the number of different values: 1, -1 or 0; moves the values' own numbers.
+
+    Args:
+        step: the micro-batch.
+        table: the values there are.
+        column: whose values they are.
+    """
+    kernels, xp, rows = step.kernels, step.xp, step.rows
+    deltas = xp.zeros(step.row.size, np.int64)
+    there = step.there(column)
+    known = xp.arange(rows.group.size, dtype=np.int64) if there is None else xp.flatnonzero(there)
+    if not known.size:
+        return deltas
+    numbers = step.base(GROUP_NUMBER)[rows.group[known]]
+    own = kernels.frame(pa.table({GROUP: pa.array(kernels.asnumpy(numbers))}))
+    values = kernels.take(rows.frame, known, [column], present=True)
+    name = table.source.schema.names[1]
+    found = table.locate(kernels.combine([(GROUP, own, GROUP), (name, values, column)]))
+    place = xp.full(rows.group.size, -1, np.int64)
+    place[known] = found.number
+    value = place[step.row]
+    events = xp.flatnonzero(value >= 0)
+    line = Timeline(kernels, found.slots, value[events], step.instants[events], net=False)
+    signs = xp.ones(events.size, np.int64) if step.sign is None else step.sign[events]
+    before, after = line.summed(line.moves(signs), base := table.beside[_ROWS].values[found.slots])
+    left = line.final(after)
+    table.put(_ROWS, found.slots, left, base)
+    table.end(found.slots[left == 0])
+    deltas[events[line.order]] = (after > 0).astype(np.int64) - (before > 0)
+    return deltas

@@ -1,7 +1,7 @@
 """Residual conditions on columns in GPU memory: the tree of `gpu_ops.conditions.expressions`, evaluated with cupy.
 
 The answers are those of `cpu_fallback.conditions`, row for row. Numbers, times and booleans are cupy arrays,
-decimals pairs of them (`decimals`), text stays with libcudf.
+decimals pairs of them (`hashing`), text stays with libcudf.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ import pylibcudf as plc
 from gpu_ops.arrays import Array
 from gpu_ops.conditions import Condition, nodes_of
 from gpu_ops.conditions.expressions import Call, Column, Literal, Op, kind
-from gpu_ops.cudf_backend.conditions import decimals
-from gpu_ops.cudf_backend.conditions.decimals import Wide
+from gpu_ops.cudf_backend import hashing
 from gpu_ops.cudf_backend.frame import Frame, choose, to_arrow, valid_mask, values
-from gpu_ops.cudf_backend.hashing import rescale
+from gpu_ops.cudf_backend.hashing import Wide, rescale
 from gpu_ops.cudf_backend.storage import decoded, is_bytes, is_decimal, storage_type, to_storage
 
 
@@ -100,7 +99,7 @@ def _literal(node: Literal) -> Datum:
     if is_bytes(type_):
         return Datum(plc.Column.from_arrow(to_storage(pa.array([value or ""], pa.string()))), valid)
     if kind(type_) == "decimal":
-        return Datum(decimals.constant(int(Decimal(value or 0).scaleb(type_.scale, Context(prec=100)))), valid)
+        return Datum(hashing.constant(int(Decimal(value or 0).scaleb(type_.scale, Context(prec=100)))), valid)
     return Datum(cp.full(1, value or 0, storage_type(type_).to_pandas_dtype()), valid)
 
 
@@ -110,7 +109,7 @@ def _column(column: Any, own: pa.DataType, type_: pa.DataType) -> Datum:
     if is_bytes(own) or kind(type_) == "other":  # of the latter only the nulls count
         return Datum(column, valid)
     if is_decimal(own):
-        return _cast(Datum(decimals.from_lanes(values(column, np.int64, lanes=2)), valid), own, type_)
+        return _cast(Datum(hashing.from_lanes(values(column, np.int64, lanes=2)), valid), own, type_)
     numbers = values(column, storage_type(own).to_pandas_dtype())
     return _cast(Datum(numbers // (86_400 * 1000) if pa.types.is_date64(own) else numbers, valid), own, type_)
 
@@ -120,8 +119,8 @@ def _cast(datum: Datum, own: pa.DataType, type_: pa.DataType) -> Datum:
     if kind(own) == "null":
         return _literal(Literal(None, type_))
     if kind(type_) == "decimal":
-        wide = data if isinstance(data, Wide) else decimals.from_integers(data)
-        return Datum(decimals.scale_up(wide, type_.scale - getattr(own, "scale", 0)), datum.valid)
+        wide = data if isinstance(data, Wide) else hashing.from_integers(data)
+        return Datum(hashing.scale_up(wide, type_.scale - getattr(own, "scale", 0)), datum.valid)
     if getattr(own, "unit", unit) != unit:
         return Datum(rescale(data, own.unit, type_.unit), datum.valid)
     return Datum(data.astype(storage_type(type_).to_pandas_dtype(), copy=False), datum.valid)
@@ -176,7 +175,7 @@ def _case(args: list[Datum], node: Call) -> Datum:
             rows = max(mask.size, value.data.size(), result.data.size())
             data = choose(cp.broadcast_to(mask, (rows,)), value.data, result.data, pa.string())
         else:
-            pick = decimals.choose if isinstance(value.data, Wide) else cp.where
+            pick = hashing.choose if isinstance(value.data, Wide) else cp.where
             data = pick(mask, value.data, result.data)
         result = Datum(data, valid)
     return result

@@ -33,11 +33,11 @@ from gpu_ops.descriptions.by_time.asof_join import AsofJoin
 from gpu_ops.descriptions.by_time.intervals import AFTER_ALL, BEFORE_ALL, shifted
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Columns, Kernels, as_slots
-from gpu_ops.operators.by_time.temporal.join import Keys, TemporalOperator
+from gpu_ops.operators.by_time.temporal import Keys, TemporalOperator
 from gpu_ops.operators.core.emission import OutputRows
 from gpu_ops.operators.core.match import match
-from gpu_ops.state.columns import DEAD, LIVE
 from gpu_ops.state.keyed_table import TIES_COLUMN
+from gpu_ops.state.table import DEAD, LIVE
 
 
 class AsofAtWatermark(TemporalOperator):

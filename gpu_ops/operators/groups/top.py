@@ -13,6 +13,14 @@ anew. In Flink each row of a group has a TTL of its own, so that the rows behind
 Row kinds (``per_event``): a row that comes to be among the first is ``+I``, one that is not any more ``-D``. With a
 number, ``-U`` and ``+U`` where another row has got the number; all rows that leave by a change stand before those
 that come, where Flink has them number by number.
+
+**The order as numbers**: of the first column of an order each value becomes an integer (`sort_keys`), lower for rows in
+front. Text, binary and long decimals lose something on the way, but never change places: rows with equal numbers are
+compared by `places`.
+
+**First rows** that were there before a micro-batch come from the index by group and order. Each run of the index is
+ordered by (hash, number of the order, arrival), so the first rows of a group are read from where the group begins in
+it: as many as are wanted, and more where some of them are gone.
 """
 
 from __future__ import annotations
@@ -22,28 +30,267 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from gpu_ops import layouts
-from gpu_ops.arrays import Array, Positions, Slots, distinct
+from gpu_ops.arrays import Array, Hashes, Positions, Slots, distinct
+from gpu_ops.descriptions.by_time.intervals import AFTER_ALL, BEFORE_ALL
 from gpu_ops.descriptions.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
-from gpu_ops.descriptions.groups.top import Top
+from gpu_ops.descriptions.groups.top import Order, Top
 from gpu_ops.errors import StateError
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Columns, Frame, Kernels, as_slots
+from gpu_ops.operators.core.changes import NEVER, Lifetimes
 from gpu_ops.operators.core.emission import OutputRows, chained, in_order, net_rows
-from gpu_ops.operators.core.groups import Groups
-from gpu_ops.operators.core.least import NONE, least
-from gpu_ops.operators.core.lifetimes import NEVER, Lifetimes
-from gpu_ops.operators.groups.aggregate.cut import Linked, cut_groups
-from gpu_ops.operators.groups.top.expiry import Expiry
-from gpu_ops.operators.groups.top.index import FirstRows
-from gpu_ops.operators.groups.top.order import FIRST, LAST, exact, places, sort_keys
+from gpu_ops.operators.core.key_table import KeyTable, forget_rows
+from gpu_ops.operators.core.order import NONE, Groups, decimal_halves, float_codes, least
+from gpu_ops.operators.groups.aggregate.state import Linked, cut_groups
 from gpu_ops.operators.keyed import KeyedOperator
 from gpu_ops.operators.operator import Cut, Output, Parts, Targets
-from gpu_ops.state.cold import postponed
-from gpu_ops.state.columns import DEAD, LIVE, KeySet
+from gpu_ops.state.index import TimeRun, postponed
 from gpu_ops.state.keyed_table import TIME_COLUMN, KeyedTable
+from gpu_ops.state.table import DEAD, LIVE, KeySet
+
+FIRST: Final = BEFORE_ALL + 2
+LAST: Final = AFTER_ALL - 1
+"""The numbers of values; nulls have one below or above. What is beyond counts as one of these."""
+
+_PREFIX: Final = 8
+"""Bytes of a text that its number has."""
+
+
+def exact(kind: pa.DataType) -> bool:
+    """Whether different values of a type have different numbers, those between `FIRST` and `LAST`."""
+    t = pa.types
+    if t.is_decimal(kind):
+        return bool(kind.precision <= 18)
+    return not (t.is_string(kind) or t.is_large_string(kind) or _is_binary(kind))
+
+
+def sort_keys(column: pa.ChunkedArray, order: Order) -> npt.NDArray[np.int64]:
+    """A number for each row; rows with a lower one come before others.
+
+    Args:
+        column: n values of the order's column.
+        order: by what.
+
+    Returns:
+        N int64, none of them `BEFORE_ALL`.
+    """
+    numbers = _numbers(column)
+    found = np.clip(~numbers if order.descending else numbers, FIRST, LAST)
+    if column.null_count:
+        found[column.is_null().to_numpy()] = FIRST - 1 if order.nulls_first else LAST + 1
+    return found
+
+
+def places(
+    columns: Sequence[pa.ChunkedArray], order: Sequence[Order], arrival: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """The positions of n rows in their order.
+
+    Args:
+        columns: n values of each of the order's columns.
+        order: by what.
+        arrival: n numbers, of rows that are equal in the order the least comes first.
+
+    Returns:
+        N positions (int64): where each of the rows stands.
+    """
+    keys: list[npt.NDArray[np.generic]] = []
+    for column, by in zip(columns, order, strict=True):
+        nulls = column.is_null().to_numpy()
+        if exact(column.type):
+            values = _numbers(column)
+        else:
+            values = pc.rank(column, "ascending", tiebreaker="dense").to_numpy().astype(np.int64)
+        values = np.where(nulls, 0, ~values if by.descending else values)
+        keys += [~nulls if by.nulls_first else nulls, values]
+    sorted_ = np.lexsort((arrival, *reversed(keys)))
+    found = np.empty(sorted_.size, np.int64)
+    found[sorted_] = np.arange(sorted_.size)
+    return found
+
+
+def _numbers(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    """Values as ascending numbers, NaN behind infinity; anything for nulls."""
+    kind, t = column.type, pa.types
+    if t.is_decimal(kind) and kind.precision > 18:
+        column, kind = column.cast(pa.float64(), safe=False), pa.float64()
+    if t.is_floating(kind):
+        return float_codes(column.cast(pa.float64()).fill_null(0).to_numpy())
+    if t.is_decimal(kind):
+        # the lower halves of short ones are the whole
+        return np.concatenate([np.empty(0, np.int64), *(decimal_halves(chunk)[0] for chunk in column.chunks)])
+    if t.is_string(kind) or t.is_large_string(kind) or _is_binary(kind):
+        chunks = [_text_numbers(chunk.cast(pa.large_binary())) for chunk in column.chunks]
+        return np.concatenate([np.empty(0, np.int64), *chunks])
+    if kind == pa.uint64():
+        values = column.fill_null(0).to_numpy().view(np.int64)
+        return np.asarray(values ^ np.int64(BEFORE_ALL))
+    if t.is_boolean(kind):
+        column = column.cast(pa.int8())
+    elif t.is_date32(kind) or t.is_time32(kind):
+        column = column.cast(pa.int32())
+    whole: npt.NDArray[np.int64] = column.cast(pa.int64()).fill_null(0).to_numpy()
+    return whole
+
+
+def _text_numbers(values: pa.LargeBinaryArray) -> npt.NDArray[np.int64]:
+    """The first bytes of each value as one number."""
+    _, offsets, data = values.buffers()
+    ends = np.frombuffer(offsets, np.int64)[values.offset : values.offset + len(values) + 1]
+    found = np.zeros(len(values), np.uint64)
+    if data is None or not data.size:
+        return found.view(np.int64) ^ np.int64(BEFORE_ALL)
+    content = np.frombuffer(data, np.uint8)
+    for number in range(_PREFIX):
+        at = ends[:-1] + number
+        byte = np.where(at < ends[1:], content[np.minimum(at, content.size - 1)], np.uint8(0))
+        found = (found << np.uint64(8)) | byte
+    return found.view(np.int64) ^ np.int64(BEFORE_ALL)
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    t = pa.types
+    return bool(t.is_binary(kind) or t.is_large_binary(kind) or t.is_fixed_size_binary(kind))
+
+
+_MARGIN: Final = 4
+"""Read beyond what is wanted, at first."""
+
+
+class FirstRows:
+    """Looks up the first rows of groups.
+
+    Args:
+        table: the state, with the order's numbers as times.
+        decides: whether rows with different values have different numbers, those between `FIRST` and `LAST`. Of other
+            numbers all rows are found that have the last one's.
+    """
+
+    def __init__(self, table: KeyedTable, *, decides: bool) -> None:
+        self._table, self._kernels, self._decides = table, table.kernels, decides
+        self.read = 0
+        """How many entries of the index were read."""
+
+    def search(self, own: Columns, hashes: Hashes, wanted: Array) -> tuple[Array, Slots]:
+        """The first committed rows of each group, those that this micro-batch takes among them.
+
+        Args:
+            own: the columns of a row of each of n groups.
+            hashes: n.
+            wanted: how many of each, n positive numbers.
+
+        Returns:
+            Numbers of groups and slots, by group and order (as far as the number decides).
+        """
+        xp, none = self._kernels.xp, self._kernels.xp.empty(0, np.int64)
+        found = [(none, none, none)]
+        for run in self._table.time_index.runs:
+            found += self._from_run(run, own, hashes, wanted)
+        groups, times, slots = (xp.concatenate(part) for part in zip(*found, strict=True))
+        order = self._kernels.argsort(slots)
+        for part in (times, groups):
+            order = order[self._kernels.argsort(part[order])]
+        groups, times, slots = groups[order], times[order], slots[order]
+        starts = xp.searchsorted(groups, xp.arange(hashes.size, dtype=np.int64))
+        place = xp.arange(groups.size, dtype=np.int64) - starts[groups]
+        kept = place < wanted[groups]
+        if groups.size:
+            last = xp.minimum(starts + wanted - 1, groups.size - 1)[groups]
+            kept |= (groups[last] == groups) & (times == times[last]) & self._undecided(times)
+        kept = xp.flatnonzero(kept)
+        return groups[kept], slots[kept]
+
+    def _from_run(self, run: TimeRun, own: Columns, hashes: Hashes, wanted: Array) -> list[tuple[Array, Array, Slots]]:
+        """The first rows in one run: numbers of groups, times, slots."""
+        xp, index, found = self._kernels.xp, self._table.time_index, []
+        at = index.bisect(run, hashes, xp.full(hashes.size, BEFORE_ALL, np.int64), after=False)
+        groups, left, width = xp.arange(hashes.size, dtype=np.int64), wanted, wanted + _MARGIN
+        while groups.size:
+            ends = xp.minimum(at + width, run.entries.size)
+            read, more = self._read(run, own, hashes, (groups, at, ends))
+            found.append(read)
+            left = left - xp.bincount(xp.searchsorted(groups, read[0]), minlength=groups.size)
+            done = xp.flatnonzero(more & (left <= 0))
+            if done.size:
+                last = index.read(run, ends[done] - 1)[1]
+                undecided = xp.flatnonzero(self._undecided(last))
+                done, last = done[undecided], last[undecided]
+                behind = index.bisect(run, hashes[groups[done]], last, after=True)
+                found.append(self._read(run, own, hashes, (groups[done], ends[done], behind))[0])
+            on = xp.flatnonzero(more & (left > 0))
+            groups, at, left, width = groups[on], ends[on], left[on], 2 * width[on]
+        return found
+
+    def _undecided(self, numbers: Array) -> Array:
+        """Mask of numbers that rows with different values may have."""
+        ends = (numbers == FIRST) | (numbers == LAST)
+        return ends if self._decides else ends | True
+
+    def _read(
+        self, run: TimeRun, own: Columns, hashes: Hashes, spans: tuple[Array, Positions, Positions]
+    ) -> tuple[tuple[Array, Array, Slots], Array]:
+        """The rows of groups in spans of a run that are there; and whether each span ends in entries of its hash."""
+        xp, table, (groups, begins, ends) = self._kernels.xp, self._table, spans
+        sizes = ends - begins
+        behind = xp.cumsum(sizes)
+        self.read += (total := int(behind[-1]) if behind.size else 0)
+        here = xp.arange(total, dtype=np.int64)
+        number = xp.searchsorted(behind, here, side="right")
+        hashed, times, slots = table.time_index.read(run, here - (behind - sizes)[number] + begins[number])
+        same = hashed == (hashes >> np.uint64(32))[groups][number]
+        read = xp.flatnonzero(sizes > 0)
+        more = xp.zeros(sizes.size, bool)
+        more[read] = same[behind[read] - 1]
+        there = xp.flatnonzero(same & (table.status.values[slots] != DEAD))
+        number, times, slots = groups[number[there]], times[there], slots[there]
+        if table.keys:
+            found = Columns(table.store, table.keys)
+            mine = xp.flatnonzero(self._kernels.equal_at(table.key_types, (own, number), (found, slots)))
+            number, times, slots = number[mine], times[mine], slots[mine]
+        return (number, times, slots), more
+
+
+_ALL = "all"
+
+
+class Expiry:
+    """When groups were last changed.
+
+    Args:
+        table: the rows.
+        by: the columns that make a group.
+        ttl_ms: how long after that one is forgotten.
+
+    Attributes:
+        groups: the groups, each once.
+    """
+
+    def __init__(self, table: KeyedTable, by: tuple[str, ...], ttl_ms: int) -> None:
+        self._table, self._by, self._clock = table, by, 0
+        schema = pa.schema([table.source.schema.field(column) for column in by] or [(_ALL, pa.int8())])
+        self.groups = KeyTable(table.kernels, schema, {}, table.source.name, ttl_ms=ttl_ms)
+
+    def begin(self, clock_ms: int) -> int:
+        """Prepare a micro-batch: groups that have expired go with their rows; how many rows."""
+        self._clock, groups = clock_ms, self.groups
+        gone = groups.expired(clock_ms)
+        if not gone.size:
+            return 0
+        groups.move(gone, LIVE, DEAD)
+        return forget_rows(self._table, groups.store.take(gone, groups.source.schema.names, present=True))
+
+    def touch(self, frame: Frame) -> None:
+        """Groups that the micro-batch changes; ``frame`` has a row of each."""
+        kernels = self._table.kernels
+        if not self._by:
+            frame = kernels.frame(pa.table({_ALL: pa.array(np.zeros(kernels.num_rows(frame), np.int8))}))
+        self.groups.touch(self.groups.locate(frame).slots, self._clock)
+
 
 _AT_ONCE: Final = 1 << 22
 """Numbers of first rows, moment by moment, that are in memory at once."""

@@ -1,1 +1,0 @@
-"""Conditions on the card, and the arithmetic of decimals that they need."""

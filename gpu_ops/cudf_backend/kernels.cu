@@ -1,0 +1,259 @@
+// What the backend computes by kernels of its own. How their arguments look in numpy stands beside their launches.
+// Limits are of one launch: addresses travel with it, and it takes 4 KB of arguments; `device.LIMITS` has them from here.
+
+#define MOST_RUNS 64
+#define MOST_SEGMENTS 48
+#define GATHERED_COLUMNS 6
+#define COMPARED_COLUMNS 3
+
+typedef unsigned long long u64;
+typedef long long i64;
+
+// --- sorted runs: search.py --------------------------------------------------------------------
+
+// How many of an ascending array's entries are less than a value (or, with `equal`, not greater).
+__device__ i64 rank_of(u64 value, const u64* entries, i64 size, bool equal) {
+  i64 low = 0, high = size;
+  while (low < high) {
+    i64 middle = low + (high - low) / 2;
+    if (entries[middle] < value || (equal && entries[middle] == value)) low = middle + 1; else high = middle;
+  }
+  return low;
+}
+
+// One thread for an entry: the upper half of a row's hash, and its slot. Row i is `rows[i]`, or i where there are none.
+extern "C" __global__ void make_entries(
+    const u64* hashes, const i64* rows, bool every, i64 first, i64 size, u64* out) {
+  i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x;
+  if (at < size) out[at] = (hashes[every ? at : rows[at]] & 0xFFFFFFFF00000000u) | (u64)(first + at);
+}
+
+// One thread for an entry: its place is its own among its kind and its rank among the others.
+extern "C" __global__ void merge_entries(const u64* first, i64 size, const u64* second, i64 total, u64* out) {
+  i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x;
+  if (at >= total) return;
+  if (at < size) out[at + rank_of(first[at], second, total - size, false)] = first[at];
+  else out[at - size + rank_of(second[at - size], first, size, true)] = second[at - size];
+}
+
+// One thread for a prefix, and one for the end.
+extern "C" __global__ void begin_prefixes(const u64* entries, i64 size, i64 shift, i64 prefixes, int* directory) {
+  i64 prefix = blockIdx.x * (i64)blockDim.x + threadIdx.x;
+  if (prefix > prefixes) return;
+  directory[prefix] = prefix == prefixes ? size : rank_of((u64)prefix << (32 + shift), entries, size, false);
+}
+
+// --- lookups in them: search.py ----------------------------------------------------------------
+
+struct Run {
+  const u64* entries;  // ascending: upper half a hash, lower half a slot
+  const i64* times;  // null where entries have none
+  const int* directory;  // where each hash prefix begins
+  i64 shift;
+};
+struct Runs { Run run[MOST_RUNS]; };
+
+// Within [low, high) the first entry of a run not before (or, with `after`, beyond) a hash and a time.
+__device__ int bisected(const Run& run, u64 hash, i64 time, int low, int high, bool after) {
+  while (low < high) {
+    int middle = low + (high - low) / 2;
+    u64 other = run.entries[middle] >> 32;
+    bool before = other < hash;
+    if (other == hash) {
+      if (!run.times) before = after;
+      else before = after ? run.times[middle] <= time : run.times[middle] < time;
+    }
+    if (before) low = middle + 1; else high = middle;
+  }
+  return low;
+}
+
+// Where in each run the entries of each needle begin, and how many there are: one thread for a run and a needle.
+extern "C" __global__ void find(
+    Runs runs, i64 size, i64 lookups, const u64* needles, const i64* earliest, const i64* latest,
+    int* begins, i64* counts) {
+  i64 lookup = blockIdx.x * (i64)blockDim.x + threadIdx.x;
+  if (lookup >= lookups) return;
+  const Run& run = runs.run[lookup / size];
+  i64 needle = lookup % size;
+  u64 hash = needles[needle] >> 32;
+  int low = run.directory[hash >> run.shift], high = run.directory[(hash >> run.shift) + 1];
+  int begin = bisected(run, hash, run.times ? earliest[needle] : 0, low, high, false);
+  int end = bisected(run, hash, run.times ? latest[needle] : 0, begin, high, true);
+  begins[lookup] = begin;
+  counts[lookup] = end - begin;
+}
+
+// Where each needle stands in the first run, which has times: one thread for a needle.
+extern "C" __global__ void bisect_run(
+    Runs runs, i64 size, const u64* needles, const i64* times, bool after, i64* positions) {
+  i64 needle = blockIdx.x * (i64)blockDim.x + threadIdx.x;
+  if (needle >= size) return;
+  const Run& run = runs.run[0];
+  u64 hash = needles[needle] >> 32;
+  int low = run.directory[hash >> run.shift], high = run.directory[(hash >> run.shift) + 1];
+  positions[needle] = bisected(run, hash, times[needle], low, high, after);
+}
+
+// All pairs of slots: one thread for a pair. `ends` has how many pairs there are up to and with each lookup's.
+extern "C" __global__ void write_pairs(
+    Runs runs, i64 size, i64 lookups, const u64* needles, const int* begins, const i64* ends, i64 total,
+    bool by_candidate, i64* pairs) {
+  i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x;
+  if (at >= total) return;
+  i64 low = 0, high = lookups;
+  while (low < high) {
+    i64 middle = low + (high - low) / 2;
+    if (ends[middle] <= at) low = middle + 1; else high = middle;
+  }
+  i64 before = low ? ends[low - 1] : 0;
+  i64 slot = runs.run[low / size].entries[begins[low] + (at - before)] & 0xFFFFFFFFu;
+  i64 own = needles[low % size] & 0xFFFFFFFFu;
+  pairs[at] = by_candidate ? slot << 32 | own : own << 32 | slot;
+}
+
+// --- rows of fixed-width columns: frame.py -----------------------------------------------------
+
+struct Sources {
+  i64 starts[MOST_SEGMENTS];  // the first row of each segment
+  const unsigned char* data[GATHERED_COLUMNS][MOST_SEGMENTS];
+  i64 widths[GATHERED_COLUMNS];  // bytes of a value
+  i64 offsets[GATHERED_COLUMNS];  // where a column's values begin in the output
+};
+
+// One thread for a row and a column. Of a row that is not there (-1) another one is read.
+extern "C" __global__ void gather_rows(
+    Sources from, i64 segments, i64 threads, i64 size, const i64* rows, unsigned char* out) {
+  i64 thread = blockIdx.x * (i64)blockDim.x + threadIdx.x;
+  if (thread >= threads) return;
+  i64 column = thread / size, at = thread % size, row = rows[at] < 0 ? 0 : rows[at];
+  i64 low = 0, high = segments - 1;
+  while (low < high) {
+    i64 middle = (low + high + 1) / 2;
+    if (from.starts[middle] <= row) low = middle; else high = middle - 1;
+  }
+  i64 width = from.widths[column];
+  const unsigned char* source = from.data[column][low] + (row - from.starts[low]) * width;
+  unsigned char* target = out + from.offsets[column] + at * width;
+  switch (width) {
+    case 1: *target = *source; break;
+    case 2: *(short*)target = *(const short*)source; break;
+    case 4: *(int*)target = *(const int*)source; break;
+    case 8: *(i64*)target = *(const i64*)source; break;
+    default: ((i64*)target)[0] = ((const i64*)source)[0], ((i64*)target)[1] = ((const i64*)source)[1];
+  }
+}
+
+// --- which rows are equal: compare.py ----------------------------------------------------------
+
+struct Rows {
+  i64 segments;
+  const i64* rows;  // the row that each number stands for; null where the numbers are the rows
+  i64 starts[MOST_SEGMENTS];  // the first row of each segment
+  const unsigned char* data[COMPARED_COLUMNS][MOST_SEGMENTS];
+};
+
+struct Compared {
+  i64 columns;
+  i64 widths[COMPARED_COLUMNS];  // bytes of a value; negative where it is a float
+  Rows one, other;
+};
+
+__device__ i64 segment_of(const Rows& in, i64 row) {
+  i64 low = 0, high = in.segments - 1;
+  while (low < high) {
+    i64 middle = (low + high + 1) / 2;
+    if (in.starts[middle] <= row) low = middle; else high = middle - 1;
+  }
+  return low;
+}
+
+// NaN equals NaN.
+template <typename T> __device__ bool same_float(T a, T b) { return a == b || (a != a && b != b); }
+
+__device__ bool same_value(const unsigned char* a, const unsigned char* b, i64 width) {
+  switch (width) {
+    case 1: return *a == *b;
+    case 2: return *(const short*)a == *(const short*)b;
+    case 4: return *(const int*)a == *(const int*)b;
+    case 8: return *(const i64*)a == *(const i64*)b;
+    case -4: return same_float(*(const float*)a, *(const float*)b);
+    case -8: return same_float(*(const double*)a, *(const double*)b);
+    default: return ((const i64*)a)[0] == ((const i64*)b)[0] && ((const i64*)a)[1] == ((const i64*)b)[1];
+  }
+}
+
+__device__ bool same_row(const Compared& by, i64 number, i64 another) {
+  if (!by.columns) return true;
+  i64 row = by.one.rows ? by.one.rows[number] : number, slot = by.other.rows ? by.other.rows[another] : another;
+  i64 part = segment_of(by.one, row), piece = segment_of(by.other, slot);
+  row -= by.one.starts[part];
+  slot -= by.other.starts[piece];
+  for (i64 column = 0; column < by.columns; ++column) {
+    i64 width = by.widths[column], bytes = width < 0 ? -width : width;
+    const unsigned char* a = by.one.data[column][part] + row * bytes;
+    const unsigned char* b = by.other.data[column][piece] + slot * bytes;
+    if (!same_value(a, b, width)) return false;
+  }
+  return true;
+}
+
+__device__ bool is_match(
+    const Compared& by, i64 needle, i64 slot, const signed char* states, bool all, i64 least, i64 most) {
+  return (all || (states[slot] >= least && states[slot] <= most)) && same_row(by, needle, slot);
+}
+
+// One thread for a pair of rows.
+extern "C" __global__ void compare_rows(
+    Compared by, i64 size, const i64* rows, const i64* others, const bool* where, bool everywhere, bool* out) {
+  i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x;
+  if (at < size) out[at] = (everywhere || where[at]) && same_row(by, rows[at], others[at]);
+}
+
+// One thread for a candidate: a needle and a slot in one number.
+extern "C" __global__ void mark_matches(
+    Compared by, i64 size, const i64* pairs, bool by_candidate, const signed char* states, bool all, i64 least,
+    i64 most, bool* out) {
+  i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x;
+  if (at >= size) return;
+  i64 first = pairs[at] >> 32, second = pairs[at] & 0xFFFFFFFFu;
+  out[at] = is_match(by, by_candidate ? second : first, by_candidate ? first : second, states, all, least, most);
+}
+
+// The same, where no needle has more than one match.
+extern "C" __global__ void put_matches(
+    Compared by, i64 size, const i64* pairs, const signed char* states, bool all, i64 least, i64 most, i64* out) {
+  i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x;
+  if (at >= size) return;
+  i64 needle = pairs[at] >> 32, slot = pairs[at] & 0xFFFFFFFFu;
+  if (is_match(by, needle, slot, states, all, least, most)) out[needle] = slot;
+}
+
+// One thread for a row: its hash, the lowest bits of which give way to its position.
+extern "C" __global__ void pack_positions(const u64* hashes, i64 size, i64 bits, u64* out) {
+  i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x;
+  if (at < size) out[at] = (hashes[at] >> bits << bits) | (u64)at;
+}
+
+// Of such numbers, sorted: positions, and whether a hash begins; or else, in the upper half, whether the row is unlike
+// the one before.
+extern "C" __global__ void begin_groups(
+    Compared by, const u64* packed, i64 size, i64 bits, i64* order, i64* begins) {
+  i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x;
+  if (at >= size) return;
+  u64 lower = ((u64)1 << bits) - 1;
+  i64 row = packed[at] & lower;
+  order[at] = row;
+  if (!at || packed[at] >> bits != packed[at - 1] >> bits) begins[at] = 1;
+  else begins[at] = same_row(by, row, packed[at - 1] & lower) ? 0 : (i64)1 << 32;
+}
+
+// Of their running sum: each one's group, and where groups begin and end.
+extern "C" __global__ void number_groups(const i64* running, i64 size, i64* group, i64* bounds) {
+  i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x;
+  if (at >= size) return;
+  i64 number = (running[at] & 0xFFFFFFFFu) - 1;
+  group[at] = number;
+  if (!at || (running[at - 1] & 0xFFFFFFFFu) - 1 != number) bounds[number] = at;
+  if (at == size - 1) bounds[number + 1] = size;
+}

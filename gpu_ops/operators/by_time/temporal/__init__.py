@@ -1,1 +1,0 @@
-"""The temporal join, and how long it keeps a key."""

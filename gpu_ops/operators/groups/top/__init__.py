@@ -1,1 +1,0 @@
-"""Top-N: the first rows of each group."""
