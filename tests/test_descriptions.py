@@ -55,32 +55,57 @@ DESCRIPTIONS: Final[dict[str, Description]] = {
     "not in": Join("anti", A, B, K, null_aware=True),
     "interval join": IntervalJoin("inner", EARLY, AT, K, interval=Interval(-1000, 1000), **NAMED),
     "interval join, all options": IntervalJoin(
-        "full", EARLY, AT, K, "early.x <> at.x", "per_event",
-        interval=Interval(-60_000, 0, False, True, "event", "join", False, 5000, "later"), **NAMED,
+        "full",
+        EARLY,
+        AT,
+        K,
+        "early.x <> at.x",
+        "per_event",
+        interval=Interval(-60_000, 0, False, True, "event", "join", False, 5000, "later"),
+        **NAMED,
     ),
     "keyed interval join": IntervalJoin(
         "inner", EARLY, AT, K, interval=Interval(0, 10, late="tag", keyed=True), **NAMED
     ),
-    "interval join by processing time": IntervalJoin("left", A, B, K, interval=Interval(0, 10, time="processing"), **NAMED),
+    "interval join by processing time": IntervalJoin(
+        "left", A, B, K, interval=Interval(0, 10, time="processing"), **NAMED
+    ),
     "interval semi join": IntervalJoin("semi", EARLY, AT, K, emit="at_end", interval=Interval(0, 10)),
     "asof join": AsofJoin("left", EARLY, VERSIONS, K, asof=Asof(), **NAMED),
-    "asof join, all options": AsofJoin("inner", EARLY, AT, K, emit="at_watermark", asof=Asof("nearest", 500, False), **NAMED),
+    "asof join, all options": AsofJoin(
+        "inner", EARLY, AT, K, emit="at_watermark", asof=Asof("nearest", 500, False), **NAMED
+    ),
     "temporal join": TemporalJoin("inner", EARLY, VERSIONS, K, **NAMED),
     "temporal join, all options": TemporalJoin("left", AT, VERSIONS, K, "at.x > 0", late="tag", ttl_ms=90_000, **NAMED),
     "lookup join": LookupJoin("left", A, KEYED, K, "a.x > keyed.x", **NAMED),
     "multi join": MultiJoin.of([A, B, C], "k", suffixes=["", "_b", "_c"]),
     "multi join, all options": MultiJoin(
         (A, RETRACTING, KEYED),
-        (Step("inner", (Equality(0, "k", "k"),), "a.x > r.x"), Step("left", (Equality(0, "k", "k", using=True), Equality(1, "g", "g", True)))),
-        "per_event", ("_a", "_r", "_k"),
+        (
+            Step("inner", (Equality(0, "k", "k"),), "a.x > r.x"),
+            Step("left", (Equality(0, "k", "k", using=True), Equality(1, "g", "g", True))),
+        ),
+        "per_event",
+        ("_a", "_r", "_k"),
     ),
-    "multi join turned round": MultiJoin.of([A, B, C], [("a.k", "k"), ("b.k", "k")], ["right", "inner"], suffixes=["", "_b", "_c"], where=[None, "a.k + c.k > 0"], ansi=True),
+    "multi join turned round": MultiJoin.of(
+        [A, B, C],
+        [("a.k", "k"), ("b.k", "k")],
+        ["right", "inner"],
+        suffixes=["", "_b", "_c"],
+        where=[None, "a.k + c.k > 0"],
+        ansi=True,
+    ),
     "co-group": CoGroup(A, KEYED_AT_END := Input("keyed", SCHEMA, ("k",), "op"), (Key("k", "k", null_safe=True),)),
     "aggregate at the end": Aggregate.of(A, ("g",), {"n": "count(*)", "total": "sum(x)", "d": "count(distinct k)"}),
-    "aggregate, live": Aggregate.of(KEYED, ("g", "k"), {"a": "avg(x)", "low": "min(k)", "first": "first(x)"}, "per_batch"),
+    "aggregate, live": Aggregate.of(
+        KEYED, ("g", "k"), {"a": "avg(x)", "low": "min(k)", "first": "first(x)"}, "per_batch"
+    ),
     "aggregate of its own": Aggregate.of(A, ("g",), {"bits": Bits("k", width=8), "n": "count(x)"}, "per_event"),
     "aggregate of windows": Aggregate.of(EARLY, ("t",), {"n": "count(*)"}, "at_watermark", "t", late="tag"),
-    "aggregate that is always there": Aggregate(A, (), Aggregate.of(A, (), {"n": "count(*)"}).measures, "per_batch", always=True),
+    "aggregate that is always there": Aggregate(
+        A, (), Aggregate.of(A, (), {"n": "count(*)"}).measures, "per_batch", always=True
+    ),
     "distinct": Aggregate(A, ("g", "k"), (), "per_batch"),
     "top": Top(KEYED_AT_END, ("g",), parse_order("x DESC, k"), 3),
     "top, all options": Top(A, (), parse_order(["x ASC NULLS LAST", "t DESC NULLS FIRST"]), 10, "per_event", "number"),
@@ -88,7 +113,7 @@ DESCRIPTIONS: Final[dict[str, Description]] = {
     "latest by a column": Latest(Input("l", SCHEMA, ("k",)), "per_event", "t"),
     "first": Latest(Input("l", SCHEMA, ("k",)), keep="first"),
     "latest of parts": Latest(UNAVAILABLE, unavailable="lost"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", DESCRIPTIONS)
