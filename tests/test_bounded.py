@@ -14,11 +14,10 @@ import pyarrow.compute as pc
 import pytest
 from oracle.drive import Backend, changes
 
-from gpu_ops.descriptions.co_group import CoGroup
+from gpu_ops.descriptions.aggregate import Aggregate
 from gpu_ops.descriptions.description import Description, OperatorAttributes, OperatorAttributesBuilder
-from gpu_ops.descriptions.groups.aggregate import Aggregate
 from gpu_ops.descriptions.inputs import Input
-from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.join import CoGroup, Join
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.descriptions.multi_join import MultiJoin

@@ -10,20 +10,14 @@ import pyarrow as pa
 import pytest
 from kernels.own_functions import Bits
 
-from gpu_ops.descriptions.by_time.asof_join import Asof, AsofJoin
-from gpu_ops.descriptions.by_time.interval_join import IntervalJoin
-from gpu_ops.descriptions.by_time.intervals import Interval
-from gpu_ops.descriptions.by_time.temporal_join import TemporalJoin
-from gpu_ops.descriptions.co_group import CoGroup
+from gpu_ops.descriptions.aggregate import Aggregate
+from gpu_ops.descriptions.by_time import Asof, AsofJoin, Interval, IntervalJoin, TemporalJoin
 from gpu_ops.descriptions.description import Description
-from gpu_ops.descriptions.groups.aggregate import Aggregate
-from gpu_ops.descriptions.groups.latest import Latest
-from gpu_ops.descriptions.groups.top import Top, parse_order
+from gpu_ops.descriptions.groups import Latest, Top, parse_order
 from gpu_ops.descriptions.inputs import Input
-from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.join import CoGroup, Join, LookupJoin
 from gpu_ops.descriptions.keys import Equality, Key
 from gpu_ops.descriptions.kinds import from_json
-from gpu_ops.descriptions.lookup_join import LookupJoin
 from gpu_ops.descriptions.multi_join import MultiJoin, Step
 from gpu_ops.errors import DescriptionError
 

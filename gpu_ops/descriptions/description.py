@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Sel
 
 import pyarrow as pa
 
-from gpu_ops.descriptions.by_time.intervals import show_ms
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
+from gpu_ops.descriptions.times import show_ms
 from gpu_ops.errors import DescriptionError
 
 if TYPE_CHECKING:
     from gpu_ops.conditions import Condition
-    from gpu_ops.descriptions.by_time.intervals import Interval
+    from gpu_ops.descriptions.by_time import Interval
     from gpu_ops.descriptions.inputs import Input, Layout
     from gpu_ops.descriptions.keys import Shuffle
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import base64
 import dataclasses
 import difflib
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self, get_args
 
 import pyarrow as pa
 
-from gpu_ops.descriptions.by_time.intervals import UNITS_MS, check_event_time
 from gpu_ops.descriptions.keys import key_type
+from gpu_ops.descriptions.times import check_event_time
 from gpu_ops.errors import DescriptionError
-from gpu_ops.fields import MAX_MS, check_fields
+from gpu_ops.fields import check_fields
 from gpu_ops.values import carried
 
 BadRows = Literal["fail", "drop", "tag"]
@@ -34,27 +33,6 @@ Updates = Literal["upsert", "retract"]
 
 Layout = Literal["join_key_contains_unique_key", "unique_key", "multiset"]
 """The state layouts of Flink's ``JoinRecordStateViews``."""
-
-_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+?)s?\s*", re.IGNORECASE)
-
-
-def parse_duration(text: str | int) -> int:
-    """Milliseconds of ``"7 days"``, ``"90 seconds"`` or a plain number of milliseconds.
-
-    Raises:
-        DescriptionError: no such unit, or not a positive duration.
-    """
-    if isinstance(text, int) and not isinstance(text, bool):
-        ms: float = text
-    else:
-        found = _DURATION.fullmatch(text) if isinstance(text, str) else None
-        unit = found.group(2).lower() if found else ""
-        if found is None or unit not in UNITS_MS:
-            raise DescriptionError(f"no duration: {text!r}; write for example '7 days' or '90 seconds'")
-        ms = float(found.group(1)) * UNITS_MS[unit]
-    if not 0 < ms < MAX_MS or round(ms) == 0:
-        raise DescriptionError(f"a duration is positive and reaches for less than millions of years: {text!r}")
-    return round(ms)
 
 
 @dataclasses.dataclass(frozen=True)

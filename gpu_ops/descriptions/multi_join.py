@@ -17,17 +17,9 @@ import pyarrow as pa
 
 from gpu_ops.conditions import Condition, backquoted, parse
 from gpu_ops.descriptions.description import Description, Emit, OutputColumn, condition_text, equality, line
-from gpu_ops.descriptions.inputs import (
-    Input,
-    Layout,
-    check_equality,
-    check_sequence,
-    input_from_dict,
-    input_to_dict,
-)
+from gpu_ops.descriptions.inputs import Input, Layout, check_equality, check_sequence, input_from_dict, input_to_dict
 from gpu_ops.descriptions.join import ansi_to_dict
-from gpu_ops.descriptions.keys import Equality, Shuffle, equal_classes, key_type
-from gpu_ops.descriptions.unique_keys import Chain, of_chain
+from gpu_ops.descriptions.keys import Chain, Equality, Shuffle, equal_classes, key_type, of_chain
 from gpu_ops.errors import DescriptionError
 from gpu_ops.fields import check_fields, reading
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gpu_ops.descriptions.by_time.asof_join import Asof
+from gpu_ops.descriptions.by_time import Asof
 from oracle.asof_rules import ByHand, described, trace
 
 CASES = {

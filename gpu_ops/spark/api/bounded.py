@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
-from gpu_ops.descriptions.co_group import CoGroup
+from gpu_ops.descriptions.join import CoGroup
 from gpu_ops.descriptions.keys import On
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.api.checks import run, settled

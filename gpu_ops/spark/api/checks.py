@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import Description
-from gpu_ops.descriptions.groups.latest import Latest, without_upserts
+from gpu_ops.descriptions.groups import Latest, without_upserts
 from gpu_ops.descriptions.join import Join, JoinType
 from gpu_ops.descriptions.keys import On
 from gpu_ops.errors import DescriptionError, NotBuiltError, StateError
@@ -161,7 +161,7 @@ def _in_partitions(
 ) -> tuple[Description, Sequence[Stream]]:
     """A join that upserts would keep in one partition, of inputs that have become changelogs with retractions.
 
-    See `gpu_ops.descriptions.groups.latest.without_upserts`. `gpu_ops.latest` gives the old row with the new one; its
+    See `gpu_ops.descriptions.groups.without_upserts`. `gpu_ops.latest` gives the old row with the new one; its
     state is in the join's folder, too. A folder that was begun in one partition stays so.
     """
     if not sides[0].df.isStreaming or options.get("backlog"):

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import types as st
 
 from gpu_ops.descriptions.changelog import INSERT, LATE_ROW_KIND, ROW_KIND_COLUMN, SHORT_STRINGS
-from gpu_ops.descriptions.co_group import CoGroup
+from gpu_ops.descriptions.join import CoGroup
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.datatypes import arrow_type
 from gpu_ops.spark.tasks.arrow import arrow_task

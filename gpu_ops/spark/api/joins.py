@@ -10,12 +10,11 @@ from typing import Any, Literal, Unpack
 from pyspark.sql import DataFrame
 from pyspark.sql import types as st
 
-from gpu_ops.descriptions.by_time.intervals import Duration, parse_bound
-from gpu_ops.descriptions.groups.latest import Keep, Latest
+from gpu_ops.descriptions.groups import Keep, Latest
 from gpu_ops.descriptions.inputs import Input
-from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.join import Join, LookupJoin
 from gpu_ops.descriptions.keys import Key, On, normalize_on
-from gpu_ops.descriptions.lookup_join import LookupJoin
+from gpu_ops.descriptions.times import Duration, parse_bound
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.api.checks import check_frames, run, settled, two_sided
 from gpu_ops.spark.api.functions import applied_schema

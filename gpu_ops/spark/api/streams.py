@@ -9,10 +9,10 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import types as st
 
-from gpu_ops.descriptions.by_time.intervals import Duration, parse_bound
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
-from gpu_ops.descriptions.inputs import BadRows, Input, Updates, parse_duration
+from gpu_ops.descriptions.inputs import BadRows, Input, Updates
 from gpu_ops.descriptions.keys import Key, On, normalize_on
+from gpu_ops.descriptions.times import Duration, parse_bound, parse_duration
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.datatypes import arrow_schema
 from gpu_ops.spark.given import data_frame

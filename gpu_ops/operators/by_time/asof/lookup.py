@@ -8,8 +8,8 @@ import numpy as np
 
 from gpu_ops import layouts
 from gpu_ops.arrays import Array, Hashes, Positions, Slots, distinct
-from gpu_ops.descriptions.by_time.asof_join import AsofJoin
-from gpu_ops.descriptions.by_time.intervals import AFTER_ALL, BEFORE_ALL, shifted
+from gpu_ops.descriptions.by_time import AsofJoin
+from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL, shifted
 from gpu_ops.kernels import Columns, Kernels
 from gpu_ops.operators.core.match import match
 from gpu_ops.operators.core.nearest import Direction, Nearest

@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 
 from gpu_ops.arrays import Array, Hashes, Positions, Slots
-from gpu_ops.descriptions.by_time.intervals import AFTER_ALL, BEFORE_ALL, clipped
 from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL, clipped
 from gpu_ops.kernels import Columns, Frame, Kernels
 from gpu_ops.operators.core.groups import Groups
 from gpu_ops.operators.core.match import match

@@ -29,8 +29,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gpu_ops.arrays import Array
+from gpu_ops.descriptions.aggregate import Aggregate
 from gpu_ops.descriptions.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE, encode_row_kinds
-from gpu_ops.descriptions.groups.aggregate import Aggregate
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Frame, Kernels

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gpu_ops.arrays import Array, Positions, Slots
-from gpu_ops.descriptions.groups.aggregate import Measure
+from gpu_ops.descriptions.aggregate import Measure
 from gpu_ops.kernels import Columns, as_slots
 from gpu_ops.operators.core.least import NONE, least
 from gpu_ops.operators.core.lifetimes import NEVER

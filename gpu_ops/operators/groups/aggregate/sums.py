@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpu_ops.arrays import Array
-from gpu_ops.descriptions.groups.aggregate import Measure
+from gpu_ops.descriptions.aggregate import Measure
 from gpu_ops.operators.core.numbers import decimal_halves
 from gpu_ops.operators.groups.aggregate.averages import as_decimals, divided, fits
 from gpu_ops.operators.groups.aggregate.step import Running, Step

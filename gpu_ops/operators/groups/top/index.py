@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from gpu_ops.arrays import Array, Hashes, Positions, Slots
-from gpu_ops.descriptions.by_time.intervals import BEFORE_ALL
+from gpu_ops.descriptions.times import BEFORE_ALL
 from gpu_ops.kernels import Columns
 from gpu_ops.operators.core.match import equal
 from gpu_ops.operators.groups.top.order import FIRST, LAST

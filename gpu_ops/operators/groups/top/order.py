@@ -14,8 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpu_ops.descriptions.by_time.intervals import AFTER_ALL, BEFORE_ALL
-from gpu_ops.descriptions.groups.top import Order
+from gpu_ops.descriptions.groups import Order
+from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL
 from gpu_ops.operators.core.numbers import decimal_halves, float_codes
 
 FIRST: Final = BEFORE_ALL + 2

@@ -27,7 +27,7 @@ import pyarrow as pa
 from gpu_ops import layouts
 from gpu_ops.arrays import Array, Positions, Slots, distinct
 from gpu_ops.descriptions.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
-from gpu_ops.descriptions.groups.top import Top
+from gpu_ops.descriptions.groups import Top
 from gpu_ops.errors import StateError
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Columns, Frame, Kernels, as_slots

@@ -6,9 +6,9 @@ from typing import Literal, Unpack
 
 from pyspark.sql import DataFrame
 
-from gpu_ops.descriptions.by_time.asof_join import Asof, AsofJoin, Direction
-from gpu_ops.descriptions.by_time.intervals import Duration, parse_bound
+from gpu_ops.descriptions.by_time import Asof, AsofJoin, Direction
 from gpu_ops.descriptions.keys import On
+from gpu_ops.descriptions.times import Duration, parse_bound
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.api.by_time.interval import timed
 from gpu_ops.spark.api.checks import run, settled, two_sided

@@ -9,9 +9,9 @@ from typing import Literal, Unpack
 from pyspark.sql import DataFrame
 from pyspark.sql import types as st
 
-from gpu_ops.descriptions.by_time.interval_join import IntervalJoin
-from gpu_ops.descriptions.by_time.intervals import Duration, Interval, Late, parse_bound
+from gpu_ops.descriptions.by_time import Interval, IntervalJoin
 from gpu_ops.descriptions.keys import On
+from gpu_ops.descriptions.times import Duration, Late, parse_bound
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.api.by_time.process import Process, described, processed
 from gpu_ops.spark.api.checks import run, settled, two_sided

@@ -13,9 +13,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from gpu_ops.conditions import backquoted
-from gpu_ops.descriptions.by_time.intervals import Duration
+from gpu_ops.descriptions.aggregate import Aggregate, Given, Measure, parse_measure
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
-from gpu_ops.descriptions.groups.aggregate import Aggregate, Given, Measure, parse_measure
+from gpu_ops.descriptions.times import Duration
 from gpu_ops.errors import DescriptionError
 from gpu_ops.query.catalyst import items, message_of
 from gpu_ops.query.errors import NOW

@@ -7,7 +7,7 @@ from typing import Unpack
 
 from pyspark.sql import DataFrame
 
-from gpu_ops.descriptions.groups.top import Top, parse_order
+from gpu_ops.descriptions.groups import Top, parse_order
 from gpu_ops.spark.api.checks import check_frames, run
 from gpu_ops.spark.api.options import ChangelogOptions, check_options
 from gpu_ops.spark.api.streams import Stream, as_input, as_stream, refuse_event_time, resolve_all
