@@ -9,7 +9,6 @@ from gpu_ops.descriptions.by_time import Interval as Interval
 from gpu_ops.descriptions.by_time import IntervalJoin as IntervalJoin
 from gpu_ops.descriptions.by_time import TemporalJoin as TemporalJoin
 from gpu_ops.descriptions.description import OperatorAttributes as OperatorAttributes
-from gpu_ops.descriptions.description import OperatorAttributesBuilder as OperatorAttributesBuilder
 from gpu_ops.descriptions.groups import Latest as Latest
 from gpu_ops.descriptions.groups import Order as Order
 from gpu_ops.descriptions.groups import Top as Top

@@ -20,10 +20,10 @@ import pyarrow as pa
 
 from gpu_ops.descriptions.description import Emit, OutputColumn, line
 from gpu_ops.descriptions.groups import Grouped
-from gpu_ops.descriptions.inputs import Input, check_key_type, input_from_dict, input_to_dict
+from gpu_ops.descriptions.inputs import Input, check_key_type
 from gpu_ops.descriptions.times import LATES, time_type
 from gpu_ops.errors import DescriptionError
-from gpu_ops.fields import check_fields, reading
+from gpu_ops.fields import ABSENT, reading
 
 
 class AggregateFunction(abc.ABC):
@@ -236,11 +236,12 @@ class Aggregate(Grouped):
     source: Input
     by: tuple[str, ...]
     measures: tuple[Measure, ...]
-    emit: Emit = "at_end"
-    window_end: str | None = None
-    late: Literal["drop", "tag"] = "drop"
-    always: bool = False
+    emit: Emit = dataclasses.field(default="at_end", metadata=ABSENT)
+    window_end: str | None = dataclasses.field(default=None, metadata=ABSENT)
+    late: Literal["drop", "tag"] = dataclasses.field(default="drop", metadata=ABSENT)
+    always: bool = dataclasses.field(default=False, metadata=ABSENT)
 
+    kind: ClassVar[str] = "aggregate"
     emits: ClassVar[tuple[Emit, ...]] = ("per_event", "per_batch", "at_watermark", "at_end")
 
     @classmethod
@@ -269,8 +270,7 @@ class Aggregate(Grouped):
         measures = tuple(parse_measure(name, text) for name, text in aggregates.items())
         return cls(source, by, measures, emit, window_end, late)
 
-    def __post_init__(self) -> None:
-        check_fields(self)
+    def _check(self) -> None:
         self._check_emit()
         names = self.source.schema.names
         if not self.measures and not self.by:
@@ -483,27 +483,6 @@ class Aggregate(Grouped):
     def kept_at_end(self) -> str:
         """What of it keeps a stream until it ends."""
         return "an aggregate with emit='at_end'"
-
-    def to_dict(self) -> dict[str, Any]:
-        """What JSON has of it."""
-        return {
-            "kind": "aggregate",
-            "by": list(self.by),
-            "measures": [[*m[:3], *([] if m.own is None else [m.own.to_dict()])] for m in self.measures],
-            "inputs": [input_to_dict(self.source)],
-            **({} if self.emit == "at_end" else {"emit": self.emit}),  # earlier folders have none
-            **({} if self.window_end is None else {"window_end": self.window_end}),
-            **({} if self.late == "drop" else {"late": self.late}),
-            **({"always": True} if self.always else {}),
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """From what `to_dict` gave."""
-        measures = tuple(Measure(*m[:3], *map(AggregateFunction.from_dict, m[3:])) for m in data["measures"])
-        source, by = input_from_dict(data["inputs"][0]), tuple(data["by"])
-        emit, late = data.get("emit", "at_end"), data.get("late", "drop")
-        return cls(source, by, measures, emit, data.get("window_end"), late, data.get("always", False))
 
 
 def parse_measure(name: str, text: Given) -> Measure:

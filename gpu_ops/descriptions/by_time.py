@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
-from typing import Any, ClassVar, Final, Literal, Self, get_args
+from typing import ClassVar, Final, Literal, get_args
 
 import pyarrow as pa
 
@@ -19,7 +18,7 @@ from gpu_ops.descriptions.join import Join, JoinType
 from gpu_ops.descriptions.keys import Chain
 from gpu_ops.descriptions.times import LATES, MAX_BOUND, Late, Time, show_ms, time_type, units_per_ms
 from gpu_ops.errors import DescriptionError
-from gpu_ops.fields import check_fields
+from gpu_ops.fields import ABSENT, check_fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,10 +91,6 @@ class Interval:
             raise DescriptionError(f"the bounds of the interval are too far apart for event times of type {kind}")
         return lower + (not self.lower_inclusive), upper - (not self.upper_inclusive)
 
-    def to_dict(self) -> dict[str, object]:
-        """As JSON can hold it; `Interval(**this)` is the inverse."""
-        return dataclasses.asdict(self)
-
     def __str__(self) -> str:
         lower, upper = ("<=" if inclusive else "<" for inclusive in (self.lower_inclusive, self.upper_inclusive))
         return f"{show_ms(self.lower_ms)} {lower} right - left {upper} {show_ms(self.upper_ms)}"
@@ -119,8 +114,7 @@ class IntervalJoin(Join):
 
     sorts_itself: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        check_fields(self)
+    def _check(self) -> None:
         interval = self.interval
         if self.emit == "at_end" and interval.time == "processing":
             raise DescriptionError("emit='at_end' has no arrival times to go by: use event time")
@@ -146,7 +140,7 @@ class IntervalJoin(Join):
             if interval.time == "processing" and source.event_time is not None:
                 raise DescriptionError(f"input '{source.name}': by processing time, event time has no place")
         interval.units(self.time_type)
-        super().__post_init__()
+        super()._check()
 
     @property
     def operator(self) -> str:
@@ -206,15 +200,6 @@ class IntervalJoin(Join):
         rule = [line("output", _OUTPUTS[self.how])] if self.how in _OUTPUTS else []
         return [line("interval", bounds), *rule, *lines]
 
-    def to_dict(self) -> dict[str, Any]:
-        """What JSON has of it: a join with an interval, as state folders have had it from the first."""
-        return {**super().to_dict(), "interval": self.interval.to_dict()}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any], **more: Any) -> Self:
-        """From what `to_dict` gave."""
-        return super().from_dict(data, interval=Interval(**data["interval"]), **more)
-
 
 Direction = Literal["backward", "forward", "nearest"]
 """Which right row a left row meets, of those with its key.
@@ -265,10 +250,6 @@ class Asof:
             raise DescriptionError(f"tolerance is too long for event times of type {kind}")
         return found
 
-    def to_dict(self) -> dict[str, object]:
-        """As JSON can hold it; `Asof(**this)` is the inverse."""
-        return dataclasses.asdict(self)
-
 
 @dataclasses.dataclass(frozen=True)
 class AsofJoin(Join):
@@ -283,11 +264,11 @@ class AsofJoin(Join):
 
     asof: Asof = dataclasses.field(kw_only=True)
 
+    kind: ClassVar[str] = "asof_join"
     sorts_itself: ClassVar[bool] = False
     emits: ClassVar[tuple[Emit, ...]] = ("per_event", "per_batch", "at_watermark", "at_end")
 
-    def __post_init__(self) -> None:
-        check_fields(self)
+    def _check(self) -> None:
         if self.how not in ("inner", "left"):
             raise DescriptionError(f"how={self.how!r}; an ASOF join is one of inner, left")
         if self.where is not None:
@@ -310,7 +291,7 @@ class AsofJoin(Join):
                     f"integer or a timestamp, this one is {kind}"
                 )
         self.asof.tolerance(self.time_type)
-        super().__post_init__()
+        super()._check()
 
     @property
     def operator(self) -> str:
@@ -405,15 +386,6 @@ class AsofJoin(Join):
         last = "the one that came last" if right.sequence_by is None else f"the greatest {right.sequence_by}"
         return [line("time", text), line("ties", f"of {right.name} of one time {last}")]
 
-    def to_dict(self) -> dict[str, Any]:
-        """What JSON has of it."""
-        return {**super().to_dict(), "kind": "asof_join", "asof": self.asof.to_dict()}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any], **more: Any) -> Self:
-        """From what `to_dict` gave."""
-        return super().from_dict(data, asof=Asof(**data["asof"]), **more)
-
 
 @dataclasses.dataclass(frozen=True)
 class TemporalJoin(Join):
@@ -430,13 +402,13 @@ class TemporalJoin(Join):
 
     emit: Emit = "at_watermark"
     late: Late = dataclasses.field(default="join", kw_only=True)
-    ttl_ms: int | None = dataclasses.field(default=None, kw_only=True)
+    ttl_ms: int | None = dataclasses.field(default=None, kw_only=True, metadata=ABSENT)
 
+    kind: ClassVar[str] = "temporal_join"
     sorts_itself: ClassVar[bool] = False
     emits: ClassVar[tuple[Emit, ...]] = ("at_watermark", "at_end")
 
-    def __post_init__(self) -> None:
-        check_fields(self)
+    def _check(self) -> None:
         if self.how not in ("inner", "left"):
             raise DescriptionError(f"how={self.how!r}; a temporal join is one of inner, left")
         if self.late not in get_args(Late):
@@ -466,7 +438,7 @@ class TemporalJoin(Join):
                 f"input '{self.right.name}': the unique key's column {beyond[0]!r} is not among the columns of on=, "
                 f"{', '.join(self.key_columns(1))}: one left row would meet several valid versions"
             )
-        super().__post_init__()
+        super()._check()
 
     @property
     def operator(self) -> str:
@@ -532,13 +504,3 @@ class TemporalJoin(Join):
         if number == 0:
             return "kept until the watermark reaches its time"
         return "kept until the watermark passes the next version of its key"
-
-    def to_dict(self) -> dict[str, Any]:
-        """What JSON has of it."""
-        ttl = {} if self.ttl_ms is None else {"ttl_ms": self.ttl_ms}
-        return {**super().to_dict(), "kind": "temporal_join", "late": self.late, **ttl}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any], **more: Any) -> Self:
-        """From what `to_dict` gave."""
-        return super().from_dict(data, late=data["late"], ttl_ms=data.get("ttl_ms"), **more)

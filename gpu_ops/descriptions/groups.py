@@ -14,17 +14,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Self, TypeAlias
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple, Self, TypeAlias
 
 import pyarrow as pa
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import Description, Emit, OutputColumn, line
-from gpu_ops.descriptions.inputs import Input, Layout, check_key_type, input_from_dict, input_to_dict
+from gpu_ops.descriptions.inputs import Input, Layout, check_key_type
 from gpu_ops.descriptions.keys import Shuffle
 from gpu_ops.errors import DescriptionError
-from gpu_ops.fields import check_fields
+from gpu_ops.fields import ABSENT
 
 
 class OneInput(Description):
@@ -49,7 +49,7 @@ class OneInput(Description):
 
     def with_inputs(self, inputs: Sequence[Input], emit: Emit) -> Self:
         """The same of another input."""
-        return dataclasses.replace(self, source=inputs[0], emit=emit)  # type: ignore[type-var]
+        return dataclasses.replace(self, source=inputs[0], emit=emit)
 
     @property
     def rename_hint(self) -> str:
@@ -152,10 +152,10 @@ class Top(Grouped):
     emit: Emit = "per_batch"
     number: str | None = None
 
+    kind: ClassVar[str] = "top"
     emits: ClassVar[tuple[Emit, ...]] = ("per_batch", "per_event", "at_end")
 
-    def __post_init__(self) -> None:
-        check_fields(self)
+    def _check(self) -> None:
         self._check_emit()
         first = {order.column: order for order in reversed(self.order)}
         object.__setattr__(self, "order", tuple(order for order in self.order if first[order.column] is order))
@@ -230,25 +230,6 @@ class Top(Grouped):
             line("kept", kept),
         ]
 
-    def to_dict(self) -> dict[str, Any]:
-        """What JSON has of it."""
-        return {
-            "kind": "top",
-            "by": list(self.by),
-            "order": [list(order) for order in self.order],
-            "n": self.n,
-            "emit": self.emit,
-            "number": self.number,
-            "inputs": [input_to_dict(self.source)],
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """From what `to_dict` gave."""
-        order = tuple(Order(*one) for one in data["order"])
-        source = input_from_dict(data["inputs"][0])
-        return cls(source, tuple(data["by"]), order, data["n"], data["emit"], data["number"])
-
 
 Keep: TypeAlias = Literal["first", "last"]
 
@@ -268,12 +249,13 @@ class Latest(OneInput):
 
     source: Input
     emit: Emit = "per_batch"
-    order_by: str | None = None
-    keep: Keep = "last"
-    unavailable: str | None = None
+    order_by: str | None = dataclasses.field(default=None, metadata=ABSENT)
+    keep: Keep = dataclasses.field(default="last", metadata=ABSENT)
+    unavailable: str | None = dataclasses.field(default=None, metadata=ABSENT)
 
-    def __post_init__(self) -> None:
-        check_fields(self)
+    kind: ClassVar[str] = "latest"
+
+    def _check(self) -> None:
         self._check_emit()
         if self.keep not in ("first", "last"):
             raise DescriptionError(f"keep={self.keep!r}; it is first or last")
@@ -311,6 +293,9 @@ class Latest(OneInput):
         kind = self.source.schema.field(column).type
         if pa.types.is_nested(kind) or pa.types.is_null(kind):
             raise DescriptionError(f"input '{self.source.name}': order_by {column!r} of type {kind} has no order")
+
+    def _unwritten(self) -> set[str]:
+        return super()._unwritten() - ({"order_by", "keep"} if self.chooses else set())
 
     @property
     def chooses(self) -> bool:
@@ -367,18 +352,6 @@ class Latest(OneInput):
         if self.unavailable is not None:
             ordered.append(line("unavailable", f"columns named in {self.unavailable} keep the value from before"))
         return [f"{self._which} row of each key: {self.source.name}", line("key", ", ".join(self.by)), *ordered]
-
-    def to_dict(self) -> dict[str, Any]:
-        """What JSON has of it."""
-        chosen = {"order_by": self.order_by, "keep": self.keep} if self.chooses else {}  # earlier folders have neither
-        kept = {} if self.unavailable is None else {"unavailable": self.unavailable}
-        return {"kind": "latest", "emit": self.emit, "inputs": [input_to_dict(self.source)], **chosen, **kept}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """From what `to_dict` gave."""
-        source = input_from_dict(data["inputs"][0])
-        return cls(source, data["emit"], data.get("order_by"), data.get("keep", "last"), data.get("unavailable"))
 
 
 def without_upserts(description: Description) -> tuple[Description, tuple[int, ...]] | None:

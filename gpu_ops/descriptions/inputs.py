@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, Self, get_args
 
 import pyarrow as pa
@@ -13,7 +12,7 @@ import pyarrow as pa
 from gpu_ops.descriptions.keys import key_type
 from gpu_ops.descriptions.times import check_event_time
 from gpu_ops.errors import DescriptionError
-from gpu_ops.fields import check_fields
+from gpu_ops.fields import ABSENT, check_fields
 from gpu_ops.values import carried
 
 BadRows = Literal["fail", "drop", "tag"]
@@ -64,9 +63,9 @@ class Input:
     ttl_ms: int | None = None
     updates: Updates = "upsert"
     bad_rows: BadRows = "fail"
-    event_time: str | None = None
-    delay_ms: int | None = None
-    idle_timeout_ms: int | None = None
+    event_time: str | None = dataclasses.field(default=None, metadata=ABSENT)
+    delay_ms: int | None = dataclasses.field(default=None, metadata=ABSENT)
+    idle_timeout_ms: int | None = dataclasses.field(default=None, metadata=ABSENT)
 
     def __post_init__(self) -> None:
         check_fields(self, f"input {self.name!r}: ")
@@ -209,22 +208,3 @@ def check_equality(one: Input, column: str, other: Input, its: str) -> None:
             )
         check_key_type(source, name)
     key_type(one.schema.field(column), other.schema.field(its))
-
-
-def input_to_dict(source: Input) -> dict[str, object]:
-    """An input as JSON takes it."""
-    data: dict[str, object] = {f.name: getattr(source, f.name) for f in dataclasses.fields(source)}
-    for name in ("event_time", "delay_ms", "idle_timeout_ms"):
-        if data[name] is None:  # absent, so that folders written before there were interval joins still fit
-            del data[name]
-    data["schema"] = base64.b64encode(source.schema.remove_metadata().serialize().to_pybytes()).decode()
-    return data
-
-
-def input_from_dict(data: Mapping[str, Any]) -> Input:
-    """The inverse of `input_to_dict`."""
-    fields = dict(data)
-    fields["schema"] = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(fields["schema"])))
-    if fields["unique_key"] is not None:
-        fields["unique_key"] = tuple(fields["unique_key"])
-    return Input(**fields)

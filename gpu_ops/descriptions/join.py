@@ -5,17 +5,17 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self, get_args
+from collections.abc import Sequence
+from typing import ClassVar, Literal, Self, get_args
 
 import pyarrow as pa
 
 from gpu_ops.conditions import Condition, parse
 from gpu_ops.descriptions.description import EITHER, Description, Emit, OutputColumn, condition_text, equality, line
-from gpu_ops.descriptions.inputs import Input, Layout, check_equality, check_sequence, input_from_dict, input_to_dict
+from gpu_ops.descriptions.inputs import Input, Layout, check_equality, check_sequence
 from gpu_ops.descriptions.keys import Chain, Equality, Key, Shuffle, key_type, of_chain
 from gpu_ops.errors import DescriptionError
-from gpu_ops.fields import check_fields
+from gpu_ops.fields import ABSENT
 
 JoinType = Literal["inner", "left", "right", "full", "semi", "anti"]
 """Which rows come out.
@@ -33,14 +33,6 @@ def _no_type(how: str) -> str:
         return "write how='inner' with on=None, which joins each row with every other"
     near = difflib.get_close_matches(how, get_args(JoinType), n=1)
     return (f"did you mean {near[0]!r}? " if near else "") + f"it is one of {', '.join(get_args(JoinType))}"
-
-
-def ansi_to_dict(conditions: Iterable[Condition | None], *, ansi: bool) -> dict[str, bool]:
-    """ANSI mode as JSON takes it: only where it makes a difference to a condition.
-
-    So a state folder fits a session in the other mode, unless that would change what is joined.
-    """
-    return {"ansi": True} if ansi and any(c is not None and c.mode_matters for c in conditions) else {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,12 +59,12 @@ class Join(Description):
     emit: Emit = "per_batch"
     null_aware: bool = False
     suffixes: tuple[str, str] | None = None
-    ansi: bool = False
+    ansi: bool = dataclasses.field(default=False, metadata=ABSENT)
 
+    kind: ClassVar[str] = "join"
     sorts_itself: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        check_fields(self)
+    def _check(self) -> None:
         if self.how not in get_args(JoinType):
             raise DescriptionError(f"how={self.how!r}; {_no_type(str(self.how))}")
         self._check_emit()
@@ -281,38 +273,6 @@ class Join(Description):
     def _more_lines(self) -> list[str]:
         return []
 
-    def to_dict(self) -> dict[str, Any]:
-        """What JSON has of it."""
-        data: dict[str, object] = {
-            "kind": "join",
-            "how": self.how,
-            "keys": [list(k) for k in self.keys],
-            "where": self.where,
-            "emit": self.emit,
-            "null_aware": self.null_aware,
-            "suffixes": list(self.suffixes) if self.suffixes else None,
-            "inputs": [input_to_dict(i) for i in self.inputs],
-        }
-        return data | ansi_to_dict(self.conditions, ansi=self.ansi)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any], **more: Any) -> Self:
-        """From what `to_dict` gave."""
-        left, right = (input_from_dict(i) for i in data["inputs"])
-        suffixes = data["suffixes"]
-        return cls(
-            how=data["how"],
-            left=left,
-            right=right,
-            keys=tuple(Key(*k) for k in data["keys"]),
-            where=data["where"],
-            emit=data["emit"],
-            null_aware=data["null_aware"],
-            suffixes=(suffixes[0], suffixes[1]) if suffixes else None,
-            ansi=data.get("ansi", False),
-            **more,
-        )
-
 
 @dataclasses.dataclass(frozen=True)
 class LookupJoin(Join):
@@ -323,10 +283,10 @@ class LookupJoin(Join):
     (``TemporalProcessTimeJoinOperator``); here the table may have several rows of a key.
     """
 
+    kind: ClassVar[str] = "lookup_join"
     emits: ClassVar[tuple[Emit, ...]] = ("per_batch", "at_end")
 
-    def __post_init__(self) -> None:
-        check_fields(self)
+    def _check(self) -> None:
         if self.how not in ("inner", "left"):
             raise DescriptionError(f"how={self.how!r}; a lookup join is one of inner, left")
         if not self.keys:
@@ -337,7 +297,7 @@ class LookupJoin(Join):
                 f"input '{self.left.name}': the left input of a lookup join is insert-only and not kept, {option} has "
                 "no place here"
             )
-        super().__post_init__()
+        super()._check()
 
     @property
     def operator(self) -> str:
@@ -372,10 +332,6 @@ class LookupJoin(Join):
     def _more_lines(self) -> list[str]:
         return [line("table", f"{self.right.name}, as it is after its changes of the row's micro-batch")]
 
-    def to_dict(self) -> dict[str, Any]:
-        """What JSON has of it."""
-        return {**super().to_dict(), "kind": "lookup_join"}
-
 
 @dataclasses.dataclass(frozen=True)
 class CoGroup(Join):
@@ -399,13 +355,13 @@ class CoGroup(Join):
     suffixes: tuple[str, str] | None = dataclasses.field(default=None, init=False)
     ansi: bool = dataclasses.field(default=False, init=False)
 
+    kind: ClassVar[str] = "co_group"
     takes_function: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        check_fields(self)
+    def _check(self) -> None:
         if not self.keys:
             raise DescriptionError("a co-group needs the columns that rows are grouped by")
-        super().__post_init__()
+        super()._check()
 
     @property
     def operator(self) -> str:
@@ -458,17 +414,3 @@ class CoGroup(Join):
             names = [f"{'lr'[number]}{n}" for n in range(len(source.schema))]
             parts.append(rows.select(names).rename_columns(source.schema.names))
         return parts[0], parts[1]
-
-    def to_dict(self) -> dict[str, Any]:
-        """What JSON has of it."""
-        return {
-            "kind": "co_group",
-            "keys": [list(k) for k in self.keys],
-            "inputs": [input_to_dict(i) for i in self.inputs],
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any], **_: Any) -> Self:
-        """From what `to_dict` gave."""
-        left, right = (input_from_dict(i) for i in data["inputs"])
-        return cls(left, right, tuple(Key(*k) for k in data["keys"]))

@@ -28,15 +28,14 @@ def from_json(text: str) -> Description:
     """
     with reading("description of a join"):
         data: Mapping[str, Any] = json.loads(text)
-        if data["kind"] == "join":
-            return IntervalJoin.from_dict(data) if data.get("interval") else Join.from_dict(data)
-        return _KINDS[data["kind"]].from_dict(data)
+        # a join with an interval is one, as state folders have had it from the first
+        kind = IntervalJoin if data["kind"] == "join" and data.get("interval") else _KINDS[data["kind"]]
+        return kind.from_dict(data)
 
 
 _KINDS: Final[Mapping[str, type[Description]]] = {
-    "multi_join": MultiJoin, "aggregate": Aggregate, "co_group": CoGroup, "latest": Latest,
-    "asof_join": AsofJoin, "temporal_join": TemporalJoin, "top": Top, "lookup_join": LookupJoin,
-}  # fmt: skip
+    kind.kind: kind for kind in (Join, MultiJoin, Aggregate, CoGroup, Latest, AsofJoin, TemporalJoin, Top, LookupJoin)
+}
 
 
 def described(

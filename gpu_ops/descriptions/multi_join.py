@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self, cast, get_args
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, Self, cast, get_args
 
 import pyarrow as pa
 
 from gpu_ops.conditions import Condition, backquoted, parse
 from gpu_ops.descriptions.description import Description, Emit, OutputColumn, condition_text, equality, line
-from gpu_ops.descriptions.inputs import Input, Layout, check_equality, check_sequence, input_from_dict, input_to_dict
-from gpu_ops.descriptions.join import ansi_to_dict
+from gpu_ops.descriptions.inputs import Input, Layout, check_equality, check_sequence
 from gpu_ops.descriptions.keys import Chain, Equality, Shuffle, equal_classes, key_type, of_chain
 from gpu_ops.errors import DescriptionError
-from gpu_ops.fields import check_fields, reading
+from gpu_ops.fields import ABSENT, reading
 
 MAX_INPUTS = 64
 
@@ -67,7 +66,9 @@ class MultiJoin(Description):
     emit: Emit = "per_batch"
     suffixes: tuple[str, ...] | None = None
     shown: tuple[int, ...] | None = None
-    ansi: bool = False
+    ansi: bool = dataclasses.field(default=False, metadata=ABSENT)
+
+    kind: ClassVar[str] = "multi_join"
 
     @classmethod
     @reading("multi-way join")
@@ -132,8 +133,7 @@ class MultiJoin(Description):
         """The same join of other inputs."""
         return dataclasses.replace(self, inputs=tuple(inputs), emit=emit)
 
-    def __post_init__(self) -> None:
-        check_fields(self)
+    def _check(self) -> None:
         count = len(self.inputs)
         if not 2 <= count <= MAX_INPUTS:
             raise DescriptionError(f"a multi-way join takes 2 to {MAX_INPUTS} inputs, not {count}")
@@ -376,30 +376,6 @@ class MultiJoin(Description):
             return "multiset"
         own = {k.own for k in self.steps[input_index - 1].on} if input_index else set()
         return "join_key_contains_unique_key" if input_index and set(unique) <= own else "unique_key"
-
-    def to_dict(self) -> dict[str, Any]:
-        """What JSON has of it."""
-        data: dict[str, object] = {
-            "kind": "multi_join",
-            "steps": [{"how": s.how, "on": [list(k) for k in s.on], "where": s.where} for s in self.steps],
-            "emit": self.emit,
-            "suffixes": list(self.suffixes) if self.suffixes else None,
-            "shown": list(self.shown) if self.shown else None,
-            "inputs": [input_to_dict(i) for i in self.inputs],
-        }
-        return data | ansi_to_dict(self.conditions, ansi=self.ansi)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """From what `to_dict` gave."""
-        return cls(
-            inputs=tuple(input_from_dict(i) for i in data["inputs"]),
-            steps=tuple(Step(s["how"], tuple(Equality(*k) for k in s["on"]), s["where"]) for s in data["steps"]),
-            emit=data["emit"],
-            suffixes=tuple(data["suffixes"]) if data["suffixes"] else None,
-            shown=tuple(data["shown"]) if data["shown"] else None,
-            ansi=data.get("ansi", False),
-        )
 
 
 def _step_keys(inputs: Sequence[Input], on: MultiOn) -> list[list[Equality]]:
