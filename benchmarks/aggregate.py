@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.common import Summary, as_state_servers_run, interleave, ratio, summarise, write_results
-from gpu_ops.descriptions.groups.aggregate import Aggregate
+from gpu_ops.descriptions.aggregate import Aggregate
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.join_engine import JoinEngine
 

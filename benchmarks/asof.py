@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.common import arguments, interleave, ratio, summarise, write_results
-from gpu_ops.descriptions.by_time.asof_join import Asof, AsofJoin
+from gpu_ops.descriptions.by_time import Asof, AsofJoin
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.keys import normalize_on
 from gpu_ops.join_engine import JoinEngine

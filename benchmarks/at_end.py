@@ -33,10 +33,9 @@ import pyarrow.parquet as pq
 
 from benchmarks.common import arguments, interleave, ratio, summarise, write_results
 from benchmarks.engine import LEFT, RIGHT, random_rows
-from gpu_ops.descriptions.co_group import CoGroup
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.inputs import Input
-from gpu_ops.descriptions.join import Join, JoinType
+from gpu_ops.descriptions.join import CoGroup, Join, JoinType
 from gpu_ops.descriptions.keys import normalize_on
 from gpu_ops.join_engine import JoinEngine
 

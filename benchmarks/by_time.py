@@ -16,8 +16,7 @@ import pyarrow as pa
 
 from benchmarks.common import arguments, plot_path, write_results
 from benchmarks.interval import LEFT, RIGHT, plot, soak
-from gpu_ops.descriptions.by_time.asof_join import Asof, AsofJoin
-from gpu_ops.descriptions.by_time.temporal_join import TemporalJoin
+from gpu_ops.descriptions.by_time import Asof, AsofJoin, TemporalJoin
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.keys import normalize_on
 from gpu_ops.join_engine import JoinEngine

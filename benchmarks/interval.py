@@ -23,11 +23,11 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.common import arguments, interleave, plot_path, ratio, summarise, write_results
-from gpu_ops.descriptions.by_time.interval_join import IntervalJoin
-from gpu_ops.descriptions.by_time.intervals import Interval, Late
+from gpu_ops.descriptions.by_time import Interval, IntervalJoin
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import JoinType
 from gpu_ops.descriptions.keys import normalize_on
+from gpu_ops.descriptions.times import Late
 from gpu_ops.join_engine import JoinEngine
 
 LEFT = pa.schema([("k", pa.int64()), ("lt", pa.timestamp("us")), ("a", pa.int64())])

@@ -1,14 +1,17 @@
-"""The fields of what a user writes down have their declared types: checked before anything is made of it."""
+"""The fields of what a user writes down: checked by their declared types, and by them written as JSON and read."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import dataclasses
+import functools
+import itertools
 import operator
 import re
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import pyarrow as pa
@@ -22,6 +25,10 @@ MAX_MS: Final = 1 << 60
 """Durations, milliseconds, are smaller than this: added to a time they fit in int64."""
 
 
+ABSENT: Final = {"absent": True}
+"""Metadata of a dataclass's field: its JSON lacks it where it has its default, as before there was the field."""
+
+
 def check_fields(described: Any, prefix: str = "") -> None:
     """Refuses a value of another type than its field's; a list becomes the tuple that it stands for.
 
@@ -32,7 +39,8 @@ def check_fields(described: Any, prefix: str = "") -> None:
     Raises:
         DescriptionError: names the field and shows the value.
     """
-    hints = typing.get_type_hints(type(described))
+    kind: Any = type(described)
+    hints = hints_of(kind)
     for name in (field.name for field in dataclasses.fields(described)):
         value, hint = getattr(described, name), hints[name]
         if isinstance(value, list):
@@ -43,6 +51,48 @@ def check_fields(described: Any, prefix: str = "") -> None:
             shown = shown if len(shown) < 100 else shown[:100] + "..."
             wanted = getattr(hint, "__name__", None) if isinstance(hint, type) else str(hint)
             raise DescriptionError(f"{prefix}{name}={shown} is no {str(wanted).replace('typing.', '')}")
+
+
+def unwritten(described: Any) -> set[str]:
+    """The fields that the JSON of a dataclass lacks; see `ABSENT`."""
+    fields = dataclasses.fields(described)
+    return {f.name for f in fields if f.metadata.get("absent") and getattr(described, f.name) == f.default}
+
+
+def encoded(value: Any) -> Any:
+    """A value as JSON takes it: by its own ``to_dict``, else dataclasses as objects, and tuples as lists."""
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    if isinstance(value, pa.Schema):
+        return base64.b64encode(value.remove_metadata().serialize().to_pybytes()).decode()
+    if dataclasses.is_dataclass(value):
+        names = [f.name for f in dataclasses.fields(value)]
+        return {name: encoded(getattr(value, name)) for name in names if name not in unwritten(value)}
+    if isinstance(value, tuple):
+        optional = getattr(value, "_field_defaults", None)  # the last field of a named tuple is absent where it is null
+        return [encoded(part) for part in (value[:-1] if optional and value[-1] is None else value)]
+    return value
+
+
+def decoded(kind: Any, value: Any) -> Any:
+    """The inverse of `encoded`, a value of a field's type; what goes wrong is an error of Python's, see `reading`."""
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        one, *others = (part for part in parts if part is not types.NoneType)
+        return value if value is None or others else decoded(one, value)
+    if origin is tuple:
+        kinds = itertools.repeat(parts[0], len(value)) if parts[-1] is ... else parts
+        return tuple(decoded(part, x) for part, x in zip(kinds, _list(value), strict=True))
+    if hasattr(kind, "from_dict"):
+        return kind.from_dict(value)
+    if kind is pa.Schema:
+        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(value)))
+    if hasattr(kind, "__dataclass_fields__"):
+        return kind(**{name: decoded(hints_of(kind)[name], part) for name, part in value.items()})
+    if hasattr(kind, "_fields"):
+        named = zip(kind._fields[: len(value)], _list(value), strict=True)
+        return kind(*(decoded(hints_of(kind)[name], part) for name, part in named))
+    return value
 
 
 @contextlib.contextmanager
@@ -67,6 +117,18 @@ def reading(what: str, error: type[GpuJoinError] = DescriptionError) -> Iterator
         if isinstance(wrong, GpuJoinError):
             raise
         raise error(f"this is no {what}: {type(wrong).__name__}: {wrong}") from wrong
+
+
+@functools.cache
+def hints_of(kind: type) -> Mapping[str, Any]:
+    """The types of a class's fields."""
+    return typing.get_type_hints(kind)
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r} is no list")
+    return value
 
 
 def whole_number(name: str, value: object) -> int:
@@ -102,5 +164,5 @@ def _is(value: object, hint: Any) -> bool:
     if not isinstance(value, hint):
         return False
     if dataclasses.is_dataclass(hint) or hasattr(hint, "_fields"):
-        return all(_is(getattr(value, name), kind) for name, kind in typing.get_type_hints(hint).items())
+        return all(_is(getattr(value, name), kind) for name, kind in hints_of(hint).items())
     return True

@@ -12,7 +12,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpu_ops.descriptions.by_time.intervals import BEFORE_ALL, as_integers, farthest, too_far
 from gpu_ops.descriptions.changelog import (
     INSERT,
     SHORT_STRINGS,
@@ -23,6 +22,7 @@ from gpu_ops.descriptions.changelog import (
 )
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.inputs import Input, check_sequence
+from gpu_ops.descriptions.times import BEFORE_ALL, as_integers, farthest, too_far
 from gpu_ops.errors import BadInputError
 from gpu_ops.kernels import DataFrames, Frame, Kernels, Mask, Rows
 from gpu_ops.layouts import MAX_CHANGES

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from gpu_ops import operators
 from gpu_ops.backends import Backend, make_kernels
-from gpu_ops.descriptions import frames
+from gpu_ops.descriptions import kinds as frames
 from gpu_ops.descriptions.changelog import (
     BAD_ROW_KIND,
     DELETE,

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpu_ops.arrays import Array, Slots
-from gpu_ops.descriptions.by_time.intervals import as_integers, from_integers, too_far
 from gpu_ops.descriptions.changelog import INSERT, ROW_KIND_COLUMN, SHORT_STRINGS, encode_row_kinds
 from gpu_ops.descriptions.description import EITHER, Description
+from gpu_ops.descriptions.times import as_integers, from_integers, too_far
 from gpu_ops.errors import NotBuiltError
 from gpu_ops.kernels import Frame, Kernels, Store
 

@@ -23,16 +23,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from kernels.support import plain_rows
 
-from gpu_ops.descriptions.by_time.interval_join import IntervalJoin
-from gpu_ops.descriptions.by_time.intervals import Interval, parse_bound
-from gpu_ops.descriptions.co_group import CoGroup
+from gpu_ops.descriptions.aggregate import Aggregate
+from gpu_ops.descriptions.by_time import Interval, IntervalJoin
 from gpu_ops.descriptions.description import Description
-from gpu_ops.descriptions.groups.aggregate import Aggregate
-from gpu_ops.descriptions.inputs import Input, parse_duration
-from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.join import CoGroup, Join
 from gpu_ops.descriptions.keys import Key, normalize_on
 from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.descriptions.multi_join import MultiJoin
+from gpu_ops.descriptions.times import parse_bound, parse_duration
 from gpu_ops.errors import GpuJoinError
 from gpu_ops.join_engine import JoinEngine
 from gpu_ops.values import carried, check_array, wrong_text

@@ -12,9 +12,10 @@ import pyarrow as pa
 import pytest
 from oracle.drive import Backend
 
-from gpu_ops.descriptions.inputs import Input, parse_duration
+from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key, normalize_on
+from gpu_ops.descriptions.times import parse_duration
 from gpu_ops.errors import (
     BackendError,
     BadInputError,

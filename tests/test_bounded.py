@@ -14,11 +14,10 @@ import pyarrow.compute as pc
 import pytest
 from oracle.drive import Backend, changes
 
-from gpu_ops.descriptions.co_group import CoGroup
-from gpu_ops.descriptions.description import Description, OperatorAttributes, OperatorAttributesBuilder
-from gpu_ops.descriptions.groups.aggregate import Aggregate
+from gpu_ops.descriptions.aggregate import Aggregate
+from gpu_ops.descriptions.description import Description, OperatorAttributes
 from gpu_ops.descriptions.inputs import Input
-from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.join import CoGroup, Join
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.descriptions.multi_join import MultiJoin
@@ -213,13 +212,8 @@ def test_operator_attributes() -> None:
     assert of(Aggregate.of(left, ("k",), {"n": "count(*)"})) == (True, False, False)
 
 
-def test_operator_attributes_are_built_as_flinks() -> None:
-    builder = OperatorAttributesBuilder
-    assert builder().build() == OperatorAttributes()
-    built = builder().set_output_only_after_end_of_stream(True).set_internal_sorter_supported(True).build()
-    assert built == OperatorAttributes(output_only_after_end_of_stream=True, internal_sorter_supported=True)
-    assert builder().set_switches_from_backlog(True).build().switches_from_backlog
+def test_operator_attributes_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(DescriptionError, match="sorts its input itself only if"):
-        builder().set_internal_sorter_supported(True).build()
+        OperatorAttributes(internal_sorter_supported=True)
     with pytest.raises(DescriptionError, match="does not go on live"):
         OperatorAttributes(output_only_after_end_of_stream=True, switches_from_backlog=True)

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 from kernels.support import TYPES, everything, plain_rows
 
-from gpu_ops.descriptions.by_time.interval_join import IntervalJoin
-from gpu_ops.descriptions.by_time.intervals import Interval, parse_bound, show_ms
+from gpu_ops.descriptions.by_time import Interval, IntervalJoin
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
+from gpu_ops.descriptions.times import parse_bound, show_ms
 from gpu_ops.errors import BadInputError, DescriptionError
 from gpu_ops.join_engine import JoinEngine
 

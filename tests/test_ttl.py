@@ -13,9 +13,10 @@ import pyarrow as pa
 import pytest
 from oracle.drive import Backend, Change, changes
 
-from gpu_ops.descriptions.inputs import Input, parse_duration
+from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
+from gpu_ops.descriptions.times import parse_duration
 
 LEFT = pa.schema([("k", pa.int64()), ("a", pa.string())])
 RIGHT = pa.schema([("r", pa.int64()), ("b", pa.string())])

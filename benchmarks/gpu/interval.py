@@ -18,8 +18,7 @@ from benchmarks.gpu.probe import equal_pairs, mixed_join, sorted_pairs
 from benchmarks.gpu.turns import take_turns
 from gpu_ops.arrays import Array
 from gpu_ops.backends import Backend
-from gpu_ops.descriptions.by_time.interval_join import IntervalJoin
-from gpu_ops.descriptions.by_time.intervals import Interval
+from gpu_ops.descriptions.by_time import Interval, IntervalJoin
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.keys import normalize_on

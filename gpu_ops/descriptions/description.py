@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Sel
 
 import pyarrow as pa
 
-from gpu_ops.descriptions.by_time.intervals import show_ms
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
+from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.times import show_ms
 from gpu_ops.errors import DescriptionError
+from gpu_ops.fields import check_fields, decoded, encoded, hints_of, unwritten
 
 if TYPE_CHECKING:
     from gpu_ops.conditions import Condition
-    from gpu_ops.descriptions.by_time.intervals import Interval
-    from gpu_ops.descriptions.inputs import Input, Layout
+    from gpu_ops.descriptions.by_time import Interval
+    from gpu_ops.descriptions.inputs import Layout
     from gpu_ops.descriptions.keys import Shuffle
 
 Emit = Literal["per_event", "per_batch", "at_watermark", "at_end"]
@@ -79,38 +81,11 @@ class OperatorAttributes:
             raise DescriptionError("an operator whose output waits for the end of the stream does not go on live")
 
 
-class OperatorAttributesBuilder:
-    """Builds `OperatorAttributes`, as Flink's builder does: what is not set is false."""
-
-    def __init__(self) -> None:
-        self._set: dict[str, bool] = {}
-
-    def set_output_only_after_end_of_stream(self, value: bool) -> Self:
-        """Whether nothing comes out before the end."""
-        self._set["output_only_after_end_of_stream"] = value
-        return self
-
-    def set_internal_sorter_supported(self, value: bool) -> Self:
-        """Whether it sorts its input itself."""
-        self._set["internal_sorter_supported"] = value
-        return self
-
-    def set_switches_from_backlog(self, value: bool) -> Self:
-        """Whether it can begin with a backlog and go on live."""
-        self._set["switches_from_backlog"] = value
-        return self
-
-    def build(self) -> OperatorAttributes:
-        """The attributes.
-
-        Raises:
-            DescriptionError: they contradict each other.
-        """
-        return OperatorAttributes(**self._set)
-
-
 class Description(abc.ABC):
     """One operator over some inputs."""
+
+    kind: ClassVar[str]
+    """What its JSON calls it."""
 
     takes_function: ClassVar[bool] = False
     """Whether a user's function makes the result of what comes out."""
@@ -121,7 +96,16 @@ class Description(abc.ABC):
     emits: ClassVar[tuple[Emit, ...]] = ("per_event", "per_batch", "at_end")
     """What ``emit`` may be."""
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+        self._check()
+
+    @abc.abstractmethod
+    def _check(self) -> None:
+        """Refuses what cannot be, with a DescriptionError; the fields have their types."""
+
     if TYPE_CHECKING:
+        __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
         @property
         def inputs(self) -> tuple[Input, ...]:
@@ -330,9 +314,7 @@ class Description(abc.ABC):
     def attributes(self) -> OperatorAttributes:
         """What it does with the end of its input and with a backlog (Flink: ``getOperatorAttributes``)."""
         at_end = self.emit == "at_end"
-        made = OperatorAttributesBuilder().set_output_only_after_end_of_stream(at_end)
-        made.set_internal_sorter_supported(at_end and self.sorts_itself)
-        return made.set_switches_from_backlog(self.why_no_backlog() is None).build()
+        return OperatorAttributes(at_end, at_end and self.sorts_itself, self.why_no_backlog() is None)
 
     def why_no_backlog(self) -> str | None:
         """What keeps it from beginning with a backlog; None if it can."""
@@ -373,18 +355,41 @@ class Description(abc.ABC):
 
     # --- as JSON -----------------------------------------------------------------------------
 
-    @abc.abstractmethod
     def to_dict(self) -> dict[str, Any]:
-        """What JSON has of it."""
+        """What JSON has of it: its kind, its inputs in order, and the other fields by their names."""
+        sides, left_out = _inputs_of(type(self)), self._unwritten()
+        names = [f.name for f in dataclasses.fields(self) if f.init and f.name not in left_out and f.name not in sides]
+        inputs = {"inputs": encoded(self.inputs)}
+        return {"kind": self.kind, **{name: encoded(getattr(self, name)) for name in names}, **inputs}
+
+    def _unwritten(self) -> set[str]:
+        """The fields that its JSON lacks.
+
+        ANSI mode is there only where it makes a difference to a condition: so a state folder fits a session in the
+        other mode, unless that would change what is joined.
+        """
+        matters = any(condition is not None and condition.mode_matters for condition in self.conditions)
+        return unwritten(self) | (set() if matters else {"ansi"})
 
     @classmethod
-    @abc.abstractmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """From what `to_dict` gave."""
+        """From what `to_dict` gave; whatever goes wrong is an error of Python's, see `gpu_ops.fields.reading`."""
+        sides, hints = _inputs_of(cls), hints_of(cls)
+        given = {**data, **dict(zip(sides, data["inputs"], strict=True))} if sides else data
+        fields = [
+            f for f in dataclasses.fields(cls) if f.init and not (f.metadata.get("absent") and f.name not in data)
+        ]
+        return cls(**{f.name: decoded(hints[f.name], given[f.name]) for f in fields})
 
     def to_json(self) -> str:
         """The description as JSON; equal descriptions give equal text."""
         return json.dumps(self.to_dict(), sort_keys=True)
+
+
+@functools.cache
+def _inputs_of(kind: type) -> list[str]:
+    """The fields of a kind of description that are one input each."""
+    return [name for name, hint in hints_of(kind).items() if hint is Input]
 
 
 def line(label: str, text: str) -> str:

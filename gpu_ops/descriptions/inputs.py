@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import difflib
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, Self, get_args
 
 import pyarrow as pa
 
-from gpu_ops.descriptions.by_time.intervals import UNITS_MS, check_event_time
 from gpu_ops.descriptions.keys import key_type
+from gpu_ops.descriptions.times import check_event_time
 from gpu_ops.errors import DescriptionError
-from gpu_ops.fields import MAX_MS, check_fields
+from gpu_ops.fields import ABSENT, check_fields
 from gpu_ops.values import carried
 
 BadRows = Literal["fail", "drop", "tag"]
@@ -34,27 +32,6 @@ Updates = Literal["upsert", "retract"]
 
 Layout = Literal["join_key_contains_unique_key", "unique_key", "multiset"]
 """The state layouts of Flink's ``JoinRecordStateViews``."""
-
-_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+?)s?\s*", re.IGNORECASE)
-
-
-def parse_duration(text: str | int) -> int:
-    """Milliseconds of ``"7 days"``, ``"90 seconds"`` or a plain number of milliseconds.
-
-    Raises:
-        DescriptionError: no such unit, or not a positive duration.
-    """
-    if isinstance(text, int) and not isinstance(text, bool):
-        ms: float = text
-    else:
-        found = _DURATION.fullmatch(text) if isinstance(text, str) else None
-        unit = found.group(2).lower() if found else ""
-        if found is None or unit not in UNITS_MS:
-            raise DescriptionError(f"no duration: {text!r}; write for example '7 days' or '90 seconds'")
-        ms = float(found.group(1)) * UNITS_MS[unit]
-    if not 0 < ms < MAX_MS or round(ms) == 0:
-        raise DescriptionError(f"a duration is positive and reaches for less than millions of years: {text!r}")
-    return round(ms)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,9 +63,9 @@ class Input:
     ttl_ms: int | None = None
     updates: Updates = "upsert"
     bad_rows: BadRows = "fail"
-    event_time: str | None = None
-    delay_ms: int | None = None
-    idle_timeout_ms: int | None = None
+    event_time: str | None = dataclasses.field(default=None, metadata=ABSENT)
+    delay_ms: int | None = dataclasses.field(default=None, metadata=ABSENT)
+    idle_timeout_ms: int | None = dataclasses.field(default=None, metadata=ABSENT)
 
     def __post_init__(self) -> None:
         check_fields(self, f"input {self.name!r}: ")
@@ -231,22 +208,3 @@ def check_equality(one: Input, column: str, other: Input, its: str) -> None:
             )
         check_key_type(source, name)
     key_type(one.schema.field(column), other.schema.field(its))
-
-
-def input_to_dict(source: Input) -> dict[str, object]:
-    """An input as JSON takes it."""
-    data: dict[str, object] = {f.name: getattr(source, f.name) for f in dataclasses.fields(source)}
-    for name in ("event_time", "delay_ms", "idle_timeout_ms"):
-        if data[name] is None:  # absent, so that folders written before there were interval joins still fit
-            del data[name]
-    data["schema"] = base64.b64encode(source.schema.remove_metadata().serialize().to_pybytes()).decode()
-    return data
-
-
-def input_from_dict(data: Mapping[str, Any]) -> Input:
-    """The inverse of `input_to_dict`."""
-    fields = dict(data)
-    fields["schema"] = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(fields["schema"])))
-    if fields["unique_key"] is not None:
-        fields["unique_key"] = tuple(fields["unique_key"])
-    return Input(**fields)

@@ -1,29 +1,21 @@
-"""Regular, semi and anti joins as a user writes them down."""
+"""Joins of two inputs as users write them down: regular, semi, anti and lookup joins, and co-groups."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
 import functools
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self, get_args
+from collections.abc import Sequence
+from typing import ClassVar, Literal, Self, get_args
 
 import pyarrow as pa
 
 from gpu_ops.conditions import Condition, parse
 from gpu_ops.descriptions.description import EITHER, Description, Emit, OutputColumn, condition_text, equality, line
-from gpu_ops.descriptions.inputs import (
-    Input,
-    Layout,
-    check_equality,
-    check_sequence,
-    input_from_dict,
-    input_to_dict,
-)
-from gpu_ops.descriptions.keys import Equality, Key, Shuffle, key_type
-from gpu_ops.descriptions.unique_keys import Chain, of_chain
+from gpu_ops.descriptions.inputs import Input, Layout, check_equality, check_sequence
+from gpu_ops.descriptions.keys import Chain, Equality, Key, Shuffle, key_type, of_chain
 from gpu_ops.errors import DescriptionError
-from gpu_ops.fields import check_fields
+from gpu_ops.fields import ABSENT
 
 JoinType = Literal["inner", "left", "right", "full", "semi", "anti"]
 """Which rows come out.
@@ -41,14 +33,6 @@ def _no_type(how: str) -> str:
         return "write how='inner' with on=None, which joins each row with every other"
     near = difflib.get_close_matches(how, get_args(JoinType), n=1)
     return (f"did you mean {near[0]!r}? " if near else "") + f"it is one of {', '.join(get_args(JoinType))}"
-
-
-def ansi_to_dict(conditions: Iterable[Condition | None], *, ansi: bool) -> dict[str, bool]:
-    """ANSI mode as JSON takes it: only where it makes a difference to a condition.
-
-    So a state folder fits a session in the other mode, unless that would change what is joined.
-    """
-    return {"ansi": True} if ansi and any(c is not None and c.mode_matters for c in conditions) else {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,12 +59,12 @@ class Join(Description):
     emit: Emit = "per_batch"
     null_aware: bool = False
     suffixes: tuple[str, str] | None = None
-    ansi: bool = False
+    ansi: bool = dataclasses.field(default=False, metadata=ABSENT)
 
+    kind: ClassVar[str] = "join"
     sorts_itself: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        check_fields(self)
+    def _check(self) -> None:
         if self.how not in get_args(JoinType):
             raise DescriptionError(f"how={self.how!r}; {_no_type(str(self.how))}")
         self._check_emit()
@@ -287,34 +271,144 @@ class Join(Description):
     def _more_lines(self) -> list[str]:
         return []
 
-    def to_dict(self) -> dict[str, Any]:
-        """What JSON has of it."""
-        data: dict[str, object] = {
-            "kind": "join",
-            "how": self.how,
-            "keys": [list(k) for k in self.keys],
-            "where": self.where,
-            "emit": self.emit,
-            "null_aware": self.null_aware,
-            "suffixes": list(self.suffixes) if self.suffixes else None,
-            "inputs": [input_to_dict(i) for i in self.inputs],
-        }
-        return data | ansi_to_dict(self.conditions, ansi=self.ansi)
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any], **more: Any) -> Self:
-        """From what `to_dict` gave."""
-        left, right = (input_from_dict(i) for i in data["inputs"])
-        suffixes = data["suffixes"]
-        return cls(
-            how=data["how"],
-            left=left,
-            right=right,
-            keys=tuple(Key(*k) for k in data["keys"]),
-            where=data["where"],
-            emit=data["emit"],
-            null_aware=data["null_aware"],
-            suffixes=(suffixes[0], suffixes[1]) if suffixes else None,
-            ansi=data.get("ansi", False),
-            **more,
-        )
+@dataclasses.dataclass(frozen=True)
+class LookupJoin(Join):
+    """A join of each left row with the rows that a table has in the row's micro-batch (``AS OF PROCTIME()``).
+
+    The left input only grows, and is not kept. The right input is the table: static, or changing. Its changes
+    touch nothing that came out before. After Flink's processing-time temporal join
+    (``TemporalProcessTimeJoinOperator``); here the table may have several rows of a key.
+    """
+
+    kind: ClassVar[str] = "lookup_join"
+    emits: ClassVar[tuple[Emit, ...]] = ("per_batch", "at_end")
+
+    def _check(self) -> None:
+        if self.how not in ("inner", "left"):
+            raise DescriptionError(f"how={self.how!r}; a lookup join is one of inner, left")
+        if not self.keys:
+            raise DescriptionError("a lookup join needs on=: the columns that the table is looked up by")
+        if self.left.unique_key is not None or self.left.ttl_ms is not None:
+            option = "unique_key=" if self.left.unique_key is not None else "ttl="
+            raise DescriptionError(
+                f"input '{self.left.name}': the left input of a lookup join is insert-only and not kept, {option} has "
+                "no place here"
+            )
+        super()._check()
+
+    @property
+    def operator(self) -> str:
+        """The module of `gpu_ops.operators` that runs it."""
+        return "at_end" if self.emit == "at_end" else "lookup"
+
+    @property
+    def insert_only(self) -> bool:
+        """Whether its changelog is insert-only: what came out is never touched."""
+        return all(source.bad_rows != "tag" for source in self.inputs)
+
+    def insertions_only(self, number: int) -> bool:
+        """Whether an input's rows may only be insertions: the left's."""
+        return number == 0
+
+    def not_kept(self, number: int) -> bool:
+        """Whether rows of an input are forgotten with their micro-batch: the left's."""
+        return number == 0
+
+    def _unique_key(self) -> tuple[str, ...] | None:
+        return None
+
+    @property
+    def title(self) -> str:
+        """It in one line, for people."""
+        return f"lookup {super().title}"
+
+    @property
+    def _kind(self) -> str:
+        return "lookup join"
+
+    def _more_lines(self) -> list[str]:
+        return [line("table", f"{self.right.name}, as it is after its changes of the row's micro-batch")]
+
+
+@dataclasses.dataclass(frozen=True)
+class CoGroup(Join):
+    """Both inputs' rows key by key, when they have ended: of the same keys, partitions and refusals as their full join.
+
+    The function that takes them is not part of the description: no code travels to a state server.
+
+    Attributes:
+        left: the left input.
+        right: the right input.
+        keys: the equality columns; at least one. Rows with a null in a key compared by ``=`` are left out.
+    """
+
+    how: JoinType = dataclasses.field(default="full", init=False)
+    left: Input
+    right: Input
+    keys: tuple[Key, ...]
+    where: str | None = dataclasses.field(default=None, init=False)
+    emit: Emit = dataclasses.field(default="at_end", init=False)
+    null_aware: bool = dataclasses.field(default=False, init=False)
+    suffixes: tuple[str, str] | None = dataclasses.field(default=None, init=False)
+    ansi: bool = dataclasses.field(default=False, init=False)
+
+    kind: ClassVar[str] = "co_group"
+    takes_function: ClassVar[bool] = True
+
+    def _check(self) -> None:
+        if not self.keys:
+            raise DescriptionError("a co-group needs the columns that rows are grouped by")
+        super()._check()
+
+    @property
+    def operator(self) -> str:
+        """The module of `gpu_ops.operators` that runs it."""
+        return "groups.at_end"
+
+    @functools.cached_property
+    def output(self) -> tuple[OutputColumn, ...]:
+        """Columns of both sides' rows in one table: the side (0 or 1), then the left's columns, then the right's.
+
+        `split` takes it apart again.
+        """
+        columns = [OutputColumn("side", 0, "", None, pa.int8())]
+        for side, source in enumerate(self.inputs):
+            columns += [
+                OutputColumn(f"{'lr'[side]}{n}", side, f.name, None, f.type) for n, f in enumerate(source.schema)
+            ]
+        return tuple(columns)
+
+    def own_column(self, number: int, column: OutputColumn) -> str | None:
+        """Which column of one input an output column shows in a row that is of this input alone; None for none."""
+        return column.column if column.side == number and column.column else None
+
+    @property
+    def order_matters_at_end(self) -> bool:
+        """Whether the result depends on the order in which rows came: its function sees it."""
+        return True
+
+    @property
+    def title(self) -> str:
+        """It in one line, for people."""
+        return f"co-group on {condition_text([(k.left, k.null_safe, k.right) for k in self.keys], None)}"
+
+    def lines(self) -> list[str]:
+        """What is grouped, by what."""
+        equal = [equality(self.left, k.left, self.right, k.right, null_safe=k.null_safe) for k in self.keys]
+        return [f"co-group: {self.left.name}, {self.right.name}", line("key", " AND ".join(equal))]
+
+    @property
+    def kept_at_end(self) -> str:
+        """What of it keeps a stream until it ends."""
+        return "a co-group"
+
+    def split(self, table: pa.Table) -> tuple[pa.Table, pa.Table]:
+        """Left and right rows out of rows of `output_schema`, in order, under their own names."""
+        side = table["side"].to_numpy()
+        parts = []
+        for number, source in enumerate(self.inputs):
+            rows = table.filter(pa.array(side == number))
+            names = [f"{'lr'[number]}{n}" for n in range(len(source.schema))]
+            parts.append(rows.select(names).rename_columns(source.schema.names))
+        return parts[0], parts[1]

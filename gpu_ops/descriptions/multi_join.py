@@ -11,25 +11,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self, cast, get_args
+from typing import Any, ClassVar, Literal, Self, cast, get_args
 
 import pyarrow as pa
 
 from gpu_ops.conditions import Condition, backquoted, parse
 from gpu_ops.descriptions.description import Description, Emit, OutputColumn, condition_text, equality, line
-from gpu_ops.descriptions.inputs import (
-    Input,
-    Layout,
-    check_equality,
-    check_sequence,
-    input_from_dict,
-    input_to_dict,
-)
-from gpu_ops.descriptions.join import ansi_to_dict
-from gpu_ops.descriptions.keys import Equality, Shuffle, equal_classes, key_type
-from gpu_ops.descriptions.unique_keys import Chain, of_chain
+from gpu_ops.descriptions.inputs import Input, Layout, check_equality, check_sequence
+from gpu_ops.descriptions.keys import Chain, Equality, Shuffle, equal_classes, key_type, no_columns, of_chain
 from gpu_ops.errors import DescriptionError
-from gpu_ops.fields import check_fields, reading
+from gpu_ops.fields import ABSENT, reading
 
 MAX_INPUTS = 64
 
@@ -75,7 +66,9 @@ class MultiJoin(Description):
     emit: Emit = "per_batch"
     suffixes: tuple[str, ...] | None = None
     shown: tuple[int, ...] | None = None
-    ansi: bool = False
+    ansi: bool = dataclasses.field(default=False, metadata=ABSENT)
+
+    kind: ClassVar[str] = "multi_join"
 
     @classmethod
     @reading("multi-way join")
@@ -89,6 +82,7 @@ class MultiJoin(Description):
         emit: Emit = "per_batch",
         suffixes: Sequence[str] | None = None,
         ansi: bool = False,
+        ignore_case: bool = False,
     ) -> MultiJoin:
         """A description from what a user writes.
 
@@ -102,6 +96,7 @@ class MultiJoin(Description):
             emit: see `gpu_ops.descriptions.join.Emit`.
             suffixes: one per input, for clashing column names.
             ansi: as in `gpu_ops.descriptions.join.Join`.
+            ignore_case: whether ``on=`` names columns without regard to case, as Spark does.
 
         Raises:
             DescriptionError: not a join that this operator does.
@@ -115,11 +110,11 @@ class MultiJoin(Description):
             if len(values) != count - 1:
                 raise DescriptionError(f"{option}= has {len(values)} entries for {count - 1} steps")
         ordered, shown = list(inputs), None
-        keys = _step_keys(ordered, on)
+        keys = _step_keys(ordered, on, ignore_case=ignore_case)
         if hows[0] == "right":
             ordered[:2] = ordered[1::-1]
             shown = (1, 0, *range(2, count))
-            merged = {k.column for k in keys[0] if k.using}
+            merged = {k.column: k.own for k in keys[0] if k.using}
             keys = [_swapped(keys[0]), *([_renumbered(k, merged) for k in step] for step in keys[1:])]
             hows[0] = "left"
             if suffixes is not None and len(suffixes) == count:
@@ -140,8 +135,7 @@ class MultiJoin(Description):
         """The same join of other inputs."""
         return dataclasses.replace(self, inputs=tuple(inputs), emit=emit)
 
-    def __post_init__(self) -> None:
-        check_fields(self)
+    def _check(self) -> None:
         count = len(self.inputs)
         if not 2 <= count <= MAX_INPUTS:
             raise DescriptionError(f"a multi-way join takes 2 to {MAX_INPUTS} inputs, not {count}")
@@ -385,81 +379,66 @@ class MultiJoin(Description):
         own = {k.own for k in self.steps[input_index - 1].on} if input_index else set()
         return "join_key_contains_unique_key" if input_index and set(unique) <= own else "unique_key"
 
-    def to_dict(self) -> dict[str, Any]:
-        """What JSON has of it."""
-        data: dict[str, object] = {
-            "kind": "multi_join",
-            "steps": [{"how": s.how, "on": [list(k) for k in s.on], "where": s.where} for s in self.steps],
-            "emit": self.emit,
-            "suffixes": list(self.suffixes) if self.suffixes else None,
-            "shown": list(self.shown) if self.shown else None,
-            "inputs": [input_to_dict(i) for i in self.inputs],
-        }
-        return data | ansi_to_dict(self.conditions, ansi=self.ansi)
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """From what `to_dict` gave."""
-        return cls(
-            inputs=tuple(input_from_dict(i) for i in data["inputs"]),
-            steps=tuple(Step(s["how"], tuple(Equality(*k) for k in s["on"]), s["where"]) for s in data["steps"]),
-            emit=data["emit"],
-            suffixes=tuple(data["suffixes"]) if data["suffixes"] else None,
-            shown=tuple(data["shown"]) if data["shown"] else None,
-            ansi=data.get("ansi", False),
-        )
-
-
-def _step_keys(inputs: Sequence[Input], on: MultiOn) -> list[list[Equality]]:
-    """The equalities that ``on=`` names, per step."""
-    shared = [on] if isinstance(on, str) else list(on)
-    if shared and all(isinstance(c, str) for c in shared):
-        return [[Equality(0, str(c), str(c), using=True) for c in shared] for _ in inputs[1:]]
-    if len(shared) != len(inputs) - 1:
+def _step_keys(inputs: Sequence[Input], on: MultiOn, *, ignore_case: bool) -> list[list[Equality]]:
+    """The equalities that ``on=`` names, per step, as the columns are spelled; what there is none of stays as it is."""
+    if not isinstance(on, str | Sequence):
+        raise no_columns(on)
+    items = [on] if isinstance(on, str) else list(on)
+    if items and all(isinstance(item, str) for item in items):
+        entries: list[Any] = [items] * (len(inputs) - 1)
+    elif len(items) == len(inputs) - 1:
+        entries = items
+    else:
         raise DescriptionError(
-            f"on= has {len(shared)} entries for {len(inputs) - 1} steps; it is columns that all inputs share, "
+            f"on= has {len(items)} entries for {len(inputs) - 1} steps; it is columns that all inputs share, "
             "or one entry per step"
         )
-    return [_keys_of_step(inputs, input_index, entry) for input_index, entry in enumerate(shared, start=1)]
 
+    def spelled(number: int, column: str) -> str | None:
+        names = inputs[number].schema.names
+        if column in names:
+            return column
+        return next((name for name in names if ignore_case and name.lower() == column.lower()), None)
 
-def _keys_of_step(inputs: Sequence[Input], input_index: int, entry: Any) -> list[Equality]:
-    def is_pair(item: object) -> bool:
-        return isinstance(item, tuple) and len(item) == 2 and all(isinstance(x, str) for x in item)
+    def found(numbers: range, text: str) -> tuple[int, str]:
+        """The input and column that ``"input.column"`` or ``"column"`` names."""
+        head, dot, rest = text.partition(".")
+        for number in numbers:
+            column = spelled(number, rest) if dot and head.lower() == inputs[number].name.lower() else None
+            if column is not None:
+                return number, column
+        having = [(number, column) for number in numbers if (column := spelled(number, text)) is not None]
+        if len(having) > 1:
+            names = " and ".join(f"{inputs[number].name}.{column}" for number, column in having)
+            raise DescriptionError(f"on= names {text!r}, which can be {names}")
+        if not having:
+            there = ", ".join(f"{inputs[number].name}.{c}" for number in numbers for c in inputs[number].schema.names)
+            raise DescriptionError(f"on= names {text!r}; there are {there}")
+        return having[0]
 
-    if not isinstance(entry, str | Sequence):
-        raise DescriptionError(f"on= takes columns and pairs of columns, not {entry!r}")
-    items = [entry] if isinstance(entry, str) or is_pair(entry) else list(entry)
-    found = []
-    for item in items:
+    def equality_of(number: int, item: Any) -> Equality:
         if isinstance(item, Equality):
-            found.append(item)
-        elif isinstance(item, str):
-            owner = next((i for i in range(input_index) if item in inputs[i].schema.names), 0)
-            found.append(Equality(owner, item, item, using=True))
-        elif is_pair(item):
-            left, column = _resolve(inputs[:input_index], item[0])
-            own = _resolve(inputs[input_index : input_index + 1], item[1])[1]
-            found.append(Equality(left, column, own))
-        else:
+            return item
+        if isinstance(item, str):  # shared with an input to its left, and shown once
+            owner = next((n for n in range(number) if spelled(n, item) is not None), 0)
+            return Equality(owner, spelled(owner, item) or item, spelled(number, item) or item, using=True)
+        if not _is_pair(item):
             raise DescriptionError(f"on= takes columns and pairs of columns, not {item!r}")
-    return found
+        left, column = found(range(number), item[0])
+        return Equality(left, column, found(range(number, number + 1), item[1])[1])
+
+    steps = []
+    for number, entry in enumerate(entries, start=1):
+        if not isinstance(entry, str | Sequence):
+            raise DescriptionError(f"on= takes columns and pairs of columns, not {entry!r}")
+        of_step = [entry] if isinstance(entry, str) or _is_pair(entry) else entry
+        steps.append([equality_of(number, item) for item in of_step])
+    return steps
 
 
-def _resolve(inputs: Sequence[Input], text: str) -> tuple[int, str]:
-    """The input and column that ``"input.column"`` or ``"column"`` names."""
-    for input_index, source in enumerate(inputs):
-        head, dot, column = text.partition(".")
-        if dot and head.lower() == source.name.lower() and column in source.schema.names:
-            return input_index, column
-    having = [input_index for input_index, source in enumerate(inputs) if text in source.schema.names]
-    if len(having) > 1:
-        names = " and ".join(f"{inputs[p].name}.{text}" for p in having)
-        raise DescriptionError(f"on= names {text!r}, which can be {names}")
-    if not having:
-        there = ", ".join(f"{s.name}.{c}" for s in inputs for c in s.schema.names)
-        raise DescriptionError(f"on= names {text!r}; there are {there}")
-    return having[0], text
+def _is_pair(item: object) -> bool:
+    return isinstance(item, tuple) and len(item) == 2 and all(isinstance(part, str) for part in item)
 
 
 def _swapped(keys: Sequence[Equality]) -> list[Equality]:
@@ -467,10 +446,10 @@ def _swapped(keys: Sequence[Equality]) -> list[Equality]:
     return [k._replace(column=k.own, own=k.column) for k in keys]
 
 
-def _renumbered(key: Equality, merged: set[str]) -> Equality:
+def _renumbered(key: Equality, merged: Mapping[str, str]) -> Equality:
     """A later step's equality, with the first two inputs swapped; a column shown once is the new first's."""
     if key.using and key.input == 0 and key.column in merged:
-        return key
+        return key._replace(column=merged[key.column])
     return key._replace(input=1 - key.input) if key.input < 2 else key
 
 

@@ -9,7 +9,8 @@ from typing import Final, Literal
 
 from gpu_ops.backends import Backend
 from gpu_ops.descriptions.description import Emit
-from gpu_ops.descriptions.inputs import BadRows, Updates, parse_duration
+from gpu_ops.descriptions.inputs import BadRows, Updates
+from gpu_ops.descriptions.times import parse_duration
 from gpu_ops.errors import DescriptionError
 from gpu_ops.jobs.connectors import JOB
 from gpu_ops.jobs.settings import of_job, of_table, value_of

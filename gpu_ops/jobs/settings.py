@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from gpu_ops.descriptions.inputs import parse_duration
+from gpu_ops.descriptions.times import parse_duration
 from gpu_ops.errors import DescriptionError
 from gpu_ops.jobs.connectors import FOREIGN, JOB, OF_SINK, OF_SOURCE, SINKS, SOURCES, Option
 from gpu_ops.jobs.text import Setting, TableText, Text

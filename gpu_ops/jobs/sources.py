@@ -15,7 +15,7 @@ from gpu_ops.errors import DescriptionError, NotBuiltError
 from gpu_ops.files.formats import FormatName
 from gpu_ops.jobs.job import Source
 from gpu_ops.jobs.text import JobError, Text
-from gpu_ops.spark.api.joins import latest
+from gpu_ops.spark.api.groups import latest
 from gpu_ops.spark.api.streams import Stream, stream
 from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.metrics.metrics import free_name

@@ -15,7 +15,7 @@ import numpy as np
 from gpu_ops import layouts
 from gpu_ops.arrays import Array, Slots
 from gpu_ops.descriptions.changelog import INSERT
-from gpu_ops.descriptions.lookup_join import LookupJoin
+from gpu_ops.descriptions.join import LookupJoin
 from gpu_ops.kernels import Kernels, as_slots
 from gpu_ops.operators.core.changes import Lifetimes
 from gpu_ops.operators.core.emission import OutputRows

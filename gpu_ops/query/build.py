@@ -9,18 +9,14 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from gpu_ops.descriptions.by_time.asof_join import AsofJoin
-from gpu_ops.descriptions.by_time.interval_join import IntervalJoin
-from gpu_ops.descriptions.by_time.temporal_join import TemporalJoin
+from gpu_ops.descriptions.aggregate import Aggregate, Function, Measure
+from gpu_ops.descriptions.by_time import AsofJoin, IntervalJoin, TemporalJoin
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import Emit
-from gpu_ops.descriptions.groups.aggregate import Aggregate, Function, Measure
-from gpu_ops.descriptions.groups.latest import Latest, without_upserts
-from gpu_ops.descriptions.groups.top import MAX_ROWS, Top
+from gpu_ops.descriptions.groups import MAX_ROWS, Latest, Top, without_upserts
 from gpu_ops.descriptions.inputs import Input
-from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.join import Join, LookupJoin
 from gpu_ops.descriptions.keys import Equality, Key
-from gpu_ops.descriptions.lookup_join import LookupJoin
 from gpu_ops.descriptions.multi_join import MultiJoin, Step
 from gpu_ops.errors import DescriptionError
 from gpu_ops.query.choose import Chooser, Residual

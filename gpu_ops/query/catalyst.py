@@ -165,7 +165,7 @@ class Catalyst:
         """That a text is one expression.
 
         Raises:
-            SqlError: it is none, or more; lines are counted from 2, as in `gpu_ops.spark.api.where`.
+            SqlError: it is none, or more; lines are counted from 2, as in `gpu_ops.spark.api.streams`.
         """
         try:
             with self._active():

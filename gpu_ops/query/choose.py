@@ -17,8 +17,8 @@ from typing import Any, Final, Literal, NoReturn
 import pyarrow as pa
 
 from gpu_ops.conditions import parse
-from gpu_ops.descriptions.by_time.asof_join import Asof
-from gpu_ops.descriptions.by_time.intervals import Interval, show_ms, time_type
+from gpu_ops.descriptions.by_time import Asof, Interval
+from gpu_ops.descriptions.times import show_ms, time_type
 from gpu_ops.errors import ConditionError, DescriptionError
 from gpu_ops.query.by_time.bounds import Bound, FinerThanMillisecondsError, bounds
 from gpu_ops.query.by_time.marks import ByTime

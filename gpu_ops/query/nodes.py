@@ -10,9 +10,8 @@ from typing import Final, Literal, NamedTuple
 import pyarrow as pa
 
 from gpu_ops.conditions import backquoted
-from gpu_ops.descriptions.groups.aggregate import Aggregate
-from gpu_ops.descriptions.groups.latest import Latest
-from gpu_ops.descriptions.groups.top import Top
+from gpu_ops.descriptions.aggregate import Aggregate
+from gpu_ops.descriptions.groups import Latest, Top
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.query.expressions import Expr, TimeWindow

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from gpu_ops.descriptions.by_time.asof_join import AsofJoin
-from gpu_ops.descriptions.by_time.intervals import show_ms
-from gpu_ops.descriptions.by_time.temporal_join import TemporalJoin
-from gpu_ops.descriptions.groups.latest import without_upserts
+from gpu_ops.descriptions.by_time import AsofJoin, TemporalJoin
+from gpu_ops.descriptions.groups import without_upserts
 from gpu_ops.descriptions.inputs import Layout
-from gpu_ops.descriptions.join import Join
-from gpu_ops.descriptions.lookup_join import LookupJoin
+from gpu_ops.descriptions.join import Join, LookupJoin
 from gpu_ops.descriptions.multi_join import MultiJoin
+from gpu_ops.descriptions.times import show_ms
 from gpu_ops.query.nodes import Calc, JoinNode, LocalAggregate, Named, Node, Plan, Source, quoted
 
 _TYPES: Final = {

@@ -14,8 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gpu_ops.arrays import Array, Hashes, Slots
-from gpu_ops.descriptions.by_time.intervals import shifted
 from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.times import shifted
 from gpu_ops.kernels import Frame, Kernels, as_slots
 from gpu_ops.state.index import TimeIndex, TimeQueue
 from gpu_ops.state.keyed_table import TIES_COLUMN, TIME_COLUMN

@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from gpu_ops import layouts
 from gpu_ops.arrays import Array, Hashes, Positions, Slots, distinct
-from gpu_ops.descriptions.by_time.intervals import BEFORE_ALL
 from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.times import BEFORE_ALL
 from gpu_ops.kernels import Frame, Kernels, as_slots
 from gpu_ops.state.index import HashIndex, TimeIndex, TimeQueue
 from gpu_ops.state.table import DEAD, DYING, LIVE, Journal, KeySet, StateTable

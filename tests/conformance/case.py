@@ -12,15 +12,13 @@ import pyarrow as pa
 from oracle.drive import Change, Event, Row, canonical
 from oracle.interval_rules import LATE, WATERMARK, TimedEvent
 
-from gpu_ops.descriptions.by_time.asof_join import Asof, AsofJoin
-from gpu_ops.descriptions.by_time.interval_join import IntervalJoin
-from gpu_ops.descriptions.by_time.intervals import Interval, parse_bound
-from gpu_ops.descriptions.by_time.temporal_join import TemporalJoin
+from gpu_ops.descriptions.by_time import Asof, AsofJoin, Interval, IntervalJoin, TemporalJoin
 from gpu_ops.descriptions.description import Description, Emit
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.descriptions.multi_join import MultiJoin
+from gpu_ops.descriptions.times import parse_bound
 
 BUILT = (
     "regular", "semi", "anti", "interval_sql", "interval_semi", "interval_anti", "interval_datastream", "multi",

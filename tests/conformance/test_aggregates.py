@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 from oracle.drive import Backend
 
-from gpu_ops.descriptions.groups.aggregate import Aggregate
+from gpu_ops.descriptions.aggregate import Aggregate
 from gpu_ops.descriptions.inputs import Input
 
 FOLDER = Path(__file__).parent / "aggregates"

@@ -17,7 +17,7 @@ import pytest
 from oracle.drive import Backend
 
 from conformance.test_aggregates import SCHEMA, changes, size
-from gpu_ops.descriptions.groups.top import Top, parse_order
+from gpu_ops.descriptions.groups import Top, parse_order
 from gpu_ops.descriptions.inputs import Input
 
 FOLDER = Path(__file__).parent / "top"

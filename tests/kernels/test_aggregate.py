@@ -19,8 +19,8 @@ import pytest
 from conftest import combined
 from oracle.drive import Backend, by_event, canonical, changes, fold
 
+from gpu_ops.descriptions.aggregate import Aggregate
 from gpu_ops.descriptions.description import Emit
-from gpu_ops.descriptions.groups.aggregate import Aggregate
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.errors import DescriptionError

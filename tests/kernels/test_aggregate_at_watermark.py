@@ -11,7 +11,7 @@ import pytest
 from conftest import combined
 from oracle.drive import Backend
 
-from gpu_ops.descriptions.groups.aggregate import Aggregate
+from gpu_ops.descriptions.aggregate import Aggregate
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.errors import BadInputError, DescriptionError

@@ -14,8 +14,8 @@ from conftest import combined
 
 from gpu_ops import operators
 from gpu_ops.backends import make_kernels
-from gpu_ops.descriptions.groups.aggregate import Aggregate
-from gpu_ops.descriptions.groups.top import Top, parse_order
+from gpu_ops.descriptions.aggregate import Aggregate
+from gpu_ops.descriptions.groups import Top, parse_order
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.join_engine import JoinEngine
 from kernels.own_functions import Bits

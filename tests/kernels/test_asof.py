@@ -16,7 +16,7 @@ import pytest
 from oracle.asof_rules import LAYOUTS, LEFT, RIGHT, ByHand, described, trace
 from oracle.drive import Backend, Change, Event, Row, by_event, canonical, changes, cuts, difference, fold, run
 
-from gpu_ops.descriptions.by_time.asof_join import Asof, AsofJoin
+from gpu_ops.descriptions.by_time import Asof, AsofJoin
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.descriptions.kinds import from_json

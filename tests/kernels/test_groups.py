@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 import pytest
 
 from cpu_fallback import CpuKernels
-from gpu_ops.descriptions.co_group import CoGroup
-from gpu_ops.descriptions.groups.aggregate import Aggregate
+from gpu_ops.descriptions.aggregate import Aggregate
 from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.join import CoGroup
 from gpu_ops.descriptions.keys import normalize_on
 from gpu_ops.join_engine import JoinEngine
 from gpu_ops.kernels import Kernels

@@ -14,7 +14,7 @@ import pytest
 from oracle.drive import Backend, same_state
 
 from gpu_ops.descriptions.description import Emit
-from gpu_ops.descriptions.groups.latest import Keep, Latest
+from gpu_ops.descriptions.groups import Keep, Latest
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.errors import BadInputError, DescriptionError

@@ -12,9 +12,9 @@ import pytest
 from oracle.drive import Backend
 
 from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.join import LookupJoin
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.descriptions.kinds import from_json
-from gpu_ops.descriptions.lookup_join import LookupJoin
 from gpu_ops.errors import BadInputError, DescriptionError
 from kernels.conftest import EMULATED, only_on
 from kernels.engines import CPU, alike, run

@@ -20,18 +20,13 @@ from oracle.interval_traces import IntervalShape
 from oracle.multi_traces import SHAPES as MULTI
 from oracle.traces import Shape
 
-from gpu_ops.descriptions.by_time.asof_join import Asof, AsofJoin
-from gpu_ops.descriptions.by_time.interval_join import IntervalJoin
-from gpu_ops.descriptions.by_time.intervals import Interval
-from gpu_ops.descriptions.by_time.temporal_join import TemporalJoin
+from gpu_ops.descriptions.aggregate import Aggregate
+from gpu_ops.descriptions.by_time import Asof, AsofJoin, Interval, IntervalJoin, TemporalJoin
 from gpu_ops.descriptions.description import Description
-from gpu_ops.descriptions.groups.aggregate import Aggregate
-from gpu_ops.descriptions.groups.latest import Latest
-from gpu_ops.descriptions.groups.top import Top, parse_order
+from gpu_ops.descriptions.groups import Latest, Top, parse_order
 from gpu_ops.descriptions.inputs import Input
-from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.join import Join, LookupJoin
 from gpu_ops.descriptions.keys import Key
-from gpu_ops.descriptions.lookup_join import LookupJoin
 from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.errors import StateError
 from gpu_ops.state.table import StateTable

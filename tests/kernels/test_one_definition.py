@@ -16,8 +16,8 @@ import pyarrow as pa
 import pytest
 from oracle.drive import Backend
 
+from gpu_ops.descriptions.aggregate import Aggregate
 from gpu_ops.descriptions.description import Emit
-from gpu_ops.descriptions.groups.aggregate import Aggregate
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.spark.tasks.slice import Slices
 from kernels.test_aggregate import exactly

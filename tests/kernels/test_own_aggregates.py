@@ -12,8 +12,8 @@ from conftest import combined
 from oracle.drive import Backend
 
 from gpu_ops import AggregateFunction
+from gpu_ops.descriptions.aggregate import Aggregate
 from gpu_ops.descriptions.description import Emit
-from gpu_ops.descriptions.groups.aggregate import Aggregate
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.errors import DescriptionError

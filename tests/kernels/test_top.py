@@ -16,7 +16,7 @@ from conftest import combined
 from oracle.drive import Backend
 
 from gpu_ops.descriptions.description import Emit
-from gpu_ops.descriptions.groups.top import Order, Top, parse_order
+from gpu_ops.descriptions.groups import Order, Top, parse_order
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.errors import DescriptionError

@@ -15,11 +15,10 @@ import pyarrow as pa
 import pytest
 from oracle.drive import Backend, fold
 
-from gpu_ops.descriptions.groups.aggregate import Aggregate
+from gpu_ops.descriptions.aggregate import Aggregate
 from gpu_ops.descriptions.inputs import Input
-from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.join import Join, LookupJoin
 from gpu_ops.descriptions.keys import Key
-from gpu_ops.descriptions.lookup_join import LookupJoin
 from kernels import test_aggregate, test_own_aggregates, test_top
 from kernels.conftest import only_on
 from kernels.test_aggregate import CALLS, KINDS, finished, told

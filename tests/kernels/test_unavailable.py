@@ -13,7 +13,7 @@ from oracle.drive import Backend, canonical, fold
 from oracle.drive import changes as changes_of
 
 from gpu_ops.descriptions.description import Emit
-from gpu_ops.descriptions.groups.latest import Latest
+from gpu_ops.descriptions.groups import Latest
 from gpu_ops.descriptions.inputs import BadRows, Input
 from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.errors import BadInputError, DescriptionError

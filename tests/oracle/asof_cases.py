@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from gpu_ops.descriptions.by_time.asof_join import Asof
+from gpu_ops.descriptions.by_time import Asof
 from oracle.asof_rules import ByHand, described, trace
 
 CASES = {
@@ -28,7 +29,13 @@ def case(number: int, name: str) -> dict[str, Any]:
     events = [e for e in trace(join, EVENTS, 100 + number) if e[2][0] is None or e[2][0] == e[2][0]]
     for at, event in enumerate(events):
         expected += [[at, kind, row] for kind, row in hand.apply(event)]
-    told = {"kind": "asof", "how": how, "keys": [["k", "rk"]], "time_columns": ["t", "s"], "asof": asof.to_dict()}
+    told = {
+        "kind": "asof",
+        "how": how,
+        "keys": [["k", "rk"]],
+        "time_columns": ["t", "s"],
+        "asof": dataclasses.asdict(asof),
+    }
     inputs = [
         {
             "name": source.name,

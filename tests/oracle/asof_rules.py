@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from gpu_ops.descriptions.by_time.asof_join import Asof, AsofJoin
+from gpu_ops.descriptions.by_time import Asof, AsofJoin
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.keys import Key
 from oracle.drive import Change, Event, Row, canonical

@@ -12,7 +12,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from gpu_ops.descriptions.by_time.temporal_join import TemporalJoin
+from gpu_ops.descriptions.by_time import TemporalJoin
 from oracle.drive import Change, Row
 from oracle.interval_rules import LATE, START, WATERMARK, Clock, Terms, TimedEvent
 from oracle.interval_traces import IntervalShape

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from gpu_ops.descriptions.by_time.asof_join import Asof, AsofJoin
+from gpu_ops.descriptions.by_time import Asof, AsofJoin
 from gpu_ops.errors import DescriptionError
 from oracle.drive import Backend, Change, Row, by_event, difference, identical, same_state
 from oracle.interval_drive import ends, timed_cuts, timed_run

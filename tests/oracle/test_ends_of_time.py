@@ -16,17 +16,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from gpu_ops.descriptions.by_time.asof_join import Asof, AsofJoin
-from gpu_ops.descriptions.by_time.interval_join import IntervalJoin
-from gpu_ops.descriptions.by_time.intervals import Interval, units_per_ms
-from gpu_ops.descriptions.by_time.temporal_join import TemporalJoin
+from gpu_ops.descriptions.aggregate import Aggregate
+from gpu_ops.descriptions.by_time import Asof, AsofJoin, Interval, IntervalJoin, TemporalJoin
 from gpu_ops.descriptions.description import Description
-from gpu_ops.descriptions.groups.aggregate import Aggregate
-from gpu_ops.descriptions.groups.top import Top, parse_order
+from gpu_ops.descriptions.groups import Top, parse_order
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.descriptions.kinds import from_json
+from gpu_ops.descriptions.times import units_per_ms
 from oracle import test_asof_at_watermark, test_interval, test_temporal
 from oracle.asof_rules import ByHand, described, trace
 from oracle.drive import Backend, Row, by_event, changes, cuts, difference, fold, run

@@ -10,14 +10,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from gpu_ops.descriptions.by_time.asof_join import Asof, AsofJoin
+from gpu_ops.descriptions.aggregate import Aggregate
+from gpu_ops.descriptions.by_time import Asof, AsofJoin
 from gpu_ops.descriptions.description import Description, Emit
-from gpu_ops.descriptions.groups.aggregate import Aggregate
-from gpu_ops.descriptions.groups.top import Order, Top
+from gpu_ops.descriptions.groups import Order, Top
 from gpu_ops.descriptions.inputs import Input
-from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.join import Join, LookupJoin
 from gpu_ops.descriptions.keys import Key
-from gpu_ops.descriptions.lookup_join import LookupJoin
 from gpu_ops.descriptions.multi_join import MultiJoin
 from oracle.drive import Backend
 

@@ -7,8 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from gpu_ops.descriptions.by_time.interval_join import IntervalJoin
-from gpu_ops.descriptions.by_time.intervals import Interval
+from gpu_ops.descriptions.by_time import Interval, IntervalJoin
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import JoinType

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpu_ops.descriptions.by_time.temporal_join import TemporalJoin
+from gpu_ops.descriptions.by_time import TemporalJoin
 from oracle import flink
 from oracle.drive import Backend, by_event, difference, same_after_discards, same_after_restarts
 from oracle.interval_drive import ends, timed_cuts, timed_run, timed_run_all

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import gpu_ops.spark
 from gpu_ops import stream
-from gpu_ops.descriptions.groups.top import Order, Top, parse_order
+from gpu_ops.descriptions.groups import Order, Top, parse_order
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.join_engine import JoinEngine
 from gpu_ops.spark.tasks import first

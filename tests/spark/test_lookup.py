@@ -131,8 +131,8 @@ def test_what_a_function_gives_is_joined_again(spark: Any, tmp_path: Path, click
 
 def test_answers_grow_old(tmp_path: Path) -> None:
     from gpu_ops.descriptions.inputs import Input
+    from gpu_ops.descriptions.join import LookupJoin
     from gpu_ops.descriptions.keys import Key
-    from gpu_ops.descriptions.lookup_join import LookupJoin
     from gpu_ops.spark.tasks.lookup import Lookups, LookupTask
 
     left = pa.schema([("id", pa.int64()), ("item", pa.string())])

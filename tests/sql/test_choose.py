@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from gpu_ops.descriptions.by_time.intervals import show_ms
 from gpu_ops.descriptions.keys import Key
+from gpu_ops.descriptions.times import show_ms
 from gpu_ops.query.errors import SqlError
 from gpu_ops.query.plan import Table
 from gpu_ops.query.show import show

@@ -9,8 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from gpu_ops.descriptions.by_time.interval_join import IntervalJoin
-from gpu_ops.descriptions.by_time.intervals import Interval
+from gpu_ops.descriptions.by_time import Interval, IntervalJoin
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.errors import StateError

@@ -1,7 +1,7 @@
 """The ASOF join with retractions: each left row and the right row of its key that is nearest in time.
 
 Law: a left row is in the result once while it lives: with its best right row among those that are alive, or, where
-there is none and ``how`` is left, with nulls (`gpu_ops.descriptions.by_time.asof_join` says what is best). So a
+there is none and ``how`` is left, with nulls (`gpu_ops.descriptions.by_time` says what is best). So a
 micro-batch can change the result for its own left rows, and for those whose best right row comes or goes.
 
 ``per_batch``: the match of each of these rows before and after. Which rows from before they are is found through the
@@ -40,9 +40,9 @@ import numpy as np
 
 from gpu_ops import layouts
 from gpu_ops.arrays import Array, Hashes, Instants, Positions, Slots, distinct, value_changes
-from gpu_ops.descriptions.by_time.asof_join import AsofJoin
-from gpu_ops.descriptions.by_time.intervals import AFTER_ALL, BEFORE_ALL, shifted
+from gpu_ops.descriptions.by_time import AsofJoin
 from gpu_ops.descriptions.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
+from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL, shifted
 from gpu_ops.kernels import Columns, Kernels, as_slots
 from gpu_ops.operators.core.changes import NEVER, Lifetimes
 from gpu_ops.operators.core.emission import JOINED, OutputRows, in_order, net_rows

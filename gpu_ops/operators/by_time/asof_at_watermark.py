@@ -29,8 +29,8 @@ import numpy as np
 import pyarrow as pa
 
 from gpu_ops.arrays import Array, Slots, distinct
-from gpu_ops.descriptions.by_time.asof_join import AsofJoin
-from gpu_ops.descriptions.by_time.intervals import AFTER_ALL, BEFORE_ALL, shifted
+from gpu_ops.descriptions.by_time import AsofJoin
+from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL, shifted
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Columns, Kernels, as_slots
 from gpu_ops.operators.by_time.temporal import Keys, TemporalOperator

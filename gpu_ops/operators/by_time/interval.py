@@ -41,9 +41,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gpu_ops.arrays import Array, Hashes, Slots
-from gpu_ops.descriptions.by_time.interval_join import IntervalJoin
-from gpu_ops.descriptions.by_time.intervals import AFTER_ALL, BEFORE_ALL, clipped, shifted
+from gpu_ops.descriptions.by_time import IntervalJoin
 from gpu_ops.descriptions.changelog import LATE_ROW_KIND
+from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL, clipped, shifted
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Frame, Kernels
 from gpu_ops.operators.by_time.interval_match import IntervalMatch, NewRows, looks, sweep_times

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from gpu_ops.arrays import Array, Hashes, Instants, Positions, Slots, value_changes
-from gpu_ops.descriptions.by_time.interval_join import IntervalJoin
-from gpu_ops.descriptions.by_time.intervals import BEFORE_ALL, clipped, shifted
+from gpu_ops.descriptions.by_time import IntervalJoin
 from gpu_ops.descriptions.changelog import INSERT
+from gpu_ops.descriptions.times import BEFORE_ALL, clipped, shifted
 from gpu_ops.kernels import Columns, Frame, Kernels
 from gpu_ops.operators.core.emission import OutputRows, chained, left_right, with_nulls
 from gpu_ops.operators.core.match import first_equal, fulfilling, match

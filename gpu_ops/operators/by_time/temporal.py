@@ -37,11 +37,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gpu_ops.arrays import Array, Hashes, Positions, Slots, distinct
-from gpu_ops.descriptions.by_time.asof_join import AsofJoin
-from gpu_ops.descriptions.by_time.intervals import AFTER_ALL, BEFORE_ALL, clipped
-from gpu_ops.descriptions.by_time.temporal_join import TemporalJoin
+from gpu_ops.descriptions.by_time import AsofJoin, TemporalJoin
 from gpu_ops.descriptions.changelog import DELETE, INSERT, LATE_ROW_KIND, UPDATE_BEFORE
 from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL, clipped
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Columns, Frame, Kernels, as_slots
 from gpu_ops.operators.by_time.timed import AT_WATERMARK, Clock, TimedOperator

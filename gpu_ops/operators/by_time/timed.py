@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gpu_ops.descriptions.by_time.intervals import AFTER_ALL, BEFORE_ALL, clipped, units_per_ms
+from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL, clipped, units_per_ms
 from gpu_ops.errors import StateError
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Kernels

@@ -13,8 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gpu_ops.arrays import Array, Hashes, Positions, Slots, distinct, value_changes
-from gpu_ops.descriptions.by_time.intervals import AFTER_ALL, BEFORE_ALL
 from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL
 from gpu_ops.kernels import Among, Columns, Frame, Kernels, as_slots
 from gpu_ops.operators.core.match import match
 from gpu_ops.operators.core.order import Groups

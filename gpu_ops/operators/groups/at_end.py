@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpu_ops import operators
+from gpu_ops.descriptions.aggregate import Aggregate, Measure
 from gpu_ops.descriptions.changelog import INSERT, encode_row_kinds
 from gpu_ops.descriptions.description import Description
-from gpu_ops.descriptions.groups.aggregate import Aggregate, Measure
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Kernels

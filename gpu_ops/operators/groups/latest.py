@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 
 from gpu_ops.arrays import Array, Slots
 from gpu_ops.descriptions.changelog import BAD_ROW_KIND, DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
-from gpu_ops.descriptions.groups.latest import Latest
+from gpu_ops.descriptions.groups import Latest
 from gpu_ops.errors import BadInputError
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Kernels, as_slots

@@ -36,9 +36,9 @@ import pyarrow.compute as pc
 
 from gpu_ops import layouts
 from gpu_ops.arrays import Array, Hashes, Positions, Slots, distinct
-from gpu_ops.descriptions.by_time.intervals import AFTER_ALL, BEFORE_ALL
 from gpu_ops.descriptions.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
-from gpu_ops.descriptions.groups.top import Order, Top
+from gpu_ops.descriptions.groups import Order, Top
+from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL
 from gpu_ops.errors import StateError
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Columns, Frame, Kernels, as_slots

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpu_ops.descriptions.by_time.asof_join import Asof
+from gpu_ops.descriptions.by_time import Asof
 from gpu_ops.query.by_time.bounds import FinerThanMillisecondsError, differences
 from gpu_ops.query.expressions import Column, Expr, is_no_op
 from gpu_ops.query.relations import JoinOf

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from gpu_ops.descriptions.groups.top import Order
+from gpu_ops.descriptions.groups import Order
 from gpu_ops.query.expressions import Column, TimeWindow
 from gpu_ops.query.relations import Relation, Scan
 
@@ -46,7 +46,7 @@ class Call:
 
     Attributes:
         column: what it gives.
-        function: see `gpu_ops.descriptions.groups.aggregate.Function`.
+        function: see `gpu_ops.descriptions.aggregate.Function`.
         of: the column below; None for ``count(*)``.
     """
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from gpu_ops.descriptions.groups.top import Order
+from gpu_ops.descriptions.groups import Order
 from gpu_ops.query.catalyst import arrow_type_of, class_of, id_of, items
 from gpu_ops.query.errors import LIMIT
 from gpu_ops.query.expressions import Column, Expr

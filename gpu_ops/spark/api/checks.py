@@ -6,22 +6,21 @@ import dataclasses
 import itertools
 import uuid
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar, cast
 
 from pyspark.sql import DataFrame, SparkSession
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import Description
-from gpu_ops.descriptions.groups.latest import Latest, without_upserts
+from gpu_ops.descriptions.groups import Latest, without_upserts
 from gpu_ops.descriptions.join import Join, JoinType
 from gpu_ops.descriptions.keys import On
 from gpu_ops.errors import DescriptionError, NotBuiltError, StateError
 from gpu_ops.query.catalyst import ansi_mode
 from gpu_ops.spark.api.functions import Grouped, remember_function
 from gpu_ops.spark.api.stateful import final_only
-from gpu_ops.spark.api.streams import Stream, as_input, resolve_keys
-from gpu_ops.spark.api.where import engine_condition, without_hidden
+from gpu_ops.spark.api.streams import Stream, as_input, engine_condition, ignores_case, resolve_keys, without_hidden
 from gpu_ops.spark.datatypes import unlike_bytes
 from gpu_ops.spark.plan.bounded import build_bounded
 from gpu_ops.spark.plan.build import build
@@ -139,34 +138,38 @@ def run(
         NotBuiltError: a key, or a column that a condition compares, with a collation.
         StateError: the state folder belongs to something else.
     """
-    state = None if options.get("state") is None else StateAddress.of(options["state"])
     given = sides
-    description, sides = _in_partitions(description, sides, options, state)
-    plan = _plan(description, sides, options, state, stacklevel=stacklevel + 1)
-    frames = [side.df for side in sides]
+    description, sides = _in_partitions(description, sides, options)
+    checked = check_inputs(description, sides, options)
+    plan = plan_of(description, sides, checked, choose_partitions(description, checked, options.get("partitions")))
+    plan = dataclasses.replace(plan, query=query)
+    for warning in checked.warnings:
+        warnings.warn(warning, stacklevel=stacklevel + 1)
+    frames, state = [side.df for side in sides], checked.state
+    if state is not None:
+        warn_of_local_folder(checked.session.sparkContext, state, stacklevel=stacklevel + 1)
     if plan.bounded:
-        return without_hidden(build_bounded(dataclasses.replace(plan, query=query), frames, function))
+        return without_hidden(build_bounded(plan, frames, function))
     if function is not None:
         assert state is not None
-        remember_function(frames[0].sparkSession, state, function)
+        remember_function(checked.session, state, function)
     for load in (side.load for side in given if side.load is not None):
         load()
-    plan = dataclasses.replace(plan, upstream=upstream, heartbeat_ms=heartbeat_ms, query=query)
-    made = without_hidden(build(plan, frames, state))
+    made = without_hidden(build(dataclasses.replace(plan, upstream=upstream, heartbeat_ms=heartbeat_ms), frames, state))
     return has_result(made, state) if description.emit == "at_end" else made
 
 
 def _in_partitions(
-    description: Description, sides: Sequence[Stream], options: Mapping[str, Any], state: StateAddress | None
+    description: Description, sides: Sequence[Stream], options: Mapping[str, Any]
 ) -> tuple[Description, Sequence[Stream]]:
     """A join that upserts would keep in one partition, of inputs that have become changelogs with retractions.
 
-    See `gpu_ops.descriptions.groups.latest.without_upserts`. `gpu_ops.latest` gives the old row with the new one; its
+    See `gpu_ops.descriptions.groups.without_upserts`. `gpu_ops.latest` gives the old row with the new one; its
     state is in the join's folder, too. A folder that was begun in one partition stays so.
     """
     if not sides[0].df.isStreaming or options.get("backlog"):
         return description, sides
-    retracting = without_upserts(description)
+    retracting, state = without_upserts(description), _state_of(options)
     files = None if state is None else Files.at(state)
     begun = files is not None and Manifest.read(files) is not None and not files.folders(LATEST)
     if retracting is None or begun:
@@ -174,36 +177,58 @@ def _in_partitions(
     made, upserts = retracting
     changed = list(sides)
     for number in upserts:
-        source = description.inputs[number]
+        source, side = description.inputs[number], sides[number]
         more = {name: options[name] for name in ("backend", "partitions") if name in options}
         more["name"] = None if options.get("name") is None else f"{options['name']}_{source.name}"
-        at = None if state is None else state.below(LATEST).below(str(number))
+        more["state"] = None if state is None else state.below(LATEST).below(str(number))
         latest = Latest(source, description.emit)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", MemoryOnlyStateWarning)  # the join warns
-            plan = _plan(latest, [sides[number]], {**more, "state": at}, at, stacklevel=1)
-        rows = build(plan, [sides[number].df], at)
+        checked = check_inputs(latest, [side], more)  # of which the join warns
+        plan = plan_of(latest, [side], checked, choose_partitions(latest, checked, more.get("partitions")))
         changed[number] = Stream(
-            rows,
+            build(plan, [side.df], checked.state),
             source.unique_key,
             ROW_KIND_COLUMN,
             ttl_ms=source.ttl_ms,
             name=source.name,
             updates="retract",
-            load=sides[number].load,
+            load=side.load,
         )
     return made, changed
 
 
-def _plan(
-    description: Description,
-    sides: Sequence[Stream],
-    options: Mapping[str, Any],
-    state: StateAddress | None,
-    *,
-    stacklevel: int,
-) -> JoinPlan:
+def _state_of(options: Mapping[str, Any]) -> StateAddress | None:
+    return None if options.get("state") is None else StateAddress.of(options["state"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Checked:
+    """What was checked of an operator's inputs and options.
+
+    Attributes:
+        session: of the inputs.
+        static: whether they are static DataFrames.
+        name: of the operator.
+        backend: as asked for.
+        state: its folder, or None.
+        backlog: whether it begins with a backlog.
+        final_only: inputs that need the output mode ``append``.
+        warnings: what is to be said of it, once.
+    """
+
+    session: SparkSession
+    static: bool
+    name: str
+    backend: str
+    state: StateAddress | None
+    backlog: bool
+    final_only: tuple[str, ...]
+    warnings: tuple[Warning, ...]
+
+
+def check_inputs(description: Description, sides: Sequence[Stream], options: Mapping[str, Any]) -> Checked:
+    """Refuses inputs and options that cannot be; errors as `run`."""
     df, backend, backlog = sides[0].df, options.get("backend", "auto"), bool(options.get("backlog"))
+    state, static = _state_of(options), not df.isStreaming
     if backend not in ("auto", "cpu", "gpu"):
         raise DescriptionError(f"backend={backend!r}; it is one of auto, cpu, gpu")
     collated = collated_key(description, [side.df.schema for side in sides])
@@ -214,48 +239,59 @@ def _plan(
         )
     _check_conditions(description, sides)
     _check_output(description, df)
-    static = not df.isStreaming
     given = zip(description.inputs, sides, strict=True)
     final = () if static else tuple(i.name for i, s in given if final_only(s.df, i.name, s.unique_key, s.row_kind))
     _check_state(description, static=static, state=state, backlog=backlog)
-    chosen = options.get("name") or f"join_{next(_numbers)}"
+    name = options.get("name") or f"join_{next(_numbers)}"
     if not static:
-        _check_lineage(sides, chosen, state)
-    count, reason = _choose_partitions(description, options.get("partitions"), state, df, backend)
-    if state is None and not static:
-        warnings.warn(
-            f"join '{chosen}' has no state= folder: its state lives in memory only, and a restart on an "
-            "old checkpoint will be refused",
-            MemoryOnlyStateWarning,
-            stacklevel=stacklevel + 1,
+        _check_lineage(sides, name, state)
+    notes = tuple(_warnings(description, sides, name, in_memory=state is None and not static))
+    return Checked(df.sparkSession, static, name, backend, state, backlog, final, notes)
+
+
+def _warnings(description: Description, sides: Sequence[Stream], name: str, *, in_memory: bool) -> Iterator[Warning]:
+    if in_memory:
+        yield MemoryOnlyStateWarning(
+            f"join '{name}' has no state= folder: its state lives in memory only, and a restart on an "
+            "old checkpoint will be refused"
         )
     for source, side in zip(description.inputs, sides, strict=True):
         if source.delay_ms is None and description.by_event_time and description.emit != "at_end":
             lost = lost_row_time(side.df)
-            warnings.warn(
+            yield NoWatermarkWarning(
                 f"input '{source.name}' has no watermark{f' ({lost})' if lost else ''}, so the join has none and "
-                "forgets no row: give it withWatermark(), or stream(..., delay=)",
-                NoWatermarkWarning,
-                stacklevel=stacklevel + 1,
+                "forgets no row: give it withWatermark(), or stream(..., delay=)"
             )
-    if state is not None:
-        warn_of_local_folder(df.sparkSession.sparkContext, state, stacklevel=stacklevel + 1)
-    derived = (i.name for i, s in zip(description.inputs, sides, strict=True) if i.unique_key and not s.unique_key)
+
+
+def plan_of(
+    description: Description, sides: Sequence[Stream], checked: Checked, partitions: tuple[int, str]
+) -> JoinPlan:
+    """The plan of an operator.
+
+    Args:
+        description: the operator.
+        sides: its inputs.
+        checked: from `check_inputs`.
+        partitions: from `choose_partitions`.
+    """
+    inputs, state = list(zip(description.inputs, sides, strict=True)), checked.state
+    timeless = checked.static or description.by_time
     return JoinPlan(
-        uuid.uuid4().hex[:12],
-        description,
-        chosen,
-        backend,
-        count,
-        reason,
+        plan_id=uuid.uuid4().hex[:12],
+        join=description,
+        name=checked.name,
+        backend=checked.backend,
+        partitions=partitions[0],
+        partitions_reason=partitions[1],
         state=None if state is None else str(state),
         state_identity=None if state is None else state.identity,
-        backlog=backlog,
-        derived=tuple(derived),
-        final_only=final,
-        bounded=static,
+        backlog=checked.backlog,
+        derived=tuple(source.name for source, side in inputs if source.unique_key and not side.unique_key),
+        final_only=checked.final_only,
+        bounded=checked.static,
         loaded=tuple(number for number, side in enumerate(sides) if side.load is not None),
-        row_times=() if static or description.by_time else _row_times(description, sides),
+        row_times=() if timeless else _row_times(description, sides),
     )
 
 
@@ -330,7 +366,7 @@ def _check_state(description: Description, *, static: bool, state: StateAddress 
 
 
 def _check_output(description: Description, df: DataFrame) -> None:
-    if str(df.sparkSession.conf.get("spark.sql.caseSensitive")).lower() == "true":
+    if not ignores_case(df.sparkSession):
         return
     names = [c.name.lower() for c in description.output]
     if description.takes_function:
@@ -363,9 +399,17 @@ def _check_lineage(sides: Sequence[Stream], name: str, state: StateAddress | Non
         check_open(Files.at(state))
 
 
-def _choose_partitions(
-    description: Description, asked: int | None, state: StateAddress | None, df: DataFrame, backend: str
-) -> tuple[int, str]:
+def choose_partitions(description: Description, checked: Checked, asked: int | None) -> tuple[int, str]:
+    """How many partitions an operator has, and why.
+
+    Args:
+        description: the operator.
+        checked: from `check_inputs`.
+        asked: the option ``partitions=``.
+
+    Raises:
+        DescriptionError: it is no such number.
+    """
     if not description.shuffled_by:
         return 1, "one partition: no equality column that rows could be distributed by"
     if asked is not None:
@@ -374,15 +418,15 @@ def _choose_partitions(
         if asked < 1:
             raise DescriptionError(f"partitions={asked}; there is at least one")
         return asked, "asked for"
-    manifest = None if state is None else Manifest.read(Files.at(state))
+    manifest = None if checked.state is None else Manifest.read(Files.at(checked.state))
     if manifest is not None:
         return manifest.partitions, "as the state folder is cut"
-    session = df.sparkSession
+    session = checked.session
     shuffle = int(str(session.conf.get("spark.sql.shuffle.partitions")))
-    servers = Directory.of(session).servers if df.isStreaming else None
+    servers = None if checked.static else Directory.of(session).servers
     taken = servers.tasks if servers is not None else 0
     cores = max(1, session.sparkContext.defaultParallelism - taken)
-    pool = servers.pool(backend) if servers is not None else None
+    pool = servers.pool(checked.backend) if servers is not None else None
     return default_partitions(shuffle, cores, taken, len(pool) if pool is not None and pool.kind == "gpu" else 0)
 
 

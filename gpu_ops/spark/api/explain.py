@@ -7,10 +7,10 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from gpu_ops.descriptions.by_time.intervals import show_ms
 from gpu_ops.descriptions.description import Description, line
-from gpu_ops.descriptions.groups.grouped import Grouped
+from gpu_ops.descriptions.groups import Grouped
 from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.times import show_ms
 from gpu_ops.display import Explanation, changes_of, operator_box, source_box
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.api.stateful import counted_twice

@@ -1,28 +1,30 @@
-"""DataFrames in, a DataFrame out: the joins as functions from streaming DataFrames to their changelog."""
+"""DataFrames in, a DataFrame out: joins of two inputs, lookups, multi-way joins and co-groups."""
 
 from __future__ import annotations
 
-import dataclasses
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Unpack
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
-from gpu_ops.descriptions.by_time.intervals import Duration, parse_bound
-from gpu_ops.descriptions.groups.latest import Keep, Latest
 from gpu_ops.descriptions.inputs import Input
-from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.join import CoGroup, Join, LookupJoin
 from gpu_ops.descriptions.keys import Key, On, normalize_on
-from gpu_ops.descriptions.lookup_join import LookupJoin
+from gpu_ops.descriptions.multi_join import MultiJoin, MultiOn
+from gpu_ops.descriptions.times import Duration, parse_bound
 from gpu_ops.errors import DescriptionError
-from gpu_ops.spark.api.checks import check_frames, run, settled, two_sided
-from gpu_ops.spark.api.functions import applied_schema
+from gpu_ops.query.catalyst import ansi_mode
+from gpu_ops.spark.api.checks import check_frames, run, settled, spelled, two_sided
+from gpu_ops.spark.api.functions import Grouped, applied_schema
 from gpu_ops.spark.api.options import (
     ChangelogOptions,
     How,
     JoinOptions,
+    KeyOptions,
     SemiJoinOptions,
     TwoSidedOptions,
     check_options,
@@ -31,9 +33,10 @@ from gpu_ops.spark.api.streams import (
     Stream,
     as_input,
     as_stream,
+    engine_condition,
+    ignores_case,
     refuse_event_time,
-    resolve,
-    resolve_all,
+    resolve_keys,
     spelling,
     two_streams,
 )
@@ -103,62 +106,6 @@ def anti_join(
     """
     check_options("anti_join", options, SemiJoinOptions)
     return _join(left, right, on, "anti", options, null_aware=null_aware)
-
-
-def latest(
-    input: DataFrame | Stream,  # noqa: A002 - what it is called everywhere else in this pack
-    key: str | Sequence[str] | None = None,
-    *,
-    order_by: str | None = None,
-    keep: Keep = "last",
-    unavailable: str | None = None,
-    **options: Unpack[ChangelogOptions],
-) -> DataFrame:
-    """The latest row of each key of a stream of upserts (and deletes), as a changelog with retractions.
-
-    A join distributes an upsert input by its unique key, as the old and the new row of a key have to meet; where the
-    join goes by other columns, all its rows are in one partition. This gives the old row with the new one, so that
-    the join is distributed by its own columns::
-
-        orders = gpu_ops.latest(orders, key="id", state=...)
-        gpu_ops.join(orders, prices, on="item", state=...)
-
-    Args:
-        input: a streaming DataFrame or a `stream`; its ``row_kind`` tells deletes. Within a micro-batch
-            ``sequence_by`` tells which change is the last, between micro-batches the later one is.
-        key: the columns that identify a row; by default the stream's ``unique_key``.
-        order_by: the column by which one row is later than another, whenever they arrive; of equal ones the row that
-            arrives later is. By default the order in which they arrive.
-        keep: ``last``, or ``first`` for the first row of each key, which later ones do not replace (with ``order_by``
-            an earlier one does). This and ``order_by`` are for insertions only, without ``row_kind``.
-        unavailable: a column with lists of columns' names, as `read_kafka` has it with ``unavailable=``: of these
-            columns a change does not bring the value, and the row keeps the one that it had. The result does not have
-            that column. A change without a row from before is a bad row.
-        options: ``emit, state, backend, partitions, name, backlog``, as in `join`; no ``emit="at_end"``.
-
-    Returns:
-        A streaming DataFrame: ``row_kind``, then the input's columns; its unique key is ``key``.
-
-    Raises:
-        TypeError: no such option.
-        DescriptionError: no such column, no key, a static DataFrame, or row kinds with ``order_by`` or ``first``.
-        NotBuiltError: Spark Connect.
-        StateError: the state folder belongs to something else.
-    """
-    check_options("latest", options, ChangelogOptions)
-    source = as_stream(input, "the input", "input")
-    label = source.label
-    if check_frames([source.df]):
-        raise DescriptionError(f"input '{label}': latest() takes a stream; a static DataFrame has no later rows")
-    refuse_event_time(source)
-    if key is not None:
-        source = dataclasses.replace(source, unique_key=resolve_all(source, key, "key"))
-    if options.get("emit") == "at_end":
-        raise DescriptionError("emit='at_end' has no place here: a join of the same input with it folds upserts, too")
-    by = None if order_by is None else resolve(source.df, order_by, label, "order_by")
-    told = None if unavailable is None else resolve(source.df, unavailable, label, "unavailable")
-    described = Latest(as_input(source, derive=False), options.get("emit", "per_batch"), by, keep, told)
-    return run(described, [source], options, stacklevel=2)
 
 
 class LookupJoinOptions(TwoSidedOptions, total=False):
@@ -298,3 +245,121 @@ def _join(
     emit = "at_end" if static else options.get("emit", "per_batch")
     description, sides, _ = two_sided(kind, how, on, sides, options, emit=emit, null_aware=null_aware)
     return run(description, sides, options, stacklevel=3)
+
+
+def co_group(
+    left: DataFrame | Stream,
+    right: DataFrame | Stream,
+    on: On,
+    apply: Callable[[pa.Table, pa.Table], pa.Table],
+    schema: st.StructType | str,
+    **options: Unpack[KeyOptions],
+) -> DataFrame:
+    """Gives a function both inputs' rows of the same keys, once they have ended; retractions are honoured.
+
+    The function runs in Spark's tasks, once for many keys: it is given all rows of these keys, sorted by key, equal
+    keys in the order they came. Streams have no output: run the query to its end, and `finish` gives the result.
+
+    Args:
+        left: the left input.
+        right: the right input.
+        on: as in `join`; at least one column.
+        apply: takes the left's and the right's rows as Arrow tables (either may have none), gives a table.
+        schema: of what it gives; a schema or its DDL text.
+        options: ``state, backend, null_safe, partitions, name``, as in `join`; streams need ``state``. Rows with a
+            null key are in no group, unless ``null_safe`` says so.
+
+    Returns:
+        What the function gives: a static DataFrame for static inputs; for streams a streaming one that never has a
+        row, to be written to the sink ``noop``.
+
+    Raises:
+        TypeError: no such option.
+        DescriptionError: no such columns, no function, or streams without ``state=``.
+        NotBuiltError: Spark Connect.
+        StateError: the state folder belongs to something else.
+    """
+    check_options("co_group", options, KeyOptions)
+    given = two_streams(left, right)
+    function = Grouped.of(apply, schema)
+    sides, static = settled(given, options.get("state"))
+    for side in sides:
+        refuse_event_time(side)
+        if side.bad_rows == "tag":
+            raise DescriptionError(f"input '{side.name}': bad_rows='tag' has no place in a function's result")
+    described = CoGroup(as_input(sides[0]), as_input(sides[1]), resolve_keys(on, sides, options))
+    result = run(described, sides, options, function=function)
+    if static:
+        return result
+    # without a row ever, so that any column will do
+    return result.select(*(f.lit(None).cast(x.dataType).alias(x.name) for x in function.schema.fields))
+
+
+def multi_join(
+    inputs: Sequence[DataFrame | Stream],
+    on: MultiOn,
+    how: How | Sequence[How] = "inner",
+    *,
+    where: str | Sequence[str | None] | None = None,
+    suffixes: Sequence[str] | None = None,
+    **options: Unpack[ChangelogOptions],
+) -> DataFrame:
+    """Joins streaming DataFrames that share a key, all in one operator; the result is their changelog.
+
+    Static ones are joined at once, into a static DataFrame of insertions.
+
+    Input by input from left to right, as the chain of two-way joins would, but without state for what is
+    joined in between. Example::
+
+        gpu_ops.multi_join([users, orders, payments], on="user_id", how=["left", "inner"], state=...)
+
+    Args:
+        inputs: two or more. What `stream` gave no ``name=`` is called ``input_1``, ``input_2`` and so on.
+        on: columns that all inputs share, each then shown once: ``"k"``, ``["k", "g"]``; or one entry per input
+            but the first, of pairs ``("input.column", "column of this input")`` or of columns that it shares with
+            one to its left.
+        how: ``inner`` or ``left``, for all inputs but the first, or one by one. The first may be ``right``,
+            which is the left join the other way round.
+        where: residual conditions, one per input but the first, SQL text over it and all to its left; a
+            single text is the last one's.
+        suffixes: one per input, for column names that another input has too.
+        options: ``emit, state, backend, partitions, name, backlog``, as in `join`.
+
+    Returns:
+        A streaming DataFrame, or a static one; first column ``row_kind``, then the columns of the join.
+
+    Raises:
+        TypeError: no such option.
+        DescriptionError: a join that cannot be, or that needs a chain of two-way joins.
+        NotBuiltError: Spark Connect.
+        StateError: the state folder belongs to something else.
+    """
+    check_options("multi_join", options, ChangelogOptions)
+    if isinstance(inputs, str) or not isinstance(inputs, Sequence):
+        raise DescriptionError(f"multi_join() takes a list of inputs, not {type(inputs).__name__}")
+    if len(inputs) < 2:
+        raise DescriptionError(f"a multi-way join takes two or more inputs, not {len(inputs)}")
+    given = tuple(as_stream(each, f"input {number}", f"input_{number}") for number, each in enumerate(inputs, start=1))
+    found, static = settled(given, options.get("state"))
+    streams, names = list(found), [side.label for side in found]
+    hows = spelled(how) if isinstance(how, str) else [spelled(each) for each in how]
+    first = hows if isinstance(hows, str) else next(iter(hows), "")
+    steps = [hows] * len(streams) if isinstance(hows, str) else list(hows)
+    wheres = [*[None] * (len(inputs) - 2), where] if where is None or isinstance(where, str) else list(where)
+    for number, condition in enumerate(wheres[: len(streams) - 1], start=1):
+        stop = number + 1
+        padded = [first == "right" and number > 1, *(step == "left" for step in steps[: number - 1]), False]
+        wheres[number - 1], streams[:stop], _ = engine_condition(condition, streams[:stop], padded)
+    join = MultiJoin.of(
+        [as_input(side) for side in streams],
+        on,
+        hows,
+        where=wheres,
+        emit="at_end" if static else options.get("emit", "per_batch"),
+        suffixes=suffixes,
+        ansi=ansi_mode(streams[0].df.sparkSession),
+        ignore_case=ignores_case(streams[0].df.sparkSession),
+    )
+    by_name = dict(zip(names, streams, strict=True))
+    sides = [by_name[source.name] for source in join.inputs]  # a right join has turned them round
+    return run(join, sides, options)

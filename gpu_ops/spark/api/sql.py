@@ -19,7 +19,7 @@ from gpu_ops.errors import DescriptionError
 from gpu_ops.query.nodes import Calc, JoinNode, LocalAggregate, Node, Plan, Source, walk
 from gpu_ops.query.plan import MultiWay, Table, plan
 from gpu_ops.query.show import show
-from gpu_ops.spark.api.by_time.interval import timed, timed_input
+from gpu_ops.spark.api.by_time import timed, timed_input
 from gpu_ops.spark.api.checks import MemoryOnlyStateWarning, run, settled
 from gpu_ops.spark.api.query_file import calculated, check_runs, remember
 from gpu_ops.spark.api.streams import Stream, as_input, as_stream

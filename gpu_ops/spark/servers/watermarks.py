@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from gpu_ops.descriptions.by_time.intervals import BEFORE_ALL
 from gpu_ops.descriptions.description import Description
+from gpu_ops.descriptions.times import BEFORE_ALL
 from gpu_ops.errors import StateError
 from gpu_ops.spark.servers import recovery
 from gpu_ops.state.address import StateAddress

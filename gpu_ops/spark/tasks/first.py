@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpu_ops.descriptions.description import Description
-from gpu_ops.descriptions.groups.top import Order, Top
+from gpu_ops.descriptions.groups import Order, Top
 from gpu_ops.operators.groups.top import sort_keys
 from gpu_ops.spark.tasks.arrow import together
 

@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gpu_ops.descriptions.join import LookupJoin
 from gpu_ops.descriptions.kinds import from_json
-from gpu_ops.descriptions.lookup_join import LookupJoin
 from gpu_ops.errors import DescriptionError
 from gpu_ops.join_engine import JoinEngine
 from gpu_ops.spark.api.functions import as_declared

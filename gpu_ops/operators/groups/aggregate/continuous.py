@@ -37,10 +37,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpu_ops.arrays import Array, Slots
-from gpu_ops.descriptions.by_time.intervals import BEFORE_ALL, as_integers
+from gpu_ops.descriptions.aggregate import Aggregate
 from gpu_ops.descriptions.changelog import DELETE, INSERT, LATE_ROW_KIND, UPDATE_AFTER, UPDATE_BEFORE, encode_row_kinds
-from gpu_ops.descriptions.groups.aggregate import Aggregate
 from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.times import BEFORE_ALL, as_integers
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Frame, Kernels, as_slots
 from gpu_ops.operators.by_time.timed import AT_WATERMARK, Clock, TimedOperator

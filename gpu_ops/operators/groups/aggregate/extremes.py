@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from gpu_ops.arrays import Array, Positions, Slots
-from gpu_ops.descriptions.groups.aggregate import Measure
+from gpu_ops.descriptions.aggregate import Measure
 from gpu_ops.kernels import Columns, as_slots
 from gpu_ops.operators.core.changes import NEVER
 from gpu_ops.operators.core.key_table import InputRows, ValueTable

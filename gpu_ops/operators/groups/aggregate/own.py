@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gpu_ops.descriptions.groups.aggregate import Measure
-from gpu_ops.descriptions.groups.functions import AggregateFunction
+from gpu_ops.descriptions.aggregate import AggregateFunction, Measure
 from gpu_ops.errors import DescriptionError, GpuJoinError
 from gpu_ops.kernels import as_slots
 from gpu_ops.operators.core.key_table import ValueTable

@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpu_ops.arrays import Array
-from gpu_ops.descriptions.groups.aggregate import Measure
+from gpu_ops.descriptions.aggregate import Measure
 from gpu_ops.kernels import Kernels
 from gpu_ops.operators.core.key_table import KeyTable
 from gpu_ops.operators.core.order import decimal_halves

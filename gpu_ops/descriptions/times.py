@@ -1,17 +1,11 @@
-"""Interval joins as a user writes them down: bounds, event time, what happens to late rows.
-
-A pair matches when ``lower <= right time - left time <= upper``, besides its keys and condition. Rules:
-Flink's SQL interval join (``TimeIntervalJoin``) and, for ``keyed``, its DataStream one
-(``IntervalJoinOperator``).
-"""
+"""Durations and event times: as users write them, and as integers."""
 
 from __future__ import annotations
 
-import dataclasses
 import datetime as dt
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpu_ops.errors import DescriptionError
-from gpu_ops.fields import MAX_MS, check_fields
+from gpu_ops.fields import MAX_MS
 
 if TYPE_CHECKING:
     from gpu_ops.arrays import Array
@@ -52,6 +46,7 @@ UNITS_MS: Final[Mapping[str, int]] = {
     "day": 86_400_000,
 }
 _BOUND: Final = re.compile(r"\s*([+-]?)\s*(\d+(?:\.\d+)?)\s*([a-z]+?)s?\s*", re.IGNORECASE)
+_DURATION: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+?)s?\s*", re.IGNORECASE)
 MAX_BOUND: Final = 1 << 60
 """Bounds, in the unit of the event times, are smaller than this, so that their sums are int64."""
 BEFORE_ALL: Final = -(1 << 63)
@@ -63,6 +58,25 @@ _PER_SECOND: Final = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
 
 Duration = str | int | dt.timedelta
 """``"-5 minutes"``, milliseconds, or a timedelta."""
+
+
+def parse_duration(text: str | int) -> int:
+    """Milliseconds of ``"7 days"``, ``"90 seconds"`` or a plain number of milliseconds.
+
+    Raises:
+        DescriptionError: no such unit, or not a positive duration.
+    """
+    if isinstance(text, int) and not isinstance(text, bool):
+        ms: float = text
+    else:
+        found = _DURATION.fullmatch(text) if isinstance(text, str) else None
+        unit = found.group(2).lower() if found else ""
+        if found is None or unit not in UNITS_MS:
+            raise DescriptionError(f"no duration: {text!r}; write for example '7 days' or '90 seconds'")
+        ms = float(found.group(1)) * UNITS_MS[unit]
+    if not 0 < ms < MAX_MS or round(ms) == 0:
+        raise DescriptionError(f"a duration is positive and reaches for less than millions of years: {text!r}")
+    return round(ms)
 
 
 def parse_bound(bound: Duration) -> int:
@@ -94,85 +108,6 @@ def _reaching(ms: float) -> int:
     if abs(ms) >= MAX_MS:
         raise DescriptionError("a bound of an interval reaches for less than millions of years")
     return round(ms)
-
-
-@dataclasses.dataclass(frozen=True)
-class Interval:
-    """The time part of an interval join.
-
-    Attributes:
-        lower_ms: milliseconds; a right row matches from the left row's time plus this.
-        upper_ms: up to the left row's time plus this.
-        lower_inclusive: whether that very time matches.
-        upper_inclusive: likewise.
-        time: see `Time`.
-        late: see `Late`.
-        keyed: Flink's DataStream rules: inner only, late rows never join, and a row is gone as soon as the
-            watermark reaches the end of its time (SQL: passes it).
-        min_cleanup_ms: Flink's ``table.exec.interval-join.min-cleanup-interval``: how long expired rows are
-            kept at least, to be joined by late ones.
-        timestamp: name of a further output column with the later of both times, or None.
-    """
-
-    lower_ms: int
-    upper_ms: int
-    lower_inclusive: bool = True
-    upper_inclusive: bool = True
-    time: Time = "event"
-    late: Late = "join"
-    keyed: bool = False
-    min_cleanup_ms: int = 0
-    timestamp: str | None = None
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        for name, values in (("time", Time), ("late", Late)):
-            if getattr(self, name) not in get_args(values):
-                raise DescriptionError(f"{name}={getattr(self, name)!r}; it is one of {', '.join(get_args(values))}")
-        empty = self.lower_ms == self.upper_ms and not (self.lower_inclusive and self.upper_inclusive)
-        if self.lower_ms > self.upper_ms or empty:
-            raise DescriptionError(
-                f"the interval is empty: lower is {self.lower_ms} ms, upper {self.upper_ms} ms"
-                f"{', and a bound is exclusive' if empty else ''}"
-            )
-        if self.min_cleanup_ms < 0:
-            raise DescriptionError(f"min_cleanup is not negative, this one is {self.min_cleanup_ms} ms")
-        if self.min_cleanup_ms and (self.late != "join" or self.time == "processing"):
-            raise DescriptionError("min_cleanup keeps rows for late ones: it needs event time and late='join'")
-        if self.keyed and self.late == "join":
-            raise DescriptionError("a keyed interval join has late='drop' or late='tag': its late rows never join")
-        if self.time == "processing" and (self.keyed or self.late == "tag" or self.timestamp is not None):
-            raise DescriptionError("by processing time no row is late or has a timestamp: it takes SQL's rules only")
-
-    @property
-    def kept_ms(self) -> tuple[int, int]:
-        """How long after its own time a left and a right row is kept, milliseconds; 0 where it never waits."""
-        return max(self.upper_ms, 0) + self.min_cleanup_ms, max(-self.lower_ms, 0) + self.min_cleanup_ms
-
-    @property
-    def keep_ms(self) -> int:
-        """How far the join's output may be behind its watermark, milliseconds."""
-        return max(self.kept_ms)
-
-    def units(self, kind: pa.DataType) -> tuple[int, int]:
-        """Lower and upper bound, inclusive, in the unit of a `time_type`.
-
-        Raises:
-            DescriptionError: centuries of nanoseconds, which int64 does not hold.
-        """
-        per_ms = units_per_ms(kind)
-        lower, upper = self.lower_ms * per_ms, self.upper_ms * per_ms
-        if max(abs(lower), abs(upper), self.min_cleanup_ms * per_ms) >= MAX_BOUND:
-            raise DescriptionError(f"the bounds of the interval are too far apart for event times of type {kind}")
-        return lower + (not self.lower_inclusive), upper - (not self.upper_inclusive)
-
-    def to_dict(self) -> dict[str, object]:
-        """As JSON can hold it; `Interval(**this)` is the inverse."""
-        return dataclasses.asdict(self)
-
-    def __str__(self) -> str:
-        lower, upper = ("<=" if inclusive else "<" for inclusive in (self.lower_inclusive, self.upper_inclusive))
-        return f"{show_ms(self.lower_ms)} {lower} right - left {upper} {show_ms(self.upper_ms)}"
 
 
 def show_ms(ms: int) -> str:

@@ -1,26 +1,178 @@
-"""Aggregates as a user writes them down: one row per group, kept up to date, or when the input has ended.
+"""Aggregates as users write them down: one row per group, kept up to date, or when the input has ended.
 
 Flink's ``GroupAggFunction``; at the end of input it is the one over a global window with the end-of-stream trigger
-(FLIP-331). Retractions count: it is the folded input that is grouped.
+(FLIP-331). Retractions count: it is the folded input that is grouped. Functions of one's own work on Arrow.
 """
 
 from __future__ import annotations
 
+import abc
+import copy
 import dataclasses
 import functools
+import importlib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Self, cast, get_args
 
 import pyarrow as pa
 
-from gpu_ops.descriptions.by_time.intervals import LATES, time_type
 from gpu_ops.descriptions.description import Emit, OutputColumn, line
-from gpu_ops.descriptions.groups.functions import AggregateFunction, check_function
-from gpu_ops.descriptions.groups.grouped import Grouped
-from gpu_ops.descriptions.inputs import Input, check_key_type, input_from_dict, input_to_dict
+from gpu_ops.descriptions.groups import Grouped
+from gpu_ops.descriptions.inputs import Input, check_key_type
+from gpu_ops.descriptions.times import LATES, time_type
 from gpu_ops.errors import DescriptionError
-from gpu_ops.fields import check_fields, reading
+from gpu_ops.fields import ABSENT, reading
+
+
+class AggregateFunction(abc.ABC):
+    """An aggregate function: a state per group, rows of which are added and taken away many at once.
+
+    A subclass says what a group's state is, and works on the states of many groups and many rows in one call; there is
+    no call per row. It is given Arrow of the host's memory, with a GPU as well. State servers import its module by
+    name, as no code travels: it stands in a module that they find, not in ``__main__``.
+
+    What comes and goes within a micro-batch is added before anything is retracted, in any other order: the result must
+    not depend on it.
+
+    Args:
+        columns: of the input, whose values it is given, in this order.
+        parameters: what else it goes by: what JSON holds.
+
+    Attributes:
+        state: the columns of a group's state.
+        result_type: the type of what `result` gives.
+
+    Example:
+        >>> class Bits(AggregateFunction):
+        ...     state = pa.schema([("bits", pa.int64())])
+        ...     result_type = pa.int64()
+        ...
+        ...     def add(self, state, groups, values):
+        ...         bits = state["bits"].fill_null(0).to_numpy().copy()
+        ...         np.bitwise_or.at(bits, groups.to_numpy(), values[0].to_numpy())
+        ...         return pa.table({"bits": bits})
+        ...
+        ...     def result(self, state):
+        ...         return state["bits"]
+        >>> gpu_ops.aggregate(events, by="user", aggregates={"flags": Bits("flag")})
+    """
+
+    state: pa.Schema
+    result_type: pa.DataType
+
+    def __init__(self, *columns: str, **parameters: Any) -> None:
+        self.columns, self.parameters = columns, parameters
+
+    def empty(self, groups: int) -> pa.Table:
+        """The states of so many groups without rows; by default all null."""
+        return pa.table([pa.nulls(groups, field.type) for field in self.state], schema=self.state)
+
+    @abc.abstractmethod
+    def add(self, state: pa.Table, groups: pa.Array, values: pa.Table) -> pa.Table:
+        """States after n rows have come.
+
+        Args:
+            state: the states of g groups, a row each.
+            groups: of each of n rows the number of its group, from 0 (int64).
+            values: their values, a column for each of ``columns``, nulls among them.
+
+        Returns:
+            G rows, of the columns of ``state``.
+        """
+
+    def retract(self, state: pa.Table, groups: pa.Array, values: pa.Table) -> pa.Table:
+        """States after n rows have been taken back; as `add`. Without it the input may only grow."""
+        raise NotImplementedError
+
+    @abc.abstractmethod
+    def result(self, state: pa.Table) -> pa.Array | pa.ChunkedArray:
+        """The results of g groups."""
+
+    @property
+    def retracts(self) -> bool:
+        """Whether rows can be taken back."""
+        return type(self).retract is not AggregateFunction.retract
+
+    def of(self, columns: tuple[str, ...]) -> AggregateFunction:
+        """The same of other columns."""
+        made = copy.copy(self)
+        made.columns = columns
+        return made
+
+    def __str__(self) -> str:
+        given = [*self.columns, *(f"{name}={value!r}" for name, value in self.parameters.items())]
+        return f"{type(self).__name__}({', '.join(given)})"
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and vars(other) == vars(self)
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.columns))
+
+    # --- as JSON -----------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """What JSON has of it.
+
+        Raises:
+            DescriptionError: it cannot be imported by name, or a parameter is not JSON.
+        """
+        kind = type(self)
+        where = f"{kind.__module__}:{kind.__qualname__}"
+        if kind.__module__ == "__main__" or "<locals>" in kind.__qualname__:
+            raise DescriptionError(
+                f"{self}: state servers import an aggregate function by its name, and {where} has none: put the class "
+                "into a module of its own, beside the program or on PYTHONPATH"
+            )
+        try:
+            json.dumps(self.parameters)
+        except (TypeError, ValueError) as error:
+            raise DescriptionError(f"{self}: parameters are what JSON holds: {error}") from error
+        return {"class": where, "columns": list(self.columns), "parameters": self.parameters}
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> AggregateFunction:
+        """From what `to_dict` gave.
+
+        Raises:
+            DescriptionError: there is no such class here.
+        """
+        module, _, name = str(data["class"]).partition(":")
+        try:
+            found: Any = importlib.import_module(module)
+            for part in name.split("."):
+                found = getattr(found, part)
+        except (ImportError, AttributeError) as error:
+            raise DescriptionError(
+                f"the aggregate function {data['class']} cannot be imported here: {error}"
+            ) from error
+        if not (isinstance(found, type) and issubclass(found, AggregateFunction)):
+            raise DescriptionError(f"{data['class']} is no gpu_ops.AggregateFunction")
+        try:
+            made: AggregateFunction = found(*data["columns"], **data["parameters"])
+        except TypeError as error:
+            raise DescriptionError(f"{data['class']} is made of columns and parameters: {error}") from error
+        return made
+
+
+def check_function(function: AggregateFunction, name: str) -> None:
+    """Refuses one whose state or result is not declared.
+
+    Raises:
+        DescriptionError: says what is missing.
+    """
+    if not hasattr(function, "columns"):
+        kind = type(function).__name__
+        raise DescriptionError(f"{name}: {kind}.__init__() does not call that of gpu_ops.AggregateFunction")
+    if not isinstance(getattr(function, "state", None), pa.Schema) or not len(function.state):
+        raise DescriptionError(f"{name} = {function}: state is a pyarrow schema with a column at least")
+    if not isinstance(getattr(function, "result_type", None), pa.DataType):
+        raise DescriptionError(f"{name} = {function}: result_type is a pyarrow type")
+    if not all(isinstance(column, str) for column in function.columns):
+        raise DescriptionError(f"{name} = {function}: columns are names")
+
 
 Function = Literal["sum", "count", "min", "max", "avg", "count_distinct", "first", "last"]
 
@@ -84,11 +236,12 @@ class Aggregate(Grouped):
     source: Input
     by: tuple[str, ...]
     measures: tuple[Measure, ...]
-    emit: Emit = "at_end"
-    window_end: str | None = None
-    late: Literal["drop", "tag"] = "drop"
-    always: bool = False
+    emit: Emit = dataclasses.field(default="at_end", metadata=ABSENT)
+    window_end: str | None = dataclasses.field(default=None, metadata=ABSENT)
+    late: Literal["drop", "tag"] = dataclasses.field(default="drop", metadata=ABSENT)
+    always: bool = dataclasses.field(default=False, metadata=ABSENT)
 
+    kind: ClassVar[str] = "aggregate"
     emits: ClassVar[tuple[Emit, ...]] = ("per_event", "per_batch", "at_watermark", "at_end")
 
     @classmethod
@@ -117,8 +270,7 @@ class Aggregate(Grouped):
         measures = tuple(parse_measure(name, text) for name, text in aggregates.items())
         return cls(source, by, measures, emit, window_end, late)
 
-    def __post_init__(self) -> None:
-        check_fields(self)
+    def _check(self) -> None:
         self._check_emit()
         names = self.source.schema.names
         if not self.measures and not self.by:
@@ -329,27 +481,6 @@ class Aggregate(Grouped):
     def kept_at_end(self) -> str:
         """What of it keeps a stream until it ends."""
         return "an aggregate with emit='at_end'"
-
-    def to_dict(self) -> dict[str, Any]:
-        """What JSON has of it."""
-        return {
-            "kind": "aggregate",
-            "by": list(self.by),
-            "measures": [[*m[:3], *([] if m.own is None else [m.own.to_dict()])] for m in self.measures],
-            "inputs": [input_to_dict(self.source)],
-            **({} if self.emit == "at_end" else {"emit": self.emit}),  # earlier folders have none
-            **({} if self.window_end is None else {"window_end": self.window_end}),
-            **({} if self.late == "drop" else {"late": self.late}),
-            **({"always": True} if self.always else {}),
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """From what `to_dict` gave."""
-        measures = tuple(Measure(*m[:3], *map(AggregateFunction.from_dict, m[3:])) for m in data["measures"])
-        source, by = input_from_dict(data["inputs"][0]), tuple(data["by"])
-        emit, late = data.get("emit", "at_end"), data.get("late", "drop")
-        return cls(source, by, measures, emit, data.get("window_end"), late, data.get("always", False))
 
 
 def parse_measure(name: str, text: Given) -> Measure:

@@ -1,11 +1,14 @@
-"""Aggregates as users call them: one row per group."""
+"""Aggregates, the first rows of groups and the latest row of each key, as users call them.
+
+A column of Spark's ``window()`` that rows are grouped by is two times to the engine, its start and its end.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from typing import Final, Literal, Unpack
+from typing import Final, Literal, NamedTuple, Unpack
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -13,20 +16,20 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from gpu_ops.conditions import backquoted
-from gpu_ops.descriptions.by_time.intervals import Duration
+from gpu_ops.descriptions.aggregate import Aggregate, Given, Measure, parse_measure
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
-from gpu_ops.descriptions.groups.aggregate import Aggregate, Given, Measure, parse_measure
+from gpu_ops.descriptions.groups import Keep, Latest, Top, parse_order
+from gpu_ops.descriptions.times import Duration
 from gpu_ops.errors import DescriptionError
 from gpu_ops.query.catalyst import items, message_of
 from gpu_ops.query.errors import NOW
-from gpu_ops.spark.api.by_time.interval import heartbeat_ms, timed_input
+from gpu_ops.spark.api.by_time import heartbeat_ms, timed_input
 from gpu_ops.spark.api.checks import check_frames, run
-from gpu_ops.spark.api.groups.windows import flattened, rebuilt
 from gpu_ops.spark.api.options import ChangelogOptions, check_options
 from gpu_ops.spark.api.streams import Stream, as_input, as_stream, refuse_event_time, resolve, resolve_all, spelling
-from gpu_ops.spark.datatypes import named_column
+from gpu_ops.spark.datatypes import is_window, named_column
 from gpu_ops.spark.metrics.metrics import free_name
-from gpu_ops.spark.plan.column_metadata import is_changelog
+from gpu_ops.spark.plan.column_metadata import OWN_COLUMN, is_changelog
 
 _FILTER: Final = re.compile(r"(.*\))\s*filter\s*\(\s*where\s+(.+)\)\s*", re.IGNORECASE | re.DOTALL)
 
@@ -165,3 +168,158 @@ def _filtered(source: Stream, measure: Measure, condition: str, label: str) -> t
     if not made.deterministic() or any(f'.{kind}"' in made.toJSON() for kind in NOW):
         raise DescriptionError(f"{text} has another value when a row is taken back")
     return dataclasses.replace(source, df=source.df.withColumn(column, expression)), column
+
+
+class Window(NamedTuple):
+    """A column with windows, and the columns that are their starts and ends."""
+
+    name: str
+    start: str
+    end: str
+
+
+def flattened(source: Stream, by: Sequence[str]) -> tuple[Stream, tuple[str, ...], tuple[Window, ...]]:
+    """An input whose windows among its group columns are two columns each.
+
+    Returns:
+        The input, the group columns, and the windows.
+    """
+    df = source.df
+    names = [name for name in by if is_window(df.schema[name].dataType)]
+    if not names:
+        return source, tuple(by), ()
+    windows: dict[str, Window] = {}
+    for name in names:
+        taken = [*df.columns, *(part for window in windows.values() for part in window)]
+        start = free_name(f"{name}_start", taken)
+        windows[name] = Window(name, start, free_name(f"{name}_end", [*taken, start]))
+    columns = []
+    for name in df.columns:
+        window = windows.get(name)
+        if window is None:
+            columns.append(named_column(name))
+        else:
+            parts = (("start", window.start), ("end", window.end))
+            columns += [named_column(name).getField(part).alias(alias) for part, alias in parts]
+    groups = [part for name in by for part in (windows[name][1:] if name in windows else (name,))]
+    return dataclasses.replace(source, df=df.select(columns)), tuple(groups), tuple(windows.values())
+
+
+def rebuilt(changes: DataFrame, windows: Sequence[Window]) -> DataFrame:
+    """A result with windows as single columns again."""
+    if not windows:
+        return changes
+    starts, ends = {window.start: window for window in windows}, {window.end for window in windows}
+    columns = []
+    for name in changes.columns:
+        window = starts.get(name)
+        if window is not None:
+            parts = named_column(window.start).alias("start"), named_column(window.end).alias("end")
+            shown = OWN_COLUMN[0] in (changes.schema[window.start].metadata or {})
+            columns.append(f.struct(*parts).alias(window.name, metadata={OWN_COLUMN[0]: window.name} if shown else {}))
+        elif name not in ends:
+            columns.append(named_column(name))
+    return changes.select(columns)
+
+
+def top(
+    input: DataFrame | Stream,  # noqa: A002 - what it is called everywhere else in this pack
+    by: str | Sequence[str] = (),
+    *,
+    order_by: str | Sequence[str],
+    n: int = 1,
+    number: str | None = None,
+    **options: Unpack[ChangelogOptions],
+) -> DataFrame:
+    """The first n rows of each group of a stream, as a changelog: a top-N.
+
+    ``ROW_NUMBER() OVER (PARTITION BY region ORDER BY amount DESC) <= 3`` over whatever changes::
+
+        gpu_ops.top(orders, by="region", order_by="amount DESC", n=3, state=...)
+
+    Args:
+        input: a DataFrame or a `stream`; also the changelog of a join.
+        by: the columns that make a group (null is a value of its own); none for one group in all.
+        order_by: ``"amount DESC, id"``, or a list of such terms; nulls as in Spark: first if ascending, last if
+            descending, unless ``NULLS FIRST`` or ``NULLS LAST`` is said. Of equal rows the one that arrived earlier
+            comes first.
+        n: how many rows of each group.
+        number: the name of a further column with the number of a row in its group, from 1. Then a row in front that
+            comes or goes changes all rows behind it.
+        options: ``emit, state, backend, partitions, name, backlog``, as in `join`.
+
+    Returns:
+        ``row_kind``, then the input's columns: a static DataFrame for a static input, else a streaming one. The unique
+        key is the input's.
+
+    Raises:
+        TypeError: no such option.
+        DescriptionError: no such column, no order, or a TTL.
+        NotBuiltError: Spark Connect.
+        StateError: the state folder belongs to something else.
+    """
+    check_options("top", options, ChangelogOptions)
+    source = as_stream(input, "the input", "input")
+    emit = "at_end" if check_frames([source.df]) else options.get("emit", "per_batch")
+    refuse_event_time(source)
+    named, order = resolve_all(source, by, "by"), parse_order(order_by)
+    columns = resolve_all(source, [one.column for one in order], "order_by")
+    order = tuple(one._replace(column=column) for one, column in zip(order, columns, strict=True))
+    described = Top(as_input(source), named, order, n, emit, number)
+    return run(described, [source], options, stacklevel=2)
+
+
+def latest(
+    input: DataFrame | Stream,  # noqa: A002 - what it is called everywhere else in this pack
+    key: str | Sequence[str] | None = None,
+    *,
+    order_by: str | None = None,
+    keep: Keep = "last",
+    unavailable: str | None = None,
+    **options: Unpack[ChangelogOptions],
+) -> DataFrame:
+    """The latest row of each key of a stream of upserts (and deletes), as a changelog with retractions.
+
+    A join distributes an upsert input by its unique key, as the old and the new row of a key have to meet; where the
+    join goes by other columns, all its rows are in one partition. This gives the old row with the new one, so that
+    the join is distributed by its own columns::
+
+        orders = gpu_ops.latest(orders, key="id", state=...)
+        gpu_ops.join(orders, prices, on="item", state=...)
+
+    Args:
+        input: a streaming DataFrame or a `stream`; its ``row_kind`` tells deletes. Within a micro-batch
+            ``sequence_by`` tells which change is the last, between micro-batches the later one is.
+        key: the columns that identify a row; by default the stream's ``unique_key``.
+        order_by: the column by which one row is later than another, whenever they arrive; of equal ones the row that
+            arrives later is. By default the order in which they arrive.
+        keep: ``last``, or ``first`` for the first row of each key, which later ones do not replace (with ``order_by``
+            an earlier one does). This and ``order_by`` are for insertions only, without ``row_kind``.
+        unavailable: a column with lists of columns' names, as `read_kafka` has it with ``unavailable=``: of these
+            columns a change does not bring the value, and the row keeps the one that it had. The result does not have
+            that column. A change without a row from before is a bad row.
+        options: ``emit, state, backend, partitions, name, backlog``, as in `join`; no ``emit="at_end"``.
+
+    Returns:
+        A streaming DataFrame: ``row_kind``, then the input's columns; its unique key is ``key``.
+
+    Raises:
+        TypeError: no such option.
+        DescriptionError: no such column, no key, a static DataFrame, or row kinds with ``order_by`` or ``first``.
+        NotBuiltError: Spark Connect.
+        StateError: the state folder belongs to something else.
+    """
+    check_options("latest", options, ChangelogOptions)
+    source = as_stream(input, "the input", "input")
+    label = source.label
+    if check_frames([source.df]):
+        raise DescriptionError(f"input '{label}': latest() takes a stream; a static DataFrame has no later rows")
+    refuse_event_time(source)
+    if key is not None:
+        source = dataclasses.replace(source, unique_key=resolve_all(source, key, "key"))
+    if options.get("emit") == "at_end":
+        raise DescriptionError("emit='at_end' has no place here: a join of the same input with it folds upserts, too")
+    by = None if order_by is None else resolve(source.df, order_by, label, "order_by")
+    told = None if unavailable is None else resolve(source.df, unavailable, label, "unavailable")
+    described = Latest(as_input(source, derive=False), options.get("emit", "per_batch"), by, keep, told)
+    return run(described, [source], options, stacklevel=2)

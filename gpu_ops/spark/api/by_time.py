@@ -1,4 +1,4 @@
-"""The interval join as a function from streaming DataFrames to their changelog."""
+"""Joins by time as functions from DataFrames to their changelog: interval, ASOF and temporal joins."""
 
 from __future__ import annotations
 
@@ -9,13 +9,20 @@ from typing import Literal, Unpack
 from pyspark.sql import DataFrame
 from pyspark.sql import types as st
 
-from gpu_ops.descriptions.by_time.interval_join import IntervalJoin
-from gpu_ops.descriptions.by_time.intervals import Duration, Interval, Late, parse_bound
+from gpu_ops.descriptions.by_time import Asof, AsofJoin, Direction, Interval, IntervalJoin, TemporalJoin
 from gpu_ops.descriptions.keys import On
+from gpu_ops.descriptions.times import Duration, Late, parse_bound
 from gpu_ops.errors import DescriptionError
-from gpu_ops.spark.api.by_time.process import Process, described, processed
 from gpu_ops.spark.api.checks import run, settled, two_sided
-from gpu_ops.spark.api.options import How, IntervalJoinOptions, check_options
+from gpu_ops.spark.api.functions import Process, described, processed
+from gpu_ops.spark.api.options import (
+    ChangelogOptions,
+    How,
+    IntervalJoinOptions,
+    KeyOptions,
+    TwoSidedOptions,
+    check_options,
+)
 from gpu_ops.spark.api.streams import Stream, resolve, two_streams
 from gpu_ops.spark.datatypes import is_window
 from gpu_ops.spark.plan.column_metadata import Delay, delays
@@ -206,3 +213,137 @@ def timed_input(side: Stream, time: str | None = None) -> tuple[Stream, str | No
     # The join that made a row knows how old its next ones may be; a column on its own only guesses.
     made = None if known.plan_id is None else made_by(side.df)
     return side, known.plan_id if made is not None and made.plan_id == known.plan_id else None
+
+
+class AsofJoinOptions(KeyOptions, ChangelogOptions, total=False):
+    """Those that an ASOF join shares with others.
+
+    Attributes:
+        suffixes: for column names that both inputs have.
+    """
+
+    suffixes: tuple[str, str] | None
+
+
+def asof_join(
+    left: DataFrame | Stream,
+    right: DataFrame | Stream,
+    on: On = None,
+    *,
+    time: str | tuple[str, str] | None = None,
+    direction: Direction = "backward",
+    tolerance: Duration | None = None,
+    allow_exact_matches: bool = True,
+    how: Literal["left", "inner"] = "left",
+    **options: Unpack[AsofJoinOptions],
+) -> DataFrame:
+    """Joins each left row with the right row of its key that is nearest in time; the result is a changelog.
+
+    Names and meaning are those of pandas' ``merge_asof`` and polars' ``join_asof``. A match comes at once, and is
+    retracted and replaced when a better one comes, or when the matched row is deleted or changed. Two static DataFrames
+    are joined at once, into a static DataFrame of insertions.
+
+    Args:
+        left: the left input; it may be a changelog.
+        right: the right input, likewise. Of its rows of one time the one with the greatest ``sequence_by`` counts, else
+            the one that came last.
+        on: as in `join`; None for one group of all rows.
+        time: the event-time columns of left and right, or one name for both; may be left out where ``withWatermark`` or
+            `stream` say them. Timestamps, or bigints with milliseconds since the epoch. A row without a time matches
+            nothing. Of times of one name the left's is shown, unless there are suffixes.
+        direction: ``"backward"``: the last right row at or before the left row's time; ``"forward"``: the first at or
+            after it; ``"nearest"``: whichever is nearer, the earlier one if they are as near.
+        tolerance: how far apart the times may be, inclusive: ``"1 second"``, milliseconds or a timedelta.
+        allow_exact_matches: whether a right row of just the left row's time matches.
+        how: ``"left"``, or ``"inner"`` to leave out rows without a match.
+        options: ``emit, state, backend, null_safe, suffixes, partitions, name, backlog``, as in `join`; and
+            ``emit="at_watermark"``: each row once, when the watermark has passed all that it could meet instead; both
+            inputs only grow.
+
+    Returns:
+        A streaming DataFrame, or a static one; first column ``row_kind``, then the columns of the join.
+
+    Raises:
+        TypeError: no such option.
+        DescriptionError: a join that cannot be.
+        NotBuiltError: Spark Connect.
+        StateError: the state folder belongs to something else.
+    """
+    check_options("asof_join", options, AsofJoinOptions)
+    sides, static = settled(two_streams(left, right), options.get("state"))
+    both = (time, time) if isinstance(time, str) else time
+    if both is not None and not (isinstance(both, tuple) and len(both) == 2 and all(isinstance(c, str) for c in both)):
+        raise DescriptionError(f"time={time!r}; it is the event-time columns of left and right, or one name for both")
+    sides, upstream = timed(sides, both)
+    description, sides, _ = two_sided(
+        AsofJoin,
+        how,
+        on,
+        sides,
+        options,
+        emit="at_end" if static else options.get("emit", "per_batch"),
+        asof=Asof(direction, None if tolerance is None else parse_bound(tolerance), allow_exact_matches),
+    )
+    return run(description, sides, options, upstream=upstream if description.by_event_time else (None, None))
+
+
+def temporal_join(
+    left: DataFrame | Stream,
+    right: DataFrame | Stream,
+    on: On,
+    *,
+    time: tuple[str, str] | None = None,
+    how: Literal["inner", "left"] = "inner",
+    late: Late = "join",
+    ttl: Duration | None = None,
+    heartbeat: Duration | None = None,
+    **options: Unpack[TwoSidedOptions],
+) -> DataFrame:
+    """Joins each left row with the version of the right input that was valid at the row's time.
+
+    ``left JOIN right FOR SYSTEM_TIME AS OF left.time``, after Flink's event-time temporal join. The right input is a
+    versioned table: each of its rows is valid for its key from its own time until that of the next one, a
+    deletion (``-D``) ends what was valid, and ``-U`` means nothing. A left row comes out once, when the
+    watermark passes its time, and nothing changes it any more. Two static DataFrames are joined at once.
+
+    Args:
+        left: the left input; its rows are insertions.
+        right: the versioned table: a changelog, upserts, or insertions.
+        on: as in `join`: columns that identify a row of the versioned table.
+        time: the event-time columns of left and right; may be left out where ``withWatermark`` or `stream` say them.
+        how: ``"inner"``, or ``"left"`` to keep rows without a valid version, with nulls.
+        late: what happens to left rows below the watermark: ``"join"`` as in Flink (they meet what is still kept, at
+            the next watermark), ``"drop"``, or ``"tag"``: they come out with the row kind ``late``. Late versions are
+            always taken: they count for rows that wait.
+        ttl: Flink's ``table.exec.state.ttl``: a key for which nothing comes so long, by the clock, is forgotten with
+            all its versions, and with left rows that wait, which then never come out; half as much later at the latest.
+        heartbeat: begin a micro-batch at least so often, so that rows come out when none come in.
+        options: ``where, state, backend, null_safe, suffixes, partitions, name``, as in `join`.
+
+    Returns:
+        A streaming DataFrame, or a static one: ``row_kind``, always ``+I``, and the columns of the join.
+
+    Raises:
+        TypeError: no such option.
+        DescriptionError: a join that cannot be.
+        NotBuiltError: Spark Connect.
+        StateError: the state folder belongs to something else.
+    """
+    check_options("temporal_join", options, TwoSidedOptions)
+    sides, static = settled(two_streams(left, right), options.get("state"))
+    period = None if heartbeat is None else parse_bound(heartbeat)
+    if period is not None and (static or period < 1):
+        raise DescriptionError(f"heartbeat={heartbeat!r}; it is at least a millisecond, and for streams")
+    sides, upstream = timed(sides, time)
+    description, sides, _ = two_sided(
+        TemporalJoin,
+        how,
+        on,
+        sides,
+        options,
+        derive=False,
+        emit="at_end" if static else "at_watermark",
+        late=late,
+        ttl_ms=None if ttl is None else parse_bound(ttl),
+    )
+    return run(description, sides, options, upstream=upstream, heartbeat_ms=period)

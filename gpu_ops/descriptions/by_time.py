@@ -1,0 +1,506 @@
+"""Joins by time as users write them down: interval, ASOF and temporal joins.
+
+A pair of an interval join matches when ``lower <= right time - left time <= upper``, besides its keys and condition.
+Rules: Flink's SQL interval join (``TimeIntervalJoin``) and, for ``keyed``, its DataStream one
+(``IntervalJoinOperator``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import ClassVar, Final, Literal, get_args
+
+import pyarrow as pa
+
+from gpu_ops.descriptions.description import LATER, Emit, OutputColumn, line
+from gpu_ops.descriptions.join import Join, JoinType
+from gpu_ops.descriptions.keys import Chain
+from gpu_ops.descriptions.times import LATES, MAX_BOUND, Late, Time, show_ms, time_type, units_per_ms
+from gpu_ops.errors import DescriptionError
+from gpu_ops.fields import ABSENT, check_fields
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+    """The time part of an interval join.
+
+    Attributes:
+        lower_ms: milliseconds; a right row matches from the left row's time plus this.
+        upper_ms: up to the left row's time plus this.
+        lower_inclusive: whether that very time matches.
+        upper_inclusive: likewise.
+        time: see `Time`.
+        late: see `Late`.
+        keyed: Flink's DataStream rules: inner only, late rows never join, and a row is gone as soon as the
+            watermark reaches the end of its time (SQL: passes it).
+        min_cleanup_ms: Flink's ``table.exec.interval-join.min-cleanup-interval``: how long expired rows are
+            kept at least, to be joined by late ones.
+        timestamp: name of a further output column with the later of both times, or None.
+    """
+
+    lower_ms: int
+    upper_ms: int
+    lower_inclusive: bool = True
+    upper_inclusive: bool = True
+    time: Time = "event"
+    late: Late = "join"
+    keyed: bool = False
+    min_cleanup_ms: int = 0
+    timestamp: str | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name, values in (("time", Time), ("late", Late)):
+            if getattr(self, name) not in get_args(values):
+                raise DescriptionError(f"{name}={getattr(self, name)!r}; it is one of {', '.join(get_args(values))}")
+        empty = self.lower_ms == self.upper_ms and not (self.lower_inclusive and self.upper_inclusive)
+        if self.lower_ms > self.upper_ms or empty:
+            raise DescriptionError(
+                f"the interval is empty: lower is {self.lower_ms} ms, upper {self.upper_ms} ms"
+                f"{', and a bound is exclusive' if empty else ''}"
+            )
+        if self.min_cleanup_ms < 0:
+            raise DescriptionError(f"min_cleanup is not negative, this one is {self.min_cleanup_ms} ms")
+        if self.min_cleanup_ms and (self.late != "join" or self.time == "processing"):
+            raise DescriptionError("min_cleanup keeps rows for late ones: it needs event time and late='join'")
+        if self.keyed and self.late == "join":
+            raise DescriptionError("a keyed interval join has late='drop' or late='tag': its late rows never join")
+        if self.time == "processing" and (self.keyed or self.late == "tag" or self.timestamp is not None):
+            raise DescriptionError("by processing time no row is late or has a timestamp: it takes SQL's rules only")
+
+    @property
+    def kept_ms(self) -> tuple[int, int]:
+        """How long after its own time a left and a right row is kept, milliseconds; 0 where it never waits."""
+        return max(self.upper_ms, 0) + self.min_cleanup_ms, max(-self.lower_ms, 0) + self.min_cleanup_ms
+
+    @property
+    def keep_ms(self) -> int:
+        """How far the join's output may be behind its watermark, milliseconds."""
+        return max(self.kept_ms)
+
+    def units(self, kind: pa.DataType) -> tuple[int, int]:
+        """Lower and upper bound, inclusive, in the unit of a `time_type`.
+
+        Raises:
+            DescriptionError: centuries of nanoseconds, which int64 does not hold.
+        """
+        per_ms = units_per_ms(kind)
+        lower, upper = self.lower_ms * per_ms, self.upper_ms * per_ms
+        if max(abs(lower), abs(upper), self.min_cleanup_ms * per_ms) >= MAX_BOUND:
+            raise DescriptionError(f"the bounds of the interval are too far apart for event times of type {kind}")
+        return lower + (not self.lower_inclusive), upper - (not self.upper_inclusive)
+
+    def __str__(self) -> str:
+        lower, upper = ("<=" if inclusive else "<" for inclusive in (self.lower_inclusive, self.upper_inclusive))
+        return f"{show_ms(self.lower_ms)} {lower} right - left {upper} {show_ms(self.upper_ms)}"
+
+
+_OUTPUTS = {
+    "semi": "a left row once, at its first match",
+    "anti": "a left row whose time is over without a match",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class IntervalJoin(Join):
+    """A join of two insert-only inputs whose rows match within a span of time.
+
+    Attributes:
+        interval: the bounds, whose time counts, and what happens to late rows.
+    """
+
+    interval: Interval = dataclasses.field(kw_only=True)
+
+    sorts_itself: ClassVar[bool] = False
+
+    def _check(self) -> None:
+        interval = self.interval
+        if self.emit == "at_end" and interval.time == "processing":
+            raise DescriptionError("emit='at_end' has no arrival times to go by: use event time")
+        hows = ("inner",) if interval.keyed else get_args(JoinType)
+        if self.how not in hows:
+            kind = "a keyed interval join" if interval.keyed else "an interval join"
+            raise DescriptionError(f"how={self.how!r}; {kind} is one of {', '.join(hows)}")
+        if self.one_sided and interval.timestamp is not None:
+            raise DescriptionError(
+                f"timestamp={interval.timestamp!r} is the later of a pair's times, and how={self.how!r} has no pairs"
+            )
+        if self.null_aware:
+            raise DescriptionError("null_aware=True is NOT IN, which has no bounds in time; how='anti' is NOT EXISTS")
+        for source in self.inputs:
+            if source.unique_key is not None:
+                raise DescriptionError(
+                    f"input '{source.name}': an interval join takes insert-only input, unique_key= has no place here"
+                )
+            if source.ttl_ms is not None:
+                raise DescriptionError(f"input '{source.name}': an interval join keeps rows by their time, not by ttl=")
+            if interval.time == "event" and source.event_time is None:
+                raise DescriptionError(f"input '{source.name}': an interval join needs its event time")
+            if interval.time == "processing" and source.event_time is not None:
+                raise DescriptionError(f"input '{source.name}': by processing time, event time has no place")
+        interval.units(self.time_type)
+        super()._check()
+
+    @property
+    def operator(self) -> str:
+        """The module of `gpu_ops.operators` that runs it."""
+        return "at_end" if self.emit == "at_end" else "by_time.interval"
+
+    @property
+    def one_sided(self) -> bool:
+        """Whether only left rows come out: semi and anti."""
+        return self.how in ("semi", "anti")
+
+    @property
+    def outer(self) -> tuple[bool, bool]:
+        """Whether left and right rows without a match come out when their time is over: padded, for anti alone."""
+        return (True, False) if self.how == "anti" else super().outer
+
+    @functools.cached_property
+    def time_type(self) -> pa.DataType:
+        """The type times are compared in."""
+        kinds = [s.schema.field(s.event_time).type for s in self.inputs if s.event_time is not None]
+        return time_type(kinds[0], kinds[1]) if len(kinds) == 2 else pa.timestamp("ms", "UTC")
+
+    @functools.cached_property
+    def output(self) -> tuple[OutputColumn, ...]:
+        """The changelog's columns after ``row_kind``."""
+        columns = super().output
+        if self.interval.timestamp is None:
+            return columns
+        times = str(self.left.event_time), str(self.right.event_time)
+        return (*columns, OutputColumn(self.interval.timestamp, LATER, *times, self.time_type))
+
+    def _unique_key(self) -> tuple[str, ...] | None:
+        return None
+
+    def order_matters(self, number: int) -> bool:
+        """Whether the output depends on the order of rows: which of two comes first may be late."""
+        del number
+        return True
+
+    @property
+    def _kind(self) -> str:
+        return "keyed interval join" if self.interval.keyed else "interval join"
+
+    def _more_lines(self) -> list[str]:
+        interval = self.interval
+        if interval.time == "processing":
+            times = [f"{source.name}'s arrival" for source in self.inputs]
+            lines = [line("time", "by the clock of the micro-batch; no row is late")]
+        else:
+            times = [f"{source.name}.{source.event_time}" for source in self.inputs]
+            behind = "the one of the input that is behind, over all partitions; it moves between micro-batches"
+            late = LATES[interval.late]
+            if self.one_sided and interval.late == "tag":
+                late = "late rows of the left come out with the row kind 'late', the right's are dropped"
+            lines = [line("time", f"event time; {late}"), line("watermark", behind)]
+        bounds = str(interval).replace("right - left", f"{times[1]} - {times[0]}")
+        rule = [line("output", _OUTPUTS[self.how])] if self.how in _OUTPUTS else []
+        return [line("interval", bounds), *rule, *lines]
+
+
+Direction = Literal["backward", "forward", "nearest"]
+"""Which right row a left row meets, of those with its key.
+
+* *backward*: the last one at or before its time.
+* *forward*: the first one at or after it.
+* *nearest*: whichever of both is nearer; where they are as near, the earlier one.
+"""
+
+_FINDS: Final = {
+    "backward": ("the last", "at or before", "before"),
+    "forward": ("the first", "at or after", "after"),
+    "nearest": ("the nearest", "to", "to"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Asof:
+    """The time part of an ASOF join.
+
+    Attributes:
+        direction: see `Direction`.
+        tolerance_ms: how far apart in time two rows may be, milliseconds, inclusive; None for any distance.
+        exact: whether rows of just the same time match.
+    """
+
+    direction: Direction = "backward"
+    tolerance_ms: int | None = None
+    exact: bool = True
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.direction not in get_args(Direction):
+            raise DescriptionError(f"direction={self.direction!r}; it is one of {', '.join(get_args(Direction))}")
+        if self.tolerance_ms is not None and self.tolerance_ms < 0:
+            raise DescriptionError(f"tolerance is not negative, this one is {self.tolerance_ms} ms")
+
+    def tolerance(self, kind: pa.DataType) -> int | None:
+        """The tolerance in the unit of a time type; see `gpu_ops.descriptions.times.time_type`.
+
+        Raises:
+            DescriptionError: centuries of nanoseconds, which int64 does not hold.
+        """
+        if self.tolerance_ms is None:
+            return None
+        found = self.tolerance_ms * units_per_ms(kind)
+        if found >= MAX_BOUND:
+            raise DescriptionError(f"tolerance is too long for event times of type {kind}")
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class AsofJoin(Join):
+    """A join of each left row with at most one right row: of those of its key the one that is nearest in time.
+
+    Among right rows of one time it is the one with the greatest ``sequence_by``, else the one that came last. Rows
+    without a time match nothing. Both inputs may be changelogs.
+
+    Attributes:
+        asof: direction, tolerance, and whether equal times match.
+    """
+
+    asof: Asof = dataclasses.field(kw_only=True)
+
+    kind: ClassVar[str] = "asof_join"
+    sorts_itself: ClassVar[bool] = False
+    emits: ClassVar[tuple[Emit, ...]] = ("per_event", "per_batch", "at_watermark", "at_end")
+
+    def _check(self) -> None:
+        if self.how not in ("inner", "left"):
+            raise DescriptionError(f"how={self.how!r}; an ASOF join is one of inner, left")
+        if self.where is not None:
+            raise DescriptionError("where= has no place in an ASOF join: filter its inputs, or what comes out")
+        for source in self.inputs:
+            if self.emit == "at_watermark" and source.unique_key is not None:
+                raise DescriptionError(
+                    f"input '{source.name}': with emit='at_watermark' inputs are insert-only, unique_key= has no place"
+                )
+            if source.event_time is None:
+                raise DescriptionError(f"input '{source.name}': an ASOF join needs its event time")
+            if source.ttl_ms is not None:
+                raise DescriptionError(f"input '{source.name}': an ASOF join keeps every row, ttl= has no place here")
+        ties = self.ties_by(1)
+        if ties is not None:
+            kind = self.right.schema.field(ties).type
+            if not (pa.types.is_signed_integer(kind) or pa.types.is_timestamp(kind)):
+                raise DescriptionError(
+                    f"input '{self.right.name}': sequence_by {ties!r} orders right rows of one time, so it is an "
+                    f"integer or a timestamp, this one is {kind}"
+                )
+        self.asof.tolerance(self.time_type)
+        super()._check()
+
+    @property
+    def operator(self) -> str:
+        """The module of `gpu_ops.operators` that runs it."""
+        return {"at_end": "at_end", "at_watermark": "by_time.asof_at_watermark"}.get(self.emit, "by_time.asof")
+
+    @functools.cached_property
+    def time_type(self) -> pa.DataType:
+        """The type times are compared in."""
+        left, right = (source.schema.field(source.event_time).type for source in self.inputs)
+        return time_type(left, right)
+
+    @property
+    def late(self) -> Late:
+        """What happens to left rows below the watermark."""
+        return "join"
+
+    @property
+    def insert_only(self) -> bool:
+        """Not insert-only: a row that comes later may be a better match."""
+        return False
+
+    @property
+    def by_time(self) -> bool:
+        """Whether rows come out and go as time passes."""
+        return self.emit == "at_watermark"
+
+    @property
+    def behind_ms(self) -> int | None:
+        """How far what comes out may be behind the watermark, milliseconds; None for any distance."""
+        return 0 if self.asof.direction == "backward" else self.asof.tolerance_ms
+
+    def insertions_only(self, number: int) -> bool:
+        """Whether an input's rows may only be insertions."""
+        del number
+        return self.by_time
+
+    def kept(self, number: int) -> str:
+        """How long time lets rows of an input stay, in words."""
+        if number == 0:
+            best = "its time" if self.asof.direction == "backward" else "the last time of a better match"
+            return f"kept until the watermark passes {best}"
+        passes = "it" if self.asof.direction == "forward" else "the next row of its key"
+        return f"kept until the watermark passes {passes}"
+
+    @property
+    def times_may_be_null(self) -> bool:
+        """Whether it takes rows without an event time: they match nothing. A watermark never passes them."""
+        return self.emit != "at_watermark"
+
+    def ties_by(self, number: int) -> str | None:
+        """The column by which right rows of one time are ordered."""
+        return self.right.sequence_by if number == 1 else None
+
+    @functools.cached_property
+    def output(self) -> tuple[OutputColumn, ...]:
+        """The changelog's columns after ``row_kind``; of times of one name the left's, unless there are suffixes."""
+        columns = super().output
+        if self.left.event_time != self.right.event_time or self.suffixes is not None:
+            return columns
+        return tuple(c for c in columns if (c.side, c.column) != (1, self.right.event_time))
+
+    def _chain(self) -> Chain:
+        return super()._chain()._replace(single=(False, True))
+
+    def order_matters(self, number: int) -> bool:
+        """Whether the output depends on the order of an input's rows: right ones of one time do."""
+        return number == 1 or super().order_matters(number)
+
+    @property
+    def order_matters_at_end(self) -> bool:
+        """Whether the result at the end of input depends on the order in which rows came."""
+        return True
+
+    @property
+    def title(self) -> str:
+        """It in one line, for people."""
+        return f"ASOF {super().title}, {self.asof.direction}"
+
+    @property
+    def _kind(self) -> str:
+        return "ASOF join"
+
+    def _more_lines(self) -> list[str]:
+        asof, (left, right) = self.asof, self.inputs
+        which, at, beside = _FINDS[asof.direction]
+        text = f"{which} {right.name}.{right.event_time} {at if asof.exact else beside} {left.name}.{left.event_time}"
+        if not asof.exact and asof.direction == "nearest":
+            text += ", not the same time"
+        if asof.tolerance_ms is not None:
+            text += f", at most {show_ms(asof.tolerance_ms)} apart"
+        last = "the one that came last" if right.sequence_by is None else f"the greatest {right.sequence_by}"
+        return [line("time", text), line("ties", f"of {right.name} of one time {last}")]
+
+
+@dataclasses.dataclass(frozen=True)
+class TemporalJoin(Join):
+    """A join of each left row with the version of a table that was valid at the row's time (``FOR SYSTEM_TIME AS OF``).
+
+    The left input only grows. Each row of the right input is a version of its key, valid from its time until that of
+    the next one; a retraction ends the validity of what was before it. Flink: ``TemporalRowTimeJoinOperator``.
+
+    Attributes:
+        late: what happens to left rows below the watermark; see `Late`.
+        ttl_ms: milliseconds of the clock after which a key that nothing comes for is forgotten, half as much later at
+            the latest; None for never.
+    """
+
+    emit: Emit = "at_watermark"
+    late: Late = dataclasses.field(default="join", kw_only=True)
+    ttl_ms: int | None = dataclasses.field(default=None, kw_only=True, metadata=ABSENT)
+
+    kind: ClassVar[str] = "temporal_join"
+    sorts_itself: ClassVar[bool] = False
+    emits: ClassVar[tuple[Emit, ...]] = ("at_watermark", "at_end")
+
+    def _check(self) -> None:
+        if self.how not in ("inner", "left"):
+            raise DescriptionError(f"how={self.how!r}; a temporal join is one of inner, left")
+        if self.late not in get_args(Late):
+            raise DescriptionError(f"late={self.late!r}; it is one of {', '.join(get_args(Late))}")
+        if self.ttl_ms is not None and self.ttl_ms < 2:
+            raise DescriptionError(f"ttl is at least two milliseconds, this one is {self.ttl_ms} ms")
+        if self.ttl_ms is not None and self.emit == "at_end":
+            raise DescriptionError("with emit='at_end' no row is forgotten, ttl= has no place")
+        if not self.keys:
+            raise DescriptionError(
+                f"a temporal join needs on=: columns that identify a row of the versioned table '{self.right.name}'"
+            )
+        if self.left.unique_key is not None:
+            raise DescriptionError(
+                f"input '{self.left.name}': the left input of a temporal join is insert-only, unique_key= has no place "
+                "here"
+            )
+        for source in self.inputs:
+            if source.event_time is None:
+                raise DescriptionError(f"input '{source.name}': a temporal join needs its event time")
+            if source.ttl_ms is not None:
+                raise DescriptionError(f"input '{source.name}': a temporal join has one ttl= for both inputs, its own")
+        own = set(self.key_columns(1))
+        beyond = [column for column in self.right.unique_key or () if column not in own]
+        if beyond:
+            raise DescriptionError(
+                f"input '{self.right.name}': the unique key's column {beyond[0]!r} is not among the columns of on=, "
+                f"{', '.join(self.key_columns(1))}: one left row would meet several valid versions"
+            )
+        super()._check()
+
+    @property
+    def operator(self) -> str:
+        """The module of `gpu_ops.operators` that runs it."""
+        return "at_end" if self.emit == "at_end" else "by_time.temporal"
+
+    @functools.cached_property
+    def time_type(self) -> pa.DataType:
+        """The type times are compared in."""
+        left, right = (source.schema.field(source.event_time).type for source in self.inputs)
+        return time_type(left, right)
+
+    @property
+    def by_time(self) -> bool:
+        """Whether rows come out and go as time passes."""
+        return True
+
+    def insertions_only(self, number: int) -> bool:
+        """Whether an input's rows may only be insertions: the left's."""
+        return number == 0
+
+    def _unique_key(self) -> tuple[str, ...] | None:
+        return None
+
+    def order_matters(self, number: int) -> bool:
+        """Whether the output depends on the order of an input's rows: of versions of one time the last counts."""
+        return number == 1
+
+    @property
+    def order_matters_at_end(self) -> bool:
+        """Whether the result at the end of input depends on the order in which rows came."""
+        return True
+
+    @property
+    def title(self) -> str:
+        """It in one line, for people."""
+        return f"temporal {super().title}"
+
+    @property
+    def _kind(self) -> str:
+        return "temporal join"
+
+    def _more_lines(self) -> list[str]:
+        left, right = self.inputs
+        version = (
+            f"the version of {right.name} valid at {left.name}.{left.event_time}, by {right.name}.{right.event_time}"
+        )
+        ttl = []
+        if self.ttl_ms is not None:
+            text = f"{show_ms(self.ttl_ms)} to {show_ms(3 * self.ttl_ms // 2)} after anything came for it"
+            ttl = [line("TTL", f"a key is forgotten, with the rows that wait, {text}")]
+        return [
+            *ttl,
+            line("version", version),
+            line("time", f"event time; {LATES[self.late]}"),
+            line(
+                "watermark", "the one of the input that is behind, over all partitions; it moves between micro-batches"
+            ),
+        ]
+
+    def kept(self, number: int) -> str:
+        """How long rows of an input are kept, in words."""
+        if number == 0:
+            return "kept until the watermark reaches its time"
+        return "kept until the watermark passes the next version of its key"

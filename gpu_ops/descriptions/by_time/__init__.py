@@ -1,1 +1,0 @@
-"""Joins by time, as users write them down."""

@@ -1,0 +1,386 @@
+"""The first n rows of each group, and the latest row of each key, as users write them down.
+
+`Top` is ``ROW_NUMBER() OVER (PARTITION BY by ORDER BY order) <= n`` of SQL, over any changelog, after Flink's
+``StreamExecRank``.
+
+`Latest` takes upserts and deletes in and gives retractions, after Flink's ``StreamExecChangelogNormalize``
+(``ProcTimeDeduplicateKeepLastRowFunction``), which its planner puts above an upsert source for the same reason: what
+comes after needs the old row, and may be distributed by any column. Its first row, and that which is first or last by a
+column, are Flink's ``StreamExecDeduplicate``, for insertions only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple, Self, TypeAlias
+
+import pyarrow as pa
+
+from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
+from gpu_ops.descriptions.description import Description, Emit, OutputColumn, line
+from gpu_ops.descriptions.inputs import Input, Layout, check_key_type
+from gpu_ops.descriptions.keys import Shuffle
+from gpu_ops.errors import DescriptionError
+from gpu_ops.fields import ABSENT
+
+
+class OneInput(Description):
+    """Something by columns of one input.
+
+    Attributes:
+        source: the input.
+        by: columns of it.
+    """
+
+    if TYPE_CHECKING:
+        source: Input
+
+        @property
+        def by(self) -> tuple[str, ...]:
+            """Columns of it."""
+
+    @property
+    def inputs(self) -> tuple[Input]:
+        """Its one input."""
+        return (self.source,)
+
+    def with_inputs(self, inputs: Sequence[Input], emit: Emit) -> Self:
+        """The same of another input."""
+        return dataclasses.replace(self, source=inputs[0], emit=emit)
+
+    @property
+    def rename_hint(self) -> str:
+        """Nothing else than a new name helps where two output columns have one."""
+        return ""
+
+    @property
+    def equal_columns(self) -> list[tuple[str, ...]]:
+        """The columns."""
+        return [(column,) for column in self.by]
+
+    @property
+    def shuffled_by(self) -> tuple[Shuffle, ...]:
+        """What rows are partitioned by: the columns, less what would part an upsert's old and new row."""
+        unique = self.source.unique_key if self.source.updates == "upsert" else None
+        columns = [c for c in self.by if unique is None or c in unique]
+        return tuple(Shuffle((column,), self.source.schema.field(column).type) for column in columns)
+
+    def layout(self, number: int) -> Layout:
+        """The state layout of its input."""
+        del number
+        return "multiset" if self.source.unique_key is None else "unique_key"
+
+
+class Grouped(OneInput):
+    """Groups of one input's rows."""
+
+    @property
+    def group_never_null(self) -> bool:
+        """Whether no column of the group may be null: null is a group, and no part of a key."""
+        unique = self.source.unique_key or ()
+        return all(c in unique or not self.source.schema.field(c).nullable for c in self.by)
+
+
+MAX_ROWS: Final = 10_000
+"""Rows of a group's result: with ``per_event`` as many numbers are compared at every change of a group."""
+
+_TERM: Final = re.compile(
+    r"\s*(?:`((?:[^`]|``)+)`|([^\s`,]+))(?:\s+(asc|desc))?(?:\s+nulls\s+(first|last))?\s*", re.IGNORECASE
+)
+
+
+class _Order(NamedTuple):
+    column: str
+    descending: bool
+    nulls_first: bool
+
+
+class Order(_Order):
+    """One column to order by. Without a word about nulls they are Spark's: first if ascending, last if descending."""
+
+    __slots__ = ()
+
+    def __new__(cls, column: str, descending: bool = False, nulls_first: bool | None = None) -> Self:
+        """The column, whether from the greatest on, and where nulls come; None for where Spark has them."""
+        return super().__new__(cls, column, descending, not descending if nulls_first is None else nulls_first)
+
+    def __str__(self) -> str:
+        usual = self.nulls_first is not self.descending
+        nulls = "" if usual else f" NULLS {'FIRST' if self.nulls_first else 'LAST'}"
+        return f"{self.column}{' DESC' if self.descending else ''}{nulls}"
+
+
+def parse_order(text: str | Sequence[str]) -> tuple[Order, ...]:
+    """What a user writes: ``"amount DESC, id"``, or ``["amount DESC NULLS FIRST", "id"]``.
+
+    Raises:
+        DescriptionError: it is no such text.
+    """
+    terms = text.split(",") if isinstance(text, str) else list(text)
+    found = []
+    for term in terms:
+        parts = _TERM.fullmatch(term) if isinstance(term, str) else None
+        if parts is None:
+            raise DescriptionError(f"order_by={term!r} is no order; write for example 'amount DESC' or 'id'")
+        quoted, plain, way, nulls = parts.groups()
+        first = None if nulls is None else nulls.lower() == "first"
+        found.append(Order(plain or quoted.replace("``", "`"), (way or "").lower() == "desc", first))
+    return tuple(found)
+
+
+@dataclasses.dataclass(frozen=True)
+class Top(Grouped):
+    """The first rows of each group.
+
+    Attributes:
+        source: the input; its TTL is that of groups: how long after its last change one is forgotten.
+        by: the columns that make a group (null is a value of its own); none for one group in all.
+        order: by what rows of a group are ordered; equal ones by their arrival, the earliest first. Of a column that
+            is there twice the first place decides, and the others are left out.
+        n: how many rows of each group, at most `MAX_ROWS`.
+        emit: ``per_batch`` or ``per_event`` keep the result up to date; ``at_end`` gives it when the input has ended.
+        number: the name of a column for the number of a row in its group, from 1; None for none.
+    """
+
+    source: Input
+    by: tuple[str, ...]
+    order: tuple[Order, ...]
+    n: int
+    emit: Emit = "per_batch"
+    number: str | None = None
+
+    kind: ClassVar[str] = "top"
+    emits: ClassVar[tuple[Emit, ...]] = ("per_batch", "per_event", "at_end")
+
+    def _check(self) -> None:
+        self._check_emit()
+        first = {order.column: order for order in reversed(self.order)}
+        object.__setattr__(self, "order", tuple(order for order in self.order if first[order.column] is order))
+        name, names = self.source.name, self.source.schema.names
+        if not 1 <= self.n <= MAX_ROWS:
+            raise DescriptionError(f"n={self.n}; it is between 1 and {MAX_ROWS}")
+        if not self.order:
+            raise DescriptionError(f"input '{name}': the first rows in what order? Give order_by=")
+        wanted = [*(("by", column) for column in self.by), *(("order_by", order.column) for order in self.order)]
+        for what, column in wanted:
+            if column not in names:
+                raise DescriptionError(f"input '{name}': {what} names {column!r}; there are {', '.join(names)}")
+        for column in self.by:
+            check_key_type(self.source, column)
+        for order in self.order:
+            kind = self.source.schema.field(order.column).type
+            if pa.types.is_nested(kind) or pa.types.is_null(kind):
+                raise DescriptionError(f"input '{name}': column {order.column!r} of type {kind} has no order")
+        self._check_names("rename it")
+
+    @property
+    def operator(self) -> str:
+        """The module of `gpu_ops.operators` that runs it."""
+        return "at_end" if self.emit == "at_end" else "groups.top"
+
+    @functools.cached_property
+    def output(self) -> tuple[OutputColumn, ...]:
+        """The input's columns, then the row's number."""
+        own = tuple(OutputColumn(field.name, 0, field.name, None, field.type) for field in self.source.schema)
+        return own if self.number is None else (*own, OutputColumn(self.number, 0, "", None, pa.int32()))
+
+    def own_column(self, number: int, column: OutputColumn) -> str | None:
+        """Each shows itself, but for the number."""
+        del number
+        return column.column or None
+
+    @property
+    def compared_columns(self) -> list[tuple[int, str]]:
+        """The group's, and those of the order."""
+        return [(0, column) for column in (*self.by, *(order.column for order in self.order))]
+
+    def order_matters(self, number: int) -> bool:
+        """Always: of rows that are equal in the order the earliest comes first."""
+        del number
+        return True
+
+    @property
+    def order_matters_at_end(self) -> bool:
+        """Likewise."""
+        return True
+
+    def _unique_key(self) -> tuple[str, ...] | None:
+        if not self.group_never_null:
+            return None
+        if self.source.unique_key is None:
+            return (*self.by, self.number) if self.number is not None else None
+        # rows of one key in different groups come from different partitions, in any order
+        return (*self.source.unique_key, *(c for c in self.by if c not in self.source.unique_key))
+
+    @property
+    def title(self) -> str:
+        """It in one line, for people."""
+        return f"first {self.n} of {self.source.name} by {', '.join(self.by) or 'nothing'}"
+
+    def lines(self) -> list[str]:
+        """Of what, by what, in what order."""
+        kept = "the first rows only" if self.source.insert_only else "all rows, as those in front may be retracted"
+        return [
+            f"first {self.n} row{'s' * (self.n > 1)} of each group: {self.source.name}",
+            line("group by", ", ".join(self.by) or "nothing: one group in all"),
+            line("order", ", ".join(map(str, self.order)) + ", then arrival"),
+            line("kept", kept),
+        ]
+
+
+Keep: TypeAlias = Literal["first", "last"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Latest(OneInput):
+    """The latest row of each unique key.
+
+    Attributes:
+        source: the input, with a unique key.
+        emit: ``per_batch`` or ``per_event``; of a static input, which `gpu_ops.sql` may have, ``at_end``.
+        order_by: the column by which a row is later than another; None for the order in which they arrive.
+        keep: the ``last`` or the ``first`` row of each key.
+        unavailable: a column of lists of columns' names: of those a change does not bring the value, which stays that
+            of the row before. It is no column of the result.
+    """
+
+    source: Input
+    emit: Emit = "per_batch"
+    order_by: str | None = dataclasses.field(default=None, metadata=ABSENT)
+    keep: Keep = dataclasses.field(default="last", metadata=ABSENT)
+    unavailable: str | None = dataclasses.field(default=None, metadata=ABSENT)
+
+    kind: ClassVar[str] = "latest"
+
+    def _check(self) -> None:
+        self._check_emit()
+        if self.keep not in ("first", "last"):
+            raise DescriptionError(f"keep={self.keep!r}; it is first or last")
+        if self.chooses and self.source.row_kind is not None:
+            raise DescriptionError(
+                f"input '{self.source.name}' has row kinds: order_by and keep='first' are for insertions only, as a "
+                "row that was passed over is not kept, and could not come back where the chosen one is deleted"
+            )
+        if self.order_by is not None:
+            self._check_order(self.order_by)
+        if self.unavailable is not None:
+            self._check_unavailable(self.unavailable)
+        if self.source.unique_key is None:
+            raise DescriptionError(f"input '{self.source.name}': the latest row of what? Give key=")
+        for column in self.source.unique_key:
+            check_key_type(self.source, column)
+        self._check_names("rename it")
+
+    def _check_unavailable(self, column: str) -> None:
+        label, schema = f"input '{self.source.name}': unavailable={column!r}", self.source.schema
+        if column not in schema.names:
+            raise DescriptionError(f"{label} is no column; there are {', '.join(schema.names)}")
+        kind = schema.field(column).type
+        if not (pa.types.is_list(kind) and pa.types.is_string(kind.value_type)):
+            raise DescriptionError(f"{label} is {kind}; it is a list of the names of columns")
+        if self.chooses or self.emit == "at_end":
+            raise DescriptionError(
+                f"{label} goes by the row that came before: not with order_by, keep='first' or at_end"
+            )
+
+    def _check_order(self, column: str) -> None:
+        if column not in self.source.schema.names:
+            names = ", ".join(self.source.schema.names)
+            raise DescriptionError(f"input '{self.source.name}': no column {column!r} for order_by; there are {names}")
+        kind = self.source.schema.field(column).type
+        if pa.types.is_nested(kind) or pa.types.is_null(kind):
+            raise DescriptionError(f"input '{self.source.name}': order_by {column!r} of type {kind} has no order")
+
+    def _unwritten(self) -> set[str]:
+        return super()._unwritten() - ({"order_by", "keep"} if self.chooses else set())
+
+    @property
+    def chooses(self) -> bool:
+        """Whether a row may be passed over because of one that came before it."""
+        return self.order_by is not None or self.keep == "first"
+
+    @property
+    def chosen_by(self) -> str | None:
+        """What says which row is later."""
+        return self.order_by
+
+    @property
+    def operator(self) -> str:
+        """The module of `gpu_ops.operators` that runs it."""
+        return "at_end" if self.emit == "at_end" else "groups.latest"
+
+    @property
+    def by(self) -> tuple[str, ...]:
+        """The unique key's columns."""
+        assert self.source.unique_key is not None
+        return self.source.unique_key
+
+    @functools.cached_property
+    def output(self) -> tuple[OutputColumn, ...]:
+        """The input's columns."""
+        fields = [field for field in self.source.schema if field.name != self.unavailable]
+        return tuple(OutputColumn(field.name, 0, field.name, None, field.type) for field in fields)
+
+    def own_column(self, number: int, column: OutputColumn) -> str | None:
+        """Each shows itself."""
+        del number
+        return column.column
+
+    @property
+    def compared_columns(self) -> list[tuple[int, str]]:
+        """The unique key's."""
+        return [(0, column) for column in self.by]
+
+    def _unique_key(self) -> tuple[str, ...] | None:
+        return self.by
+
+    @property
+    def title(self) -> str:
+        """It in one line, for people."""
+        return f"{self._which} row of {self.source.name} by {', '.join(self.by)}"
+
+    @property
+    def _which(self) -> str:
+        return "latest" if self.keep == "last" else "first"
+
+    def lines(self) -> list[str]:
+        """Of what, by what."""
+        ordered = [] if self.order_by is None else [line("order", self.order_by)]
+        if self.unavailable is not None:
+            ordered.append(line("unavailable", f"columns named in {self.unavailable} keep the value from before"))
+        return [f"{self._which} row of each key: {self.source.name}", line("key", ", ".join(self.by)), *ordered]
+
+
+def without_upserts(description: Description) -> tuple[Description, tuple[int, ...]] | None:
+    """The same over retractions, distributed by its own columns, where upserts would keep it in one partition.
+
+    The old and the new row of an upsert have to meet, and no column that it is distributed by need be the same in both.
+    The changelog's unique key is then another one: it has these columns in it, as rows with different values in them
+    come from different partitions, in any order.
+
+    Returns:
+        The description, and the numbers of the inputs that become their `Latest`; None where it is fine as it is.
+    """
+    made = getattr(description, "with_inputs", None)
+    if made is None or description.emit == "at_end" or description.by_time:
+        return None
+    if description.shuffled_by or not description.equal_columns:
+        return None
+    upserts = tuple(
+        number
+        for number, source in enumerate(description.inputs)
+        if source.unique_key is not None and source.updates == "upsert"
+        and not {columns[number] for columns in description.equal_columns} <= set(source.unique_key)
+    )  # fmt: skip
+    given = [description.inputs[number] for number in upserts]
+    if any(x.bad_rows == "tag" or x.sequence_by or ROW_KIND_COLUMN in x.schema.names for x in given):
+        return None
+    inputs = [
+        dataclasses.replace(source, row_kind=ROW_KIND_COLUMN, updates="retract") if number in upserts else source
+        for number, source in enumerate(description.inputs)
+    ]
+    found: Description = made(inputs, description.emit)
+    return (found, upserts) if found.shuffled_by else None

@@ -1,1 +1,0 @@
-"""Joins by time as functions from DataFrames to their changelog."""

@@ -1,1 +1,0 @@
-"""Aggregates and the first rows of groups, as users call them."""
