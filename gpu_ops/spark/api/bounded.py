@@ -14,9 +14,9 @@ from gpu_ops.descriptions.co_group import CoGroup
 from gpu_ops.descriptions.keys import On
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.api.checks import run, settled
-from gpu_ops.spark.api.functions import Grouped
 from gpu_ops.spark.api.options import KeyOptions, check_options
 from gpu_ops.spark.api.streams import Stream, as_input, refuse_event_time, resolve_keys, two_streams
+from gpu_ops.spark.tasks.functions import Grouped
 
 
 def co_group(

@@ -18,7 +18,6 @@ from gpu_ops.descriptions.keys import Key, On, normalize_on
 from gpu_ops.descriptions.lookup_join import LookupJoin
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.api.checks import check_frames, run, settled, two_sided
-from gpu_ops.spark.api.functions import applied_schema
 from gpu_ops.spark.api.options import (
     ChangelogOptions,
     How,
@@ -27,21 +26,13 @@ from gpu_ops.spark.api.options import (
     TwoSidedOptions,
     check_options,
 )
-from gpu_ops.spark.api.streams import (
-    Stream,
-    as_input,
-    as_stream,
-    refuse_event_time,
-    resolve,
-    resolve_all,
-    spelling,
-    two_streams,
-)
-from gpu_ops.spark.datatypes import arrow_schema
+from gpu_ops.spark.api.streams import Stream, as_input, as_stream, refuse_event_time, resolve, resolve_all, two_streams
+from gpu_ops.spark.datatypes import arrow_schema, spelling
+from gpu_ops.spark.driver.workers import make_importable
 from gpu_ops.spark.plan.build import output_type
 from gpu_ops.spark.plan.column_metadata import changelog_columns
+from gpu_ops.spark.tasks.functions import applied_schema
 from gpu_ops.spark.tasks.lookup import Function, Lookups, LookupTask
-from gpu_ops.spark.workers import make_importable
 
 
 def join(

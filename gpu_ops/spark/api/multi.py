@@ -14,8 +14,9 @@ from gpu_ops.errors import DescriptionError
 from gpu_ops.query.catalyst import ansi_mode
 from gpu_ops.spark.api.checks import run, settled, spelled
 from gpu_ops.spark.api.options import ChangelogOptions, How, check_options
-from gpu_ops.spark.api.streams import Stream, as_input, as_stream, spelling
+from gpu_ops.spark.api.streams import Stream, as_input, as_stream
 from gpu_ops.spark.api.where import engine_condition
+from gpu_ops.spark.datatypes import spelling
 
 
 def multi_join(

@@ -14,7 +14,7 @@ from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.inputs import BadRows, Input, Updates, parse_duration
 from gpu_ops.descriptions.keys import Key, On, normalize_on
 from gpu_ops.errors import DescriptionError
-from gpu_ops.spark.datatypes import arrow_schema
+from gpu_ops.spark.datatypes import arrow_schema, spelling
 from gpu_ops.spark.given import data_frame
 from gpu_ops.spark.plan.column_metadata import is_changelog
 from gpu_ops.spark.plan.recognition import derived_key, never_retracts
@@ -208,15 +208,6 @@ def resolve(df: DataFrame, column: str, name: str, what: str) -> str:
     if found is None:
         raise DescriptionError(f"input '{name}': {what} names {column!r}; there are {', '.join(df.columns)}")
     return found
-
-
-def spelling(df: DataFrame, column: str) -> str | None:
-    """A column's own spelling, None where there is no such column."""
-    if column in df.columns:
-        return column
-    if str(df.sparkSession.conf.get("spark.sql.caseSensitive")).lower() == "true":
-        return None
-    return next((c for c in df.columns if c.lower() == str(column).lower()), None)
 
 
 def resolve_keys(on: On, sides: tuple[Stream, Stream], options: Mapping[str, Any]) -> tuple[Key, ...]:

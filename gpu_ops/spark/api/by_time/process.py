@@ -15,9 +15,9 @@ from gpu_ops.descriptions.changelog import LATE_ROW_KIND, ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import LATER
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.errors import DescriptionError
-from gpu_ops.spark.api.functions import Applied, applied_schema
 from gpu_ops.spark.datatypes import named_column
-from gpu_ops.spark.plan.side_outputs import LATE_SIDES, SIDE, inputs_metadata, late_struct
+from gpu_ops.spark.plan.column_metadata import LATE_SIDES, SIDE, inputs_metadata, late_struct
+from gpu_ops.spark.tasks.functions import Applied, applied_schema
 
 Process = Callable[[pa.RecordBatch], pa.RecordBatch | tuple[pa.RecordBatch, Mapping[str, pa.RecordBatch]]]
 """Pairs in; rows out, alone or with those of side outputs by name."""

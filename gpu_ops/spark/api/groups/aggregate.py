@@ -23,8 +23,8 @@ from gpu_ops.spark.api.by_time.interval import heartbeat_ms, timed_input
 from gpu_ops.spark.api.checks import check_frames, run
 from gpu_ops.spark.api.groups.windows import flattened, rebuilt
 from gpu_ops.spark.api.options import ChangelogOptions, check_options
-from gpu_ops.spark.api.streams import Stream, as_input, as_stream, refuse_event_time, resolve, resolve_all, spelling
-from gpu_ops.spark.datatypes import named_column
+from gpu_ops.spark.api.streams import Stream, as_input, as_stream, refuse_event_time, resolve, resolve_all
+from gpu_ops.spark.datatypes import named_column, spelling
 from gpu_ops.spark.metrics.metrics import free_name
 from gpu_ops.spark.plan.column_metadata import is_changelog
 
