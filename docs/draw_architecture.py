@@ -10,7 +10,7 @@ import io
 import re
 import sys
 import tokenize
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import grimp
@@ -25,9 +25,16 @@ _COMPARES = re.compile(r"kernels\.(equal_rows|equal_at|matches|sole_matches)\(")
 _KINDS = re.compile(r"isinstance\([^)]*\b(Join|IntervalJoin|MultiJoin|Aggregate|CoGroup)\b")
 
 
-def part_of(module: str) -> str | None:
-    """The part of the picture that a module belongs to; None for `gpu_ops` itself."""
+def part_of(module: str, inside: str | None = None) -> str | None:
+    """The part of the picture that a module belongs to; None for `gpu_ops` itself.
+
+    Args:
+        module: its name.
+        inside: of the picture of a package of `gpu_ops`, that one: then None is for what is outside, too.
+    """
     names = module.split(".")
+    if inside is not None:
+        return names[2] if names[:2] == ["gpu_ops", inside] and len(names) > 2 else None
     if names[0] != "gpu_ops":
         return names[0]
     if names[1:3] in (["operators", "core"], ["spark", "datatypes"]):
@@ -35,16 +42,16 @@ def part_of(module: str) -> str | None:
     return names[1] if len(names) > 1 else None
 
 
-def part_imports(root: Path = ROOT) -> nx.DiGraph:
-    """Parts and what they import when they run; an edge's ``example`` is one such import."""
+def part_imports(root: Path = ROOT, inside: str | None = None) -> nx.DiGraph:
+    """Parts and what they import when they run; an edge's ``example`` is one such import. See `part_of`."""
     sys.path.insert(0, str(root))
     modules = grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True, cache_dir=None)
     sys.path.remove(str(root))
     parts = nx.DiGraph()
     for importer in sorted(modules.modules):
-        parts.add_nodes_from(filter(None, [part_of(importer)]))
+        parts.add_nodes_from(filter(None, [part_of(importer, inside)]))
         for imported in modules.find_modules_directly_imported_by(importer):
-            ends = part_of(importer), part_of(imported)
+            ends = part_of(importer, inside), part_of(imported, inside)
             if None not in ends and ends[0] != ends[1]:
                 parts.add_edge(*ends, example=f"{importer} imports {imported}")
     return parts
@@ -117,12 +124,15 @@ def sizes(root: Path = ROOT) -> dict[str, str]:
     }
 
 
-def written(page: str, parts: nx.DiGraph, rows: Mapping[str, str]) -> str:
-    """The page with floors and picture of these parts, and these rows of its table."""
-    listed = "\n".join(", ".join(floor) for floor in floors(parts))
-    for language, block in (("text", listed), ("mermaid", mermaid(parts))):
-        first = re.compile(rf"(?<=```{language}\n).*?(?=\n```)", re.DOTALL)
-        page = first.sub(block, page, count=1)
+def written(page: str, pictures: Sequence[nx.DiGraph], rows: Mapping[str, str]) -> str:
+    """The page with floors and picture of the parts, then of those inside `spark`, and these rows of its table."""
+    blocks = {
+        "text": iter(["\n".join(", ".join(floor) for floor in floors(parts)) for parts in pictures]),
+        "mermaid": iter([mermaid(parts) for parts in pictures]),
+    }
+    for language, texts in blocks.items():
+        block = re.compile(rf"(?<=```{language}\n).*?(?=\n```)", re.DOTALL)
+        page = block.sub(lambda found, texts=texts: next(texts, found[0]), page)
     for row, figure in rows.items():
         now = re.compile(rf"^(\| {row} \|)[^|]*", re.MULTILINE)
         page, found = now.subn(rf"\1 {figure} ", page)
@@ -137,4 +147,5 @@ if __name__ == "__main__":
         print(mermaid(found), promises(found, root), sizes(root), sep="\n")
     else:
         found = part_imports()
-        PAGE.write_text(written(PAGE.read_text(), found, promises(found) | sizes()))
+        inside = part_imports(inside="spark")
+        PAGE.write_text(written(PAGE.read_text(), [found, inside], promises(found) | sizes()))

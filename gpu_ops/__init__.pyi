@@ -54,11 +54,11 @@ from gpu_ops.spark.api.sql import sql as sql
 from gpu_ops.spark.api.streams import Stream as Stream
 from gpu_ops.spark.api.streams import stream as stream
 from gpu_ops.spark.failures import why as why
-from gpu_ops.spark.metrics.backlog_progress import BacklogProgress as BacklogProgress
-from gpu_ops.spark.metrics.backlog_progress import progress as progress
-from gpu_ops.spark.metrics.listener import ProgressListener as ProgressListener
-from gpu_ops.spark.plan.side_outputs import late as late
-from gpu_ops.spark.plan.side_outputs import side as side
+from gpu_ops.spark.metrics.live import BacklogProgress as BacklogProgress
+from gpu_ops.spark.metrics.live import progress as progress
+from gpu_ops.spark.metrics.progress import ProgressListener as ProgressListener
+from gpu_ops.spark.plan.column_metadata import late as late
+from gpu_ops.spark.plan.column_metadata import side as side
 from gpu_ops.spark.sinks.files import write_files as write_files
 from gpu_ops.spark.sinks.kafka import write_kafka as write_kafka
 from gpu_ops.spark.sources.files import read_files as read_files

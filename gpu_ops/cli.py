@@ -143,7 +143,7 @@ def inspect(
     ] = True,
 ) -> None:
     """Show what a state folder holds: whose it is, versions, sizes, rows per partition."""
-    from gpu_ops.spark.servers.inspection import describe  # noqa: PLC0415
+    from gpu_ops.spark.server.inspection import describe  # noqa: PLC0415
 
     describe(state, Console(highlight=False), rows=rows)
 
@@ -171,7 +171,7 @@ def rescale(
     partitions: Annotated[int, typer.Option(min=1, help="How many there are to be.")],
 ) -> None:
     """Cut a state folder into another number of partitions. Its query must be stopped; then it goes on from here."""
-    from gpu_ops.spark.servers.rescale import rescale as cut  # noqa: PLC0415
+    from gpu_ops.spark.server.rescale import rescale as cut  # noqa: PLC0415
 
     done = cut(state, partitions)
     rows = f"{sum(done.rows):,} rows, {min(done.rows):,} to {max(done.rows):,} in a partition"

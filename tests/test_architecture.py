@@ -26,7 +26,14 @@ def parts(draw) -> Any:
     return draw["part_imports"]()
 
 
-def test_no_part_imports_one_above_it(draw, parts):
+@pytest.fixture(scope="module")
+def inside_spark(draw) -> Any:
+    return draw["part_imports"](inside="spark")
+
+
+@pytest.mark.parametrize("which", ["parts", "inside_spark"])
+def test_no_part_imports_one_above_it(draw, which, request):
+    parts = request.getfixturevalue(which)
     found = draw["cycles"](parts)
     between = [
         example
@@ -37,9 +44,22 @@ def test_no_part_imports_one_above_it(draw, parts):
     assert not between, "parts import each other, of these imports one has to go"
 
 
-def test_the_page_has_what_the_code_has(draw, parts):
+@pytest.mark.parametrize("order", [("wire", "server", "tasks", "driver", "sources", "plan", "api"), ("plan", "sinks")])
+def test_the_floors_inside_spark_are_these(inside_spark, order):
+    upward = [
+        inside_spark.edges[below, above]["example"]
+        for number, below in enumerate(order)
+        for above in order[number + 1 :]
+        if inside_spark.has_edge(below, above)
+    ]
+    assert not upward
+
+
+def test_the_page_has_what_the_code_has(draw, parts, inside_spark):
     page = draw["PAGE"].read_text()
-    assert draw["written"](page, parts, draw["promises"](parts)) == page, "run `python docs/draw_architecture.py`"
+    assert draw["written"](page, [parts, inside_spark], draw["promises"](parts)) == page, (
+        "run `python docs/draw_architecture.py`"
+    )
 
 
 def test_files_that_the_pages_name_are_there(draw):

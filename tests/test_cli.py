@@ -17,9 +17,9 @@ from gpu_ops.descriptions.keys import Key
 from gpu_ops.errors import StateError
 from gpu_ops.join_engine import JoinEngine
 from gpu_ops.memory import size_text
-from gpu_ops.spark.exchange.command import Wire
-from gpu_ops.spark.servers import inspection
-from gpu_ops.spark.servers.partition import stored_state
+from gpu_ops.spark.server import inspection
+from gpu_ops.spark.server.partition import stored_state
+from gpu_ops.spark.wire.command import Wire
 from gpu_ops.state.durable import PartitionLog, Record
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest, ensure

@@ -27,7 +27,7 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.join_engine import JoinEngine
-from gpu_ops.spark.servers.inspection import read_partition
+from gpu_ops.spark.server.inspection import read_partition
 from gpu_ops.state.durable import stored_partitions
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest

@@ -24,7 +24,8 @@ from rich.console import Console
 
 from gpu_ops import NotBuiltError
 from gpu_ops.errors import DescriptionError
-from gpu_ops.spark.metrics import live, prometheus, traces
+from gpu_ops.spark.metrics import live, prometheus
+from gpu_ops.spark.metrics import progress as traces
 from gpu_ops.spark.metrics.metrics import metric_names
 from gpu_ops.spark.metrics.progress import JoinProgress
 from gpu_ops.spark.settings import Settings

@@ -55,7 +55,7 @@ class Op(StrEnum):
     not reach); null to any."""
     IN = "in"
     """A value and the literals it is looked up among; none is null or a floating point number. This and LIKE are for
-    rows that tasks filter (`gpu_ops.spark.tasks.taken`): joins have neither, and the GPU has no code for them."""
+    rows that tasks filter (`gpu_ops.spark.tasks.rows`): joins have neither, and the GPU has no code for them."""
     LIKE = "like"
     """Two strings, the second a literal: SQL's pattern, escaped by a backslash."""
 

@@ -17,8 +17,8 @@ from gpu_ops.jobs.connectors import UNRESUMED
 from gpu_ops.jobs.job import Job, Sink
 from gpu_ops.jobs.sinks import start
 from gpu_ops.spark.api.query_file import QUERY, of_last, query_in
+from gpu_ops.spark.api.static import beside_streams
 from gpu_ops.spark.api.streams import Stream
-from gpu_ops.spark.sources.static import beside_streams
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import FINISHED, Manifest
 

@@ -19,7 +19,7 @@ class Batch:
     Attributes:
         rows_in: of all sources. Of files that Arrow reads Spark counts the files: then what joins took in counts, less
             what they took from each other, as far as the changes show that.
-        rows_out: changes that went to the sink. None where Spark cannot count them, see `gpu_ops.spark.plan.plugin`.
+        rows_out: changes that went to the sink. None where Spark cannot count them, see `gpu_ops.spark.rapids`.
         line: what to print of it.
     """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql import Column
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql import types as st
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
@@ -116,3 +116,17 @@ def _parts(kind: st.DataType) -> list[st.DataType]:
     if isinstance(kind, st.StructType):
         return [kind, *(p for f in kind.fields for p in _parts(f.dataType))]
     return [kind]
+
+
+def ignores_case(session: SparkSession) -> bool:
+    """Whether Spark tells names of columns apart without regard to case, as it does unless configured otherwise."""
+    return str(session.conf.get("spark.sql.caseSensitive")).lower() != "true"
+
+
+def spelling(df: DataFrame, column: str) -> str | None:
+    """A column's own spelling, None where there is no such column."""
+    if column in df.columns:
+        return column
+    if not ignores_case(df.sparkSession):
+        return None
+    return next((c for c in df.columns if c.lower() == str(column).lower()), None)

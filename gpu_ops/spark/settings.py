@@ -10,7 +10,7 @@ from typing import Any, Final, cast, get_args
 from gpu_ops.errors import DescriptionError
 from gpu_ops.kernels import Probe
 from gpu_ops.memory import memory_size
-from gpu_ops.spark.exchange.connection import DEFAULT_PATIENCE_S, Tls
+from gpu_ops.spark.wire.connection import DEFAULT_PATIENCE_S, Tls
 
 PREFIX: Final = "spark.gpu_ops."
 MEMORY_GPU: Final = PREFIX + "memory.gpu"
@@ -60,7 +60,7 @@ class Settings:
         server_gpu: the part of a GPU that Spark is told a task with state servers takes.
         executors: how many executors have state servers; None for those that are there.
         start_timeout_s: how long executors, and state servers that are gone, are waited for.
-        patience_s: how long a state server may give no sign of life, see `gpu_ops.spark.exchange.patience`.
+        patience_s: how long a state server may give no sign of life, see `gpu_ops.spark.wire.exchange`.
         tls: of connections on a cluster; None for plain ones.
         metrics: how they come to the driver: "observed" in Spark's progress, "reported" by the tasks, or None for
             the former unless the RAPIDS plugin is on.

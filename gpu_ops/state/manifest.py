@@ -28,7 +28,7 @@ SPARK: Final = "spark"
 """Rows go to partitions by Spark's HashPartitioning."""
 
 ARROW: Final = "arrow"
-"""Rows go to partitions by a hash of Arrow columns, see `gpu_ops.spark.sources.packing`."""
+"""Rows go to partitions by a hash of Arrow columns, see `gpu_ops.spark.tasks.packing`."""
 
 MANIFEST: Final = "manifest.json"
 

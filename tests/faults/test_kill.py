@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.spark]
 
 ROOT = Path(__file__).resolve().parents[2]
 PATTERNS = {
-    "server": "gpu_ops.spark.servers.server",
+    "server": "gpu_ops.spark.server.server",
     "worker": "pyspark.daemon",
     "driver": "tests.faults.job",
     "jvm": "org.apache.spark.deploy.SparkSubmit",

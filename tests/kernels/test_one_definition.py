@@ -19,7 +19,7 @@ from oracle.drive import Backend
 from gpu_ops.descriptions.aggregate import Aggregate
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.inputs import Input
-from gpu_ops.spark.tasks.slice import Slices
+from gpu_ops.spark.tasks.rows import Slices
 from kernels.test_aggregate import exactly
 
 END = dt.datetime(2026, 1, 1, 0, 1)

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pytest
 
 from gpu_ops.descriptions.join import Join
-from gpu_ops.spark.exchange.command import ApplyCommand, Wire
-from gpu_ops.spark.servers.partition import PartitionState
-from gpu_ops.spark.servers.watermarks import Report, Watermarks
+from gpu_ops.spark.driver.watermarks import Report, Watermarks
+from gpu_ops.spark.server.partition import PartitionState
+from gpu_ops.spark.wire.command import ApplyCommand, Wire
 from gpu_ops.state.manifest import Manifest
 from oracle.drive import Change, changes, difference
 from oracle.interval_rules import IntervalRules

@@ -44,7 +44,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     folder = Path(os.environ.get("GPU_JOIN_SERVICES", ""), "jars").absolute()
     if "GPU_JOIN_SERVICES" not in os.environ or not (folder / ".complete").exists():
         pytest.skip("no services: `make services` starts them, `make test-services` runs these tests")
-    from gpu_ops.spark.servers.directory import Directory
+    from gpu_ops.spark.driver.directory import Directory
 
     made = spark_session(folder, tmp_path_factory.mktemp("warehouse"))
     yield made

@@ -23,8 +23,8 @@ from pyarrow import flight
 import gpu_ops
 from gpu_ops import stream
 from gpu_ops.spark import session
-from gpu_ops.spark.cluster.executors import JOB_GROUP
-from gpu_ops.spark.servers.directory import Directory
+from gpu_ops.spark.driver.directory import Directory
+from gpu_ops.spark.driver.executors import JOB_GROUP
 from spark.support import Sink, Source, certificate, drain, fold, slow_join, start
 
 GPU = "7"

@@ -25,8 +25,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
     if missing is not None:
         pytest.skip(missing)
     from gpu_ops.spark import session
-    from gpu_ops.spark.exchange import blocks
-    from gpu_ops.spark.servers.directory import Directory
+    from gpu_ops.spark.driver.directory import Directory
+    from gpu_ops.spark.wire import arrivals as blocks
 
     monkeypatch = pytest.MonkeyPatch()
     monkeypatch.setattr(blocks, "LEAST_BYTES", 700)  # so that of a test's few rows some go through files, others not

@@ -22,9 +22,9 @@ from rich.console import Console
 import gpu_ops
 from gpu_ops import stream
 from gpu_ops.spark import join_progress, session
-from gpu_ops.spark.servers import inspection
-from gpu_ops.spark.servers.directory import Directory
-from gpu_ops.spark.servers.rescale import rescale
+from gpu_ops.spark.driver.directory import Directory
+from gpu_ops.spark.server import inspection
+from gpu_ops.spark.server.rescale import rescale
 from gpu_ops.state.files import Files
 from spark.support import Sink, Source, drain
 

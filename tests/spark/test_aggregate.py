@@ -16,7 +16,7 @@ from kernels.own_functions import Bits
 import gpu_ops
 from gpu_ops import stream
 from gpu_ops.errors import DescriptionError
-from gpu_ops.spark.servers.rescale import rescale
+from gpu_ops.spark.server.rescale import rescale
 from spark.support import Sink, Source, drain
 
 pytestmark = pytest.mark.spark

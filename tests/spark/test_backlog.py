@@ -13,11 +13,11 @@ from rich.console import Console
 
 import gpu_ops
 from gpu_ops import stream
-from gpu_ops.spark.exchange.command import ApplyCommand, Wire
+from gpu_ops.spark.driver.queries import takes_what_is_there
 from gpu_ops.spark.metrics.metrics import metric_names
 from gpu_ops.spark.metrics.progress import JoinProgress
-from gpu_ops.spark.plan.triggers import takes_what_is_there
-from gpu_ops.spark.servers.partition import PartitionState
+from gpu_ops.spark.server.partition import PartitionState
+from gpu_ops.spark.wire.command import ApplyCommand, Wire
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest

@@ -13,10 +13,10 @@ import pytest
 import gpu_ops
 from gpu_ops import stream
 from gpu_ops.spark.api.streams import as_input
-from gpu_ops.spark.exchange.blocks import local_blocks
-from gpu_ops.spark.plan import recognition
+from gpu_ops.spark.driver import queries as recognition
+from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.plan.recognition import derived_key
-from gpu_ops.spark.servers.directory import Directory
+from gpu_ops.spark.wire.arrivals import local_blocks
 from spark.feeds import Feed, check, sql_join
 from spark.support import Sink, drain, in_memory, start
 

@@ -17,13 +17,12 @@ import pytest
 from state.support import TOKEN, Server, make_command, wire_batches
 
 from gpu_ops.errors import DescriptionError, StateError
-from gpu_ops.spark.cluster.agent import ServerGroup, own_address
-from gpu_ops.spark.cluster.remote import LostError, RemoteAgent
-from gpu_ops.spark.cluster.servers import ClusterServers
-from gpu_ops.spark.exchange.connection import Address, FlightServer, format_location
-from gpu_ops.spark.servers.folders import LocalStateWarning, warn_of_local_folder
-from gpu_ops.spark.servers.memory import server_budget
+from gpu_ops.spark.driver.agent import LostError, RemoteAgent, ServerGroup, own_address
+from gpu_ops.spark.driver.cluster import ClusterServers
+from gpu_ops.spark.driver.executors import LocalStateWarning, warn_of_local_folder
+from gpu_ops.spark.server.server import server_budget
 from gpu_ops.spark.settings import Settings
+from gpu_ops.spark.wire.connection import Address, FlightServer, format_location
 from gpu_ops.state.address import StateAddress
 
 BATCH = wire_batches(1)[0]
@@ -221,8 +220,8 @@ def test_an_agent_that_is_given_up_ends_its_servers(ends: Ends, monkeypatch: pyt
 AGENT = """
 import os, sys
 sys.path[:0] = [{tests!r}]
-from gpu_ops.spark.cluster.agent import ServerGroup
-from gpu_ops.spark.exchange.connection import Address
+from gpu_ops.spark.driver.agent import ServerGroup
+from gpu_ops.spark.wire.connection import Address
 ServerGroup(Address({location!r}, {token!r}), {agent!r}, "127.0.0.1", [], {{}}).run()
 """
 
@@ -252,7 +251,7 @@ def test_an_agent_that_dies_or_stops_is_lost_within_seconds(
             heard = remote._heard
             until(lambda: remote._heard != heard)
             time.sleep(0.3)  # its next call is held: between two calls a death is noticed by silence only
-            monkeypatch.setattr("gpu_ops.spark.cluster.remote.SILENT_S", silent)
+            monkeypatch.setattr("gpu_ops.spark.driver.agent.SILENT_S", silent)
             began = time.monotonic()
             process.send_signal(number)
             until(lambda: not started.running)

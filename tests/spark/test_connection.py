@@ -16,9 +16,9 @@ from pyarrow import flight
 from state.support import TOKEN, raw_exchange
 
 from gpu_ops.errors import DescriptionError, GpuJoinError, StateError
-from gpu_ops.spark.exchange import exchange
-from gpu_ops.spark.exchange.connection import Address, FlightServer, format_location
-from gpu_ops.spark.exchange.exchange import ask
+from gpu_ops.spark.wire import exchange
+from gpu_ops.spark.wire.connection import Address, FlightServer, format_location
+from gpu_ops.spark.wire.exchange import ask
 
 CALLED: list[Any] = []
 

@@ -17,7 +17,7 @@ from rich.console import Console
 
 import gpu_ops
 from gpu_ops import stream
-from gpu_ops.spark.servers.inspection import describe
+from gpu_ops.spark.server.inspection import describe
 from spark.feeds import Feed, sql_join
 from spark.support import Row, Sink, drain, in_memory, start
 
@@ -247,7 +247,7 @@ def test_co_groups(spark: Any, feeds: list[Feed], tmp_path: Path) -> None:
     assert rows_of(at_once) == want
 
     # in another application the function is not known
-    from gpu_ops.spark.api import functions
+    from gpu_ops.spark.tasks import functions
 
     functions._functions.clear()
     with pytest.raises(gpu_ops.DescriptionError, match="its function is not kept there: give it again"):

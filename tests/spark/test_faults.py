@@ -18,10 +18,10 @@ from pyarrow import flight
 
 import gpu_ops
 from gpu_ops.errors import StateError
-from gpu_ops.spark.exchange.connection import Address, translate
-from gpu_ops.spark.exchange.exchange import Exchange, ask
-from gpu_ops.spark.servers import pools
-from gpu_ops.spark.servers.embedded import EmbeddedServers
+from gpu_ops.spark.driver import pools
+from gpu_ops.spark.driver.process import EmbeddedServers
+from gpu_ops.spark.wire.connection import Address, translate
+from gpu_ops.spark.wire.exchange import Exchange, ask
 from spark.support import Sink, Source, slow_join, start
 
 SCHEMA = pa.schema([("x", pa.int64())])
@@ -99,7 +99,7 @@ def test_a_refusal_is_not_repeated() -> None:
 
 
 def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpu_ops.spark.exchange.exchange._PAUSE_S", 0.0)
+    monkeypatch.setattr("gpu_ops.spark.wire.exchange._PAUSE_S", 0.0)
     with pytest.raises(gpu_ops.StateError, match="never answered"):
         run([("in", 0)] * 6)
 
@@ -135,7 +135,7 @@ def test_servers_come_up_before_they_are_asked_for_and_not_once_all_is_over() ->
 
 @pytest.mark.spark
 def test_servers_are_killed_between_and_during_batches(spark: Any, tmp_path: Path) -> None:
-    from gpu_ops.spark.servers.directory import Directory
+    from gpu_ops.spark.driver.directory import Directory
 
     left = Source(spark, tmp_path / "left", "k long, a string")
     right = Source(spark, tmp_path / "right", "k long, b double")
@@ -180,7 +180,7 @@ def test_a_server_that_stops_within_a_micro_batch_is_replaced(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was waited for without end, and without a word."""
-    from gpu_ops.spark.servers.directory import Directory
+    from gpu_ops.spark.driver.directory import Directory
 
     directory = Directory.of(spark)
     monkeypatch.setattr(directory, "_address", directory.address._replace(patience_s=2.0))
@@ -229,7 +229,7 @@ def test_a_server_that_stops_within_a_micro_batch_is_replaced(
 
 @pytest.mark.spark
 def test_the_directory_refuses_strangers_and_lets_go(spark: Any, tmp_path: Path) -> None:
-    from gpu_ops.spark.servers.directory import Directory
+    from gpu_ops.spark.driver.directory import Directory
 
     directory = Directory.of(spark)
     request = {"join_id": "j", "query_id": "q", "run_id": "r", "batch_id": 0, "state": None,

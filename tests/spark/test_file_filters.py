@@ -11,9 +11,9 @@ import pytest
 import gpu_ops
 from gpu_ops.errors import EvaluationError
 from gpu_ops.spark.datatypes import arrow_schema
-from gpu_ops.spark.sources.packing import FileRows, Packer, PackFiles
-from gpu_ops.spark.sources.readings import source_of
-from gpu_ops.spark.tasks.taken import Taken
+from gpu_ops.spark.plan.changes import source_of
+from gpu_ops.spark.tasks.packing import FileRows, Packer, PackFiles
+from gpu_ops.spark.tasks.rows import Taken
 from spark.support import settings
 
 pytestmark = pytest.mark.spark

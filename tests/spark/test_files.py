@@ -11,7 +11,7 @@ import pytest
 
 import gpu_ops
 from gpu_ops import stream
-from gpu_ops.spark.sources.packed_plan import routes
+from gpu_ops.spark.wire.hashes import routes
 from spark.feeds import Feed, sql_join
 from spark.support import Sink, Source, drain, in_memory, slow_join
 

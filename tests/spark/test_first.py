@@ -17,8 +17,8 @@ from gpu_ops import stream
 from gpu_ops.descriptions.groups import Order, Top, parse_order
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.join_engine import JoinEngine
-from gpu_ops.spark.tasks import first
-from gpu_ops.spark.tasks.first import FirstRows
+from gpu_ops.spark.tasks import rows as first
+from gpu_ops.spark.tasks.rows import FirstRows
 from spark.support import Sink, drain
 
 SCHEMA = pa.schema([("k", pa.string()), ("g", pa.int64()), ("v", pa.float64()), ("t", pa.string()), ("at", pa.int64())])

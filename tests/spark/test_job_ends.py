@@ -18,8 +18,8 @@ from gpu_ops.jobs import ending, runner
 from gpu_ops.jobs.job import load
 from gpu_ops.jobs.runner import JobFailedError, Outcome
 from gpu_ops.jobs.text import JobError
+from gpu_ops.spark.api import static
 from gpu_ops.spark.sinks import kafka
-from gpu_ops.spark.sources import static
 
 pytestmark = pytest.mark.spark
 

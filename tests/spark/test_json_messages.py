@@ -12,7 +12,7 @@ from pyspark.sql import functions as f
 import gpu_ops
 from gpu_ops import sinks, stream
 from gpu_ops.errors import DescriptionError
-from gpu_ops.spark.plan.recognition import analyzed
+from gpu_ops.spark.driver.queries import analyzed
 from spark.support import Row, Sink, drain, fold
 from spark.views import COLUMNS, Shop
 

@@ -12,7 +12,7 @@ import pytest
 import gpu_ops
 from gpu_ops import stream
 from gpu_ops.errors import DescriptionError
-from gpu_ops.spark.servers.rescale import rescale
+from gpu_ops.spark.server.rescale import rescale
 from spark.support import Row, Sink, Source, drain, slow_join
 
 pytestmark = pytest.mark.spark

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import gpu_ops.spark
-from gpu_ops.spark import workers
+from gpu_ops.spark.driver import workers
 from spark.support import Sink, Source, drain, in_memory
 
 if TYPE_CHECKING:
@@ -144,8 +144,8 @@ def test_workers_are_begun_once_as_soon_as_a_query_is_built(
         yield pa.RecordBatch.from_pydict({"seen": ["colorsys" in sys.modules]})
 
     workers._begun.discard(spark.sparkContext)
-    monkeypatch.setattr("gpu_ops.spark.workers.NEEDED", ("colorsys",))  # nothing else imports it
-    monkeypatch.setattr("gpu_ops.spark.workers.threading.Thread", Begun)
+    monkeypatch.setattr("gpu_ops.spark.driver.workers.NEEDED", ("colorsys",))  # nothing else imports it
+    monkeypatch.setattr("gpu_ops.spark.driver.workers.threading.Thread", Begun)
     for _ in range(2):
         gpu_ops.read_files(spark, str(tmp_path), "csv", "k long")
     monkeypatch.undo()

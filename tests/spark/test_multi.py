@@ -10,9 +10,8 @@ import pytest
 import gpu_ops
 import gpu_ops.spark
 from gpu_ops import stream
-from gpu_ops.spark.metrics.listener import ProgressListener
 from gpu_ops.spark.metrics.metrics import metric_names
-from gpu_ops.spark.metrics.progress import JoinProgress
+from gpu_ops.spark.metrics.progress import JoinProgress, ProgressListener
 from spark.feeds import Feed, check
 from spark.support import Sink, drain, in_memory
 

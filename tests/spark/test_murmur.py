@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from gpu_ops.errors import NotBuiltError
-from gpu_ops.spark.sources.murmur import spark_hash
+from gpu_ops.spark.wire.hashes import spark_hash
 
 pytestmark = pytest.mark.spark
 

@@ -15,11 +15,10 @@ from hypothesis import strategies as hs
 
 from cpu_fallback.hashing import hash_columns
 from gpu_ops.descriptions.keys import key_type
-from gpu_ops.spark.exchange.arrivals import PACKED, Carried, Packed
-from gpu_ops.spark.exchange.blocks import Blocks
-from gpu_ops.spark.sources import packing
-from gpu_ops.spark.sources.packing import Packer, files_in_order
+from gpu_ops.spark.tasks import packing
 from gpu_ops.spark.tasks.arrow import TaskIdentity
+from gpu_ops.spark.tasks.packing import Packer, files_in_order
+from gpu_ops.spark.wire.arrivals import PACKED, Blocks, Carried, Packed
 
 SCHEMA = pa.schema([("k", pa.int64()), ("t", pa.string()), ("n", pa.int64()), ("tags", pa.list_(pa.int32()))])
 LANES = ("k", "n", "tags", "t")

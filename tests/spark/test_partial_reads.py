@@ -12,8 +12,8 @@ from state.test_partition import BATCHES, apply, opened
 
 import gpu_ops
 from gpu_ops.errors import StateError
-from gpu_ops.spark.servers.directory import Directory, _Known
-from gpu_ops.spark.servers.recovery import check_all_did
+from gpu_ops.spark.driver.directory import Directory, _Known
+from gpu_ops.spark.server.recovery import check_all_did
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest
 from spark.support import Sink, Source, drain, in_memory

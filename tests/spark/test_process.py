@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import types as st
 
 import gpu_ops
-from gpu_ops.spark.api.functions import Applied
+from gpu_ops.spark.tasks.functions import Applied
 from spark.support import Sink, Source, drain
 from spark.test_interval import joined, metrics, order, shipment
 

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_ops.spark.processor import numpy_environment
-from gpu_ops.spark.servers import process
-from gpu_ops.spark.servers.process import KEPT_MEMORY, Launcher
+from gpu_ops.spark.driver import process
+from gpu_ops.spark.driver.process import KEPT_MEMORY, Launcher, numpy_environment
 
 ZEN_4 = "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\nflags\t\t: fpu avx2 avx512f\n\n"
 

@@ -45,7 +45,7 @@ ON_THE_CPU: dict[str, set[str]] = {
     "interval": STAMP | {"EventTimeWatermarkExec"},
     "decimals": {"MapInArrowExec"},
 }
-"""What of a plan the plugin leaves to Spark. Stamps: `gpu_ops.spark.plan.plugin.order_matters`."""
+"""What of a plan the plugin leaves to Spark. Stamps: `gpu_ops.spark.rapids.order_matters`."""
 
 _LINE = re.compile(r"^\s*([*!@])\s?(?:Exec|Expression|Partitioning)? ?<(\w+)>.* (will|cannot) ", re.MULTILINE)
 

@@ -11,7 +11,7 @@ import pytest
 import gpu_ops
 from gpu_ops import stream
 from gpu_ops.errors import DescriptionError, StateError
-from gpu_ops.spark.servers.rescale import rescale
+from gpu_ops.spark.server.rescale import rescale
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest
 from spark.feeds import Feed, sql_join

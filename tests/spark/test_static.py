@@ -20,7 +20,7 @@ from gpu_ops.jobs import runner
 from gpu_ops.jobs.job import load
 from gpu_ops.jobs.text import JobError
 from gpu_ops.spark.api import sql as sql_module
-from gpu_ops.spark.sources import static
+from gpu_ops.spark.api import static
 from spark.support import Sink, Source, drain, in_memory, slow_join, start
 
 pytestmark = pytest.mark.spark

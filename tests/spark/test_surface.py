@@ -14,12 +14,13 @@ import gpu_ops
 import gpu_ops.spark
 from gpu_ops import stream
 from gpu_ops.spark.api.checks import default_partitions
+from gpu_ops.spark.driver.directory import Directory
+from gpu_ops.spark.driver.pools import Pool
+from gpu_ops.spark.driver.queries import plans_of
 from gpu_ops.spark.metrics.metrics import metric_names
 from gpu_ops.spark.metrics.progress import observed_metrics
 from gpu_ops.spark.plan.build import union_order
-from gpu_ops.spark.plan.recognition import OpenTasks, open_tasks, plans_of
-from gpu_ops.spark.servers.directory import Directory
-from gpu_ops.spark.servers.pools import Pool
+from gpu_ops.spark.plan.recognition import OpenTasks, open_tasks
 from spark.support import Sink, Source, drain, in_memory, start
 
 pytestmark = pytest.mark.spark

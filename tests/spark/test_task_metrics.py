@@ -13,9 +13,17 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.descriptions.multi_join import MultiJoin
-from gpu_ops.spark.metrics.metrics import METRICS_COLUMN, added_up, metric_names, observed, pack, total
-from gpu_ops.spark.metrics.task_metrics import Run, TaskMetrics
-from gpu_ops.spark.plan.plugin import PLUGIN, metrics_reported, shuffle_reorders
+from gpu_ops.spark.metrics.metrics import (
+    METRICS_COLUMN,
+    Run,
+    TaskMetrics,
+    added_up,
+    metric_names,
+    observed,
+    pack,
+    total,
+)
+from gpu_ops.spark.rapids import PLUGIN, metrics_reported, shuffle_reorders
 from gpu_ops.spark.settings import PREFIX
 
 RUN = Run("query", "run", "join")

@@ -12,10 +12,10 @@ from pyarrow import flight
 from state.support import TOKEN, expected, make_command, wire_batches
 
 from gpu_ops.errors import DescriptionError, StateError
-from gpu_ops.spark.exchange.connection import Address, FlightServer, Tls, format_location
-from gpu_ops.spark.exchange.exchange import Exchange, ask
-from gpu_ops.spark.servers.process import Launcher
+from gpu_ops.spark.driver.process import Launcher
 from gpu_ops.spark.settings import Settings
+from gpu_ops.spark.wire.connection import Address, FlightServer, Tls, format_location
+from gpu_ops.spark.wire.exchange import Exchange, ask
 from spark.support import certificate
 
 

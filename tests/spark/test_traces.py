@@ -22,7 +22,7 @@ from oracle.test_idle_timeout import History, drawn
 
 import gpu_ops
 from gpu_ops import stream
-from gpu_ops.spark.servers.rescale import rescale
+from gpu_ops.spark.server.rescale import rescale
 from spark.support import Sink, Source, drain, start
 
 pytestmark = pytest.mark.spark

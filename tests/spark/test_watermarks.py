@@ -12,7 +12,7 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.errors import StateError
-from gpu_ops.spark.servers.watermarks import Moment, Report, Watermarks, operator_watermark
+from gpu_ops.spark.driver.watermarks import Moment, Report, Watermarks, operator_watermark
 from gpu_ops.state.durable import PartitionLog, Record, Times
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest, ensure

@@ -20,7 +20,7 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.join_engine import JoinEngine
-from gpu_ops.spark.exchange.command import ApplyCommand, Wire
+from gpu_ops.spark.wire.command import ApplyCommand, Wire
 from gpu_ops.state.address import StateAddress
 
 ORDERS = pa.schema([("id", pa.int64()), ("item", pa.string()), ("amount", pa.float64())])
@@ -120,7 +120,7 @@ class Server:
         self.log = log
         with log.open("ab") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "gpu_ops.spark.servers.server", "--backend", "cpu", *arguments],
+                [sys.executable, "-m", "gpu_ops.spark.server.server", "--backend", "cpu", *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

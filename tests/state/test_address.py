@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 from pyspark.sql import types
 
 from gpu_ops.errors import StateError
-from gpu_ops.spark.exchange.command import ApplyCommand
-from gpu_ops.spark.exchange.connection import Address
-from gpu_ops.spark.plan.recognition import JoinPlan
-from gpu_ops.spark.servers.directory import _Known
-from gpu_ops.spark.servers.rescale import rescale
+from gpu_ops.spark.driver.directory import _Known
+from gpu_ops.spark.driver.queries import JoinPlan
+from gpu_ops.spark.server.rescale import rescale
 from gpu_ops.spark.tasks.join import Task
+from gpu_ops.spark.wire.command import ApplyCommand
+from gpu_ops.spark.wire.connection import Address
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import FINISHED

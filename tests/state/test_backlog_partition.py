@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 from gpu_ops.join_engine import JoinEngine
-from gpu_ops.spark.exchange.command import ApplyCommand
-from gpu_ops.spark.servers.partition import PartitionState
-from gpu_ops.spark.tasks.left_over import left_over
+from gpu_ops.spark.server.partition import PartitionState
+from gpu_ops.spark.tasks.bounded import left_over
+from gpu_ops.spark.wire.command import ApplyCommand
 from gpu_ops.state.durable import PartitionLog, Record
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest

@@ -17,7 +17,7 @@ import pytest
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.errors import StateError
 from gpu_ops.join_engine import JoinEngine
-from gpu_ops.spark.servers.partition import PartitionState
+from gpu_ops.spark.server.partition import PartitionState
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import MANIFEST, Manifest
 from state import test_interval_partition, test_multi_partition, test_partition

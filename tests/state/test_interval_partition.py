@@ -14,10 +14,9 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.errors import StateError
 from gpu_ops.join_engine import JoinEngine
-from gpu_ops.spark.exchange.command import ApplyCommand, Wire
-from gpu_ops.spark.servers.partition import PartitionState
-from gpu_ops.spark.servers.pending import Applied
-from gpu_ops.spark.tasks.left_over import left_over
+from gpu_ops.spark.server.partition import Applied, PartitionState
+from gpu_ops.spark.tasks.bounded import left_over
+from gpu_ops.spark.wire.command import ApplyCommand, Wire
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.durable import PartitionLog, Times
 from gpu_ops.state.files import Files

@@ -16,10 +16,10 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.errors import BadInputError, DescriptionError, StateError
 from gpu_ops.join_engine import JoinEngine
-from gpu_ops.spark.exchange.arrivals import INPUT_BITS, PARTITION_BITS, origins
-from gpu_ops.spark.exchange.command import ApplyCommand, Wire
-from gpu_ops.spark.servers import inspection
-from gpu_ops.spark.servers.partition import PartitionState
+from gpu_ops.spark.server import inspection
+from gpu_ops.spark.server.partition import PartitionState
+from gpu_ops.spark.wire.arrivals import INPUT_BITS, PARTITION_BITS, origins
+from gpu_ops.spark.wire.command import ApplyCommand, Wire
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest

@@ -21,10 +21,10 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import CoGroup, Join
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.descriptions.multi_join import MultiJoin
-from gpu_ops.spark.exchange.command import ApplyCommand, Wire
-from gpu_ops.spark.servers.partition import PartitionState, stored_state
-from gpu_ops.spark.servers.rescale import rescale
-from gpu_ops.spark.sources.murmur import spark_hash
+from gpu_ops.spark.server.partition import PartitionState, stored_state
+from gpu_ops.spark.server.rescale import rescale
+from gpu_ops.spark.wire.command import ApplyCommand, Wire
+from gpu_ops.spark.wire.hashes import spark_hash
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest
 

@@ -15,10 +15,9 @@ from oracle.drive import Backend
 
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.errors import BadInputError, DescriptionError, StateError
-from gpu_ops.spark.exchange.command import ApplyCommand, Wire
-from gpu_ops.spark.servers import recovery
-from gpu_ops.spark.servers.partition import AbandonedError, PartitionState
-from gpu_ops.spark.servers.pending import Applied
+from gpu_ops.spark.server import recovery
+from gpu_ops.spark.server.partition import AbandonedError, Applied, PartitionState
+from gpu_ops.spark.wire.command import ApplyCommand, Wire
 from gpu_ops.state.durable import PartitionLog
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest
@@ -378,7 +377,7 @@ def large_snapshots(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading
         return write(log, version, *rest, **facts)
 
     monkeypatch.setattr(PartitionLog, "write_snapshot", waits)
-    monkeypatch.setattr("gpu_ops.spark.servers.snapshots._AT_ONCE", -1)
+    monkeypatch.setattr("gpu_ops.spark.server.snapshots._AT_ONCE", -1)
     yield go, begun
     go.set()
 
@@ -414,7 +413,7 @@ def test_a_snapshot_that_fails_beside_micro_batches_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What a folder may refuse is a warning, as the log is enough; anything else is the next micro-batch's error."""
-    monkeypatch.setattr("gpu_ops.spark.servers.snapshots._AT_ONCE", -1)
+    monkeypatch.setattr("gpu_ops.spark.server.snapshots._AT_ONCE", -1)
     failures: list[Exception] = [StateError("no space left"), MemoryError("none left")]
     for failure in failures:
         folder = tmp_path / type(failure).__name__

@@ -19,11 +19,11 @@ import pytest
 from pyarrow import flight
 
 from gpu_ops.errors import StateError
-from gpu_ops.spark.exchange import patience
-from gpu_ops.spark.exchange.connection import Address
-from gpu_ops.spark.exchange.exchange import Exchange
-from gpu_ops.spark.servers.partition import PartitionState
-from gpu_ops.spark.servers.server import StateServer
+from gpu_ops.spark.server.partition import PartitionState
+from gpu_ops.spark.server.server import StateServer
+from gpu_ops.spark.wire import exchange as patience
+from gpu_ops.spark.wire.connection import Address
+from gpu_ops.spark.wire.exchange import Exchange
 from gpu_ops.state import durable, files
 from state.support import TOKEN, WIRE_SCHEMA, Server, expected, make_command, wire_batches
 

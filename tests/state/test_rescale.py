@@ -20,13 +20,12 @@ from conftest import combined
 from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import GpuJoinError, StateError
 from gpu_ops.join_engine import JoinEngine
-from gpu_ops.spark.exchange.command import ApplyCommand, Wire
-from gpu_ops.spark.servers import rescale as module
-from gpu_ops.spark.servers.partition import PartitionState
-from gpu_ops.spark.servers.rescale import rescale
-from gpu_ops.spark.sources.murmur import spark_hash
-from gpu_ops.spark.sources.packing import DISTRIBUTION, partition_of
-from gpu_ops.spark.tasks.left_over import left_over
+from gpu_ops.spark.server import rescale as module
+from gpu_ops.spark.server.partition import PartitionState
+from gpu_ops.spark.server.rescale import rescale
+from gpu_ops.spark.tasks.bounded import left_over
+from gpu_ops.spark.wire.command import ApplyCommand, Wire
+from gpu_ops.spark.wire.hashes import DISTRIBUTION, partition_of, spark_hash
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import FINISHED, SPARK, Manifest

@@ -21,9 +21,9 @@ import pytest
 from pyarrow import flight
 
 from gpu_ops.descriptions.inputs import Input
-from gpu_ops.spark.exchange.command import ApplyCommand
-from gpu_ops.spark.exchange.connection import encode_error
-from gpu_ops.spark.servers.server import ROWS_PER_MESSAGE
+from gpu_ops.spark.server.server import ROWS_PER_MESSAGE
+from gpu_ops.spark.wire.command import ApplyCommand
+from gpu_ops.spark.wire.connection import encode_error
 from state.support import (
     PRICES,
     TOKEN,
@@ -518,7 +518,7 @@ def test_it_ends_with_its_parent(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     launch = (
         "import subprocess, sys, time; "
-        "p = subprocess.Popen([sys.executable, '-m', 'gpu_ops.spark.servers.server', '--backend', 'cpu'], "
+        "p = subprocess.Popen([sys.executable, '-m', 'gpu_ops.spark.server.server', '--backend', 'cpu'], "
         f"stdin={reading}, stdout=subprocess.PIPE); "
         "print(p.stdout.readline().decode(), flush=True); time.sleep(60)"
     )
@@ -564,7 +564,7 @@ def test_it_listens_on_loopback_only(server: Server) -> None:
 @pytest.mark.parametrize("line", [b"", b'{"token": ""}\n'])
 def test_without_a_token_it_does_not_start(line: bytes) -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", "gpu_ops.spark.servers.server", "--backend", "cpu"],
+        [sys.executable, "-m", "gpu_ops.spark.server.server", "--backend", "cpu"],
         input=line,
         capture_output=True,
         timeout=60,

@@ -14,7 +14,6 @@ from gpu_ops.descriptions.keys import On
 from gpu_ops.descriptions.times import Duration, Late, parse_bound
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.api.checks import run, settled, two_sided
-from gpu_ops.spark.api.functions import Process, described, processed
 from gpu_ops.spark.api.options import (
     ChangelogOptions,
     How,
@@ -27,6 +26,7 @@ from gpu_ops.spark.api.streams import Stream, resolve, two_streams
 from gpu_ops.spark.datatypes import is_window
 from gpu_ops.spark.plan.column_metadata import Delay, delays
 from gpu_ops.spark.plan.recognition import lost_row_time, made_by
+from gpu_ops.spark.tasks.functions import Process, described, processed
 
 EventTimes = tuple[str, str] | Literal["processing"] | None
 """The event-time columns of left and right, ``"processing"``, or None where the inputs name them."""

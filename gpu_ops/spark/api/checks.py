@@ -18,19 +18,19 @@ from gpu_ops.descriptions.join import Join, JoinType
 from gpu_ops.descriptions.keys import On
 from gpu_ops.errors import DescriptionError, NotBuiltError, StateError
 from gpu_ops.query.catalyst import ansi_mode
-from gpu_ops.spark.api.functions import Grouped, remember_function
 from gpu_ops.spark.api.stateful import final_only
-from gpu_ops.spark.api.streams import Stream, as_input, engine_condition, ignores_case, resolve_keys, without_hidden
-from gpu_ops.spark.datatypes import unlike_bytes
-from gpu_ops.spark.plan.bounded import build_bounded
-from gpu_ops.spark.plan.build import build
+from gpu_ops.spark.api.static import beside_streams, has_result, is_stream
+from gpu_ops.spark.api.streams import Stream, as_input, engine_condition, resolve_keys, without_hidden
+from gpu_ops.spark.datatypes import ignores_case, unlike_bytes
+from gpu_ops.spark.driver.directory import Directory
+from gpu_ops.spark.driver.executors import warn_of_local_folder
+from gpu_ops.spark.driver.queries import JoinPlan, plans_of
+from gpu_ops.spark.plan.build import build, build_bounded
 from gpu_ops.spark.plan.column_metadata import delays
-from gpu_ops.spark.plan.recognition import JoinPlan, lost_row_time, plans_of
+from gpu_ops.spark.plan.recognition import lost_row_time
 from gpu_ops.spark.plan.union_layout import collated_key
-from gpu_ops.spark.servers.directory import Directory
-from gpu_ops.spark.servers.folders import warn_of_local_folder
 from gpu_ops.spark.settings import PREFIX, Settings, given_at_start
-from gpu_ops.spark.sources.static import beside_streams, has_result, is_stream
+from gpu_ops.spark.tasks.functions import Grouped, remember_function
 from gpu_ops.state.address import Location, StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import LATEST, Manifest, check_open
@@ -127,7 +127,7 @@ def run(
         description: the operator.
         sides: its inputs, in its order.
         options: of `gpu_ops.spark.api.options.RunOptions`, and ``backlog``.
-        upstream: see `gpu_ops.spark.plan.recognition.JoinPlan`.
+        upstream: see `gpu_ops.spark.driver.queries.JoinPlan`.
         heartbeat_ms: likewise.
         function: of a co-group, else None.
         query: the plan of the query of `gpu_ops.sql` that ends in it, or None.
@@ -306,7 +306,7 @@ def settled(sides: Sides, state: Location | None) -> tuple[Sides, bool]:
         state: the option ``state=``.
 
     Raises:
-        DescriptionError: see `check_frames` and `gpu_ops.spark.sources.static.beside_streams`.
+        DescriptionError: see `check_frames` and `gpu_ops.spark.api.static.beside_streams`.
         StateError: likewise.
     """
     static = check_frames([side.df for side in sides])

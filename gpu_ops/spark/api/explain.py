@@ -14,11 +14,11 @@ from gpu_ops.descriptions.times import show_ms
 from gpu_ops.display import Explanation, changes_of, operator_box, source_box
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.api.stateful import counted_twice
-from gpu_ops.spark.cluster.executors import on_cluster
+from gpu_ops.spark.driver.directory import Directory
+from gpu_ops.spark.driver.executors import on_cluster
+from gpu_ops.spark.driver.queries import JoinPlan, analyzed, children_of, plans_of
 from gpu_ops.spark.given import data_frame
-from gpu_ops.spark.plan.recognition import JoinPlan, analyzed, children_of, plans_of
-from gpu_ops.spark.plan.selection import taken_of_join
-from gpu_ops.spark.servers.directory import Directory
+from gpu_ops.spark.plan.recognition import taken_of_join
 from gpu_ops.spark.settings import Settings
 
 _LAYOUTS = {

@@ -13,19 +13,18 @@ from pyspark.sql import types as st
 
 from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import DescriptionError, StateError
-from gpu_ops.spark.api.functions import Grouped, known_function
 from gpu_ops.spark.api.query_file import of_last, shown
 from gpu_ops.spark.api.streams import without_hidden
 from gpu_ops.spark.datatypes import spark_type
-from gpu_ops.spark.exchange.command import parse_join
+from gpu_ops.spark.driver.directory import Directory
+from gpu_ops.spark.driver.executors import as_hadoop_has_it
+from gpu_ops.spark.driver.workers import make_importable
 from gpu_ops.spark.given import refuse_connect
 from gpu_ops.spark.plan.column_metadata import changelog_columns
-from gpu_ops.spark.servers.directory import Directory
-from gpu_ops.spark.servers.folders import as_hadoop_has_it
-from gpu_ops.spark.servers.recovery import stored_version
-from gpu_ops.spark.sources.static import RESULTS
-from gpu_ops.spark.tasks.left_over import LeftOver
-from gpu_ops.spark.workers import make_importable
+from gpu_ops.spark.server.recovery import stored_version
+from gpu_ops.spark.tasks.bounded import LeftOver
+from gpu_ops.spark.tasks.functions import Grouped, known_function
+from gpu_ops.spark.wire.command import parse_join
 from gpu_ops.state.address import Location, StateAddress
 from gpu_ops.state.durable import PartitionLog
 from gpu_ops.state.files import Files
@@ -67,12 +66,15 @@ def finish(
     return _left(spark, Files.at(state), apply, schema, finished=True)
 
 
-def result_of(df: DataFrame) -> DataFrame:
+def result_of(df: DataFrame, state: StateAddress) -> DataFrame:
     """The result of a stream that has one at its end: its query is run to the end of what there is.
 
     The folder is not finished by that: whoever asked keeps the rows, and does not ask again.
+
+    Args:
+        df: the stream.
+        state: its operator's state folder.
     """
-    state = RESULTS[df]
     checkpoint = as_hadoop_has_it(state.below(_RUN))
     writer = df.writeStream.format("noop").option("checkpointLocation", checkpoint)
     writer.trigger(availableNow=True).start().awaitTermination()

@@ -26,8 +26,8 @@ from gpu_ops.query.errors import NOW
 from gpu_ops.spark.api.by_time import heartbeat_ms, timed_input
 from gpu_ops.spark.api.checks import check_frames, run
 from gpu_ops.spark.api.options import ChangelogOptions, check_options
-from gpu_ops.spark.api.streams import Stream, as_input, as_stream, refuse_event_time, resolve, resolve_all, spelling
-from gpu_ops.spark.datatypes import is_window, named_column
+from gpu_ops.spark.api.streams import Stream, as_input, as_stream, refuse_event_time, resolve, resolve_all
+from gpu_ops.spark.datatypes import is_window, named_column, spelling
 from gpu_ops.spark.metrics.metrics import free_name
 from gpu_ops.spark.plan.column_metadata import OWN_COLUMN, is_changelog
 

@@ -19,7 +19,6 @@ from gpu_ops.descriptions.times import Duration, parse_bound
 from gpu_ops.errors import DescriptionError
 from gpu_ops.query.catalyst import ansi_mode
 from gpu_ops.spark.api.checks import check_frames, run, settled, spelled, two_sided
-from gpu_ops.spark.api.functions import Grouped, applied_schema
 from gpu_ops.spark.api.options import (
     ChangelogOptions,
     How,
@@ -34,17 +33,16 @@ from gpu_ops.spark.api.streams import (
     as_input,
     as_stream,
     engine_condition,
-    ignores_case,
     refuse_event_time,
     resolve_keys,
-    spelling,
     two_streams,
 )
-from gpu_ops.spark.datatypes import arrow_schema
+from gpu_ops.spark.datatypes import arrow_schema, ignores_case, spelling
+from gpu_ops.spark.driver.workers import make_importable
 from gpu_ops.spark.plan.build import output_type
 from gpu_ops.spark.plan.column_metadata import changelog_columns
+from gpu_ops.spark.tasks.functions import Grouped, applied_schema
 from gpu_ops.spark.tasks.lookup import Function, Lookups, LookupTask
-from gpu_ops.spark.workers import make_importable
 
 
 def join(

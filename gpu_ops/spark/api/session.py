@@ -16,9 +16,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from gpu_ops.errors import BackendError
+from gpu_ops.spark.driver.process import PACKAGE_ROOT
 from gpu_ops.spark.failures import why
 from gpu_ops.spark.given import refuse_connect
-from gpu_ops.spark.servers.process import PACKAGE_ROOT
 from gpu_ops.state import files
 
 if TYPE_CHECKING:

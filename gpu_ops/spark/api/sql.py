@@ -22,10 +22,10 @@ from gpu_ops.query.show import show
 from gpu_ops.spark.api.by_time import timed, timed_input
 from gpu_ops.spark.api.checks import MemoryOnlyStateWarning, run, settled
 from gpu_ops.spark.api.query_file import calculated, check_runs, remember
+from gpu_ops.spark.api.static import beside_streams, has_result
 from gpu_ops.spark.api.streams import Stream, as_input, as_stream
+from gpu_ops.spark.plan.changes import sliced
 from gpu_ops.spark.plan.column_metadata import delays
-from gpu_ops.spark.sources.sliced import sliced
-from gpu_ops.spark.sources.static import beside_streams, has_result
 from gpu_ops.state.address import Location, StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import types as st
 
 from gpu_ops.conditions import backquoted
@@ -27,7 +27,7 @@ from gpu_ops.query.lower import NotOursError, written
 from gpu_ops.query.nodes import quoted
 from gpu_ops.query.read import Reader
 from gpu_ops.query.relations import Table
-from gpu_ops.spark.datatypes import arrow_schema
+from gpu_ops.spark.datatypes import arrow_schema, spelling
 from gpu_ops.spark.given import data_frame
 from gpu_ops.spark.plan.column_metadata import is_changelog
 from gpu_ops.spark.plan.recognition import derived_key, never_retracts
@@ -221,20 +221,6 @@ def resolve(df: DataFrame, column: str, name: str, what: str) -> str:
     if found is None:
         raise DescriptionError(f"input '{name}': {what} names {column!r}; there are {', '.join(df.columns)}")
     return found
-
-
-def ignores_case(session: SparkSession) -> bool:
-    """Whether Spark tells names of columns apart without regard to case, as it does unless configured otherwise."""
-    return str(session.conf.get("spark.sql.caseSensitive")).lower() != "true"
-
-
-def spelling(df: DataFrame, column: str) -> str | None:
-    """A column's own spelling, None where there is no such column."""
-    if column in df.columns:
-        return column
-    if not ignores_case(df.sparkSession):
-        return None
-    return next((c for c in df.columns if c.lower() == str(column).lower()), None)
 
 
 def resolve_keys(on: On, sides: tuple[Stream, Stream], options: Mapping[str, Any]) -> tuple[Key, ...]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
+import logging
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from gpu_ops.spark.metrics.metrics import ALWAYS, METRICS_FIELD
-from gpu_ops.spark.metrics.task_metrics import TASK_METRICS
+from gpu_ops.spark.failures import message_in
+from gpu_ops.spark.metrics.metrics import ALWAYS, METRICS_FIELD, TASK_METRICS
+from gpu_ops.spark.metrics.prometheus import Prometheus
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
@@ -125,3 +128,105 @@ def _fields(row: Any) -> dict[str, Any]:
     if hasattr(row, "asDict"):
         return dict(row.asDict())
     return dict(row) if isinstance(row, Mapping) else {}
+
+
+_log = logging.getLogger(__name__)
+
+
+def _listener_base() -> type:
+    try:
+        from pyspark.sql.streaming.listener import StreamingQueryListener  # noqa: PLC0415 - pyspark is optional
+    except ImportError:
+        return object
+    return StreamingQueryListener  # type: ignore[no-any-return]
+
+
+class ProgressListener(_listener_base()):  # type: ignore[misc]
+    """Collects the progress of every join of a Spark session, and logs why a query failed.
+
+    Where OpenTelemetry's API is installed each entry is a span, see `gpu_ops.spark.metrics.progress`.
+
+    Register it with ``spark.streams.addListener(ProgressListener())``.
+
+    Args:
+        on_progress: called with each `JoinProgress` as it comes, on Spark's listener thread.
+        prometheus: keep metrics for Prometheus, `gpu_ops.spark.metrics.prometheus.METRICS`, with the labels ``join``
+            and ``query`` (needs the package prometheus-client). ``spark.gpu_ops.prometheus.port`` does so by itself.
+        registry: the Prometheus registry, by default the global one.
+        keep: how many entries to hold on to.
+
+    Raises:
+        NotBuiltError: ``prometheus=True`` without prometheus-client.
+    """
+
+    def __init__(
+        self,
+        on_progress: Callable[[JoinProgress], object] | None = None,
+        *,
+        prometheus: bool = False,
+        registry: Any = None,
+        keep: int = 1000,
+    ) -> None:
+        super().__init__()
+        self._on_progress, self._keep = on_progress, keep
+        self._lock, self._entries = threading.Lock(), list[JoinProgress]()
+        self._prometheus = Prometheus.of(registry) if prometheus else None
+
+    @property
+    def entries(self) -> list[JoinProgress]:
+        """What came so far, oldest first."""
+        with self._lock:
+            return list(self._entries)
+
+    def add(self, entry: JoinProgress) -> None:
+        """Takes an entry in."""
+        with self._lock:
+            self._entries.append(entry)
+            del self._entries[: -self._keep]
+        if self._prometheus is not None:
+            self._prometheus.add(entry)
+        trace(entry)
+        if self._on_progress is not None:
+            self._on_progress(entry)
+
+    def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's interface
+        """Nothing to do."""
+
+    def onQueryProgress(self, event: Any) -> None:  # noqa: N802
+        """Takes in the joins of a micro-batch."""
+        for entry in join_progress(event.progress):
+            self.add(entry)
+
+    def onQueryIdle(self, event: Any) -> None:  # noqa: N802
+        """Nothing to do."""
+
+    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
+        """Logs why a query failed: the message alone."""
+        if self._prometheus is not None:
+            self._prometheus.ended(str(event.id))
+        if event.exception:
+            _log.error("query %s failed: %s", event.id, message_in(str(event.exception)))
+
+
+def trace(entry: JoinProgress) -> None:
+    """A span ``gpu_join.micro_batch`` of what one join did in one micro-batch, with its metrics as attributes.
+
+    It begins and ends with Spark's trigger; milliseconds of the join's steps are among the attributes.
+    """
+    try:
+        from opentelemetry.trace import get_tracer  # noqa: PLC0415 - optional
+    except ImportError:
+        return
+    begun = dt.datetime.fromisoformat(entry.timestamp)
+    start = round(begun.timestamp() * 1e3) * 1_000_000
+    attributes: dict[str, str | int | float] = {
+        "gpu_join.join": entry.name,
+        "gpu_join.query_id": entry.query_id,
+        "gpu_join.micro_batch": entry.batch_id,
+        "gpu_join.backend": entry.backend,
+        **{f"gpu_join.{name}": value for name, value in entry.metrics.items()},
+    }
+    if entry.query_name is not None:
+        attributes["gpu_join.query"] = entry.query_name
+    span = get_tracer("gpu_ops").start_span("gpu_join.micro_batch", attributes=attributes, start_time=start)
+    span.end(start + round((entry.trigger_ms or 0) * 1e6))

@@ -3,29 +3,51 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, Final
+import functools
+import importlib.util
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql import DataFrame
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as f
 from pyspark.sql import types as st
+from pyspark.sql.streaming import DataStreamWriter
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import Description
-from gpu_ops.errors import DescriptionError
-from gpu_ops.spark.datatypes import spark_type
+from gpu_ops.errors import DescriptionError, GpuJoinError
+from gpu_ops.spark.datatypes import named_column, spark_type
+from gpu_ops.spark.driver.directory import Directory
+from gpu_ops.spark.driver.queries import JoinPlan, analyzed
+from gpu_ops.spark.driver.workers import make_importable
 from gpu_ops.spark.metrics.metrics import METRICS_COLUMN, METRICS_TYPE, free_name, metric_names
-from gpu_ops.spark.plan.changes import observed_once, observing
-from gpu_ops.spark.plan.column_metadata import changelog_columns
-from gpu_ops.spark.plan.heartbeat import heartbeats
-from gpu_ops.spark.plan.plugin import metrics_reported, shuffle_reorders
-from gpu_ops.spark.plan.recognition import JoinPlan, OpenTasks, analyzed, open_tasks
-from gpu_ops.spark.plan.union_layout import UnionColumn, kept, single_rows, union_columns, wire
-from gpu_ops.spark.servers.directory import Directory
-from gpu_ops.spark.sources.packed_plan import packed_rows
-from gpu_ops.spark.sources.packing import DISTRIBUTION
-from gpu_ops.spark.sources.readings import holds_sources, source_of
+from gpu_ops.spark.plan.changes import holds_sources, observed_once, observing, source_of
+from gpu_ops.spark.plan.column_metadata import changelog_columns, is_changelog
+from gpu_ops.spark.plan.recognition import OpenTasks, open_tasks
+from gpu_ops.spark.plan.union_layout import (
+    ORIGIN,
+    STAMP,
+    UnionColumn,
+    in_union,
+    kept,
+    packed_rows,
+    shuffle,
+    single_rows,
+    union_columns,
+    wire,
+    wire_schema,
+    with_stamp,
+)
+from gpu_ops.spark.rapids import metrics_reported, shuffle_reorders
+from gpu_ops.spark.settings import Settings
+from gpu_ops.spark.tasks.bounded import NO_INPUT, BoundedTask
+from gpu_ops.spark.tasks.functions import Grouped
 from gpu_ops.spark.tasks.join import Task
-from gpu_ops.spark.workers import make_importable
+from gpu_ops.spark.wire.arrivals import INPUT_BITS
+from gpu_ops.spark.wire.hashes import DISTRIBUTION
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.manifest import SPARK
 
@@ -79,6 +101,7 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
         output.add(hidden, spark_type(METRICS_TYPE))
     changes = travel.shuffle(union).mapInArrow(task, plan.carried_by(output))
     directory.expect(plan, state)
+    check_starts(Directory.check_started)
     directory.servers.begin(plan.backend, plan.partitions)
     return observing(changes, plan, hidden).select(*changelog_columns(join, name, plan.plan_id))
 
@@ -157,3 +180,174 @@ def output_type(join: Description, schemas: Sequence[st.StructType]) -> st.Struc
         own = [schemas[column.side][column.column].dataType] if of_one else []
         fields.append(st.StructField(column.name, spark_type(column.type, *own, *candidates)))
     return st.StructType(fields)
+
+
+_CO_GROUP: Final = "gpu_ops.coGroup"
+"""Metadata of the first column that a co-group gives; its value is the co-group's name."""
+
+
+def build_bounded(plan: JoinPlan, inputs: Sequence[DataFrame], function: Grouped | None = None) -> DataFrame:
+    """The result over static DataFrames, as insertions, in a static DataFrame.
+
+    It runs in Spark's tasks, on the CPU unless ``backend="gpu"``: tasks that run side by side would share a card.
+
+    Args:
+        plan: the join, which emits at the end, and where it runs.
+        inputs: in its order; their columns are those of its inputs, and the row kinds.
+        function: of a co-group, else None.
+    """
+    join = plan.join
+    session = inputs[0].sparkSession
+    schemas = [df.schema for df in inputs]
+    layout = union_columns(join, schemas)
+    make_importable(session)
+    ordered = join.order_matters_at_end
+    sides = [in_union(df, number, layout) for number, df in enumerate(inputs)]
+    if ordered:
+        sides = [with_stamp(side, f.monotonically_increasing_id()) for side in sides]
+    if join.result_without_rows:
+        sides.append(_row_of_no_input(sides[0]))
+    rows = shuffle(functools.reduce(DataFrame.unionAll, sides), join, layout, plan.partitions)
+    if ordered:
+        rows = rows.sortWithinPartitions(*_order(join, layout))
+    task = BoundedTask(
+        plan.function_name, join.to_json(), wire(layout), wire_schema(layout),
+        backend="gpu" if plan.backend == "gpu" else "cpu",
+        probe=Settings.of_application(session.sparkContext).gpu_probe, function=function,
+    )  # fmt: skip
+    output = output_type(join, schemas) if function is None else function.schema
+    found = rows.mapInArrow(task, plan.carried_by(output))
+    if function is not None:
+        first, *others = (named_column(x.name) for x in output.fields)
+        named = first.alias(output.fields[0].name, metadata={**output.fields[0].metadata, _CO_GROUP: plan.name})
+        return found.select(named, *others)
+    return found.select(*changelog_columns(join, plan.name, plan.plan_id))
+
+
+def _row_of_no_input(like: DataFrame) -> DataFrame:
+    """A row of no input: where there is no row at all Spark runs no task, and an aggregate of nothing has a row."""
+    values = [f.lit(NO_INPUT if x.name == ORIGIN else None).cast(x.dataType).alias(x.name) for x in like.schema.fields]
+    return like.sparkSession.range(1).select(*values)
+
+
+def _order(join: Description, layout: Sequence[UnionColumn]) -> list[Column]:
+    """What puts each input's rows in order: its ``sequence_by``, nulls first, then its own order."""
+    by = []
+    for number, source in enumerate(join.inputs):
+        if source.sequence_by is not None:
+            column = next(x for x in layout if x.columns[number] == source.sequence_by)
+            own = f.col(ORIGIN).bitwiseAND((1 << INPUT_BITS) - 1) == number
+            by.append(f.when(own, f.col(column.name)).asc_nulls_first())
+    return [*by, f.col(STAMP).asc()]
+
+
+if TYPE_CHECKING or importlib.util.find_spec("pyspark.sql.datasource") is not None:
+    from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+else:  # before Spark 4 there are no data sources in Python
+    DataSource = DataSourceStreamReader = InputPartition = object
+
+NAME = "gpu_ops_heartbeat"
+
+
+class Beats(DataSourceStreamReader):  # type: ignore[misc]
+    """A stream whose offset counts the periods since 1970.
+
+    Args:
+        period_ms: milliseconds.
+    """
+
+    def __init__(self, period_ms: int) -> None:
+        self._period_ms = period_ms
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's interface
+        """Where a new query begins."""
+        return {"beat": 0}
+
+    def latestOffset(self) -> dict[str, int]:  # noqa: N802
+        """The number of the period that is running."""
+        return {"beat": time.time_ns() // 1_000_000 // self._period_ms}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[Any]:
+        """One that is empty."""
+        del start, end
+        return [InputPartition(0)]
+
+    def read(self, partition: Any) -> Any:
+        """No row."""
+        del partition
+        return iter(())
+
+
+class Heartbeat(DataSource):  # type: ignore[misc]
+    """The source of `Beats`; its option ``period_ms`` is their length."""
+
+    @classmethod
+    def name(cls) -> str:
+        """How it is called in Spark."""
+        return NAME
+
+    def schema(self) -> str:
+        """One column, of which there is never a value."""
+        return "beat bigint"
+
+    def streamReader(self, schema: Any) -> Beats:  # noqa: N802 - Spark's interface
+        """The stream."""
+        del schema
+        return Beats(int(self.options["period_ms"]))
+
+
+def heartbeats(session: SparkSession, period_ms: int, schema: st.StructType) -> DataFrame:
+    """No rows of a schema, and a micro-batch at least so often.
+
+    Spark 3.5 has no sources in Python; its ``rate`` source takes the place, with a beat each second.
+
+    Args:
+        session: a Spark session.
+        period_ms: milliseconds.
+        schema: of the rows that there are none of.
+    """
+    if DataSource is object:
+        beats = session.readStream.format("rate").option("rowsPerSecond", 1).option("numPartitions", 1).load()
+    else:
+        session.dataSource.register(Heartbeat)
+        beats = session.readStream.format(NAME).option("period_ms", period_ms).load()
+    return beats.where(f.lit(False)).select(*(f.lit(None).cast(x.dataType).alias(x.name) for x in schema.fields))
+
+
+_STARTING: Final = ("start", "toTable")
+_guard = threading.Lock()
+
+
+def check_starts(check: Callable[[Any], None]) -> None:
+    """Has every query looked at when it is started; again is as good as once.
+
+    Args:
+        check: takes the query, and raises where it cannot go on; it is stopped then, and ``start`` raises that.
+    """
+    with _guard:
+        for name in _STARTING:
+            start = getattr(DataStreamWriter, name)
+            if not hasattr(start, "__wrapped__"):
+                setattr(DataStreamWriter, name, _checked(start, check))
+
+
+def _checked(start: Callable[..., Any], check: Callable[[Any], None]) -> Callable[..., Any]:
+    @functools.wraps(start)
+    def started(writer: Any, *args: Any, **options: Any) -> Any:
+        try:
+            query = start(writer, *args, **options)
+        except AnalysisException as error:
+            if "output mode" in str(error).lower() and is_changelog(writer._df):
+                raise DescriptionError(
+                    "a changelog is written in outputMode('append'), the default: its row kinds say what changes. For "
+                    "the table as it is now keep it up to date in foreachBatch, see gpu_ops.sinks"
+                ) from error
+            raise
+        try:
+            check(query)
+        except GpuJoinError:
+            query.stop()
+            raise
+        return query
+
+    return started

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence, Set
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 from pyspark.serializers import CPickleSerializer
@@ -13,13 +14,17 @@ from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
 from gpu_ops.query.catalyst import frame_of, java_class, scala_seq
-from gpu_ops.spark.datatypes import spark_type
+from gpu_ops.query.nodes import LocalAggregate
+from gpu_ops.spark.datatypes import arrow_schema, spark_type
+from gpu_ops.spark.driver.queries import MAPS, JoinPlan, analyzed, children_of, metadata_of, plans_of
+from gpu_ops.spark.driver.workers import make_importable
 from gpu_ops.spark.metrics.metrics import METRICS_TYPE, metric_names, observed
-from gpu_ops.spark.plan.recognition import JoinPlan, analyzed, children_of, plans_of
-from gpu_ops.spark.plan.selection import taken_of_join
-from gpu_ops.spark.tasks.join import Task
-from gpu_ops.spark.tasks.made_of import Maker, OfChanges, OfRows
-from gpu_ops.spark.workers import make_importable
+from gpu_ops.spark.plan.recognition import selection, taken_of_join
+from gpu_ops.spark.sources import files, kafka
+from gpu_ops.spark.tasks.join import OfChanges, Task
+from gpu_ops.spark.tasks.packing import Packer
+from gpu_ops.spark.tasks.rows import Maker, OfRows, Slices, Taken
+from gpu_ops.state.manifest import ARROW
 
 
 def observing(rows: DataFrame, plan: JoinPlan, hidden: str | None) -> DataFrame:
@@ -109,3 +114,109 @@ def made_by_tasks(changes: DataFrame, maker: Maker, name: str, output: st.Struct
     types = found.taken.types(task.output)
     schema = pa.schema([pa.field(x.name, kind) for x, kind in zip(maker.schema, types, strict=True)])
     return in_place_of(found.node, plan, OfChanges(task, found.taken, maker._replace(schema=schema)), output, spark)
+
+
+class Source(Protocol):
+    """Rows that are Arrow's from the start; as text it is what `explain()` says of it."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the rows."""
+
+    def packed(self, packer: Packer, taken: Taken, packed_type: st.StructType) -> DataFrame:
+        """What is taken of the rows, as they travel; see `gpu_ops.spark.plan.union_layout`."""
+
+
+class Reading(NamedTuple):
+    """What is read of a source.
+
+    Attributes:
+        source: the files or messages.
+        taken: of their rows.
+    """
+
+    source: Source
+    taken: Taken
+
+    def __str__(self) -> str:
+        said = [str(self.source)]
+        if self.taken.tested:
+            said.append(f"filtered by {', '.join(self.taken.tested)}")
+        if self.taken.computed:
+            said.append(f"computing {', '.join(x.sql for x in self.taken.computed)}")
+        return ", ".join(said)
+
+
+@dataclasses.dataclass(frozen=True)
+class Changes:
+    """A join's changes, where its tasks make them.
+
+    Attributes:
+        node: the join's.
+        plan: the join.
+        task: its function.
+        session: the session.
+    """
+
+    node: Any
+    plan: JoinPlan
+    task: Task
+    session: SparkSession
+
+    def __str__(self) -> str:
+        return f"changes of '{self.plan.name}'"
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the changes."""
+        return self.task.output
+
+    def packed(self, packer: Packer, taken: Taken, packed_type: st.StructType) -> DataFrame:
+        """The changes as they travel; see `gpu_ops.spark.plan.union_layout`."""
+        return in_place_of(self.node, self.plan, OfChanges(self.task, taken, packer), packed_type, self.session)
+
+
+def source_of(df: DataFrame) -> Reading | None:
+    """The source of a DataFrame's rows, if these are filtered, columns left out, moved or renamed; None otherwise."""
+    found = selection(df, lambda node: str(node.nodeName()) in MAPS)
+    if isinstance(found, str):
+        return None
+    session, plan = df.sparkSession, JoinPlan.of(found.node)
+    source: Source | None
+    if plan is None:
+        source = files.source(found.node, session) or kafka.source(found.node, session)
+    else:
+        task = task_of(found.node, session) if plan.distribution == ARROW else None
+        source = None if task is None else Changes(found.node, plan, task, session)
+    return None if source is None else Reading(source, found.taken)
+
+
+def holds_sources(node: Any) -> bool:
+    """Whether a plan's rows come from files or messages that Arrow reads, or from joins of these."""
+    below = children_of(node)
+    if str(node.nodeName()) in MAPS:
+        if any(metadata_of(below[0], key) is not None for key in (files.FILES, kafka.MESSAGES)):
+            return True
+        plan = JoinPlan.of(node)
+        if plan is not None:
+            return plan.distribution == ARROW
+    return any(map(holds_sources, below))
+
+
+def sliced(node: LocalAggregate, rows: DataFrame) -> DataFrame:
+    """Rows aggregated; those of files as they are read.
+
+    Args:
+        node: how.
+        rows: of the node below.
+    """
+    window, calls = node.window, tuple((function, of) for _, function, of in node.calls)
+    schema = arrow_schema(rows.schema, node.time)
+    slices = Slices(node.time, window.size, window.slide, window.offset, node.by, calls, schema, node.schema)
+    own = {field.name: field.dataType for field in rows.schema}
+    made = st.StructType([st.StructField(x.name, spark_type(x.type, own.get(x.name))) for x in node.schema])
+    reading = source_of(rows)
+    make_importable(rows.sparkSession)
+    if reading is not None and isinstance(reading.source, files.Source):
+        return reading.source.aggregated(slices, reading.taken, made)
+    return rows.mapInArrow(OfRows("gpu_slices", slices), made)

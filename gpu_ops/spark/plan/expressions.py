@@ -30,7 +30,7 @@ from gpu_ops.conditions.expressions import (
     kind,
 )
 from gpu_ops.query.catalyst import arrow_type_of, id_of, items
-from gpu_ops.spark.tasks.taken import ROWS
+from gpu_ops.spark.tasks.rows import ROWS
 
 _COMPARISONS: Final = {
     "EqualTo": "=",

@@ -7,7 +7,7 @@ needs no padding. Keys share a column first: then the shuffle hashes a plain col
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
@@ -16,12 +16,24 @@ from pyspark.sql import types as st
 
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.keys import Shuffle
-from gpu_ops.spark.datatypes import arrow_type, is_binary_collated, named_column, nullable, spark_type
-from gpu_ops.spark.exchange.arrivals import INPUT_BITS, PARTITION_BITS, Arrivals, Rows
-from gpu_ops.spark.exchange.command import Wire
-
-if TYPE_CHECKING:
-    from gpu_ops.spark.plan.recognition import JoinPlan
+from gpu_ops.spark.datatypes import arrow_schema, arrow_type, is_binary_collated, named_column, nullable, spark_type
+from gpu_ops.spark.driver.executors import on_cluster
+from gpu_ops.spark.driver.queries import JoinPlan
+from gpu_ops.spark.plan.changes import Changes, Reading
+from gpu_ops.spark.tasks.packing import Packer
+from gpu_ops.spark.tasks.rows import FirstRows, OfRows
+from gpu_ops.spark.wire.arrivals import (
+    INPUT_BITS,
+    PACKED,
+    PARTITION_BITS,
+    Arrivals,
+    Carried,
+    Packed,
+    Rows,
+    local_blocks,
+)
+from gpu_ops.spark.wire.command import Wire
+from gpu_ops.spark.wire.hashes import routes
 
 ORIGIN = "__origin"
 """Where a row came from, the partition of its source and its input, and where it goes; see `shuffle`."""
@@ -204,3 +216,47 @@ def _distributed(by: Shuffle, layout: Sequence[UnionColumn]) -> Column:
 def collated_key(join: Description, schemas: Sequence[st.StructType]) -> str | None:
     """A key column, or one that is compared, whose collation makes different bytes equal, or None."""
     return next((name for n, name in join.compared_columns if not is_binary_collated(schemas[n][name].dataType)), None)
+
+
+_PACKED_TYPE: Final = st.StructType([st.StructField(x.name, spark_type(x.type), False) for x in PACKED])
+
+MESSAGE_BYTES: Final = 1 << 18
+"""About as much goes into one of Spark's rows."""
+
+
+def packed_rows(
+    join: Description,
+    inputs: Sequence[DataFrame],
+    readings: Sequence[Reading | None],
+    layout: Sequence[UnionColumn],
+    plan: JoinPlan,
+) -> Travel:
+    """Many rows in one, each made for a partition.
+
+    Args:
+        join: the description.
+        inputs: in its order.
+        readings: `gpu_ops.spark.plan.changes.source_of` each.
+        layout: of their columns.
+        plan: what is known of the join besides.
+    """
+    partitions = plan.partitions
+    schemas = [arrow_schema(df.schema, source.name) for df, source in zip(inputs, join.inputs, strict=True)]
+    roads, context = routes(partitions), inputs[0].sparkSession.sparkContext
+    blocks = None if on_cluster(context) else local_blocks(context)
+    sides = []
+    for number, (df, reading) in enumerate(zip(inputs, readings, strict=True)):
+        by = tuple((by.columns[number], by.type) for by in join.shuffled_by)
+        # of changes, which have been checked: of other rows a bad one has to be found
+        first = FirstRows.wanted(join) if reading is not None and isinstance(reading.source, Changes) else None
+        packer = Packer(join.inputs[number].name, number, schemas[number], by, roads, MESSAGE_BYTES, first, blocks)
+        sides.append(_packed(df, reading, packer))
+    carried = [Carried(schema, tuple(x.columns[number] for x in layout)) for number, schema in enumerate(schemas)]
+    arrivals = Packed(wire_schema(layout), carried, first=plan.loaded)
+    return Travel(sides, lambda union: union.repartition(partitions, "route"), arrivals)
+
+
+def _packed(df: DataFrame, reading: Reading | None, packer: Packer) -> DataFrame:
+    if reading is None:
+        return df.mapInArrow(OfRows("gpu_join_pack", packer), _PACKED_TYPE)
+    return reading.source.packed(packer, reading.taken, _PACKED_TYPE)

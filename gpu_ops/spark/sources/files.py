@@ -1,7 +1,7 @@
 """A stream of files that Arrow reads: Spark finds the files and remembers which are done, tasks read them.
 
 To Spark the source is a stream of paths: its own file source lists, limits and cleans up, and its checkpoint holds
-what it holds for any file source. A join takes the files' rows as they are (`gpu_ops.spark.sources.packing`); anything
+what it holds for any file source. A join takes the files' rows as they are (`gpu_ops.spark.tasks.packing`); anything
 else gets them as Spark's rows.
 """
 
@@ -21,14 +21,13 @@ from pyspark.sql import types as st
 from gpu_ops.errors import DescriptionError, NotBuiltError
 from gpu_ops.files.formats import OPTIONS, FileFormat, FormatName
 from gpu_ops.query.catalyst import frame_of
-from gpu_ops.spark.api.functions import applied_schema
 from gpu_ops.spark.datatypes import arrow_schema
+from gpu_ops.spark.driver.queries import metadata_of
+from gpu_ops.spark.driver.workers import make_importable
 from gpu_ops.spark.given import refuse_connect
-from gpu_ops.spark.plan.recognition import metadata_of
-from gpu_ops.spark.sources.packing import FileRows, Packer, PackFiles, ReadFiles
-from gpu_ops.spark.tasks.slice import Slices
-from gpu_ops.spark.tasks.taken import Taken
-from gpu_ops.spark.workers import make_importable
+from gpu_ops.spark.tasks.functions import applied_schema
+from gpu_ops.spark.tasks.packing import FileRows, Packer, PackFiles, ReadFiles
+from gpu_ops.spark.tasks.rows import Slices, Taken
 
 SOURCE_OPTIONS: Final = (
     "maxFilesPerTrigger", "maxBytesPerTrigger", "latestFirst", "maxFileAge", "fileNameOnly", "maxCachedFiles",
@@ -74,7 +73,7 @@ class Source:
         return self.format.schema if self.sliced is None or self.sliced.slices is None else self.sliced.slices.made
 
     def packed(self, packer: Packer, taken: Taken, packed_type: st.StructType) -> DataFrame:
-        """The rows as they travel; see `gpu_ops.spark.sources.packed_plan`."""
+        """The rows as they travel; see `gpu_ops.spark.plan.union_layout`."""
         if self.sliced is not None:
             return self.files.mapInArrow(PackFiles(packer, self.sliced, taken), packed_type)
         rows = FileRows(self.format, packer.input_name, taken, packer.schema)

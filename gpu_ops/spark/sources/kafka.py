@@ -21,18 +21,17 @@ from gpu_ops.messages.client import Client, configured
 from gpu_ops.messages.rows import MessageFormat, MessageFormatName
 from gpu_ops.messages.unavailable import PLACEHOLDER
 from gpu_ops.query.catalyst import frame_of
-from gpu_ops.spark.api.functions import applied_schema
-from gpu_ops.spark.api.streams import spelling
-from gpu_ops.spark.datatypes import arrow_schema, named_column, nullable
+from gpu_ops.spark.datatypes import arrow_schema, named_column, nullable, spelling
+from gpu_ops.spark.driver.queries import metadata_of
+from gpu_ops.spark.driver.workers import make_importable
 from gpu_ops.spark.given import data_frame, refuse_connect
 from gpu_ops.spark.metrics.metrics import free_name
-from gpu_ops.spark.plan.plugin import metrics_reported
-from gpu_ops.spark.plan.recognition import metadata_of
+from gpu_ops.spark.rapids import metrics_reported
 from gpu_ops.spark.sources.messages import KEY, POSITION, VALUE, PackMessages, ReadMessages
-from gpu_ops.spark.sources.packing import Packer
 from gpu_ops.spark.tasks.fetch import MESSAGE, Fetch
-from gpu_ops.spark.tasks.taken import Taken
-from gpu_ops.spark.workers import make_importable
+from gpu_ops.spark.tasks.functions import applied_schema
+from gpu_ops.spark.tasks.packing import Packer
+from gpu_ops.spark.tasks.rows import Taken
 
 BAD_MESSAGE: Final = "bad_message"
 """The column of ``bad_rows="tag"``: where a message stands, why it cannot be read, and what it is."""
@@ -312,7 +311,7 @@ class Messages:
         return self.read.output
 
     def packed(self, packer: Packer, taken: Taken, packed_type: st.StructType) -> DataFrame:
-        """The rows as they travel; see `gpu_ops.spark.sources.packed_plan`."""
+        """The rows as they travel; see `gpu_ops.spark.plan.union_layout`."""
         return self.messages.mapInArrow(PackMessages(packer, self.read, taken), packed_type)
 
 

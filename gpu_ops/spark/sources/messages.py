@@ -12,11 +12,11 @@ import pyarrow as pa
 from gpu_ops.descriptions.changelog import BAD_ROW_KIND
 from gpu_ops.errors import BadInputError
 from gpu_ops.messages.rows import Bad, MessageFormat, Positions, Rows
-from gpu_ops.spark.exchange.arrivals import typed
-from gpu_ops.spark.sources.packing import Packer
 from gpu_ops.spark.tasks.arrow import arrow_task
 from gpu_ops.spark.tasks.fetch import Fetch
-from gpu_ops.spark.tasks.taken import Taken
+from gpu_ops.spark.tasks.packing import Packer
+from gpu_ops.spark.tasks.rows import Taken
+from gpu_ops.spark.wire.arrivals import typed
 
 _log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class ReadMessages:
 
 
 class PackMessages:
-    """The function of ``mapInArrow``: messages in, their rows out as `gpu_ops.spark.exchange.arrivals.PACKED`.
+    """The function of ``mapInArrow``: messages in, their rows out as `gpu_ops.spark.wire.arrivals.PACKED`.
 
     Args:
         packer: of the input.

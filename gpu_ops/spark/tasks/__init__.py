@@ -9,5 +9,5 @@ from typing import Final
 # and without this says so each time. It looks at its first use, so this stands where every task of ours comes by.
 os.environ.setdefault("ACERO_ALIGNMENT_HANDLING", "reallocate")
 
-NEEDED: Final = ("gpu_ops.spark.tasks.file", "gpu_ops.spark.tasks.join", "gpu_ops.spark.sources.packing")
+NEEDED: Final = ("gpu_ops.spark.tasks.file", "gpu_ops.spark.tasks.join", "gpu_ops.spark.tasks.packing")
 """What most of them import. It stands here as the daemon of workers looks it up before it may import numpy."""

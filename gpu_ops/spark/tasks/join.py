@@ -10,11 +10,12 @@ from typing import Any
 import pyarrow as pa
 
 from gpu_ops import errors
-from gpu_ops.spark.exchange.arrivals import Arrivals
-from gpu_ops.spark.exchange.connection import Address
-from gpu_ops.spark.exchange.exchange import Exchange, ask
 from gpu_ops.spark.metrics.metrics import METRICS_TYPE, pack, total
 from gpu_ops.spark.tasks.arrow import TaskIdentity, arrow_task, task_identity
+from gpu_ops.spark.tasks.rows import Maker, Taken
+from gpu_ops.spark.wire.arrivals import Arrivals
+from gpu_ops.spark.wire.connection import Address
+from gpu_ops.spark.wire.exchange import Exchange, ask
 from gpu_ops.state.address import StateAddress
 
 
@@ -137,3 +138,40 @@ class Task:
         columns = [pa.array([""]), *(pa.nulls(1, field.type) for field in list(self.output)[1:])]
         row = pa.RecordBatch.from_arrays(columns, schema=self.output)
         return self._with_metrics(row, pa.array([text], METRICS_TYPE))
+
+
+class OfChanges:
+    """Of a join's changes; its metrics go with that as they do with changes.
+
+    Args:
+        task: gives the changes.
+        taken: what is taken of them.
+        maker: makes it.
+    """
+
+    def __init__(self, task: Task, taken: Taken, maker: Maker) -> None:
+        self.__name__ = task.__name__
+        self.task, self._taken, self._maker = task, taken, maker
+
+    @arrow_task
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Gives what is made of a partition's changes; where its task has a row of metrics, that, too."""
+        hidden, metrics, maker = self.task.hidden, list[pa.RecordBatch](), self._maker
+        made = maker.of(self._changes(batches, metrics))
+        if hidden is None:
+            yield from made
+            return
+        schema = maker.made.append(pa.field(hidden, METRICS_TYPE))
+        for rows in made:
+            yield pa.RecordBatch.from_arrays([*rows.columns, pa.nulls(rows.num_rows, METRICS_TYPE)], schema=schema)
+        for row in metrics:
+            nothing = [pa.nulls(row.num_rows, kind) for kind in maker.made.types]
+            yield pa.RecordBatch.from_arrays([*nothing, row.column(row.num_columns - 1)], schema=schema)
+
+    def _changes(self, batches: Iterator[pa.RecordBatch], metrics: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The changes as they are taken; the row with metrics is put into a list."""
+        for batch in self.task(batches):
+            if self.task.hidden is not None and not batch.column(batch.num_columns - 1).null_count:
+                metrics.append(batch)
+            else:
+                yield self._taken.of(batch, self._maker.schema)

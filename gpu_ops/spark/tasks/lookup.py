@@ -15,8 +15,8 @@ from gpu_ops.descriptions.join import LookupJoin
 from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.errors import DescriptionError
 from gpu_ops.join_engine import JoinEngine
-from gpu_ops.spark.api.functions import as_declared
 from gpu_ops.spark.tasks.arrow import arrow_task
+from gpu_ops.spark.tasks.functions import as_declared
 
 _log = logging.getLogger(__name__)
 

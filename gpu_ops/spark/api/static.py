@@ -1,0 +1,339 @@
+"""A static DataFrame beside streams: an input that ended before the first micro-batch. So is a result at the end.
+
+Its rows are written once, into the join's state folder, and come from there as a stream of files: in the first
+micro-batch, and in no other, as Spark's checkpoint knows. With ``refresh=`` the table is read again from time to time,
+and what differs is written as further changes: by unique key where there is one, else row by row.
+
+In the folder ``static/<input>``: ``changes/0`` has the rows, ``changes/1`` and so on what changed later, ``rows/<n>``
+the table as it was last read, to compare with. What is in ``_next`` is on its way to one of these.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime as dt
+import functools
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+from urllib.parse import quote
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql import types as st
+
+from gpu_ops.conditions import backquoted
+from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
+from gpu_ops.errors import DescriptionError, StateError
+from gpu_ops.query.catalyst import items, java_class
+from gpu_ops.spark.api.streams import Stream
+from gpu_ops.spark.datatypes import named_column
+from gpu_ops.spark.driver.directory import Directory
+from gpu_ops.spark.driver.executors import as_hadoop_has_it, one_machine
+from gpu_ops.spark.driver.queries import takes_what_is_there
+from gpu_ops.spark.failures import message_in
+from gpu_ops.spark.plan.column_metadata import is_changelog
+from gpu_ops.state import files
+from gpu_ops.state.address import StateAddress
+
+_log = logging.getLogger(__name__)
+
+FOLDER: Final = "static"
+_LOOK_S: Final = 0.2
+"""How often the thread that refreshes looks at the clock, and whether the application is still there."""
+
+_refreshing: dict[str, _Refresh] = {}
+"""By folder what reads its table again."""
+
+RESULTS: Final = weakref.WeakKeyDictionary[DataFrame, StateAddress]()
+"""The streams of operators that say all at the end, with the state folder that `gpu_ops.finish` reads it from."""
+
+
+def beside_streams(sides: Sequence[Stream], state: StateAddress | None) -> list[Stream]:
+    """Inputs of which some are streams, the static ones as streams, too; ``load`` of each makes its rows be there.
+
+    Args:
+        sides: the inputs.
+        state: the join's state folder; None for none: then the rows are in a temporary folder.
+
+    Raises:
+        DescriptionError: options of a stream that a static input cannot have, or no state folder on a cluster.
+        StateError: the folder has other columns.
+    """
+    return [side if is_stream(side) else _loaded(side, side.label, state) for side in sides]
+
+
+def is_stream(side: Stream) -> bool:
+    """Whether an input goes on while the operator runs."""
+    return side.df.isStreaming and side.df not in RESULTS
+
+
+def has_result(df: DataFrame, state: StateAddress | None) -> DataFrame:
+    """Notes that a streaming DataFrame is, as it is, what an operator gives at the end of its input."""
+    if df.isStreaming and state is not None:
+        RESULTS[df] = state
+    return df
+
+
+def _loaded(side: Stream, name: str, state: StateAddress | None) -> Stream:
+    if side.refresh_ms is not None and side.row_kind is not None:
+        raise DescriptionError(f"input '{name}': refresh= compares a table's rows; one with row kinds is none")
+    if side.refresh_ms is not None and ROW_KIND_COLUMN in side.df.columns:
+        raise DescriptionError(
+            f"input '{name}': with refresh= its changes have a column {ROW_KIND_COLUMN!r}: rename it"
+        )
+    without_kinds = side.row_kind is None and is_changelog(side.df)
+    df = side.df.drop(ROW_KIND_COLUMN) if without_kinds else side.df
+    location = _location(side.df.sparkSession, name, state)
+    schema = df.schema if side.refresh_ms is None else st.StructType([_KIND, *df.schema.fields])
+    if side.df.isStreaming:  # what its columns are said to be is said of the stream
+        schema = st.StructType([st.StructField(x.name, x.dataType) for x in schema.fields])
+    changes = side.df.sparkSession.readStream.schema(schema).parquet(f"{location}/changes/*")
+
+    def load() -> None:
+        before = _refreshing.pop(location, None)
+        if before is not None:
+            before.end()
+        folder = _Folder(side.df.sparkSession, location)
+        folder.settle()
+        if not folder.complete("changes/0"):
+            _log.info("input '%s': its rows are written to %s, once", name, location)
+            rows = side.df
+            if side.df.isStreaming:
+                from gpu_ops.spark.api.finish import result_of  # noqa: PLC0415 - 0.2 s of SQL, which few joins use
+
+                rows = result_of(side.df, RESULTS[side.df])
+            folder.begin(rows.drop(ROW_KIND_COLUMN) if without_kinds else rows, refreshed=side.refresh_ms is not None)
+        folder.check(name, schema)
+        if side.refresh_ms is not None:
+            _refreshing[location] = _Refresh(side, name, folder, state)
+
+    plain = side.refresh_ms is None and side.row_kind is None
+    return dataclasses.replace(
+        side,
+        df=changes,
+        load=load,
+        row_kind=ROW_KIND_COLUMN if side.refresh_ms is not None else side.row_kind,
+        updates="retract" if plain else side.updates,  # what never changes has no old row that could be missing
+    )
+
+
+_KIND: Final = st.StructField(ROW_KIND_COLUMN, st.StringType())
+
+
+def _location(session: SparkSession, name: str, state: StateAddress | None) -> str:
+    """The folder of an input, as Hadoop writes it."""
+    if state is None:
+        if not one_machine(session.sparkContext):
+            raise DescriptionError(
+                f"input '{name}' is static: its rows are kept in the state folder, which all machines see; give state="
+            )
+        return f"file://{_temporary(name)}"
+    return as_hadoop_has_it(state.below(FOLDER).below(quote(name, safe="")))
+
+
+def _temporary(name: str) -> str:
+    return f"{files.temporary_folder()}/{quote(name, safe='')}"
+
+
+class _Folder:
+    """Where the rows of a static input are.
+
+    Args:
+        session: the session.
+        location: as Hadoop writes it.
+    """
+
+    def __init__(self, session: SparkSession, location: str) -> None:
+        self.session, self.location = session, location
+        conf = session._jsparkSession.sessionState().newHadoopConf()
+        self._path = functools.partial(java_class(session, "org.apache.hadoop.fs.Path"))
+        self._files = self._path(location).getFileSystem(conf)
+
+    def complete(self, part: str) -> bool:
+        """Whether a part is there as a whole."""
+        return bool(self._files.exists(self._path(f"{self.location}/{part}/_SUCCESS")))
+
+    def numbers(self, part: str) -> list[int]:
+        """Of the complete folders in a folder."""
+        at = self._path(f"{self.location}/{part}")
+        found = self._files.listStatus(at) if self._files.exists(at) else []
+        names = [str(status.getPath().getName()) for status in found]
+        return sorted(int(name) for name in names if name.isdigit())
+
+    def settle(self) -> None:
+        """Finish, or forget, what a run that was killed had begun."""
+        last = max(self.numbers("changes"), default=-1)
+        if last > max(self.numbers("rows"), default=-1) and self.complete("_next/rows"):
+            self._put("_next/rows", f"rows/{last}")
+        self._files.delete(self._path(f"{self.location}/_next"), True)
+
+    def begin(self, df: DataFrame, *, refreshed: bool) -> None:
+        """Write the rows for the first time."""
+        self._write(df, "_next/rows" if refreshed else "_next/changes")
+        if refreshed:
+            rows = self._read("_next/rows", df.schema)
+            self._write(rows.select(f.lit("+I").alias(ROW_KIND_COLUMN), *_all(rows)), "_next/changes")
+        self._put("_next/changes", "changes/0")
+        if refreshed:
+            self._put("_next/rows", "rows/0")
+
+    def _read(self, part: str, schema: st.StructType) -> DataFrame:
+        return self.session.read.schema(schema).parquet(f"{self.location}/{part}")
+
+    def check(self, name: str, schema: st.StructType) -> None:
+        """Refuses columns other than those that were written.
+
+        Raises:
+            StateError: names the columns.
+        """
+        there = self.session.read.parquet(f"{self.location}/changes/0").schema
+        found, wanted = ([f"{x.name} {x.dataType.simpleString()}" for x in s.fields] for s in (there, schema))
+        if found != wanted:
+            raise StateError(
+                f"input '{name}' is static and was loaded with the columns {', '.join(found)}; now it has "
+                f"{', '.join(wanted)}: give another state folder"
+            )
+
+    def read_again(self, table: DataFrame, key: Sequence[str] | None) -> bool:
+        """Write what differs between a table and what it was; whether anything does.
+
+        Args:
+            table: as it is now.
+            key: columns that identify a row; None for none.
+        """
+        number, schema = max(self.numbers("rows")), table.schema
+        self._write(table, "_next/rows")
+        changes = _difference(self._read(f"rows/{number}", schema), self._read("_next/rows", schema), key)
+        if changes.isEmpty():
+            self._files.delete(self._path(f"{self.location}/_next"), True)
+            return False
+        self._write(changes, "_next/changes")
+        self._put("_next/changes", f"changes/{number + 1}")
+        self._put("_next/rows", f"rows/{number + 1}")
+        self._files.delete(self._path(f"{self.location}/rows/{number}"), True)
+        return True
+
+    def _write(self, df: DataFrame, part: str) -> None:
+        df.write.mode("overwrite").parquet(f"{self.location}/{part}")
+
+    def _put(self, part: str, to: str) -> None:
+        self._files.mkdirs(self._path(f"{self.location}/{to}").getParent())
+        if not self._files.rename(self._path(f"{self.location}/{part}"), self._path(f"{self.location}/{to}")):
+            raise StateError(f"{self.location}/{part} cannot be renamed to {to}")
+
+
+def _all(df: DataFrame) -> list[Any]:
+    return [named_column(name) for name in df.columns]
+
+
+def _difference(before: DataFrame, after: DataFrame, key: Sequence[str] | None) -> DataFrame:
+    """The changes that make one table of another, no two of one row: their order does not matter."""
+    if key is None:
+        gone, new = before.exceptAll(after), after.exceptAll(before)
+        return gone.select(f.lit("-D").alias(ROW_KIND_COLUMN), *_all(gone)).unionAll(
+            new.select(f.lit("+I").alias(ROW_KIND_COLUMN), *_all(new))
+        )
+    old, new = (df.select(f.struct(*_all(df)).alias("row")) for df in (before, after))
+    same = [f.col(f"old.row.{backquoted(c)}").eqNullSafe(f.col(f"new.row.{backquoted(c)}")) for c in key]
+    both = old.alias("old").join(new.alias("new"), functools.reduce(lambda a, b: a & b, same), "full")
+    gone = f.col("new.row").isNull()
+    changed = both.where(~f.col("old.row").eqNullSafe(f.col("new.row")))
+    kind = f.when(gone, "-D").when(f.col("old.row").isNull(), "+I").otherwise("+U")
+    row = f.coalesce(f.col("new.row"), f.col("old.row"))
+    return changed.select(kind.alias(ROW_KIND_COLUMN), row.alias("row")).select(ROW_KIND_COLUMN, "row.*")
+
+
+# --- reading again ---------------------------------------------------------------------------
+
+
+class _Refresh:
+    """A thread that reads a table again, each time its period is over while a query uses it.
+
+    Args:
+        side: the input as it was given.
+        name: of it.
+        folder: where its rows are.
+        state: the join's state folder.
+    """
+
+    def __init__(self, side: Stream, name: str, folder: _Folder, state: StateAddress | None) -> None:
+        assert side.refresh_ms is not None
+        self._side, self._name, self._folder, self._state = side, name, folder, state
+        self._session, self._period = side.df.sparkSession, side.refresh_ms / 1e3
+        self._again: Callable[[], DataFrame] = side.table or functools.partial(_as_it_is_now, side.df)
+        self._written = time.time()
+        self._runs_then = set[str]()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"gpu_ops refresh of {name}", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Waits for what it has begun."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        due = time.monotonic() + self._period
+        while not self._stop.wait(min(_LOOK_S, self._period)) and self._session.sparkContext._jsc is not None:
+            try:
+                if time.monotonic() < due or not self._taken():
+                    continue
+                due = time.monotonic() + self._period
+                self._read()
+            except Exception as error:
+                if self._session.sparkContext._jsc is None:
+                    return
+                why = message_in(str(error))
+                _log.error(
+                    "input '%s' could not be read again; its rows stay, and it is tried again: %s", self._name, why
+                )
+
+    def _taken(self) -> bool:
+        """Whether a query runs that has taken the changes that were written last.
+
+        Two of them in one micro-batch could come in any order. A micro-batch that began after they were written, and
+        is done, had them: Spark's file source takes all that is there. Not so with ``availableNow``: such a run takes
+        what was there when it began.
+        """
+        queries = self._queries()
+        done = [query.lastProgress for query in queries]
+        if not done or any(
+            last is None or dt.datetime.fromisoformat(last["timestamp"]).timestamp() <= self._written for last in done
+        ):
+            return False
+        running = self._runs_then & {str(query.runId) for query in queries}
+        try:
+            return not any(takes_what_is_there(queries, run) for run in running)
+        except StateError:  # this moment it ended
+            return False
+
+    def _queries(self) -> list[Any]:
+        """Those that use the table."""
+        queries = list(self._session.streams.active)
+        if self._state is None:
+            return queries
+        user = Directory.of(self._session).state_in_use(self._state)
+        return [query for query in queries if query.id == user]
+
+    def _read(self) -> None:
+        table = self._again()
+        now, before = table.schema.simpleString(), self._side.df.schema.simpleString()
+        if now == before:
+            if self._folder.read_again(table, self._side.unique_key):
+                self._written = time.time()
+                self._runs_then = {str(query.runId) for query in self._queries()}
+        else:
+            _log.error("input '%s' is not read again: its columns are %s, and were %s", self._name, now, before)
+
+
+def _as_it_is_now(df: DataFrame) -> DataFrame:
+    """A DataFrame over its files as they are now: Spark lists them when a DataFrame is made."""
+    for leaf in items(df._jdf.queryExecution().analyzed().collectLeaves()):
+        with contextlib.suppress(Exception):  # not of files
+            leaf.relation().location().refresh()
+    return df.select("*")

@@ -1,1 +1,0 @@
-"""State servers on the executors of a cluster."""

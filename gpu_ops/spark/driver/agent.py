@@ -1,0 +1,358 @@
+"""What runs on an executor of a cluster: a Spark task that starts state servers as the directory asks for them.
+
+It offers itself to the directory, then asks for commands again and again; each time the directory waits a while for
+one. So either end notices within seconds that the other is gone. The servers end with the task: with its directory, its
+process, or its executor.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+
+from gpu_ops.errors import GpuJoinError, StateError
+from gpu_ops.spark.driver.pools import Server
+from gpu_ops.spark.driver.process import START_S, Launcher, Process
+from gpu_ops.spark.wire.connection import Address
+from gpu_ops.spark.wire.exchange import ask
+
+
+class Agent:
+    """The function of ``mapPartitions`` in a group's job; the element is the number of a group of servers.
+
+    Args:
+        directory: its address.
+        job: the number of the job, for the directory.
+        arguments: for each kind of server more words for the command line.
+    """
+
+    def __init__(self, directory: Address, job: int, arguments: Mapping[str, Sequence[str]]) -> None:
+        self._directory, self._job, self._arguments = directory, job, dict(arguments)
+
+    def __call__(self, groups: Iterator[int]) -> Iterator[int]:
+        """Gives each group's number back when the directory needs its servers here no more."""
+        for group in groups:
+            self._serve(group)
+            yield group
+
+    def _serve(self, group: int) -> None:
+        from pyspark import TaskContext  # noqa: PLC0415 - only in a Spark task
+
+        context = TaskContext.get()
+        assert context is not None
+        given = context.resources().get("gpu")
+        gpus = [str(address) for address in given.addresses] if given is not None else []
+        host = own_address(self._directory)
+        offer = {
+            "job": self._job,
+            "group": group,
+            "task": context.taskAttemptId(),
+            "stage": context.stageId(),
+            # All Python workers of an executor have one parent, and no other executor's has its working folder.
+            "executor": f"{socket.gethostname()}:{os.getppid()}:{os.getcwd()}",
+            "host": host,
+            "cores": len(os.sched_getaffinity(0)),
+            "gpus": gpus,
+        }
+        agent = ask(self._directory, "offer", offer)["agent"]
+        ServerGroup(self._directory, agent, host, gpus, self._arguments).run()
+
+
+def own_address(directory: Address) -> str:
+    """The address of this machine that the directory is reached from; no setting could know it better.
+
+    Raises:
+        StateError: it is not reached.
+    """
+    found = urlsplit(directory.location)
+    try:
+        with socket.create_connection((found.hostname, found.port), timeout=SILENT_S) as connection:
+            return str(connection.getsockname()[0])
+    except OSError as error:
+        raise StateError(f"the driver's directory of state servers does not answer: {error}") from error
+
+
+class ServerGroup:
+    """The servers of one group, children of this process.
+
+    Args:
+        directory: its address.
+        agent: what the directory calls this agent.
+        host: the address they listen on.
+        gpus: as Spark names them to the task.
+        arguments: for each kind of server more words for the command line.
+    """
+
+    def __init__(
+        self,
+        directory: Address,
+        agent: str,
+        host: str,
+        gpus: Sequence[str],
+        arguments: Mapping[str, Sequence[str]],
+    ) -> None:
+        self._directory, self._agent = directory, agent
+        self._launcher = Launcher(directory.token, host=host, tls=directory.tls, gpus=gpus, arguments=arguments)
+        self._children: dict[int, tuple[str, Process]] = {}
+        self._unannounced: set[int | None] = set()  # the directory has to hear that one is there before it has ended
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def run(self) -> None:
+        """Does what the directory asks for until it says that nothing more is needed.
+
+        Raises:
+            StateError: the directory or the executor is gone.
+        """
+        parent = os.getppid()
+        try:
+            with self._directory.connect() as client:
+                while os.getppid() == parent:
+                    request = {"agent": self._agent, "ended": self._ended()}
+                    try:
+                        answer = self._directory.call("commands", request, timeout_s=SILENT_S, client=client)
+                    except (pa.ArrowException, OSError, GpuJoinError) as error:
+                        raise StateError(f"the driver's directory of state servers is gone: {error}") from error
+                    for command in answer["commands"]:
+                        if command["do"] == "leave":
+                            return
+                        threading.Thread(target=self._obey, args=(command,), daemon=True).start()
+            raise StateError("the executor is gone")
+        finally:
+            self._close()
+
+    def _obey(self, command: Mapping[str, Any]) -> None:
+        pid = None
+        try:
+            if command["do"] == "start":
+                process = self._start(str(command["name"]), command)
+                pid, result = process.pid, {"pid": process.pid, "location": process.location}
+            else:
+                result = self._kill(int(command["pid"]))
+        except Exception as error:  # whatever it is, the directory waits for an answer
+            result = {"error": str(error) or repr(error)}
+        try:
+            ask(self._directory, "done", {"agent": self._agent, "id": command["id"], **result})
+        except GpuJoinError as error:
+            print(f"the directory does not take an answer: {error}", flush=True)  # noqa: T201 - the executor's log
+        self._unannounced.discard(pid)
+
+    def _start(self, name: str, command: Mapping[str, Any]) -> Process:
+        process = self._launcher.start(str(command["kind"]), name, int(command["number"]))
+        with self._lock:
+            if not self._closed:
+                self._unannounced.add(process.pid)
+                self._children[process.pid] = name, process
+                return process
+        process.stop()
+        raise StateError("the agent has ended")
+
+    def _kill(self, pid: int) -> dict[str, Any]:
+        with self._lock:
+            found = self._children.pop(pid, None)
+        if found is not None:
+            found[1].kill()
+        return {"pid": pid}
+
+    def _ended(self) -> list[dict[str, Any]]:
+        """The servers that have ended since this was last asked."""
+        with self._lock:
+            known = [(pid, *child) for pid, child in self._children.items() if pid not in self._unannounced]
+            ended = [(pid, name, process) for pid, name, process in known if not process.running]
+            for pid, _, _ in ended:
+                del self._children[pid]
+        for pid, name, process in ended:
+            tail = self._launcher.tail(name)
+            print(f"state server {name}, process {pid}, has ended ({process.code}):\n{tail}", flush=True)  # noqa: T201
+            process.stop()
+        return [{"pid": pid, "name": name, "code": process.code} for pid, name, process in ended]
+
+    def _close(self) -> None:
+        with self._lock:
+            children = [process for _, process in self._children.values()]
+            self._children, self._closed = {}, True
+        for process in children:
+            process.stop(wait=False)
+        for process in children:
+            process.stop()
+        self._launcher.close()
+
+
+_log = logging.getLogger(__name__)
+
+SILENT_S: Final = 30.0
+"""How long the other end may be silent: an agent asks for commands every second, and is answered."""
+
+_HOLD_S: Final = 1.0
+_LOOK_S: Final = 0.25
+_MORE_S: Final = 10.0
+"""How much longer than a server's start its answer may take."""
+
+
+class LostError(Exception):
+    """The agent is gone, and its servers with it."""
+
+
+class RemoteAgent:
+    """A task that has offered to run state servers.
+
+    Args:
+        directory: the address that agents call; what calls to their servers bring is the same.
+        offer: see `gpu_ops.spark.driver.agent`.
+    """
+
+    def __init__(self, directory: Address, offer: Mapping[str, Any]) -> None:
+        self._directory, self.id = directory, uuid.uuid4().hex
+        self.group, self.job = int(offer["group"]), int(offer["job"])
+        self.stage, self.task = int(offer["stage"]), int(offer["task"])
+        self.executor, self.host = str(offer["executor"]), str(offer["host"])
+        self.cores, self.gpus = int(offer["cores"]), [str(gpu) for gpu in offer["gpus"]]
+        self.executor_id: str | None = None
+        self.alive = True
+        self._heard = time.monotonic()
+        self._pids: set[int] = set()
+        self._numbers = itertools.count(1)
+        self._commands: list[Mapping[str, Any]] = []
+        self._waiting: dict[int, Future[Mapping[str, Any]]] = {}
+        self._changed = threading.Condition()
+
+    @property
+    def silent(self) -> bool:
+        """Whether it has not asked for commands for a long time."""
+        return time.monotonic() - self._heard > SILENT_S
+
+    def commands(self, request: Mapping[str, Any], is_there: Callable[[], bool]) -> dict[str, Any]:
+        """What the agent is to do next; waits a while for it. It is lost when it goes away meanwhile, or leaves.
+
+        Args:
+            request: ``ended``, the servers that have ended.
+            is_there: whether the agent still waits.
+        """
+        for server in request["ended"]:
+            self._pids.discard(int(server["pid"]))
+            _log.warning("%s: state server %s has ended (%s)", self, server["name"], server["code"])
+        until = time.monotonic() + _HOLD_S
+        with self._changed:
+            while not self._commands and self.alive and is_there() and time.monotonic() < until:
+                self._changed.wait(_LOOK_S)
+            self._heard = time.monotonic()
+            commands, self._commands = self._commands, []
+        if not is_there() or any(command["do"] == "leave" for command in commands):
+            self.lose()
+        return {"commands": commands}
+
+    def done(self, result: Mapping[str, Any]) -> dict[str, Any]:
+        """Takes in what came of a command."""
+        if "location" in result:
+            self._pids.add(int(result["pid"]))
+        with self._changed:
+            waits = self._waiting.pop(int(result["id"]), None)
+        if waits is not None:
+            waits.set_result(result)
+        return {}
+
+    def start(self, kind: str, name: str, number: int) -> RemoteServer:
+        """Starts a server and waits until it listens.
+
+        Args:
+            kind: ``"cpu"`` or ``"gpu"``.
+            name: of its log.
+            number: of the server in its group: which of the GPUs it has.
+
+        Raises:
+            StateError: it does not start.
+            LostError: the agent is gone.
+        """
+        answer = self._ask({"do": "start", "kind": kind, "name": name, "number": number}, START_S + _MORE_S)
+        if "error" in answer:
+            raise StateError(f"{self}: {answer['error']}")
+        pid = int(answer["pid"])
+        _log.info("state server %s: process %d on %s", name, pid, self.host)
+        return RemoteServer(self, pid, self._directory._replace(location=str(answer["location"])))
+
+    def kill(self, pid: int) -> None:
+        """Ends a server."""
+        self._pids.discard(pid)
+        try:
+            self._ask({"do": "kill", "pid": pid}, _MORE_S)
+        except LostError as error:
+            _log.debug("%s", error)
+
+    def leave(self) -> None:
+        """Ends the task, and lets Spark see that it did what it was for."""
+        self._command({"do": "leave"})
+
+    def lose(self) -> None:
+        """It is gone, or is given up: should it ask for commands again, it is refused, and ends with its servers."""
+        with self._changed:
+            self.alive = False
+            waiting, self._waiting = list(self._waiting.values()), {}
+            self._changed.notify_all()
+        for waits in waiting:
+            waits.set_exception(LostError(f"{self} is gone"))
+
+    def runs(self, pid: int) -> bool:
+        """Whether a server is there."""
+        return self.alive and pid in self._pids
+
+    def _command(self, command: Mapping[str, Any]) -> None:
+        with self._changed:
+            self._commands.append(command)
+            self._changed.notify_all()
+
+    def _ask(self, command: Mapping[str, Any], patience_s: float) -> Mapping[str, Any]:
+        number = next(self._numbers)
+        waits: Future[Mapping[str, Any]] = Future()
+        with self._changed:
+            if not self.alive:
+                raise LostError(f"{self} is gone")
+            self._waiting[number] = waits
+        self._command({"id": number, **command})
+        try:
+            return waits.result(patience_s)
+        except TimeoutError as error:
+            self.lose()
+            raise LostError(f"{self} does not answer") from error
+
+    def __str__(self) -> str:
+        return f"the state servers on {self.host}" + (f", executor {self.executor_id}" if self.executor_id else "")
+
+
+class RemoteServer(Server):
+    """A state server on an executor.
+
+    Args:
+        agent: whose child it is.
+        pid: its process id there.
+        address: of it.
+    """
+
+    def __init__(self, agent: RemoteAgent, pid: int, address: Address) -> None:
+        super().__init__(pid, address)
+        self.agent = agent
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is there, as far as is known."""
+        return self.agent.runs(self.pid)
+
+    def stop(self, *, wait: bool = True) -> None:
+        """Ends it."""
+        del wait
+        if self.running:
+            self.agent.kill(self.pid)
+
+    def kill(self) -> None:
+        """Ends one that no longer answers."""
+        self.agent.kill(self.pid)

@@ -1,0 +1,214 @@
+"""The state servers of an application as its directory sees them: pools of slots, each with a server or none."""
+
+from __future__ import annotations
+
+import abc
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Mapping
+from typing import Final
+
+import pyarrow as pa
+
+from gpu_ops.errors import GpuJoinError, StateError
+from gpu_ops.spark.wire.connection import Action, Address
+
+_log = logging.getLogger(__name__)
+
+PROBE_S: Final = 10.0
+"""How long a server may take to answer the directory."""
+
+
+class Server(abc.ABC):
+    """A state server that was started.
+
+    Args:
+        pid: its process id, on the machine it runs on.
+        address: of it.
+    """
+
+    def __init__(self, pid: int, address: Address) -> None:
+        self.pid, self.address = pid, address
+
+    @property
+    def location(self) -> str:
+        """Where it listens, as Flight writes it."""
+        return self.address.location
+
+    @property
+    @abc.abstractmethod
+    def running(self) -> bool:
+        """Whether the process is there."""
+
+    @abc.abstractmethod
+    def stop(self, *, wait: bool = True) -> None:
+        """Ends it."""
+
+    @abc.abstractmethod
+    def kill(self) -> None:
+        """Ends one that no longer answers."""
+
+
+class Servers(abc.ABC):
+    """All state servers of an application.
+
+    Args:
+        patience_s: how long a server that is gone may take to come back.
+
+    Attributes:
+        token: what every call must bring.
+        no_gpu: why there are no servers with a GPU.
+    """
+
+    def __init__(self, patience_s: float) -> None:
+        self.token, self.patience_s, self.no_gpu = secrets.token_hex(32), patience_s, ""
+        self._pools: dict[str, Pool] = {}
+
+    def prepare(self) -> None:  # noqa: B027 - there may be nothing to do
+        """Sees to it that servers can be started.
+
+        Raises:
+            StateError: they cannot.
+        """
+
+    def begin(self, backend: str, partitions: int) -> None:  # noqa: B027 - they may come when they are needed
+        """Sees to it that the servers of a join come up while Spark plans its query; does not wait for them.
+
+        Args:
+            backend: of the join.
+            partitions: of the join.
+        """
+
+    @property
+    def tasks(self) -> int:
+        """How many of the application's tasks they are; asks for them to be prepared.
+
+        Raises:
+            StateError: they cannot.
+        """
+        return 0
+
+    @property
+    def actions(self) -> Mapping[str, Action]:
+        """What the directory is called for beside a partition's server."""
+        return {}
+
+    def pool(self, backend: str) -> Pool:
+        """The servers for a backend: the GPUs' for ``"auto"`` and ``"gpu"``, where there are any.
+
+        Raises:
+            StateError: as `prepare`.
+        """
+        self.prepare()
+        return self._pools["cpu"] if backend == "cpu" else self._pools.get("gpu", self._pools["cpu"])
+
+    @abc.abstractmethod
+    def start(self, kind: str, index: int, deadline: float) -> Server:
+        """Starts the server of a slot and waits until it listens.
+
+        Args:
+            kind: the pool's.
+            index: the slot's.
+            deadline: until when a place for it is waited for, by `time.monotonic`.
+
+        Raises:
+            StateError: it does not start.
+        """
+
+    @abc.abstractmethod
+    def where(self) -> str:
+        """In words, where they run."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Ends all servers."""
+
+
+class Pool:
+    """Servers of one kind; slot i is started when first needed, and again when it is gone.
+
+    Args:
+        servers: starts them.
+        kind: ``"cpu"`` or ``"gpu"``.
+        size: how many slots.
+    """
+
+    def __init__(self, servers: Servers, kind: str, size: int) -> None:
+        self.kind, self._servers = kind, servers
+        self._slots: list[Server | None] = [None] * size
+        self._locks = [threading.Lock() for _ in range(size)]
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    @property
+    def running(self) -> list[Server]:
+        """The servers that are there."""
+        return [s for s in self._slots if s is not None and s.running]
+
+    def location(self, index: int, *, failed: str | None = None) -> str:
+        """Where slot ``index`` listens.
+
+        Args:
+            index: which slot.
+            failed: a location that did not answer; if that is still this slot's, it is looked at.
+
+        Raises:
+            StateError: the server does not start.
+        """
+        deadline = time.monotonic() + self._servers.patience_s
+        # Whoever waits behind another for the same slot has waited as long when that one gives up.
+        if not self._locks[index].acquire(timeout=max(0.0, deadline - time.monotonic()) + 1):
+            raise StateError(f"state server {self.kind}-{index} is not back within {self._servers.patience_s:.0f} s")
+        try:
+            server = self._slots[index]
+            if server is not None and server.running and failed == server.location:
+                try:
+                    server.address.call("ping", timeout_s=PROBE_S)
+                except (pa.ArrowException, OSError, GpuJoinError) as error:
+                    _log.warning("state server %d does not answer; it is replaced: %s", server.pid, error)
+                    server.kill()
+                    server = None  # also where a file system keeps the process from ending
+            if server is not None and not server.running:
+                _log.warning("state server %d is gone; it is started anew", server.pid)
+                server.stop()
+                server = None
+            if server is None:
+                server = self._slots[index] = self._servers.start(self.kind, index, deadline)
+            return server.location
+        finally:
+            self._locks[index].release()
+
+    def begin(self, size: int) -> None:
+        """Starts the servers of the first slots side by side, and does not wait for them."""
+        for index, server in enumerate(self._slots[:size]):
+            if server is None:
+                threading.Thread(target=self._begin, args=(index,), name="gpu-join-start", daemon=True).start()
+
+    def _begin(self, index: int) -> None:
+        try:
+            self.location(index)
+        except (StateError, RuntimeError) as error:  # the latter where Python is at its end
+            _log.debug("state server %s-%d: %s", self.kind, index, error)  # whoever needs it tries again, and is told
+
+    def release(self, index: int, join_id: str) -> None:
+        """Lets a slot's server drop a join from memory, if it runs."""
+        server = self._slots[index]
+        if server is None or not server.running:
+            return
+        try:
+            server.address.call("release", {"join_id": join_id}, timeout_s=PROBE_S)
+        except (pa.ArrowException, OSError, GpuJoinError) as error:
+            _log.warning("state server %d did not release join %s: %s", server.pid, join_id, error)
+
+    def close(self) -> None:
+        """Ends all of them, side by side."""
+        for server in self.running:
+            server.stop(wait=False)
+        for index, lock in enumerate(self._locks):
+            with lock:  # one that is coming up is there by then, or refused
+                started = self._slots[index]
+            if started is not None:
+                started.stop()

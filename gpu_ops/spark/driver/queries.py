@@ -1,0 +1,267 @@
+"""What the driver knows of Spark's queries: the joins that their plans carry, their triggers and output modes.
+
+The first column that a join's ``mapInArrow`` gives has the join in its metadata, as JSON. The columns above have
+metadata of their own, so no user sees it; and it lives exactly as long as the plan, in a running query, too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
+
+from pyspark.sql import DataFrame
+from pyspark.sql import types as st
+
+from gpu_ops.descriptions.description import Description
+from gpu_ops.errors import StateError
+from gpu_ops.query.catalyst import items
+from gpu_ops.spark.wire.command import parse_join
+
+_log = logging.getLogger(__name__)
+
+MAPS: Final = {"MapInArrow", "PythonMapInArrow", "MapInPandas"}
+"""Logical nodes that run a Python function over each partition; those of this pack are among them."""
+
+_JOIN: Final = "gpu_ops.join"
+
+_MOST_KNOWN: Final = 1024
+_below: dict[str, tuple[JoinPlan, ...]] = {}
+"""By plan id of a join those that feed it."""
+
+_several_times: set[str] = set()
+"""Plan ids of joins that are in some plan several times."""
+
+
+@dataclasses.dataclass(frozen=True)
+class JoinPlan:
+    """A join as it was put into a Spark plan.
+
+    Attributes:
+        plan_id: 12 hexadecimal digits; in Spark's plans the function is called ``gpu_join_<plan_id>``.
+        join: what is joined.
+        name: of its metrics.
+        backend: what was asked for.
+        partitions: how many.
+        partitions_reason: why as many.
+        state: the state folder as it is shown, or None.
+        state_identity: the same for all spellings of the folder.
+        backlog: whether it may begin with one.
+        derived: the inputs whose unique key follows from the join that makes them.
+        final_only: the inputs that are insert-only in output mode ``append`` and in no other.
+        upstream: for each input the plan id of the interval join it takes its watermark from, or None.
+        heartbeat_ms: how often a micro-batch comes on an idle query, or None.
+        stamped: the inputs whose rows carry a stamp, because a shuffle may reorder them.
+        bounded: whether its inputs are static.
+        read: for each input how the join itself reads its files, or None.
+        distribution: by what rows are distributed, as the manifest has it.
+        reported: whether tasks report their metrics to the driver, because Spark's progress cannot have them.
+        loaded: the inputs that were static: in a micro-batch their rows come before all others.
+        query: the plan of the query of `gpu_ops.sql` that ends in it, or None.
+        row_times: the event times of its inputs that do not come out of it as such, ``input.column`` each.
+    """
+
+    plan_id: str
+    join: Description
+    name: str
+    backend: str
+    partitions: int
+    partitions_reason: str
+    state: str | None
+    state_identity: str | None
+    backlog: bool
+    derived: tuple[str, ...]
+    final_only: tuple[str, ...]
+    upstream: tuple[str | None, ...] = (None, None)
+    heartbeat_ms: int | None = None
+    stamped: tuple[int, ...] = ()
+    bounded: bool = False
+    read: tuple[str | None, ...] = ()
+    distribution: str = ""
+    reported: bool = False
+    loaded: tuple[int, ...] = ()
+    query: str | None = None
+    row_times: tuple[str, ...] = ()
+
+    @property
+    def function_name(self) -> str:
+        """How Spark shows its function in plans."""
+        return f"gpu_join_{self.plan_id}"
+
+    def carried_by(self, output: st.StructType) -> st.StructType:
+        """A schema for ``mapInArrow`` that carries this plan."""
+        text = json.dumps({**vars(self), "join": self.join.to_json()})
+        return with_metadata(output, _JOIN, text)
+
+    @classmethod
+    def of(cls, node: Any) -> JoinPlan | None:
+        """The join that a node of a logical plan is, or None."""
+        text = metadata_of(node, _JOIN) if str(node.nodeName()) in MAPS else None
+        return None if text is None else _parsed(text)
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed(text: str) -> JoinPlan:
+    """A join as a plan carries it; one query asks for the same ones again and again."""
+    data: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in json.loads(text).items()}
+    data["join"] = parse_join(data["join"])
+    return JoinPlan(**data)
+
+
+def with_metadata(schema: st.StructType, key: str, text: str) -> st.StructType:
+    """A schema whose first column has a text in its metadata; see `metadata_of`."""
+    first, *others = schema.fields
+    metadata = {**(first.metadata or {}), key: text}
+    return st.StructType([st.StructField(first.name, first.dataType, first.nullable, metadata), *others])
+
+
+def metadata_of(node: Any, key: str) -> str | None:
+    """The text that the first column of a logical node has under a key of its metadata, or None."""
+    output = node.output()
+    if not output.length() or not (metadata := output.head().metadata()).contains(key):
+        return None
+    return str(metadata.getString(key))
+
+
+def children_of(node: Any) -> list[Any]:
+    """The nodes below a node of a plan."""
+    return items(node.children())
+
+
+def analyzed(df: DataFrame) -> Any:
+    """The logical plan of a DataFrame."""
+    return df._jdf.queryExecution().analyzed()
+
+
+def plans_of(df: DataFrame) -> list[JoinPlan]:
+    """The joins of this pack that a DataFrame is made of, the nearest first, each once."""
+    return list(plans_in(analyzed(df)))
+
+
+def plans_in(node: Any) -> Iterator[JoinPlan]:
+    """The joins of this pack in a logical plan, the nearest first, each once."""
+    waiting, seen = [node], set[str]()
+    while waiting:
+        node = waiting.pop()
+        nearest = JoinPlan.of(node)
+        if nearest is None:
+            waiting += reversed(children_of(node))
+        elif nearest.plan_id in seen:
+            _several_times.add(nearest.plan_id)
+        else:
+            seen.add(nearest.plan_id)
+            yield nearest
+            below = _plans_below(nearest, node)
+            _several_times.update(plan.plan_id for plan in below if plan.plan_id in seen)
+            below = tuple(plan for plan in below if plan.plan_id not in seen)
+            seen.update(plan.plan_id for plan in below)
+            yield from below
+
+
+def several_times(plan_id: str) -> bool:
+    """Whether a plan that was looked at has a join several times, as the input of several others."""
+    return plan_id in _several_times
+
+
+def _plans_below(plan: JoinPlan, node: Any) -> tuple[JoinPlan, ...]:
+    """The joins that feed one, which are always the same: each step in Spark's plan is a call into the JVM."""
+    found = _below.get(plan.plan_id)
+    if found is None:
+        found = tuple(joined for child in children_of(node) for joined in plans_in(child))
+        if len(_below) >= _MOST_KNOWN:
+            _below.clear()
+        _below[plan.plan_id] = found
+    return found
+
+
+def running_plan(queries: Iterable[Any], run_id: str, plan_id: str) -> tuple[JoinPlan, int] | None:
+    """A streaming join in the query that runs it.
+
+    Args:
+        queries: the streaming queries that run.
+        run_id: of one of them.
+        plan_id: of the join.
+
+    Returns:
+        The join, and which one of its query it is, from 1, counted from the sources on: the same however often it is
+        restarted. None where the query is over, or this version of Spark does not show its plan.
+    """
+    query = next((query for query in queries if str(query.runId) == run_id), None)
+    if query is None:
+        return None
+    return next((found for found in numbered_plans(query) if found[0].plan_id == plan_id), None)
+
+
+def numbered_plans(query: Any) -> list[tuple[JoinPlan, int]]:
+    """The streaming joins of a query, each with its number as `running_plan` has it; none where Spark shows no plan."""
+    try:
+        plans = [plan for plan in plans_in(query._jsq.streamingQuery().analyzedPlan()) if not plan.bounded]
+    except Exception as error:  # whatever py4j makes of another version's classes
+        _log.warning("which join of its query is which cannot be told, this version of Spark shows no plan: %s", error)
+        return []
+    return [(plan, len(plans) - n) for n, plan in enumerate(plans)]
+
+
+def takes_what_is_there(queries: Iterable[Any], run_id: str) -> bool:
+    """Whether a run of a query has ``trigger(availableNow=True)``.
+
+    PySpark does not say; the JVM's query does (tried on Spark 4.2.0 and 4.3.0).
+
+    Args:
+        queries: the streaming queries that run.
+        run_id: of one of them.
+
+    Raises:
+        StateError: the run is over, or this version of Spark does not tell.
+    """
+    what, otherwise = "backlog=True goes by the query's trigger", "leave backlog= out"
+    name = _asked(queries, run_id, what, otherwise, lambda query: query.trigger().getClass().getName())
+    return name.rpartition(".")[2].startswith("AvailableNowTrigger")
+
+
+def output_mode(queries: Iterable[Any], run_id: str) -> str:
+    """The output mode of a run of a query: ``append``, ``update`` or ``complete``.
+
+    PySpark does not say; the JVM's query does (tried on Spark 4.2.0).
+
+    Args:
+        queries: the streaming queries that run.
+        run_id: of one of them.
+
+    Raises:
+        StateError: the run is over, or this version of Spark does not tell.
+    """
+    what = "a streaming aggregate without a unique key goes by the output mode"
+    otherwise = "give stream(..., unique_key=...)"
+    return _asked(queries, run_id, what, otherwise, lambda query: query.outputMode().toString()).lower()
+
+
+def next_batch(query: Any) -> int:
+    """The number of the micro-batch behind the last one that a query's checkpoint calls done.
+
+    PySpark does not say; the JVM's query does (tried on Spark 4.2.0).
+
+    Args:
+        query: that was started.
+
+    Raises:
+        StateError: this version of Spark does not tell.
+    """
+    try:
+        done = query._jsq.streamingQuery().commitLog().getLatestBatchId()
+        return int(done.get()) + 1 if done.isDefined() else 0
+    except Exception as error:  # whatever py4j makes of another version's classes
+        raise StateError(f"this version of Spark does not tell what a checkpoint holds: {error}") from error
+
+
+def _asked(queries: Iterable[Any], run_id: str, what: str, otherwise: str, ask: Callable[[Any], object]) -> str:
+    query = next((query for query in queries if str(query.runId) == run_id), None)
+    if query is None:
+        raise StateError(f"{what}, and the run {run_id} of the query is over")
+    try:
+        return str(ask(query._jsq.streamingQuery()))
+    except Exception as error:  # whatever py4j makes of another version's classes
+        raise StateError(f"{what}, which this version of Spark does not tell ({error}): {otherwise}") from error

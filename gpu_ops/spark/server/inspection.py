@@ -1,0 +1,158 @@
+"""What a state folder holds, for people: ``gpu-join inspect``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from gpu_ops.descriptions.description import Description
+from gpu_ops.descriptions.kinds import from_json
+from gpu_ops.errors import StateError
+from gpu_ops.memory import size_text
+from gpu_ops.spark.server.partition import stored_state
+from gpu_ops.state.address import Location
+from gpu_ops.state.durable import PartitionLog, Stored, stored_partitions
+from gpu_ops.state.files import Files
+from gpu_ops.state.manifest import Manifest
+
+_ATTEMPTS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """What one partition's part of a state folder holds; rows and changes are None where not counted.
+
+    Attributes:
+        partition: its number.
+        version: micro-batches that are durable; the last of them may yet be repeated.
+        snapshot: version of the newest snapshot, or None.
+        snapshot_bytes: its size.
+        rows: live rows at that version, of each input: the snapshot's, after what is logged since.
+        records: micro-batches logged since the snapshot.
+        record_bytes: their size.
+        changes: changes in them, both inputs together.
+    """
+
+    partition: int
+    version: int
+    snapshot: int | None
+    snapshot_bytes: int
+    rows: tuple[int, ...] | None
+    records: int
+    record_bytes: int
+    changes: int | None
+
+
+def describe(location: Location, console: Console, *, rows: bool = True) -> None:
+    """Prints whose state a folder holds, and how much of it.
+
+    Args:
+        location: a path or URI.
+        console: where to print.
+        rows: count rows, which takes reading and replaying every partition; else names and sizes are enough.
+
+    Raises:
+        StateError: no state folder, or a damaged one.
+    """
+    files = Files.at(location)
+    manifest = Manifest.of(files)
+    join = from_json(manifest.description)
+    numbers = stored_partitions(manifest.content(files))
+    held = [read_partition(files, manifest, partition, rows=rows) for partition in numbers]
+    console.print(_inputs(join, manifest))
+    console.print(_partitions(held, join, rows=rows))
+    empty = manifest.partitions - len(held)
+    if empty:
+        console.print(f"{empty} of {manifest.partitions} partitions hold nothing yet")
+
+
+def read_partition(files: Files, manifest: Manifest, partition: int, *, rows: bool) -> Held:
+    """Reads one partition. Nothing is written or deleted: the query may be running.
+
+    Args:
+        files: the state folder.
+        manifest: its manifest.
+        partition: its number.
+        rows: whether to count rows and changes.
+
+    Raises:
+        StateError: a file is missing or damaged.
+    """
+    log = PartitionLog(files, manifest, partition)
+    for _ in range(_ATTEMPTS - 1):
+        stored = log.stored(clean=False)
+        try:
+            return _read(files, manifest, log, stored, partition, rows=rows)
+        except StateError:
+            # A running query deletes files when it has put a snapshot in their place; then look again.
+            left = log.stored(clean=False)
+            if left.records.keys() >= stored.records.keys() and left.snapshots.keys() >= stored.snapshots.keys():
+                raise
+    return _read(files, manifest, log, log.stored(clean=False), partition, rows=rows)
+
+
+def _read(files: Files, manifest: Manifest, log: PartitionLog, stored: Stored, partition: int, *, rows: bool) -> Held:
+    records, snapshots = stored.records, stored.snapshots
+    snapshot = max(snapshots, default=None)
+    since = sorted(batch for batch in records if batch >= (snapshot or 0))
+    version = since[-1] + 1 if since else snapshot or 0
+    return Held(
+        partition=partition,
+        version=version,
+        snapshot=snapshot,
+        snapshot_bytes=snapshots[snapshot] if snapshot is not None else 0,
+        rows=stored_state(files, manifest, partition).rows_at(version) if rows else None,
+        records=len(since),
+        record_bytes=sum(records[batch] for batch in since),
+        changes=sum(log.read_record(batch).table.num_rows for batch in since) if rows else None,
+    )
+
+
+def _inputs(join: Description, manifest: Manifest) -> Table:
+    shown = Table(
+        title=f"{join.title}, emit {join.emit}\nquery {manifest.query_id}",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+    )
+    for heading in ("input", "unique key", "row kind", "TTL", "columns"):
+        shown.add_column(heading)
+    for source in join.inputs:
+        shown.add_row(
+            source.name,
+            ", ".join(source.unique_key or ()) or "none",
+            source.row_kind or "insert-only",
+            "none" if source.ttl_ms is None else f"{source.ttl_ms / 1000:,.0f} s",
+            ", ".join(f"{field.name} {field.type}" for field in source.schema),
+        )
+    return shown
+
+
+def _partitions(held: list[Held], join: Description, *, rows: bool) -> Table:
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_footer=len(held) > 1)
+    columns: list[list[str]] = []
+
+    def column(heading: str, cells: list[str], total: str = "") -> None:
+        shown.add_column(heading, justify="right", footer=total, overflow="fold")
+        columns.append(cells)
+
+    def numbers(heading: str, values: list[int | None], show: Callable[[int], str] = "{:,}".format) -> None:
+        known = [value for value in values if value is not None]
+        if known:
+            column(heading, [show(value) for value in known], show(sum(known)))
+
+    column("partition", [str(h.partition) for h in held], "all")
+    # What is logged are the micro-batches between the snapshot's version and this one.
+    column("version", [f"{h.version:,}" for h in held])
+    column("snapshot\nversion", ["none" if h.snapshot is None else f"{h.snapshot:,}" for h in held])
+    numbers("snapshot\nsize", [h.snapshot_bytes for h in held], size_text)
+    for number, source in enumerate(join.inputs):
+        numbers(f"{source.name}\nrows", [None if h.rows is None else h.rows[number] for h in held])
+    numbers("log\nsize", [h.record_bytes for h in held], size_text)
+    numbers("log\nchanges", [h.changes for h in held])
+    for cells in zip(*columns, strict=True):
+        shown.add_row(*cells)
+    return shown

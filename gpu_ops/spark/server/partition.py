@@ -1,0 +1,520 @@
+"""What a partition keeps of a micro-batch that may be repeated, and what makes two commands be about one state."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, cast
+
+import pyarrow as pa
+
+from gpu_ops.errors import GpuJoinError, StateError
+from gpu_ops.join_engine import JoinEngine
+from gpu_ops.kernels import Probe
+from gpu_ops.memory import Budget
+from gpu_ops.spark.server import recovery
+from gpu_ops.spark.server.snapshots import Held, Snapshots
+from gpu_ops.spark.wire.command import ApplyCommand, Wire, parse_join
+from gpu_ops.state import files
+from gpu_ops.state.address import StateAddress
+from gpu_ops.state.durable import NO_TIMES, PartitionLog, Record, Times, pair
+from gpu_ops.state.files import Activity, Files, Stamp
+from gpu_ops.state.manifest import Manifest, check_open, ensure, remove_older
+
+
+class Recorded(NamedTuple):
+    """What a micro-batch that is repeated went by the first time."""
+
+    clock_ms: int
+    watermark: int | None
+    backlog: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Applied:
+    """The answer to one micro-batch."""
+
+    changelog: pa.Table
+    metrics: dict[str, int | float]
+    backend: str
+    backend_reason: str
+
+
+class Answer(NamedTuple):
+    """What a micro-batch was answered, for those who ask for it again.
+
+    Attributes:
+        run_id: of the query; in another run it may have other rows.
+        rows: how many came.
+        applied: the answer.
+    """
+
+    run_id: str
+    rows: int
+    applied: Applied
+
+
+@dataclasses.dataclass
+class Pending:
+    """A micro-batch that was answered and may have to be repeated."""
+
+    batch_id: int
+    clock_ms: int
+    stamp: Stamp | None
+    """Of its record, where there is a state folder."""
+    record: Record | None
+    """Its input, where there is none."""
+    times: Times
+    """What is known of event time after it."""
+    backlog: bool = False
+    """Whether it was taken in silently."""
+    prepared: bool = True
+    """Whether the engine has it prepared; not after a repetition that failed."""
+    answer: Answer | None = None
+    """Where several ask for it."""
+
+
+def identity(command: ApplyCommand) -> tuple[object, ...]:
+    """What two commands must have in common to be about one state."""
+    options = tuple(sorted((name, repr(value)) for name, value in command.options.items()))
+    return (
+        command.join_id, command.query_id, command.state, command.description,
+        command.partition, command.partitions, command.backend, command.distribution, command.join_number,
+        options,
+    )  # fmt: skip
+
+
+_log = logging.getLogger(__name__)
+
+
+class AbandonedError(GpuJoinError):
+    """The caller went away before its rows were complete; nothing was applied."""
+
+
+class PartitionState:
+    """The state of one partition of one join, and the rules by which it advances.
+
+    Args:
+        command: any command for this partition: names join, query, state folder and options.
+        state: the state folder, by default the one the command names.
+        clock: milliseconds since the epoch; what state TTL goes by.
+        budget: of memory, shared with other partitions; the option ``memory_limit`` goes before it.
+        probe: how a GPU finds matching rows, see `gpu_ops.kernels.Probe`.
+    """
+
+    def __init__(
+        self,
+        command: ApplyCommand,
+        *,
+        state: StateAddress | Files | None = None,
+        clock: Callable[[], int] | None = None,
+        budget: Budget | None = None,
+        probe: Probe = "auto",
+    ) -> None:
+        self._budget, self._probe = budget, probe
+        self.join = parse_join(command.description)
+        self.partition, self.partitions = command.partition, command.partitions
+        self._identity = identity(command)
+        self._location = command.state if state is None else state
+        self._manifest = Manifest(
+            self.join.to_json(), command.partitions, command.query_id, command.distribution,
+            join_number=command.join_number,
+        )  # fmt: skip
+        self._backend, self._options = command.backend, dict(command.options)
+        self._clock = clock or (lambda: time.time_ns() // 1_000_000)
+        self._lock = threading.Lock()
+        self._engine: JoinEngine | None = None
+        self._version = 0
+        self._pending: Pending | None = None
+        self._last_clock = 0
+        self._times = NO_TIMES
+        self._in_backlog = True
+        self._by_event_time = self.join.by_event_time
+        self._found = self._manifest
+        self._older = False
+        self._log: PartitionLog | None = None
+        self._snapshots: Snapshots | None = None
+        self._metrics: dict[str, int | float] = {}
+        self.activity = Activity()
+
+    def serves(self, command: ApplyCommand) -> bool:
+        """Whether a command is for this very join, folder, query and partition."""
+        return self._identity == identity(command)
+
+    def status(self) -> dict[str, Any]:
+        """What is held, and the metrics of the last micro-batch."""
+        pending = self._pending
+        return {
+            "partition": self.partition,
+            "partitions": self.partitions,
+            "version": self._version if self._engine is not None else None,
+            "pending": pending.batch_id if pending is not None else None,
+            "metrics": dict(self._metrics),
+        }
+
+    @property
+    def backend(self) -> str | None:
+        """The backend in use, when there is an engine."""
+        engine = self._engine
+        return engine.backend if engine is not None else None
+
+    def close(self) -> None:
+        """Drops the state from memory."""
+        with self._lock:
+            self._forget()
+
+    def apply(
+        self,
+        batch_id: int,
+        table: pa.Table,
+        wire: Wire,
+        *,
+        alive: Callable[[], bool] = lambda: True,
+        watermark: int | None = None,
+        clock_ms: int | None = None,
+        backlog: bool = False,
+        shared_in: str | None = None,
+    ) -> Applied:
+        """Applies a micro-batch; what it did is durable before this returns.
+
+        Args:
+            batch_id: Spark's number of the micro-batch.
+            table: rows of all inputs, as they came.
+            wire: how they map to the inputs.
+            alive: whether the caller is still there; asked again before anything is made durable.
+            watermark: of an interval join by event time, in ms; a repetition goes by the first one's.
+            clock_ms: the time, ms; by default now. A repetition goes by the first one's.
+            backlog: whether it is backlog; likewise. Once one was not, none is.
+            shared_in: a run in which a repetition with as many rows gets the first one's answer; None: in no run.
+
+        Raises:
+            StateError: the micro-batch does not follow, or the state folder refuses.
+            BadInputError: rows that cannot be joined; the state is as it was.
+            AbandonedError: the caller is gone; the state is as it was.
+        """
+        with self._lock:
+            looked_at = files.CURRENT_ACTIVITY.set(self.activity)
+            try:
+                now = self._clock() if clock_ms is None else clock_ms
+                with self.activity.during("joining"):
+                    kept = self._kept(batch_id, table, shared_in)
+                    if kept is not None:
+                        return kept
+                    answer = self._apply(batch_id, table, wire, alive, Recorded(now, watermark, backlog))
+                    if shared_in is not None and self._pending is not None:
+                        self._pending.answer = Answer(shared_in, table.num_rows, answer)
+                    return answer
+            except GpuJoinError:
+                raise
+            except Exception:
+                # Not a refusal but a defect or an exhausted machine: what memory holds is not to be
+                # trusted, unless it is the only copy (then the engine's promise has to do that
+                # preparing changes nothing).
+                if self._location is not None:
+                    self._forget()
+                raise
+            finally:
+                files.CURRENT_ACTIVITY.reset(looked_at)
+
+    def _kept(self, batch_id: int, table: pa.Table, shared_in: str | None) -> Applied | None:
+        """The answer that this micro-batch had in this run already, where it was kept."""
+        pending = self._pending
+        if shared_in is None or pending is None or pending.batch_id != batch_id or pending.answer is None:
+            return None
+        kept = pending.answer
+        return kept.applied if (kept.run_id, kept.rows) == (shared_in, table.num_rows) else None
+
+    def _apply(self, batch_id: int, table: pa.Table, wire: Wire, alive: Callable[[], bool], given: Recorded) -> Applied:
+        rows = wire.split(self.join, table)
+        _require(alive, batch_id)
+        started = time.perf_counter()
+        recorded = self._advance(batch_id)
+        spent = time.perf_counter() - started
+        engine = self._engine
+        assert engine is not None
+        self._last_clock = max(given.clock_ms, self._last_clock) if recorded is None else recorded.clock_ms
+        clock_ms, watermark = self._last_clock, (given if recorded is None else recorded).watermark
+        backlog = self._in_backlog and (given if recorded is None else recorded).backlog
+        result = engine.prepare(
+            *rows.tables, orders=rows.orders, clock_ms=clock_ms, backlog=backlog, **self._under(watermark)
+        )
+        started = time.perf_counter()
+        times = NO_TIMES
+        if self._by_event_time:
+            latest = pair([cast("int | None", result.metrics.get(f"{side}_max_time_ms")) for side in self.join.sides])
+            times = self._times.later(Times(watermark, latest))
+        record = Record(table, clock_ms, wire.to_json(), times, backlog)
+        stamp = why = None
+        try:
+            # A half-sent repetition must not take the place of the whole one before it.
+            _require(alive, batch_id)
+            if self._log is not None:
+                assert self._snapshots is not None
+                stamp = self._log.write_record(batch_id, record)
+                self._snapshots.stored.records[batch_id] = stamp[0]
+                assert isinstance(self._location, Files)
+                why = self._found.why_moved(self._location)
+        except BaseException:
+            engine.discard()
+            raise
+        if why is not None:
+            self._forget()
+            raise why
+        self._pending = Pending(batch_id, clock_ms, stamp, None if self._log is not None else record, times, backlog)
+        spent += time.perf_counter() - started
+        self._metrics = {
+            **result.metrics,
+            "commit_ms": spent * 1e3,
+            "batch_id": batch_id,
+            "partition": self.partition,
+            "clock_ms": clock_ms,
+        }
+        for side, known in zip(self.join.sides, times.latest, strict=False):
+            if known is not None:  # of all that this partition has seen, whatever the engine remembers
+                self._metrics[f"{side}_max_time_ms"] = known
+        return Applied(result.changelog, dict(self._metrics), engine.backend, engine.backend_reason)
+
+    def left_over(self, version: int) -> Iterator[pa.Table]:
+        """The rows that the end of input emits for a version of the state, in parts; the state folder stays as it is.
+
+        Raises:
+            StateError: there is no such version.
+        """
+        with self._at(version) as engine:
+            yield from engine.finish_parts()
+
+    def held_at(self, version: int) -> Held:
+        """The state of a version; the state folder stays as it is.
+
+        Raises:
+            StateError: there is no such version.
+        """
+        with self._at(version) as engine:
+            return self._state(engine)
+
+    def rows_at(self, version: int) -> tuple[int, ...]:
+        """How many live rows of each input the state of a version holds; the state folder stays as it is.
+
+        Raises:
+            StateError: there is no such version.
+        """
+        with self._at(version) as engine:
+            sizes = engine.state_size()
+            return tuple(sizes[f"{side}_rows"] for side in self.join.sides)
+
+    @contextlib.contextmanager
+    def _at(self, version: int) -> Iterator[JoinEngine]:
+        """An engine with the state of a version, for as long as it is looked at; nothing is written."""
+        with self._lock:
+            self._load(version, over=True)
+            assert self._engine is not None
+            try:
+                yield self._engine
+            finally:
+                self._forget()
+
+    # --- versions ----------------------------------------------------------------------------
+
+    def _under(self, watermark: int | None) -> dict[str, Any]:
+        """The watermark as the engine takes it; it is not to find one of its own in its part of the rows."""
+        return {"watermark": (None, None) if watermark is None else watermark} if self._by_event_time else {}
+
+    def _advance(self, batch_id: int) -> Recorded | None:
+        """Brings the engine to exactly version ``batch_id``, nothing prepared.
+
+        Returns:
+            What the batch went by when it was applied before, None if it never was.
+        """
+        if self._engine is not None and self._engine.needs_restore:
+            self._forget()
+        engine, pending = self._engine, self._pending
+        if engine is not None and pending is None and self._version == batch_id:
+            return None
+        if engine is not None and pending is not None and pending.batch_id == batch_id:
+            engine.discard()
+            pending.prepared = False
+            return Recorded(pending.clock_ms, pending.times.watermark, pending.backlog)
+        if engine is None or pending is None or pending.batch_id != batch_id - 1:
+            return self._load(batch_id)
+        if self._log is not None and self._log.record_stamp(pending.batch_id) != pending.stamp:
+            _log.warning("%s: another server has repeated batch %d; reloading", self, pending.batch_id)
+            self._forget()
+            return self._load(batch_id)
+        self._commit(engine, pending)
+        self._compact(engine)
+        if self._older:
+            self._remove_older()
+        return None
+
+    def _commit(self, engine: JoinEngine, pending: Pending) -> None:
+        if pending.prepared:
+            try:
+                engine.commit()
+            except BaseException:
+                self._forget()
+                raise
+            self._version += 1
+            self._times = pending.times
+            self._in_backlog = pending.backlog
+        elif pending.record is not None:
+            self._replay(engine, pending.record)
+        else:
+            assert self._log is not None
+            self._replay(engine, self._log.read_record(pending.batch_id))
+        self._pending = None
+
+    def _replay(self, engine: JoinEngine, record: Record) -> None:
+        rows = Wire.from_json(record.wire).split(self.join, record.table)
+        try:
+            under = self._under(record.times.watermark)
+            clock_ms = record.clock_ms
+            engine.process(*rows.tables, orders=rows.orders, clock_ms=clock_ms, backlog=record.backlog, **under)
+        except BaseException:
+            self._forget()
+            raise
+        self._version += 1
+        self._last_clock, self._times, self._in_backlog = record.clock_ms, record.times, record.backlog
+
+    def _load(self, batch_id: int, *, over: bool = False) -> Recorded | None:
+        """Brings the engine to version ``batch_id`` from the state folder; result as `_advance`.
+
+        A refusal leaves what is held as it is. ``over``: nothing will follow, and nothing is written.
+        """
+        location = self._location
+        if location is None:
+            if batch_id == 0 and self._engine is None:
+                self._engine = self._fresh()
+                return None
+            raise recovery.memory_refused(str(self), self._held(), batch_id)
+        files = self._location = location if isinstance(location, Files) else Files.at(location)
+        found = ensure(files, self._manifest, create=batch_id == 0)
+        if found is None:
+            raise recovery.nothing_stored(str(self), files.location, batch_id)
+        if not over:
+            check_open(files)
+            found.check_unsealed(files.location)
+        started = time.perf_counter()
+        if self._snapshots is not None:
+            self._snapshots.finish()  # what it writes would look like a leftover
+        log = PartitionLog(files, found, self.partition)
+        stored = log.stored(clean=not over)
+        base = recovery.newest_snapshot(str(self), batch_id, log, stored)
+        engine, since = self._engine, base
+        if engine is not None and self._can_catch_up(batch_id, base, log):
+            engine.discard()
+            since = self._version
+        else:
+            engine = None
+        if engine is None:
+            self._forget()
+            engine = self._fresh()
+            if base:
+                tables, self._last_clock = log.read_snapshot(base)
+                self._times = log.snapshot_times(base) or NO_TIMES
+                self._in_backlog = log.in_backlog(base)
+                engine.restore(tables)
+            self._version = base
+        self._engine, self._pending = engine, None
+        self._log = log
+        self._snapshots = Snapshots(str(self), log, stored, self.partition, self._options.get("snapshot_every"))
+        self._found, self._older = found, self.partition == 0 and found.generation > 0
+        for batch in range(since, batch_id):
+            self._replay(engine, log.read_record(batch))
+        _log.info(
+            "%s: version %d from snapshot %d and %d records in %.0f ms",
+            self, batch_id, base, batch_id - since, (time.perf_counter() - started) * 1e3,
+        )  # fmt: skip
+        if not over:
+            self._compact(engine)
+        if over or batch_id not in stored.records:
+            return None
+        try:
+            record = log.read_record(batch_id)
+            return Recorded(record.clock_ms, record.times.watermark, record.backlog)
+        except StateError as error:
+            _log.warning("%s: repeating batch %d without its record: %s", self, batch_id, error)
+            return None
+
+    def _can_catch_up(self, batch_id: int, base: int, log: PartitionLog) -> bool:
+        """Whether the records after what is held are enough: it is final, as a later batch is asked for."""
+        if not base <= self._version <= batch_id:
+            return False
+        # An engine's clock never goes back; one that a failed batch has set ahead would not repeat exactly.
+        return self._version == batch_id or log.read_record(self._version).clock_ms >= self._last_clock
+
+    # --- snapshots ---------------------------------------------------------------------------
+
+    def _compact(self, engine: JoinEngine) -> None:
+        """Has a snapshot written when one is due, and deletes what it replaces."""
+        if self._snapshots is not None:
+            self._snapshots.take(self._version, lambda: self._state(engine))
+
+    def _state(self, engine: JoinEngine) -> Held:
+        return Held(engine.snapshot(), self._last_clock, self._times, self._in_backlog)
+
+    def _remove_older(self) -> None:
+        """Deletes what `gpu_ops.rescale` left: a micro-batch of what it made in its place is final."""
+        assert isinstance(self._location, Files)
+        self._older = False
+        try:
+            remove_older(self._location, self._found)
+        except (StateError, OSError, pa.ArrowException) as error:
+            _log.warning("%s: what the state folder was before it was cut anew is still there: %s", self, error)
+
+    # --- memory ------------------------------------------------------------------------------
+
+    def _fresh(self) -> JoinEngine:
+        return JoinEngine(
+            self.join,
+            self._backend,  # type: ignore[arg-type]  # the engine checks it
+            memory_limit=self._options.get("memory_limit", self._budget),
+            tiny=bool(self._options.get("tiny", False)),
+            probe=self._probe,
+            # also where the user does not say so any more: a backlog that is stored goes live
+            backlog=bool(self._options.get("backlog", False)) or self.join.why_no_backlog() is None,
+        )
+
+    def _forget(self) -> None:
+        engine, self._engine, self._pending = self._engine, None, None
+        self._version = self._last_clock = 0
+        self._times, self._in_backlog = NO_TIMES, True
+        snapshots, self._snapshots = self._snapshots, None
+        self._log, self._older = None, False
+        if engine is not None:
+            engine.close()
+        if snapshots is not None:
+            snapshots.finish()
+
+    def _held(self) -> str:
+        if self._engine is None:
+            return "nothing"
+        last = self._pending.batch_id if self._pending is not None else self._version - 1
+        return f"the state after batch {last}"
+
+    def __str__(self) -> str:
+        names = ", ".join(source.name for source in self.join.inputs)
+        return f"join of {names}, partition {self.partition} of {self.partitions}"
+
+
+def _require(alive: Callable[[], bool], batch_id: int) -> None:
+    if not alive():
+        raise AbandonedError(f"the caller of batch {batch_id} is gone")
+
+
+def stored_state(files: Files, manifest: Manifest, partition: int) -> PartitionState:
+    """One partition of a state folder, to be looked at, on the CPU.
+
+    Args:
+        files: the folder.
+        manifest: its manifest.
+        partition: which partition.
+    """
+    command = ApplyCommand(
+        "", files.address, manifest.description, manifest.query_id, 0, partition, manifest.partitions, "cpu",
+        Wire("", "", ()), {}, distribution=manifest.distribution,
+    )  # fmt: skip
+    return PartitionState(command, state=files)

@@ -1,0 +1,328 @@
+"""A state folder cut into another number of partitions.
+
+Each live row goes to the partition that its key's hash names now, with what stands beside it (association counts are
+of rows with the same key, so they hold), and so does each change of the last micro-batch, which Spark may repeat.
+The new partitions are written beside the old ones, and the manifest that names them is replaced in one go. The old ones
+stay until a micro-batch of the new ones is final; then the query deletes them.
+
+The states of upsert inputs that are made retractions first, in the join's folder, are cut after it in the same way.
+
+The query should be stopped. Where it runs, either it or this is refused, and no row is lost or doubled:
+
+1. What is stored is noted, and the new partitions are written, which may take long.
+2. The manifest is sealed: whoever reads it from now on applies no micro-batch.
+3. What is stored is looked at again. If it is not what it was, the seal is taken off and all is as before.
+4. The manifest of the new partitions takes its place.
+
+A state server answers a micro-batch after its record is written and the manifest found as it was before. So a
+micro-batch was either written before the seal, and is seen in step 3, or is not answered: its query fails, and goes on
+from its checkpoint. An interruption between the seal and the end leaves a sealed folder; to call this again goes on
+from there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import uuid
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gpu_ops import operators
+from gpu_ops.backends import make_kernels
+from gpu_ops.descriptions.changelog import RETRACTIONS, SPELLINGS
+from gpu_ops.descriptions.description import Description
+from gpu_ops.errors import DescriptionError, StateError
+from gpu_ops.memory import Memory
+from gpu_ops.spark.server.partition import stored_state
+from gpu_ops.spark.server.recovery import stored_version
+from gpu_ops.spark.server.snapshots import Held
+from gpu_ops.spark.wire.command import Wire, parse_join
+from gpu_ops.spark.wire.hashes import partition_of, spark_hash
+from gpu_ops.state.address import Location
+from gpu_ops.state.durable import NO_TIMES, PartitionLog, Record, Stored, Times
+from gpu_ops.state.files import Files, Stamp
+from gpu_ops.state.manifest import FORMAT, LATEST, MANIFEST, SPARK, Manifest, check_open
+
+_TIME: Final = "time"
+_EARLIEST: Final = ("left_cleaned", "right_cleaned")
+
+
+class Rescaled(NamedTuple):
+    """What was done.
+
+    Attributes:
+        before: how many partitions there were.
+        after: how many there are.
+        version: micro-batches that the state holds.
+        rows: live rows of each new partition, all inputs together, before the last micro-batch.
+    """
+
+    before: int
+    after: int
+    version: int
+    rows: tuple[int, ...]
+
+
+def rescale(state: Location, partitions: int) -> Rescaled:
+    """Cuts a state folder into another number of partitions; its query should be stopped.
+
+    Beside a running query either this or the query is refused, and the query can be started again. It goes on from its
+    checkpoint, and finds the new number by itself unless it says ``partitions=``. All of the state goes through this
+    process's memory.
+
+    Args:
+        state: the folder.
+        partitions: how many.
+
+    Raises:
+        StateError: no state folder, a finished one, one whose partitions hold different versions, or one whose query
+            runs.
+        DescriptionError: fewer than one partition, or a join that has to have one.
+        NotBuiltError: keys of a type whose hash is not built here.
+    """
+    files = Files.at(state)
+    manifest = Manifest.of(files)
+    check_open(files)
+    join = parse_join(manifest.description)
+    if partitions < 1:
+        raise DescriptionError(f"partitions={partitions}; there is at least one")
+    if partitions > 1 and not join.shuffled_by:
+        raise DescriptionError("this join has one partition: no equality column that rows could be distributed by")
+    seen = _seen(files, manifest)
+    new = dataclasses.replace(
+        manifest, partitions=partitions, generation=manifest.generation + 1, format=FORMAT, sealed=None
+    )
+    new.content(files).delete_folder("p")  # of an attempt that was interrupted
+    try:
+        rows = _write(files, manifest, new, seen) if seen.version else (0,) * partitions
+    except StateError as error:
+        if _moved(files, manifest, seen):
+            raise _in_use(files) from error
+        raise
+    _replace(files, manifest, new, seen)
+    for name in files.folders(LATEST):  # each finds its number by itself, so that an interruption here does no harm
+        rescale(files.address.below(LATEST).below(name), partitions)
+    return Rescaled(manifest.partitions, partitions, seen.version, rows)
+
+
+class _Seen(NamedTuple):
+    """What a state folder holds: how many micro-batches, and by partition its files and its last record's stamp."""
+
+    version: int
+    stored: tuple[Stored, ...]
+    stamps: tuple[Stamp | None, ...]
+
+
+def _seen(files: Files, manifest: Manifest) -> _Seen:
+    version = stored_version(files, manifest)
+    logs = [PartitionLog(files, manifest, partition) for partition in range(manifest.partitions)]
+    stamps = tuple(log.record_stamp(version - 1) if version else None for log in logs)
+    return _Seen(version, tuple(log.stored(clean=False) for log in logs), stamps)
+
+
+def _moved(files: Files, manifest: Manifest, seen: _Seen) -> bool:
+    """Whether the folder holds something else than it did."""
+    try:
+        return _seen(files, manifest) != seen
+    except StateError:  # in the middle of a micro-batch
+        return True
+
+
+def _in_use(files: Files) -> StateError:
+    return StateError(
+        f"the query of state folder {files.location} is running: it went on while the folder was cut anew. Nothing is "
+        "changed: stop the query, and run this again"
+    )
+
+
+def _replace(files: Files, manifest: Manifest, new: Manifest, seen: _Seen) -> None:
+    """Puts the new partitions in place of the old ones, unless a micro-batch was applied to these meanwhile.
+
+    Raises:
+        StateError: one was, or the input has been ended; the folder is as it was.
+    """
+    sealed = dataclasses.replace(manifest, sealed=uuid.uuid4().hex)
+    _put(files, sealed)
+    then = dataclasses.replace(manifest, sealed=None)
+    try:
+        check_open(files)
+        if not _moved(files, manifest, seen):
+            then = new
+    finally:
+        if Manifest.of(files) != sealed:
+            raise StateError(f"state folder {files.location} is being cut anew by another gpu-join rescale")
+        _put(files, then)
+    if then is not new:
+        raise _in_use(files)
+
+
+def _put(files: Files, manifest: Manifest) -> None:
+    files.write(MANIFEST, lambda file: file.write(manifest.to_json().encode()))
+
+
+def _write(files: Files, manifest: Manifest, new: Manifest, seen: _Seen) -> tuple[int, ...]:
+    """Writes the new partitions: the state before the last micro-batch, and its record; gives their rows.
+
+    A snapshot after the last micro-batch proves that Spark does not repeat it; then that is what is written.
+    """
+    join = parse_join(manifest.description)
+    version, goes = seen.version, _Goes(join, new.distribution, new.partitions)
+    final = any(version in stored.snapshots for stored in seen.stored)
+    at, numbers = version if final else version - 1, range(manifest.partitions)
+    held = [stored_state(files, manifest, partition).held_at(at) for partition in numbers]
+    tables, logs = (
+        _cut_state(join, held, goes),
+        [PartitionLog(files, new, partition) for partition in range(new.partitions)],
+    )
+    if at:
+        clock_ms = max(part.clock_ms for part in held)
+        known = functools.reduce(Times.later, (part.times for part in held), NO_TIMES)
+        for log, part in zip(logs, tables, strict=True):
+            log.write_snapshot(at, part, clock_ms, known, backlog=held[0].backlog)
+    if not final:
+        records = [PartitionLog(files, manifest, partition).read_record(at) for partition in numbers]
+        then = functools.reduce(Times.later, (record.times for record in records), NO_TIMES)
+        for log, table in zip(logs, _cut_changes(join, records, goes), strict=True):
+            log.write_record(at, dataclasses.replace(records[0], table=table, times=then))
+    return tuple(sum(len(part[side]) for side in join.sides) if at else 0 for part in tables)
+
+
+class _Goes(NamedTuple):
+    """Which of the new partitions a row goes to."""
+
+    join: Description
+    distribution: str
+    partitions: int
+
+    def rows(self, table: pa.Table, number: int) -> npt.NDArray[np.int64]:
+        """The partition of each row of a table that begins with an input's columns, or with those it is grouped by."""
+        # by position, as behind the input's columns stands what may have their names
+        position = table.schema.names.index
+        return self.to([table.column(position(by.columns[number])) for by in self.join.shuffled_by], len(table))
+
+    def to(self, columns: Sequence[pa.ChunkedArray], rows: int) -> npt.NDArray[np.int64]:
+        """The partition of each row, by the columns that its input is distributed by."""
+        keys = []
+        for by, column in zip(self.join.shuffled_by, columns, strict=True):
+            values = column if column.type == by.type else column.cast(by.type)
+            keys.append(pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], by.type))
+        if self.distribution == SPARK:
+            return spark_hash(keys, rows).astype(np.int64) % self.partitions
+        return partition_of(keys, rows, self.partitions).astype(np.int64)
+
+
+def _cut_state(join: Description, held: Sequence[Held], goes: _Goes) -> list[dict[str, pa.Table]]:
+    """The live rows of each new partition, by input, and what is beside them; what is known of time goes to all.
+
+    Raises:
+        NotBuiltError: there is something that cannot be cut.
+    """
+    made: list[dict[str, pa.Table]] = [{} for _ in range(goes.partitions)]
+    targets = []
+    for number, side in enumerate(join.sides):
+        whole = pa.concat_tables([part.tables[side] for part in held])
+        targets.append(goes.rows(whole, number))
+        for partition, tables in enumerate(made):
+            tables[side] = whole.take(pa.array(np.flatnonzero(targets[-1] == partition)))
+    known = {*join.sides, _TIME}
+    if any(part.tables.keys() - known for part in held):
+        kernels, _ = make_kernels("cpu")
+        operator = operators.make(join, kernels, Memory(kernels, None))
+        parts = [{n: t for n, t in part.tables.items() if n != _TIME or n in join.sides} for part in held]
+        more = operator.cut(parts, targets, lambda table: goes.rows(table, 0), goes.partitions)
+        made = [{**tables, **its} for tables, its in zip(made, more, strict=True)]
+    if _TIME not in join.sides and all(_TIME in part.tables for part in held):
+        facts = [part.tables[_TIME].to_pylist()[0] for part in held]
+        merged = {name: _together(name, [fact[name] for fact in facts]) for name in facts[0]}
+        for tables in made:
+            tables[_TIME] = pa.table({name: pa.array([value], pa.int64()) for name, value in merged.items()})
+    return made
+
+
+def _together(name: str, values: Sequence[int | None]) -> int | None:
+    """A time that several partitions know as one: the latest, but of what is cleaned up what all have cleaned up."""
+    there = [value for value in values if value is not None]
+    return (min if name in _EARLIEST else max)(there) if there else None
+
+
+def _cut_changes(join: Description, records: Sequence[Record], goes: _Goes) -> list[pa.Table]:
+    """The last micro-batch's changes of each new partition, numbered anew: old partitions may have equal numbers.
+
+    Raises:
+        StateError: old partitions got theirs from different queries.
+    """
+    if any(record.wire != records[0].wire for record in records):
+        raise StateError("the partitions' last micro-batch came from different plans: run the query once more first")
+    wire = Wire.from_json(records[0].wire)
+    whole = pa.concat_tables([_net(join, wire, record.table) for record in records])
+    side, target = whole[wire.side].to_numpy(), np.zeros(len(whole), np.int64)
+    for number in range(len(join.inputs)):
+        rows = np.flatnonzero(side == number)
+        lanes = [next(x[-1] for x in wire.lanes if x[number] == by.columns[number]) for by in join.shuffled_by]
+        target[rows] = goes.to([whole[str(lane)].take(pa.array(rows)) for lane in lanes], rows.size)
+    sequence = np.lexsort((whole[wire.order].to_numpy(), _brings(join, wire, whole)))
+    rank = np.empty(sequence.size, np.int64)
+    rank[sequence] = np.arange(sequence.size)
+    position = whole.schema.get_field_index(wire.order)
+    whole = whole.set_column(position, whole.schema.field(position), pa.array(rank))
+    return [whole.take(pa.array(np.flatnonzero(target == partition))) for partition in range(goes.partitions)]
+
+
+def _moving(join: Description) -> list[int]:
+    """Inputs whose rows may go from one partition to another: retractions by a unique key beyond what distributes them.
+
+    The order of a key's changes in different partitions is not known. But of those in one the first tells whether the
+    row was there, and the last whether it is, which is so in one partition at most: these do, retractions first.
+    """
+    return [
+        number
+        for number, source in enumerate(join.inputs)
+        if source.row_kind is not None
+        and source.unique_key is not None
+        and source.sequence_by is None
+        and not {by.columns[number] for by in join.shuffled_by} <= set(source.unique_key)
+    ]
+
+
+def _kinds(join: Description, wire: Wire, changes: pa.Table, number: int) -> tuple[npt.NDArray[np.int64], pa.Array]:
+    """Positions and row kinds of an input's changes, without those that are none."""
+    kind = join.inputs[number].row_kind
+    lane = next(x[-1] for x in wire.lanes if x[number] == kind)
+    rows = np.flatnonzero(changes[wire.side].to_numpy() == number)
+    kinds = pc.cast(changes[str(lane)].take(pa.array(rows)), pa.string()).combine_chunks()
+    known = pc.is_in(kinds, value_set=pa.array(SPELLINGS))
+    return rows[known.to_numpy(zero_copy_only=False)], kinds.filter(known)
+
+
+def _brings(join: Description, wire: Wire, changes: pa.Table) -> npt.NDArray[np.bool_]:
+    """Which changes bring a row of an input whose rows may move."""
+    brings = np.zeros(len(changes), bool)
+    for number in _moving(join):
+        rows, kinds = _kinds(join, wire, changes, number)
+        brings[rows] = ~pc.is_in(kinds, value_set=pa.array(RETRACTIONS)).to_numpy(zero_copy_only=False)
+    return brings
+
+
+def _net(join: Description, wire: Wire, changes: pa.Table) -> pa.Table:
+    """A partition's changes without those that come and go within it, of inputs whose rows may move."""
+    brings, keep = _brings(join, wire, changes), np.ones(len(changes), bool)
+    for number in _moving(join):
+        rows, _ = _kinds(join, wire, changes, number)
+        rows = rows[np.argsort(changes[wire.order].to_numpy()[rows], kind="stable")]
+        unique = join.inputs[number].unique_key or ()
+        lanes = [next(x[-1] for x in wire.lanes if x[number] == column) for column in unique]
+        names = [str(n) for n in range(len(lanes))]
+        columns = [changes[str(lane)].take(pa.array(rows)) for lane in lanes]
+        keyed = pa.table([*columns, pa.array(np.arange(rows.size))], [*names, "at"])
+        ends = keyed.group_by(names).aggregate([("at", "min"), ("at", "max")])
+        first, last = rows[ends["at_min"].to_numpy()], rows[ends["at_max"].to_numpy()]
+        keep[rows] = False
+        keep[first[~brings[first]]] = True
+        keep[last[brings[last]]] = True
+    return changes if keep.all() else changes.filter(pa.array(keep))

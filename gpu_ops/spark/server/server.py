@@ -1,0 +1,376 @@
+"""The state server: a process that owns the state of some partitions, speaking Arrow Flight.
+
+``python -m gpu_ops.spark.server.server`` reads one line of JSON from its standard input, ``{"token": ...}``,
+writes one to its standard output, ``{"port": n, "pid": n}``, logs to standard error, and ends when its
+standard input does or its parent process is gone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import importlib
+import json
+import logging
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, get_args
+
+import pyarrow as pa
+from pyarrow import flight
+
+from gpu_ops.errors import BadInputError, DescriptionError, StateError
+from gpu_ops.kernels import Probe
+from gpu_ops.memory import Budget, memory_size
+from gpu_ops.spark.server.partition import AbandonedError, Applied, PartitionState
+from gpu_ops.spark.wire.command import ApplyCommand
+from gpu_ops.spark.wire.connection import Action, FlightServer
+from gpu_ops.state.files import READING, Activity
+from gpu_ops.values import check_array
+
+_log = logging.getLogger(__name__)
+
+ROWS_PER_MESSAGE: Final = 1 << 16
+"""Rows of a record batch of the answer, at most."""
+
+_POLL_S: Final = 1.0
+_IDLE_S: Final = 2.0
+
+
+def host_memory() -> int:
+    """Bytes of the machine's memory, used or not."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+_MOST_BYTES: Final = host_memory()
+
+
+class StateServer(FlightServer):
+    """Answers the calls of Spark tasks; calls for different partitions run at the same time.
+
+    Args:
+        token: what every call must bring.
+        backend: for commands that say ``"auto"``.
+        host: where to listen.
+        port: 0 for any.
+        budget: of memory, for all partitions together.
+        probe: how a GPU finds matching rows, see `gpu_ops.kernels.Probe`.
+        certificate: files with the certificate chain and its key; without them connections are plain.
+    """
+
+    def __init__(
+        self,
+        token: str,
+        *,
+        backend: str = "auto",
+        host: str = "127.0.0.1",
+        port: int = 0,
+        budget: Budget | None = None,
+        probe: Probe = "auto",
+        certificate: tuple[str, str] | None = None,
+    ) -> None:
+        self._backend, self._budget, self._probe = backend, budget, probe
+        self._lock = threading.Lock()
+        self._partitions: dict[tuple[str, str, int], PartitionState] = {}
+        self._calls: dict[str, Activity] = {}
+        self._running = 0
+        self._last_call = time.monotonic()
+        self._trimmed = True
+        self.stopping = threading.Event()
+        actions: dict[str, Action] = {
+            "ping": lambda request, _: self._ping(request),
+            "release": lambda request, _: self._release(request),
+            "metrics": lambda *_: self._status(),
+            "shutdown": lambda *_: self._stop(),
+        }
+        super().__init__(token, host=host, port=port, certificate=certificate, actions=actions)
+
+    # --- Flight ------------------------------------------------------------------------------
+
+    def do_exchange(
+        self,
+        context: flight.ServerCallContext,
+        descriptor: flight.FlightDescriptor,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.MetadataRecordBatchWriter,
+    ) -> None:
+        """Applies one micro-batch to one partition; see `ApplyCommand`."""
+        with self.errors_as_status("apply"):
+            command = ApplyCommand.parse(descriptor.command or b"")
+            if command.backend == "auto" and self._backend != "auto":
+                command = ApplyCommand(**{**vars(command), "backend": self._backend})
+            partition = self._partition(command)
+            own = Activity()
+            with self._asked_after(command.call, own):
+                try:
+                    table = _receive(reader, command, partition, own)
+                except (pa.ArrowException, flight.FlightError, OSError, UnicodeError) as error:  # names may be no UTF-8
+                    raise AbandonedError(f"the rows of batch {command.batch_id} broke off: {error}") from error
+            with self._asked_after(command.call, partition.activity):  # also while another call has the partition
+                answer = partition.apply(
+                    command.batch_id,
+                    table,
+                    command.wire,
+                    alive=lambda: not context.is_cancelled(),
+                    watermark=command.watermark,
+                    clock_ms=command.clock_ms,
+                    backlog=command.backlog,
+                    shared_in=command.shared_in,
+                )
+            del table
+            with self._asked_after(command.call, own):
+                own.begin("sending the answer")
+                _send(writer, answer)
+
+    # --- partitions --------------------------------------------------------------------------
+
+    def _partition(self, command: ApplyCommand) -> PartitionState:
+        key = command.join_id, command.query_id, command.partition
+        with self._lock:
+            held = self._partitions.get(key)
+            if held is not None and held.serves(command):
+                return held
+            made = self._partitions[key] = PartitionState(command, budget=self._budget, probe=self._probe)
+        if held is not None:
+            _log.info("%s: another description; what was held is dropped", held)
+            held.close()
+        return made
+
+    def _release(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        if "join_id" not in request:
+            raise DescriptionError('release takes {"join_id": ...}')
+        with self._lock:
+            keys = [key for key in self._partitions if key[0] == request["join_id"]]
+            dropped = [self._partitions.pop(key) for key in keys]
+        for partition in dropped:
+            partition.close()
+        return {"released": len(dropped)}
+
+    def _ping(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """That this server lives, and what the exchange ``{"call": name}`` does: None if there is none of that name."""
+        with self._lock:
+            held = list(self._partitions.values())
+        used = {p.backend for p in held if p.backend is not None}
+        answer = {"pid": os.getpid(), "backend": min(used, default=self._backend), "partitions": len(held)}
+        if "call" not in request:
+            return answer
+        call = self._calls.get(str(request["call"]))
+        return {**answer, "call": None if call is None else call.tell()}
+
+    def _stop(self) -> dict[str, Any]:
+        _log.info("asked to stop")
+        self.stopping.set()
+        return {}
+
+    def _status(self) -> dict[str, Any]:
+        with self._lock:
+            held = list(self._partitions.items())
+        return {
+            "pid": os.getpid(),
+            "partitions": [{"join_id": key[0], "query_id": key[1], **partition.status()} for key, partition in held],
+            "calls": [activity.tell() for activity in list(self._calls.values())],
+        }
+
+    # --- housekeeping ------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _asked_after(self, call: str | None, activity: Activity) -> Iterator[None]:
+        """A ping that names the call is answered with this activity."""
+        if call is None:
+            yield
+            return
+        self._calls[call] = activity
+        try:
+            yield
+        finally:
+            self._calls.pop(call, None)
+
+    @contextlib.contextmanager
+    def errors_as_status(self, what: str) -> Iterator[None]:
+        """As the base class has it; and a server that does something is not idle."""
+        with self._lock:
+            self._running += 1
+        try:
+            with super().errors_as_status(what):
+                yield
+        finally:
+            with self._lock:
+                self._running -= 1
+                self._last_call, self._trimmed = time.monotonic(), False
+
+    def trim(self) -> None:
+        """Gives unused memory back to the system when there has been nothing to do for a while."""
+        with self._lock:
+            if self._trimmed or self._running or time.monotonic() - self._last_call < _IDLE_S:
+                return
+            self._trimmed = True
+        pa.default_memory_pool().release_unused()
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
+
+
+def _receive(
+    reader: flight.MetadataRecordBatchReader, command: ApplyCommand, partition: PartitionState, activity: Activity
+) -> pa.Table:
+    """The rows of a micro-batch.
+
+    A stream that a client closes half-way looks like a whole one; the number of rows at its end tells.
+    """
+    activity.begin(READING)
+    schema = reader.schema
+    command.wire.check(partition.join, schema)
+    batches, promised, size = [], None, 0
+    for chunk in reader:
+        activity.move()
+        if chunk.data is not None:
+            _check(chunk.data, partition)
+            size += chunk.data.nbytes
+            if size > _MOST_BYTES:
+                raise StateError(
+                    f"batch {command.batch_id} has more than {_MOST_BYTES >> 30} GiB of rows for one partition, all "
+                    "of this machine's memory: use more partitions, or smaller micro-batches"
+                )
+            batches.append(chunk.data)
+        if chunk.app_metadata is not None:
+            promised = _row_count(chunk.app_metadata.to_pybytes())
+    table = pa.Table.from_batches(batches, schema)
+    if promised is not None or command.counted:
+        if promised is None:
+            raise AbandonedError(f"the rows of batch {command.batch_id} end without their number")
+        if promised != table.num_rows:
+            raise AbandonedError(f"{table.num_rows} rows of batch {command.batch_id} came, {promised} were sent")
+    return table
+
+
+def _check(batch: pa.RecordBatch, partition: PartitionState) -> None:
+    """Refuses rows that would end the process that computes with them.
+
+    Raises:
+        BadInputError: names the column.
+    """
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            check_array(column)
+        except pa.ArrowException as error:
+            names = "', '".join(source.name for source in partition.join.inputs)
+            raise BadInputError(names, name, f"came damaged: {error}") from None
+
+
+def _row_count(content: bytes) -> int:
+    try:
+        return int(json.loads(content)["rows"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DescriptionError('a message beside the rows is {"rows": n}') from error
+
+
+def _send(writer: flight.MetadataRecordBatchWriter, answer: Applied) -> None:
+    writer.begin(answer.changelog.schema)
+    if answer.changelog.num_rows:
+        writer.write_table(answer.changelog, max_chunksize=ROWS_PER_MESSAGE)
+    facts = {"metrics": answer.metrics, "backend": answer.backend, "backend_reason": answer.backend_reason}
+    writer.write_metadata(json.dumps(facts).encode())
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs a state server until its standard input ends."""
+    parser = argparse.ArgumentParser(prog="python -m gpu_ops.spark.server.server", description="A state server.")
+    parser.add_argument("--backend", choices=("auto", "cpu", "gpu"), default="auto")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--gpu-memory", help="of all state; an amount, or a share of the card's")
+    parser.add_argument("--host-memory", help="of all state; an amount, or a share of the machine's")
+    parser.add_argument("--gpu-probe", choices=get_args(Probe), default="auto", help="how matching rows are found")
+    parser.add_argument("--tls-certificate", nargs=2, metavar=("CHAIN", "KEY"), help="files in PEM")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(
+        level=logging.INFO,
+        stream=sys.stderr,
+        format="%(asctime)s state server %(process)d %(levelname)s %(message)s",
+    )
+    parent = os.getppid()
+    # Ctrl-C in a notebook's terminal reaches the whole process group; the driver decides what stops.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        token = str(json.loads(sys.stdin.buffer.readline())["token"])
+    except (ValueError, KeyError, TypeError) as error:
+        sys.stderr.write(f'the first line of standard input must be {{"token": ...}}: {error!r}\n')
+        return 2
+    if len(token) < 16:
+        sys.stderr.write("a token of fewer than 16 characters is none\n")
+        return 2
+    budget = server_budget(options.gpu_memory, options.host_memory)
+    server = StateServer(
+        token, backend=options.backend, host=options.host, port=options.port, budget=budget,
+        probe=options.gpu_probe, certificate=options.tls_certificate,
+    )  # fmt: skip
+    sys.stdout.write(json.dumps({"port": server.port, "pid": os.getpid()}) + "\n")
+    sys.stdout.flush()
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody reads more of it
+    _log.info("listening on %s, port %d", options.host, server.port)
+    importlib.import_module("cpu_fallback")  # half a second, and either backend needs it; a call may come meanwhile
+    _wait(server, parent)
+    # Calls in progress are not waited for long: what they did durably stays, the rest is repeated.
+    server.end()
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _wait(server: StateServer, parent: int) -> None:
+    """Returns when standard input ends, the parent is gone, or a client asks for it.
+
+    The parent is watched by its id: PR_SET_PDEATHSIG fires already when the thread that started this
+    process ends, as threads of a Spark driver do.
+    """
+    source = sys.stdin.fileno()
+    while not server.stopping.is_set():
+        ready, _, _ = select.select([source], [], [], _POLL_S)
+        if ready and not os.read(source, 4096):
+            _log.info("standard input has ended; stopping")
+            return
+        if os.getppid() != parent:
+            _log.info("the parent process is gone; stopping")
+            return
+        server.trim()
+
+
+def server_budget(gpu: str | None, host: str | None) -> Budget:
+    """The budget that all partitions of a server share.
+
+    Args:
+        gpu: an amount, or a share of the card's whole memory; None for what the card has free.
+        host: an amount, or a share of the machine's memory; None for no limit.
+
+    Raises:
+        DescriptionError: one is no amount of memory.
+    """
+    on_card = None if gpu is None else memory_size(gpu)
+    if isinstance(on_card, float):
+        total = _card()
+        on_card = None if total is None else int(on_card * total)
+    on_host = None if host is None else memory_size(host)
+    if isinstance(on_host, float):
+        on_host = int(on_host * host_memory())
+    _log.info("memory for state: %s bytes on the GPU, %s on the host", on_card or "any", on_host or "any")
+    return Budget(on_card, on_host)
+
+
+def _card() -> int | None:
+    """Bytes of the card's memory, used or not; None where there is no card to ask."""
+    try:
+        from gpu_ops.cudf_backend.device import total_memory  # noqa: PLC0415 - only where a card may be
+
+        return total_memory()
+    except Exception as error:  # no cupy, no driver, no card: there is no GPU to limit
+        _log.info("no GPU to limit the memory of: %s", error)
+        return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

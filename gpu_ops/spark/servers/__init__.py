@@ -1,1 +1,0 @@
-"""State servers: their processes, the partitions they own, recovery, and the directory that knows them."""

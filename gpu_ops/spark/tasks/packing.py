@@ -1,0 +1,220 @@
+"""Many rows in one of Spark's: what a join's inputs become where Spark's rows would only be in the way.
+
+Tasks of the map stage make Arrow messages, one for each partition of the join and so many rows; Spark shuffles
+those. So rows that are Arrow's from the start, as those of `gpu_ops.read_files`, never turn into Spark's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from gpu_ops.files.formats import FileFormat
+from gpu_ops.spark.tasks.arrow import arrow_task, streaming_task
+from gpu_ops.spark.tasks.rows import FirstRows, Slices, Taken
+from gpu_ops.spark.wire.arrivals import INLINE, PACKED, Block, BlockFile, Blocks
+from gpu_ops.spark.wire.hashes import partition_of
+
+_BLOCK_BYTES: Final = 1 << 24
+"""Of a message in a file."""
+
+
+class Packer(NamedTuple):
+    """How the rows of one input are cut into partitions.
+
+    Attributes:
+        input_name: for errors.
+        number: of the input.
+        schema: of its rows, row kinds included.
+        by: the columns that they are distributed by, and in which type; none: to partition 0.
+        routes: for each partition the number that Spark's shuffle sends there.
+        most_bytes: of one message, about.
+        first: which rows of a task are needed; None for all.
+        blocks: where messages are left, if tasks are on one machine; else they go with Spark's rows.
+    """
+
+    input_name: str
+    number: int
+    schema: pa.Schema
+    by: tuple[tuple[str, pa.DataType], ...]
+    routes: tuple[int, ...]
+    most_bytes: int
+    first: FirstRows | None = None
+    blocks: Blocks | None = None
+
+    @property
+    def made(self) -> pa.Schema:
+        """`PACKED`."""
+        return PACKED
+
+    def of(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """All rows of this Spark task, packed."""
+        yield from self.pack([(rows, source_partition(), "")])
+
+    def pack(self, parts: Iterable[tuple[Iterator[pa.RecordBatch], int, str]]) -> Iterator[pa.RecordBatch]:
+        """Rows of `PACKED`, of all that a task has.
+
+        Every partition gets a message, if it is one without rows: so the task that it comes to knows which it is.
+
+        Args:
+            parts: of each its batches of `schema` in the order of their rows, and what orders them first (a time) and
+                second (where they are from).
+        """
+        missing = dict.fromkeys(range(len(self.routes)))
+        with self._file() as file:
+            most_bytes = self.most_bytes if file is None else _BLOCK_BYTES
+            for batches, time, source in parts:
+                count = 0
+                for batch in batches if self.first is None else self.first.of(batches):
+                    for partition, rows in self._cut(batch):
+                        step = max(1, int(rows.num_rows * most_bytes / max(rows.nbytes, 1)))
+                        slices = [rows.slice(start, step) for start in range(0, rows.num_rows, step)]
+                        yield self._messages([partition] * len(slices), (time, source), count, slices, file)
+                        count += len(slices)
+                        missing.pop(partition, None)
+        if missing:
+            nothing = [pa.RecordBatch.from_pylist([], self.schema)] * len(missing)
+            yield self._messages(list(missing), (0, ""), 0, nothing, None)
+
+    def _file(self) -> contextlib.AbstractContextManager[BlockFile | None]:
+        """Where this task leaves its messages; no file where nobody would know when it is no longer needed."""
+        task = None if self.blocks is None else streaming_task()
+        if self.blocks is None or task is None or not task.run_id.replace("-", "").isalnum():
+            return contextlib.nullcontext()
+        return self.blocks.written(task.run_id, task.batch_id)
+
+    def _messages(
+        self,
+        partitions: Sequence[int],
+        origin: tuple[int, str],
+        count: int,
+        rows: Sequence[pa.RecordBatch],
+        file: BlockFile | None,
+    ) -> pa.RecordBatch:
+        time, source = origin
+        size, messages, blocks = len(rows), list[bytes](), list[Block]()
+        for part in rows:
+            message = part.serialize()
+            block = INLINE if file is None else file.put(message)
+            messages.append(b"" if block.file else message.to_pybytes())
+            blocks.append(block)
+        files, starts, sizes = zip(*blocks, strict=True)
+        return pa.RecordBatch.from_arrays(
+            [
+                pa.array([self.routes[partition] for partition in partitions], pa.int32()),
+                pa.array(partitions, pa.int32()),
+                pa.array([self.number] * size, pa.int32()),
+                pa.array([time] * size, pa.int64()),
+                pa.array([source] * size, pa.string()),
+                pa.array(range(count, count + size), pa.int64()),
+                pa.array(messages, pa.binary()),
+                pa.array(files, pa.string()),
+                pa.array(starts, pa.int64()),
+                pa.array(sizes, pa.int64()),
+            ],
+            schema=PACKED,
+        )
+
+    def _cut(self, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """The rows of each partition that has any, in their order."""
+        if not batch.num_rows:
+            return
+        if not self.by or len(self.routes) == 1:
+            yield 0, batch
+            return
+        keys = [batch[name] if batch[name].type == kind else batch[name].cast(kind) for name, kind in self.by]
+        goes_to = partition_of(keys, batch.num_rows, len(self.routes))
+        order = np.argsort(goes_to, kind="stable")
+        sizes = np.bincount(goes_to, minlength=len(self.routes))
+        sorted_rows, start = batch.take(pa.array(order)), 0
+        for partition in np.flatnonzero(sizes):
+            size = int(sizes[partition])
+            yield int(partition), sorted_rows.slice(start, size)
+            start += size
+
+
+def source_partition() -> int:
+    """The number of this Spark task within its stage."""
+    from pyspark import TaskContext  # noqa: PLC0415 - so that tests of the rest need no pyspark
+
+    context = TaskContext.get()
+    return int(context.partitionId()) if context is not None else 0
+
+
+class FileRows(NamedTuple):
+    """What is taken of files' rows.
+
+    Attributes:
+        format: how the files are read.
+        name: what errors call the input.
+        taken: of the rows; no other columns are read.
+        schema: of what is taken.
+        slices: how each file's are aggregated then; None for not at all.
+    """
+
+    format: FileFormat
+    name: str
+    taken: Taken
+    schema: pa.Schema
+    slices: Slices | None = None
+
+    def read(self, uri: str) -> Iterator[pa.RecordBatch]:
+        """A file's.
+
+        Raises:
+            BadInputError: it cannot be read.
+        """
+        rows = (self.taken.of(batch, self.schema) for batch in self.format.read(uri, self.taken.names, self.name))
+        yield from rows if self.slices is None else self.slices.of(rows)
+
+
+class PackFiles:
+    """The function of ``mapInArrow``: files in, as `files_in_order` takes them, their rows out as `PACKED`.
+
+    Args:
+        packer: of the input.
+        rows: of the files.
+        taken: what is packed of them.
+    """
+
+    __name__ = "gpu_join_pack_files"
+
+    def __init__(self, packer: Packer, rows: FileRows, taken: Taken) -> None:
+        self._packer, self._rows, self._taken = packer, rows, taken
+
+    @arrow_task
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Gives the rows of the partition's files, packed."""
+        yield from self._packer.pack((self._of(uri), time, uri) for uri, time in files_in_order(batches))
+
+    def _of(self, uri: str) -> Iterator[pa.RecordBatch]:
+        return (self._taken.of(batch, self._packer.schema) for batch in self._rows.read(uri))
+
+
+class ReadFiles:
+    """The function of ``mapInArrow``: files in, their rows out.
+
+    Args:
+        name: how Spark shows it in plans.
+        rows: of the files.
+    """
+
+    def __init__(self, name: str, rows: FileRows) -> None:
+        self.__name__ = name
+        self._rows = rows
+
+    @arrow_task
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Gives the rows of the partition's files."""
+        for uri, _ in files_in_order(batches):
+            yield from self._rows.read(uri)
+
+
+def files_in_order(batches: Iterator[pa.RecordBatch]) -> list[tuple[str, int]]:
+    """Files as Spark lists them, by modification time (us), then path."""
+    found = [file for batch in batches for file in zip(*(c.to_pylist() for c in batch.columns), strict=True)]
+    return sorted(found, key=lambda file: (file[1], file[0]))

@@ -1,0 +1,251 @@
+"""What is taken of rows while they are Arrow's: which of them, and columns, as they are or computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gpu_ops.conditions import Expression
+from gpu_ops.conditions.expressions import Column
+from gpu_ops.descriptions.description import Description
+from gpu_ops.descriptions.groups import Order, Top
+from gpu_ops.operators.groups.top import sort_keys
+from gpu_ops.spark.tasks.arrow import arrow_task, together
+from gpu_ops.spark.wire.arrivals import typed
+
+ROWS = ""
+"""What expressions call the rows: there is one input."""
+
+
+class Taken(NamedTuple):
+    """Which rows and columns of batches are taken.
+
+    Attributes:
+        columns: the rows', or what is computed of these.
+        where: of type boolean, one after the other: each is evaluated for rows of which those before are true.
+    """
+
+    columns: tuple[Expression, ...]
+    where: tuple[Expression, ...] = ()
+
+    @classmethod
+    def all(cls, schema: pa.Schema) -> Taken:
+        """All of a schema's columns as they are."""
+        return cls(
+            tuple(
+                Expression(field.name, Column(ROWS, field.name, field.type), {ROWS: (field.name,)}) for field in schema
+            )
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns that it needs."""
+        return tuple(dict.fromkeys([*_named(self.columns), *self.tested]))
+
+    @property
+    def tested(self) -> tuple[str, ...]:
+        """Those that rows are filtered by."""
+        return _named(self.where)
+
+    @property
+    def computed(self) -> tuple[Expression, ...]:
+        """The columns that are not the rows' own."""
+        return tuple(column for column in self.columns if not isinstance(column.root, Column))
+
+    def types(self, schema: pa.Schema) -> list[pa.DataType]:
+        """The columns' types.
+
+        Args:
+            schema: of the rows.
+        """
+        own = [column.root for column in self.columns]
+        return [schema.field(x.name).type if isinstance(x, Column) else x.type for x in own]
+
+    def of(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+        """What is taken of a batch, in a schema of as many columns.
+
+        Raises:
+            EvaluationError: an expression fails for a row, in ANSI mode.
+        """
+        if self.where or self.computed:  # else without an import of pandas, which takes an executor a while
+            from cpu_fallback.conditions import values  # noqa: PLC0415
+        for number, test in enumerate(self.where):
+            (true,) = values([test], {ROWS: batch}, batch.num_rows)
+            later = dict.fromkeys((*_named(self.columns), *_named(self.where[number + 1 :])))
+            batch = batch.select(list(later)).filter(true, null_selection_behavior="drop")
+        made = iter(values(self.computed, {ROWS: batch}, batch.num_rows) if self.computed else ())
+        arrays = [batch.column(x.root.name) if isinstance(x.root, Column) else next(made) for x in self.columns]
+        return typed(pa.RecordBatch.from_arrays(arrays, names=schema.names), schema)
+
+
+def _named(expressions: Sequence[Expression]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for x in expressions for name in x.columns.get(ROWS, ())))
+
+
+_MOST_BYTES: Final = 1 << 28
+"""So many are looked at together: they have to be in memory at once."""
+
+
+class FirstRows(NamedTuple):
+    """Which rows are kept.
+
+    Attributes:
+        by: the columns that make a group.
+        order: by what rows are ordered first.
+        n: how many of each group are wanted.
+    """
+
+    by: tuple[str, ...]
+    order: Order
+    n: int
+
+    @classmethod
+    def wanted(cls, operator: Description) -> Self | None:
+        """What an operator needs of rows that nothing retracts; None where it needs them all."""
+        if not isinstance(operator, Top) or operator.emit == "per_event" or not operator.source.insert_only:
+            return None
+        if any(pa.types.is_nested(operator.source.schema.field(column).type) for column in operator.by):
+            return None  # Arrow does not number those
+        return cls(operator.by, operator.order[0], operator.n)
+
+    def of(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The rows that are kept, in their order."""
+        for some in together(batches, lambda batch: batch.nbytes, _MOST_BYTES):
+            yield from self._kept(some)
+
+    def _kept(self, batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows = pa.Table.from_batches(batches)
+        group, groups = self._groups(rows)
+        keys = sort_keys(rows[self.order.column], self.order)
+        last = np.full(groups, np.iinfo(np.int64).max)
+        if self.n == 1:
+            np.minimum.at(last, group, keys)
+        else:
+            ranked = np.lexsort((keys, group))
+            begins = np.searchsorted(group[ranked], np.arange(groups))
+            full = np.flatnonzero(np.bincount(group, minlength=groups) >= self.n)
+            last[full] = keys[ranked[begins[full] + self.n - 1]]
+        kept, start = keys <= last[group], 0
+        for batch in batches:  # nothing is copied but what is kept
+            chosen = batch.filter(pa.array(kept[start : start + batch.num_rows]))
+            start += batch.num_rows
+            if chosen.num_rows:
+                yield chosen
+
+    def _groups(self, rows: pa.Table) -> tuple[npt.NDArray[np.int64], int]:
+        """Of each row a number of its group, and how many numbers there are. One group may have several."""
+        found, count = np.zeros(rows.num_rows, np.int64), 1
+        for name in self.by:
+            codes = pc.dictionary_encode(rows[name].combine_chunks(), null_encoding="encode")
+            size = max(1, len(codes.dictionary))
+            pairs = found * size + codes.indices.to_numpy().astype(np.int64)
+            numbers, found = np.unique(pairs, return_inverse=True) if count > 1 else (np.arange(size), pairs)
+            count = len(numbers)
+        return found, count
+
+
+_MOST_ROWS: Final = 1 << 20
+"""So many are grouped together: what is left of them has to be in memory at once."""
+
+
+class Slices(NamedTuple):
+    """How rows are aggregated.
+
+    Attributes:
+        time: the column, a timestamp of microseconds.
+        size: of a window, in microseconds; a multiple of the next.
+        slide: from one window's start to the next one's, and the width of a slice.
+        offset: a window's start, in microseconds since the epoch.
+        by: group columns, and for one that is made of a window which end of it: 0 for its start, 1 for its end.
+        calls: for each aggregate its function (count, sum of integers, min, max) and its column; None for ``count(*)``.
+        schema: of the rows.
+        made: of the result: the group columns, then the aggregates.
+    """
+
+    time: str
+    size: int
+    slide: int
+    offset: int
+    by: tuple[tuple[str, int | None], ...]
+    calls: tuple[tuple[str, str | None], ...]
+    schema: pa.Schema
+    made: pa.Schema
+
+    def of(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Rows to groups of windows; one comes again for each of its slices, and where there are many rows."""
+        for some in together(batches, lambda batch: batch.num_rows, _MOST_ROWS):
+            yield from self._grouped(some)
+
+    def _grouped(self, batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows = pa.Table.from_batches(batches)
+        groups = {name: rows[name] for name, place in self.by if place is None}
+        columns, calls = [self._starts(rows[self.time].combine_chunks()), *groups.values()], []
+        names = [f"by_{number}" for number in range(len(columns))]
+        given: list[tuple[str | list[str], str]] = []
+        for number, (function, column) in enumerate(self.calls):
+            if column is None:
+                given.append(([], "count_all"))
+                calls.append("count_all")
+                continue
+            columns.append(rows[column].cast(pa.int64(), safe=False) if function == "sum" else rows[column])
+            names.append(f"of_{number}")
+            given.append((names[-1], function))
+            calls.append(f"of_{number}_{function}")
+        found = pa.table(columns, names).group_by(names[: len(groups) + 1], use_threads=False).aggregate(given)
+        found = found.combine_chunks()
+        known = dict(zip(groups, names[1:], strict=False))
+        last = found["by_0"]
+        for number in range(self.size // self.slide):
+            start = pc.subtract(last, pa.scalar(number * self.slide, pa.duration("us")))
+            ends = start, pc.add(start, pa.scalar(self.size, pa.duration("us")))
+            made = [*(found[known[name]] if place is None else ends[place] for name, place in self.by)]
+            made += [found[name] for name in calls]
+            arrays = [column.cast(kind) for column, kind in zip(made, self.made.types, strict=True)]
+            yield from pa.Table.from_arrays(arrays, schema=self.made).to_batches()
+
+    def _starts(self, times: pa.Array) -> pa.Array:
+        """The starts of slices; null stays null."""
+        us = times.view(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+        starts = us - np.mod(us - self.offset, self.slide)
+        return pa.array(starts, mask=times.is_null().to_numpy(zero_copy_only=False)).view(times.type)
+
+
+class Maker(Protocol):
+    """What is made of the rows of a task: packed ones, files, aggregates."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the rows that it takes."""
+
+    @property
+    def made(self) -> pa.Schema:
+        """Of what it makes."""
+
+    def of(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """What it makes of them."""
+
+    def _replace(self, *, schema: Any = ...) -> Self:
+        """The same of rows of another schema."""
+
+
+class OfRows:
+    """Of Spark's rows.
+
+    Args:
+        name: how Spark shows it in plans.
+        maker: makes it.
+    """
+
+    def __init__(self, name: str, maker: Maker) -> None:
+        self.__name__ = name
+        self._maker = maker
+
+    @arrow_task
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Gives what is made of a partition's rows."""
+        yield from self._maker.of(typed(batch, self._maker.schema) for batch in batches)

@@ -1,0 +1,343 @@
+"""One exchange with a state server, repeated where the server is gone; and the directory that is asked."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import pyarrow as pa
+from pyarrow import flight
+
+from gpu_ops import errors
+from gpu_ops.errors import GpuJoinError, StateError
+from gpu_ops.spark.wire.connection import Address, translate
+from gpu_ops.state.files import READING
+
+_ATTEMPTS: Final = 6
+_PAUSE_S: Final = 0.2
+_KEPT_S: Final = 30.0
+"""A connection that was silent for longer may be dead, and a call over it would wait in vain: there is a new one."""
+
+_directories: dict[Address, tuple[float, flight.FlightClient]] = {}
+"""By directory when it was asked last, and over which connection: to make one takes five times as long as to ask."""
+
+
+def ask(directory: Address, action: str, request: Mapping[str, object]) -> dict[str, Any]:
+    """Asks the directory.
+
+    Raises:
+        GpuJoinError: the directory's own refusal.
+        StateError: there is no directory; the driver is gone.
+    """
+    try:
+        return _ask(directory, action, request)
+    except flight.FlightUnauthenticatedError as error:
+        raise errors.StateError(f"the directory of state servers in the driver refused the call: {error}") from error
+    except flight.FlightTimedOutError as error:
+        raise errors.StateError(
+            f"the driver's directory of state servers has not answered for {directory.timeout_s:.0f} s: the driver is "
+            "too busy, or the file system of the state folder hangs there"
+        ) from error
+    except (pa.ArrowException, OSError) as error:
+        raise errors.StateError(f"the driver's directory of state servers does not answer: {error}") from error
+
+
+def _ask(directory: Address, action: str, request: Mapping[str, object]) -> dict[str, Any]:
+    at, client = _directories.pop(directory, (0.0, None))
+    if client is not None and time.monotonic() - at < _KEPT_S:
+        try:
+            answer = directory.call(action, request, client=client)
+        except flight.FlightUnavailableError:
+            pass  # the connection is gone; whether the directory is, a new one tells
+        else:
+            _directories[directory] = time.monotonic(), client
+            return answer
+    client = directory.connect()
+    answer = directory.call(action, request, client=client)
+    _directories[directory] = time.monotonic(), client
+    return answer
+
+
+@functools.lru_cache(maxsize=32)
+def _client(server: Address) -> flight.FlightClient:
+    # Spark uses a worker process again for many tasks; so is its connection.
+    return server.connect()
+
+
+class Exchange:
+    """One exchange that may be begun again: input is kept, output that was handed on is skipped.
+
+    Args:
+        locate: asks the directory; takes the location that failed, or None, gives the server's address and what is to
+            be added to the command.
+        command: of the exchange.
+        schema: of the input.
+    """
+
+    def __init__(
+        self,
+        locate: Callable[[str | None], tuple[Address, Mapping[str, Any]]],
+        command: Mapping[str, object],
+        schema: pa.Schema,
+    ) -> None:
+        self._locate, self._schema, self._command = locate, schema, dict(command)
+        self._kept: list[pa.RecordBatch] = []
+        self.retries = 0
+        self.answer: dict[str, Any] = {}
+
+    def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Sends the batches as they come, gives the reply's; `answer` has its metrics afterwards.
+
+        Raises:
+            GpuJoinError: the server's refusal.
+            StateError: no server answers, or the file system of the state folder does not.
+        """
+        coming, given, failed = iter(batches), 0, None
+        while True:
+            server, moment = self._locate(failed)
+            try:
+                skip = given
+                for batch in self._once(server, {**self._command, **moment}, coming):
+                    rows = batch.slice(skip) if skip < batch.num_rows else None
+                    skip = max(0, skip - batch.num_rows)
+                    if rows is not None and rows.num_rows:
+                        given += rows.num_rows
+                        yield rows
+            except UnreachableError as error:
+                failed = server.location
+                _client.cache_clear()  # a connection may be dead, and its server not
+                self.retries += 1
+                if self.retries >= _ATTEMPTS:
+                    raise errors.StateError(
+                        f"state server {failed} was asked {_ATTEMPTS} times and never answered: {error}"
+                    ) from error
+                time.sleep(_PAUSE_S * (self.retries - 1))
+            else:
+                return
+
+    def _once(
+        self, server: Address, command: Mapping[str, Any], coming: Iterator[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        call = uuid.uuid4().hex
+        client = _client(server)  # held for as long as the call lasts
+        with Watch(server, call) as watch:
+            with _guard(watch):
+                descriptor = flight.FlightDescriptor.for_command(json.dumps({**command, "call": call}).encode())
+                writer, reader = client.do_exchange(descriptor, server.options())
+                watch.cancel = reader.cancel
+            try:
+                yield from self._talk(writer, reader, watch, coming)
+            finally:
+                watch.begin()
+                _close(writer)
+
+    def _talk(
+        self,
+        writer: flight.FlightStreamWriter,
+        reader: flight.FlightStreamReader,
+        watch: Watch,
+        coming: Iterator[pa.RecordBatch],
+    ) -> Iterator[pa.RecordBatch]:
+        # Input comes from Spark: its own errors are none of the server's.
+        try:
+            with _guard(watch):
+                writer.begin(self._schema)
+            for batch in self._all(coming):
+                with _guard(watch):
+                    writer.write_batch(batch)
+        except UnreachableError:
+            # A server that refuses stops reading first; its reason comes on the other way.
+            with _guard(watch):
+                reader.read_chunk()
+            raise
+        with _guard(watch):
+            # A stream that breaks off looks like a whole one to the server; the count tells.
+            rows = sum(batch.num_rows for batch in self._kept)
+            writer.write_metadata(json.dumps({"rows": rows}).encode())
+            writer.done_writing()
+        while True:
+            with _guard(watch):
+                try:
+                    chunk = reader.read_chunk()
+                except StopIteration:
+                    if self.answer:
+                        return
+                    raise UnreachableError("the reply ended before its last message") from None
+            if chunk.app_metadata is not None:
+                self.answer = json.loads(chunk.app_metadata.to_pybytes())
+            if chunk.data is not None:
+                yield chunk.data
+
+    def _all(self, coming: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """What was sent to a server before, then what comes, which is kept for the next one."""
+        yield from tuple(self._kept)
+        for batch in coming:
+            self._kept.append(batch)
+            yield batch
+
+
+class _guard:  # noqa: N801 - a context manager that reads like a function
+    """Around a call that may wait for the server; turns Flight's errors into a refusal or `UnreachableError`."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def __enter__(self) -> None:
+        self._watch.begin()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._watch.end()
+        if isinstance(error, (pa.ArrowException, OSError)) and self._watch.verdict is not None:
+            raise self._watch.verdict from None
+        if error is None or isinstance(error, (StopIteration, UnreachableError, errors.GpuJoinError)):
+            return
+        if isinstance(error, flight.FlightUnauthenticatedError):
+            raise errors.StateError(f"the state server refused this application's token: {error}") from error
+        if isinstance(error, (pa.ArrowException, OSError)):
+            refused = translate(error)
+            if refused is not None:
+                raise refused from None
+            raise UnreachableError(f"{type(error).__name__}: {error}") from error
+
+
+def _close(writer: flight.FlightStreamWriter) -> None:
+    with contextlib.suppress(pa.ArrowException, OSError):  # an error at the end has been reported already
+        writer.close()
+
+
+_log = logging.getLogger(__name__)
+
+FILES: Final = 10
+"""So many times as long may a file take that does not move: what is written is made durable in one go at the end."""
+
+_LEAST_ASKED: Final = 3
+_TICK_S: Final = 1.0
+
+
+class UnreachableError(Exception):
+    """The state server is gone or the connection broke."""
+
+
+class Watch:
+    """Looks after one exchange, in a thread of its own; a context manager.
+
+    Args:
+        server: asked over connections other than the exchange's.
+        call: the exchange's name.
+
+    Attributes:
+        cancel: ends the exchange's call; None while there is none.
+        verdict: why it was ended: an `UnreachableError`, or a `StateError` where the file system does not answer.
+    """
+
+    def __init__(self, server: Address, call: str) -> None:
+        self._server, self._call = server, call
+        self._quiet_s = server.patience_s / 4
+        self.cancel: Callable[[], object] | None = None
+        self.verdict: Exception | None = None
+        self._since: float | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gpu-join-patience", daemon=True)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+
+    def begin(self) -> None:
+        """A call begins that may wait for the server."""
+        self._since = time.monotonic()
+
+    def end(self) -> None:
+        """It has ended."""
+        self._since = None
+
+    def _run(self) -> None:
+        asked: _Asked | None = None
+        pause = tick = min(_TICK_S, self._quiet_s)
+        while not self._over.wait(pause):
+            since, pause = self._since, tick
+            if since is None or time.monotonic() - since < self._quiet_s:
+                asked = None
+                continue
+            if asked is None or asked.since != since:
+                asked = _Asked(since, self._server.location, self._server.patience_s)
+            answer = self._ask()
+            if answer is not None:
+                pause = self._quiet_s
+            verdict = asked.take(answer)
+            if verdict is not None and self.cancel is not None and self._since == since:
+                _log.warning("%s", verdict)
+                self.verdict = verdict
+                self.cancel()
+                return
+
+    def _ask(self) -> Mapping[str, Any] | None:
+        """What the server reports of the exchange; None if it does not answer."""
+        try:
+            return self._server.call("ping", {"call": self._call}, timeout_s=self._quiet_s)
+        except (pa.ArrowException, OSError, ValueError, GpuJoinError) as error:
+            _log.debug("state server %s: %s", self._server.location, error)
+            return None
+
+
+class _Asked:
+    """A server's reports, one after another, while one call waits for it.
+
+    Args:
+        since: when the call began, by `time.monotonic`.
+        location: of the server.
+        patience_s: how long it may give no sign of life.
+    """
+
+    def __init__(self, since: float, location: str, patience_s: float) -> None:
+        self.since, self._location, self._patience_s = since, location, patience_s
+        self._alive = self._known = since
+        self._unanswered = 0
+        self._next_word = patience_s
+
+    def take(self, answer: Mapping[str, Any] | None) -> Exception | None:
+        """Takes in an answer or that there was none; gives why the call is to end, or None while it may go on."""
+        now, patience = time.monotonic(), self._patience_s
+        waited = now - self.since
+        if answer is None:
+            self._unanswered += 1
+            if self._unanswered == 1:
+                _log.warning("state server %s does not answer; a call waits for %.0f s", self._location, waited)
+            # This process may have been stopped itself: that time went by is not enough.
+            if now - self._alive >= patience and self._unanswered >= _LEAST_ASKED:
+                return UnreachableError(f"state server {self._location} gave no sign of life for {patience:.0f} s")
+            return None
+        self._alive, self._unanswered = now, 0
+        call = answer.get("call")
+        if call is not None and not (call["doing"] == READING and min(call["seconds"], waited) > patience):
+            self._known = now
+        if now - self._known > patience:
+            return UnreachableError(
+                f"state server {self._location} lives, and knows nothing of a call of {waited:.0f} s"
+            )
+        return self._look_at(call, waited) if call is not None else None
+
+    def _look_at(self, call: Mapping[str, Any], waited: float) -> Exception | None:
+        doing = call["doing"] if call["file"] is None else f"{call['doing']} {call['file']}"
+        if call["file"] is not None and call["seconds"] > FILES * self._patience_s:
+            return StateError(
+                f"state server {self._location} has been {doing} for {call['seconds']:.0f} s, and nothing moves: "
+                "the file system of this state folder does not answer"
+            )
+        if waited > self._next_word:
+            self._next_word = 2 * waited
+            _log.warning(
+                "a call has waited %.0f s for state server %s, which lives and is %s; that has not moved for %.1f s",
+                waited, self._location, doing, call["seconds"],
+            )  # fmt: skip
+        return None
