@@ -99,7 +99,7 @@ class MessageFormat:
         encoded: by column one of `gpu_ops.messages.encodings.ENCODINGS`; a schema that comes with a message has
             precedence.
         zone: Arrow's name of that of texts of times that name none.
-        registry: the address of the schema registry of messages in Avro.
+        registry: the schema registry of messages in Avro.
         avro_schema: theirs, as JSON text, where they have no registry.
         unavailable_value: what Debezium has in place of a large value that did not change.
         unavailable: the name of a column behind the others, with the names of those whose values are not in the
@@ -116,7 +116,7 @@ class MessageFormat:
     key: tuple[str, ...] = ()
     encoded: tuple[tuple[str, str], ...] = ()
     zone: str = "UTC"
-    registry: str | None = None
+    registry: avro.Registry | None = None
     avro_schema: str | None = None
     unavailable_value: str = PLACEHOLDER
     unavailable: str | None = None
@@ -234,9 +234,9 @@ class MessageFormat:
 
     def _of_avro(self, schema: avro.Schema, wanted: pa.StructType) -> Encodings | str:
         """How values of a schema are written, or why none are read."""
-        rows = [schema.parsed]
+        rows = [schema.message]
         if self.is_debezium:
-            rows = [one.fields[name] for one in schema.look(schema.parsed) for name in _SIDES if name in one.fields]
+            rows = [one.fields[name] for one in schema.look(schema.message) for name in _SIDES if name in one.fields]
         try:
             return encodings_of(rows, schema.look, wanted, {}, json=False)
         except MisfitError as error:

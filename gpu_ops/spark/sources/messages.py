@@ -15,7 +15,6 @@ from gpu_ops.messages.rows import Bad, MessageFormat, Positions, Rows
 from gpu_ops.spark.exchange.arrivals import typed
 from gpu_ops.spark.sources.packing import Packer
 from gpu_ops.spark.tasks.arrow import arrow_task
-from gpu_ops.spark.tasks.fetch import Fetch
 from gpu_ops.spark.tasks.taken import Taken
 
 _log = logging.getLogger(__name__)
@@ -38,7 +37,6 @@ class ReadMessages:
         bad_rows: what becomes of a message that cannot be read: ``fail``, ``drop`` or ``tag``.
         bad: with ``drop`` the last column: how many were left out, in a row of its own, or None if nobody asks; with
             ``tag`` the last column: where they stand, why they cannot be read, and what they are.
-        fetch: gives the messages where what comes is ranges of them; None where it is messages.
     """
 
     __name__ = "gpu_messages"
@@ -50,11 +48,9 @@ class ReadMessages:
         output: pa.Schema,
         bad_rows: str,
         bad: str | None,
-        *,
-        fetch: Fetch | None = None,
     ) -> None:
-        self._format, self._location, self.output = format, location, output
-        self._bad_rows, self._bad, self._fetch = bad_rows, bad, fetch
+        self.format, self.location, self.output = format, location, output
+        self._bad_rows, self._bad = bad_rows, bad
 
     @arrow_task
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -63,14 +59,14 @@ class ReadMessages:
         Raises:
             BadInputError: a message that cannot be read, where ``bad_rows`` is ``fail``.
         """
-        for batch in batches if self._fetch is None else self._fetch.of(batches):
+        for batch in batches:
             if not batch.num_rows:
                 continue
-            keys = batch[KEY] if self._format.key else None
-            found = self._format.read(batch[VALUE], keys)
+            keys = batch[KEY] if self.format.key else None
+            found = self.format.read(batch[VALUE], keys)
             if found.bad and self._bad_rows == "fail":
                 first = found.bad[0]
-                raise BadInputError(self._location, None, _where(batch, first), _sample(batch, first))
+                raise BadInputError(self.location, None, _where(batch, first), _sample(batch, first))
             yield from self._given(batch, found)
 
     def _given(self, batch: pa.RecordBatch, found: Rows) -> Iterator[pa.RecordBatch]:
@@ -83,7 +79,7 @@ class ReadMessages:
             told = self._bad_rows == "tag"
             columns.append(_told(batch, at, found.bad) if told else pa.nulls(at.size, pa.int64()))
         elif found.bad:
-            _log.warning("%s: %d messages left out, the first is %s", self._location, *_counted(batch, found.bad))
+            _log.warning("%s: %d messages left out, the first is %s", self.location, *_counted(batch, found.bad))
         yield typed(pa.RecordBatch.from_arrays(columns, names=self.output.names), self.output)
         if found.bad and self._bad is not None and self._bad_rows == "drop":
             nothing = [pa.nulls(1, kind) for kind in self.output.types[:-1]]
