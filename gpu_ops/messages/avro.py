@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpu_ops.errors import BackendError, DescriptionError, NotBuiltError
-from gpu_ops.messages.semantics import Written
+from gpu_ops.messages.encodings import Written
 
 _HEADER: Final = 5
 _SECONDS: Final = 30
@@ -167,7 +167,7 @@ class Schema(NamedTuple):
         return self.parsed if self.field is None else self.parsed["fields"][0]["type"]
 
     def look(self, schema: Any) -> list[Written]:
-        """What a part of it says; see `gpu_ops.messages.semantics.Look`."""
+        """What a part of it says; see `gpu_ops.messages.encodings.Look`."""
         if isinstance(schema, list):
             return [one for part in schema for one in self.look(part)]
         if isinstance(schema, str):
