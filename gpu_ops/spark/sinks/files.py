@@ -50,7 +50,7 @@ LOG: Final = "_spark_metadata"
 
 _COMPACT: Final = ".compact"
 _INTERVAL: Final = 10
-"""Each so many micro-batches one of its entries has all files; by Spark's default, which readers find out themselves."""
+"""Each so many micro-batches an entry has all files; by Spark's default, which its readers find out by themselves."""
 
 _KEPT_S: Final = 600
 """How long its entries stay that a later one has made superfluous: a reader may be among them."""
