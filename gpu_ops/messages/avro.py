@@ -141,7 +141,7 @@ class Registry:
         context = ssl.create_default_context(cafile=given.get("ssl.ca.location"))
         if "ssl.certificate.location" in given:
             context.load_cert_chain(
-                given["ssl.certificate.location"], given.get("ssl.key.location"), given.get("ssl.key.password")
+                given["ssl.certificate.location"], given.get("ssl.key.location"), given.get("ssl.key.password", "")
             )
         return context
 

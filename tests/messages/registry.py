@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import ssl
 import threading
 from collections.abc import Sequence
 from typing import Any, Self
@@ -12,6 +13,9 @@ from typing import Any, Self
 class FakeRegistry:
     """One on a local port.
 
+    Args:
+        tls: how it speaks TLS; None for not at all.
+
     Attributes:
         answers: by path what it says; None for an error of its own, which it cannot help.
         authorization: what the header has to say; None for nothing.
@@ -19,7 +23,7 @@ class FakeRegistry:
         asked: paths, in their order.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.answers: dict[str, Any] = {}
         self.authorization: str | None = None
         self.busy = 0
@@ -46,7 +50,9 @@ class FakeRegistry:
 
         self._server = http.server.ThreadingHTTPServer(("localhost", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever)
-        self.url = f"http://localhost:{self._server.server_port}"
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
+        self.url = f"http{'' if tls is None else 's'}://localhost:{self._server.server_port}"
 
     def add(self, schema: Any, references: Sequence[Any] = (), subject: str | None = None) -> int:
         """Registers a schema, and gives its number."""

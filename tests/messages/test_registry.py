@@ -6,7 +6,9 @@ import datetime as dt
 import io
 import json
 import pickle
+import ssl
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import fastavro
@@ -96,6 +98,29 @@ def test_a_password_goes_to_no_other_host(fake: FakeRegistry) -> None:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def test_a_registry_behind_tls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It shows a certificate, and wants one of its readers."""
+    from spark.support import certificate
+
+    monkeypatch.setattr(avro, "_PAUSE_S", 0.0)
+    its, own = certificate(tmp_path, "localhost"), certificate(tmp_path, "reader")
+    if its is None or own is None:
+        pytest.skip("no openssl to make a certificate with")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=own[0])
+    context.load_cert_chain(*its)
+    context.verify_mode = ssl.CERT_REQUIRED
+    with FakeRegistry(context) as fake:
+        fake.add(ROW)
+        files = {"ssl.ca.location": its[0], "ssl.certificate.location": own[0], "ssl.key.location": own[1]}
+        registry = {"url": fake.url, **files}
+        assert read(registry, framed(1, ROW, {"id": 5})).rows.to_pylist() == [{"id": 5}]
+        for missing in ("ssl.ca.location", "ssl.certificate.location"):
+            without = {name: value for name, value in registry.items() if name != missing}
+            with pytest.raises(BackendError, match="the schema registry gives no schema: https://localhost"):
+                read(without, framed(1, ROW, {"id": 5}))
+    assert fake.asked == ["/schemas/ids/1"]
 
 
 def test_a_registry_that_is_busy_is_asked_again(fake: FakeRegistry) -> None:

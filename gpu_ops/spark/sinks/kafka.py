@@ -14,7 +14,7 @@ from gpu_ops.spark.datatypes import arrow_schema, spark_type
 from gpu_ops.spark.given import data_frame
 from gpu_ops.spark.plan.changes import made_by_tasks
 from gpu_ops.spark.sinks.changes import Changes, View, json, query_of, view
-from gpu_ops.spark.tasks.message import MessageWriter
+from gpu_ops.spark.tasks.messages import MessageWriter
 
 
 def json_messages(changes: DataFrame, key: str | Sequence[str] = (), *, headers: bool = True) -> DataFrame:

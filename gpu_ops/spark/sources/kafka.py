@@ -28,8 +28,8 @@ from gpu_ops.spark.metrics.metrics import free_name
 from gpu_ops.spark.plan.changes import function_of
 from gpu_ops.spark.plan.plugin import metrics_reported
 from gpu_ops.spark.plan.recognition import metadata_of
-from gpu_ops.spark.sources.messages import KEY, POSITION, VALUE, PackMessages, ReadMessages
 from gpu_ops.spark.sources.packing import Packer
+from gpu_ops.spark.tasks.messages import KEY, POSITION, VALUE, PackMessages, ReadMessages
 from gpu_ops.spark.tasks.taken import Taken
 from gpu_ops.spark.workers import make_importable
 
