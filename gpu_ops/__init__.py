@@ -7,4 +7,9 @@ from gpu_ops.lazy import attach
 
 __version__ = "0.1.0"
 
-__getattr__, __dir__, __all__ = attach(__name__, __file__)
+_GONE = {
+    "write_kafka": "gpu_ops.sinks.json_messages(changes, key=...).writeStream.format('kafka') sends the same messages "
+    "by Spark's own sink (docs/kafka.md)"
+}
+
+__getattr__, __dir__, __all__ = attach(__name__, __file__, _GONE)

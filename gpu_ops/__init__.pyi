@@ -30,7 +30,6 @@ from gpu_ops.errors import StateError as StateError
 from gpu_ops.join_engine import JoinEngine as JoinEngine
 from gpu_ops.join_engine import MicroBatch as MicroBatch
 from gpu_ops.join_engine import engine as engine
-from gpu_ops.messages.client import KafkaError as KafkaError
 from gpu_ops.query.errors import SqlError as SqlError
 from gpu_ops.spark.api.by_time import asof_join as asof_join
 from gpu_ops.spark.api.by_time import interval_join as interval_join
@@ -60,7 +59,6 @@ from gpu_ops.spark.metrics.progress import ProgressListener as ProgressListener
 from gpu_ops.spark.plan.column_metadata import late as late
 from gpu_ops.spark.plan.column_metadata import side as side
 from gpu_ops.spark.sinks.files import write_files as write_files
-from gpu_ops.spark.sinks.kafka import write_kafka as write_kafka
 from gpu_ops.spark.sources.files import read_files as read_files
 from gpu_ops.spark.sources.kafka import debezium as debezium
 from gpu_ops.spark.sources.kafka import read_kafka as read_kafka

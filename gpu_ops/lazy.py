@@ -5,16 +5,20 @@ from __future__ import annotations
 import ast
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 
-def attach(package: str, file: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+def attach(
+    package: str, file: str, gone: Mapping[str, str] = MappingProxyType({})
+) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
     """A package's ``__getattr__``, ``__dir__`` and ``__all__``, from the imports of its stub.
 
     Args:
         package: its name.
         file: its ``__init__.py``; type checkers read the ``__init__.pyi`` beside it, and so does this.
+        gone: names that there were, and what to use instead.
     """
     stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
     imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
@@ -22,7 +26,8 @@ def attach(package: str, file: str) -> tuple[Callable[[str], object], Callable[[
 
     def __getattr__(name: str) -> object:  # noqa: N807 - the package's
         if name not in module_of:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            instead = f"; {gone[name]}" if name in gone else ""
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{instead}")
         try:
             if module_of[name] == package:  # a module of its own
                 return importlib.import_module(f"{package}.{name}")

@@ -1,10 +1,9 @@
-"""Kafka JSON in and out on two cores: `read_kafka`, an inner join and `write_kafka`, against Flink SQL.
+"""Kafka JSON in and out on two cores: `read_kafka`, an inner join and Spark's Kafka sink, against Flink SQL.
 
-Ours by librdkafka (tasks fetch and send), and by Spark's reader and sink. All read the same topic of two partitions by
-two tasks, join each message with one of 1,000 rows and send one JSON message per row to a new topic of two partitions
-of the same broker. Times are from the start of the job to its end, in a JVM that has run it `--warmup` times before;
-rates are messages read per second. All have the same settings of Kafka's client (`PRODUCER`, `CONSUMER`, as far as
-librdkafka has them): by default a producer sends many small batches, which keeps the broker busy.
+Both read the same topic of two partitions by two tasks, join each message with one of 1,000 rows and send one JSON
+message per row to a new topic of two partitions of the same broker. Times are from the start of the job to its end, in
+a JVM that has run it `--warmup` times before; rates are messages read per second. Both have the same settings of
+Kafka's client (`PRODUCER`, `CONSUMER`): by default a producer sends many small batches, which keeps the broker busy.
 The messages are the same; once more ours have the header ``sequence``, by which a consumer can drop repeated ones.
 Flink has its state on the heap and no checkpoints (its sink delivers at least once), ours writes its state durably and
 numbers its messages. The topics that came out are compared by their number of messages and a sum over a column. Needs
@@ -80,12 +79,10 @@ def main() -> None:
             return flink_seconds(spark, topic, folder, options)
 
         for _ in range(options.warmup):
-            for client in ("librdkafka", "spark"):
-                ours(client)
+            ours()
         cases = {
-            "ours": again(lambda: ours("librdkafka")),
-            "ours_with_headers": again(lambda: ours("librdkafka", headers=True)),
-            "ours_by_spark": again(lambda: ours("spark")),
+            "ours": again(ours),
+            "ours_with_headers": again(lambda: ours(headers=True)),
             "flink": flinks,
         }
         runs = interleave(cases, options.rounds)
@@ -113,32 +110,22 @@ def check(spark: SparkSession, topic: str, messages: int) -> None:
     admin.delete_topics([topic], operation_timeout=60)[topic].result()
 
 
-def our_seconds(
-    spark: SparkSession, topic: str, folder: str, options: Any, client: Any, *, headers: bool = False
-) -> float:
+def our_seconds(spark: SparkSession, topic: str, folder: str, options: Any, *, headers: bool = False) -> float:
     """From the start of the query to its end."""
     out = f"out{uuid.uuid4().hex[:8]}"
     read = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": str(options.batch)}
-    if client == "spark":
-        read |= {f"kafka.{name}": value for name, value in CONSUMER.items()}
+    read |= {f"kafka.{name}": value for name, value in CONSUMER.items()}
     send = {f"kafka.{name}": value for name, value in PRODUCER.items()}
-    orders = gpu_ops.read_kafka(spark, BROKER, topic, "json", SCHEMA, options=read, client=client)
+    orders = gpu_ops.read_kafka(spark, BROKER, topic, "json", SCHEMA, options=read)
     prices = spark.readStream.schema("customer BIGINT, price DOUBLE").parquet(f"{folder}/parquet")
     with tempfile.TemporaryDirectory(prefix="gpu-join-work-") as work:
         joined = gpu_ops.join(orders, prices, on="customer", state=f"{work}/state")
         rows = joined.select("order_id", "customer", "amount", "note", "at", "price")
         begun = time.perf_counter()
-        if client == "spark":
-            writer = (
-                gpu_ops.sinks.json_messages(rows, headers=False).writeStream.format("kafka").options(**send, topic=out)
-            )
-            writer = writer.option("kafka.bootstrap.servers", BROKER).option("checkpointLocation", f"{work}/checkpoint")
-            query = writer.trigger(availableNow=True).start()
-        else:
-            checkpoint = f"{work}/checkpoint"
-            query = gpu_ops.write_kafka(
-                rows, BROKER, out, headers=headers, checkpoint=checkpoint, options=send, availableNow=True
-            )
+        messages = gpu_ops.sinks.json_messages(rows, headers=headers)
+        writer = messages.writeStream.format("kafka").options(**send, topic=out)
+        writer = writer.option("kafka.bootstrap.servers", BROKER).option("checkpointLocation", f"{work}/checkpoint")
+        query = writer.trigger(availableNow=True).start()
         query.awaitTermination()
         seconds = time.perf_counter() - begun
     check(spark, out, options.messages)

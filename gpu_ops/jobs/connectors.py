@@ -9,7 +9,6 @@ from typing import Final, Literal, get_args
 from gpu_ops.backends import Backend
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.inputs import Updates
-from gpu_ops.messages.client import Client
 from gpu_ops.messages.rows import MESSAGE_FORMATS
 
 Kind = Literal["text", "count", "flag", "path", "state", "duration", "names"]
@@ -97,7 +96,6 @@ _BY_TASKS: Final = {"partition_by": Option("names", ""), "file_bytes": Option("c
 _WRITER: Final = {"writer": _one_of("spark", "arrow"), **_BY_TASKS}
 _BROKER: Final = {"bootstrap_servers": Option(spark="kafka.bootstrap.servers", required=True)}
 _TOPIC: Final = {**_BROKER, "topic": Option(required=True)}
-_CLIENT: Final = _one_of(*get_args(Client))
 _FEED: Final = {"change_feed": Option("flag", "readChangeFeed"), "starting_version": TEXT, "starting_timestamp": TEXT}
 
 _TABLE: Final = {
@@ -117,7 +115,6 @@ SOURCES: Final[Mapping[str, Mapping[str, Option]]] = {
         **_BROKER,
         "topic": Option(spark="subscribe", required=True),
         "format": _one_of(*MESSAGE_FORMATS),
-        "client": _CLIENT,
         "encoded": Option("names", ""),
         "schema_registry": OURS,
         "unavailable": _one_of("fail", "keep"),
@@ -137,7 +134,7 @@ SINKS: Final[Mapping[str, Mapping[str, Option]]] = {
     "json": {**_WRITTEN, **_TIMES},
     "csv": {**_WRITTEN, **_CSV, **_TIMES},
     "delta": {**_WRITTEN, "merge_schema": FLAG, **_WRITER},
-    "kafka": {**_TOPIC, "key": Option("names", ""), "format": _one_of("json", "debezium-json"), "client": _CLIENT},
+    "kafka": {**_TOPIC, "key": Option("names", ""), "format": _one_of("json", "debezium-json")},
     "upsert-kafka": _TOPIC,
     "jdbc": _TABLE,
     "console": {"rows": Option("count", "numRows"), "truncate": TEXT},

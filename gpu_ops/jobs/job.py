@@ -16,7 +16,6 @@ from gpu_ops.jobs.connectors import JOB
 from gpu_ops.jobs.settings import of_job, of_table, value_of
 from gpu_ops.jobs.sql_file import read_sql
 from gpu_ops.jobs.text import JobText, QueryText, TableText, Text, Word
-from gpu_ops.messages.client import Client
 from gpu_ops.messages.rows import MessageFormatName
 from gpu_ops.messages.unavailable import PLACEHOLDER
 from gpu_ops.state.address import StateAddress
@@ -47,7 +46,6 @@ class Source:
             value from before.
         unavailable_value: what Debezium has in its place.
         reader: of files: spark, or arrow for `gpu_ops.read_files`.
-        client: of Kafka: spark, or librdkafka for messages that do not come to the JVM.
         unique_key: as in `gpu_ops.stream`, like those that follow.
         row_kind: the column of row kinds, or None.
         updates: upsert or retract.
@@ -71,7 +69,6 @@ class Source:
     unavailable: str = "fail"
     unavailable_value: str = PLACEHOLDER
     reader: str = "spark"
-    client: Client = "spark"
     unique_key: tuple[str, ...] | None = None
     row_kind: str | None = None
     updates: Updates = "upsert"
@@ -101,7 +98,6 @@ class Sink:
         writer: of files: spark, or arrow for `gpu_ops.write_files`.
         partition_by: columns that become folders, like what follows for `gpu_ops.write_files` alone.
         file_bytes: of rows in memory that a file has about, or None for what it takes by itself.
-        client: of Kafka: spark, or librdkafka for `gpu_ops.write_kafka`.
     """
 
     connector: str
@@ -116,7 +112,6 @@ class Sink:
     writer: str = "spark"
     partition_by: tuple[str, ...] = ()
     file_bytes: int | None = None
-    client: Client = "spark"
 
     @property
     def by_tasks(self) -> bool:

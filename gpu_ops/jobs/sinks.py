@@ -19,8 +19,7 @@ from gpu_ops.spark.sinks.changes import View, started
 from gpu_ops.spark.sinks.delta import delta_view
 from gpu_ops.spark.sinks.files import FilesFormat, write_files
 from gpu_ops.spark.sinks.jdbc import jdbc_view
-from gpu_ops.spark.sinks.kafka import kafka_debezium, kafka_upsert, write_kafka
-from gpu_ops.spark.sinks.messages import json_messages
+from gpu_ops.spark.sinks.kafka import json_messages, kafka_debezium, kafka_upsert
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -58,8 +57,6 @@ def start(changes: DataFrame, job: Job, *, once: bool, last_join: str | None) ->
             trigger["processingTime"] = f"{job.trigger} milliseconds"
         if job.sink.by_tasks:
             return written(rows, job.sink, checkpoint=job.checkpoint, name=name, **trigger)
-        if job.sink.client == "librdkafka":
-            return sent(rows, job.sink, job.file, checkpoint=job.checkpoint, name=name, **trigger)
         if job.sink.is_view:
             writer = rows.writeStream.foreachBatch(view(job.sink))
         else:
@@ -86,20 +83,6 @@ def written(rows: DataFrame, sink: Sink, **how: Any) -> StreamingQuery:
         given["compression"] = None if named in ("none", "uncompressed") else named
     kind = cast("FilesFormat", sink.connector)
     return write_files(rows, sink.options["path"], format=kind, partition_by=sink.partition_by, **given, **how)
-
-
-def sent(rows: DataFrame, sink: Sink, file: Text, **how: Any) -> StreamingQuery:
-    """Starts the query of a topic to which the tasks send that make the rows.
-
-    Raises:
-        JobError: a column, option or package that is not there; the message says which.
-    """
-    options = dict(sink.options)
-    servers, topic = options.pop("kafka.bootstrap.servers"), options.pop("topic")
-    try:
-        return write_kafka(rows, servers, topic, key=sink.key, options=options, **how)
-    except (DescriptionError, NotBuiltError) as error:
-        raise file.error(str(error), sink.at) from error
 
 
 def view(sink: Sink) -> View:

@@ -21,7 +21,7 @@ from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.metrics.metrics import free_name
 from gpu_ops.spark.packages import package
 from gpu_ops.spark.sources.files import read_files
-from gpu_ops.spark.sources.kafka import read_kafka, rows_of
+from gpu_ops.spark.sources.kafka import MessageSource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -52,8 +52,7 @@ def open_source(spark: SparkSession, source: Source, file: Text) -> Stream:
             source, df = _delta(spark, source)
         elif source.connector == "kafka":
             try:
-                by_spark = source.client == "spark"
-                source, df = decode(_load(spark, source), source) if by_spark else _fetched(spark, source)
+                source, df = decode(_load(spark, source), source)
             except (DescriptionError, NotBuiltError) as error:
                 raise file.error(str(error), source.at) from error
         elif source.connector in _FILES:
@@ -206,32 +205,16 @@ def decode(df: DataFrame, source: Source) -> tuple[Source, DataFrame]:
     Returns:
         The source, with the column of row kinds, and the rows.
     """
-    schema, how = _read_as(source)
-    return _with_row_kind(source, rows_of(df, source.format, schema, **how), how["row_kind"])
-
-
-def _fetched(spark: SparkSession, source: Source) -> tuple[Source, DataFrame]:
-    """The same of messages that the tasks fetch themselves."""
-    options, (schema, how) = dict(source.options), _read_as(source)
-    servers, topic = options.pop("kafka.bootstrap.servers"), options.pop("subscribe")
-    rows = read_kafka(spark, servers, topic, source.format, schema, options=options, client=source.client, **how)
-    return _with_row_kind(source, rows, how["row_kind"])
-
-
-def _read_as(source: Source) -> tuple[str, dict[str, Any]]:
-    """The schema of a topic's rows, and other arguments of `gpu_ops.read_kafka`."""
     schema = schema_text(source)
     encoded = {}
     for text in source.encoded:
         column, _, encoding = text.partition("=")
         encoded[column.strip()] = encoding.strip()
     kind = free_name(_KIND, st.StructType.fromDDL(schema).names)
-    return schema, {
-        "name": source.name, "row_kind": kind, "encoded": encoded, "bad_rows": source.bad_rows,
-        "schema_registry": source.schema_registry, "unavailable_value": source.unavailable_value,
-        "unavailable": _unavailable(source) if source.unavailable == "keep" else None,
-    }  # fmt: skip
-
-
-def _with_row_kind(source: Source, rows: DataFrame, kind: str) -> tuple[Source, DataFrame]:
+    messages = MessageSource(
+        source.name, source.format, schema, row_kind=kind, encoded=encoded, bad_rows=source.bad_rows,
+        schema_registry=source.schema_registry, unavailable_value=source.unavailable_value,
+        unavailable=_unavailable(source) if source.unavailable == "keep" else None,
+    )  # fmt: skip
+    rows = messages.rows(df)
     return source if kind not in rows.columns else dataclasses.replace(source, row_kind=kind), rows

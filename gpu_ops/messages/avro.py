@@ -7,9 +7,14 @@ declared types as those of JSON do, all at once, and with digits that Python's t
 
 from __future__ import annotations
 
+import base64
+import dataclasses
 import functools
+import http.client
 import io
 import json
+import ssl
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -22,11 +27,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpu_ops.errors import BackendError, DescriptionError, NotBuiltError
-from gpu_ops.messages.semantics import Written
+from gpu_ops.messages.encodings import Written
 
 _HEADER: Final = 5
 _SECONDS: Final = 30
+_TRIES: Final = 4
+_PAUSE_S: Final = 0.5
 _NOT_FOUND: Final = 404
+_REFUSED: Final = (401, 403)
+_BUSY: Final = (408, 429)
+
+_PROPERTIES: Final = (
+    "url", "basic.auth.user.info", "bearer.auth.token",
+    "ssl.ca.location", "ssl.certificate.location", "ssl.key.location", "ssl.key.password",
+)  # fmt: skip
 
 _MEANING: Final = "meaning"
 """What logical types are called where fastavro is not to see them."""
@@ -46,6 +60,92 @@ _SAFE: Final = 1000
 """Bytes within which no nesting is too deep for fastavro's compiled reader, which would end the process."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Registry:
+    """A schema registry with Confluent's interface, and what it asks of its readers, which nothing shows.
+
+    Attributes:
+        url: its address.
+        properties: by their names in Confluent's own clients: ``basic.auth.user.info`` (``user:password``),
+            ``bearer.auth.token``, and for TLS ``ssl.ca.location``, ``ssl.certificate.location``, ``ssl.key.location``
+            and ``ssl.key.password``. Files are those of the tasks.
+    """
+
+    url: str
+    properties: tuple[tuple[str, str], ...] = dataclasses.field(default=(), repr=False)
+
+    @classmethod
+    def of(cls, given: str | Mapping[str, str]) -> Registry:
+        """A registry by its address, or by properties with its ``url``; either may have ``user:password@``.
+
+        Raises:
+            DescriptionError: no address, or no such property.
+        """
+        properties = {"url": given} if isinstance(given, str) else dict(given)
+        other = next((name for name in properties if name not in _PROPERTIES), None)
+        if other is not None:
+            raise DescriptionError(f"schema_registry has no property {other!r}; there are {', '.join(_PROPERTIES)}")
+        parts = urllib.parse.urlsplit(str(properties.pop("url", "")))
+        user, _, host = parts.netloc.rpartition("@")
+        url = parts._replace(netloc=host).geturl()
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            shown = "" if "@" in url else f"={url!r}"
+            raise DescriptionError(f"schema_registry{shown} is no address such as http://registry:8081")
+        if user:
+            properties.setdefault("basic.auth.user.info", urllib.parse.unquote(user))
+        if {"basic.auth.user.info", "bearer.auth.token"} <= properties.keys():
+            raise DescriptionError("schema_registry has a user and a token; it takes one of them")
+        wrong = next((name for name, value in properties.items() if not value.isprintable()), None)
+        if wrong is not None:  # errors of the HTTP client would show it
+            raise DescriptionError(f"schema_registry has a {wrong} with a line break or the like")
+        return cls(url.rstrip("/"), tuple(sorted(properties.items())))
+
+    def get(self, path: str) -> Any:
+        """What it says; asked again where it is busy or cannot be reached.
+
+        Raises:
+            NoSchemaError: it does not know that.
+            BackendError: it cannot be asked.
+        """
+        url, given = f"{self.url}/{path}", dict(self.properties)
+        request = urllib.request.Request(url, headers={"Accept": "application/json"})  # noqa: S310 - `of` has seen it
+        if "basic.auth.user.info" in given:
+            user = base64.b64encode(given["basic.auth.user.info"].encode()).decode()
+            request.add_unredirected_header("Authorization", f"Basic {user}")  # nobody else is told
+        if "bearer.auth.token" in given:
+            request.add_unredirected_header("Authorization", f"Bearer {given['bearer.auth.token']}")
+        for tried in range(_TRIES):
+            if tried:
+                time.sleep(_PAUSE_S * 2 ** (tried - 1))
+            try:
+                with urllib.request.urlopen(request, timeout=_SECONDS, context=self._tls()) as answer:  # noqa: S310
+                    return json.load(answer)
+            except urllib.error.HTTPError as error:
+                if error.code == _NOT_FOUND:
+                    raise NoSchemaError(f"which the schema registry does not know: {url}") from None
+                problem, again = str(error), error.code in _BUSY or error.code >= 500
+                if error.code in _REFUSED:
+                    problem += ": schema_registry= takes basic.auth.user.info or bearer.auth.token beside the url"
+            except (OSError, http.client.HTTPException) as error:
+                problem, again = str(error), True
+            except ValueError as error:
+                problem, again = str(error), False
+            if not again:
+                break
+        raise BackendError(f"the schema registry gives no schema: {url}: {problem}")
+
+    def _tls(self) -> ssl.SSLContext | None:
+        given = dict(self.properties)
+        if not self.url.startswith("https:"):
+            return None
+        context = ssl.create_default_context(cafile=given.get("ssl.ca.location"))
+        if "ssl.certificate.location" in given:
+            context.load_cert_chain(
+                given["ssl.certificate.location"], given.get("ssl.key.location"), given.get("ssl.key.password", "")
+            )
+        return context
+
+
 class Schema(NamedTuple):
     """A schema as fastavro has parsed it, with `_MEANING` in place of logical types.
 
@@ -53,14 +153,21 @@ class Schema(NamedTuple):
         parsed: the schema.
         named: its named types.
         nests: whether one of them holds itself.
+        field: where it is a union or a name: that of the record it was put into, which is written alike; else None.
     """
 
     parsed: Any
     named: Mapping[str, Any]
     nests: bool
+    field: str | None = None
+
+    @property
+    def message(self) -> Any:
+        """What a message is of."""
+        return self.parsed if self.field is None else self.parsed["fields"][0]["type"]
 
     def look(self, schema: Any) -> list[Written]:
-        """What a part of it says; see `gpu_ops.messages.semantics.Look`."""
+        """What a part of it says; see `gpu_ops.messages.encodings.Look`."""
         if isinstance(schema, list):
             return [one for part in schema for one in self.look(part)]
         if isinstance(schema, str):
@@ -80,14 +187,14 @@ class NoSchemaError(ValueError):
 
 
 def groups(
-    values: pa.BinaryArray, at: npt.NDArray[np.int64], registry: str | None, local: str | None
+    values: pa.BinaryArray, at: npt.NDArray[np.int64], registry: Registry | None, local: str | None
 ) -> Iterator[tuple[npt.NDArray[np.int64], pa.BinaryArray, Schema | str]]:
     """Messages of each schema, without their headers: positions, messages, and the schema or why there is none.
 
     Args:
         values: n messages.
         at: n positions.
-        registry: its URL; None where ``local`` is the schema of all of them, which then have no header.
+        registry: it; None where ``local`` is the schema of all of them, which then have no header.
         local: a schema as JSON text.
 
     Raises:
@@ -132,11 +239,12 @@ def read(values: pa.BinaryArray, schema: Schema, wanted: pa.StructType) -> pa.St
         stream = io.BytesIO(value.as_buffer())
         deep = schema.nests and len(value.as_buffer()) > _SAFE
         try:
-            record = (careful_reader if deep else fastavro.schemaless_reader)(stream, schema.parsed, None)
+            record: Any = (careful_reader if deep else fastavro.schemaless_reader)(stream, schema.parsed, None)
         except Exception as error:  # of whatever kind the bytes make it
             raise ValueError(f"is no Avro of its schema: {type(error).__name__}: {error}") from error
         if stream.read(1):
             raise ValueError("is longer than its schema says")
+        record = record if schema.field is None else record[schema.field]
         if record is not None and not isinstance(record, dict):
             raise ValueError("is no record")
         records.append(record)
@@ -144,47 +252,65 @@ def read(values: pa.BinaryArray, schema: Schema, wanted: pa.StructType) -> pa.St
 
 
 @functools.lru_cache(maxsize=1024)
-def _registered(registry: str, number: int) -> Schema:
+def _registered(registry: Registry, number: int) -> Schema:
     """A schema of the registry's; it never changes.
 
     Raises:
         NoSchemaError: the registry does not know it, or has another kind of schema.
         BackendError: the registry cannot be reached.
     """
-    url = f"{registry.rstrip('/')}/schemas/ids/{number}"
     try:
-        with urllib.request.urlopen(url, timeout=_SECONDS) as answer:  # noqa: S310 - `checked` has seen the URL
-            found = json.load(answer)
-            schema = str(found["schema"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, urllib.error.HTTPError) and error.code == _NOT_FOUND:
-            raise NoSchemaError(f"has schema {number}, which the schema registry does not know: {url}") from None
-        raise BackendError(f"the schema registry does not give schema {number}: {url}: {error}") from error
-    kind = found.get("schemaType", "AVRO")
-    if kind != "AVRO" or found.get("references"):
-        what = f"is of type {kind}" if kind != "AVRO" else "refers to others, which is not built"
-        raise NoSchemaError(f"has schema {number} of the registry, which {what}: {url}")
-    try:
-        return parsed(schema)
+        found = registry.get(f"schemas/ids/{number}")
+        kind, others = found.get("schemaType", "AVRO"), dict[tuple[str, int], str]()
+        if kind == "AVRO":
+            _referred(registry, found, others)
+            return parsed(str(found["schema"]), tuple(others.values()))
+    except NoSchemaError as error:
+        raise NoSchemaError(f"has schema {number}, {error}") from None
     except DescriptionError as error:
         raise NoSchemaError(f"has schema {number} of the registry, which is {error}") from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise BackendError(f"{registry.url} does not answer as a schema registry does: schema {number}") from error
+    raise NoSchemaError(f"has schema {number} of the registry, which is of type {kind}: {registry.url}")
+
+
+def _referred(registry: Registry, found: Mapping[str, Any], others: dict[tuple[str, int], str]) -> None:
+    """Adds the schemas that one refers to, those that they refer to before them; each once."""
+    for one in found.get("references") or ():
+        place = str(one["subject"]), int(one["version"])
+        if place not in others:
+            subject = urllib.parse.quote(place[0], safe="")
+            other = registry.get(f"subjects/{subject}/versions/{place[1]}?deleted=true")
+            _referred(registry, other, others)
+            others[place] = str(other["schema"])
 
 
 @functools.lru_cache(maxsize=1024)
-def parsed(schema: str) -> Schema:
+def parsed(schema: str, others: tuple[str, ...] = ()) -> Schema:
     """A schema.
+
+    Args:
+        schema: as JSON text.
+        others: whose types it names; each names types of those before it.
 
     Raises:
         DescriptionError: it is none.
         NotBuiltError: there is no fastavro.
     """
     fastavro = _package()
+    known: dict[str, Any] = {}
+    named: dict[str, Any] = {}
+    inside: dict[str, set[str]] = {}
     try:
-        found = fastavro.parse_schema(_without_logical_types(json.loads(schema)))
-        named: dict[str, Any] = {}
-        inside: dict[str, set[str]] = {}
+        for text in others:
+            _name(fastavro.parse_schema(_without_logical_types(json.loads(text)), known), named, inside, ())
+        own, field = _without_logical_types(json.loads(schema)), None
+        if others and not isinstance(own, dict):  # fastavro takes the types it has parsed to records alone
+            field = "value"
+            own = {"type": "record", "name": "gpu_ops.Message", "fields": [{"name": field, "type": own}]}
+        found = fastavro.parse_schema(own, known)
         _name(found, named, inside, ())
-        return Schema(found, named, any(_reaches(inside, name, name, set()) for name in inside))
+        return Schema(found, named, any(_reaches(inside, name, name, set()) for name in inside), field)
     except Exception as error:  # fastavro's errors have no common class
         raise DescriptionError(f"no schema of Avro: {type(error).__name__}: {error}") from error
 
@@ -230,19 +356,13 @@ def _reaches(inside: Mapping[str, set[str]], start: str, wanted: str, seen: set[
     return wanted in parts or any(_reaches(inside, part, wanted, seen) for part in parts - seen)
 
 
-def checked(registry: str | None, local: str | None) -> None:
+def checked(registry: Registry | None, local: str | None) -> None:
     """Refuses what no messages could be read with.
 
     Raises:
-        DescriptionError: neither or both of them, an address that is none, no schema.
+        DescriptionError: neither or both of them, or no schema.
     """
     if (registry is None) == (local is None):
         raise DescriptionError("Avro needs schema_registry=, or avro_schema= for messages without a registry's header")
     if local is not None:
         parsed(local)
-        return
-    parts = urllib.parse.urlsplit(str(registry))
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise DescriptionError(f"schema_registry={registry!r} is no address such as http://registry:8081")
-    if parts.username is not None:
-        raise DescriptionError("schema_registry with a password is not built: it would show in plans")

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpu_ops.messages.semantics import Encodings, Written
+from gpu_ops.messages.encodings import Encodings, Written
 
 _AROUND: Final = r'^\{[ \t\r\n]*"(schema|payload)"[ \t\r\n]*:'
 _PAYLOAD: Final = b'"payload":'
@@ -195,7 +195,7 @@ def rows_of(schema: Any, *, envelopes: bool) -> list[Any]:
 
 
 def look(schema: Any) -> list[Written]:
-    """What a part of Kafka Connect's schemas says; nothing if it is none. See `gpu_ops.messages.semantics.Look`."""
+    """What a part of Kafka Connect's schemas says; nothing if it is none. See `gpu_ops.messages.encodings.Look`."""
     kind = _KINDS.get(str(schema.get("type", "struct"))) if isinstance(schema, dict) else None
     if kind is None:
         return []

@@ -1,13 +1,16 @@
-"""How values of declared types are written in JSON messages: numbers for times, base64 for bytes and exact numbers.
+"""How values of declared types are written in messages, by their schema or else as declared, and their decoding.
 
-The rules are those of Kafka Connect's JSON converter and Debezium's "Data types" (``time.precision.mode``,
-``decimal.handling.mode``, ``binary.handling.mode``), and of Spark's ``to_json``.
+The rules are those of Avro 1.12 ("Logical Types"), of ``org.apache.kafka.connect.data`` and Kafka Connect's JSON
+converter, of Debezium's "Data types" (``time.precision.mode``, ``decimal.handling.mode``, ``binary.handling.mode``),
+and of Spark's ``to_json``. A name that is in none of them says nothing: the value is what it is without it, as Avro has
+it for unknown ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
-from typing import Final, NamedTuple
+import binascii
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +18,43 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpu_ops.files.casts import cast_plain
-from gpu_ops.messages.semantics import ELEMENT, SCALED, UUID, Place
+
+Place = tuple[str, ...]
+"""A column, and what it is within that: names of fields, and `ELEMENT` for what lists hold."""
+
+Encodings = Mapping[Place, str]
+"""How values are written, each one of `gpu_ops.messages.encodings.ENCODINGS`, or what follows below."""
+
+ELEMENT: Final = "[]"
+
+UUID: Final = "uuid"
+"""The 16 bytes of a UUID."""
+
+SCALED: Final = "scaled"
+"""An object of a scale and the unscaled bytes of a decimal, whose scale is each value's own."""
+
+_DEBEZIUM: Final = "io.debezium.time."
+_CONNECT: Final = "org.apache.kafka.connect.data."
+
+_INSTANTS: Final = {
+    "timestamp-millis": "ms", "timestamp-micros": "us", "timestamp-nanos": "ns",
+    "local-timestamp-millis": "ms", "local-timestamp-micros": "us", "local-timestamp-nanos": "ns",
+    f"{_DEBEZIUM}Timestamp": "ms", f"{_DEBEZIUM}MicroTimestamp": "us", f"{_DEBEZIUM}NanoTimestamp": "ns",
+    f"{_CONNECT}Timestamp": "ms",
+}  # fmt: skip
+_DATES: Final = ("date", f"{_DEBEZIUM}Date", f"{_CONNECT}Date")
+_DECIMALS: Final = ("decimal", f"{_CONNECT}Decimal")
+_VARIABLE: Final = "io.debezium.data.VariableScaleDecimal"
+_NUMBERS: Final = (
+    "time-millis", "time-micros", f"{_CONNECT}Time", f"{_DEBEZIUM}Time", f"{_DEBEZIUM}MicroTime",
+    f"{_DEBEZIUM}NanoTime", f"{_DEBEZIUM}Year", f"{_DEBEZIUM}MicroDuration", f"{_DEBEZIUM}NanoDuration",
+)  # fmt: skip
+"""Times of a day, durations and years, which are numbers where no type is declared for them."""
+_BYTES: Final = ("duration", "big-decimal")
+"""Bytes that mean something which no declared type holds: they may be had as they are."""
+_OF_TEXTS: Final = ("io.debezium.", _CONNECT)
+"""Texts of theirs are no times, numbers or bytes in disguise, but for the following."""
+_TEXTS_OF_TIMES: Final = (f"{_DEBEZIUM}ZonedTimestamp", f"{_DEBEZIUM}IsoTimestamp")
 
 TIMES: Final = ("ms", "us", "ns")
 """Times as numbers since 1970, in UTC, or in no zone where the type has none."""
@@ -27,9 +66,146 @@ with that scale where it is not the declared one; and what is the default, ISO 8
 NOT_FINITE: Final = ("NaN", "Infinity", "-Infinity")
 """How the floating-point numbers are written that JSON has none for: as texts."""
 
-_ALPHABET: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+_BASE64: Final = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 _DECIMAL_BYTES: Final = 16
 _DIGITS: Final = 38
+
+
+class Written(NamedTuple):
+    """What a schema says of a value.
+
+    Attributes:
+        kind: Avro's name of its type, or ``struct``.
+        name: what it means: the logical or semantic type, or nothing.
+        scale: of a decimal.
+        fields: of a struct, the schemas of each.
+        item: the schema of what a list or map holds.
+    """
+
+    kind: str
+    name: str = ""
+    scale: int = 0
+    fields: Mapping[str, Any] = {}
+    item: Any = None
+
+
+Look = Callable[[Any], Sequence[Written]]
+"""What a schema says; several things where it is a union, of which null is left out."""
+
+
+class MisfitError(ValueError):
+    """Values of a schema that are none of the declared type."""
+
+
+def encodings_of(
+    rows: Iterable[Any], look: Look, wanted: pa.StructType, declared: Mapping[str, str], *, json: bool
+) -> Encodings:
+    """How the values of rows are written.
+
+    Args:
+        rows: their schemas; several where they may be of several.
+        look: reads a schema.
+        wanted: the declared columns.
+        declared: by column one of `gpu_ops.messages.encodings.ENCODINGS`, for what the schema gives no name.
+        json: whether the values are JSON, where a text may be a time, a number or bytes.
+
+    Raises:
+        MisfitError: a column that the schema has in another type, or in several ways; says which.
+    """
+    found: dict[Place, str] = {}
+    for row in rows:
+        for one in look(row):
+            for field in wanted:
+                if one.kind == "struct" and field.name in one.fields:
+                    given = declared.get(field.name) if json else None
+                    for place, way in _ways(one.fields[field.name], look, field.type, (field.name,), given, json=json):
+                        if found.setdefault(place, way) != way:
+                            raise MisfitError(f"column {shown(place)!r} is written in ways {found[place]}, {way}")
+    return found
+
+
+def shown(place: Place) -> str:
+    """A place as errors have it."""
+    return ".".join(place).replace(f".{ELEMENT}", ELEMENT)
+
+
+def _ways(
+    schema: Any, look: Look, wanted: pa.DataType, place: Place, given: str | None, *, json: bool
+) -> Iterator[tuple[Place, str]]:
+    t = pa.types
+    for one in look(schema):
+        if t.is_struct(wanted) and one.kind in ("struct", "map") and (one.kind == "struct" or json):
+            for field in wanted:
+                part = one.item if one.kind == "map" else one.fields.get(field.name)
+                if part is not None:
+                    yield from _ways(part, look, field.type, (*place, field.name), given, json=json)
+        elif t.is_list(wanted) and one.kind == "array":
+            yield from _ways(one.item, look, wanted.value_type, (*place, ELEMENT), given, json=json)
+        else:
+            way = _way(one, wanted, given, json=json)
+            if way is None:
+                what = one.name or one.kind
+                more = ""
+                if json and one.kind == "string" and _is_bytes(wanted):
+                    more = ": say whether it is hex, base64 or base64-url-safe, by encoded="
+                raise MisfitError(f"column {shown(place)!r} is {what} in its schema, and not {wanted}{more}")
+            yield place, way
+
+
+def _way(one: Written, wanted: pa.DataType, given: str | None, *, json: bool) -> str | None:
+    """How a value is written that is to be of a type; None where it cannot be."""
+    t, kind, name = pa.types, one.kind, one.name
+    if name in _INSTANTS:
+        zoned = t.is_timestamp(wanted) and (wanted.tz is None or not name.startswith("local-"))
+        return _INSTANTS[name] if zoned else _plain(one, wanted)
+    if name in _DATES:
+        return "days" if t.is_date(wanted) else _plain(one, wanted)
+    if name in _DECIMALS:
+        return f"base64:{one.scale}" if t.is_decimal(wanted) else None
+    if name == _VARIABLE:
+        return SCALED if t.is_decimal(wanted) else None
+    if name == UUID and kind == "fixed":
+        return UUID if t.is_string(wanted) else _as_it_is(one, wanted, given, json=json)
+    if name in _NUMBERS:
+        return "text" if t.is_integer(wanted) else None
+    if name in _BYTES:
+        return _as_it_is(one, wanted, given, json=json) if _is_bytes(wanted) else None
+    if name in _TEXTS_OF_TIMES and t.is_timestamp(wanted):
+        return "text"
+    if kind == "string" and name.startswith(_OF_TEXTS):
+        return "text" if t.is_string(wanted) else None
+    return _as_it_is(one, wanted, given, json=json)
+
+
+def _plain(one: Written, wanted: pa.DataType) -> str | None:
+    """Debezium's times as the numbers they are; those of Avro are times to everyone."""
+    return "text" if pa.types.is_integer(wanted) and "." in one.name else None
+
+
+def _as_it_is(one: Written, wanted: pa.DataType, given: str | None, *, json: bool) -> str | None:
+    t, kind = pa.types, one.kind
+    numbers = t.is_integer(wanted) or t.is_floating(wanted) or t.is_decimal(wanted)
+    if kind in ("int", "long"):
+        if given in ("ms", "us", "ns", "days") and (t.is_timestamp(wanted) or t.is_date(wanted)):
+            return given
+        return "text" if numbers else None
+    if kind in ("float", "double"):
+        wide = t.is_floating(wanted) and (json or kind == "float" or wanted.bit_width == 64)
+        return "text" if wide or (json and t.is_decimal(wanted)) else None
+    if kind == "boolean":
+        return "text" if t.is_boolean(wanted) else None
+    if kind in ("string", "enum"):
+        if json and (_is_bytes(wanted) or t.is_decimal(wanted)) and given is not None:
+            return given
+        parsed = json and (t.is_timestamp(wanted) or t.is_date(wanted) or t.is_decimal(wanted))
+        return "text" if t.is_string(wanted) or parsed else None
+    if kind in ("bytes", "fixed") and _is_bytes(wanted):
+        return "base64" if json else "text"
+    return None
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
 def holds(kind: pa.DataType) -> bool:
@@ -189,10 +365,6 @@ def _bytes_of(values: pa.Array) -> pa.BinaryArray:
     return from_base64(values) if pa.types.is_string(values.type) else values
 
 
-def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
-
-
 def from_text(texts: pa.StringArray, encoding: str) -> pa.BinaryArray:
     """Bytes of n texts.
 
@@ -251,45 +423,34 @@ def from_base64(texts: pa.StringArray) -> pa.BinaryArray:
     Raises:
         ArrowInvalid: a text that is no base64.
     """
+    wrong = texts.filter(pc.invert(pc.match_substring_regex(texts, _BASE64)))
+    if len(wrong):
+        raise pa.ArrowInvalid(f"no base64: {wrong[0]}")
     valid = texts.is_valid()
     full = texts.filter(valid)
-    lengths = pc.binary_length(full).to_numpy()
-    digits = np.frombuffer(_data(full), np.uint8)
-    sixes = _digits()[digits]
-    ends = np.cumsum(lengths)
-    some = lengths > 0
-    padded = np.zeros(len(full), np.int64)
-    if digits.size and not (lengths % 4).any():
-        last = ends[some] - 1
-        padded[some] = (digits[last] == ord("=")).astype(np.int64) + (digits[last - 1] == ord("="))
-    allowed = np.repeat(padded, lengths) >= np.repeat(ends, lengths) - np.arange(digits.size)
-    if (lengths % 4).any() or ((sixes < 0) & ~((digits == ord("=")) & allowed)).any():
-        wrong = next(text for text in full.to_pylist() if not _is_base64(text))
-        raise pa.ArrowInvalid(f"no base64: {wrong}")
-    quads = np.where(sixes < 0, 0, sixes).reshape(-1, 4)
-    number = quads[:, 0] << 18 | quads[:, 1] << 12 | quads[:, 2] << 6 | quads[:, 3]
-    three = np.stack([number >> 16, number >> 8 & 255, number & 255], axis=1).astype(np.uint8).reshape(-1)
-    sizes = lengths // 4 * 3
-    kept = np.repeat(padded, sizes) < np.repeat(np.cumsum(sizes), sizes) - np.arange(three.size)
-    return _scattered(three[kept], sizes - padded, valid)
+    padded = _lengths(full) - _lengths(pc.utf8_rtrim(full, "="))
+    # each is whole groups of four, so one behind the other they are one text: of "/w==", "AAEC" that is "/wAAAAEC",
+    # ff 00 00 00 01 02, in which an A for each = has made a byte too many
+    data = np.frombuffer(binascii.a2b_base64(_data(full).replace(b"=", b"A")), np.uint8)
+    sizes = _lengths(full) // 4 * 3
+    ends = np.cumsum(sizes)
+    beyond = np.concatenate([ends[padded > 0] - 1, ends[padded > 1] - 2])
+    return _scattered(np.delete(data, beyond), sizes - padded, valid)
 
 
 def to_base64(values: pa.BinaryArray) -> pa.StringArray:
     """Texts in base64 (RFC 4648, padded) of n values of bytes."""
-    sizes = pc.fill_null(pc.binary_length(values), 0).to_numpy().astype(np.int64)
-    data, groups = np.frombuffer(_data(pc.fill_null(values, b"")), np.uint8), -(-sizes // 3)
-    three = np.zeros(3 * int(groups.sum()), np.uint8)
-    three[np.arange(data.size) + np.repeat(3 * (np.cumsum(groups) - groups) - np.cumsum(sizes) + sizes, sizes)] = data
-    parts = three.reshape(-1, 3).astype(np.int64)
-    number = parts[:, 0] << 16 | parts[:, 1] << 8 | parts[:, 2]
-    digits = np.frombuffer(_ALPHABET, np.uint8)[np.stack([number >> at & 63 for at in (18, 12, 6, 0)], axis=1)].reshape(
-        -1
-    )
-    ends, missing = 4 * np.cumsum(groups), 3 * groups - sizes
+    valid = values.is_valid()
+    full = values.filter(valid)
+    sizes = _lengths(full)
+    missing = -sizes % 3
+    zeros = pa.array([b"", b"\0", b"\0\0"], pa.binary()).take(pa.array(missing))
+    whole = _data(pc.binary_join_element_wise(full, zeros, b""))
+    digits = np.frombuffer(bytearray(binascii.b2a_base64(whole, newline=False)), np.uint8)
+    ends = np.cumsum((sizes + missing) // 3 * 4)
     digits[ends[missing > 0] - 1] = ord("=")
     digits[ends[missing > 1] - 2] = ord("=")
-    there = values.is_valid()
-    return _scattered(digits, 4 * groups[there.to_numpy(zero_copy_only=False)], there).view(pa.string())
+    return _scattered(digits, (sizes + missing) // 3 * 4, valid).view(pa.string())
 
 
 def unscaled(values: pa.BinaryArray, scale: int) -> pa.Array:
@@ -314,17 +475,6 @@ def unscaled(values: pa.BinaryArray, scale: int) -> pa.Array:
     decimals = pa.Array.from_buffers(pa.decimal128(_DIGITS, scale), len(values), buffers)
     decimals.validate(full=True)
     return decimals
-
-
-def _digits() -> npt.NDArray[np.int64]:
-    table = np.full(256, -1, np.int64)
-    table[np.frombuffer(_ALPHABET, np.uint8)] = np.arange(64)
-    return table
-
-
-def _is_base64(text: str) -> bool:
-    bare = text.rstrip("=")
-    return len(text) % 4 == 0 and len(text) - len(bare) <= 2 and all(x.encode() in _ALPHABET for x in bare)
 
 
 def _data(values: pa.Array) -> bytes:

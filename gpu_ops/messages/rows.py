@@ -16,10 +16,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpu_ops.errors import DescriptionError
-from gpu_ops.messages import avro, connect, texts
+from gpu_ops.messages import avro, connect
 from gpu_ops.messages.connect import Group, groups
-from gpu_ops.messages.encodings import ENCODINGS, How, decoded, fits, holds, written
-from gpu_ops.messages.semantics import Encodings, MisfitError, encodings_of
+from gpu_ops.messages.encodings import (
+    ENCODINGS,
+    Encodings,
+    How,
+    MisfitError,
+    decoded,
+    encodings_of,
+    fits,
+    holds,
+    written,
+)  # fmt: skip
+from gpu_ops.messages.json_texts import objects, read_texts
 from gpu_ops.messages.unavailable import PLACEHOLDER, Lost, text_of, unavailable
 
 MessageFormatName = Literal["json", "debezium-json", "avro", "debezium-avro"]
@@ -99,7 +109,7 @@ class MessageFormat:
         encoded: by column one of `gpu_ops.messages.encodings.ENCODINGS`; a schema that comes with a message has
             precedence.
         zone: Arrow's name of that of texts of times that name none.
-        registry: the address of the schema registry of messages in Avro.
+        registry: the schema registry of messages in Avro.
         avro_schema: theirs, as JSON text, where they have no registry.
         unavailable_value: what Debezium has in place of a large value that did not change.
         unavailable: the name of a column behind the others, with the names of those whose values are not in the
@@ -116,7 +126,7 @@ class MessageFormat:
     key: tuple[str, ...] = ()
     encoded: tuple[tuple[str, str], ...] = ()
     zone: str = "UTC"
-    registry: str | None = None
+    registry: avro.Registry | None = None
     avro_schema: str | None = None
     unavailable_value: str = PLACEHOLDER
     unavailable: str | None = None
@@ -234,9 +244,9 @@ class MessageFormat:
 
     def _of_avro(self, schema: avro.Schema, wanted: pa.StructType) -> Encodings | str:
         """How values of a schema are written, or why none are read."""
-        rows = [schema.parsed]
+        rows = [schema.message]
         if self.is_debezium:
-            rows = [one.fields[name] for one in schema.look(schema.parsed) for name in _SIDES if name in one.fields]
+            rows = [one.fields[name] for one in schema.look(schema.message) for name in _SIDES if name in one.fields]
         try:
             return encodings_of(rows, schema.look, wanted, {}, json=False)
         except MisfitError as error:
@@ -455,7 +465,7 @@ def _blocks(
     """Messages that may be JSON objects, in parts that are read at once; adds the others to ``bad``."""
     if not at.size:
         return
-    values, fine = texts.objects(values)
+    values, fine = objects(values)
     bad += [Bad(int(place), f"{what}is no JSON object") for place in at[~fine]]
     if not fine.all():
         at, values = at[fine], values.filter(pa.array(fine))
@@ -471,13 +481,13 @@ def _members(group: Group, wanted: Mapping[str, pa.DataType]) -> tuple[list[pa.A
         found = avro.read(group.values, group.avro, pa.struct(fields))
     elif group.whole is not None:
         if not connect.balanced(group.values):
-            texts.read(group.whole, pa.schema([pa.field("\0", pa.null())]))
-        lists = texts.read(group.values, pa.schema([pa.field("payload", pa.list_(pa.struct(fields)))])).column(0)
+            read_texts(group.whole, pa.schema([pa.field("\0", pa.null())]))
+        lists = read_texts(group.values, pa.schema([pa.field("payload", pa.list_(pa.struct(fields)))])).column(0)
         if not pc.all(pc.equal(pc.fill_null(pc.list_value_length(lists), 0), 1)).as_py():
             raise pa.ArrowInvalid("is no JSON object")
         found = lists.flatten()
     else:
-        found = texts.read(group.values, pa.schema(fields)).to_struct_array()
+        found = read_texts(group.values, pa.schema(fields)).to_struct_array()
     there = found.is_valid()
     found, at = found.filter(there), group.at[there.to_numpy(zero_copy_only=False)]
     return [found] if "" in wanted else found.flatten(), at

@@ -24,7 +24,7 @@ _IMPORTED: Final = (
     "cpu_fallback.conditions",
     "cpu_fallback.hashing",
     *NEEDED,
-    "gpu_ops.spark.sources.messages",
+    "gpu_ops.spark.tasks.messages",
 )
 
 

@@ -1,6 +1,6 @@
 """Streaming joins over all files of a folder, once: what the fault tests run, kill and run again.
 
-python -m tests.faults.job regular|by_time|tables|ends|topics DATA WORK
+python -m tests.faults.job regular|by_time|tables|ends DATA WORK
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import gpu_ops
 import gpu_ops.spark
-from tests.faults import by_time, ends, folded, tables, topics
+from tests.faults import by_time, ends, folded, tables
 
 Made = tuple[dict[str, Any], dict[str, Callable[[], bool]]]
 """Changelogs by their names; and those that do not end with their files, but when something is true."""
@@ -48,12 +48,6 @@ def main(kind: str, data: Path, work: Path) -> None:
     )
     spark.sparkContext.setLogLevel("ERROR")
     (work / "state").mkdir(exist_ok=True)
-    if kind == "topics":
-        query = topics.query(spark, data, work)
-        (work / "started").touch()
-        query.awaitTermination()
-        spark.stop()
-        return
     made, until = MADE[kind](spark, data, work / "state")
     queries = {
         name: changes.writeStream.format("parquet")

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from benchmarks import changes
-from tests.faults import by_time, ends, folded, tables, topics
+from tests.faults import by_time, ends, folded, tables
 
 pytestmark = [pytest.mark.spark]
 
@@ -191,7 +191,6 @@ JOBS = {
     "by_time": (by_time.write, checked(by_time)),
     "tables": (tables.write, checked(tables)),
     "ends": (ends.write, checked(ends, "late")),
-    "topics": (topics.write, topics.check),
 }
 
 
@@ -211,7 +210,7 @@ def kill_test(kind: str, tmp_path: Path, kills: int, files: int, seed: int) -> N
     [
         ("regular", 3, 12),
         ("by_time", 2, 6),
-        *(pytest.param(kind, 2, 4, marks=pytest.mark.slow) for kind in ("tables", "ends", "topics")),
+        *(pytest.param(kind, 2, 4, marks=pytest.mark.slow) for kind in ("tables", "ends")),
     ],
 )
 def test_a_few_kills(kind, kills, files, tmp_path):

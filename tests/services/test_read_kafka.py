@@ -114,7 +114,7 @@ def comparable(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
-def test_transactions_by_librdkafka(spark: Any, tmp_path: Path, isolation: str) -> None:
+def test_transactions(spark: Any, tmp_path: Path, isolation: str) -> None:
     """Each transaction ends with a record that is no message: offsets have gaps, also at the end."""
     topic = f"t{uuid.uuid4().hex[:8]}"
     producer = confluent_kafka.Producer({"bootstrap.servers": BROKER, "transactional.id": topic})
@@ -131,7 +131,7 @@ def test_transactions_by_librdkafka(spark: Any, tmp_path: Path, isolation: str) 
             producer.flush()
             producer.commit_transaction() if commits else producer.abort_transaction()
             expected += numbers if commits or isolation == "read_uncommitted" else []
-        rows = gpu_ops.read_kafka(spark, BROKER, topic, "json", "id INT", options=options, client="librdkafka")
+        rows = gpu_ops.read_kafka(spark, BROKER, topic, "json", "id INT", options=options)
         drain(rows, sink, tmp_path / "checkpoint")
         assert sorted(row[0] for row in sink.changes) == sorted(expected)
 

@@ -41,7 +41,6 @@ CALLS: dict[str, Callable[[], object]] = {
     "late": lambda: gpu_ops.late(DF, "left"),
     "side": lambda: gpu_ops.side(DF, "left_late"),
     "write_files": lambda: gpu_ops.write_files(DF, "out"),
-    "write_kafka": lambda: gpu_ops.write_kafka(DF, "h:9092", "t"),
     "read_files": lambda: gpu_ops.read_files(DF.sparkSession, "in", "json", "k INT"),
     "read_kafka": lambda: gpu_ops.read_kafka(DF.sparkSession, "h:9092", "t", "json", "k INT"),
     "debezium": lambda: gpu_ops.debezium(DF, "k INT"),

@@ -18,7 +18,7 @@ from gpu_ops import stream
 from gpu_ops.errors import DescriptionError
 from gpu_ops.jobs.job import Source as Job
 from gpu_ops.jobs.sources import decode, kept
-from gpu_ops.spark.sources.kafka import rows_of
+from gpu_ops.spark.sources.kafka import MessageSource
 from spark.support import Sink, Source, drain, fold, in_memory, slow_join
 
 pytestmark = pytest.mark.spark
@@ -94,7 +94,7 @@ def test_upserts_and_tombstones_are_an_input(spark: Any, topic: Topic, tmp_path:
     topic.add(*(({"id": n}, {"id": n, "item": "book"}) for n in range(4)))
     topic.add(({"id": 1}, {"id": 1, "item": "pen"}), ({"id": 2}, None), ({"id": 3}, None), ({"id": 9}, None))
     topic.add(({"id": 3}, {"id": 3, "item": "pen"}))
-    orders = rows_of(topic.df, "json", "id BIGINT, item STRING", name="orders", key="id")
+    orders = MessageSource("orders", "json", "id BIGINT, item STRING", key="id").rows(topic.df)
     sink = Sink()
 
     def joined(**declared: Any) -> Any:
@@ -201,7 +201,7 @@ def test_a_tombstone_whose_key_lacks_the_column(spark: Any, topic: Topic, tmp_pa
     topic.add(({"id": 1}, {"id": 1, "item": "a"}), ({"ID": 1}, None))
 
     def rows(bad_rows: Any) -> tuple[Sink, Any]:
-        df = rows_of(topic.df, "json", "id BIGINT, item STRING", name="orders", key="id", bad_rows=bad_rows)
+        df = MessageSource("orders", "json", "id BIGINT, item STRING", key="id", bad_rows=bad_rows).rows(topic.df)
         sink = Sink()
         return sink, drain(df, sink, tmp_path / bad_rows)
 
@@ -212,6 +212,27 @@ def test_a_tombstone_whose_key_lacks_the_column(spark: Any, topic: Topic, tmp_pa
     sink, query = rows("drop")
     assert sink.changes == [("u", 1, "a")]
     assert query.lastProgress["observedMetrics"]["orders"]["bad_messages"] == 1
+
+
+def test_a_password_of_a_registry_is_in_no_plan(spark: Any, topic: Topic, tmp_path: Path) -> None:
+    prices = Source(spark, tmp_path / "prices", "item string, price double")
+    registry = {"url": "http://me:hidden1@localhost:1", "ssl.key.password": "hidden2"}
+    source = MessageSource("orders", "avro", "id BIGINT, item STRING", schema_registry=registry)
+    changes = in_memory(gpu_ops.join, source.rows(topic.df), prices.df, "item", "left")
+    plan = changes._jdf.queryExecution()
+    shown = [gpu_ops.explain(changes), plan.toString(), plan.logical().toJSON(), changes.schema.json(), repr(source)]
+    assert "messages of orders (avro)" in shown[0]
+    assert "bad_messages" not in shown[0]
+    assert [text for text in shown if "hidden" in text] == []
+    topic.add({"id": 1})
+    with pytest.raises(Exception, match="has no header of a schema registry") as caught:
+        drain(changes, Sink(), tmp_path / "checkpoint")
+    assert "hidden" not in str(caught.value)
+
+
+def test_write_kafka_names_what_to_use_instead() -> None:
+    with pytest.raises(AttributeError, match=r"json_messages\(changes, key=...\).writeStream.format\('kafka'\)"):
+        gpu_ops.write_kafka  # noqa: B018
 
 
 def test_what_cannot_be_is_refused(spark: Any) -> None:
@@ -225,7 +246,7 @@ def test_what_cannot_be_is_refused(spark: Any) -> None:
         with pytest.raises(DescriptionError, match=problem):
             gpu_ops.debezium(df, SCHEMA, **options)
     with pytest.raises(DescriptionError, match="plain rows have none"):
-        rows_of(df, "json", SCHEMA, name="x", bad_rows="tag")
+        MessageSource("x", "json", SCHEMA, bad_rows="tag").rows(df)
     for given in ({}, {"subscribePattern": "a.*"}):
         with pytest.raises(DescriptionError, match="takes a topic, or options with subscribePattern"):
             gpu_ops.read_kafka(spark, "localhost:1", "t" if given else None, "json", SCHEMA, options=given)

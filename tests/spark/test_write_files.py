@@ -21,7 +21,7 @@ from pyspark.sql import functions as f
 import gpu_ops
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.sinks import files as sink
-from gpu_ops.spark.sinks.file_log import SparkLog
+from gpu_ops.spark.sinks.files import SparkLog
 from gpu_ops.spark.tasks.arrow import TaskIdentity
 from gpu_ops.spark.tasks.file import FileWriter
 from gpu_ops.state.address import StateAddress

@@ -17,7 +17,6 @@ from pyspark.sql import functions as f
 
 import gpu_ops
 from gpu_ops.errors import DescriptionError, NotBuiltError
-from gpu_ops.spark.sinks import file_log
 from gpu_ops.spark.sinks import files as sink
 from gpu_ops.spark.tasks.file import WrittenFile
 from gpu_ops.state.files import Files
@@ -106,8 +105,8 @@ def test_every_change_once_through_restarts_and_repeated_micro_batches(
 
 
 def test_each_tenth_entry_of_the_log_has_all_files(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_log, "_KEPT_S", -60)
-    log, names = file_log.ObjectLog(Files.at(store.uri)), list[str]()
+    monkeypatch.setattr(sink, "_KEPT_S", -60)
+    log, names = sink.ObjectLog(Files.at(store.uri)), list[str]()
     for number in range(32):
         files = [WrittenFile(f"part-{number}-{n}", "", 1, {}, {}) for n in range(number % 3)]
         assert log.add(number, files)
@@ -119,7 +118,7 @@ def test_each_tenth_entry_of_the_log_has_all_files(store: Store, monkeypatch: py
         assert found == (names if number % 10 == 9 else [file.path for file in files])
     entries = {name.rpartition("/")[2] for name in store.objects()}
     assert entries == {"19.compact", *map(str, range(20, 29)), "29.compact", "30", "31"}
-    again = file_log.ObjectLog(Files.at(store.uri))
+    again = sink.ObjectLog(Files.at(store.uri))
     assert again.latest() == 31
     assert not again.add(31, []), "another has written it"
 
@@ -130,7 +129,7 @@ def test_a_commit_that_breaks_off_is_made_again(
 ) -> None:
     written = OnS3(spark, tmp_path, store, "arrow" if moment == "add" else "parquet")
     written.run(1)
-    owner: Any = file_log.ObjectLog if moment == "add" else sink._LogCommit
+    owner: Any = sink.ObjectLog if moment == "add" else sink._LogCommit
     kept, calls = getattr(owner, moment), []
 
     def broken(*args: Any) -> Any:

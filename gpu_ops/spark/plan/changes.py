@@ -69,10 +69,16 @@ def _observed_once(node: Any, several: Set[str], seen: set[str], of: DataFrame) 
     return node.withNewChildren(scala_seq(of.sparkSession, made))
 
 
+def function_of(node: Any, spark: SparkSession) -> Any:
+    """The function of Python's that a node of ``mapInArrow`` runs."""
+    of_bytes = java_class(spark, "scala.reflect.ClassTag").Byte()
+    function, _ = CPickleSerializer().loads(bytes(node.functionExpr().func().command().toArray(of_bytes)))
+    return function
+
+
 def task_of(node: Any, spark: SparkSession) -> Task | None:
     """The function that a join's node runs; None for a join whose inputs are static, or what is made of changes."""
-    of_bytes = java_class(spark, "scala.reflect.ClassTag").Byte()
-    task, _ = CPickleSerializer().loads(bytes(node.functionExpr().func().command().toArray(of_bytes)))
+    task = function_of(node, spark)
     return task if isinstance(task, Task) else None
 
 

@@ -3,65 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
-from pyspark.sql.streaming import StreamingQuery
 
 from gpu_ops.errors import DescriptionError
-from gpu_ops.messages.client import configured
-from gpu_ops.spark.datatypes import spark_type
+from gpu_ops.messages.json_texts import writes
+from gpu_ops.spark.datatypes import arrow_schema, spark_type
 from gpu_ops.spark.given import data_frame
 from gpu_ops.spark.plan.changes import made_by_tasks
-from gpu_ops.spark.sinks.changes import Changes, View, json, started, view
-from gpu_ops.spark.sinks.messages import message_writer
-from gpu_ops.spark.tasks.send import SENT, MessageSender
+from gpu_ops.spark.sinks.changes import Changes, View, json, query_of, view
+from gpu_ops.spark.tasks.messages import MessageWriter
 
 
-def write_kafka(
-    changes: DataFrame,
-    servers: str,
-    topic: str,
-    *,
-    key: str | Sequence[str] = (),
-    headers: bool = True,
-    checkpoint: str | None = None,
-    name: str | None = None,
-    options: Mapping[str, str] | None = None,
-    **trigger: Any,
-) -> StreamingQuery:
-    """Starts a query that sends a changelog to a topic: the messages of `json_messages`, by librdkafka.
+def json_messages(changes: DataFrame, key: str | Sequence[str] = (), *, headers: bool = True) -> DataFrame:
+    """A message per row for Spark's Kafka writer: a column ``value``, with ``key=`` ``key``, and ``headers``.
 
-    The tasks that make the rows send them, so neither rows nor messages come to the JVM; ``numOutputRows`` of Spark's
-    progress counts tasks. At-least-once as Spark's Kafka sink: a micro-batch is done when all its messages have
-    arrived, and a repeated one sends them again, with the same ``sequence``.
+    A value is a JSON object of all columns, row kinds included, null where a column is. Times are in ISO 8601 with
+    microseconds, instants in UTC; bytes are base64, NaN and the infinities texts. Texts are made by the tasks that make
+    the rows, by Arrow, where `gpu_ops.write_files` would write files in them; else they are made of Spark's rows.
+
+    Spark's Kafka sink is at-least-once: a repeated micro-batch sends its messages again. So each has a header
+    ``sequence``, ``[micro-batch,task,number]``, which rises within a task's messages in each partition of the topic: a
+    consumer that keeps the last one can drop those that are not above it. A repetition has the same ones where rows
+    have an order, which `gpu_ops.read_files`, `gpu_ops.read_kafka` and ``sequence_by`` give them; and lies in the same
+    partitions where messages have keys.
 
     Args:
-        changes: a streaming DataFrame.
-        servers: ``bootstrap.servers``.
-        topic: the topic. Messages with a key go to the partition that Kafka's own client would send them to.
-        key: as in `json_messages`.
-        headers: likewise.
-        checkpoint: Spark's ``checkpointLocation``; by default what the session has for it.
-        name: of the query.
-        options: properties of librdkafka, each with ``kafka.`` before it: ``kafka.linger.ms``.
-        trigger: Spark's, as ``DataStreamWriter.trigger`` takes it: ``availableNow=True``,
-            ``processingTime="10 seconds"``.
+        changes: a DataFrame, streaming or not.
+        key: columns that make a message's key: the bare text of one column, a JSON object of several.
+        headers: whether messages have it; those of a static DataFrame outside of a streaming query have none.
 
     Raises:
-        DescriptionError: no streaming DataFrame, no such column or property, or a column that JSON has no text of.
-        NotBuiltError: the package ``confluent-kafka`` is not installed.
+        DescriptionError: no such column, or one of a type that JSON has no text of: an interval.
     """
-    if not data_frame(changes, "what write_kafka() takes").isStreaming:
-        raise DescriptionError(
-            "write_kafka() takes a streaming DataFrame; for a static one there is Spark's own writer"
-        )
-    config = configured(servers, options or {}, sends=True)
-    sender = MessageSender(*message_writer(changes, key, headers=headers), topic, config)
-    sent = made_by_tasks(changes, sender, "gpu_join_send", spark_type(pa.struct(list(SENT))))
-    return started(sent.writeStream.format("noop"), checkpoint, name, trigger)
+    spelled = {name.lower(): name for name in data_frame(changes, "what json_messages() takes").columns}
+    names = (key,) if isinstance(key, str) else tuple(key)
+    for name in names:
+        if name.lower() not in spelled:
+            raise DescriptionError(f"key={name!r} is no column; there are {', '.join(changes.columns)}")
+    schema = arrow_schema(changes.schema, "changes")
+    for field in schema:
+        if not writes(field.type):
+            kind = changes.schema[field.name].dataType.simpleString()
+            raise DescriptionError(f"column {field.name!r} is {kind}, which has no JSON text: cast it")
+    headers = headers and (changes.isStreaming or query_of(changes) != "none")
+    writer = MessageWriter(schema, tuple(spelled[name.lower()] for name in names), headers)
+    return made_by_tasks(changes, writer, "gpu_join_messages", spark_type(pa.struct(list(writer.made))))
 
 
 def kafka_upsert(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -15,9 +14,9 @@ from pyspark.sql import types as st
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.inputs import BadRows
-from gpu_ops.errors import DescriptionError, NotBuiltError
+from gpu_ops.errors import DescriptionError
 from gpu_ops.files.casts import arrow_zone
-from gpu_ops.messages.client import Client, configured
+from gpu_ops.messages.avro import Registry
 from gpu_ops.messages.rows import MessageFormat, MessageFormatName
 from gpu_ops.messages.unavailable import PLACEHOLDER
 from gpu_ops.query.catalyst import frame_of
@@ -26,10 +25,10 @@ from gpu_ops.spark.driver.queries import metadata_of
 from gpu_ops.spark.driver.workers import make_importable
 from gpu_ops.spark.given import data_frame, refuse_connect
 from gpu_ops.spark.metrics.metrics import free_name
+from gpu_ops.spark.plan.changes import function_of
 from gpu_ops.spark.rapids import metrics_reported
-from gpu_ops.spark.sources.messages import KEY, POSITION, VALUE, PackMessages, ReadMessages
-from gpu_ops.spark.tasks.fetch import MESSAGE, Fetch
 from gpu_ops.spark.tasks.functions import applied_schema
+from gpu_ops.spark.tasks.messages import KEY, POSITION, VALUE, PackMessages, ReadMessages
 from gpu_ops.spark.tasks.packing import Packer
 from gpu_ops.spark.tasks.rows import Taken
 
@@ -37,7 +36,7 @@ BAD_MESSAGE: Final = "bad_message"
 """The column of ``bad_rows="tag"``: where a message stands, why it cannot be read, and what it is."""
 
 MESSAGES: Final = "gpu_ops.messages"
-"""In the metadata of messages: how they are read. Only the function above them sees that column."""
+"""In the metadata of messages: that the function above them, which alone sees that column, makes rows of them."""
 
 _METRIC: Final = "bad_messages"
 _COUNT: Final = "__bad_messages"
@@ -55,7 +54,7 @@ def read_kafka(
     key: str | Sequence[str] | None = None,
     row_kind: str = ROW_KIND_COLUMN,
     encoded: Mapping[str, str] | None = None,
-    schema_registry: str | None = None,
+    schema_registry: str | Mapping[str, str] | None = None,
     avro_schema: str | None = None,
     unavailable: str | None = None,
     unavailable_value: str = PLACEHOLDER,
@@ -63,13 +62,11 @@ def read_kafka(
     bad_rows: BadRows = "fail",
     name: str | None = None,
     options: Mapping[str, str] | None = None,
-    client: Client = "spark",
 ) -> DataFrame:
     """A stream of the rows of a Kafka topic's messages, which tasks parse by Arrow, a batch at a time.
 
-    Spark's own reader fetches the messages, or tasks do it themselves (``client="librdkafka"``). Either way a query's
-    checkpoint holds the offsets. Rows come in the order of the messages of each partition of the topic, and a join
-    keeps it.
+    Spark's own reader fetches the messages, and a query's checkpoint holds the offsets. Rows come in the order of the
+    messages of each partition of the topic, and a join keeps it.
 
     Args:
         spark: the session, with Spark's Kafka package.
@@ -87,8 +84,10 @@ def read_kafka(
             ``ns`` (times as numbers since 1970), ``days`` (dates), ``base64`` (decimals as base64 of their unscaled
             bytes); bytes are ``base64``, ``base64-url-safe`` or ``hex``, and without a word base64 where that is sure.
             A schema that a message brings says it itself.
-        schema_registry: for Avro, the address of a schema registry with Confluent's interface, as the tasks reach it.
-            Needs fastavro (``pip install fastavro``), which reads messages one by one.
+        schema_registry: for Avro, the address of a schema registry with Confluent's interface, as the tasks reach it;
+            where it asks who reads, a mapping of ``url`` and properties of Confluent's clients, such as
+            ``basic.auth.user.info``, ``bearer.auth.token`` and ``ssl.ca.location``. Needs fastavro (``pip install
+            fastavro``), which reads messages one by one.
         avro_schema: for Avro without a registry, whose messages begin with no header: their schema, as JSON text.
         unavailable: the name of a column more, of lists: a large value that did not change is not in Debezium's message
             (Postgres without ``REPLICA IDENTITY FULL``), its column is null then and named here. `latest` takes such a
@@ -103,29 +102,15 @@ def read_kafka(
         name: what errors and Spark's progress call it; by default the topic.
         options: of Spark's Kafka reader, such as ``startingOffsets``, ``maxOffsetsPerTrigger``,
             ``kafka.security.protocol``.
-        client: ``"spark"``, or ``"librdkafka"``: messages never come to the JVM. Needs Spark 4.2, the package
-            ``confluent-kafka`` here and where tasks run, and no package of Spark's. Of Spark's options there are
-            ``startingOffsets``, ``maxOffsetsPerTrigger``, ``minPartitions``, ``failOnDataLoss`` and
-            ``subscribePattern``, and what has ``kafka.`` before it is a property of librdkafka's. ``include`` can be
-            ``key``, ``topic``, ``partition``, ``offset`` and ``timestamp``.
 
     Returns:
         A streaming DataFrame.
 
     Raises:
         DescriptionError: no such format, option or column, or a column that messages do not have.
-        NotBuiltError: librdkafka is not installed, or Spark is older than 4.2.
     """
     refuse_connect(spark)
     given = dict(options or {})
-    if client == "librdkafka":
-        return _fetched(
-            spark, servers, topic, given, format, schema, name=name, key=key, row_kind=row_kind, encoded=encoded,
-            include=include, bad_rows=bad_rows, schema_registry=schema_registry, avro_schema=avro_schema,
-            unavailable=unavailable, unavailable_value=unavailable_value,
-        )  # fmt: skip
-    if client != "spark":
-        raise DescriptionError(f"client={client!r}; there are 'spark' and 'librdkafka'")
     if (topic is None) == all(option not in given for option in _TOPICS):
         raise DescriptionError("read_kafka() takes a topic, or options with subscribePattern or assign")
     stream = spark.readStream.format("kafka").options(**given).option("kafka.bootstrap.servers", servers)
@@ -140,29 +125,12 @@ def read_kafka(
             f"{{'spark.jars.packages': {package!r}}}), or spark-submit --packages {package}"
         ) from error
     label = name or topic or next(given[option] for option in _TOPICS if option in given)
-    return rows_of(
-        messages, format, schema, name=label, key=key, row_kind=row_kind, encoded=encoded, include=include,
-        bad_rows=bad_rows, schema_registry=schema_registry, avro_schema=avro_schema, unavailable=unavailable,
+    source = MessageSource(
+        label, format, schema, key=key, row_kind=row_kind, encoded=encoded, include=include, bad_rows=bad_rows,
+        schema_registry=schema_registry, avro_schema=avro_schema, unavailable=unavailable,
         unavailable_value=unavailable_value,
     )  # fmt: skip
-
-
-def _fetched(
-    spark: SparkSession, servers: str, topic: str | None, options: Mapping[str, str], *args: Any, **how: Any
-) -> DataFrame:
-    """`read_kafka` with librdkafka; the other arguments are those of `rows_of`."""
-    try:
-        from gpu_ops.spark.sources import ranges  # noqa: PLC0415 - it has what older ones of Spark do not
-    except ImportError:
-        raise NotBuiltError(f"client='librdkafka' needs Spark 4.2, and this is {spark.version}") from None
-    if (topic is None) == ("subscribePattern" not in options):
-        raise DescriptionError("read_kafka() takes a topic, or options with subscribePattern")
-    config = configured(servers, options, sends=False, besides=ranges.OPTIONS)
-    lost = options.get("failOnDataLoss", "true").lower() == "false"
-    how["name"] = how["name"] or topic or options["subscribePattern"]
-    make_importable(spark)
-    found = ranges.ranges(spark, topic, config, options, lost=lost)
-    return rows_of(found, *args, **how, fetch=Fetch(config, (), lost))
+    return source.rows(messages)
 
 
 def debezium(
@@ -200,90 +168,106 @@ def debezium(
     Raises:
         DescriptionError: no such column, or one that messages do not have.
     """
-    return rows_of(
-        df, "debezium-json", schema, name=name, value=value, row_kind=row_kind, encoded=encoded, include=include,
+    source = MessageSource(
+        name, "debezium-json", schema, value=value, row_kind=row_kind, encoded=encoded, include=include,
         bad_rows=bad_rows, unavailable=unavailable, unavailable_value=unavailable_value,
     )  # fmt: skip
+    return source.rows(df)
 
 
-def rows_of(
-    messages: DataFrame,
-    format: str,  # noqa: A002
-    schema: st.StructType | str,
-    *,
-    name: str,
-    key: str | Sequence[str] | None = None,
-    value: str = "value",
-    row_kind: str = ROW_KIND_COLUMN,
-    encoded: Mapping[str, str] | None = None,
-    include: Sequence[str] = (),
-    bad_rows: BadRows = "fail",
-    schema_registry: str | None = None,
-    avro_schema: str | None = None,
-    unavailable: str | None = None,
-    unavailable_value: str = PLACEHOLDER,
-    fetch: Fetch | None = None,
-) -> DataFrame:
-    """The rows of messages, or of ranges of them, which tasks ``fetch``; as in `read_kafka` and `debezium`."""
-    session = data_frame(messages, "what debezium() takes").sparkSession
-    declared = applied_schema(schema, "schema")
-    keys = (key,) if isinstance(key, str) else tuple(key or ())
-    kinds = row_kind if format not in ("json", "avro") or keys else None
-    read = MessageFormat(
-        format,
-        arrow_schema(declared, name),
-        tuple(field.name for field in declared.fields if not field.nullable),
-        kinds,
-        keys,
-        tuple((encoded or {}).items()),
-        arrow_zone(str(session.conf.get("spark.sql.session.timeZone"))),
-        schema_registry,
-        avro_schema,
-        unavailable_value,
-        unavailable,
-    )
-    if bad_rows not in _BAD_ROWS:
-        raise DescriptionError(f"bad_rows={bad_rows!r}; it is one of {', '.join(_BAD_ROWS)}")
-    if bad_rows == "tag" and kinds is None:
-        raise DescriptionError(
-            "bad_rows='tag' marks messages by their row kind, and plain rows have none; use 'drop', or key="
+@dataclasses.dataclass(frozen=True)
+class MessageSource:
+    """How messages become rows: `read_kafka` and `debezium` say what each of these is.
+
+    Attributes:
+        name: what errors and Spark's progress call the messages.
+        format: one of `gpu_ops.messages.rows.MESSAGE_FORMATS`.
+        schema: of the rows.
+        value: the column of the messages with their values.
+    """
+
+    name: str
+    format: str
+    schema: st.StructType | str
+    _: dataclasses.KW_ONLY
+    key: str | Sequence[str] | None = None
+    value: str = "value"
+    row_kind: str = ROW_KIND_COLUMN
+    encoded: Mapping[str, str] | None = None
+    include: Sequence[str] = ()
+    bad_rows: BadRows = "fail"
+    schema_registry: str | Mapping[str, str] | None = dataclasses.field(default=None, repr=False)
+    avro_schema: str | None = None
+    unavailable: str | None = None
+    unavailable_value: str = PLACEHOLDER
+
+    def rows(self, messages: DataFrame) -> DataFrame:
+        """The rows of messages.
+
+        Raises:
+            DescriptionError: as `read_kafka` and `debezium`.
+        """
+        session = data_frame(messages, "what debezium() takes").sparkSession
+        declared = applied_schema(self.schema, "schema")
+        read = self._format(session, declared)
+        if self.bad_rows not in _BAD_ROWS:
+            raise DescriptionError(f"bad_rows={self.bad_rows!r}; it is one of {', '.join(_BAD_ROWS)}")
+        if self.bad_rows == "tag" and not read.with_kinds:
+            raise DescriptionError(
+                "bad_rows='tag' marks messages by their row kind, and plain rows have none; use 'drop', or key="
+            )
+        beside = [_column(messages, column, "include") for column in self.include]
+        fields = self._columns(read, declared, [messages.schema[column] for column in beside])
+        bad = {"tag": BAD_MESSAGE, "drop": None if metrics_reported(session) else _COUNT}.get(self.bad_rows)
+        if self.bad_rows == "drop" and bad is not None:
+            bad = free_name(bad, [field.name for field in fields])
+        if bad is not None:
+            fields.append(st.StructField(bad, st.StringType() if self.bad_rows == "tag" else st.LongType()))
+        _refuse_twice(fields)
+        taken = {VALUE: _column(messages, self.value, "value")}
+        taken |= {KEY: _column(messages, "key", "key")} if read.key else {}
+        taken |= {column: column for column in (*POSITION, *beside) if column in messages.columns}
+        sent = messages.select(
+            *(
+                # a join that takes the rows as they are looks this up
+                named_column(column).alias(shown, **({"metadata": {MESSAGES: self.name}} if shown == VALUE else {}))
+                for shown, column in taken.items()
+            )
         )
-    fields = [*([st.StructField(row_kind, st.StringType())] if kinds else []), *declared.fields]
-    if unavailable is not None:
-        fields.append(st.StructField(unavailable, st.ArrayType(st.StringType())))
-    columns = messages if fetch is None else session.createDataFrame([], MESSAGE)
-    beside = [_column(columns, column, "include") for column in include]
-    fields += [columns.schema[column] for column in beside]
-    bad = {"tag": BAD_MESSAGE, "drop": None if metrics_reported(session) else _COUNT}.get(bad_rows)
-    if bad_rows == "drop" and bad is not None:
-        bad = free_name(bad, [field.name for field in fields])
-    if bad is not None:
-        fields.append(st.StructField(bad, st.StringType() if bad_rows == "tag" else st.LongType()))
-    names = [field.name.lower() for field in fields]
-    twice = next((field.name for field in fields if names.count(field.name.lower()) > 1), None)
-    if twice is not None:
-        raise DescriptionError(f"there would be two columns {twice!r}; name another")
-    taken = {VALUE: _column(columns, value, "value")}
-    taken |= {KEY: _column(columns, "key", "key")} if keys else {}
-    taken |= {column: column for column in (*POSITION, *beside) if column in columns.columns}
-    if fetch is not None:
-        fetch = fetch._replace(columns=tuple((column, shown) for shown, column in taken.items()))
-        taken = dict(zip(messages.columns, messages.columns, strict=True))
-    # a join that takes the rows as they are looks this up
-    how = {name: value for name, value in vars(read).items() if name != "schema"}
-    how |= {"location": name, "bad_rows": bad_rows, "bad": bad, "columns": len(declared.fields), "fetch": fetch}
-    (shown, first), *others = taken.items()
-    sent = messages.select(
-        named_column(first).alias(shown, metadata={MESSAGES: json.dumps(how)}),
-        *(named_column(column).alias(shown) for shown, column in others),
-    )
-    output = st.StructType([st.StructField(field.name, nullable(field.dataType)) for field in fields])
-    make_importable(session)
-    rows = sent.mapInArrow(ReadMessages(read, name, arrow_schema(output, name), bad_rows, bad, fetch=fetch), output)
-    if bad is None or bad_rows == "tag":
-        return rows
-    counted = rows.observe(name, f.coalesce(f.sum(named_column(bad)), f.lit(0)).alias(_METRIC))
-    return counted.where(named_column(bad).isNull()).drop(bad)
+        output = st.StructType([st.StructField(field.name, nullable(field.dataType)) for field in fields])
+        make_importable(session)
+        task = ReadMessages(read, self.name, arrow_schema(output, self.name), self.bad_rows, bad)
+        rows = sent.mapInArrow(task, output)
+        if bad is None or self.bad_rows == "tag":
+            return rows
+        counted = rows.observe(self.name, f.coalesce(f.sum(named_column(bad)), f.lit(0)).alias(_METRIC))
+        return counted.where(named_column(bad).isNull()).drop(bad)
+
+    def _format(self, session: SparkSession, declared: st.StructType) -> MessageFormat:
+        keys = (self.key,) if isinstance(self.key, str) else tuple(self.key or ())
+        registry = self.schema_registry
+        return MessageFormat(
+            self.format,
+            arrow_schema(declared, self.name),
+            tuple(field.name for field in declared.fields if not field.nullable),
+            self.row_kind if self.format not in ("json", "avro") or keys else None,
+            keys,
+            tuple((self.encoded or {}).items()),
+            arrow_zone(str(session.conf.get("spark.sql.session.timeZone"))),
+            None if registry is None else Registry.of(registry),
+            self.avro_schema,
+            self.unavailable_value,
+            self.unavailable,
+        )
+
+    def _columns(
+        self, read: MessageFormat, declared: st.StructType, beside: Sequence[st.StructField]
+    ) -> list[st.StructField]:
+        """The rows': their row kinds, the declared ones, the ones whose values are missing, and some of messages."""
+        kinds = [st.StructField(self.row_kind, st.StringType())] if read.with_kinds else []
+        missing = [self.unavailable] if self.unavailable is not None else []
+        lists = [st.StructField(name, st.ArrayType(st.StringType())) for name in missing]
+        return [*kinds, *declared.fields, *lists, *beside]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -293,17 +277,13 @@ class Messages:
     Attributes:
         messages: as the function that reads them is given them.
         read: that function.
-        name: as in `read_kafka`.
-        format: likewise.
     """
 
     messages: DataFrame
     read: ReadMessages
-    name: str
-    format: str
 
     def __str__(self) -> str:
-        return f"messages of {self.name} ({self.format})"
+        return f"messages of {self.read.location} ({self.read.format.name})"
 
     @property
     def schema(self) -> pa.Schema:
@@ -318,21 +298,10 @@ class Messages:
 def source(node: Any, session: SparkSession) -> Messages | None:
     """The messages that a node of a plan reads, or None."""
     below = node.children().head()
-    how = metadata_of(below, MESSAGES)
-    if how is None:
+    if metadata_of(below, MESSAGES) is None:
         return None
-    given: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in json.loads(how).items()}
-    location, bad_rows, bad, columns = (given.pop(name) for name in ("location", "bad_rows", "bad", "columns"))
-    fetch = given.pop("fetch")
-    if fetch is not None:
-        config, wanted, lost = fetch
-        fetch = Fetch(tuple(map(tuple, config)), tuple(map(tuple, wanted)), lost)
-    output = arrow_schema(st._parse_datatype_json_string(node.schema().json()), location)
-    first = 0 if given["row_kind"] is None else 1
-    given["encoded"] = tuple(map(tuple, given["encoded"]))
-    read = MessageFormat(schema=pa.schema(list(output)[first : first + columns]), **given)
-    read_messages = ReadMessages(read, location, output, bad_rows, bad, fetch=fetch)
-    return Messages(frame_of(session, below), read_messages, location, read.name)
+    read = function_of(node, session)
+    return Messages(frame_of(session, below), read) if isinstance(read, ReadMessages) else None
 
 
 def _column(messages: DataFrame, name: str, what: str) -> str:
@@ -340,3 +309,10 @@ def _column(messages: DataFrame, name: str, what: str) -> str:
     if found is None:
         raise DescriptionError(f"{what} names {name!r}; there are {', '.join(messages.columns)}")
     return found
+
+
+def _refuse_twice(fields: Sequence[st.StructField]) -> None:
+    names = [field.name.lower() for field in fields]
+    twice = next((field.name for field in fields if names.count(field.name.lower()) > 1), None)
+    if twice is not None:
+        raise DescriptionError(f"there would be two columns {twice!r}; name another")

@@ -69,7 +69,7 @@ def arrow_task(
 def freeze_imports() -> None:
     """Spark's worker collects garbage after each task; what is imported stays anyway. 45 ms become 15.
 
-    Within a task it is seldom looked for: messages of Kafka's are many objects, and none of them garbage.
+    Within a task it is seldom looked for: records of messages in Avro are many objects, and none of them garbage.
     """
     gc.freeze()  # once in a process: to ask whether anything is frozen counts it all, which takes 5 ms
     gc.set_threshold(100_000)

@@ -1,21 +1,21 @@
-"""The task that makes rows of messages."""
+"""Tasks that make rows of messages, and messages of rows: Arrow on one side, and bytes on the other."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from gpu_ops.descriptions.changelog import BAD_ROW_KIND
 from gpu_ops.errors import BadInputError
+from gpu_ops.messages.json_texts import bare_texts, json_objects
 from gpu_ops.messages.rows import Bad, MessageFormat, Positions, Rows
-from gpu_ops.spark.tasks.arrow import arrow_task
-from gpu_ops.spark.tasks.fetch import Fetch
-from gpu_ops.spark.tasks.packing import Packer
-from gpu_ops.spark.tasks.rows import Taken
+from gpu_ops.spark.tasks.arrow import TaskIdentity, arrow_task, task_identity
+from gpu_ops.spark.tasks.rows import Maker, Taken
 from gpu_ops.spark.wire.arrivals import typed
 
 _log = logging.getLogger(__name__)
@@ -26,6 +26,11 @@ KEY: Final = "__key"
 
 POSITION: Final = ("topic", "partition", "offset")
 """Where a message stands, as Spark's reader of Kafka has it."""
+
+SEQUENCE_HEADER: Final = "sequence"
+"""A message's header: ``[micro-batch,task,number]``, the numbers of a task's messages from 0 on."""
+
+_ROWS: Final = 1 << 16
 
 
 class ReadMessages:
@@ -38,7 +43,6 @@ class ReadMessages:
         bad_rows: what becomes of a message that cannot be read: ``fail``, ``drop`` or ``tag``.
         bad: with ``drop`` the last column: how many were left out, in a row of its own, or None if nobody asks; with
             ``tag`` the last column: where they stand, why they cannot be read, and what they are.
-        fetch: gives the messages where what comes is ranges of them; None where it is messages.
     """
 
     __name__ = "gpu_messages"
@@ -50,11 +54,9 @@ class ReadMessages:
         output: pa.Schema,
         bad_rows: str,
         bad: str | None,
-        *,
-        fetch: Fetch | None = None,
     ) -> None:
-        self._format, self._location, self.output = format, location, output
-        self._bad_rows, self._bad, self._fetch = bad_rows, bad, fetch
+        self.format, self.location, self.output = format, location, output
+        self._bad_rows, self._bad = bad_rows, bad
 
     @arrow_task
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -63,14 +65,14 @@ class ReadMessages:
         Raises:
             BadInputError: a message that cannot be read, where ``bad_rows`` is ``fail``.
         """
-        for batch in batches if self._fetch is None else self._fetch.of(batches):
+        for batch in batches:
             if not batch.num_rows:
                 continue
-            keys = batch[KEY] if self._format.key else None
-            found = self._format.read(batch[VALUE], keys)
+            keys = batch[KEY] if self.format.key else None
+            found = self.format.read(batch[VALUE], keys)
             if found.bad and self._bad_rows == "fail":
                 first = found.bad[0]
-                raise BadInputError(self._location, None, _where(batch, first), _sample(batch, first))
+                raise BadInputError(self.location, None, _where(batch, first), _sample(batch, first))
             yield from self._given(batch, found)
 
     def _given(self, batch: pa.RecordBatch, found: Rows) -> Iterator[pa.RecordBatch]:
@@ -83,7 +85,7 @@ class ReadMessages:
             told = self._bad_rows == "tag"
             columns.append(_told(batch, at, found.bad) if told else pa.nulls(at.size, pa.int64()))
         elif found.bad:
-            _log.warning("%s: %d messages left out, the first is %s", self._location, *_counted(batch, found.bad))
+            _log.warning("%s: %d messages left out, the first is %s", self.location, *_counted(batch, found.bad))
         yield typed(pa.RecordBatch.from_arrays(columns, names=self.output.names), self.output)
         if found.bad and self._bad is not None and self._bad_rows == "drop":
             nothing = [pa.nulls(1, kind) for kind in self.output.types[:-1]]
@@ -94,14 +96,14 @@ class PackMessages:
     """The function of ``mapInArrow``: messages in, their rows out as `gpu_ops.spark.wire.arrivals.PACKED`.
 
     Args:
-        packer: of the input.
+        packer: of the input, `gpu_ops.spark.tasks.packing.Packer`.
         read: what makes rows of them.
         taken: what is taken of the rows.
     """
 
     __name__ = "gpu_join_pack_messages"
 
-    def __init__(self, packer: Packer, read: ReadMessages, taken: Taken) -> None:
+    def __init__(self, packer: Maker, read: ReadMessages, taken: Taken) -> None:
         self._packer, self._read, self._taken = packer, read, taken
 
     @arrow_task
@@ -155,3 +157,48 @@ def _sample(batch: pa.RecordBatch, bad: Bad) -> str | None:
 def _text(batch: pa.RecordBatch, bad: Bad) -> str:
     value = batch[VALUE][bad.at]
     return value.as_buffer().to_pybytes().decode(errors="replace") if value.is_valid else ""
+
+
+class MessageWriter(NamedTuple):
+    """How rows become messages.
+
+    Attributes:
+        schema: of the rows.
+        key: the columns that make a message's key; none for messages without.
+        headers: whether messages have `SEQUENCE_HEADER`.
+    """
+
+    schema: pa.Schema
+    key: tuple[str, ...]
+    headers: bool
+
+    @property
+    def made(self) -> pa.Schema:
+        """Of a message per row, as Spark's Kafka writer takes them."""
+        header = pa.struct([("key", pa.string()), ("value", pa.binary())])
+        fields = [("key", pa.string(), bool(self.key)), ("value", pa.string(), True)]
+        fields.append(("headers", pa.list_(pa.field("element", header)), self.headers))
+        return pa.schema([(name, kind) for name, kind, there in fields if there])
+
+    def of(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """A message per row, in their order."""
+        task, before = task_identity() if self.headers else None, 0
+        for batch in rows:
+            for at in range(0, batch.num_rows, _ROWS):
+                part = batch.slice(at, _ROWS)
+                yield pa.RecordBatch.from_arrays(list(self._columns(part, task, before + at)), schema=self.made)
+            before += batch.num_rows
+
+    def _columns(self, rows: pa.RecordBatch, task: TaskIdentity | None, before: int) -> Iterator[pa.Array]:
+        names, size = self.schema.names, rows.num_rows
+        keys = [rows.column(names.index(name)) for name in self.key]
+        if keys:
+            yield bare_texts(keys[0]) if len(keys) == 1 else json_objects(self.key, keys, size)
+        yield json_objects(names, rows.columns, size)
+        if task is not None:
+            numbers = pa.array(np.arange(before, before + size)).cast(pa.string())
+            sequence = pc.binary_join_element_wise(f"[{task.batch_id},{task.number},", numbers, "]", "")
+            header = [pa.repeat(SEQUENCE_HEADER, size), sequence.cast(pa.binary())]
+            one = pa.StructArray.from_arrays(header, fields=list(self.made.field("headers").type.value_type))
+            offsets = pa.array(np.arange(size + 1), pa.int32())
+            yield pa.ListArray.from_arrays(offsets, one, type=self.made.field("headers").type)
