@@ -15,6 +15,8 @@ import pytest
 from gpu_ops.jobs import supervision
 from gpu_ops.state import temporary
 
+pytestmark = pytest.mark.thorough
+
 OWNER = "import sys, time; from gpu_ops.state import temporary; print(temporary.folder(), flush=True); time.sleep(60)"
 
 

@@ -23,7 +23,7 @@ import pytest
 from benchmarks import changes
 from tests.faults import by_time, ends, folded, tables, topics
 
-pytestmark = [pytest.mark.spark]
+pytestmark = [pytest.mark.spark, pytest.mark.thorough]
 
 ROOT = Path(__file__).resolve().parents[2]
 PATTERNS = {

@@ -23,7 +23,7 @@ from kernels import test_engine, test_interval, test_multi
 from kernels.conftest import EMULATED, only_on
 from kernels.engines import CPU, Batches, alike, run
 
-pytestmark = pytest.mark.one_in(3)
+pytestmark = [pytest.mark.one_in(3), pytest.mark.thorough]
 
 ON_GPU = ("gpu", "gpu-tiny", *EMULATED)
 EMITS: tuple[Emit, ...] = ("per_event", "per_batch")

@@ -40,6 +40,8 @@ from kernels.conftest import EMULATED, only_on
 from kernels.engines import CPU, Batches, Result, alike, run
 from kernels.support import same
 
+pytestmark = pytest.mark.thorough
+
 ON_GPU = ("gpu", "gpu-tiny", *EMULATED)
 POINTS = 30
 """Moments that are tried in the short run, of each join."""

@@ -19,7 +19,7 @@ from kernels.conftest import only_on
 from kernels.engines import CPU, alike, run
 from kernels.support import same
 
-pytestmark = pytest.mark.one_in(4)
+pytestmark = [pytest.mark.one_in(4), pytest.mark.thorough]
 
 WAYS = ("hash_join", "index", "auto")
 REGULAR = [Shape(how, LAYOUTS[i], LAYOUTS[(i + 2) % 3]) for i, how in enumerate(("full", "left", "anti"))]

@@ -18,6 +18,8 @@ import pytest
 from gpu_ops.errors import BackendError, DescriptionError
 from gpu_ops.messages.rows import MessageFormat
 
+pytestmark = pytest.mark.thorough
+
 COLUMNS = pa.schema(
     [
         ("id", pa.int64()),

@@ -26,6 +26,8 @@ from gpu_ops.messages.client import (
 )  # fmt: skip
 from messages.broker import PARTITIONS, Broker
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(scope="module")
 def broker() -> Broker:

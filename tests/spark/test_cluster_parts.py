@@ -26,6 +26,8 @@ from gpu_ops.spark.servers.memory import server_budget
 from gpu_ops.spark.settings import Settings
 from gpu_ops.state.address import StateAddress
 
+pytestmark = pytest.mark.thorough
+
 BATCH = wire_batches(1)[0]
 
 

@@ -20,6 +20,8 @@ from gpu_ops.spark.exchange import exchange
 from gpu_ops.spark.exchange.connection import Address, FlightServer, format_location
 from gpu_ops.spark.exchange.exchange import ask
 
+pytestmark = pytest.mark.thorough
+
 CALLED: list[Any] = []
 
 

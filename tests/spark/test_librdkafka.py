@@ -19,7 +19,7 @@ from gpu_ops.jobs.text import JobError
 from spark.support import Sink, Source, drain, slow_join
 from spark.views import COLUMNS, Shop
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.thorough]
 
 SCHEMA = "id BIGINT NOT NULL, item STRING"
 ITEMS = ("book", "pen", "cup")

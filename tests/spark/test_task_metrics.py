@@ -18,6 +18,8 @@ from gpu_ops.spark.metrics.task_metrics import Run, TaskMetrics
 from gpu_ops.spark.plan.plugin import PLUGIN, metrics_reported, shuffle_reorders
 from gpu_ops.spark.settings import PREFIX
 
+pytestmark = pytest.mark.thorough
+
 RUN = Run("query", "run", "join")
 NAMES = metric_names(("left", "right"), by_time=True)
 

@@ -18,6 +18,8 @@ from gpu_ops.spark.servers.process import Launcher
 from gpu_ops.spark.settings import Settings
 from spark.support import certificate
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(scope="module")
 def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:

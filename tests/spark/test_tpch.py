@@ -16,7 +16,7 @@ from gpu_ops.demo import tpch
 from gpu_ops.demo.queries import NAMES, Answers, Query, changelog, columns_of, query
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.thorough]
 
 FILES = 3
 SMALL = {"q18": ("> 300", "> 250"), "q3": ("LIMIT 10", "LIMIT 7")}
