@@ -17,7 +17,7 @@ import pytest
 
 from oracle import flink
 from oracle.drive import Backend, Change, by_event, difference, run_all
-from oracle.multi_flink import multi_script, random_multi
+from oracle.flink import multi_script, random_multi
 from oracle.multi_traces import SHAPES, MultiShape, multi_recipe, multi_trace, shape
 from oracle.traces import Recipe
 

@@ -101,8 +101,12 @@ def same(rows: list[Row], *others: list[Row]) -> None:
 
 @pytest.mark.parametrize(
     ("format", "options"),
-    [("parquet", {}), ("parquet", {"partition_by": "item", "file_bytes": 1}), ("arrow", {}), ("delta", {})],
-)  # fmt: skip
+    [("parquet", {})]
+    + [
+        pytest.param(*case, marks=pytest.mark.thorough)
+        for case in (("parquet", {"partition_by": "item", "file_bytes": 1}), ("arrow", {}), ("delta", {}))
+    ],
+)
 def test_every_change_once_through_restarts_and_repeated_micro_batches(
     spark: Any,
     tmp_path: Path,
