@@ -66,7 +66,12 @@ def test_a_view_in_memory_does_not_begin_in_the_middle(spark: Any) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("how", "keyed", "key"), [("inner", True, None), ("full", True, ["id", "item"]), ("full", False, None)]
+    ("how", "keyed", "key"),
+    [
+        pytest.param("inner", True, None, marks=pytest.mark.slow),
+        ("full", True, ["id", "item"]),
+        ("full", False, None),
+    ],
 )
 def test_a_view_in_a_database_is_right_after_every_micro_batch(
     spark: Any, tmp_path: Path, how: str, keyed: bool, key: Any

@@ -234,7 +234,7 @@ def test_versions_that_do_not_change(spark: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("key", ["item", None])
+@pytest.mark.parametrize("key", ["item", pytest.param(None, marks=pytest.mark.slow)])
 def test_a_table_that_is_read_again(spark: Any, tmp_path: Path, key: str | None) -> None:
     source, sink, state = orders(spark, tmp_path), Sink(), str(tmp_path / "state")
     table, prices = tmp_path / "items", {"a": 1, "b": 2, "c": None}
