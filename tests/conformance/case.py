@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from oracle.drive import Backend, Change, Event, Row, by_event, canonical, difference, run_all
+from oracle.drive import Backend, Change, Event, Row, by_event, canonical, run_all, same_by_event
 from oracle.interval_drive import timed_run_all
 from oracle.interval_rules import LATE, WATERMARK, TimedEvent
 
@@ -200,7 +200,4 @@ def check_events(case: Case, backend: Backend, split: int) -> None:
     events: Any = case.timed_events if case.timed else case.events
     run = timed_run_all if case.timed else run_all
     found = by_event(*run(backend, case.join("per_event"), events, split))  # type: ignore[arg-type]
-    for event, told in enumerate(events):
-        wrong = difference(case.expected.get(event, {}), found.pop(event, {}))
-        assert not wrong, f"event {event} {told}:\n{wrong}"
-    assert not found, f"changes of events that do not exist: {found}"
+    same_by_event(case.expected, found, events)

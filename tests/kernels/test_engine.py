@@ -164,8 +164,11 @@ GOLDEN = {
 }
 
 
+@pytest.mark.one_in(8)
 @only_on("gpu", "gpu-tiny", "emulated-tiny")
-@pytest.mark.parametrize("name", GOLDEN)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name.endswith("_long") else name for name in GOLDEN]
+)
 def test_golden_cases(engines: Backend, name: str) -> None:
     """`conformance` asks that and more, and of the CPU too."""
     check_events(GOLDEN[name], engines, 40)
