@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo smoke test services test-services soak-views lint site bench soak oracle rapids-plans gpu-verify clean
+.PHONY: demo smoke test test-all services test-services soak-views lint site bench soak oracle rapids-plans gpu-verify clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.ready: pyproject.toml
@@ -16,11 +16,16 @@ demo: $(VENV)/.ready  ## stream a left join with retractions, stop it, resume it
 	$(BIN)/gpu-join demo $(ARGS)
 
 smoke: $(VENV)/.ready  ## a minute: golden cases of Flink, bad input, engines over DataFrames, chains of joins on Spark
-	$(BIN)/python -m pytest -q -n 2 -m "not slow" --backends cpu tests/conformance tests/test_bad_input.py \
+	$(BIN)/python -m pytest -q -n 2 -m "not slow and not thorough" --backends cpu tests/conformance tests/test_bad_input.py \
 		tests/test_frames.py tests/spark/test_chains.py $(ARGS)
 
-test: $(VENV)/.ready  ## all tests that need no GPU and end in minutes
-	$(BIN)/python -m pytest -n 2 --dist worksteal --nbmake -m "not slow" tests notebooks $(ARGS)
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+
+test: $(VENV)/.ready  ## what proves the product, in eight minutes on two cores; needs no GPU
+	$(PYTEST) -m "not slow and not thorough" tests $(ARGS)
+
+test-all: $(VENV)/.ready  ## the other tests that need no GPU: `make test test-all` runs all
+	$(PYTEST) --nbmake -m "thorough and not slow" tests notebooks $(ARGS)
 
 services:  ## Kafka, Postgres and the jars of Spark's sinks, in .services
 	tests/services/start.sh .services

@@ -2,7 +2,7 @@
 
 An ASOF join (``emit="at_watermark"``) keeps the rows above the watermark and a last one of each key; so does a temporal
 join, but that versions which had come before their key's timer fired wait for the next time it does, as in Flink
-(`gpu_ops.operators.versions`): a fifth more is allowed for them.
+(`gpu_ops.operators.by_time.temporal`): a fifth more is allowed for them.
 
     python -m benchmarks.by_time [--batches 200] [--quick]
 """

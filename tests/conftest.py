@@ -86,14 +86,20 @@ def combined(*axes: Sequence[Any]) -> list[Any]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of tests marked ``one_in(n)`` all but every n-th, by name, are slow ones: the soak has them all.
+    """Which tests are `make test`'s, which are left to `make test-all` (``thorough``) and to `make soak` (``slow``).
+
+    Of those marked ``one_in(n, all=m)`` `make test` has every n-th by name, `make test-all` every m-th besides (none
+    without ``all``), the soak all. Notebooks are thorough.
 
     Without a card the tests that need one are left out, and counted.
     """
     for item in items:
         mark = item.get_closest_marker("one_in")
-        if mark is not None and not item.get_closest_marker("gpu") and zlib.crc32(item.nodeid.encode()) % mark.args[0]:
-            item.add_marker(pytest.mark.slow)
+        number = zlib.crc32(item.nodeid.encode())
+        if mark is not None and not item.get_closest_marker("gpu") and number % mark.args[0]:
+            item.add_marker("slow" if number % mark.kwargs.get("all", mark.args[0]) else "thorough")
+        if item.path.suffix == ".ipynb":
+            item.add_marker("thorough")
     left_out = [] if gpu_status()[0] else [item for item in items if item.get_closest_marker("gpu")]
     if left_out:
         items[:] = [item for item in items if not item.get_closest_marker("gpu")]

@@ -36,6 +36,8 @@ from gpu_ops.errors import GpuJoinError
 from gpu_ops.join_engine import JoinEngine
 from gpu_ops.values import carried, check_array, wrong_text
 
+pytestmark = pytest.mark.thorough
+
 NAMES = ("k", "v", "t", "K", "op", "row_kind", "ä", "a.b", "`x`", "select", "", " ", "left")
 LEAVES = (
     *(getattr(pa, f"{u}int{b}")() for b in (8, 16, 32, 64) for u in ("", "u")),

@@ -12,6 +12,8 @@ from pyarrow import csv
 
 from benchmarks import changes as bench
 
+pytestmark = pytest.mark.thorough
+
 VARIANTS = [
     pytest.param({"unique_key": True}, id="unique"),
     pytest.param({"unique_key": False}, id="multiset"),

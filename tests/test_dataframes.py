@@ -35,6 +35,8 @@ from gpu_ops.descriptions.keys import Key
 from gpu_ops.errors import BackendError, BadInputError, DescriptionError
 from gpu_ops.join_engine import JoinEngine
 
+pytestmark = pytest.mark.thorough
+
 ON = [backend_param(Backend("gpu")), backend_param(Backend("gpu-tiny")), pytest.param(Backend("emulated-tiny"))]
 
 

@@ -32,6 +32,8 @@ from gpu_ops.state.durable import stored_partitions
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest
 
+pytestmark = pytest.mark.thorough
+
 ORDERS = 300
 JOINED = {"how": "LEFT", "condition": "ON o_orderkey = l_orderkey", "pad": "l_orderkey"}
 

@@ -12,6 +12,8 @@ import yaml
 
 from gpu_ops.spark.settings import NAMES
 
+pytestmark = pytest.mark.thorough
+
 FOLDER = Path(__file__).resolve().parents[1] / "docker"
 MANIFESTS = [
     pytest.param(manifest, id=f"{path.stem}-{manifest['kind']}")

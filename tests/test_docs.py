@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import re
 import runpy
+import shlex
 import shutil
 import subprocess
 import sys
@@ -87,8 +89,14 @@ run_pages(sys.stdin, answers)"""
         process.stdin.close()
 
 
+def page(path: Path) -> object:
+    """A page as a parameter; `make test` runs the first two that one reads."""
+    first = path in (ROOT / "README.md", ROOT / "docs" / "index.md")
+    return pytest.param(path, id=path.name, marks=[] if first else pytest.mark.thorough)
+
+
 @pytest.mark.spark
-@pytest.mark.parametrize("path", [p for p in FILES if any(b[0] == "python" for b in blocks(p))], ids=lambda p: p.name)
+@pytest.mark.parametrize("path", [page(p) for p in FILES if any(b[0] == "python" for b in blocks(p))])
 def test_blocks(path, page_runner):
     print(path, file=page_runner.stdin, flush=True)
     answer = page_runner.stdout.readline()
@@ -106,6 +114,7 @@ for language, code in blocks(pathlib.Path({page!r})):
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.spark
 def test_the_first_page_goes_on_where_it_stopped(tmp_path):
     page = ROOT / "docs" / "index.md"
@@ -131,6 +140,51 @@ def test_make_targets():
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
+PROOF = [
+    "conformance/test_*.py",
+    "test_bad_input.py",
+    "test_multi_input.py",
+    "test_interval_input.py",
+    "oracle/test_differential.py",
+    "state/test_durable.py",
+    "state/test_partition.py",
+    "state/test_earlier_version.py",
+]
+"""What `make test` has the whole of."""
+WIRING = [
+    "join",
+    "multi",
+    "interval",
+    "temporal",
+    "asof",
+    "lookup",
+    "aggregate",
+    "top",
+    "latest",
+    "end_of_input",
+    "chains",
+    "faults",
+    "sinks",
+    "jobs",
+]
+"""Files of tests/spark of which it has some tests."""
+
+
+def test_make_runs_each_test_once():
+    """`make test`, `make test-all` and `make soak` share the tests; the first has what proves the product."""
+    makefile = (ROOT / "Makefile").read_text()
+    recipes = [re.search(rf"^{name}:.*\n\t(.*)", makefile, re.MULTILINE)[1] for name in ("test", "test-all", "soak")]
+    shares = [shlex.split(recipe.rpartition(" -m ")[2])[0] for recipe in recipes]
+    for slow, thorough in itertools.product([False, True], repeat=2):
+        assert sum(eval(share, {"slow": slow, "thorough": thorough}) for share in shares) == 1, shares
+    for file in itertools.chain.from_iterable((ROOT / "tests").glob(pattern) for pattern in PROOF):
+        assert "mark.thorough" not in file.read_text(), file
+    for name in WIRING:
+        text = (ROOT / "tests" / "spark" / f"test_{name}.py").read_text()
+        assert not re.search(r"^pytestmark = .*thorough", text, re.MULTILINE), name
+
+
+@pytest.mark.thorough
 def test_site(tmp_path):
     """Every page is in the contents, every link and anchor leads on, every name of the reference is there."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]

@@ -17,6 +17,8 @@ from spark.conftest import spark
 from gpu_ops.jobs import runner
 from gpu_ops.jobs.job import load
 
+pytestmark = pytest.mark.thorough
+
 __all__ = ["spark"]
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"

@@ -6,6 +6,8 @@ import pytest
 
 from benchmarks.growth import LEAST, cases, expected, growth, measured
 
+pytestmark = pytest.mark.thorough
+
 _ROOM = {"seconds": 0.6, "bytes": 0.35}
 """So much more than expected passes: times are noisy, and a logarithm is no fault."""
 

@@ -15,6 +15,8 @@ import pytest
 from gpu_ops.jobs import supervision
 from gpu_ops.state import files
 
+pytestmark = pytest.mark.thorough
+
 OWNER = "import sys, time; from gpu_ops.state import files; print(files.temporary_folder(), flush=True); time.sleep(60)"
 
 
@@ -41,7 +43,7 @@ def on_a_terminal(after: float, folder: Path) -> tuple[int, str]:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("seconds", [3, 10, 20])
+@pytest.mark.parametrize("seconds", [3, 10, pytest.param(20, marks=pytest.mark.slow)])
 def test_ctrl_c_in_a_terminal_is_one_line(seconds: int, tmp_path: Path) -> None:
     status, said = on_a_terminal(seconds, tmp_path)
     assert status == supervision.INTERRUPTED == 130

@@ -30,6 +30,8 @@ from gpu_ops.spark.metrics.metrics import metric_names
 from gpu_ops.spark.metrics.progress import JoinProgress
 from gpu_ops.spark.settings import Settings
 
+pytestmark = pytest.mark.thorough
+
 client = pytest.importorskip("prometheus_client")
 
 ROOT = Path(__file__).resolve().parents[1]

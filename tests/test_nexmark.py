@@ -15,6 +15,8 @@ import duckdb
 from benchmarks.nexmark import generator
 from benchmarks.nexmark.queries import NAMES, compared, query
 
+pytestmark = pytest.mark.thorough
+
 EVENTS = 100_000
 
 

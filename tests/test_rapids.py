@@ -11,6 +11,8 @@ from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.rapids import RAPIDS_COORDINATES, RAPIDS_SPARK_VERSIONS, RAPIDS_VERSION, rapids_conf
 from gpu_ops.spark.settings import Settings
 
+pytestmark = pytest.mark.thorough
+
 DOCS = (Path(__file__).parents[1] / "docs" / "rapids.md").read_text()
 
 

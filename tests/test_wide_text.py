@@ -15,6 +15,8 @@ from gpu_ops.descriptions.keys import Key
 from gpu_ops.join_engine import JoinEngine
 from gpu_ops.values import beyond_offsets, fitted, narrow, one_array
 
+pytestmark = pytest.mark.thorough
+
 WORDS = ["", "a", None, "bcd", "äöü", None, "efghij", "k", ""]
 
 

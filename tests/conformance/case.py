@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from oracle.drive import Change, Event, Row, canonical
+from oracle.drive import Backend, Change, Event, Row, by_event, canonical, run_all, same_by_event
+from oracle.interval_drive import timed_run_all
 from oracle.interval_rules import LATE, WATERMARK, TimedEvent
 
 from gpu_ops.descriptions.by_time import Asof, AsofJoin, Interval, IntervalJoin, TemporalJoin
@@ -178,13 +180,22 @@ class Case:
         )
 
 
-def read_cases(folder: Path) -> list[Case]:
+@functools.cache
+def read_cases(folder: Path) -> tuple[Case, ...]:
     """All cases of a folder, by name.
 
     Raises:
         FileNotFoundError: there are none.
     """
-    found = [Case.read(p) for p in sorted(folder.glob("*.json")) if p.name != "manifest.json"]
+    found = tuple(Case.read(p) for p in sorted(folder.glob("*.json")) if p.name != "manifest.json")
     if not found:
         raise FileNotFoundError(f"no golden cases (*.json) in {folder}")
     return found
+
+
+def check_events(case: Case, backend: Backend, split: int) -> None:
+    """Per event, the multiset of (kind, values) is Flink's; of joins by time late rows and output times too."""
+    events: Any = case.timed_events if case.timed else case.events
+    run = timed_run_all if case.timed else run_all
+    found = by_event(*run(backend, case.join("per_event"), events, split))  # type: ignore[arg-type]
+    same_by_event(case.expected, found, events)

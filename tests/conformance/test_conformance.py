@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 from conftest import backend_param, backends
-from oracle.drive import Backend, Change, Row, by_event, cuts, difference, fold, run, run_all
-from oracle.interval_drive import timed_cuts, timed_run, timed_run_all
+from oracle.drive import Backend, Change, Row, cuts, difference, fold, run
+from oracle.interval_drive import timed_cuts, timed_run
 from oracle.sql import reference
 
-from conformance.case import BUILT, Case, read_cases
+from conformance.case import BUILT, Case, check_events, read_cases
 from gpu_ops.descriptions.description import Emit
 
 ALL = 1_000_000_000
@@ -74,34 +74,12 @@ def slow(case: Case, label: str, emit: Emit, backend: Backend, *, first: bool) -
 def test_case(case: Case, split: int, emit: Emit, backend: Backend) -> None:
     if case.informative:
         check_view(case, split, emit, backend)
-    elif case.timed and emit == "per_event":
-        check_timed_events(case, split, backend)
+    elif emit == "per_event":
+        check_events(case, backend, split)
     elif case.timed:
         check_timed_batches(case, split, backend)
-    elif emit == "per_event":
-        check_events(case, split, backend)
     else:
         check_folds(case, split, backend)
-
-
-def check_events(case: Case, split: int, backend: Backend) -> None:
-    """Per event, the multiset of (kind, values) is Flink's."""
-    events, expected = case.events, case.expected
-    found = by_event(*run_all(backend, case.join("per_event"), events, split))
-    for event, told in enumerate(events):
-        wrong = difference(expected.get(event, {}), found.pop(event, {}))
-        assert not wrong, f"event {event} {told}:\n{wrong}"
-    assert not found, f"changes of events that do not exist: {found}"
-
-
-def check_timed_events(case: Case, split: int, backend: Backend) -> None:
-    """Per row and per watermark, the multiset of (kind, values) is Flink's: late rows and output times too."""
-    events, expected = case.timed_events, case.expected
-    found = by_event(*timed_run_all(backend, case.join("per_event"), events, split))
-    for event, told in enumerate(events):
-        wrong = difference(expected.get(event, {}), found.pop(event, {}))
-        assert not wrong, f"event {event} {told}:\n{wrong}"
-    assert not found, f"changes of events that do not exist: {found}"
 
 
 def check_timed_batches(case: Case, split: int, backend: Backend) -> None:

@@ -23,7 +23,7 @@ import pytest
 from benchmarks import changes
 from tests.faults import by_time, ends, folded, tables
 
-pytestmark = [pytest.mark.spark]
+pytestmark = [pytest.mark.spark, pytest.mark.thorough]
 
 ROOT = Path(__file__).resolve().parents[2]
 PATTERNS = {
@@ -209,7 +209,7 @@ def kill_test(kind: str, tmp_path: Path, kills: int, files: int, seed: int) -> N
     ("kind", "kills", "files"),
     [
         ("regular", 3, 12),
-        ("by_time", 2, 6),
+        pytest.param("by_time", 2, 6, marks=pytest.mark.slow),
         *(pytest.param(kind, 2, 4, marks=pytest.mark.slow) for kind in ("tables", "ends")),
     ],
 )

@@ -24,6 +24,8 @@ from gpu_ops.files import formats
 from gpu_ops.files.csv_files import Quotes, WrongError
 from gpu_ops.files.formats import FileFormat
 
+pytestmark = pytest.mark.thorough
+
 PAIR = pa.schema([("id", pa.int64()), ("s", pa.string())])
 
 

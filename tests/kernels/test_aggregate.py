@@ -205,6 +205,7 @@ def told(changelog: pa.Table) -> list[tuple[str, tuple[Any, ...]]]:
     ]
 
 
+@pytest.mark.one_in(2, all=1)
 @only_on("cpu-tiny", "gpu")
 @pytest.mark.parametrize(
     ("by", "kind", "emit", "size"),

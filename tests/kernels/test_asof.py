@@ -87,6 +87,7 @@ def check(backend: Backend, number: int, emit: str, split: int) -> None:
             assert +held == wanted, difference(wanted, +held)
 
 
+@pytest.mark.one_in(3, all=1)
 @only_on("cpu", "cpu-tiny", "gpu", "gpu-tiny")
 @pytest.mark.parametrize("split", [1, 7, ALL])
 @pytest.mark.parametrize("emit", EMITS)

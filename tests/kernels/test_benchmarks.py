@@ -29,6 +29,8 @@ from gpu_ops.kernels import Kernels, Probe
 from kernels.card import NAME, emulated_card
 from kernels.test_calls import MOST
 
+pytestmark = pytest.mark.thorough
+
 PLAN = Plan(rounds=3, bandwidth=1e9)
 TINY = Sizes(
     copied_bytes=1 << 16, changes=200, sweep=(120, 400), partitions=(1, 3), batches=2, warmup=1, first=100, state=(2000, 1000), probe=(1000, 2000), needles=(200, 20), appended=2000,

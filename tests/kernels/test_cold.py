@@ -19,11 +19,11 @@ from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.memory import STATE_SHARE, Budget, memory_size
-from kernels import test_engine, test_interval, test_multi
 from kernels.conftest import EMULATED, only_on
 from kernels.engines import CPU, Batches, alike, run
+from kernels.test_engine import INTERVAL, all_types, batches_of
 
-pytestmark = pytest.mark.one_in(3)
+pytestmark = [pytest.mark.one_in(3), pytest.mark.thorough]
 
 ON_GPU = ("gpu", "gpu-tiny", *EMULATED)
 EMITS: tuple[Emit, ...] = ("per_event", "per_batch")
@@ -69,14 +69,14 @@ def test_two_inputs(engines: Backend, how: str, emit: Emit) -> None:
     place = HOWS.index(how)
     shape = Shape(how, LAYOUTS[place % 3], LAYOUTS[(place + 1) % 3], keys="string" if place % 2 else "composite")
     join = shape.join(emit)
-    same_squeezed(engines, join, test_engine.batches_of(shape, join, seed=place))
+    same_squeezed(engines, join, batches_of(shape, join, seed=place))
 
 
 @only_on(*ON_GPU)
-@pytest.mark.parametrize("shape", test_interval.SHAPES[:6], ids=str)
+@pytest.mark.parametrize("shape", INTERVAL[:6], ids=str)
 def test_intervals(engines: Backend, shape: IntervalShape) -> None:
     join = shape.join("per_event")
-    same_squeezed(engines, join, test_interval.batches_of(shape, join, seed=5))
+    same_squeezed(engines, join, batches_of(shape, join, seed=5))
 
 
 @only_on(*ON_GPU)
@@ -84,14 +84,14 @@ def test_intervals(engines: Backend, shape: IntervalShape) -> None:
 @pytest.mark.parametrize("made", [MULTI[n] for n in (5, 9)], ids=str)
 def test_many_inputs(engines: Backend, made: MultiShape, emit: Emit) -> None:
     join = made.join(emit)
-    same_squeezed(engines, join, test_multi.batches_of(made, join, seed=5))
+    same_squeezed(engines, join, batches_of(made, join, seed=5))
 
 
 @only_on(*ON_GPU)
 def test_every_type(engines: Backend) -> None:
     """Rows of every type go to the host and come back."""
     rng = np.random.default_rng(8)
-    left, right = (test_engine.all_types(side, rng, (12, 0, 5, 9, 3)) for side in "lr")
+    left, right = (all_types(side, rng, (12, 0, 5, 9, 3)) for side in "lr")
     inputs = [
         Input(name, table[0].schema.remove(len(table[0].schema) - 1), row_kind="row_kind")
         for name, table in (("L", left), ("R", right))
@@ -105,7 +105,7 @@ def test_a_snapshot_larger_than_the_gpu(engines: Backend) -> None:
     """State that lies in both memories is written whole, and taken over into little memory."""
     shape = Shape("full", "multiset", "unique_key")
     join = shape.join("per_event")
-    batches = test_engine.batches_of(shape, join, seed=2)
+    batches = batches_of(shape, join, seed=2)
     half = len(batches) // 2
     first = run(engines, join, batches[:half], before=Squeeze(0.3))
     wanted = run(CPU, join, batches[:half])
@@ -142,7 +142,7 @@ def test_rows_leave_before_indexes(engines: Backend) -> None:
     join = shape.join("per_batch")
     with engines.engine(join) as engine:
         engine.kernels.piece_bytes = 600
-        for batch in test_engine.batches_of(shape, join, seed=1):
+        for batch in batches_of(shape, join, seed=1):
             engine.process(**batch)
         indexes = [i for t in engine._operator.tables for i in t.indexes.values()]
         rows = sum(t.store.nbytes for t in engine._operator.tables)
@@ -161,7 +161,7 @@ def test_rows_leave_before_indexes(engines: Backend) -> None:
 def test_metrics_tell(engines: Backend) -> None:
     shape = Shape("left", "multiset", "multiset")
     join = shape.join("per_batch")
-    first, *_, last = test_engine.batches_of(shape, join, seed=1)
+    first, *_, last = batches_of(shape, join, seed=1)
     with engines.engine(join) as engine:
         assert engine.prepare(**first).metrics["left_cold_bytes"] == 0
         engine.commit()
@@ -175,7 +175,7 @@ def test_too_much_for_both_memories(engines: Backend) -> None:
     """Refused, and the state is as it was, also where it lies in two memories."""
     shape = Shape("left", "multiset", "multiset")
     join = shape.join("per_batch")
-    batches = test_engine.batches_of(shape, join, seed=1)
+    batches = batches_of(shape, join, seed=1)
     with engines.engine(join, memory_limit=Budget(gpu=1 << 28, host=1 << 30)) as engine:
         engine.process(**batches[0])
         Squeeze(0.1)(engine, 0)
@@ -194,7 +194,7 @@ def test_one_budget_for_several_engines() -> None:
     """On the CPU, the second engine finds what the first has left; an engine that is closed gives all back."""
     shape = Shape("left", "multiset", "multiset")
     join = shape.join("per_batch")
-    batch = test_engine.batches_of(shape, join, seed=1)[0]
+    batch = batches_of(shape, join, seed=1)[0]
     with CPU.engine(join) as engine:
         engine.process(**batch)
         size = sum(v for k, v in engine.state_size().items() if k.endswith("_bytes"))

@@ -26,6 +26,8 @@ from kernels import emulated_cupy
 from kernels.conftest import only_on
 from kernels.twins import TWINS
 
+pytestmark = pytest.mark.thorough
+
 PRELUDE = Path(__file__).parent / "fake_cuda" / "kernel.h"
 COMPILER = ["g++", "-O1", "-std=c++20", "-w", "-fPIC", "-shared", "-fsanitize=undefined", "-fno-sanitize-recover=all"]
 

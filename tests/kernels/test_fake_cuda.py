@@ -11,6 +11,8 @@ import pytest
 
 from kernels.fake_cuda import DRIVER, HERE, WRAPPER
 
+pytestmark = pytest.mark.thorough
+
 TESTS = HERE.parents[1]
 
 

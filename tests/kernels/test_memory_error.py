@@ -30,10 +30,12 @@ from gpu_ops.descriptions.keys import Key
 from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.errors import StateError
 from gpu_ops.state.table import StateTable
-from kernels import test_engine, test_interval, test_multi
 from kernels.conftest import EMULATED, only_on
 from kernels.engines import CPU, Batches, Result, alike, run
 from kernels.support import same
+from kernels.test_engine import batches_of
+
+pytestmark = pytest.mark.thorough
 
 ON_GPU = ("gpu", "gpu-tiny", *EMULATED)
 POINTS = 30
@@ -145,15 +147,15 @@ def case(name: str) -> tuple[Description, Batches]:
         if name == "two":
             shape = Shape("full", "multiset", "unique_key", residual=(("a_x", ">", "b_x"),))
             join = shape.join("per_event")
-            CASES[name] = join, test_engine.batches_of(shape, join, 3, events=90)
+            CASES[name] = join, batches_of(shape, join, 3, events=90)
         elif name == "interval":
             timed = IntervalShape("full", min_cleanup=12, clock="int64")
             join = timed.join("per_event")
-            CASES[name] = join, test_interval.batches_of(timed, join, 3, events=90)
+            CASES[name] = join, batches_of(timed, join, 3, events=90)
         else:
             many = MULTI[9].join("per_batch")
             join = many
-            CASES[name] = join, test_multi.batches_of(MULTI[9], many, 3, events=60)
+            CASES[name] = join, batches_of(MULTI[9], many, 3, events=120)
     return CASES[name]
 
 

@@ -22,6 +22,8 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.spark.tasks.rows import Slices
 from kernels.test_aggregate import exactly
 
+pytestmark = pytest.mark.thorough
+
 END = dt.datetime(2026, 1, 1, 0, 1)
 NAN_OF_OTHER_BITS = struct.unpack("<d", struct.pack("<Q", 0xFFF8000000000123))[0]
 Made = Callable[[random.Random], Any]

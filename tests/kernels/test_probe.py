@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from oracle.drive import Backend, by_event, difference, run_all
-from oracle.interval_drive import timed_run_all
+from conformance.case import check_events
+from oracle.drive import Backend
+from oracle.interval_traces import IntervalShape
 from oracle.traces import LAYOUTS, Shape
 
 from gpu_ops import DescriptionError, JoinEngine
 from gpu_ops.descriptions.description import Emit
-from kernels import test_engine, test_interval, test_multi
+from kernels import test_engine
 from kernels.conftest import only_on
 from kernels.engines import CPU, alike, run
 from kernels.support import same
+from kernels.test_engine import INTERVAL, MULTI, batches_of
 
-pytestmark = pytest.mark.one_in(4)
+pytestmark = [pytest.mark.one_in(4), pytest.mark.thorough]
 
 WAYS = ("hash_join", "index", "auto")
 REGULAR = [Shape(how, LAYOUTS[i], LAYOUTS[(i + 2) % 3]) for i, how in enumerate(("full", "left", "anti"))]
 REGULAR += [Shape("full", "multiset", "unique_key", keys="composite", residual=(("a_x", ">", "b_x"),))]
-GOLDEN = {case.name: case for case in [*test_engine.golden(), *test_interval.golden()]}
+GOLDEN = {name: case for name, case in test_engine.GOLDEN.items() if case.kind != "multi"}
 FIRST = [name for name in GOLDEN if name.endswith("_1")]
 
 
@@ -55,36 +58,26 @@ def ways(engines: Backend, request: Any, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.setattr(probe, "CALL_SECONDS", 0.0)
     yield dataclasses.replace(engines, probe=request.param)
     allowed = {"hash_join": {"join_entries"}, "index": {"search_runs"}, "auto": {"join_entries", "search_runs"}}
-    timers = {"search_runs"} if "interval" in request.node.name else set()  # the first row of a key is always searched
+    by_time = isinstance(request.node.callspec.params.get("shape"), IntervalShape) or "interval" in request.node.name
+    timers = {"search_runs"} if by_time else set()  # the first row of a key is always searched
     assert taken
     assert taken <= allowed[request.param] | timers
 
 
 @only_on("gpu-tiny", "emulated-tiny")
 @pytest.mark.parametrize("ways", WAYS, indirect=True)
-@pytest.mark.parametrize("emit", ["per_event", "per_batch"])
-@pytest.mark.parametrize("shape", REGULAR, ids=str)
-def test_regular(engines: Backend, ways: Backend, shape: Shape, emit: Emit) -> None:
+@pytest.mark.parametrize(
+    ("shape", "emit"),
+    [
+        *itertools.product(REGULAR, test_engine.EMITS),
+        *((INTERVAL[n], "per_event") for n in (3, 4, 7)),
+        (MULTI[0], "per_event"),
+    ],
+    ids=str,
+)
+def test_same_as_the_cpu(engines: Backend, ways: Backend, shape: Any, emit: Emit) -> None:
     join = shape.join(emit)
-    batches = test_engine.batches_of(shape, join, seed=5, events=120)
-    alike(run(ways, join, batches), run(CPU, join, batches))
-
-
-@only_on("gpu-tiny", "emulated-tiny")
-@pytest.mark.parametrize("ways", WAYS, indirect=True)
-@pytest.mark.parametrize("shape", [test_interval.SHAPES[n] for n in (3, 4, 7)], ids=str)
-def test_interval_join(engines: Backend, ways: Backend, shape: Any) -> None:
-    join = shape.join("per_event")
-    batches = test_interval.batches_of(shape, join, seed=5, events=120)
-    alike(run(ways, join, batches), run(CPU, join, batches))
-
-
-@only_on("gpu-tiny", "emulated-tiny")
-@pytest.mark.parametrize("ways", WAYS, indirect=True)
-def test_multi_way_join(engines: Backend, ways: Backend) -> None:
-    made = test_multi.FEW[0]
-    join = made.join("per_event")
-    batches = test_multi.batches_of(made, join, seed=5, events=60)
+    batches = batches_of(shape, join, seed=5, events=120)
     alike(run(ways, join, batches), run(CPU, join, batches))
 
 
@@ -95,7 +88,7 @@ def test_at_the_end(engines: Backend, ways: Backend, how: Any) -> None:
     """The same rows in the same order, whether all are joined at once or all are looked up."""
     shape = Shape(how, "unique_key", "multiset")
     join = shape.join("at_end")
-    batches = test_engine.batches_of(shape, join, seed=5, events=120)
+    batches = batches_of(shape, join, seed=5, events=120)
 
     def result(backend: Backend) -> Any:
         with backend.engine(join) as engine:
@@ -114,18 +107,7 @@ def test_at_the_end(engines: Backend, ways: Backend, how: Any) -> None:
     "name", [name if name in FIRST else pytest.param(name, marks=pytest.mark.slow) for name in GOLDEN]
 )
 def test_golden_cases(engines: Backend, ways: Backend, name: str) -> None:
-    case = GOLDEN[name]
-    join = case.join("per_event")
-    if case.timed:
-        events: Any = case.timed_events
-        found = by_event(*timed_run_all(ways, join, events, 40))
-    else:
-        events = case.events
-        found = by_event(*run_all(ways, join, events, 40))
-    for event, told in enumerate(events):
-        wrong = difference(case.expected.get(event, {}), found.pop(event, {}))
-        assert not wrong, f"event {event} {told}:\n{wrong}"
-    assert not found
+    check_events(GOLDEN[name], ways, 40)
 
 
 def test_no_such_way() -> None:

@@ -18,6 +18,8 @@ import pytest
 
 from kernels.replay import DRIVER
 
+pytestmark = pytest.mark.thorough
+
 HERE = Path(__file__).parent
 RECORDED = ("test_frames.py", "test_groups.py", "test_equality.py", "test_state.py", "test_conditions.py")
 CALLS = {

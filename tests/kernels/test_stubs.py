@@ -18,6 +18,8 @@ import pytest
 import gpu_ops
 from kernels.emulated_libcudf import _KINDS
 
+pytestmark = pytest.mark.thorough
+
 BACKEND = Path(gpu_ops.__file__).parent / "cudf_backend"
 LIBRARIES = {"plc": "pylibcudf", "pylibcudf": "pylibcudf", "cp": "cupy", "cupyx": "cupyx", "rmm": "rmm"}
 METHODS = {

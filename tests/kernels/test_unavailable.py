@@ -20,6 +20,8 @@ from gpu_ops.errors import BadInputError, DescriptionError
 from kernels.conftest import EMULATED, only_on
 from kernels.engines import CPU, alike, run
 
+pytestmark = pytest.mark.thorough
+
 SCHEMA = pa.schema(
     [("id", pa.int64()), ("text", pa.string()), ("tags", pa.list_(pa.string())), ("data", pa.binary()),
      ("n", pa.int32()), ("gone", pa.list_(pa.string()))]

@@ -18,6 +18,8 @@ from benchmarks.gpu.suites import ELSEWHERE, SUITES, Result, problems, run_tests
 from benchmarks.gpu.verify import DEMO_NEEDS, STEPS, left_out, no_demo, record
 from kernels.card import NAME, emulated_card
 
+pytestmark = pytest.mark.thorough
+
 _TEST = """
 import pytest
 pytestmark = pytest.mark.gpu

@@ -18,6 +18,8 @@ from gpu_ops.messages.avro import Registry
 from gpu_ops.messages.rows import MessageFormat
 from messages.registry import FakeRegistry
 
+pytestmark = pytest.mark.thorough
+
 COLUMNS = pa.schema(
     [
         ("id", pa.int64()),

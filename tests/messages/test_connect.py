@@ -11,6 +11,8 @@ import pytest
 
 from gpu_ops.messages.rows import MessageFormat
 
+pytestmark = pytest.mark.thorough
+
 PAIR = pa.schema([("id", pa.int64()), ("s", pa.string())])
 ROW = {"id": 1, "s": "a"}
 STRUCT = {"type": "struct", "fields": [{"field": "id", "type": "int64"}, {"field": "s", "type": "string"}]}

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from gpu_ops.messages.encodings import from_base64, to_base64
 from gpu_ops.messages.json_texts import bare_texts, json_objects, json_values, writes
 
+pytestmark = pytest.mark.thorough
+
 TIMES = st.datetimes(dt.datetime(1, 1, 1), dt.datetime(9999, 12, 31))
 NUMBERS = st.floats(width=64)
 TEXTS = st.text(max_size=6) | st.sampled_from(['"', "\\", "\n", "\x00\x1f", "}\n{", "\u2028\ud7ff", ""])

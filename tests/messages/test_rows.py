@@ -20,6 +20,8 @@ from gpu_ops.messages import rows as of_messages
 from gpu_ops.messages.encodings import from_base64, unscaled
 from gpu_ops.messages.rows import MessageFormat, Rows
 
+pytestmark = pytest.mark.thorough
+
 SCHEMA = pa.schema(
     [
         ("id", pa.int64()),

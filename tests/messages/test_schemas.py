@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 
 from gpu_ops.messages.rows import MessageFormat
 
+pytestmark = pytest.mark.thorough
+
 EPOCH = dt.datetime(1970, 1, 1)
 
 

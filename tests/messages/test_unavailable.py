@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from gpu_ops.errors import DescriptionError
 from gpu_ops.messages.rows import MessageFormat, Rows
 
+pytestmark = pytest.mark.thorough
+
 P = "__debezium_unavailable_value"
 UUID = "0f5a9dd4-7b55-3a1b-9e8e-000000000000"
 NUMBERS = list(P.encode())

@@ -231,6 +231,19 @@ def by_event(found: Sequence[Change], event: Sequence[int]) -> dict[int, Counter
     return groups
 
 
+def same_by_event(
+    expected: Mapping[int, Mapping[Any, int]],
+    found: Mapping[int, Mapping[Any, int]],
+    events: Sequence[Any],
+    case: str = "",
+) -> None:
+    """Assert that each event gives the same multiset of changes, and nothing is of an event that there is not."""
+    for number, event in enumerate(events):
+        wrong = difference(expected.get(number, {}), found.get(number, {}))
+        assert not wrong, f"{case} event {number} {event}:\n{wrong}"
+    assert set(found) <= set(range(len(events))), f"{case} changes of events that do not exist"
+
+
 def difference(expected: Mapping[Any, int], found: Mapping[Any, int], limit: int = 8) -> str:
     """What is missing and what is too much, for an assertion's message; empty when equal."""
     lines = []

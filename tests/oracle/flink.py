@@ -18,10 +18,12 @@ from pathlib import Path
 import pyarrow as pa
 
 from gpu_ops.descriptions.join import Join
+from gpu_ops.descriptions.multi_join import MultiJoin
 from oracle.drive import Change, Event, Row, canonical
 from oracle.interval_rules import LATE, WATERMARK, TimedEvent
 from oracle.interval_traces import BOUNDS, IntervalShape, TimedRecipe
 from oracle.interval_traces import HOWS as INTERVAL_HOWS
+from oracle.multi_traces import MultiShape, multi_recipe, random_shape
 from oracle.rules import Residual
 from oracle.traces import HOWS, LAYOUTS, Recipe, Shape, trace
 
@@ -99,12 +101,16 @@ def query(shape: Shape) -> str:
 
 def script(shape: Shape, events: Sequence[Event]) -> str:
     """The case in the oracle's language."""
+    return _script(shape.join(), query(shape), events)
+
+
+def _script(join: Join | MultiJoin, sql: str, events: Sequence[Event]) -> str:
     lines = []
-    for source in shape.join().inputs:
+    for source in join.inputs:
         unique = source.unique_key or ()
         columns = [f"{f.name} {TYPES[f.type]}{' NOT NULL' * (f.name in unique)}" for f in source.schema]
         lines.append(f"input {source.name} {'; '.join(columns)}{' PK ' + ','.join(unique) if unique else ''}")
-    lines.append(f"sql {query(shape)}")
+    lines.append(f"sql {sql}")
     for side, kind, row in events:
         lines.append(f"{side} {kind} {','.join('null' if v is None else str(v) for v in row)}")
     return "\n".join(lines) + "\n"
@@ -157,6 +163,36 @@ def ask(scripts: dict[str, str], folder: Path) -> dict[str, str]:
 def case_events(shape: Shape, recipe: Recipe) -> tuple[Event, ...]:
     """The changes of a case."""
     return trace(shape, recipe)
+
+
+# --- multi-way joins -------------------------------------------------------------------------
+
+
+def random_multi(seed: int, number: int, events: int) -> tuple[MultiShape, Recipe]:
+    """One case: 2 to 5 inputs by turns, the rest is drawn."""
+    rng = random.Random(f"multi-flink-{seed}-{number}")
+    shape = random_shape(rng, 2 + number % 4, plain=True)
+    return shape, multi_recipe(shape, events, rng.randrange(1 << 30), special=False)
+
+
+def multi_query(join: MultiJoin) -> str:
+    """The join in Flink's SQL."""
+    text = f"SELECT * FROM {join.inputs[0].name}"
+    for source, step in zip(join.inputs[1:], join.steps, strict=True):
+        on = [
+            f"{join.inputs[k.input].name}.{k.column} {'IS NOT DISTINCT FROM' if k.null_safe else '='} "
+            f"{source.name}.{k.own}"
+            for k in step.on
+        ]
+        on += [step.where] if step.where else []
+        text += f" {step.how.upper()} JOIN {source.name} ON {' AND '.join(on)}"
+    return text
+
+
+def multi_script(shape: MultiShape, events: Sequence[Event]) -> str:
+    """The case in the oracle's language."""
+    join = shape.join()
+    return "conf table.optimizer.multi-join.enabled=true\n" + _script(join, multi_query(join), events)
 
 
 # --- interval joins --------------------------------------------------------------------------

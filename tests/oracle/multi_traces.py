@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import random
-from decimal import Decimal
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -14,9 +13,9 @@ from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.keys import Equality
 from gpu_ops.descriptions.multi_join import MultiJoin, Step, StepType
-from oracle.drive import Event, Row, canonical
+from oracle.drive import Event
 from oracle.multi_rules import Atom, MultiRules, Residual, clauses
-from oracle.traces import SPECIAL, Recipe
+from oracle.traces import Maker, Recipe
 
 LETTERS = "abcde"
 Graph = Literal["star", "chain", "mixed"]
@@ -222,139 +221,18 @@ def multi_recipe(shape: MultiShape, events: int, seed: int, *, malformed: bool =
 def _fan_out(shape: MultiShape, live: int) -> float:
     for fan_out in FAN_OUTS:
         rules = shape.rules()
-        trace = _Maker(shape, Recipe(200, 0, live, fan_out)).make()
+        trace = _maker(shape, Recipe(200, 0, live, fan_out)).make()
         if sum(len(rules.process(event)) for event in trace) >= len(trace):
             return fan_out
     return FAN_OUTS[-1]
 
 
-class _Maker:
-    """The state of one trace in the making."""
-
-    def __init__(self, shape: MultiShape, recipe: Recipe) -> None:
-        self.shape, self.recipe = shape, recipe
-        self.rng = random.Random(f"{recipe.seed}-{shape.unique}-{shape.keys}")
-        self.domain = max(2, round(recipe.live / recipe.fan_out))
-        self.names = [shape.letters(place) for place in range(len(shape.unique))]
-        self.live: list[list[Row]] = [[] for _ in shape.unique]
-        self.used: list[dict[Any, int]] = [{} for _ in shape.unique]
-        self.pending: list[tuple[int, Row]] = []
-        self.events: list[Event] = []
-        self.next_id = 0
-
-    def make(self) -> list[Event]:
-        while len(self.events) < self.recipe.events or self.pending:
-            if self.pending and self.rng.random() < 0.7:
-                side, row = self.pending.pop()
-                self._add(side, "+U", row)
-            else:
-                # Between a -U and its +U only other inputs go on.
-                waiting = {side for side, _ in self.pending}
-                self._step(self.rng.choice([s for s in range(len(self.live)) if s not in waiting]))
-        return self.events
-
-    def _step(self, side: int) -> None:
-        rng, live, recipe = self.rng, self.live[side], self.recipe
-        crowded = len(live) > recipe.live
-        draw = rng.random()
-        if recipe.malformed and draw < 0.12:
-            self._malformed(side)
-        elif not live or draw < (0.3 if crowded else 0.62):
-            row = self._row(side)
-            if row is not None:
-                self._add(side, "+I", row)
-            elif live:
-                self._remove(side, "-D", rng.randrange(len(live)))
-        elif draw < 0.8 or len({s for s, _ in self.pending}) == len(self.live) - 1:
-            self._remove(side, "-D", rng.randrange(len(live)))
-        else:
-            old = self._remove(side, "-U", rng.randrange(len(live)))
-            self.pending.append((side, self._changed(side, old)))
-
-    def _malformed(self, side: int) -> None:
-        """A bare upsert, or a retraction of a row that is not there."""
-        rng, live = self.rng, self.live[side]
-        if self.shape.unique[side] and live and rng.random() < 0.6:
-            at = rng.randrange(len(live))
-            live[at] = self._changed(side, live[at], same_unique_key=True)
-            self.events.append((side, rng.choice(("+U", "+I", "+U")), live[at]))
-            return
-        row = self._row(side)
-        if row is not None and self._identity(side, row) not in self.used[side]:
-            self.events.append((side, rng.choice(("-D", "-U")), row))
-
-    def _add(self, side: int, kind: str, row: Row) -> None:
-        identity = self._identity(side, row)
-        if self.shape.unique[side] and identity in self.used[side]:
-            return  # the place was taken between -U and +U
-        self.live[side].append(row)
-        self.used[side][identity] = self.used[side].get(identity, 0) + 1
-        self.events.append((side, kind, row))
-
-    def _remove(self, side: int, kind: str, at: int) -> Row:
-        live = self.live[side]
-        live[at], live[-1] = live[-1], live[at]
-        row = live.pop()
-        identity = self._identity(side, row)
-        self.used[side][identity] -= 1
-        if not self.used[side][identity]:
-            del self.used[side][identity]
-        self.events.append((side, kind, row))
-        return row
-
-    def _identity(self, side: int, row: Row) -> Any:
-        unique = self.shape.unique[side]
-        return tuple(canonical(v) for v, c in zip(row, self.names[side], strict=True) if not unique or c in unique)
-
-    def _row(self, side: int) -> Row | None:
-        """A new row, at times a copy of a live one where that is allowed; None if no unique key is free."""
-        rng, live, unique = self.rng, self.live[side], self.shape.unique[side]
-        if not unique and live and rng.random() < 0.15:
-            return rng.choice(live)
-        for _ in range(4):
-            row = tuple(self._value(side, name) for name in self.names[side])
-            if not unique or self._identity(side, row) not in self.used[side]:
-                return row
-        return None
-
-    def _changed(self, side: int, row: Row, *, same_unique_key: bool = False) -> Row:
-        """The row with some values changed: at times the join key, now and then nothing."""
-        rng, unique, names = self.rng, self.shape.unique[side], self.names[side]
-        kept = {"id"} | (set(unique) if same_unique_key else set())
-        new = tuple(
-            self._value(side, c) if c not in kept and rng.random() < (0.25 if c in ("k", "g") else 0.5) else v
-            for v, c in zip(row, names, strict=True)
-        )
-        if unique and self._identity(side, new) in self.used[side]:
-            return tuple(old if c in unique else v for v, old, c in zip(new, row, names, strict=True))
-        return new
-
-    def _value(self, side: int, column: str) -> Any:
-        rng, recipe, unique = self.rng, self.recipe, self.shape.unique[side]
-        if column == "id":
-            self.next_id += 1
-            return self.next_id if rng.random() < 0.7 else rng.randrange(1, self.next_id + 1)
-        if column not in unique and rng.random() < (recipe.null_keys if column in ("k", "g") else 0.08):
-            return None
-        if column == "k":
-            # A unique join key needs room for all live rows.
-            return self._key(rng.randrange(recipe.live * 2 if unique == ("k",) and rng.random() < 0.5 else self.domain))
-        if column == "g":
-            return rng.choice("xxy")
-        if column == "x":
-            return rng.randrange(3)
-        return rng.choice(SPECIAL) if recipe.special and rng.random() < 0.2 else rng.randrange(-8, 9) / 4
-
-    def _key(self, n: int) -> Any:
-        keys = self.shape.keys
-        if keys == "double":
-            return SPECIAL[n] if self.recipe.special and n < len(SPECIAL) else n / 2
-        if keys == "decimal":
-            return Decimal(n - 2) / 4 if n % 2 else Decimal(n) / 2
-        return f"k{n}" if keys == "string" else n - 2
+def _maker(shape: MultiShape, recipe: Recipe) -> Maker:
+    names = [shape.letters(place) for place in range(len(shape.unique))]
+    return Maker(names, shape.unique, shape.keys, recipe, seed=f"{recipe.seed}-{shape.unique}-{shape.keys}", few=True)
 
 
 @functools.lru_cache(maxsize=64)
 def multi_trace(shape: MultiShape, recipe: Recipe) -> tuple[Event, ...]:
     """A random trace; the same for all steps and conditions over the same inputs."""
-    return tuple(_Maker(shape, recipe).make())
+    return tuple(_maker(shape, recipe).make())

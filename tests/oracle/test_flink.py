@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 from oracle import flink
-from oracle.drive import Backend, Change, by_event, difference, run_all
+from oracle.drive import Backend, Change, by_event, difference, run_all, same_by_event
 from oracle.interval_drive import ends, timed_run_all
 from oracle.interval_rules import LATE, TimedEvent
 from oracle.interval_traces import IntervalShape, timed_trace
 from oracle.rules import Rules
-from oracle.traces import Recipe, Shape
+from oracle.traces import Shape
 
 SEED = int(os.environ.get("GPU_JOIN_ORACLE_SEED", "0"))
 CASES = [flink.random_case(SEED, n) for n in range(int(os.environ.get("GPU_JOIN_ORACLE_CASES", "21")))]
@@ -56,7 +56,7 @@ def test_flink_says_the_same(number: int, answers: dict[str, Any], backend: Back
     events = flink.case_events(shape, recipe)
     sizes = ((1,), (7, 1, 20), (len(events),))[number % 3]
     found = by_event(*run_all(backend, shape.join("per_event"), events, sizes))
-    compare(answers[NAMES[number]], found, shape, recipe)
+    same_by_event(answers[NAMES[number]], found, events, f"{shape} {recipe}")
 
 
 @needs_flink
@@ -64,21 +64,9 @@ def test_flink_says_the_same(number: int, answers: dict[str, Any], backend: Back
 def test_the_rules_are_flinks(number: int, answers: dict[str, Any]) -> None:
     """The record-by-record transcription that other tests go by."""
     shape, recipe = CASES[number]
-    rules = Rules(shape.join(), shape.residual)
-    found = {}
-    for event, change in enumerate(flink.case_events(shape, recipe)):
-        said = Counter(rules.process(change))
-        if said:
-            found[event] = said
-    compare(answers[NAMES[number]], found, shape, recipe)
-
-
-def compare(expected: dict[int, Any], found: dict[int, Any], shape: Shape, recipe: Recipe) -> None:
-    events = flink.case_events(shape, recipe)
-    for event, change in enumerate(events):
-        wrong = difference(expected.get(event, {}), found.get(event, {}))
-        assert not wrong, f"{shape} {recipe}, event {event} {change}:\n{wrong}"
-    assert set(found) <= set(range(len(events)))
+    rules, events = Rules(shape.join(), shape.residual), flink.case_events(shape, recipe)
+    found = {number: Counter(rules.process(event)) for number, event in enumerate(events)}
+    same_by_event(answers[NAMES[number]], found, events, f"{shape} {recipe}")
 
 
 @pytest.fixture(scope="session")
@@ -104,9 +92,7 @@ def test_flink_says_the_same_of_intervals(number: int, interval_answers: list[An
     events, (expected, _) = interval_events(number), interval_answers[number]
     sizes = ((1,), (7, 1, 20), (len(events),))[number % 3]
     found = by_event(*timed_run_all(backend, shape.join("per_event"), events, sizes))
-    for event, told in enumerate(events):
-        wrong = difference(expected.get(event, {}), found.get(event, {}))
-        assert not wrong, f"{INTERVALS[number]}, event {event} {told}:\n{wrong}"
+    same_by_event(expected, found, events, str(INTERVALS[number]))
 
 
 @needs_flink

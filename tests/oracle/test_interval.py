@@ -295,6 +295,7 @@ def test_a_restart_goes_unnoticed(shape: IntervalShape, backend: Backend) -> Non
     same_after_restarts(backend, shape.join(), parts, timed_run, every=3)
 
 
+@pytest.mark.one_in(8, all=4)
 @pytest.mark.parametrize("shape", [*SQL[1::2], *STRICT[::3], *KEYED[::3], *SEMI[2:]], ids=str)
 def test_a_discarded_micro_batch_leaves_nothing(shape: IntervalShape, backend: Backend) -> None:
     """Its rows are gone, and so are its watermark and what that took away."""

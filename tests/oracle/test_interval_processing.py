@@ -55,6 +55,7 @@ def batches(seed: int) -> Iterator[tuple[int, list[Event]]]:
         yield clock, rows
 
 
+@pytest.mark.one_in(6, all=3)
 @pytest.mark.parametrize("emit", ["per_event", "per_batch"])
 @pytest.mark.parametrize("bounds", BOUNDS, ids=str)
 @pytest.mark.parametrize("how", HOWS)

@@ -26,6 +26,7 @@ from oracle.drive import (
     identical,
     run,
     run_all,
+    same_by_event,
 )
 from oracle.multi_traces import SHAPES, MultiShape, multi_recipe, multi_trace, random_shape, shape
 from oracle.sql import reference
@@ -45,13 +46,9 @@ def check_events(
 ) -> None:
     """Per event, the multiset of changes is what the rules say; and nothing is taken before it is there."""
     rules = made.rules()
-    expected = [rules.process(e) for e in events]
+    expected = {number: Counter(rules.process(event)) for number, event in enumerate(events)}
     found, position = run_all(backend, rules.join, events, split, **options)
-    groups = by_event(found, position)
-    for number, want in enumerate(expected):
-        wrong = difference(Counter(want), groups.pop(number, Counter()))
-        assert not wrong, f"{made}: event {number} {events[number]}:\n{wrong}"
-    assert not groups, f"{made}: changes of events that do not exist: {groups}"
+    same_by_event(expected, by_event(found, position), events, str(made))
     assert position == sorted(position), "changes are ordered by the event that caused them"
     check_order(made, found, position)
 

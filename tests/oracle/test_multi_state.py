@@ -248,6 +248,7 @@ def loaded(how: Any, count: int, keys: int, backend: Backend) -> Any:
     return engine
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", ["inner", "left"])
 def test_a_hot_key_costs_what_matches(how: str, backend: Backend) -> None:
     """All rows of two inputs have one key, and ten of each match a change: that many are looked at, no more."""

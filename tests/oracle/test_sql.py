@@ -66,6 +66,7 @@ def by_turns(backend: Backend, number: int) -> Emit:
 BIG = [Shape(how, layout, layout) for how in HOWS for layout in LAYOUTS]
 
 
+@pytest.mark.one_in(16, all=8)
 @pytest.mark.parametrize("shape", BIG, ids=str)
 def test_twenty_thousand_events(shape: Shape, backend: Backend) -> None:
     """Every join type and state layout, malformed input included."""

@@ -66,6 +66,7 @@ def check(
     return total
 
 
+@pytest.mark.one_in(4, all=2)
 @pytest.mark.parametrize("split", [1, 7, 1000], ids=["split1", "split7", "all"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_every_event_by_the_rules(shape: IntervalShape, split: int, backend: Backend) -> None:
@@ -78,6 +79,7 @@ def test_upserts_by_the_rules(shape: IntervalShape, backend: Backend) -> None:
     assert check(shape, temporal_join(shape, upserts=True), trace(shape, upserts=True), (13, 50, 1), backend) > 20
 
 
+@pytest.mark.thorough
 def test_a_hot_key_and_many_late_rows(backend: Backend) -> None:
     shape = IntervalShape("left", -40, 60)
     events = trace(shape, 1500, keys=40, skew=0.3, disorder=120, late=0.3)

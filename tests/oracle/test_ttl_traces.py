@@ -135,6 +135,7 @@ def drawn(number: int) -> Shape:
     )
 
 
+@pytest.mark.one_in(4, all=2)
 @pytest.mark.parametrize("number", range(len(EVERY)), ids=[str(s) for s in EVERY])
 def test_ttl_by_the_rules(number: int, backend: Backend) -> None:
     emit: Emit = ("per_event", "per_batch")[number % 2]

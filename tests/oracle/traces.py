@@ -6,6 +6,8 @@ import dataclasses
 import functools
 import math
 import random
+from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -116,17 +118,33 @@ class Recipe:
     special: bool = True
 
 
-class _Maker:
-    """The state of one trace in the making."""
+class Maker:
+    """The state of one trace in the making.
 
-    def __init__(self, shape: Shape, recipe: Recipe) -> None:
-        # Equal seeds give equal traces whatever the join type, so that results can be compared.
-        self.shape, self.recipe = shape, recipe
-        self.rng = random.Random(f"{recipe.seed}-{shape.left}-{shape.right}-{shape.keys}")
+    Args:
+        names: the columns of each input, without their prefix.
+        unique: those of its unique key; none for a multiset.
+        keys: the type of the join key.
+        recipe: how it is made.
+        seed: of all choices.
+        few: columns that are not keys have few values, for conditions that compare them.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[Sequence[str]],
+        unique: Sequence[Sequence[str]],
+        keys: str,
+        recipe: Recipe,
+        *,
+        seed: str,
+        few: bool = False,
+    ) -> None:
+        self.names, self.unique, self.keys, self.recipe, self.few = names, unique, keys, recipe, few
+        self.rng = random.Random(seed)
         self.domain = max(2, round(recipe.live / recipe.fan_out))
-        self.names = [s.schema.names for s in shape.join().inputs]
-        self.live: tuple[list[Row], list[Row]] = ([], [])
-        self.used: tuple[dict[Any, int], dict[Any, int]] = ({}, {})
+        self.live: list[list[Row]] = [[] for _ in unique]
+        self.used: list[dict[Any, int]] = [{} for _ in unique]
         self.pending: list[tuple[int, Row]] = []
         self.events: list[Event] = []
         self.next_id = 0
@@ -137,8 +155,9 @@ class _Maker:
                 side, row = self.pending.pop()
                 self._add(side, "+U", row)
             else:
-                # Between a -U and its +U only the other input goes on.
-                self._step(1 - self.pending[-1][0] if self.pending else self.rng.randrange(2))
+                # Between a -U and its +U only other inputs go on.
+                waiting = {side for side, _ in self.pending}
+                self._step(self.rng.choice([s for s in range(len(self.live)) if s not in waiting]))
         return self.events
 
     def _step(self, side: int) -> None:
@@ -151,9 +170,9 @@ class _Maker:
             row = self._row(side)
             if row is not None:
                 self._add(side, "+I", row)
-            else:
+            elif live:
                 self._remove(side, "-D", rng.randrange(len(live)))
-        elif draw < 0.8:
+        elif draw < 0.8 or len({s for s, _ in self.pending}) == len(self.live) - 1:
             self._remove(side, "-D", rng.randrange(len(live)))
         else:
             old = self._remove(side, "-U", rng.randrange(len(live)))
@@ -162,21 +181,21 @@ class _Maker:
     def _malformed(self, side: int) -> None:
         """A bare upsert, or a retraction of a row that is not there."""
         rng, live = self.rng, self.live[side]
-        if self.shape.layouts[side] != "multiset" and live and rng.random() < 0.6:
+        if self.unique[side] and live and rng.random() < 0.6:
             at = rng.randrange(len(live))
-            row = self._changed(side, live[at], same_unique_key=True)
-            live[at] = row
-            self.events.append((side, rng.choice(("+U", "+I", "+U")), row))
+            live[at] = self._changed(side, live[at], same_unique_key=True)
+            self.events.append((side, rng.choice(("+U", "+I", "+U")), live[at]))
             return
         row = self._row(side)
-        if row is not None and not self._present(side, row):
+        if row is not None and self._identity(side, row) not in self.used[side]:
             self.events.append((side, rng.choice(("-D", "-U")), row))
 
     def _add(self, side: int, kind: str, row: Row) -> None:
-        if self._unique(side) and self._present(side, row):
+        identity = self._identity(side, row)
+        if self.unique[side] and identity in self.used[side]:
             return  # the place was taken between -U and +U
         self.live[side].append(row)
-        self.used[side][self._identity(side, row)] = self.used[side].get(self._identity(side, row), 0) + 1
+        self.used[side][identity] = self.used[side].get(identity, 0) + 1
         self.events.append((side, kind, row))
 
     def _remove(self, side: int, kind: str, at: int) -> Row:
@@ -190,67 +209,68 @@ class _Maker:
         self.events.append((side, kind, row))
         return row
 
-    def _unique(self, side: int) -> bool:
-        return self.shape.layouts[side] != "multiset"
-
     def _identity(self, side: int, row: Row) -> Any:
-        return canonical(row[0]) if self._unique(side) else canonical(row)
-
-    def _present(self, side: int, row: Row) -> bool:
-        return self._identity(side, row) in self.used[side]
+        unique = self.unique[side]
+        return tuple(canonical(v) for v, c in zip(row, self.names[side], strict=True) if not unique or c in unique)
 
     def _row(self, side: int) -> Row | None:
-        """A new row, a copy of a live one where that is allowed; None if no unique key is free."""
-        rng, live = self.rng, self.live[side]
-        if not self._unique(side) and live and rng.random() < 0.15:
+        """A new row, at times a copy of a live one where that is allowed; None if no unique key is free."""
+        rng, live, unique = self.rng, self.live[side], self.unique[side]
+        if not unique and live and rng.random() < 0.15:
             return rng.choice(live)
         for _ in range(4):
             row = tuple(self._value(side, name) for name in self.names[side])
-            if not self._unique(side) or not self._present(side, row):
+            if not unique or self._identity(side, row) not in self.used[side]:
                 return row
         return None
 
     def _changed(self, side: int, row: Row, *, same_unique_key: bool = False) -> Row:
         """The row with some values changed: at times the join key, now and then nothing."""
-        rng = self.rng
-        keep_first = self.shape.layouts[side] == "unique_key" or (same_unique_key and self._unique(side))
-        new = list(row)
-        for i, name in enumerate(self.names[side]):
-            key = name[2:] in ("k", "g", "id")
-            if not (i == 0 and keep_first) and rng.random() < (0.25 if key else 0.5):
-                new[i] = self._value(side, name)
-        if self._unique(side) and new[0] != row[0] and self._present(side, tuple(new)):
-            new[0] = row[0]
-        return tuple(new)
+        rng, unique, names = self.rng, self.unique[side], self.names[side]
+        kept = {"id"} | (set(unique) if same_unique_key else set())
+        new = tuple(
+            self._value(side, c) if c not in kept and rng.random() < (0.25 if c in ("k", "g") else 0.5) else v
+            for v, c in zip(row, names, strict=True)
+        )
+        if unique and self._identity(side, new) in self.used[side]:
+            return tuple(old if c in unique else v for v, old, c in zip(new, row, names, strict=True))
+        return new
 
-    def _value(self, side: int, name: str) -> Any:
-        rng = self.rng
-        column = name[2:]
+    def _value(self, side: int, column: str) -> Any:
+        rng, recipe, unique = self.rng, self.recipe, self.unique[side]
         if column == "id":
             self.next_id += 1
             return self.next_id if rng.random() < 0.7 else rng.randrange(1, self.next_id + 1)
-        nulls = self.recipe.null_keys if column in ("k", "g") else 0.06
-        if rng.random() < nulls and not (column == "k" and self.shape.layouts[side] == LAYOUTS[2]):
+        nulls = recipe.null_keys if column in ("k", "g") else 0.08 if self.few else 0.06
+        if column not in unique and rng.random() < nulls:
             return None
         if column == "k":
             # A unique join key needs room for all live rows.
-            wide = self.shape.layouts[side] == LAYOUTS[2]
-            n = rng.randrange(self.recipe.live * 2 if wide and rng.random() < 0.5 else self.domain)
-            if self.shape.keys == "double":
-                return SPECIAL[n] if self.recipe.special and n < len(SPECIAL) else n / 2
-            return f"k{n}" if self.shape.keys == "string" else n - 2
+            wide = tuple(unique) == ("k",) and rng.random() < 0.5
+            return self._key(rng.randrange(recipe.live * 2 if wide else self.domain))
         if column == "g":
-            return rng.choice("xyz")
+            return rng.choice("xxy" if self.few else "xyz")
         if column == "x":
-            return rng.randrange(-3, 6)
+            return rng.randrange(3) if self.few else rng.randrange(-3, 6)
         if column == "s":
-            return rng.choice(("", "a", "b", "C", "0", "a b")) if self.recipe.special else rng.choice("abcC")
-        return rng.choice(SPECIAL) if self.recipe.special and rng.random() < 0.2 else rng.randrange(-8, 9) / 4
+            return rng.choice(("", "a", "b", "C", "0", "a b")) if recipe.special else rng.choice("abcC")
+        return rng.choice(SPECIAL) if recipe.special and rng.random() < 0.2 else rng.randrange(-8, 9) / 4
+
+    def _key(self, n: int) -> Any:
+        if self.keys == "double":
+            return SPECIAL[n] if self.recipe.special and n < len(SPECIAL) else n / 2
+        if self.keys == "decimal":
+            return Decimal(n - 2) / 4 if n % 2 else Decimal(n) / 2
+        return f"k{n}" if self.keys == "string" else n - 2
 
 
 @functools.lru_cache(maxsize=64)
 def _trace(shape: Shape, recipe: Recipe) -> tuple[Event, ...]:
-    return tuple(_Maker(shape, recipe).make())
+    # Equal seeds give equal traces whatever the join type, so that results can be compared.
+    names = [[name[2:] for name in source.schema.names] for source in shape.join().inputs]
+    unique = [{"multiset": (), "unique_key": ("id",)}.get(layout, ("k",)) for layout in shape.layouts]
+    seed = f"{recipe.seed}-{shape.left}-{shape.right}-{shape.keys}"
+    return tuple(Maker(names, unique, shape.keys, recipe, seed=seed).make())
 
 
 def recipe(shape: Shape, events: int, seed: int, *, live: int, malformed: bool) -> Recipe:

@@ -35,6 +35,7 @@ def spark_session(jars: Path, warehouse: Path) -> Any:
             "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
             "spark.sql.warehouse.dir": str(warehouse),
             "spark.log.level": "OFF",
+            "spark.python.authenticate.socketTimeout": "120s",
         },
     )
 

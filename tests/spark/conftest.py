@@ -42,6 +42,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
             "spark.sql.session.timeZone": "America/New_York",  # not the machine's, not UTC
             "spark.log.level": "ERROR",
             "spark.ui.enabled": "false",
+            "spark.python.authenticate.socketTimeout": "120s",  # `collect()` has 15 s to fetch its rows
         },
     )
     yield made

@@ -69,7 +69,7 @@ CALLS = {"n": "count(*)", "total": "sum(quantity)", "top": "max(id)", "kinds": "
 TOTALS = "SELECT item, count(*), sum(quantity), max(id), count(DISTINCT quantity) FROM orders GROUP BY item"
 
 
-@pytest.mark.parametrize("emit", ["per_batch", "per_event"])
+@pytest.mark.parametrize("emit", ["per_batch", pytest.param("per_event", marks=pytest.mark.thorough)])
 def test_an_aggregate_goes_on_over_restarts(spark: Any, tmp_path: Path, emit: Any) -> None:
     feed, sink = Feed(spark, tmp_path), Sink()
     for _ in range(3):
@@ -90,6 +90,7 @@ def test_an_aggregate_goes_on_over_restarts(spark: Any, tmp_path: Path, emit: An
         assert Counter(sink.table) == feed.duckdb(TOTALS)
 
 
+@pytest.mark.thorough
 def test_a_chain_of_join_aggregate_join_and_aggregate(spark: Any, tmp_path: Path) -> None:
     """Each is an input of the next, null groups among them."""
     feed, sink = Feed(spark, tmp_path), Sink()
@@ -122,6 +123,7 @@ def test_a_chain_of_join_aggregate_join_and_aggregate(spark: Any, tmp_path: Path
         )
 
 
+@pytest.mark.thorough
 def test_upserts_are_distributed_by_the_group(spark: Any, tmp_path: Path) -> None:
     source, sink = Source(spark, tmp_path / "in", ORDERS), Sink()
     source.add({"op": "+I", "id": 1, "item": "a", "quantity": 2}, {"op": "+I", "id": 2, "item": "a", "quantity": 3})
@@ -133,6 +135,7 @@ def test_upserts_are_distributed_by_the_group(spark: Any, tmp_path: Path) -> Non
     assert Counter(sink.table) == Counter({("a", 3): 1, ("b", 5): 1})
 
 
+@pytest.mark.thorough
 def test_averages_of_decimals_and_filters_are_sparks_own(spark: Any, tmp_path: Path) -> None:
     """Kept up to date, in SQL as well, and at once, over what is left; also with a condition that is null."""
     schema = "op string, g string, d decimal(10, 2), w decimal(38, 20), x int"
@@ -174,6 +177,7 @@ def test_averages_of_decimals_and_filters_are_sparks_own(spark: Any, tmp_path: P
     assert Counter(tuple(row)[1:] for row in at_once.collect()) == wanted
 
 
+@pytest.mark.thorough
 def test_functions_of_ones_own_are_imported_by_state_servers(spark: Any, tmp_path: Path) -> None:
     """Over restarts, with retractions; the manifest names the class."""
     feed, sink = Feed(spark, tmp_path), Sink()
@@ -198,6 +202,7 @@ def test_functions_of_ones_own_are_imported_by_state_servers(spark: Any, tmp_pat
     assert Counter(tuple(row)[1:3] for row in at_once.collect()) == wanted
 
 
+@pytest.mark.thorough
 def test_groups_are_forgotten_after_a_ttl(spark: Any, tmp_path: Path) -> None:
     """Nothing is said of them, and the next row begins a group anew; of a top-N as well."""
     source, sinks = Source(spark, tmp_path / "in", ORDERS), (Sink(), Sink())

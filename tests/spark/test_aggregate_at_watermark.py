@@ -40,7 +40,9 @@ def windowed(df: Any, size: str = f"{SIZE} seconds", *slide: str) -> Any:
     return df.withWatermark("t", f"{DELAY} seconds").withColumn("w", f.window("t", size, *slide))
 
 
-@pytest.mark.parametrize("slide", [(), ("5 seconds",)], ids=["tumbling", "sliding"])
+@pytest.mark.parametrize(
+    "slide", [(), pytest.param(("5 seconds",), marks=pytest.mark.thorough)], ids=["tumbling", "sliding"]
+)
 def test_as_spark_does_it(spark: Any, tmp_path: Path, slide: tuple[str, ...]) -> None:
     """The same rows, each once; windows are structs again."""
     choice, sinks = random.Random(len(slide)), (Sink(), Sink())
@@ -81,6 +83,7 @@ def late(query: Any, name: str, source: str) -> int:
     return sum(int(p[name]["metrics"][f"{source}_late"]) for p in progress if name in p)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("partitions", [1, 3])
 def test_what_is_taken_back_in_time_does_not_count(spark: Any, tmp_path: Path, partitions: int) -> None:
     """Of a changelog, over restarts; a retraction behind the watermark is late, and the end of input gives the rest."""
@@ -109,6 +112,7 @@ def test_what_is_taken_back_in_time_does_not_count(spark: Any, tmp_path: Path, p
     assert [tuple(row) for row in rest] == [("+I", "a", 50, 4)]
 
 
+@pytest.mark.thorough
 def test_late_rows_come_out_beside_the_windows(spark: Any, tmp_path: Path) -> None:
     """With all of their columns, over a restart; the windows are those that there are without them."""
     source, plain, choice = Source(spark, tmp_path / "in", SCHEMA), Sink(), random.Random(6)
@@ -149,6 +153,7 @@ def test_late_rows_come_out_beside_the_windows(spark: Any, tmp_path: Path) -> No
     assert len(windows) > 5
 
 
+@pytest.mark.thorough
 def test_in_sql(spark: Any, tmp_path: Path) -> None:
     """GROUP BY window(...), with HAVING above it."""
     source, sink = Source(spark, tmp_path / "in", SCHEMA), Sink()

@@ -31,7 +31,7 @@ def nearest(trades: list[Row], quotes: list[Row], *, inner: bool) -> list[Row]:
     return sorted(found, key=repr)
 
 
-@pytest.mark.parametrize("emit", ["per_batch", "per_event"])
+@pytest.mark.parametrize("emit", ["per_batch", pytest.param("per_event", marks=pytest.mark.thorough)])
 def test_restarts_with_upserts_and_retractions(spark: Any, tmp_path: Path, emit: Any) -> None:
     """Trades that come, change and go, quotes of which each venue's last one of a time counts; three runs."""
     choice, sink, live = random.Random(8), Sink(), dict[int, Row]()
@@ -68,6 +68,7 @@ def test_restarts_with_upserts_and_retractions(spark: Any, tmp_path: Path, emit:
         assert sink.table == nearest(list(live.values()), ordered, inner=emit == "per_event")
 
 
+@pytest.mark.thorough
 def test_static_ones_and_a_changelog_of_this_pack(spark: Any, tmp_path: Path) -> None:
     trades = spark.createDataFrame([(1, "a", 10), (2, "a", 30), (3, "b", 30)], "id long, symbol string, at long")
     quotes = spark.createDataFrame(
@@ -120,6 +121,7 @@ def test_what_is_refused(spark: Any, tmp_path: Path) -> None:
         gpu_ops.asof_join(trades, quotes, on="symbol", time="at", where="true")  # type: ignore[call-arg]
 
 
+@pytest.mark.thorough
 def test_final_rows_at_the_watermark(spark: Any, tmp_path: Path) -> None:
     """Over restarts what comes out is final, and with what the end gives it is what polars joins at once."""
     choice, now, state, sink = random.Random(3), 0, str(tmp_path / "state"), Sink()

@@ -24,7 +24,7 @@ from gpu_ops.state.manifest import Manifest
 from spark.feeds import Feed, sql_join
 from spark.support import Row, Sink, drain, fold, start
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.thorough]
 
 SQL = "SELECT orders.k, id, a, b FROM orders LEFT JOIN prices ON orders.k = prices.k"
 

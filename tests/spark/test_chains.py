@@ -82,7 +82,7 @@ def more(feeds: list[Feed], rows: int = 20) -> None:
 
 @pytest.mark.parametrize(
     ("feeds", "emit"),
-    [("spark", "per_event"), ("arrow", "per_batch"), ("arrow", "per_event")],
+    [("spark", "per_event"), ("arrow", "per_batch"), pytest.param("arrow", "per_event", marks=pytest.mark.thorough)],
     indirect=["feeds"],
 )
 def test_a_chain_is_right_after_every_micro_batch_and_restart(feeds: list[Feed], tmp_path: Path, emit: Any) -> None:
@@ -96,6 +96,7 @@ def test_a_chain_is_right_after_every_micro_batch_and_restart(feeds: list[Feed],
     assert all(list((tmp_path / name / "p").iterdir()) for name in ("bought", "sized", "left"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("feeds", ["spark", "arrow"], indirect=True)
 def test_state_servers_die_under_a_chain(spark: Any, feeds: list[Feed], tmp_path: Path) -> None:
     sink, pool = Sink(), Directory.of(spark).servers.pool("cpu")
@@ -128,6 +129,7 @@ def test_state_servers_die_under_a_chain(spark: Any, feeds: list[Feed], tmp_path
     assert len(sink.table) > 100
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("feeds", ["spark", "arrow"], indirect=True)
 def test_insert_only_changelogs(spark: Any, feeds: list[Feed], tmp_path: Path) -> None:
     """An inner join of inputs that only grow is such an input; it is not once one of them changes."""
@@ -154,6 +156,7 @@ def test_insert_only_changelogs(spark: Any, feeds: list[Feed], tmp_path: Path) -
     check(sink, sql, feeds)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("feeds", ["spark", "arrow"], indirect=True)
 def test_a_changelog_that_several_joins_take(
     spark: Any, feeds: list[Feed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -203,6 +206,7 @@ def test_a_changelog_that_several_joins_take(
     assert len(asked) > 2 * 2, "Spark reuses what is shuffled alike, not all"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("feeds", ["arrow"], indirect=True)
 def test_files_between_tasks_go_with_their_micro_batch(spark: Any, feeds: list[Feed], tmp_path: Path) -> None:
     more(feeds)
@@ -220,6 +224,7 @@ def test_files_between_tasks_go_with_their_micro_batch(spark: Any, feeds: list[F
     assert sink.table == sql_join(SQL, feeds, 2)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("feeds", ["arrow"], indirect=True)
 def test_changes_go_from_join_to_join_as_arrow_has_them(feeds: list[Feed], tmp_path: Path) -> None:
     """Filtered, columns moved, renamed and computed; one that only Spark computes takes them through its rows."""
@@ -259,6 +264,7 @@ def test_changes_go_from_join_to_join_as_arrow_has_them(feeds: list[Feed], tmp_p
     assert {join["partitions"] for join in found.values()} == {2}
 
 
+@pytest.mark.thorough
 def test_changelogs_side_by_side_in_one_join(feeds: list[Feed], tmp_path: Path) -> None:
     """Joins of 1, 4 and 2 partitions feed one: their tasks, numbered with the sources', begin where they should."""
     users, orders, prefs, products, blocked = feeds
@@ -351,6 +357,7 @@ def test_derived_keys(feeds: list[Feed], tmp_path: Path) -> None:
     assert "key derived" not in gpu_ops.explain(mine)
 
 
+@pytest.mark.thorough
 def test_a_join_far_up_a_chain_is_built_with_no_more_looks_at_spark_s_plan(
     feeds: list[Feed], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ TESTS = Path(__file__).parent.parent
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.skipif(importlib.util.find_spec("pyspark") is None or _missing() is not None, reason="no Spark"),
+    pytest.mark.thorough,
 ]
 
 

@@ -25,6 +25,8 @@ from gpu_ops.spark.settings import Settings
 from gpu_ops.spark.wire.connection import Address, FlightServer, format_location
 from gpu_ops.state.address import StateAddress
 
+pytestmark = pytest.mark.thorough
+
 BATCH = wire_batches(1)[0]
 
 

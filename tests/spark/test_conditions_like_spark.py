@@ -27,7 +27,7 @@ from gpu_ops.errors import ConditionError
 from gpu_ops.join_engine import JoinEngine
 from spark.support import Sink, Source, drain, in_memory, settings
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.thorough]
 
 UTC = dt.UTC
 ZONES = ["UTC", "America/New_York", "Australia/Lord_Howe", "Asia/Kolkata", "GMT-03:30"]

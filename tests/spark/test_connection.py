@@ -20,6 +20,8 @@ from gpu_ops.spark.wire import exchange
 from gpu_ops.spark.wire.connection import Address, FlightServer, format_location
 from gpu_ops.spark.wire.exchange import ask
 
+pytestmark = pytest.mark.thorough
+
 CALLED: list[Any] = []
 
 

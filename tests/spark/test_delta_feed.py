@@ -17,7 +17,7 @@ from gpu_ops.errors import BadInputError
 from gpu_ops.files.formats import FileFormat
 from spark.support import Sink, Source, drain, in_memory, slow_join
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.thorough]
 
 SCHEMA = "_change_type string, id long, shop string, price double"
 FEED = {"delta.enableChangeDataFeed": "true"}

@@ -101,7 +101,9 @@ JOINS: dict[str, tuple[Callable[..., Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("which", ["full", "multi", "aggregate"])
+@pytest.mark.parametrize(
+    "which", ["full", *(pytest.param(which, marks=pytest.mark.thorough) for which in ("multi", "aggregate"))]
+)
 def test_at_the_end(spark: Any, feeds: list[Feed], tmp_path: Path, which: str) -> None:
     """Nothing while the query runs, also over a restart; then the join of the folded inputs."""
     make, sql = JOINS[which]
@@ -144,6 +146,7 @@ def test_at_the_end(spark: Any, feeds: list[Feed], tmp_path: Path, which: str) -
         assert rows_of(gpu_ops.finish(spark, state=state)) == sql_join(sql, feeds, len(feeds[0].files))
 
 
+@pytest.mark.thorough
 def test_static_inputs(spark: Any, feeds: list[Feed]) -> None:
     """All kinds of joins at once, without a folder or a warning about it; columns as the streaming ones."""
     frames = static(spark, feeds)
@@ -155,6 +158,7 @@ def test_static_inputs(spark: Any, feeds: list[Feed]) -> None:
         assert rows_of(at_once) == sql_join(sql, feeds, 2), which
 
 
+@pytest.mark.thorough
 def test_the_same_as_per_batch(spark: Any, feeds: list[Feed], tmp_path: Path) -> None:
     make, _ = JOINS["full"]
     sink = Sink()
@@ -165,6 +169,7 @@ def test_the_same_as_per_batch(spark: Any, feeds: list[Feed], tmp_path: Path) ->
 BASE = dt.datetime(2026, 1, 1)
 
 
+@pytest.mark.thorough
 def test_interval_joins(spark: Any, tmp_path: Path) -> None:
     """No row is late, whatever the watermark would have been."""
     columns = {"k": ("long", (1, 2, 3)), "t": ("string", [f"{BASE + dt.timedelta(seconds=n)}Z" for n in range(60)])}
@@ -260,6 +265,7 @@ def test_co_groups(spark: Any, feeds: list[Feed], tmp_path: Path) -> None:
     assert sum(n for (n,) in rows_of(again)) == len([r for r in feeds[0].table(["k"]) if r[0] is not None])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("function", "message"),
     [
@@ -291,6 +297,7 @@ def test_a_function_that_cannot_be(feeds: list[Feed]) -> None:
     refused("needs the columns", None, summed, "n int", state="s")
 
 
+@pytest.mark.thorough
 def test_nothing_at_all(spark: Any) -> None:
     """Static inputs without rows, with and without partitions; a count of nothing is 0."""
     no_partition = spark.createDataFrame([], "op string, k int, v int")
@@ -307,6 +314,7 @@ def test_nothing_at_all(spark: Any) -> None:
     assert rows_of(gpu_ops.co_group(some, plain, "k", lambda left, right: left, "k int, w int")) == [(1, 2)]
 
 
+@pytest.mark.thorough
 def test_the_order_of_a_static_input(spark: Any) -> None:
     """Changes come in the order of the DataFrame, or of ``sequence_by``, over many partitions."""
     changes = [(n, n % 7, "-D" if n % 3 == 2 else "+I", n) for n in range(4000)]

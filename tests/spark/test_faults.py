@@ -98,6 +98,7 @@ def test_a_refusal_is_not_repeated() -> None:
         run([("refuse", 0)])
 
 
+@pytest.mark.thorough
 def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpu_ops.spark.wire.exchange._PAUSE_S", 0.0)
     with pytest.raises(gpu_ops.StateError, match="never answered"):
@@ -117,6 +118,7 @@ def test_refusals_come_back_as_their_class() -> None:
     assert translate(RuntimeError('{"type": "AbandonedError", "message": "m"}')) is None
 
 
+@pytest.mark.thorough
 def test_servers_come_up_before_they_are_asked_for_and_not_once_all_is_over() -> None:
     servers = EmbeddedServers(2)
     pool, until = servers.pool("cpu"), time.monotonic() + 60
@@ -175,6 +177,7 @@ def test_servers_are_killed_between_and_during_batches(spark: Any, tmp_path: Pat
     assert sink.table == slow_join("left", left.table(["k", "a"], None), right.table(["k", "b"], None), 2)
 
 
+@pytest.mark.thorough
 @pytest.mark.spark
 def test_a_server_that_stops_within_a_micro_batch_is_replaced(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -227,6 +230,7 @@ def test_a_server_that_stops_within_a_micro_batch_is_replaced(
     assert sink.table == slow_join("left", left.table(["k", "a"], None), right.table(["k", "b"], None), 2)
 
 
+@pytest.mark.thorough
 @pytest.mark.spark
 def test_the_directory_refuses_strangers_and_lets_go(spark: Any, tmp_path: Path) -> None:
     from gpu_ops.spark.driver.directory import Directory

@@ -16,7 +16,7 @@ from gpu_ops.spark.tasks.packing import FileRows, Packer, PackFiles
 from gpu_ops.spark.tasks.rows import Taken
 from spark.support import settings
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.thorough]
 
 PAIR = pa.schema([("key", pa.int64()), ("number", pa.int32())])
 

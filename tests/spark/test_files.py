@@ -46,7 +46,12 @@ def write(folder: Path, name: str, at: int, *rows: dict[str, Any], end: str = "\
 
 
 @pytest.mark.parametrize(
-    ("how", "emit"), [("inner", "per_batch"), ("left", "per_event"), ("right", "per_batch"), ("full", "per_event")]
+    ("how", "emit"),
+    [("full", "per_event")]
+    + [
+        pytest.param(*case, marks=pytest.mark.thorough)
+        for case in (("inner", "per_batch"), ("left", "per_event"), ("right", "per_batch"))
+    ],
 )
 def test_joins_after_every_micro_batch(feeds: tuple[Feed, Feed], how: str, emit: Any, tmp_path: Path) -> None:
     left, right = feeds
@@ -70,6 +75,7 @@ def test_joins_after_every_micro_batch(feeds: tuple[Feed, Feed], how: str, emit:
         assert sink.table == sql_join(sql, feeds, len(left.files))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", ["semi", "anti"])
 def test_semi_and_anti_join(feeds: tuple[Feed, Feed], how: str, tmp_path: Path) -> None:
     left, right = feeds
@@ -115,6 +121,7 @@ def test_routes_are_where_spark_sends_them(spark: Any) -> None:
         assert [there[number] for number in numbers] == list(range(partitions))
 
 
+@pytest.mark.thorough
 def test_columns_left_out_moved_and_renamed_are_still_read_by_arrow(spark: Any, tmp_path: Path) -> None:
     write(tmp_path / "l", "1.json", 1, {"x": 9, "k": 1, "a": "u"})
     write(tmp_path / "r", "1.json", 1, {"k": 1, "b": 2.5})
@@ -128,6 +135,7 @@ def test_columns_left_out_moved_and_renamed_are_still_read_by_arrow(spark: Any, 
     assert sink.table == [("u", 1, 1, 2.5)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("condition", "by_arrow"), [("< 'z'", True), ("|| '' <> 'z'", False), ("NOT LIKE 'z%'", True)])
 def test_a_filter_leaves_the_state_where_it_is(spark: Any, tmp_path: Path, condition: str, *, by_arrow: bool) -> None:
     left, right = ArrowSource(spark, tmp_path / "l", "k long, a string"), Source(spark, tmp_path / "r", "k long, b int")
@@ -151,6 +159,7 @@ def test_a_filter_leaves_the_state_where_it_is(spark: Any, tmp_path: Path, condi
         drain(changelog(read_by_spark), sink, checkpoint)
 
 
+@pytest.mark.thorough
 def test_filters_of_several_layers_a_watermark_and_a_column_twice(spark: Any, tmp_path: Path) -> None:
     rows = [{"k": n, "s": f"t{n % 3}", "v": n % 5} for n in range(30)]
     write(tmp_path / "l", "1.json", 1, *rows)
@@ -168,6 +177,7 @@ def test_filters_of_several_layers_a_watermark_and_a_column_twice(spark: Any, tm
     assert sink.table
 
 
+@pytest.mark.thorough
 def test_chain_multi_way_and_interval_joins(spark: Any, tmp_path: Path) -> None:
     sources = [ArrowSource(spark, tmp_path / name, f"k long, {name} string") for name in "abc"]
     for source, name in zip(sources, "abc", strict=True):
@@ -186,6 +196,7 @@ def test_chain_multi_way_and_interval_joins(spark: Any, tmp_path: Path) -> None:
     assert sinks[1].table == expected
 
 
+@pytest.mark.thorough
 def test_partitions_without_rows_behind_a_source_s_tasks(spark: Any, tmp_path: Path) -> None:
     """The second join's stage has the source's tasks first, so a task's number says nothing of its partition."""
     sources = [ArrowSource(spark, tmp_path / name, f"k long, {name} string") for name in "abc"]
@@ -206,6 +217,7 @@ def test_partitions_without_rows_behind_a_source_s_tasks(spark: Any, tmp_path: P
     assert len(expected) == 4
 
 
+@pytest.mark.thorough
 def test_interval_join_with_times_in_csv(spark: Any, tmp_path: Path) -> None:
     for name, rows in (("l", "1,2024-01-01 00:00:05\n2,2024-01-01 00:00:50\n"), ("r", "1,2024-01-01 00:00:09\n")):
         (tmp_path / name).mkdir()
@@ -241,6 +253,7 @@ def test_a_file_that_cannot_be_read_leaves_the_state_as_it_was(spark: Any, tmp_p
     assert sink.table == [(1, 1, 5), (2, 7, 6)]
 
 
+@pytest.mark.thorough
 def test_alone_it_is_a_dataframe_like_any_other(spark: Any, tmp_path: Path) -> None:
     source = ArrowSource(spark, tmp_path / "l", "k long, a string")
     source.add({"k": 1, "a": "x"}, {"k": 2, "a": None})

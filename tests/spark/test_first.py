@@ -40,6 +40,7 @@ def folded(described: Top, batches: Sequence[pa.RecordBatch]) -> list[Any]:
     return sorted(repr(row) for row in found)
 
 
+@pytest.mark.thorough
 @given(ROWS, ORDERS, st.integers(1, 3), st.sampled_from([(), ("k",), ("k", "g")]), st.integers(1, 30))
 def test_the_first_rows_are_kept(rows: list[Any], order: str, n: int, by: tuple[str, ...], cut: int) -> None:
     described = Top(Input("t", SCHEMA), by, parse_order(order), n)
@@ -73,6 +74,7 @@ def test_which_operators_need_all_rows() -> None:
     assert wanted(unique_key=("g",)) is None
 
 
+@pytest.mark.thorough
 @pytest.mark.spark
 def test_a_top_of_a_joins_changes(spark: Any, tmp_path: Path) -> None:
     def source(name: str, schema: str, *files: list[str]) -> Any:

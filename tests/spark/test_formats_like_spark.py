@@ -17,7 +17,7 @@ from gpu_ops.errors import BadInputError
 from gpu_ops.files.formats import OPTIONS, FileFormat
 from gpu_ops.spark.datatypes import arrow_schema
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.thorough]
 
 ZONE = "America/New_York"  # the session's
 LATIN = {"header": "true", "sep": ";", "quote": "'", "encoding": "ISO-8859-1"}

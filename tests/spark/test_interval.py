@@ -114,6 +114,7 @@ def test_restarts_repetitions_and_the_end(spark: Any, orders: Source, shipments:
     assert said(sink)[4] == [("+I", 7, "x", "late luck")]
 
 
+@pytest.mark.thorough
 def test_rows_with_and_without_a_match(spark: Any, orders: Source, shipments: Source, tmp_path: Path) -> None:
     """Anti through the function, semi through SQL, side by side: each left row in one of the two, over a restart."""
     sinks = {"anti": Sink(), "semi": Sink()}
@@ -186,6 +187,7 @@ def test_late_rows_go_to_a_sink_of_their_own(orders: Source, shipments: Source, 
             gpu_ops.late(frame, "left")
 
 
+@pytest.mark.thorough
 def test_a_chain_goes_by_the_watermark_of_the_join_before_it(
     spark: Any, orders: Source, shipments: Source, tmp_path: Path
 ) -> None:
@@ -225,6 +227,7 @@ def until(condition: Callable[[], object], query: Any) -> None:
     raise AssertionError(query.lastProgress)
 
 
+@pytest.mark.thorough
 def test_pads_come_without_further_input(orders: Source, shipments: Source, tmp_path: Path) -> None:
     """The right never has a row: after its idle timeout the left alone moves the watermark, at a heartbeat."""
     orders.add(order(1, 0, "alone"), order(2, 100, "last"))
@@ -245,6 +248,7 @@ def test_pads_come_without_further_input(orders: Source, shipments: Source, tmp_
         query.stop()
 
 
+@pytest.mark.thorough
 def test_by_processing_time_the_clock_ends_a_wait(orders: Source, shipments: Source, tmp_path: Path) -> None:
     orders.add(order(1, 0), order(2, 0))
     shipments.add(shipment(1, 0))
@@ -351,6 +355,7 @@ def test_refusals(spark: Any, orders: Source, shipments: Source, tmp_path: Path)
         gpu_ops.finish(spark, state=str(tmp_path / "nothing"))
 
 
+@pytest.mark.thorough
 def test_finish_of_a_join_that_never_waits(spark: Any, orders: Source, shipments: Source, tmp_path: Path) -> None:
     state = str(tmp_path / "state")
     orders.add(order(1, 0))

@@ -21,7 +21,7 @@ from gpu_ops.jobs.text import JobError
 from gpu_ops.spark.api import static
 from gpu_ops.spark.sinks import kafka
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.thorough]
 
 JOB = """
 CREATE TABLE orders (id BIGINT, item STRING, qty BIGINT, op STRING, PRIMARY KEY (id) NOT ENFORCED)

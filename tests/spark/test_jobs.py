@@ -80,7 +80,10 @@ def result(spark: Any, folder: Path, form: str) -> list[tuple[Any, ...]]:
     return fold(sorted((tuple(row) for row in changes), key=lambda row: row[0] == "-D"))
 
 
-@pytest.mark.parametrize(("form", "reader"), [("parquet", "arrow"), ("json", "spark"), ("csv", "arrow")])
+@pytest.mark.parametrize(
+    ("form", "reader"),
+    [("json", "spark"), *(pytest.param(form, "arrow", marks=pytest.mark.thorough) for form in ("parquet", "csv"))],
+)
 def test_once_and_once_more(spark: Any, tmp_path: Path, form: str, reader: str) -> None:
     path = tmp_path / "shop.sql"
     path.write_text(JOB.format(format=form).replace("'max_files", f"'reader' = '{reader}', 'max_files"))
@@ -105,6 +108,7 @@ def test_once_and_once_more(spark: Any, tmp_path: Path, form: str, reader: str) 
     assert result(spark, tmp_path, form) == [(1, "book", None), (2, "pencil", 1.5)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", ["parquet", "delta", "arrow"])
 def test_files_that_the_tasks_write(spark: Any, tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Arrow has them, without Spark's rows; a second run goes on, a repeated one adds nothing."""
@@ -144,6 +148,7 @@ WITH ('connector' = 'jdbc', 'url' = '{url}', 'table' = 'totals');
 SET"""
 
 
+@pytest.mark.thorough
 def test_a_view_in_a_database(spark: Any, tmp_path: Path) -> None:
     url = f"jdbc:derby:memory:{tmp_path.name};create=true"
     path = tmp_path / "shop.sql"
@@ -160,6 +165,7 @@ def test_a_view_in_a_database(spark: Any, tmp_path: Path) -> None:
     assert sorted(tuple(row) for row in found) == [(1, "book", None), (2, "pen", 0.5)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("reported", [False, True])
 @pytest.mark.parametrize("where", ["", " WHERE p.price IS NULL OR o.item <> 'book'"])
 def test_changes_are_counted_where_they_can_be(
@@ -183,6 +189,7 @@ def test_changes_are_counted_where_they_can_be(
     assert re.fullmatch(rf"done: 1 micro-batch, 3 rows in{out}, .* s in all", done)
 
 
+@pytest.mark.thorough
 def test_columns_from_the_data(spark: Any, tmp_path: Path) -> None:
     write(tmp_path / "orders", "parquet", ORDERS, (1, "book", 2))
     text = """
@@ -201,6 +208,7 @@ def test_columns_from_the_data(spark: Any, tmp_path: Path) -> None:
     assert "regular join, inner: a, b" in explained
 
 
+@pytest.mark.thorough
 def test_a_job_that_groups(spark: Any, tmp_path: Path) -> None:
     write(tmp_path / "orders", "parquet", ORDERS, (1, "book", 2), (2, "book", 3), (3, "pen", 1))
     text = """
@@ -214,6 +222,7 @@ def test_a_job_that_groups(spark: Any, tmp_path: Path) -> None:
     assert "GroupAggregate(groupBy=[item]" in runner.explain(load(tmp_path / "a.sql"), console())
 
 
+@pytest.mark.thorough
 def test_watermarks_make_an_interval_join(spark: Any, tmp_path: Path) -> None:
     for name in ("ordered", "shipped"):
         (tmp_path / name).mkdir()
@@ -254,6 +263,7 @@ SELECT t.id, q.price FROM trades t {join};
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("settings", "join", "price"),
     [
@@ -331,6 +341,7 @@ def test_errors_in_a_table(spark: Any, tmp_path: Path) -> None:
     assert error.line == 2
 
 
+@pytest.mark.thorough
 def test_what_arrow_does_not_know_of_files(spark: Any, tmp_path: Path) -> None:
     text = JOB.format(format="csv").replace("'max_files", "'reader' = 'arrow', 'mode' = 'PERMISSIVE', 'max_files", 1)
     error = failing(tmp_path, text)
@@ -338,6 +349,7 @@ def test_what_arrow_does_not_know_of_files(spark: Any, tmp_path: Path) -> None:
     assert "a.sql:2:14: " in str(error)
 
 
+@pytest.mark.thorough
 def test_a_missing_jar(spark: Any, tmp_path: Path) -> None:
     (tmp_path / "prices").mkdir()
     text = JOB.format(format="json").replace(
@@ -374,6 +386,7 @@ def rows(df: Any) -> list[tuple[Any, ...]]:
     return [tuple(row) for row in df.collect()]
 
 
+@pytest.mark.thorough
 def test_json_messages(spark: Any) -> None:
     messages = topic(spark, {"id": 1, "name": "a", "op": "+I"}, None, {"id": 2})
     source, df = decode(messages, kafka("json"))
@@ -386,6 +399,7 @@ def test_json_messages(spark: Any) -> None:
         rows(decode(broken, kafka("json"))[1])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_debezium_messages(spark: Any, wrapped: bool) -> None:
     a, b = {"id": 1, "name": "a"}, {"id": 1, "name": "b"}
@@ -403,6 +417,7 @@ def test_debezium_messages(spark: Any, wrapped: bool) -> None:
         rows(decode(topic(spark, {"op": "t"}), kafka("debezium-json"))[1])
 
 
+@pytest.mark.thorough
 def test_messages_with_columns_called_like_ours(spark: Any) -> None:
     ours = dataclasses.replace(kafka("json", bad_rows="drop"), columns=(("id", "BIGINT"), ("__Bad_messages", "STRING")))
     assert rows(decode(topic(spark, {"id": 1, "__Bad_messages": "a"}, "{no"), ours)[1]) == [(1, "a")]
@@ -413,6 +428,7 @@ def test_messages_with_columns_called_like_ours(spark: Any) -> None:
     assert df.select(source.row_kind).collect()
 
 
+@pytest.mark.thorough
 def test_messages_out(spark: Any) -> None:
     def sink(options: str) -> Any:
         text = f"""CREATE TABLE t (a INT) WITH ('connector' = 'json', 'path' = 'p');
@@ -438,6 +454,7 @@ def test_messages_out(spark: Any) -> None:
         shaped(changes, sink("WITH ('connector' = 'console', 'row_kind' = 'id')"), file)
 
 
+@pytest.mark.thorough
 def test_rate(spark: Any) -> None:
     text = "CREATE TABLE t WITH ('connector' = 'rate', 'rows_per_second' = '5', 'sequence_by' = 'value'); "
     text += "CREATE TABLE out WITH ('connector' = 'console'); INSERT INTO out SELECT * FROM t"
@@ -450,6 +467,7 @@ def test_rate(spark: Any) -> None:
 # --- the command -----------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_ctrl_c_and_again(spark: Any, tmp_path: Path) -> None:
     """As in a terminal, where an interrupt goes to every process of the job."""
     (tmp_path / "shop.sql").write_text(JOB.format(format="json"))

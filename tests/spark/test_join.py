@@ -71,6 +71,7 @@ def test_left_join_with_retractions_and_restarts(left: Source, right: Source, tm
     assert sink.table == slow_join("left", left.table(["k", "a"]), right.table(["k", "b"]), 2)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", ["semi", "anti"])
 def test_semi_and_anti_join(how: str, left: Source, right: Source, tmp_path: Path) -> None:
     fill_left(left)
@@ -82,6 +83,7 @@ def test_semi_and_anti_join(how: str, left: Source, right: Source, tmp_path: Pat
     assert sink.table == slow_join(how, left.table(["k", "a"]), right.table(["k", "b"]), 2)
 
 
+@pytest.mark.thorough
 def test_chain_of_joins_understands_its_own_changelog(spark: Any, left: Source, right: Source, tmp_path: Path) -> None:
     names = Source(spark, tmp_path / "names", "a string, n string")
     fill_left(left)
@@ -107,6 +109,7 @@ def test_chain_of_joins_understands_its_own_changelog(spark: Any, left: Source, 
     assert all(set(p["observedMetrics"]) == {"first", "second"} for p in progress)
 
 
+@pytest.mark.thorough
 def test_self_join_of_a_stream_and_of_a_changelog(spark: Any, tmp_path: Path) -> None:
     source = Source(spark, tmp_path / "people", "id long, boss long")
     source.add({"id": 1, "boss": None}, {"id": 2, "boss": 1})
@@ -133,6 +136,7 @@ def test_self_join_of_a_stream_and_of_a_changelog(spark: Any, tmp_path: Path) ->
     assert [row[0] for row in sink.table] == [1, 2, 3, 4]
 
 
+@pytest.mark.thorough
 def test_keys_of_different_types_and_special_floats_meet(spark: Any, tmp_path: Path) -> None:
     left = Source(spark, tmp_path / "left", "k int, f float, d decimal(9,1), a string")
     right = Source(spark, tmp_path / "right", "k long, f double, d decimal(20,3), b string")
@@ -148,6 +152,7 @@ def test_keys_of_different_types_and_special_floats_meet(spark: Any, tmp_path: P
         assert sorted(row[place] for row in sink.changes) == sorted(f"a{k}" for k in range(-8, 8)), on
 
 
+@pytest.mark.thorough
 def test_without_a_key_there_is_one_partition(left: Source, right: Source, tmp_path: Path) -> None:
     fill_left(left)
     fill_right(right)
@@ -193,6 +198,7 @@ def test_micro_batches_without_rows_for_a_join_are_not_skipped(
     assert [sink.batches[n] for n in sorted(sink.batches)] == [[], [], changes[:1], changes[1:]]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("stamped", [False, True])
 def test_order_within_a_source_partition_is_kept(
     spark: Any, tmp_path: Path, stamped: bool, monkeypatch: pytest.MonkeyPatch
@@ -211,6 +217,7 @@ def test_order_within_a_source_partition_is_kept(
     assert sink.table == sorted(((k, v, k) for k, v in last.items()), key=repr)
 
 
+@pytest.mark.thorough
 def test_two_queries_over_one_changelog_in_memory(left: Source, right: Source, tmp_path: Path) -> None:
     fill_left(left)
     fill_right(right)
@@ -226,6 +233,7 @@ def counted(sales: Feed) -> Any:
     return sales.df.groupBy("k").agg(f.count("*").alias("n"), f.sum("v").alias("total"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mode", ["update", "complete"])
 def test_a_streaming_aggregate_is_joined_by_its_unique_key(spark: Any, tmp_path: Path, mode: str) -> None:
     """The row of a group comes again and again, and replaces the one before it; above it a filter sees both."""
@@ -301,6 +309,7 @@ def test_a_streaming_aggregate_that_would_be_taken_for_insertions_is_refused(spa
         in_memory(gpu_ops.join, side, stream(other, name="r"), "k", suffixes=("", "_r"))
 
 
+@pytest.mark.thorough
 def test_a_streaming_aggregate_that_is_final_needs_output_mode_append(spark: Any, tmp_path: Path) -> None:
     sales = Source(spark, tmp_path / "sales", "k int, ts timestamp")
     names = Source(spark, tmp_path / "names", "k int, name string")

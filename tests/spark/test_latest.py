@@ -52,6 +52,7 @@ class Upserts:
         return slow_join("left", left, list(self.kept["prices"].values()), 2)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("emit", ["per_batch", "per_event"])
 def test_a_join_of_upserts_by_another_column_is_distributed_by_it(spark: Any, tmp_path: Path, emit: Any) -> None:
     feed, state, sink = Upserts(spark, tmp_path), tmp_path / "state", Sink()
@@ -73,6 +74,7 @@ def test_a_join_of_upserts_by_another_column_is_distributed_by_it(spark: Any, tm
     assert [path.name for path in (state / "latest").iterdir()] == ["0"]
 
 
+@pytest.mark.thorough
 def test_three_inputs_and_sql(spark: Any, tmp_path: Path) -> None:
     feed, sink = Upserts(spark, tmp_path), Sink()
     for _ in range(3):
@@ -91,6 +93,7 @@ def test_three_inputs_and_sql(spark: Any, tmp_path: Path) -> None:
     assert "latest row of each key: orders" in gpu_ops.explain(many)
 
 
+@pytest.mark.thorough
 def test_a_folder_that_was_begun_in_one_partition_stays_so(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +140,7 @@ def test_latest_alone(spark: Any, tmp_path: Path) -> None:
         gpu_ops.latest(spark.range(1), "id")
 
 
+@pytest.mark.thorough
 def test_rows_that_move_between_partitions_of_a_join_below_another(spark: Any, tmp_path: Path) -> None:
     """A row's -D and +I come from the partitions of its old and its new item, in any order."""
     source, sink, choice = Source(spark, tmp_path / "orders", "id long, item string"), Sink(), random.Random(2)

@@ -14,6 +14,8 @@ import gpu_ops.spark
 from gpu_ops.spark.driver import workers
 from spark.support import Sink, Source, drain, in_memory
 
+pytestmark = pytest.mark.thorough
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 

@@ -40,6 +40,7 @@ def test_a_static_table(spark: Any, tmp_path: Path, clicks: Source) -> None:
     assert "not kept beyond its micro-batch" in text
 
 
+@pytest.mark.thorough
 def test_a_changelog_in_sql(spark: Any, tmp_path: Path, clicks: Source) -> None:
     items, sink = Source(spark, tmp_path / "items", "op string, item string, price int"), Sink()
     query = """
@@ -65,6 +66,7 @@ def test_a_changelog_in_sql(spark: Any, tmp_path: Path, clicks: Source) -> None:
     assert "lookup: LEFT JOIN, each row with the table as it is in the row's micro-batch" in gpu_ops.explain(changes)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("option", ["backlog", "wait_for_table"])
 def test_left_rows_wait_for_the_tables_history(spark: Any, tmp_path: Path, clicks: Source, option: Any) -> None:
     items, sink = Source(spark, tmp_path / "items", "op string, item string, price int"), Sink()
@@ -121,6 +123,7 @@ def test_a_function_is_asked_once_for_each_key(spark: Any, tmp_path: Path, click
     assert asked.read_text().splitlines() in (["a,x", "a,x", "b"], ["a,x", "a,x", "a,b"])  # workers may differ
 
 
+@pytest.mark.thorough
 def test_what_a_function_gives_is_joined_again(spark: Any, tmp_path: Path, clicks: Source) -> None:
     found = gpu_ops.lookup(clicks.df, service(tmp_path / "asked"), "item", schema="item string, price int")
     names, sink = spark.createDataFrame([("a", "apple")], "item string, name string"), Sink()

@@ -21,7 +21,7 @@ from gpu_ops.jobs.sources import decode, kept
 from gpu_ops.spark.sources.kafka import MessageSource
 from spark.support import Sink, Source, drain, fold, in_memory, slow_join
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.thorough]
 
 SCHEMA = "id BIGINT NOT NULL, item STRING, at TIMESTAMP"
 

@@ -34,7 +34,7 @@ SHOP = """SELECT users.user_id, name, order_id, n, paid FROM users LEFT JOIN ord
     JOIN payments ON users.user_id = payments.user_id AND payments.paid < coalesce(orders.n, 1)"""
 
 
-@pytest.mark.parametrize("emit", ["per_event", "per_batch"])
+@pytest.mark.parametrize("emit", ["per_batch", pytest.param("per_event", marks=pytest.mark.thorough)])
 def test_three_inputs_with_restarts_and_a_repeated_micro_batch(shop: list[Feed], tmp_path: Path, emit: Any) -> None:
     users, orders, payments = shop
 
@@ -83,6 +83,7 @@ def test_three_inputs_with_restarts_and_a_repeated_micro_batch(shop: list[Feed],
     check(sink, SHOP, shop, least=40)
 
 
+@pytest.mark.thorough
 def test_four_inputs_in_a_chain(spark: Any, tmp_path: Path) -> None:
     feeds = [
         Feed(spark, tmp_path, "a", {"k": ("string", ("x", "y", None)), "g": ("long", (1, 2)), "v": ("int", (1, 2))}),
@@ -113,6 +114,7 @@ def test_four_inputs_in_a_chain(spark: Any, tmp_path: Path) -> None:
     check(sink, sql, feeds, least=40)
 
 
+@pytest.mark.thorough
 def test_a_right_join_first_and_a_stamped_shuffle(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpu_ops.spark.plan.build.shuffle_reorders", lambda session: True)
     feeds = [
@@ -139,6 +141,7 @@ def test_a_right_join_first_and_a_stamped_shuffle(spark: Any, tmp_path: Path, mo
     assert "b_rows_in" in query.lastProgress["observedMetrics"]["turned"]["metrics"]
 
 
+@pytest.mark.thorough
 def test_the_same_stream_three_times(spark: Any, tmp_path: Path) -> None:
     feed = Feed(spark, tmp_path, "t", {"k": ("long", (1, 2, 3)), "v": ("int", (1, 2, 3))})
     sides = [stream(feed.df, name=name, row_kind="op") for name in "xyz"]

@@ -16,7 +16,7 @@ from benchmarks.nexmark import generator, pipelines, whole
 from benchmarks.nexmark.queries import compared, query
 from benchmarks.spark_queries import Reader
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.thorough]
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,8 @@ from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest
 from spark.support import Sink, Source, drain, in_memory
 
+pytestmark = pytest.mark.thorough
+
 WHOLE = r"foreachBatch\(\) has to read each micro-batch, all of it"
 
 

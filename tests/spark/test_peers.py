@@ -25,6 +25,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Given:
     return folder, data.write(folder, 1000, 2)
 
 
+@pytest.mark.thorough
 @pytest.mark.spark
 @pytest.mark.parametrize(("name", "query"), CASES)
 def test_same_rows(spark: Any, given: Given, name: str, query: str) -> None:

@@ -17,7 +17,7 @@ from gpu_ops.spark.tasks.functions import Applied
 from spark.support import Sink, Source, drain
 from spark.test_interval import joined, metrics, order, shipment
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.thorough]
 
 
 @pytest.fixture

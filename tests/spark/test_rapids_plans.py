@@ -21,6 +21,7 @@ JAR = os.environ.get("GPU_JOIN_RAPIDS_JAR") or None
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.skipif(JAR is None, reason="GPU_JOIN_RAPIDS_JAR names no jar; `make rapids-plans` does"),
+    pytest.mark.thorough,
 ]
 
 PADDED = [["+I", 1, "book", 1.5], ["+I", 2, "pen", 2.5], ["+I", 3, "ink", None]]

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("moto")
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.thorough]
 
 
 def test_credentials_of_a_state_folder_are_shown_nowhere(spark: object, tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ import pytest
 from gpu_ops.errors import BackendError
 from gpu_ops.spark.api import session as module
 
+pytestmark = pytest.mark.thorough
+
 PROGRAM = """
 import pathlib, sys
 import gpu_ops

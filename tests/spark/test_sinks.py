@@ -43,7 +43,9 @@ def test_net_is_a_difference_of_multisets_in_whatever_order(spark: Any) -> None:
     assert {(key, str(value)): count for key, value, count in found} == {x: n for x, n in expected.items() if n}
 
 
-@pytest.mark.parametrize(("how", "emit"), [("left", "per_batch"), ("full", "per_event")])
+@pytest.mark.parametrize(
+    ("how", "emit"), [("left", "per_batch"), pytest.param("full", "per_event", marks=pytest.mark.thorough)]
+)
 def test_a_view_in_memory_is_right_after_every_micro_batch(spark: Any, tmp_path: Path, how: str, emit: str) -> None:
     shop = Shop(spark, tmp_path, how, keyed=how == "left", emit=emit)
     view = sinks.memory_view("shop_view")
@@ -56,13 +58,20 @@ def test_a_view_in_memory_is_right_after_every_micro_batch(spark: Any, tmp_path:
     assert sorted(in_rows(spark.table("shop_view")), key=repr) == shop.expected()
 
 
+@pytest.mark.thorough
 def test_a_view_in_memory_does_not_begin_in_the_middle(spark: Any) -> None:
     with pytest.raises(StateError, match="would begin at micro-batch 3"):
         sinks.memory_view("middle")(changelog(spark, ("+I", 1, "a")), 3)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("how", "keyed", "key"), [("inner", True, None), ("full", True, ["id", "item"]), ("full", False, None)]
+    ("how", "keyed", "key"),
+    [
+        pytest.param("inner", True, None, marks=pytest.mark.slow),
+        ("full", True, ["id", "item"]),
+        ("full", False, None),
+    ],
 )
 def test_a_view_in_a_database_is_right_after_every_micro_batch(
     spark: Any, tmp_path: Path, how: str, keyed: bool, key: Any
@@ -78,6 +87,7 @@ def test_a_view_in_a_database_is_right_after_every_micro_batch(
     assert columns == (COLUMNS if keyed else [*COLUMNS, "gpu_ops_count"])
 
 
+@pytest.mark.thorough
 def test_the_key_is_that_of_the_changelog_or_what_is_declared(spark: Any, tmp_path: Path) -> None:
     shop = Shop(spark, tmp_path, "inner")
     assert key_of(shop.changes, None) == ("id", "item")
@@ -87,6 +97,7 @@ def test_the_key_is_that_of_the_changelog_or_what_is_declared(spark: Any, tmp_pa
         key_of(shop.changes, "of")
 
 
+@pytest.mark.thorough
 def test_a_key_that_is_not_unique_is_an_error_before_anything_is_written(spark: Any) -> None:
     url = "jdbc:derby:memory:unique;create=true"
     view = sinks.jdbc_view(url, "shop", key="id", options=DERBY)
@@ -129,6 +140,7 @@ def test_what_is_no_changelog_is_refused(spark: Any) -> None:
         sinks.kafka_upsert("localhost:1", "topic")(changelog(spark, ("+I", 1, "a")), 0)
 
 
+@pytest.mark.thorough
 def test_delta_that_is_not_installed_is_said_when_the_view_is_made(spark: Any) -> None:
     """Not in the first micro-batch, by 128 lines of Java's."""
     with pytest.raises(NotBuiltError) as raised:
@@ -142,6 +154,7 @@ def test_delta_that_is_not_installed_is_said_when_the_view_is_made(spark: Any) -
     ]
 
 
+@pytest.mark.thorough
 def test_columns_that_differ_by_upper_case(spark: Any) -> None:
     """Right where Spark tells them apart, refused where it does not; the key is the one that was named."""
     schema = "s long, S string, gpu int"
@@ -162,6 +175,7 @@ def test_columns_that_differ_by_upper_case(spark: Any) -> None:
         net(both)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["a.b", "ü `q` %", "Upper", "with space"])
 def test_a_view_in_memory_has_any_name(spark: Any, name: str) -> None:
     view = sinks.memory_view(name)
@@ -194,6 +208,7 @@ def test_long_names_of_tables_beside_a_view_fit_and_differ() -> None:
             assert found.setdefault(name, (plain, suffix)) == (plain, suffix)
 
 
+@pytest.mark.thorough
 def test_columns_of_every_type_that_can_be_grouped(spark: Any) -> None:
     schema = "s struct<a: int, b: array<string>>, d decimal(38, 2), b binary, m map<string, int>"
     view = sinks.memory_view("types")

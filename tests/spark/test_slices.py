@@ -20,6 +20,8 @@ from gpu_ops.query.plan import Table, plan
 from gpu_ops.spark.tasks import rows as slice_tasks
 from gpu_ops.spark.tasks.rows import Slices
 
+pytestmark = pytest.mark.thorough
+
 ROWS = pa.schema([("k", pa.string()), ("v", pa.int32()), ("d", pa.decimal128(9, 2)), ("t", pa.timestamp("us", "UTC"))])
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 

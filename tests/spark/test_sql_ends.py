@@ -13,7 +13,7 @@ from gpu_ops import stream
 from spark.feeds import Feed, sql_join
 from spark.support import Sink, Source, drain, fold, start
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.thorough]
 
 KEYS = (1, 2, 3, 4, None)
 ENDS = {

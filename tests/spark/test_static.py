@@ -38,7 +38,7 @@ def changing(source: Source) -> Any:
     return stream(source.df, name="orders", row_kind="op", unique_key="id")
 
 
-@pytest.mark.parametrize("how", ["left", "full", "anti"])
+@pytest.mark.parametrize("how", ["left", *(pytest.param(how, marks=pytest.mark.thorough) for how in ("full", "anti"))])
 def test_a_join_of_a_stream_and_a_table(spark: Any, tmp_path: Path, how: Any) -> None:
     source, sink, state = orders(spark, tmp_path), Sink(), str(tmp_path / "state")
     reads = spark.sparkContext.accumulator(0)
@@ -67,6 +67,7 @@ def test_a_join_of_a_stream_and_a_table(spark: Any, tmp_path: Path, how: Any) ->
     assert "static: read once, before the first micro-batch" in gpu_ops.explain(changes)
 
 
+@pytest.mark.thorough
 def test_in_sql_in_a_multi_way_join_and_of_files_that_arrow_reads(spark: Any, tmp_path: Path) -> None:
     source, sink = orders(spark, tmp_path), Sink()
     source.read_by_arrow = True
@@ -90,6 +91,7 @@ def test_in_sql_in_a_multi_way_join_and_of_files_that_arrow_reads(spark: Any, tm
     assert sorted((i, item, price, shop) for item, i, price, shop in listed.table) == sorted(wanted)
 
 
+@pytest.mark.thorough
 def test_what_finish_gives_goes_on_beside_a_stream(spark: Any, tmp_path: Path) -> None:
     source, sink = orders(spark, tmp_path), Sink()
     names = spark.createDataFrame([("a", "apple"), ("b", "bread")], "item string, name string")
@@ -103,6 +105,7 @@ def test_what_finish_gives_goes_on_beside_a_stream(spark: Any, tmp_path: Path) -
     assert sink.table == [("a", 1, 0, "apple"), ("a", 1, 4, "apple"), ("x", 2, None, None)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", ["aggregate", "query"])
 def test_a_result_at_the_end_beside_a_stream(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
@@ -140,6 +143,7 @@ def test_a_result_at_the_end_beside_a_stream(
     assert {row[0] for row in sink.batches[0]} == {"+I"}
 
 
+@pytest.mark.thorough
 def test_what_is_made_of_a_result_at_the_end_is_refused(spark: Any, tmp_path: Path) -> None:
     live = orders(spark, tmp_path)
     totals = gpu_ops.aggregate(live.df, "item", {"n": "count(*)"}, emit="at_end", state=str(tmp_path / "totals"))
@@ -153,6 +157,7 @@ MIXED = """SELECT o.id, o.item, h.total, h.best FROM orders o LEFT JOIN (
         GROUP BY t.item HAVING count(*) > 5) h ON o.item = h.item"""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("begun_live", [False, True])
 def test_operators_over_tables_alone_are_done_before_the_stream(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun_live: bool
@@ -183,6 +188,7 @@ def test_operators_over_tables_alone_are_done_before_the_stream(
         assert sink.table == sorted(connection.sql(MIXED).fetchall(), key=repr)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rows", [0, 3])
 def test_an_aggregate_of_all_rows_counts_0_in_an_empty_table(spark: Any, tmp_path: Path, rows: int) -> None:
     """Of a static table as of a stream that has not begun, in a query that has a stream, as in a batch query."""
@@ -203,6 +209,7 @@ def test_an_aggregate_of_all_rows_counts_0_in_an_empty_table(spark: Any, tmp_pat
     assert sorted(tuple(row)[1:] for row in batch.collect()) == [(0, 0 if rows == 0 else None), (3, rows or None)]
 
 
+@pytest.mark.thorough
 def test_an_aggregate_of_a_table_beside_a_stream(spark: Any, tmp_path: Path) -> None:
     source, sink = orders(spark, tmp_path), Sink()
     sales = spark.createDataFrame([("a", 1), ("a", 2), ("b", None)], "item string, amount int")
@@ -212,6 +219,7 @@ def test_an_aggregate_of_a_table_beside_a_stream(spark: Any, tmp_path: Path) -> 
     assert sink.table == [(0, 3), (1, None), (4, 3), (5, None)]
 
 
+@pytest.mark.thorough
 def test_versions_that_do_not_change(spark: Any, tmp_path: Path) -> None:
     trades, sink = Source(spark, tmp_path / "trades", "item string, at long"), Sink()
     trades.add({"item": "a", "at": 5}, {"item": "a", "at": 15}, {"item": "b", "at": 20})
@@ -225,7 +233,8 @@ def test_versions_that_do_not_change(spark: Any, tmp_path: Path) -> None:
     assert sink.table == [("a", 15, 2), ("a", 5, 1), ("b", 20, None)]
 
 
-@pytest.mark.parametrize("key", ["item", None])
+@pytest.mark.thorough
+@pytest.mark.parametrize("key", ["item", pytest.param(None, marks=pytest.mark.slow)])
 def test_a_table_that_is_read_again(spark: Any, tmp_path: Path, key: str | None) -> None:
     source, sink, state = orders(spark, tmp_path), Sink(), str(tmp_path / "state")
     table, prices = tmp_path / "items", {"a": 1, "b": 2, "c": None}
@@ -268,6 +277,7 @@ def test_a_table_that_is_read_again(spark: Any, tmp_path: Path, key: str | None)
     assert sink.table == wanted()
 
 
+@pytest.mark.thorough
 def test_a_run_that_takes_what_is_there_is_given_one_refresh(spark: Any, tmp_path: Path) -> None:
     source, sink, state = orders(spark, tmp_path), Sink(), tmp_path / "state"
     readings, written = 0, list[int]()
@@ -305,6 +315,7 @@ def until(true: Any, query: Any) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.thorough
 def test_what_was_begun_and_killed_is_finished_or_done_again(spark: Any, tmp_path: Path) -> None:
     source, state = orders(spark, tmp_path), tmp_path / "state"
     items = spark.createDataFrame([("a", 1)], "item string, price int")
@@ -333,6 +344,7 @@ def test_what_is_refused(spark: Any, tmp_path: Path) -> None:
         in_memory(gpu_ops.join, source.df, kinds, on="item")
 
 
+@pytest.mark.thorough
 def test_in_a_job(spark: Any, tmp_path: Path) -> None:
     orders(spark, tmp_path)
     spark.createDataFrame([("a", 1), ("b", 2)], "item string, price int").write.json(str(tmp_path / "items"))

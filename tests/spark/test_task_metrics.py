@@ -26,6 +26,8 @@ from gpu_ops.spark.metrics.metrics import (
 from gpu_ops.spark.rapids import PLUGIN, metrics_reported, shuffle_reorders
 from gpu_ops.spark.settings import PREFIX
 
+pytestmark = pytest.mark.thorough
+
 RUN = Run("query", "run", "join")
 NAMES = metric_names(("left", "right"), by_time=True)
 

@@ -18,6 +18,8 @@ from gpu_ops.spark.wire.connection import Address, FlightServer, Tls, format_loc
 from gpu_ops.spark.wire.exchange import Exchange, ask
 from spark.support import certificate
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(scope="module")
 def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:

@@ -57,7 +57,7 @@ def firsts(rows: list[Row], by: int, amount: int, n: int) -> list[Row]:
     return sorted(found, key=repr)
 
 
-@pytest.mark.parametrize("emit", ["per_batch", "per_event"])
+@pytest.mark.parametrize("emit", ["per_batch", pytest.param("per_event", marks=pytest.mark.thorough)])
 def test_of_upserts_by_another_column(spark: Any, tmp_path: Path, emit: Any) -> None:
     shop, state, sink = Shop(spark, tmp_path), str(tmp_path / "state"), Sink()
     for _ in range(3):
@@ -74,6 +74,7 @@ def test_of_upserts_by_another_column(spark: Any, tmp_path: Path, emit: Any) -> 
     assert "  order       amount DESC, id, then arrival" in text
 
 
+@pytest.mark.thorough
 def test_of_a_join_and_a_join_of_it(spark: Any, tmp_path: Path) -> None:
     shop, sink = Shop(spark, tmp_path), Sink()
     for _ in range(3):
@@ -96,6 +97,7 @@ def test_of_a_join_and_a_join_of_it(spark: Any, tmp_path: Path) -> None:
     assert sink.table == sorted(wanted, key=repr)
 
 
+@pytest.mark.thorough
 def test_in_sql(spark: Any, tmp_path: Path) -> None:
     shop, sink = Shop(spark, tmp_path), Sink()
     query = """
@@ -128,6 +130,7 @@ def test_in_sql(spark: Any, tmp_path: Path) -> None:
     assert sink.table == sorted((item, region) for region, item in found.items())
 
 
+@pytest.mark.thorough
 def test_insertions_keep_the_first_rows_only(spark: Any, tmp_path: Path) -> None:
     source, sink = Source(spark, tmp_path / "in", "item string, amount long"), Sink()
     choice = random.Random(1)
@@ -141,6 +144,7 @@ def test_insertions_keep_the_first_rows_only(spark: Any, tmp_path: Path) -> None
     assert metrics["input_state_rows"] == 2
 
 
+@pytest.mark.thorough
 def test_of_a_static_input(spark: Any) -> None:
     choice = random.Random(2)
     rows = [(choice.choice("abc"), choice.choice([1, 2, None]), number) for number in range(300)]

@@ -16,7 +16,7 @@ from gpu_ops.demo import tpch
 from gpu_ops.demo.queries import NAMES, Answers, Query, changelog, columns_of, query
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.thorough]
 
 FILES = 3
 SMALL = {"q18": ("> 300", "> 250"), "q3": ("LIMIT 10", "LIMIT 7")}
@@ -60,7 +60,11 @@ def check(one: Query, inputs: dict[str, tpch.Changes], said: dict[int, pa.Table]
     assert "-D" in changes[ROW_KIND_COLUMN].to_pylist()
 
 
-@pytest.mark.parametrize(("name", "least"), [("q4", 5), ("q5", 4), ("q10", 20), ("q12", 2), ("q13", 20), ("q18", 5)])
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [("q4", 5), ("q10", 20), ("q18", 5)]
+    + [pytest.param(*case, marks=pytest.mark.slow) for case in (("q5", 4), ("q12", 2), ("q13", 20))],
+)
 def test_the_answer_is_duckdbs(
     spark: Any, inputs: dict[str, tpch.Changes], tmp_path: Path, name: str, least: int
 ) -> None:

@@ -25,7 +25,7 @@ from gpu_ops import stream
 from gpu_ops.spark.server.rescale import rescale
 from spark.support import Sink, Source, drain, start
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.thorough]
 
 EPOCH = dt.datetime(1970, 1, 1)
 MS = dt.timedelta(milliseconds=1)

@@ -101,8 +101,12 @@ def same(rows: list[Row], *others: list[Row]) -> None:
 
 @pytest.mark.parametrize(
     ("format", "options"),
-    [("parquet", {}), ("parquet", {"partition_by": "item", "file_bytes": 1}), ("arrow", {}), ("delta", {})],
-)  # fmt: skip
+    [("parquet", {})]
+    + [
+        pytest.param(*case, marks=pytest.mark.thorough)
+        for case in (("parquet", {"partition_by": "item", "file_bytes": 1}), ("arrow", {}), ("delta", {}))
+    ],
+)
 def test_every_change_once_through_restarts_and_repeated_micro_batches(
     spark: Any,
     tmp_path: Path,
@@ -137,6 +141,7 @@ def test_every_change_once_through_restarts_and_repeated_micro_batches(
         assert len(list(written.folder.rglob("*.parquet"))) == len(rows[0])  # one row each
 
 
+@pytest.mark.thorough
 def test_folders_and_files_are_open_as_the_umask_says(spark: Any, tmp_path: Path) -> None:
     """As Spark's own sinks have it: a reader may be another user."""
     written = Written(spark, tmp_path, "parquet", partition_by="item")
@@ -151,6 +156,7 @@ def test_folders_and_files_are_open_as_the_umask_says(spark: Any, tmp_path: Path
         assert path.stat().st_mode & 0o777 == (0o755 if path.is_dir() else 0o644), path
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("moment", ["_move", "_log", "tidy"])
 def test_a_commit_that_breaks_off_is_made_again(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
@@ -179,6 +185,7 @@ def test_a_commit_that_breaks_off_is_made_again(
     assert not list(written.folder.glob("_staging/*"))
 
 
+@pytest.mark.thorough
 def test_selected_rows_and_columns_are_arrows_too(spark: Any, tmp_path: Path) -> None:
     written = Written(spark, tmp_path, "parquet")
     whole = written.changes
@@ -192,6 +199,7 @@ def test_selected_rows_and_columns_are_arrows_too(spark: Any, tmp_path: Path) ->
     assert folded(tuple(row) for row in found.collect()) == wanted
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("by_arrow", [True, False])
 def test_computed_columns_are_written(spark: Any, tmp_path: Path, by_arrow: bool) -> None:
     """Arrow's, or through Spark's rows where only Spark computes them."""
@@ -244,6 +252,7 @@ def test_what_cannot_be_written_is_refused(spark: Any, tmp_path: Path) -> None:
         gpu_ops.write_files(changes.select("item"), str(tmp_path / "out"), partition_by="item")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rows", [1000, 10_000])  # too few of them tell nothing
 def test_only_values_that_repeat_go_into_parquets_dictionaries(tmp_path: Path, rows: int) -> None:
     numbers = pa.array(range(rows))

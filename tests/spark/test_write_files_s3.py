@@ -25,7 +25,7 @@ from spark.test_write_files import CHANGES, Written, folded, same
 
 moto = pytest.importorskip("moto.server")
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.thorough]
 
 KEY, SECRET = "key", "secret"
 

@@ -12,7 +12,7 @@ from pyspark.sql import functions as f
 import gpu_ops
 from sql.tables import planned
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.thorough]
 
 HOURS = [dt.datetime(2024, 3, 10, hour, 30, tzinfo=dt.UTC) for hour in range(3, 9)]
 QUERIES = {

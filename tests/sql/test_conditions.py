@@ -8,6 +8,7 @@ from collections import Counter
 
 import duckdb
 import pyarrow as pa
+import pytest
 import sqlglot
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,6 +18,8 @@ from gpu_ops.query.plan import Table
 from sql.run_plan import PlanRunner, Reference, batch
 from sql.tables import LONG, TIME, planned
 from sql.test_random import VALUES, terms
+
+pytestmark = pytest.mark.thorough
 
 FEWER = settings(max_examples=settings().max_examples // 3)
 RIGHT = pa.schema([("id", LONG), ("k", LONG), ("v", LONG), ("ts", TIME)])

@@ -25,6 +25,8 @@ from sql.tables import planned
 from sql.test_random import TABLES as NUMBERS
 from sql.test_run import history
 
+pytestmark = pytest.mark.thorough
+
 DOUBLE, TINY, LONG, TIME = pa.float64(), pa.int8(), pa.int64(), pa.timestamp("us", "UTC")
 TABLES = {
     **NUMBERS,

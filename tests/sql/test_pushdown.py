@@ -9,6 +9,8 @@ from gpu_ops.query.nodes import Calc, Source, walk
 from gpu_ops.query.plan import Table
 from sql.tables import LONG, TABLES, planned
 
+pytestmark = pytest.mark.one_in(2, all=1)
+
 
 def placed(sql, **options):
     """Join type, filters below left and right, the join's condition, filters above."""

@@ -17,6 +17,8 @@ from gpu_ops.query.plan import Table
 from sql.run_plan import PlanRunner, Reference
 from sql.tables import planned
 
+pytestmark = pytest.mark.thorough
+
 NUMBER = pa.int64()
 TABLES = {
     "a": Table("a", pa.schema([("k", NUMBER), ("x", NUMBER), ("y", NUMBER)]), row_kind="op"),

@@ -13,6 +13,8 @@ from sql.run_plan import PlanRunner, Reference
 from sql.tables import planned
 from sql.test_random import COLUMNS, TABLES, against_spark
 
+pytestmark = pytest.mark.one_in(4, all=1)
+
 QUERIES = {
     "upserts, filtered, inner": "SELECT a.x, b.v FROM a JOIN b ON a.k = b.k WHERE b.v < 2",
     "upserts, filtered, preserved": "SELECT b.k, b.v, a.x FROM b LEFT JOIN a ON a.k = b.k WHERE b.v < 2",
@@ -127,6 +129,7 @@ SUB_QUERIES = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(8, all=1)
 @pytest.mark.spark
 @pytest.mark.parametrize("what", SUB_QUERIES)
 def test_a_sub_query_is_sparks_own(spark, what):

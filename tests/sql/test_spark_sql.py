@@ -67,6 +67,9 @@ QUERIES = {
         SELECT r.big, o.id, p.price FROM rich r JOIN orders o ON o.uid = r.uid LEFT JOIN prices p ON p.id = o.id""",
 }
 
+SHORT = ("inner, and an upsert input with a filter", "semi and anti", "chain")
+"""Those that `make test` runs."""
+
 
 def sources(spark: Any, folder: Path, names: list[str]) -> dict[str, Source]:
     """The inputs a query names, as folders of files."""
@@ -88,7 +91,9 @@ def inputs(found: dict[str, Source]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("what", QUERIES)
+@pytest.mark.parametrize(
+    "what", [what if what in SHORT else pytest.param(what, marks=pytest.mark.thorough) for what in QUERIES]
+)
 def test_a_query(spark: Any, tmp_path: Path, what: str) -> None:
     sql = QUERIES[what]
     names = [name for name in TABLES if f" {name}" in sql]
@@ -114,6 +119,7 @@ def at(hour: int, minute: int) -> str:
     return f"2024-03-10T{hour:02}:{minute:02}:00Z"
 
 
+@pytest.mark.thorough
 def test_an_interval_join_and_a_join_of_what_it_gives(spark: Any, tmp_path: Path) -> None:
     clicks, views = (Source(spark, tmp_path / name, CLICKS) for name in ("clicks", "views"))
     names = Source(spark, tmp_path / "names", "k long, name string")
@@ -141,6 +147,7 @@ def test_an_interval_join_and_a_join_of_what_it_gives(spark: Any, tmp_path: Path
     assert "interval join, left: c, v" in said
 
 
+@pytest.mark.thorough
 def test_an_asof_join_over_a_restart(spark: Any, tmp_path: Path) -> None:
     """A quote that comes late replaces the one before; a filter above sees what is nearest."""
     trades, quotes = (Source(spark, tmp_path / name, CLICKS) for name in ("trades", "quotes"))
@@ -165,6 +172,7 @@ def test_an_asof_join_over_a_restart(spark: Any, tmp_path: Path) -> None:
     assert sink.table == [(1, 10), (2, 11)]
 
 
+@pytest.mark.thorough
 def test_final_rows_of_an_asof_join_within_a_tolerance(spark: Any, tmp_path: Path) -> None:
     """Once and for good, when the watermark is there; what comes late in time still counts."""
     trades, quotes = (Source(spark, tmp_path / name, CLICKS) for name in ("trades", "quotes"))
@@ -193,6 +201,7 @@ def test_final_rows_of_an_asof_join_within_a_tolerance(spark: Any, tmp_path: Pat
     assert sink.table == [(1, None), (2, 11), (3, None)]
 
 
+@pytest.mark.thorough
 def test_a_temporal_join_over_a_restart(spark: Any, tmp_path: Path) -> None:
     """Each row with the version valid at its time, once, when the watermark is there."""
     orders, rates = (Source(spark, tmp_path / name, CLICKS) for name in ("orders", "rates"))
@@ -220,6 +229,7 @@ def test_a_temporal_join_over_a_restart(spark: Any, tmp_path: Path) -> None:
     assert sink.table == [(1, 10), (2, 11), (3, None)]
 
 
+@pytest.mark.thorough
 def test_not_in_an_aggregate_of_a_stream_without_rows(spark: Any, tmp_path: Path) -> None:
     """The aggregate is null as long as there is no row, so nothing is known to be other than it; over a restart."""
     orders, prices = (Source(spark, tmp_path / name, "op string, id long, x long") for name in ("orders", "prices"))
@@ -242,6 +252,7 @@ def test_not_in_an_aggregate_of_a_stream_without_rows(spark: Any, tmp_path: Path
     assert rows(("prices", "-D", 1, 5), ("orders", "+I", 3, 9)) == []
 
 
+@pytest.mark.thorough
 def test_a_sub_query_in_a_sub_query(spark: Any, tmp_path: Path) -> None:
     sql = """SELECT u.name FROM users u WHERE NOT EXISTS (SELECT 1 FROM orders o WHERE o.uid = u.uid
         AND NOT EXISTS (SELECT 1 FROM prices p WHERE p.id = o.id AND p.price > 2))"""
@@ -258,6 +269,7 @@ def test_a_sub_query_in_a_sub_query(spark: Any, tmp_path: Path) -> None:
     assert expected
 
 
+@pytest.mark.thorough
 def test_what_spark_cannot_run_is_refused_with_its_place(spark: Any) -> None:
     """Its planner and its code generator see each part before sql() gives anything; nothing dies in a micro-batch."""
     planned = plan("SELECT o.id,\n  o.uid + 1 AS n FROM orders o JOIN users u ON o.uid = u.uid", TABLES, spark)
@@ -279,6 +291,7 @@ def test_what_spark_cannot_run_is_refused_with_its_place(spark: Any) -> None:
         check_runs(dataclasses.replace(calc, select=select), rows, planned.sql)
 
 
+@pytest.mark.thorough
 def test_a_query_over_a_query(spark: Any, tmp_path: Path) -> None:
     found = sources(spark, tmp_path, ["orders", "prices", "users"])
     given = inputs(found)
@@ -299,6 +312,7 @@ def test_a_query_over_a_query(spark: Any, tmp_path: Path) -> None:
     assert gpu_ops.explain(second).count("Source(table=[") == 4
 
 
+@pytest.mark.thorough
 def test_what_only_spark_knows(spark: Any, tmp_path: Path) -> None:
     given = inputs(sources(spark, tmp_path, ["orders", "users"]))
     with pytest.raises(gpu_ops.SqlError, match=r"Spark does not take this.*\(line 1, column 8\)") as error:
@@ -314,6 +328,7 @@ def test_what_only_spark_knows(spark: Any, tmp_path: Path) -> None:
     assert "key_1" in gpu_ops.explain(joined)
 
 
+@pytest.mark.thorough
 def test_inputs_that_cannot_be(spark: Any, tmp_path: Path) -> None:
     given = inputs(sources(spark, tmp_path, ["orders", "users"]))
     orders, users = given["orders"], given["users"]
@@ -337,6 +352,7 @@ def test_inputs_that_cannot_be(spark: Any, tmp_path: Path) -> None:
     assert len(warned) == 1
 
 
+@pytest.mark.thorough
 def test_static_inputs(spark: Any, recwarn: pytest.WarningsRecorder) -> None:
     """A query over static DataFrames, one join or several, gives what Spark's own gives, as insertions, unwarned."""
     orders = spark.createDataFrame([(1, 7, 10.0), (2, 8, 20.0), (3, None, 5.0)], "id long, uid long, amount double")
@@ -359,6 +375,7 @@ def test_static_inputs(spark: Any, recwarn: pytest.WarningsRecorder) -> None:
     assert not [w for w in recwarn if issubclass(w.category, gpu_ops.MemoryOnlyStateWarning)]
 
 
+@pytest.mark.thorough
 def test_static_tables_filtered_in_on_and_below(spark: Any) -> None:
     def when(minute: int) -> dt.datetime:
         return dt.datetime(2026, 1, 1, 8, minute)

@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException
 import gpu_ops
 from sql.test_errors import check_words
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.thorough]
 
 TABLES: dict[str, tuple[str, list[tuple[Any, ...]]]] = {
     "orders": ("id long, uid long, amount double", [(1, 7, 10.0), (2, 8, 20.0), (3, None, 5.0), (None, 7, 1.0)]),

@@ -27,6 +27,8 @@ from gpu_ops.spark.wire.exchange import Exchange
 from gpu_ops.state import durable, files
 from state.support import TOKEN, WIRE_SCHEMA, Server, expected, make_command, wire_batches
 
+pytestmark = pytest.mark.thorough
+
 BATCHES = wire_batches(5)
 ANSWERS = expected(BATCHES)
 

@@ -39,6 +39,8 @@ from state.support import (
     wire_batches,
 )
 
+pytestmark = pytest.mark.thorough
+
 BATCHES = wire_batches(8)
 ANSWERS = expected(BATCHES)
 
