@@ -8,7 +8,7 @@ import operator
 import re
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import pyarrow as pa
@@ -97,10 +97,12 @@ def _is(value: object, hint: Any) -> bool:
         return len(value) == len(parts) and all(map(_is, value, parts))
     if hint is str or origin is typing.Literal:
         return isinstance(value, str) and _SURROGATE.search(value) is None
+    if origin is Mapping:
+        return isinstance(value, Mapping)
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool) and abs(value) < MAX_MS
     if not isinstance(value, hint):
         return False
-    if dataclasses.is_dataclass(hint) or hasattr(hint, "_fields"):
+    if (dataclasses.is_dataclass(hint) or hasattr(hint, "_fields")) and not hasattr(hint, "checked"):
         return all(_is(getattr(value, name), kind) for name, kind in typing.get_type_hints(hint).items())
     return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from gpu_ops.descriptions.keys import Key
 from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.descriptions.lookup_join import LookupJoin
 from gpu_ops.descriptions.multi_join import MultiJoin
+from gpu_ops.errors import DescriptionError, StateError
+from gpu_ops.state.manifest import Manifest
 
 STORED = json.loads(Path(__file__).with_name("stored_descriptions.json").read_text())
 """By name what `Description.to_json` gave when conditions of joins were stored as text alone. Never written anew."""
@@ -117,3 +120,27 @@ def test_what_is_stored_now_is_read(name: str) -> None:
     assert [x and (x.root, x.fails, x.columns) for x in read.conditions] == [
         x and (x.root, x.fails, x.columns) for x in joins()[name].conditions
     ]
+
+
+@pytest.mark.parametrize("name", [*(f"where {name}" for name in CONDITIONS), "ansi", "computed", "multi"])
+def test_a_folder_whose_condition_is_text_is_taken_over(name: str) -> None:
+    stored, now = (Manifest(x, 1, "q") for x in (json.dumps(STORED[name]), joins()[name].to_json()))
+    now.check(stored, "here")
+    stored.check(now, "here")
+
+
+def test_what_a_condition_means_makes_the_folder_not_how_it_is_written() -> None:
+    def manifest(where: str) -> Manifest:
+        return Manifest(Join("left", LEFT, RIGHT, ON, where, suffixes=BOTH).to_json(), 1, "q")
+
+    stored = manifest("left.x > right.x AND left.id IN (right.id)")
+    manifest("`right`.x<LEFT.x and left.id = right.id").check(stored, "here")
+    with pytest.raises(StateError, match=r"it had where='left.x > right.x AND .*', now 'left.x > right.x'"):
+        manifest("left.x > right.x").check(stored, "here")
+
+
+def test_a_condition_of_no_column_there_is_is_refused() -> None:
+    join = Join("left", LEFT, RIGHT, ON, "left.x > right.x", suffixes=BOTH)
+    fewer = Input("right", TIMED.remove(3))
+    with pytest.raises(DescriptionError, match=r"needs right\.x of type double"):
+        dataclasses.replace(join, right=fewer)
