@@ -159,10 +159,12 @@ def _is(value: object, hint: Any) -> bool:
         return len(value) == len(parts) and all(map(_is, value, parts))
     if hint is str or origin is typing.Literal:
         return isinstance(value, str) and _SURROGATE.search(value) is None
+    if origin is Mapping:
+        return isinstance(value, Mapping)
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool) and abs(value) < MAX_MS
     if not isinstance(value, hint):
         return False
-    if dataclasses.is_dataclass(hint) or hasattr(hint, "_fields"):
+    if (dataclasses.is_dataclass(hint) or hasattr(hint, "_fields")) and not hasattr(hint, "checked"):
         return all(_is(getattr(value, name), kind) for name, kind in hints_of(hint).items())
     return True

@@ -190,8 +190,8 @@ def test_pairs_are_resolved_to_their_inputs() -> None:
 
 
 def test_a_condition_is_the_last_steps() -> None:
-    assert [s.where for s in described(where="paid < amount").steps] == [None, "paid < amount"]
-    assert [s.where for s in described(where=["amount > 0", None]).steps] == ["amount > 0", None]
+    assert [s.where and str(s.where) for s in described(where="paid < amount").steps] == [None, "paid < amount"]
+    assert [s.where and str(s.where) for s in described(where=["amount > 0", None]).steps] == ["amount > 0", None]
 
 
 def test_a_right_first_step_is_a_left_one() -> None:

@@ -1,4 +1,4 @@
-"""Residual join conditions: SQL text, in Spark's dialect, to a typed expression tree.
+"""Residual join conditions: typed expression trees, made of SQL text in Spark's dialect or by Spark's analyser.
 
 The language is small: comparisons, three-valued logic, arithmetic, IS NULL, IN, BETWEEN, COALESCE, CASE WHEN, CAST to a
 wider number. What else a condition needs is computed below the join, a column of its input; `gpu_ops.query` lets Spark
@@ -8,23 +8,41 @@ Semantics are Spark's: NaN equals NaN and is greater than any other number; -0.0
 ``spark.sql.ansi.enabled=false`` a division or remainder by zero is null and integer arithmetic wraps around on
 overflow, so no row can make a condition fail; in ANSI mode each of these is an `EvaluationError`. Decimal arithmetic is
 exact or refused. What each operation does is in `gpu_ops.conditions.expressions.Op`; the backends' ``conditions.py``
-evaluate it.
+evaluate it. Descriptions have the tree as JSON, with the user's text beside it.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from difflib import SequenceMatcher
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from gpu_ops.conditions.builder import Builder, nodes_of
-from gpu_ops.conditions.expressions import Call, Column, Node, Op, TypeProblemError, column_type
+from gpu_ops.conditions.expressions import (
+    BOOL,
+    Builder,
+    Call,
+    Column,
+    Literal,
+    Node,
+    Op,
+    TypeProblemError,
+    column_type,
+    failing,
+    kind,
+    logic,
+    nodes_of,
+)
 from gpu_ops.conditions.grammar import backquoted, read
-from gpu_ops.errors import EvaluationError
+from gpu_ops.errors import DescriptionError, EvaluationError
 
-__all__ = ["Condition", "Expression", "backquoted", "nodes_of", "parse"]
+__all__ = [
+    "Condition", "Expression", "Where", "backquoted", "condition_of", "nodes_of", "of_tree", "parse",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -34,7 +52,7 @@ class Expression:
     Attributes:
         sql: its text.
         root: the expression tree.
-        columns: per input the columns the tree needs, in order of first use.
+        columns: per input the columns the tree needs, in its order.
         fails: in ANSI mode, where Spark would raise an error instead: a tree of type boolean, or None for nowhere.
     """
 
@@ -43,8 +61,14 @@ class Expression:
     columns: dict[str, tuple[str, ...]]
     fails: Node | None = None
 
+    checked: ClassVar = True
+    """The fields have their types, as far as `gpu_ops.fields` is concerned."""
+
     def __hash__(self) -> int:
         return hash(self.sql)
+
+    def __str__(self) -> str:
+        return self.sql
 
     def failure(self, sample: Mapping[str, object]) -> EvaluationError:
         """The error for rows of which ``fails`` is true; ``sample``: columns of one and their values."""
@@ -81,6 +105,102 @@ class Condition(Expression):
             used.add((self.root.input, self.root.name))
         return {name: tuple(c for c in columns if (name, c) in used) for name, columns in self.columns.items()}
 
+    def to_dict(self) -> dict[str, Any]:
+        """The text, and the tree: a list in which operands stand before what they are of.
+
+        An item is a column's input and name, a constant's value and type, or an operation, the places of its operands
+        and the type of what it gives.
+        """
+        items: dict[str, list[Any]] = {}
+        places: dict[int, int] = {}
+        order: dict[str, int] = {}
+        for node in nodes_of(self.root):
+            if isinstance(node, Column):
+                item: list[Any] = [node.input, node.name]
+            elif isinstance(node, Literal):
+                value = str(node.value) if isinstance(node.value, Decimal) else node.value
+                item = [{"value": value, "type": str(node.type)}]
+            else:
+                item = [node.op, [places[id(arg)] for arg in node.args], str(node.type)]
+            items.setdefault(repr(item), item)  # so that equal trees are equal lists
+            places[id(node)] = order.setdefault(repr(item), len(order))
+        return {"text": self.sql, "tree": list(items.values())}
+
+
+Where = str | Mapping[str, Any] | Condition | None
+"""A description's ``where``: text of a user; what Spark's analyser has read, or its JSON."""
+
+
+def condition_of(where: Where, inputs: Mapping[str, pa.Schema], *, ansi: bool) -> Condition | None:
+    """A description's residual condition.
+
+    Args:
+        where: as the description was given it.
+        inputs: as of `parse`.
+        ansi: likewise.
+
+    Raises:
+        ConditionError: as `parse`.
+        DescriptionError: a tree that is not over these inputs.
+    """
+    if where is None:
+        return None
+    if isinstance(where, str):
+        return parse(where, inputs, ansi=ansi)
+    if isinstance(where, Condition):
+        return of_tree(where.sql, [where.root], inputs, ansi=ansi, mode_matters=where.mode_matters)
+    nodes: list[Node] = []
+    for item in where["tree"]:
+        if len(item) == 1:
+            type_ = _type_of(item[0]["type"])
+            value = item[0]["value"]
+            nodes.append(Literal(Decimal(value) if kind(type_) == "decimal" and value is not None else value, type_))
+        elif len(item) == 2:
+            name, column = item
+            nodes.append(Column(name, column, column_type(inputs[name].field(column).type)))
+        else:
+            op, args, name = item
+            nodes.append(Call(Op(op), tuple(nodes[place] for place in args), _type_of(name)))
+    return of_tree(where["text"], nodes[-1:], inputs, ansi=ansi, mode_matters=ansi)
+
+
+def _type_of(text: str) -> pa.DataType:
+    """The type of a constant or of what is computed, by Arrow's text of it."""
+    if text.startswith("decimal128"):
+        return pa.decimal128(*map(int, re.findall(r"\d+", text)[1:]))
+    name, zone, _ = text.partition(", tz=")
+    return pa.timestamp(name.removeprefix("timestamp["), "UTC") if zone else pa.type_for_alias(text)
+
+
+def of_tree(
+    sql: str, roots: Sequence[Node], inputs: Mapping[str, pa.Schema], *, ansi: bool, mode_matters: bool
+) -> Condition:
+    """The condition that all of some trees are true.
+
+    Args:
+        sql: its text.
+        roots: of type boolean, over columns of the inputs.
+        inputs: as of `parse`.
+        ansi: likewise.
+        mode_matters: whether another mode would have made other trees.
+
+    Raises:
+        DescriptionError: a column that is not there or is of another type, a tree of another type.
+    """
+    root = logic(Op.AND, *roots)
+    used: dict[str, dict[str, None]] = {name: {} for name in inputs}
+    for node in nodes_of(root):
+        if isinstance(node, Column):
+            has = node.input in used and node.name in inputs[node.input].names
+            if not has or column_type(inputs[node.input].field(node.name).type) != node.type:
+                raise DescriptionError(f"the condition {sql!r} needs {node.input}.{node.name} of type {node.type}")
+            used[node.input][node.name] = None
+    if root.type != BOOL:
+        raise DescriptionError(f"the condition {sql!r} is of type {root.type}")
+    fails = failing(root) if ansi else None
+    columns = {name: tuple(names) for name, names in used.items()}
+    return Condition(sql, root, columns, fails, mode_matters or fails is not None)
+
 
 def parse(sql: str, inputs: Mapping[str, pa.Schema], *, ansi: bool = False) -> Condition:
     """Read a condition.
@@ -95,11 +215,9 @@ def parse(sql: str, inputs: Mapping[str, pa.Schema], *, ansi: bool = False) -> C
         ConditionError: with the position, for a syntax error, an unknown or ambiguous column, types that do
             not fit, or SQL outside the language.
     """
-    names, builder = _Names(inputs), Builder(ansi=ansi)
-    root = read(sql, names.resolve, builder)
-    fails = builder.failing(root)
-    columns = {name: tuple(used) for name, used in names.used.items()}
-    return Condition(sql, root, columns, fails, builder.mode_matters or fails is not None)
+    builder = Builder(ansi=ansi)
+    root = read(sql, _Names(inputs).resolve, builder)
+    return of_tree(sql, [root], inputs, ansi=ansi, mode_matters=builder.mode_matters)
 
 
 class _Names:
@@ -107,7 +225,6 @@ class _Names:
 
     def __init__(self, inputs: Mapping[str, pa.Schema]) -> None:
         self.inputs = inputs
-        self.used: dict[str, dict[str, None]] = {name: {} for name in inputs}
 
     def resolve(self, parts: Sequence[str]) -> Node:
         """The column of ``[column]`` or ``[input, column]``; TypeProblemError says what there is instead."""
@@ -126,7 +243,6 @@ class _Names:
             names = " and ".join(f"{name}.{field.name}" for name, field in found)
             raise TypeProblemError(f"{shown!r} is ambiguous: it can be {names}")
         ((name, field),) = found
-        self.used[name][field.name] = None
         return Column(name, field.name, column_type(field.type))
 
 

@@ -17,8 +17,6 @@ from typing import Final, NamedTuple, NoReturn
 
 import pyarrow as pa
 
-from gpu_ops.conditions import builder
-from gpu_ops.conditions.builder import Builder
 from gpu_ops.conditions.expressions import (
     ADVICE,
     BIGINT,
@@ -27,11 +25,15 @@ from gpu_ops.conditions.expressions import (
     DOUBLE,
     INT,
     STRING,
+    Builder,
     Literal,
     Node,
     Op,
     TypeProblemError,
+    boolean,
+    is_null,
     kind,
+    logic,
     type_name,
 )
 from gpu_ops.errors import ConditionError
@@ -178,7 +180,7 @@ class _Parser:
             self.unexpected("an operator or the end of the text")
         if kind(root.type) not in ("boolean", "null"):
             self.fail(f"the condition must be BOOLEAN, this is {type_name(root.type)}", first)
-        return builder.boolean(root, "the condition")
+        return boolean(root, "the condition")
 
     def expression(self) -> Node:
         return self.chain(Op.OR, lambda: self.chain(Op.AND, self.negation))
@@ -188,15 +190,15 @@ class _Parser:
         while token := self.match(op.upper()):
             following = term()
             with self.at(token):
-                nodes[-1:] = [builder.boolean(nodes[-1], op.upper()), builder.boolean(following, op.upper())]
-        return builder.logic(op, *nodes)
+                nodes[-1:] = [boolean(nodes[-1], op.upper()), boolean(following, op.upper())]
+        return logic(op, *nodes)
 
     def negation(self) -> Node:
         if self.following.text == "." or not (token := self.match("NOT")):
             return self.predicate()
         node = self.negation()
         with self.at(token):
-            return builder.logic(Op.NOT, node)
+            return logic(Op.NOT, node)
 
     def predicate(self) -> Node:
         node = self.value(1)
@@ -208,7 +210,7 @@ class _Parser:
             high = self.value(1)
             with self.at(token):
                 halves = self.build.compare(">=", node, low), self.build.compare("<=", node, high)
-                node = builder.logic(Op.AND, *halves)
+                node = logic(Op.AND, *halves)
         elif self.match("IN"):
             members = self.arguments()
             with self.at(token):
@@ -218,8 +220,8 @@ class _Parser:
         elif self.match("IS"):
             negated = self.match("NOT")
             self.expect("NULL")
-            node = builder.is_null(node)
-        return builder.logic(Op.NOT, node) if negated else node
+            node = is_null(node)
+        return logic(Op.NOT, node) if negated else node
 
     def arguments(self) -> list[Node]:
         """One or more expressions in parentheses."""
@@ -324,7 +326,7 @@ class _Parser:
             test = self.expression()
             self.expect("THEN")
             with self.at(when):
-                branches.append((builder.boolean(test, "WHEN"), self.expression()))
+                branches.append((boolean(test, "WHEN"), self.expression()))
         if not branches:
             self.expect("WHEN")
         otherwise = self.expression() if self.match("ELSE") else Literal(None, pa.null())

@@ -403,7 +403,7 @@ def equality(one: Input, column: str, other: Input, its: str, *, null_safe: bool
     return f"{one.name}.{column} {operator} {other.name}.{its}"
 
 
-def condition_text(keys: list[tuple[str, bool, str]], where: str | None) -> str:
+def condition_text(keys: list[tuple[str, bool, str]], where: Condition | None) -> str:
     """Equal columns and a residual condition, in a line.
 
     Args:

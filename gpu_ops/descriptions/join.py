@@ -6,11 +6,11 @@ import dataclasses
 import difflib
 import functools
 from collections.abc import Sequence
-from typing import ClassVar, Literal, Self, get_args
+from typing import ClassVar, Literal, Self, cast, get_args
 
 import pyarrow as pa
 
-from gpu_ops.conditions import Condition, parse
+from gpu_ops.conditions import Condition, Where, condition_of
 from gpu_ops.descriptions.description import EITHER, Description, Emit, OutputColumn, condition_text, equality, line
 from gpu_ops.descriptions.inputs import Input, Layout, check_equality, check_sequence
 from gpu_ops.descriptions.keys import Chain, Equality, Key, Shuffle, key_type, of_chain
@@ -44,7 +44,7 @@ class Join(Description):
         left: the left input.
         right: the right input.
         keys: the equality columns; none makes every pair a candidate, in one partition.
-        where: residual condition over both inputs' columns, SQL text, or None.
+        where: residual condition over both inputs' columns, given as SQL text or as a tree, or None.
         emit: see `Emit`.
         null_aware: for anti: ``NOT IN`` (a null on the right suppresses every row).
         suffixes: appended to clashing column names of left and right, or None.
@@ -55,7 +55,7 @@ class Join(Description):
     left: Input
     right: Input
     keys: tuple[Key, ...] = ()
-    where: str | None = None
+    where: Where = None
     emit: Emit = "per_batch"
     null_aware: bool = False
     suffixes: tuple[str, str] | None = None
@@ -83,7 +83,7 @@ class Join(Description):
             check_equality(self.left, key.left, self.right, key.right)
         check_sequence(self.inputs)
         self._check_names("rename one, or give suffixes=")
-        _ = self.condition
+        object.__setattr__(self, "where", condition_of(self.where, self._schemas, ansi=self.ansi))
 
     @property
     def operator(self) -> str:
@@ -110,12 +110,10 @@ class Join(Description):
         left, right = inputs
         return dataclasses.replace(self, left=left, right=right, emit=emit)
 
-    @functools.cached_property
+    @property
     def condition(self) -> Condition | None:
         """The residual condition, parsed and typed."""
-        if self.where is None:
-            return None
-        return parse(self.where, self._schemas, ansi=self.ansi)
+        return cast("Condition | None", self.where)
 
     @property
     def conditions(self) -> tuple[Condition | None, ...]:
@@ -252,7 +250,9 @@ class Join(Description):
     @property
     def title(self) -> str:
         """It in one line, for people."""
-        return f"{self.how} join on {condition_text([(k.left, k.null_safe, k.right) for k in self.keys], self.where)}"
+        return (
+            f"{self.how} join on {condition_text([(k.left, k.null_safe, k.right) for k in self.keys], self.condition)}"
+        )
 
     def lines(self) -> list[str]:
         """It in some lines."""
@@ -261,7 +261,7 @@ class Join(Description):
             f"{self._kind}, {'NOT IN' if self.null_aware else self.how}: {self.left.name}, {self.right.name}",
             line("key", " AND ".join(equal) or "none: every pair of rows is a candidate"),
             *self._more_lines(),
-            *([line("where", self.where)] if self.where is not None else []),
+            *([line("where", str(self.where))] if self.where is not None else []),
         ]
 
     @property

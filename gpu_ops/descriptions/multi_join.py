@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, Self, cast, get_args
 
 import pyarrow as pa
 
-from gpu_ops.conditions import Condition, backquoted, parse
+from gpu_ops.conditions import Condition, Where, backquoted, condition_of, of_tree, parse
 from gpu_ops.descriptions.description import Description, Emit, OutputColumn, condition_text, equality, line
 from gpu_ops.descriptions.inputs import Input, Layout, check_equality, check_sequence
 from gpu_ops.descriptions.keys import Chain, Equality, Shuffle, equal_classes, key_type, no_columns, of_chain
@@ -40,12 +40,17 @@ class Step:
     Attributes:
         how: ``inner`` or ``left``.
         on: its equality columns.
-        where: residual condition over this input and all to its left, SQL text, or None.
+        where: residual condition over this input and all to its left, given as SQL text or as a tree, or None.
     """
 
     how: StepType
     on: tuple[Equality, ...]
-    where: str | None = None
+    where: Where = None
+
+    @property
+    def condition(self) -> Condition | None:
+        """``where``, parsed and typed by the description."""
+        return cast("Condition | None", self.where)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +83,7 @@ class MultiJoin(Description):
         on: MultiOn,
         how: str | Sequence[str] = "inner",
         *,
-        where: str | Sequence[str | None] | None = None,
+        where: Where | Sequence[Where] = None,
         emit: Emit = "per_batch",
         suffixes: Sequence[str] | None = None,
         ansi: bool = False,
@@ -105,7 +110,11 @@ class MultiJoin(Description):
         if count < 2:
             raise DescriptionError(f"a multi-way join takes two or more inputs, not {count}")
         hows = [how] * (count - 1) if isinstance(how, str) else list(how)
-        wheres = [*[None] * (count - 2), where] if where is None or isinstance(where, str) else list(where)
+        wheres: list[Where]
+        if where is None or isinstance(where, str | Mapping | Condition):
+            wheres = [*[None] * (count - 2), where]
+        else:
+            wheres = list(where)
         for option, values in (("how", hows), ("where", wheres)):
             if len(values) != count - 1:
                 raise DescriptionError(f"{option}= has {len(values)} entries for {count - 1} steps")
@@ -162,6 +171,11 @@ class MultiJoin(Description):
                 f"step. Join them two at a time: {_chain(self.inputs, [s.how for s in self.steps])}"
             )
         self._check_names("rename one, or give suffixes=")
+        steps = [
+            dataclasses.replace(x, where=condition_of(x.where, self._schemas(n), ansi=self.ansi))
+            for n, x in enumerate(self.steps, 1)
+        ]
+        object.__setattr__(self, "steps", tuple(steps))
         _ = self.conditions
 
     @property
@@ -250,15 +264,15 @@ class MultiJoin(Description):
         def quoted(source: Input, column: str) -> str:
             return ".".join(map(backquoted, (source.name, column)))
 
-        own = self.inputs[input_index]
-        terms = [f"({quoted(self.inputs[k.input], k.column)} <=> {quoted(own, k.own)})" for k in step.on if k.null_safe]
-        if step.where is not None:
-            self._parse(step.where, input_index)  # so that a position in an error is one in the user's text
-            terms.append(f"({step.where})")
-        return self._parse(" AND ".join(terms), input_index) if terms else None
-
-    def _parse(self, sql: str, input_index: int) -> Condition:
-        return parse(sql, self._schemas(input_index), ansi=self.ansi)
+        own, schemas, where = self.inputs[input_index], self._schemas(input_index), step.condition
+        terms = [f"{quoted(self.inputs[k.input], k.column)} <=> {quoted(own, k.own)}" for k in step.on if k.null_safe]
+        if not terms:
+            return where
+        equal = parse(" AND ".join(terms), schemas, ansi=self.ansi)
+        if where is None:
+            return equal
+        matters = equal.mode_matters or where.mode_matters
+        return of_tree(where.sql, [equal.root, where.root], schemas, ansi=self.ansi, mode_matters=matters)
 
     def _schemas(self, input_index: int) -> dict[str, pa.Schema]:
         """Of what a step's condition is over."""
@@ -342,7 +356,7 @@ class MultiJoin(Description):
             equal = [
                 (f"{self.inputs[k.input].name}.{k.column}", k.null_safe, f"{source.name}.{k.own}") for k in step.on
             ]
-            steps.append(f"{step.how} join {source.name} on {condition_text(equal, step.where)}")
+            steps.append(f"{step.how} join {source.name} on {condition_text(equal, step.condition)}")
         return f"multi-way join of {self.inputs[0].name}, {', '.join(steps)}"
 
     def lines(self) -> list[str]:

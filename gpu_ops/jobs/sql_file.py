@@ -13,13 +13,13 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import Final, TypeVar
 
-from sqlglot import TokenType
+from sqlglot import TokenType as T
 
-from gpu_ops.jobs.text import JobText, QueryText, Setting, TableText, Text, Word
-from gpu_ops.jobs.tokens import Cursor
-from gpu_ops.jobs.types import read_type
+from gpu_ops.conditions import backquoted
+from gpu_ops.jobs.text import Cursor, JobText, QueryText, Setting, TableText, Text, Word
 
 Part = TypeVar("Part")
 
@@ -82,7 +82,7 @@ def _assemble(file: Text, tables: list[TableText], settings: list[Setting], targ
 
 def _set(cursor: Cursor) -> Setting:
     """``SET 'name' = 'value'``; the quotes may be left out."""
-    if cursor.token.token_type == TokenType.STRING:
+    if cursor.token.token_type == T.STRING:
         name = cursor.take()
     else:
         name = end = cursor.name("a setting's name")
@@ -91,7 +91,7 @@ def _set(cursor: Cursor) -> Setting:
         if end is not name:
             name = Word(cursor.file.text[name.at : end.at + len(end.text)], name.at)
     cursor.expect("=")
-    plain = cursor.is_word or cursor.token.token_type == TokenType.NUMBER
+    plain = cursor.is_word or cursor.token.token_type == T.NUMBER
     return Setting(name, cursor.take() if plain else cursor.string("the setting's value"))
 
 
@@ -156,7 +156,7 @@ def _column(cursor: Cursor) -> tuple[tuple[Word, str], bool]:
     """A column with its type, and whether it is declared the primary key."""
     name = cursor.name("a column's name")
     _refuse(cursor, "AS")
-    kind = read_type(cursor)
+    kind = _type(cursor)
     is_key = False
     while True:
         if cursor.sees("PRIMARY", "KEY"):
@@ -209,3 +209,87 @@ def _insert(cursor: Cursor) -> tuple[Word, QueryText]:
         end = cursor.token
         cursor.take()
     return target, QueryText(cursor.file.text[begin.start : end.end + 1], begin.start)
+
+
+# --- types: Flink's names and Spark's, as Spark writes them ---------------------------------------
+
+_PLAIN: Final = (T.BOOLEAN, T.TINYINT, T.SMALLINT, T.INT, T.BIGINT, T.FLOAT, T.DOUBLE, T.DATE)
+_NESTED: Final = (T.ARRAY, T.MAP, T.ROW, T.STRUCT)
+
+# Spark's strings and bytes are of any length, its times have microseconds: a length or precision is left out.
+_SIZED: Final = {
+    **dict.fromkeys((T.TEXT, T.VARCHAR, T.CHAR), "STRING"),
+    **dict.fromkeys((T.BINARY, T.VARBINARY), "BINARY"),
+    **dict.fromkeys((T.TIMESTAMPTZ, T.TIMESTAMPLTZ), "TIMESTAMP"),
+    T.TIMESTAMPNTZ: "TIMESTAMP_NTZ",
+}
+
+
+def _type(cursor: Cursor) -> str:
+    """Reads a type; ``TIMESTAMP`` is Spark's, an instant, ``TIMESTAMP_NTZ`` the one without a time zone.
+
+    Args:
+        cursor: stands before it, and then after it.
+
+    Returns:
+        The type as Spark writes it.
+
+    Raises:
+        JobError: there is no such type.
+    """
+    kind, word = cursor.token.token_type, cursor.token.text
+    if not cursor.is_word:
+        raise cursor.expected("a type")
+    if kind in _NESTED:
+        return _nested(cursor)
+    if kind not in (*_PLAIN, *_SIZED, T.DECIMAL):
+        names = [known.name for known in (*_PLAIN, T.DECIMAL, *_NESTED)]
+        near = ", ".join(difflib.get_close_matches(word.upper(), [*names, *sorted(set(_SIZED.values()))]))
+        raise cursor.error(f"there is no type {word}{near and f'; the nearest are {near}'}")
+    cursor.take()
+    if kind == T.DECIMAL:
+        return f"DECIMAL({', '.join(_sizes(cursor, 2) or ('10', '0'))})"
+    if kind in _PLAIN:
+        if kind == T.DOUBLE:
+            cursor.accepts("PRECISION")
+        return kind.name
+    _sizes(cursor, 1)
+    if kind == T.TIMESTAMPTZ:
+        if cursor.accepts("WITHOUT", "TIME", "ZONE"):
+            return "TIMESTAMP_NTZ"
+        _ = cursor.accepts("WITH", "LOCAL", "TIME", "ZONE") or cursor.accepts("WITH", "TIME", "ZONE")
+    return _SIZED[kind]
+
+
+def _nested(cursor: Cursor) -> str:
+    word = cursor.take().text.upper()
+    cursor.expect("<", after=f"behind {word}")
+    if word == "ARRAY":
+        inner = _type(cursor)
+    elif word == "MAP":
+        key = _type(cursor)
+        cursor.expect(",")
+        inner = f"{key}, {_type(cursor)}"
+    else:
+        word, inner = "STRUCT", ", ".join(cursor.listed(_field))
+    cursor.expect(">")
+    return f"{word}<{inner}>"
+
+
+def _field(cursor: Cursor) -> str:
+    name = cursor.name("a field's name")
+    cursor.accepts(":")
+    return f"{backquoted(name.text)}: {_type(cursor)}"
+
+
+def _sizes(cursor: Cursor, most: int) -> tuple[str, ...]:
+    """Whole numbers in parentheses; none where there are no parentheses."""
+    found: list[str] = []
+    if not cursor.accepts("("):
+        return ()
+    while not found or (len(found) < most and cursor.accepts(",")):
+        if cursor.token.token_type != T.NUMBER:
+            raise cursor.expected("a number")
+        found.append(cursor.take().text)
+    cursor.expect(")")
+    return tuple(found)

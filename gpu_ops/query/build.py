@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 
+from gpu_ops.conditions import Condition
 from gpu_ops.descriptions.aggregate import Aggregate, Function, Measure
 from gpu_ops.descriptions.by_time import AsofJoin, IntervalJoin, TemporalJoin
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
@@ -19,12 +20,11 @@ from gpu_ops.descriptions.join import Join, LookupJoin
 from gpu_ops.descriptions.keys import Equality, Key
 from gpu_ops.descriptions.multi_join import MultiJoin, Step
 from gpu_ops.errors import DescriptionError
-from gpu_ops.query.choose import Chooser, Residual
+from gpu_ops.query.choose import Chooser, Residual, condition
 from gpu_ops.query.errors import SqlError, in_sql
 from gpu_ops.query.expressions import Column, Expr
 from gpu_ops.query.groups.relations import AggregateOf, LatestOf, LocalAggregateOf, TopOf
-from gpu_ops.query.lower import written
-from gpu_ops.query.nodes import Calc, JoinNode, LocalAggregate, Node, Source, quoted
+from gpu_ops.query.nodes import Calc, JoinNode, LocalAggregate, Node, Source
 from gpu_ops.query.relations import Compute, Expand, Filter, JoinOf, Relation, RowByRow, Scan, origin
 from gpu_ops.query.runs import Run, run_of, segments, spine
 from gpu_ops.query.same import Same
@@ -408,15 +408,13 @@ class Builder:
         sides: Sequence[Relation],
         computed: Sequence[dict[Column, Expr]],
         inputs: Sequence[Input],
-    ) -> str | None:
-        """Conditions as the operator's text."""
+    ) -> Condition | None:
+        """Conditions as the operator's."""
         owner = {
             c: i.name for side, made, i in zip(sides, computed, inputs, strict=True) for c in (*side.columns, *made)
         }
-        texts = [written(x.parts, lambda c: f"{quoted(owner[c])}.{quoted(self.name(c))}") for x in conditions]
-        if len(texts) > 1:
-            texts = [f"({text})" if " OR " in text else text for text in texts]
-        return " AND ".join(texts) if texts else None
+        schemas = {source.name: source.schema for source in inputs}
+        return condition(conditions, lambda c: (owner[c], self.name(c)), schemas, ansi=self.chooser.ansi)
 
     def remarks(
         self, sides: Sequence[Relation], residual: Sequence[Sequence[Residual]], above: Sequence[Expr]

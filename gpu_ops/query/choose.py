@@ -11,23 +11,24 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, NoReturn
 
 import pyarrow as pa
 
-from gpu_ops.conditions import parse
+from gpu_ops.conditions import Condition, of_tree
+from gpu_ops.conditions import expressions as trees
 from gpu_ops.descriptions.by_time import Asof, Interval
 from gpu_ops.descriptions.times import show_ms, time_type
-from gpu_ops.errors import ConditionError, DescriptionError
+from gpu_ops.errors import DescriptionError
 from gpu_ops.query.by_time.bounds import Bound, FinerThanMillisecondsError, bounds
 from gpu_ops.query.by_time.marks import ByTime
 from gpu_ops.query.by_time.nearest import NoComparisonError, nearest
 from gpu_ops.query.catalyst import Catalyst, ansi_mode, position
 from gpu_ops.query.errors import SqlError, in_sql
-from gpu_ops.query.expressions import Column, Expr, Tree, is_no_op, tree
+from gpu_ops.query.expressions import Column, Expr, JoinReader, NotOursError, Tree, is_no_op, tree
 from gpu_ops.query.groups.relations import LatestOf, OfGroups
-from gpu_ops.query.lower import Lowering, NotOursError, Parts, written
+from gpu_ops.query.nodes import quoted
 from gpu_ops.query.read import spark_type_of, type_of
 from gpu_ops.query.relations import JoinOf, Relation, RowByRow, Scan
 from gpu_ops.spark.datatypes import is_binary_collated
@@ -51,15 +52,53 @@ class KeyColumns:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Residual:
-    """A condition for the operator: as the query has it, and as the operator's text and columns."""
+    """A condition for the operator.
+
+    Attributes:
+        expr: as the query has it.
+        root: as the operator's tree.
+        columns: the columns that the operator needs, with those that stand for them in the tree.
+        mode_matters: as of `gpu_ops.conditions.Condition`.
+    """
 
     expr: Expr
-    parts: Parts
+    root: trees.Node
+    columns: Mapping[Column, trees.Column]
+    mode_matters: bool
 
-    @property
-    def columns(self) -> frozenset[Column]:
-        """The columns that the operator needs."""
-        return frozenset(part for part in self.parts if isinstance(part, Column))
+
+def condition(
+    residual: Sequence[Residual],
+    called: Callable[[Column], tuple[str, str]],
+    inputs: Mapping[str, pa.Schema],
+    *,
+    text: str | None = None,
+    ansi: bool,
+) -> Condition | None:
+    """The condition that several make; None of none.
+
+    Args:
+        residual: these.
+        called: the input of a column, and its name there.
+        inputs: as of `gpu_ops.conditions.parse`.
+        text: a user's; without it that of the query.
+        ansi: as of `gpu_ops.conditions.parse`.
+    """
+    if not residual:
+        return None
+    roots = [
+        trees.replaced(x.root, {place: trees.Column(*called(c), place.type) for c, place in x.columns.items()})
+        for x in residual
+    ]
+    if text is None:
+        needed = {c for x in residual for c in x.columns}
+
+        def shown(column: Column) -> str:
+            return ".".join(map(quoted, called(column))) if column in needed else str(column)
+
+        texts = [x.expr.text(shown) for x in residual]
+        text = " AND ".join(f"({x})" if len(texts) > 1 and " OR " in x else x for x in texts)
+    return of_tree(text, roots, inputs, ansi=ansi, mode_matters=any(x.mode_matters for x in residual))
 
 
 class CollationKey(Expr):
@@ -309,30 +348,31 @@ class Chooser:
         plain: bool,
     ) -> Residual:
         own: list[dict[Column, Expr]] = [{} for _ in sides]
+        columns: dict[Column, trees.Column] = {}
 
         def owner(expr: Expr) -> int | None:
             return next((n for n, side in enumerate(sides) if expr.columns.keys() <= side.columns), None)
 
-        def column(expr: Expr) -> Column:
+        def column(expr: Expr) -> trees.Node:
             found, computed = self._column(expr, "part")
             if computed is not None:
                 number = owner(expr) or 0
                 if padded and padded[number] and not self.null_of_pad(computed):
                     raise NotOursError(expr, f"{expr.text()!r} is something else than null where its input has no row")
                 own[number][found] = computed
-            return found
+            return columns.setdefault(found, trees.Column("", f"{len(columns)}", trees.column_type(found.type)))
 
-        parts = Lowering(lambda expr: owner(expr) is not None, column, plain=plain).lower(condition)
-        columns = list(dict.fromkeys(part for part in parts if isinstance(part, Column)))
-        names = {c: f"c{number}" for number, c in enumerate(columns)}
+        builder = trees.Builder(ansi=self.ansi)
         try:
-            schema = pa.schema([(names[c], c.type) for c in columns])
-            parse(written(parts, names.__getitem__), {"_": schema}, ansi=self.ansi)
-        except ConditionError as error:
-            raise NotOursError(condition, error.message) from None
+            reader = JoinReader(builder, lambda expr: owner(expr) is not None, column, plain=plain)
+            root = trees.boolean(reader.node(condition), "the condition")
+        except trees.TypeProblemError as error:
+            raise NotOursError(condition, str(error)) from None
         for into, more in zip(made, own, strict=True):
             into.update(more)
-        return Residual(condition, parts)
+        used = {node for node in trees.nodes_of(root) if isinstance(node, trees.Column)}
+        needed = {c: place for c, place in columns.items() if place in used}  # not what was tried in vain
+        return Residual(condition, root, needed, builder.mode_matters)
 
     def _column(self, expr: Expr, what: str) -> tuple[Column, Expr | None]:
         """The column of an operand, and the expression to compute it by; the same one for the same expression."""

@@ -1,15 +1,19 @@
 """Catalyst's trees, as their JSON has them: of a plan's nodes and of expressions, with a way back to the JVM's own.
 
-One call fetches a whole plan; what is asked of the JVM after that, it is asked only where it is needed.
+One call fetches a whole plan; what is asked of the JVM after that, it is asked only where it is needed. `Reader` makes
+trees of `gpu_ops.conditions.expressions` of expressions, `JoinReader` those that operators of joins evaluate.
 """
 
 from __future__ import annotations
 
+import abc
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
+
+from gpu_ops.conditions.expressions import BOOL, INT, STRING, Builder, Literal, Node, Op, is_null, logic
 
 Java = Callable[[], Any]
 """Gives the JVM's object."""
@@ -307,3 +311,153 @@ def _literal(fields: Mapping[str, Any]) -> str:
     if kind in ("date", "timestamp", "timestamp_ntz"):
         return f"{str(kind).upper()} '{value}'"
     return str(value)
+
+
+# --- trees of conditions --------------------------------------------------------------------------
+
+_LOGIC: Final = {"And": Op.AND, "Or": Op.OR, "Not": Op.NOT}
+_COMPARISONS: Final = {
+    "EqualTo": "=", "EqualNullSafe": "<=>", "LessThan": "<", "LessThanOrEqual": "<=", "GreaterThan": ">",
+    "GreaterThanOrEqual": ">=",
+}  # fmt: skip
+_ARITHMETIC: Final = {"Add": "+", "Subtract": "-", "Multiply": "*", "Divide": "/", "Remainder": "%"}
+_WIDER: Final = {
+    "byte": pa.int8(), "short": pa.int16(), "integer": INT, "long": pa.int64(), "double": pa.float64(),
+}  # fmt: skip
+STRUCTURES: Final = {
+    "IsNull", "IsNotNull", "In", "Coalesce", "CaseWhen", "If", *_LOGIC, *_COMPARISONS, *_ARITHMETIC,
+}  # fmt: skip
+"""The kinds of what `Reader.structure` makes a tree of."""
+_PLAIN: Final = {"boolean", "integer", "long", "short", "byte"}
+
+
+class Reader(abc.ABC):
+    """Makes trees of expressions, by a builder; what means the same wherever it is evaluated."""
+
+    def __init__(self, builder: Builder) -> None:
+        self.builder = builder
+
+    @abc.abstractmethod
+    def node(self, expr: Expr) -> Node:
+        """The tree of an expression; raises an error of its own where there is none."""
+
+    def value(self, expr: Expr) -> Node:
+        """The tree of what is compared or calculated with."""
+        return self.node(expr)
+
+    def structure(self, expr: Expr) -> Node | None:
+        """The tree of an expression by its kind, None for one of another."""
+        build, kind = self.builder, expr.kind
+        if kind in ("IsNull", "IsNotNull"):
+            null = is_null(self.node(expr.args[0]))
+            return null if kind == "IsNull" else logic(Op.NOT, null)
+        if kind in _LOGIC:
+            return logic(_LOGIC[kind], *map(self.value, expr.args))
+        if kind in _COMPARISONS:
+            return build.compare(_COMPARISONS[kind], *map(self.value, expr.args))
+        if kind in _ARITHMETIC:
+            return self.calculated(expr, _ARITHMETIC[kind], *map(self.value, expr.args))
+        if kind == "In" and len(expr.args) > 1:
+            value, *members = map(self.value, expr.args)
+            return self.among(value, members)
+        if kind == "Coalesce":
+            return build.coalesce(list(map(self.value, expr.args)))
+        if kind in ("CaseWhen", "If"):
+            args = list(map(self.value, expr.args))
+            last = args.pop() if len(args) % 2 else Literal(None, pa.null())
+            return build.case(list(zip(args[::2], args[1::2], strict=True)), last)
+        return None
+
+    def calculated(self, expr: Expr, operator: str, left: Node, right: Node) -> Node | None:
+        """Arithmetic."""
+        del expr
+        return self.builder.arithmetic(operator, left, right)
+
+    def among(self, value: Node, members: list[Node]) -> Node | None:
+        """IN a list."""
+        return self.builder.is_in(value, members)
+
+
+class NotOursError(Exception):
+    """An expression over both inputs that only Spark evaluates.
+
+    Args:
+        expr: the expression.
+        why: what is the matter with it.
+    """
+
+    def __init__(self, expr: Expr, why: str) -> None:
+        super().__init__(why)
+        self.expr, self.why = expr, why
+
+
+class JoinReader(Reader):
+    """Takes a condition over both inputs apart: what is one input's is a column that Spark computes below the join.
+
+    What is left of it has columns whose types Catalyst has made equal.
+    """
+
+    def __init__(
+        self, builder: Builder, one_side: Callable[[Expr], bool], column: Callable[[Expr], Node], *, plain: bool
+    ) -> None:
+        """Whether one input has all columns of an expression; the column for it; whether plain ones are left whole.
+
+        What only names columns, compares them and joins that by AND, OR and NOT means the same to
+        the engine as to Spark.
+        """
+        super().__init__(builder)
+        self.one_side, self.column, self.plain = one_side, column, plain
+        self._inside = False
+        """Whether in an expression of one input that is to have no column of its own."""
+
+    def node(self, expr: Expr) -> Node:
+        """The tree.
+
+        Raises:
+            NotOursError: only Spark evaluates it.
+            TypeProblemError: likewise; all of it, then.
+        """
+        if not self._inside and self.one_side(expr):
+            if self.plain or expr.column is not None or not expr.columns:
+                self._inside = True
+                try:
+                    return self.node(expr)
+                except NotOursError:
+                    pass
+                finally:
+                    self._inside = False
+            return self.column(expr)
+        if self._inside and expr.column is not None:
+            return self.column(expr)
+        if expr.kind == "Literal":
+            return _constant(expr)
+        if expr.kind == "Cast" and (is_no_op(expr) or widens_literal(expr)):
+            return self.node(expr.args[0])
+        if expr.kind == "Cast" and _widens(expr):
+            return self.builder.cast(self.node(expr.args[0]), _WIDER[expr.tree.fields["dataType"]])
+        found = self.structure(expr)
+        if found is None:
+            raise NotOursError(expr, f"{expr.java.sql()} takes columns of both inputs")
+        return found
+
+
+def _widens(cast: Expr) -> bool:
+    """Whether a CAST gives the same number in a type that has all of the operand's."""
+    order = list(_WIDER)
+    kind, own = cast.tree.fields["dataType"], str(cast.args[0].java.dataType().typeName())
+    return kind in order and own in order[: order.index(kind)]
+
+
+def _constant(expr: Expr) -> Literal:
+    """A constant as the same one of a condition's text, an integer in the narrower of INT and BIGINT."""
+    kind, value = expr.tree.fields["dataType"], expr.tree.fields["value"]
+    if value is None:
+        return Literal(None, pa.null())
+    if kind == "boolean":
+        return Literal(str(value).lower() == "true", BOOL)
+    if kind in _PLAIN:
+        number = int(value)
+        return Literal(number, INT if -(1 << 31) <= number < 1 << 31 else pa.int64())
+    if kind == "string" and not set(value) & {"'", "\\"}:
+        return Literal(str(value), STRING)
+    raise NotOursError(expr, f"a constant of type {kind} is no part of a condition over both inputs")

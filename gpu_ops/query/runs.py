@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 
 from gpu_ops.query.choose import Chooser, KeyColumns, Residual
 from gpu_ops.query.errors import one
-from gpu_ops.query.expressions import Column, Expr
-from gpu_ops.query.lower import NotOursError
+from gpu_ops.query.expressions import Column, Expr, NotOursError
 from gpu_ops.query.relations import JoinOf, Relation
 
 

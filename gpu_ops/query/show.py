@@ -118,7 +118,7 @@ def _two_way(join: Join) -> str:
         f"{left.name}.{quoted(k.left)} {'IS NOT DISTINCT FROM' if k.null_safe else '='} {right.name}.{quoted(k.right)}"
         for k in join.keys
     ]
-    where = " AND ".join([*equal, *([_term(join.where, 2 if equal else 1)] if join.where else [])]) or "true"
+    where = " AND ".join([*equal, *([_term(str(join.where), 2 if equal else 1)] if join.where else [])]) or "true"
     kind = f"joinType=[{_TYPES[join.how]}]"
     if join.interval is not None:
         low, high = join.interval.lower_inclusive, join.interval.upper_inclusive
@@ -155,7 +155,7 @@ def _multi_way(join: MultiJoin) -> str:
             f"{own}.{quoted(k.own)}"
             for k in step.on
         ]
-        terms.append(" AND ".join([*equal, *([_term(step.where, 2)] if step.where else [])]))
+        terms.append(" AND ".join([*equal, *([_term(str(step.where), 2)] if step.where else [])]))
     return (
         f"MultiJoin(commonJoinKey=[{common}], joinTypes=[{hows}], inputUniqueKeys=[{unique}], "
         f"joinConditions=[{', '.join(terms)}])"

@@ -225,6 +225,7 @@ class Manifest:
                 f"{_ADVICE}"
             )
         mine, theirs = (json.loads(from_json(x.description).to_json()) for x in (self, found))
+        _same_texts(theirs, mine)
         difference = next(_differences(theirs, mine), None)
         if difference is not None:
             raise StateError(
@@ -379,6 +380,17 @@ def _schema(source: dict[str, Any]) -> pa.Schema:
 
 _DEFAULTS: Final = {"ansi": False}
 """What is meant where a description does not have it: the session of its conditions."""
+
+
+def _same_texts(was: dict[str, Any], now: dict[str, Any]) -> None:
+    """Leaves of conditions their texts, the new one where the trees are the same: how it is written does not matter."""
+    for old, new in zip([was, *was.get("steps", ())], [now, *now.get("steps", ())], strict=False):
+        olds, news = old.get("where"), new.get("where")
+        old["where"], new["where"] = olds and olds["text"], news and news["text"]
+        if olds and news and olds["tree"] == news["tree"]:
+            old["where"] = new["where"]
+        elif olds and old["where"] == new["where"]:
+            old["where"] += " (which meant something else)"
 
 
 def _differences(was: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:

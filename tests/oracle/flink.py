@@ -184,7 +184,7 @@ def multi_query(join: MultiJoin) -> str:
             f"{source.name}.{k.own}"
             for k in step.on
         ]
-        on += [step.where] if step.where else []
+        on += [str(step.where)] if step.where else []
         text += f" {step.how.upper()} JOIN {source.name} ON {' AND '.join(on)}"
     return text
 

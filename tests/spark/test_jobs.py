@@ -30,7 +30,7 @@ from gpu_ops.jobs.sources import decode, open_source
 from gpu_ops.jobs.sql_file import read_sql
 from gpu_ops.jobs.text import JobError, Text
 from gpu_ops.spark.plan import changes as of_changes
-from gpu_ops.spark.plan.recognition import taken_of_join
+from gpu_ops.spark.plan.selection import taken_of_join
 from spark.support import fold
 
 pytestmark = pytest.mark.spark

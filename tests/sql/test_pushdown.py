@@ -17,7 +17,12 @@ def placed(sql, **options):
     plan = planned(sql, **options)
     (join,) = plan.joins
     below = [[t.text for t in side.where] if isinstance(side, Calc) else [] for side in join.inputs]
-    return join.description.how, *below, join.description.where, [t.text for t in plan.root.where]
+    return (
+        join.description.how,
+        *below,
+        join.description.where and str(join.description.where),
+        [t.text for t in plan.root.where],
+    )
 
 
 def query(how, on="", where=""):

@@ -67,11 +67,11 @@ def test_the_same_input_twice():
     plan = planned("SELECT a.id, b.amount FROM orders a JOIN orders b ON a.id = b.uid AND a.amount < b.amount")
     (join,) = plan.joins
     assert [side.name for side in join.description.inputs] == ["a", "b"]
-    assert join.description.where == "a.a__amount < b.b__amount"
+    assert str(join.description.where) == "a.a__amount < b.b__amount"
 
 
 def test_names_that_need_backticks():
     plan = planned("SELECT s.left, p.note FROM stock s JOIN orders p ON s.left = p.id AND s.left < p.uid")
     (join,) = plan.joins
-    assert join.description.where == "s.`left` < p.uid"
+    assert str(join.description.where) == "s.`left` < p.uid"
     assert plan.root.select[0].text == "`left`"

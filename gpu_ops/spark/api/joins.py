@@ -343,7 +343,7 @@ def multi_join(
     hows = spelled(how) if isinstance(how, str) else [spelled(each) for each in how]
     first = hows if isinstance(hows, str) else next(iter(hows), "")
     steps = [hows] * len(streams) if isinstance(hows, str) else list(hows)
-    wheres = [*[None] * (len(inputs) - 2), where] if where is None or isinstance(where, str) else list(where)
+    wheres: list[Any] = [*[None] * (len(inputs) - 2), where] if where is None or isinstance(where, str) else list(where)
     for number, condition in enumerate(wheres[: len(streams) - 1], start=1):
         stop = number + 1
         padded = [first == "right" and number > 1, *(step == "left" for step in steps[: number - 1]), False]

@@ -12,7 +12,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame
 from pyspark.sql import types as st
 
-from gpu_ops.conditions import backquoted
+from gpu_ops.conditions import Condition, backquoted
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.inputs import BadRows, Input, Updates
 from gpu_ops.descriptions.keys import Key, On, normalize_on
@@ -20,11 +20,9 @@ from gpu_ops.descriptions.times import Duration, parse_bound, parse_duration
 from gpu_ops.errors import ConditionError, DescriptionError
 from gpu_ops.query.by_time.text import QueryText
 from gpu_ops.query.catalyst import Catalyst, calc, position
-from gpu_ops.query.choose import Chooser
+from gpu_ops.query.choose import Chooser, condition
 from gpu_ops.query.errors import SqlError
-from gpu_ops.query.expressions import Column, Expr
-from gpu_ops.query.lower import NotOursError, written
-from gpu_ops.query.nodes import quoted
+from gpu_ops.query.expressions import Column, Expr, NotOursError
 from gpu_ops.query.read import Reader
 from gpu_ops.query.relations import Table
 from gpu_ops.spark.datatypes import arrow_schema, spelling
@@ -238,8 +236,8 @@ HIDDEN: Final = "__where_"
 
 def engine_condition(
     where: str | None, sides: Sequence[Stream], padded: Sequence[bool] = ()
-) -> tuple[str | None, list[Stream], list[str]]:
-    """A condition in the engine's words.
+) -> tuple[Condition | str | None, list[Stream], list[str]]:
+    """A condition as Spark's analyser reads it.
 
     Args:
         where: a user's, over the columns of the inputs, or None.
@@ -272,7 +270,7 @@ def engine_condition(
         scans, conditions = Reader(QueryText(sql, sql), tables, catalyst).condition()
         chooser = Chooser(sql, catalyst)
         made: list[dict[Column, Expr]] = [{} for _ in sides]
-        residual = [chooser.residual(condition, scans, made, padded) for condition in conditions]
+        residual = [chooser.residual(each, scans, made, padded) for each in conditions]
     except SqlError as error:
         line, place = (error.line - 1, error.column) if error.line > 1 else (1, 1)
         raise ConditionError(error.message, where, line, place) from error
@@ -282,13 +280,13 @@ def engine_condition(
         raise ConditionError(f"{error}; {hint}", where, max(line - 1, 1), place) from error
     called = {column: f"{HIDDEN}{column.label}" for more in made for column in more}
     owner = {c: name for scan, more, name in zip(scans, made, names, strict=True) for c in (*scan.columns, *more)}
-    terms = [written(x.parts, lambda c: f"{quoted(owner[c])}.{quoted(called.get(c, c.label))}") for x in residual]
-    terms = [f"({term})" if len(terms) > 1 and " OR " in term else term for term in terms]
     wider = [
         dataclasses.replace(side, df=_wider(side.df, more, called)) if more else side
         for side, more in zip(sides, made, strict=True)
     ]
-    return " AND ".join(terms) or "true", wider, list(called.values())
+    schemas = {side.label: as_input(side, derive=False).schema for side in wider}
+    read = condition(residual, lambda c: (owner[c], called.get(c, c.label)), schemas, text=where, ansi=chooser.ansi)
+    return read or "true", wider, list(called.values())
 
 
 def without_hidden(df: DataFrame) -> DataFrame:

@@ -13,12 +13,13 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
-from pyspark.sql import DataFrame
+from pyspark.serializers import CPickleSerializer
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as st
 
 from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import StateError
-from gpu_ops.query.catalyst import items
+from gpu_ops.query.catalyst import items, java_class
 from gpu_ops.spark.wire.command import parse_join
 
 _log = logging.getLogger(__name__)
@@ -265,3 +266,10 @@ def _asked(queries: Iterable[Any], run_id: str, what: str, otherwise: str, ask: 
         return str(ask(query._jsq.streamingQuery()))
     except Exception as error:  # whatever py4j makes of another version's classes
         raise StateError(f"{what}, which this version of Spark does not tell ({error}): {otherwise}") from error
+
+
+def function_of(node: Any, spark: SparkSession) -> Any:
+    """The function of Python's that a node of ``mapInArrow`` runs."""
+    of_bytes = java_class(spark, "scala.reflect.ClassTag").Byte()
+    function, _ = CPickleSerializer().loads(bytes(node.functionExpr().func().command().toArray(of_bytes)))
+    return function

@@ -8,18 +8,25 @@ from collections.abc import Sequence, Set
 from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
-from pyspark.serializers import CPickleSerializer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
-from gpu_ops.query.catalyst import frame_of, java_class, scala_seq
+from gpu_ops.query.catalyst import frame_of, scala_seq
 from gpu_ops.query.nodes import LocalAggregate
 from gpu_ops.spark.datatypes import arrow_schema, spark_type
-from gpu_ops.spark.driver.queries import MAPS, JoinPlan, analyzed, children_of, metadata_of, plans_of
+from gpu_ops.spark.driver.queries import (
+    MAPS,
+    JoinPlan,
+    analyzed,
+    children_of,
+    function_of,
+    metadata_of,
+    plans_of,
+)
 from gpu_ops.spark.driver.workers import make_importable
 from gpu_ops.spark.metrics.metrics import METRICS_TYPE, metric_names, observed
-from gpu_ops.spark.plan.recognition import selection, taken_of_join
+from gpu_ops.spark.plan.selection import selection, taken_of_join
 from gpu_ops.spark.sources import files, kafka
 from gpu_ops.spark.tasks.join import OfChanges, Task
 from gpu_ops.spark.tasks.packing import Packer
@@ -67,13 +74,6 @@ def _observed_once(node: Any, several: Set[str], seen: set[str], of: DataFrame) 
     if all(new is old for new, old in zip(made, below, strict=True)):
         return node
     return node.withNewChildren(scala_seq(of.sparkSession, made))
-
-
-def function_of(node: Any, spark: SparkSession) -> Any:
-    """The function of Python's that a node of ``mapInArrow`` runs."""
-    of_bytes = java_class(spark, "scala.reflect.ClassTag").Byte()
-    function, _ = CPickleSerializer().loads(bytes(node.functionExpr().func().command().toArray(of_bytes)))
-    return function
 
 
 def task_of(node: Any, spark: SparkSession) -> Task | None:

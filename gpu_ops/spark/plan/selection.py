@@ -1,0 +1,312 @@
+"""What a DataFrame takes of a node of its plan, by filters and projections that Arrow does with batches likewise.
+
+Catalyst's expressions become trees of `gpu_ops.conditions.expressions`, where these mean the same. So tasks filter rows
+and compute columns while they are Arrow's. What is made of literals alone is folded: it is the same in every
+micro-batch. Types are those that Spark's analyser has given everything, casts included.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+
+from gpu_ops.conditions import Expression, nodes_of
+from gpu_ops.conditions.expressions import (
+    BOOL,
+    Builder,
+    Call,
+    Column,
+    Literal,
+    Node,
+    Op,
+    TypeProblemError,
+    as_decimal,
+    convert,
+    failing,
+    kind,
+    logic,
+)
+from gpu_ops.query.catalyst import ansi_mode, arrow_type_of, id_of, items
+from gpu_ops.query.expressions import STRUCTURES, Expr, Reader
+from gpu_ops.spark.driver.queries import JoinPlan, analyzed
+from gpu_ops.spark.plan.recognition import hides_metrics
+from gpu_ops.spark.tasks.rows import ROWS, Taken
+
+_TYPES: Final = {
+    "boolean": BOOL,
+    "tinyint": pa.int8(),
+    "smallint": pa.int16(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+}
+"""By Spark's name the types whose values mean the same to both; text in a collation has another name."""
+
+_DECIMAL: Final = re.compile(r"decimal\((\d+),(\d+)\)")
+_DAY: Final = 86_400_000_000
+"""In microseconds."""
+
+_MOST_VALUES: Final = 1000
+"""Of an ``IN``: each costs the driver some calls."""
+
+
+class OnlySparkError(Exception):
+    """Something that only Spark evaluates; the message is its text."""
+
+
+Known = Mapping[int, Callable[[], Node]]
+"""By the ids of attributes what they are: columns, or what a projection below computes of these.
+
+Raises:
+    OnlySparkError: only Spark computes it.
+"""
+
+
+def _column(attribute: Any) -> Node:
+    """The column of rows that an attribute is."""
+    return Column(ROWS, str(attribute.name()), _type(attribute) or arrow_type_of(attribute))
+
+
+def _expression(java: Any, known: Known, builder: Builder, text: str) -> Expression:
+    """An expression over rows.
+
+    Args:
+        java: Catalyst's, analysed.
+        known: the attributes that it names.
+        builder: of these, too.
+        text: what errors call it.
+
+    Raises:
+        OnlySparkError: it means something else here, or nothing.
+    """
+    root = _RowReader(known, builder).of(java)
+    fails = failing(root) if builder.ansi else None
+    used = dict.fromkeys(node.name for node in nodes_of(root, fails) if isinstance(node, Column))
+    return Expression(text, root, {ROWS: tuple(used)}, fails)
+
+
+class _Analysed(Expr):
+    """An expression of which the JVM is asked for everything."""
+
+    def __init__(self, java: Any) -> None:
+        """Args: Catalyst's, analysed."""
+        self._java = java
+
+    @functools.cached_property
+    def kind(self) -> str:
+        """The name of its class."""
+        return str(self._java.nodeName())
+
+    @property
+    def java(self) -> Any:
+        """Catalyst's own."""
+        return self._java
+
+    @functools.cached_property
+    def args(self) -> tuple[Expr, ...]:
+        """Its operands."""
+        return tuple(map(_Analysed, items(self._java.children())))
+
+
+class _RowReader(Reader):
+    """Reads expressions; arguments as of `_expression`."""
+
+    def __init__(self, known: Known, builder: Builder) -> None:
+        super().__init__(builder)
+        self._known = known
+
+    def of(self, java: Any) -> Node:
+        """The tree of one of Catalyst's."""
+        return self.node(_Analysed(java))
+
+    def node(self, expr: Expr) -> Node:
+        """The tree of one.
+
+        Raises:
+            OnlySparkError: it means something else here, or nothing.
+        """
+        try:
+            found = self._node(expr)
+        except (TypeProblemError, Py4JError, PySparkException) as error:
+            # Spark's own refusal of a constant, or another version of Spark has other classes
+            raise OnlySparkError(str(expr.java.sql())) from error
+        if found is None:
+            raise OnlySparkError(str(expr.java.sql()))
+        return found
+
+    def _node(self, expr: Expr) -> Node | None:
+        """The tree; None where there is none."""
+        java = expr.java
+        if expr.kind == "AttributeReference":
+            return self._known[id_of(java)]()
+        if expr.kind in ("IsNull", "IsNotNull"):
+            return self.structure(expr)
+        wanted = _type(java)
+        if wanted is None or (expr.kind == "In" and java.list().length() > _MOST_VALUES):
+            return None
+        if java.foldable() and all(str(leaf.nodeName()) == "Literal" for leaf in items(java.collectLeaves())):
+            return _folded(java, wanted)
+        made = self._made(expr, wanted)
+        return made if made is not None and made.type == wanted else None
+
+    def _made(self, expr: Expr, wanted: pa.DataType) -> Node | None:
+        java, builder = expr.java, self.builder
+        match expr.kind:
+            case "Between":
+                value, least, most = (self.value(_Analysed(java.productElement(place))) for place in range(3))
+                return logic(Op.AND, builder.compare(">=", value, least), builder.compare("<=", value, most))
+            case "Like":
+                return self._like(expr)
+            case "TimestampAddInterval" | "TimeAdd":
+                return self._later(java)
+            case "UnaryMinus" if bool(java.failOnError()) == builder.ansi:
+                return builder.negative(self.value(expr.args[0]))
+            case "Cast":
+                return _widened(self.value(expr.args[0]), wanted)
+        if expr.kind in STRUCTURES:
+            return self.structure(expr)
+        return self.value(_Analysed(java.replacement()))  # what Spark will evaluate in its place, if it is such a one
+
+    def value(self, expr: Expr) -> Node:
+        """What is compared or calculated with: a type of Spark's that means the same here."""
+        if _type(expr.java) is None:
+            raise OnlySparkError(str(expr.java.sql()))
+        return self.node(expr)
+
+    def calculated(self, expr: Expr, operator: str, left: Node, right: Node) -> Node | None:
+        """Arithmetic of numbers of one kind."""
+        if kind(left.type) not in ("integer", "float", "decimal") or kind(left.type) != kind(right.type):
+            return None
+        if kind(left.type) != "decimal" and str(expr.java.evalMode()) != ("ANSI" if self.builder.ansi else "LEGACY"):
+            return None
+        return self.builder.arithmetic(operator, left, right)
+
+    def _later(self, java: Any) -> Node | None:
+        """A time and an interval of less than a day: whole days depend on the zone."""
+        interval = java.interval()
+        if not str(interval.dataType().sql()).lower().startswith("interval") or not interval.foldable():
+            return None
+        moved = interval.eval(None)
+        if not isinstance(moved, int) or abs(moved) >= _DAY:
+            return None
+        start = self.value(_Analysed(java.start()))
+        return Call(Op.ADD, (start, Literal(moved, pa.duration("us"))), start.type)
+
+    def among(self, value: Node, members: list[Node]) -> Node | None:
+        """IN a list, looked up in one go where it can be."""
+        literals = [x for x in members if isinstance(x, Literal) and x.value is not None and x.type == value.type]
+        if kind(value.type) == "float" or len(literals) < len(members):
+            return self.builder.is_in(value, members)
+        return Call(Op.IN, (value, *literals), BOOL)
+
+    def _like(self, expr: Expr) -> Node | None:
+        value, pattern = map(self.value, expr.args)
+        if not isinstance(pattern, Literal) or not isinstance(pattern.value, str):
+            return None
+        # Spark refuses other escapes when it evaluates them
+        if str(expr.java.escapeChar()) != "\\" or re.sub(r"\\[\\%_]", "", pattern.value).count("\\"):
+            return None
+        return Call(Op.LIKE, (value, pattern), BOOL)
+
+
+def _type(java: Any) -> pa.DataType | None:
+    """The type of an expression, where its values mean the same here."""
+    name = str(java.dataType().sql()).lower()
+    exact = _DECIMAL.fullmatch(name)
+    return pa.decimal128(*map(int, exact.groups())) if exact else _TYPES.get(name)
+
+
+def _folded(java: Any, wanted: pa.DataType) -> Literal | None:
+    value = java.eval(None)
+    if value is None:
+        return Literal(None, wanted)
+    match kind(wanted):
+        case "string":
+            value = str(value.toString())
+        case "decimal":
+            value = Decimal(value.toJavaBigDecimal())
+        case "binary":
+            return None
+    return Literal(value, wanted)
+
+
+def _widened(node: Node, wanted: pa.DataType) -> Node | None:
+    """A cast that loses nothing, or to the nearest double of an integer."""
+    own, new = kind(node.type), kind(wanted)
+    if node.type == wanted:
+        return node
+    if own == new == "integer":
+        fits = node.type.bit_width <= wanted.bit_width
+    elif new == "decimal" and own in ("integer", "decimal"):
+        exact = as_decimal(node)
+        fits = wanted.precision - wanted.scale >= exact.precision - exact.scale and wanted.scale >= exact.scale
+    else:
+        fits = new == "float" and (own == "integer" or (own == "float" and wanted == pa.float64()))
+    return convert(node, wanted) if fits else None
+
+
+class Selection(NamedTuple):
+    """What a DataFrame takes of the rows of a node of its logical plan."""
+
+    node: Any
+    taken: Taken
+
+
+def selection(df: DataFrame, ends: Callable[[Any], bool]) -> Selection | str:
+    """What a DataFrame takes of the nearest node below that ends the search; a reason where Arrow cannot do the same.
+
+    Args:
+        df: a DataFrame.
+        ends: whether a node is the one.
+    """
+    node = top = analyzed(df)
+    above = []
+    while not ends(node):
+        name = str(node.nodeName())
+        if name == "Filter" and hides_metrics(node):
+            node = node.children().head()
+        elif name in ("Project", "Filter"):
+            above.append(node)
+        elif name != "SubqueryAlias":  # not even a watermark: Spark's operators behind the join may go by it
+            return f"{name} stands above"
+        node = node.children().head()
+    builder = Builder(ansi=ansi_mode(df.sparkSession))
+    known: Known = {id_of(x): functools.cache(functools.partial(_column, x)) for x in items(node.output())}
+    texts: dict[int, str] = {}
+    where = []
+    try:
+        for one in reversed(above):
+            if str(one.nodeName()) == "Filter":
+                where.append(_expression(one.condition(), known, builder, str(one.condition().sql())))
+            else:
+                reader = _RowReader(known, builder)
+                made = {id_of(x): x.child() if str(x.nodeName()) == "Alias" else x for x in items(one.projectList())}
+                known = {number: functools.cache(functools.partial(reader.of, x)) for number, x in made.items()}
+                texts = {number: texts.get(id_of(x), "") if _moved(x) else str(x.sql()) for number, x in made.items()}
+        columns = [_expression(x, known, builder, texts.get(id_of(x), "")) for x in items(top.output())]
+    except OnlySparkError as error:
+        return f"only Spark evaluates {error}"
+    return Selection(node, Taken(tuple(columns), tuple(where)))
+
+
+def _moved(expression: Any) -> bool:
+    return str(expression.nodeName()) == "AttributeReference"
+
+
+def taken_of_join(df: DataFrame) -> Selection | str:
+    """What a DataFrame takes of the join below it, as `selection`."""
+    return selection(df, lambda node: JoinPlan.of(node) is not None)
