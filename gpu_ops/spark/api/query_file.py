@@ -28,7 +28,7 @@ QUERY: Final = "query.json"
 above the folders of several operators."""
 
 
-_OF_TABLE: Final = (
+OF_TABLE: Final = (
     "name", "schema", "row_kind", "unique_key", "updates", "event_times", "sequence_by", "ttl_ms", "grows",
 )  # fmt: skip
 """What the file has of a table."""
@@ -83,7 +83,7 @@ def remember(
     """
     given = {
         name: {
-            **{name: encoded(getattr(table, name)) for name in _OF_TABLE},
+            **{name: encoded(getattr(table, name)) for name in OF_TABLE},
             "spark": schemas[name].json(),
         }
         for name, table in tables.items()
