@@ -33,7 +33,7 @@ def check_fields(described: Any, prefix: str = "") -> None:
     """Refuses a value of another type than its field's; a list becomes the tuple that it stands for.
 
     Args:
-        described: a dataclass; a field of a Literal type takes any text here, its own check names what there is.
+        described: a dataclass; its own check names what there is of ``how`` and ``emit``.
         prefix: of the message.
 
     Raises:
@@ -51,6 +51,10 @@ def check_fields(described: Any, prefix: str = "") -> None:
             shown = shown if len(shown) < 100 else shown[:100] + "..."
             wanted = getattr(hint, "__name__", None) if isinstance(hint, type) else str(hint)
             raise DescriptionError(f"{prefix}{name}={shown} is no {str(wanted).replace('typing.', '')}")
+        if typing.get_origin(hint) is typing.Literal and name not in ("how", "emit"):
+            known = typing.get_args(hint)
+            if value not in known:
+                raise DescriptionError(f"{prefix}{name}={value!r}; it is one of {', '.join(known)}")
 
 
 def unwritten(described: Any) -> set[str]:
@@ -66,8 +70,9 @@ def encoded(value: Any) -> Any:
     if isinstance(value, pa.Schema):
         return base64.b64encode(value.remove_metadata().serialize().to_pybytes()).decode()
     if dataclasses.is_dataclass(value):
-        names = [f.name for f in dataclasses.fields(value)]
-        return {name: encoded(getattr(value, name)) for name in names if name not in unwritten(value)}
+        left_out = unwritten(value)
+        names = [f.name for f in dataclasses.fields(value) if f.name not in left_out]
+        return {name: encoded(getattr(value, name)) for name in names}
     if isinstance(value, tuple):
         optional = getattr(value, "_field_defaults", None)  # the last field of a named tuple is absent where it is null
         return [encoded(part) for part in (value[:-1] if optional and value[-1] is None else value)]

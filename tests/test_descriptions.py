@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 from typing import Final
@@ -20,6 +21,9 @@ from gpu_ops.descriptions.keys import Equality, Key
 from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.descriptions.multi_join import MultiJoin, Step
 from gpu_ops.errors import DescriptionError
+from gpu_ops.fields import decoded, encoded
+from gpu_ops.query.relations import Table
+from gpu_ops.spark.api.query_file import OF_TABLE
 
 GOLDEN: Final = Path(__file__).with_name("descriptions.json")
 """Written by the version of 26 Nov 2026, before there was one codec for all of them; never written anew."""
@@ -133,3 +137,17 @@ def test_every_golden_description_is_tried() -> None:
 def test_what_is_no_description_is_refused(text: str) -> None:
     with pytest.raises(DescriptionError, match="this is no description of a join"):
         from_json(text)
+
+
+def test_a_table_of_a_query_is_written_as_ever() -> None:
+    """`gpu_ops.finish` compares a state folder's file with the query's tables."""
+    table = Table("t", SCHEMA, ("k",), "op", "t", 60_000, "retract", "drop", "t", 5, event_times=("t",), grows=True)
+    written = {name: encoded(getattr(table, name)) for name in OF_TABLE}
+    assert written == {
+        "name": "t", "row_kind": "op", "unique_key": ["k"], "updates": "retract", "event_times": ["t"],
+        "sequence_by": "t", "ttl_ms": 60_000, "grows": True,
+        "schema": base64.b64encode(SCHEMA.serialize()).decode(),
+    }  # fmt: skip
+    found = decoded(Table, written)
+    assert {name: encoded(getattr(found, name)) for name in OF_TABLE} == written
+    assert found.schema == table.schema

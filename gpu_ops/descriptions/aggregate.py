@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from gpu_ops.descriptions.description import Emit, OutputColumn, line
 from gpu_ops.descriptions.groups import Grouped
-from gpu_ops.descriptions.inputs import Input, check_key_type
+from gpu_ops.descriptions.inputs import Input, check_columns, check_key_type
 from gpu_ops.descriptions.times import LATES, time_type
 from gpu_ops.errors import DescriptionError
 from gpu_ops.fields import ABSENT, reading
@@ -272,18 +272,13 @@ class Aggregate(Grouped):
 
     def _check(self) -> None:
         self._check_emit()
-        names = self.source.schema.names
         if not self.measures and not self.by:
             raise DescriptionError("an aggregate needs at least one of " + ", ".join(get_args(Function)))
         for measure in self.measures:
             if measure.own is not None:
                 check_function(measure.own, measure.name)
         wanted = [*(("by", c) for c in self.by), *((m.name, c) for m in self.measures for c in m.columns)]
-        for what, column in wanted:
-            if column not in names:
-                raise DescriptionError(
-                    f"input '{self.source.name}': {what} names {column!r}; there are {', '.join(names)}"
-                )
+        check_columns(self.source, wanted)
         for column in self.by:
             check_key_type(self.source, column)
         self._check_names("name an aggregate otherwise")
@@ -477,10 +472,7 @@ class Aggregate(Grouped):
             line("aggregates", ", ".join(map(str, self.measures))),
         ]
 
-    @property
-    def kept_at_end(self) -> str:
-        """What of it keeps a stream until it ends."""
-        return "an aggregate with emit='at_end'"
+    kept_at_end = "an aggregate with emit='at_end'"
 
 
 def parse_measure(name: str, text: Given) -> Measure:

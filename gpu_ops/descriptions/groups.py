@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import Description, Emit, OutputColumn, line
-from gpu_ops.descriptions.inputs import Input, Layout, check_key_type
+from gpu_ops.descriptions.inputs import Input, Layout, check_columns, check_key_type
 from gpu_ops.descriptions.keys import Shuffle
 from gpu_ops.errors import DescriptionError
 from gpu_ops.fields import ABSENT
@@ -51,10 +51,7 @@ class OneInput(Description):
         """The same of another input."""
         return dataclasses.replace(self, source=inputs[0], emit=emit)
 
-    @property
-    def rename_hint(self) -> str:
-        """Nothing else than a new name helps where two output columns have one."""
-        return ""
+    rename_hint = ""  # nothing but a new name
 
     @property
     def equal_columns(self) -> list[tuple[str, ...]]:
@@ -159,15 +156,13 @@ class Top(Grouped):
         self._check_emit()
         first = {order.column: order for order in reversed(self.order)}
         object.__setattr__(self, "order", tuple(order for order in self.order if first[order.column] is order))
-        name, names = self.source.name, self.source.schema.names
+        name = self.source.name
         if not 1 <= self.n <= MAX_ROWS:
             raise DescriptionError(f"n={self.n}; it is between 1 and {MAX_ROWS}")
         if not self.order:
             raise DescriptionError(f"input '{name}': the first rows in what order? Give order_by=")
         wanted = [*(("by", column) for column in self.by), *(("order_by", order.column) for order in self.order)]
-        for what, column in wanted:
-            if column not in names:
-                raise DescriptionError(f"input '{name}': {what} names {column!r}; there are {', '.join(names)}")
+        check_columns(self.source, wanted)
         for column in self.by:
             check_key_type(self.source, column)
         for order in self.order:
@@ -202,10 +197,7 @@ class Top(Grouped):
         del number
         return True
 
-    @property
-    def order_matters_at_end(self) -> bool:
-        """Likewise."""
-        return True
+    order_matters_at_end = True
 
     def _unique_key(self) -> tuple[str, ...] | None:
         if not self.group_never_null:
@@ -257,8 +249,6 @@ class Latest(OneInput):
 
     def _check(self) -> None:
         self._check_emit()
-        if self.keep not in ("first", "last"):
-            raise DescriptionError(f"keep={self.keep!r}; it is first or last")
         if self.chooses and self.source.row_kind is not None:
             raise DescriptionError(
                 f"input '{self.source.name}' has row kinds: order_by and keep='first' are for insertions only, as a "
@@ -287,9 +277,7 @@ class Latest(OneInput):
             )
 
     def _check_order(self, column: str) -> None:
-        if column not in self.source.schema.names:
-            names = ", ".join(self.source.schema.names)
-            raise DescriptionError(f"input '{self.source.name}': no column {column!r} for order_by; there are {names}")
+        check_columns(self.source, [("order_by", column)])
         kind = self.source.schema.field(column).type
         if pa.types.is_nested(kind) or pa.types.is_null(kind):
             raise DescriptionError(f"input '{self.source.name}': order_by {column!r} of type {kind} has no order")

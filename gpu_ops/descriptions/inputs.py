@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Sequence
-from typing import Any, Literal, Self, get_args
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, Self
 
 import pyarrow as pa
 
@@ -80,13 +80,9 @@ class Input:
         if self.unique_key == ():
             raise DescriptionError(f"input '{self.name}': unique_key names no column")
         object.__setattr__(self, "schema", _carried_schema(self.name, self.schema))
-        named = ("unique_key", self.unique_key or ()), ("sequence_by", (self.sequence_by,))
-        for what, columns in (*named, ("event_time", (self.event_time,))):
-            for column in columns:
-                if column is not None and column not in names:
-                    raise DescriptionError(
-                        f"input '{self.name}': {what} names {column!r}; there are {', '.join(names)}"
-                    )
+        single = {"sequence_by": self.sequence_by, "event_time": self.event_time}
+        named = [*(("unique_key", column) for column in self.unique_key or ()), *single.items()]
+        check_columns(self, [(what, column) for what, column in named if column is not None])
         for column in self.unique_key or ():
             check_key_type(self, column)
         if self.sequence_by is not None and pa.types.is_nested(self.schema.field(self.sequence_by).type):
@@ -101,12 +97,6 @@ class Input:
                 raise DescriptionError(f"input '{self.name}': {option} needs event_time")
             if ms is not None and ms < 0:
                 raise DescriptionError(f"input '{self.name}': {option} is not negative, this one is {ms} ms")
-        for option, values in (("updates", Updates), ("bad_rows", BadRows)):
-            if getattr(self, option) not in get_args(values):
-                raise DescriptionError(
-                    f"input '{self.name}': {option}={getattr(self, option)!r}; "
-                    f"it is one of {', '.join(get_args(values))}"
-                )
 
     @classmethod
     def of(cls, frame: Any, *, name: str = "input", unique_key: str | Sequence[str] | None = None, **more: Any) -> Self:
@@ -184,6 +174,14 @@ def check_sequence(inputs: Sequence[Input]) -> pa.DataType | None:
         field = source.schema.field(source.sequence_by)
         common = field if common is None else common.with_type(key_type(common, field, what="sequence_by"))
     return None if common is None else common.type
+
+
+def check_columns(source: Input, named: Iterable[tuple[str, str]]) -> None:
+    """Refuses names of columns that an input does not have, with a DescriptionError that says what names them."""
+    names = source.schema.names
+    for what, column in named:
+        if column not in names:
+            raise DescriptionError(f"input '{source.name}': {what} names {column!r}; there are {', '.join(names)}")
 
 
 def check_key_type(source: Input, column: str) -> None:

@@ -323,9 +323,7 @@ class LookupJoin(Join):
         """It in one line, for people."""
         return f"lookup {super().title}"
 
-    @property
-    def _kind(self) -> str:
-        return "lookup join"
+    _kind = "lookup join"
 
     def _more_lines(self) -> list[str]:
         return [line("table", f"{self.right.name}, as it is after its changes of the row's micro-batch")]
@@ -361,10 +359,7 @@ class CoGroup(Join):
             raise DescriptionError("a co-group needs the columns that rows are grouped by")
         super()._check()
 
-    @property
-    def operator(self) -> str:
-        """The module of `gpu_ops.operators` that runs it."""
-        return "groups.at_end"
+    operator = "groups.at_end"
 
     @functools.cached_property
     def output(self) -> tuple[OutputColumn, ...]:
@@ -383,10 +378,7 @@ class CoGroup(Join):
         """Which column of one input an output column shows in a row that is of this input alone; None for none."""
         return column.column if column.side == number and column.column else None
 
-    @property
-    def order_matters_at_end(self) -> bool:
-        """Whether the result depends on the order in which rows came: its function sees it."""
-        return True
+    order_matters_at_end = True
 
     @property
     def title(self) -> str:
@@ -398,10 +390,7 @@ class CoGroup(Join):
         equal = [equality(self.left, k.left, self.right, k.right, null_safe=k.null_safe) for k in self.keys]
         return [f"co-group: {self.left.name}, {self.right.name}", line("key", " AND ".join(equal))]
 
-    @property
-    def kept_at_end(self) -> str:
-        """What of it keeps a stream until it ends."""
-        return "a co-group"
+    kept_at_end = "a co-group"
 
     def split(self, table: pa.Table) -> tuple[pa.Table, pa.Table]:
         """Left and right rows out of rows of `output_schema`, in order, under their own names."""

@@ -83,7 +83,7 @@ def write(rows: DataFrame, job: Job) -> StreamingQuery:
     if job.state is not None and is_bounded(job):
         Files.at(job.state).create(QUERY, json.dumps({"query": job.query.text}).encode())
     state = None if job.state is None else job.state.below(_RESULT)
-    [ended] = beside_streams([Stream(rows, row_kind=ROW_KIND_COLUMN, name=_RESULT)], state)
+    [ended] = beside_streams([Stream(_RESULT, row_kind=ROW_KIND_COLUMN, df=rows)], state)
     assert ended.load is not None
     ended.load()
     checkpoint = None

@@ -12,9 +12,7 @@ import functools
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
-import pyarrow as pa
-
-from gpu_ops.descriptions.inputs import Updates
+from gpu_ops.descriptions.inputs import Input
 from gpu_ops.query.by_time.marks import ByTime
 from gpu_ops.query.expressions import Column, Expr
 
@@ -22,29 +20,15 @@ How = Literal["inner", "left", "right", "full", "semi", "anti"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
-    """An input of a query.
+class Table(Input):
+    """An input of a query; case does not matter in its name, and whether a field of its schema is nullable counts.
 
     Attributes:
-        name: how the query calls it; case does not matter.
-        schema: its columns, the row-kind column left out; whether a field is nullable counts.
-        row_kind: the column that holds the row kind, or None.
-        unique_key: columns that identify a row among the live ones, or None.
-        updates: whether an update's old row may be missing.
         event_times: its event-time columns: what ``withWatermark`` or ``stream(event_time=)`` named.
-        sequence_by: a column that orders the changes of a micro-batch, or None.
-        ttl_ms: milliseconds after its last write at which a row is forgotten, or None.
         grows: whether rows are never taken back although there are row kinds: an interval join's changelog.
     """
 
-    name: str
-    schema: pa.Schema
-    row_kind: str | None = None
-    unique_key: tuple[str, ...] | None = None
-    updates: Updates = "upsert"
     event_times: tuple[str, ...] = ()
-    sequence_by: str | None = None
-    ttl_ms: int | None = None
     grows: bool = False
 
     @property

@@ -154,8 +154,8 @@ def test_what_cannot_be_ordered() -> None:
         assert told(engine.process(pa.table([[1], [4], ["z"]], schema=PLAIN))) == []
     assert from_json(chosen("moment", "first").to_json()) == chosen("moment", "first")
     for wrong, message in [
-        (lambda: chosen("no", "last"), "no column 'no' for order_by; there are id, moment, text"),
-        (lambda: chosen(None, "best"), "keep='best'; it is first or last"),
+        (lambda: chosen("no", "last"), "order_by names 'no'; there are id, moment, text"),
+        (lambda: chosen(None, "best"), "keep='best'; it is one of first, last"),
         (lambda: Latest(Input("o", SCHEMA, unique_key=KEY, row_kind="op"), keep="first"), "are for insertions only"),
     ]:
         with pytest.raises(DescriptionError, match=message):

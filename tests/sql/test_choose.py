@@ -448,7 +448,7 @@ def test_a_derived_unique_key_is_kept_for_the_next_join():
 
 
 def test_states_with_a_ttl_derive_none():
-    tables = {**TABLES, "stock": Table("stock", TABLES["stock"].schema, "op", ("sku",), "retract", ttl_ms=1000)}
+    tables = {**TABLES, "stock": Table("stock", TABLES["stock"].schema, ("sku",), "op", updates="retract", ttl_ms=1000)}
     sql = "SELECT s.left FROM stock s JOIN users u ON s.sku = u.name JOIN orders o ON o.note = u.name"
     first, second = planned(sql, tables=tables, multi_way="never").joins
     assert first.description.inputs[0].ttl_ms == 1000

@@ -185,12 +185,12 @@ def _in_partitions(
         checked = check_inputs(latest, [side], more)  # of which the join warns
         plan = plan_of(latest, [side], checked, choose_partitions(latest, checked, more.get("partitions")))
         changed[number] = Stream(
-            build(plan, [side.df], checked.state),
+            source.name,
             source.unique_key,
             ROW_KIND_COLUMN,
             ttl_ms=source.ttl_ms,
-            name=source.name,
             updates="retract",
+            df=build(plan, [side.df], checked.state),
             load=side.load,
         )
     return made, changed

@@ -78,11 +78,11 @@ def _pictures(node: Any) -> list[str]:
 
 
 def _explain(plan: JoinPlan, names: Mapping[str, str], df: DataFrame) -> str:
-    join = plan.join
+    description = plan.join
     state = str(plan.state or "in memory only: a restart on an old checkpoint is refused")
-    if join.emit != "at_end" and len(join.inputs) > 2:
+    if description.emit != "at_end" and len(description.inputs) > 2:
         state = f"{state}; no intermediate state: a change is joined with the rows of the inputs, step by step"
-    head, *lines = join.lines()
+    head, *lines = description.lines()
     lines.insert(0, f"{head}  (metrics '{plan.name}')")
     if plan.row_times:
         lines.append(line("row time", f"{', '.join(plan.row_times)}: not in what comes out, which may be of any age"))
@@ -91,19 +91,19 @@ def _explain(plan: JoinPlan, names: Mapping[str, str], df: DataFrame) -> str:
     if plan.bounded:
         state = "none: the inputs are static, and joined at once in Spark's tasks"
     lines += [
-        f"  emit        {join.emit}: {_EMITS[join.emit]}",
-        f"  attributes  {_attributes(plan)}",
-        f"  partitions  {plan.partitions} ({plan.partitions_reason}){_distribution(plan)}",
-        f"  backend     {_backend(plan, df)}",
-        f"  state       {state}",
+        line("emit", f"{description.emit}: {_EMITS[description.emit]}"),
+        line("attributes", _attributes(plan)),
+        line("partitions", f"{plan.partitions} ({plan.partitions_reason}){_distribution(plan)}"),
+        line("backend", _backend(plan, df)),
+        line("state", state),
     ]
-    for side, source in enumerate(join.inputs):
-        if join.emit == "at_end":
+    for side, source in enumerate(description.inputs):
+        if description.emit == "at_end":
             kept = "kept as it comes until the input ends" if not plan.bounded else "read once"
-        elif join.not_kept(side):
+        elif description.not_kept(side):
             kept = "not kept beyond its micro-batch"
-        elif not join.by_time:
-            kept = _kept(join, side)
+        elif not description.by_time:
+            kept = _kept(description, side)
         else:
             kept = _kept_by_time(plan, names, side)
         lines += _input(source, kept, derived=source.name in plan.derived)
@@ -117,10 +117,10 @@ def _explain(plan: JoinPlan, names: Mapping[str, str], df: DataFrame) -> str:
             where = "in files of this machine, whose names are in Spark's rows"
         lines.append(line("shuffle", f"Arrow batches, {where}"))
     if plan.stamped:
-        whose = ", ".join(join.inputs[n].name for n in plan.stamped)
-        lines.append(f"  order       rows carry a stamp ({whose}): the GPU shuffle of this session may reorder them")
+        whose = ", ".join(description.inputs[n].name for n in plan.stamped)
+        lines.append(line("order", f"rows carry a stamp ({whose}): the GPU shuffle of this session may reorder them"))
     if plan.reported:
-        lines.append("  metrics     reported to the driver by the tasks: join_progress() and listeners have them")
+        lines.append(line("metrics", "reported to the driver by the tasks: join_progress() and listeners have them"))
     return "\n".join(lines)
 
 
@@ -180,30 +180,30 @@ def _input(source: Input, kept: str, *, derived: bool) -> list[str]:
     ]
 
 
-def _kept(join: Description, side: int) -> str:
+def _kept(description: Description, side: int) -> str:
     """What is kept of an input, and how long."""
-    source, layout = join.inputs[side], _LAYOUTS[join.layout(side)]
+    source, layout = description.inputs[side], _LAYOUTS[description.layout(side)]
     kept = "for ever" if source.ttl_ms is None else f"{show_ms(source.ttl_ms)} after the last write"
-    if isinstance(join, Grouped) and source.insert_only:
+    if isinstance(description, Grouped) and source.insert_only:
         return f"its groups are kept, of its rows what they need, {kept}"
-    if isinstance(join, Grouped):
+    if isinstance(description, Grouped):
         layout = layout.replace("join key", "group")
     return f"kept as {layout}, {kept}"
 
 
 def _kept_by_time(plan: JoinPlan, names: Mapping[str, str], side: int) -> str:
     """How an input of a join by time brings time on, and how long its rows stay."""
-    join, upstream = plan.join, plan.upstream[side]
-    source = join.inputs[side]
-    if join.interval is not None and join.interval.time == "processing":
-        return join.kept(side)
+    description, upstream = plan.join, plan.upstream[side]
+    source = description.inputs[side]
+    if description.interval is not None and description.interval.time == "processing":
+        return description.kept(side)
     if upstream is not None:
         comes = f"watermark from the join '{names[upstream]}'"
     else:
         comes = "no watermark" if source.delay_ms is None else f"rows come up to {show_ms(source.delay_ms)} late"
     if source.idle_timeout_ms is not None:
         comes += f", idle after {show_ms(source.idle_timeout_ms)}"
-    stuck = next((s.name for s in join.inputs if s.delay_ms is None and s.idle_timeout_ms is None), None)
+    stuck = next((s.name for s in description.inputs if s.delay_ms is None and s.idle_timeout_ms is None), None)
     if stuck is not None:
         return f"{comes}; kept for ever, as {stuck} has no watermark"
-    return f"{comes}; {join.kept(side)}"
+    return f"{comes}; {description.kept(side)}"

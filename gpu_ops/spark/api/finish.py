@@ -99,13 +99,13 @@ def _left(
     user = Directory.of(spark).state_in_use(files.address)
     if user is not None:
         raise StateError(f"state folder {files.location} is in use by the running query {user}; stop it first")
-    join = parse_join(manifest.description)
-    function = _function(spark, join, files.address, apply, schema)
-    output = st.StructType([st.StructField(x.name, spark_type(x.type)) for x in join.output_schema])
+    description = parse_join(manifest.description)
+    function = _function(spark, description, files.address, apply, schema)
+    output = st.StructType([st.StructField(x.name, spark_type(x.type)) for x in description.output_schema])
     if function is not None:
         output = function.schema
     version = stored_version(files, manifest)
-    if not _has_output(join, files, manifest, version):
+    if not _has_output(description, files, manifest, version):
         rows = spark.createDataFrame([], output)
     else:
         make_importable(spark)
@@ -116,7 +116,7 @@ def _left(
         rows = numbers.mapInArrow(LeftOver(files.address, manifest, version, function), output)
     if function is not None:
         return rows
-    return shown(query, join, without_hidden(rows.select(*changelog_columns(join, "finish", ""))))
+    return shown(query, description, without_hidden(rows.select(*changelog_columns(description, "finish", ""))))
 
 
 def reopen(*, state: Location) -> None:
@@ -133,7 +133,7 @@ def reopen(*, state: Location) -> None:
 
 def _function(
     spark: SparkSession,
-    join: Description,
+    description: Description,
     state: StateAddress,
     apply: Callable[[pa.Table, pa.Table], pa.Table] | None,
     schema: st.StructType | str | None,
@@ -141,7 +141,7 @@ def _function(
     """The function of a co-group, None of anything else."""
     if (apply is None) != (schema is None):
         raise DescriptionError("apply= and schema= go together")
-    if not join.takes_function:
+    if not description.takes_function:
         if apply is not None:
             raise DescriptionError(f"apply= is for a co-group; the state folder {state} is none's")
         return None
@@ -156,11 +156,11 @@ def _function(
     return found
 
 
-def _has_output(join: Description, files: Files, manifest: Manifest, version: int) -> bool:
+def _has_output(description: Description, files: Files, manifest: Manifest, version: int) -> bool:
     """Whether the end of input gives any output."""
-    if join.emit == "at_end":
+    if description.emit == "at_end":
         return True
-    if version == 0 or join.by_time:
+    if version == 0 or description.by_time:
         return version > 0
     logs = (PartitionLog(files, manifest, partition) for partition in range(manifest.partitions))
-    return join.why_no_backlog() is None and any(log.in_backlog(version) for log in logs)
+    return description.why_no_backlog() is None and any(log.in_backlog(version) for log in logs)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import json
 import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-import pyarrow as pa
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
@@ -17,6 +15,7 @@ from pyspark.sql import types as st
 
 from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import StateError
+from gpu_ops.fields import decoded, encoded
 from gpu_ops.query.by_time.text import read
 from gpu_ops.query.catalyst import calc, check_plan, like, message_of, position
 from gpu_ops.query.errors import SqlError
@@ -27,6 +26,12 @@ from gpu_ops.state.files import Files
 QUERY: Final = "query.json"
 """In the state folder of a query with an operator that waits for the end of its input: beside that one's manifest, or
 above the folders of several operators."""
+
+
+OF_TABLE: Final = (
+    "name", "schema", "row_kind", "unique_key", "updates", "event_times", "sequence_by", "ttl_ms", "grows",
+)  # fmt: skip
+"""What the file has of a table."""
 
 
 def calculated(node: Calc, rows: DataFrame) -> DataFrame:
@@ -78,8 +83,7 @@ def remember(
     """
     given = {
         name: {
-            **{field.name: getattr(table, field.name) for field in dataclasses.fields(table)},
-            "schema": base64.b64encode(table.schema.serialize()).decode(),
+            **{name: encoded(getattr(table, name)) for name in OF_TABLE},
             "spark": schemas[name].json(),
         }
         for name, table in tables.items()
@@ -106,12 +110,12 @@ def query_in(files: Files) -> str | None:
     return _content(files).get("query")
 
 
-def shown(files: Files, join: Description, rows: DataFrame) -> DataFrame:
+def shown(files: Files, description: Description, rows: DataFrame) -> DataFrame:
     """What the query of a state folder selects of its operator's rows; these rows where it has none.
 
     Args:
         files: the state folder.
-        join: its last operator.
+        description: of its last operator.
         rows: what that gives.
 
     Raises:
@@ -123,13 +127,13 @@ def shown(files: Files, join: Description, rows: DataFrame) -> DataFrame:
     tables: dict[str, Table] = {}
     schemas: dict[str, st.StructType] = {}
     for name, given in content["tables"].items():
-        spark, schema = given.pop("spark"), pa.ipc.read_schema(pa.py_buffer(base64.b64decode(given.pop("schema"))))
-        schemas[name] = st.StructType.fromJson(json.loads(spark))
-        tables[name] = Table(**{key: _tuples(value) for key, value in given.items()}, schema=schema)
+        schemas[name] = st.StructType.fromJson(json.loads(given.pop("spark")))
+        tables[name] = decoded(Table, given)
     planned = plan(
         content["query"], tables, rows.sparkSession, schemas=schemas, emit="at_end", multi_way=content["multi_way"]
     )
-    if [(c.name, c.type) for c in planned.joins[-1].description.output] != [(c.name, c.type) for c in join.output]:
+    means = planned.joins[-1].description.output
+    if [(c.name, c.type) for c in means] != [(c.name, c.type) for c in description.output]:
         raise StateError(
             f"state folder {files.location}: its query means another operator in this session than when it began; "
             "finish it with the settings and the version of that session"
@@ -145,7 +149,3 @@ def _content(files: Files) -> dict[str, Any]:
     """Of the query's file; nothing where there is none."""
     content = files.read(QUERY)
     return {} if content is None else dict(json.loads(content.to_pybytes()))
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value

@@ -128,17 +128,9 @@ def _table(label: str, side: Stream) -> Table:
     nullable = {x.name: x.nullable for x in side.df.schema.fields}
     found = delays(side.df)
     times = (side.event_time,) if side.event_time is not None else tuple(found)
-    return Table(
-        name=label,
-        schema=pa.schema([x.with_nullable(nullable[x.name]) for x in source.schema]),
-        row_kind=source.row_kind,
-        unique_key=source.unique_key,
-        updates=source.updates,
-        event_times=times,
-        sequence_by=source.sequence_by,
-        ttl_ms=source.ttl_ms,
-        grows=source.row_kind == ROW_KIND_COLUMN and any(x.plan_id is not None for x in found.values()),
-    )
+    schema = pa.schema([x.with_nullable(nullable[x.name]) for x in source.schema])
+    grows = source.row_kind == ROW_KIND_COLUMN and any(x.plan_id is not None for x in found.values())
+    return Table(**{**vars(source), "schema": schema}, event_times=times, grows=grows)
 
 
 def _schema(df: DataFrame, table: Table) -> st.StructType:
@@ -235,20 +227,11 @@ class _Runner:
         while isinstance(below, Calc | LocalAggregate):
             below = below.input
         frame = self.frame(node)
-        given = self.streams[below.table] if isinstance(below, Source) else Stream(frame)
+        given = self.streams[below.table] if isinstance(below, Source) else Stream(df=frame)
         if source.event_time is None:
             given = dataclasses.replace(given, delay_ms=None, idle_timeout_ms=None)
-        return dataclasses.replace(
-            given,
-            df=frame,
-            unique_key=source.unique_key,
-            row_kind=source.row_kind,
-            sequence_by=source.sequence_by,
-            ttl_ms=source.ttl_ms,
-            name=source.name,
-            updates=source.updates,
-            event_time=source.event_time,
-        )
+        planned = ("name", "unique_key", "row_kind", "sequence_by", "ttl_ms", "updates", "event_time")
+        return dataclasses.replace(given, df=frame, **{name: getattr(source, name) for name in planned})
 
     def takes(self, node: JoinNode) -> bool:
         """Whether an operator is over these inputs alone, and has a result at their end."""

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import types as st
 
@@ -32,23 +33,25 @@ from gpu_ops.spark.plan.recognition import derived_key, never_retracts
 
 
 @dataclasses.dataclass(frozen=True)
-class Stream:
-    """A streaming DataFrame as one input of a join; `stream` makes it."""
+class Stream(Input):
+    """An `Input` that is bound to its DataFrame; `stream` makes it, and `as_input` checks it.
 
-    df: DataFrame
-    unique_key: tuple[str, ...] | None = None
-    row_kind: str | None = None
-    sequence_by: str | None = None
-    ttl_ms: int | None = None
-    name: str | None = None
-    updates: Updates = "upsert"
-    bad_rows: BadRows = "fail"
-    event_time: str | None = None
-    delay_ms: int | None = None
-    idle_timeout_ms: int | None = None
-    refresh_ms: int | None = None
-    table: Callable[[], DataFrame] | None = None
-    load: Callable[[], None] | None = None
+    Attributes:
+        df: its rows, whose columns are its schema; an empty name is one that the function it is given to chooses.
+        refresh_ms: how often a static DataFrame is read again, milliseconds, or None.
+        table: what gives that DataFrame, or None.
+        load: to be called before the first micro-batch, of a static DataFrame beside a stream; else None.
+    """
+
+    name: str = ""
+    schema: pa.Schema = dataclasses.field(init=False, repr=False, compare=False)
+    df: DataFrame = dataclasses.field(kw_only=True)
+    refresh_ms: int | None = dataclasses.field(default=None, kw_only=True)
+    table: Callable[[], DataFrame] | None = dataclasses.field(default=None, kw_only=True)
+    load: Callable[[], None] | None = dataclasses.field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "schema", arrow_schema(self.df.schema, self.label, without=self.row_kind))
 
     @property
     def label(self) -> str:
@@ -120,7 +123,7 @@ def stream(
         row_kind=None if row_kind is None else resolve(df, row_kind, label, "row_kind"),
         sequence_by=None if sequence_by is None else resolve(df, sequence_by, label, "sequence_by"),
         ttl_ms=None if ttl is None else parse_duration(ttl),
-        name=name,
+        name=name or "",
         updates=updates,
         bad_rows=bad_rows,
         event_time=None if event_time is None else resolve(df, event_time, label, "event_time"),
@@ -155,7 +158,7 @@ def as_stream(side: DataFrame | Stream, which: str, name: str) -> Stream:
         DescriptionError: it is no DataFrame.
         NotBuiltError: it is one of Spark Connect.
     """
-    given = side if isinstance(side, Stream) else Stream(data_frame(side, which))
+    given = side if isinstance(side, Stream) else Stream(df=data_frame(side, which))
     if given.row_kind is None and given.unique_key is None and is_changelog(given.df) and never_retracts(given.df):
         given = dataclasses.replace(given, df=given.df.drop(ROW_KIND_COLUMN))
     return given if given.name else dataclasses.replace(given, name=name)
@@ -176,29 +179,20 @@ def as_input(side: Stream, *, derive: bool = True) -> Input:
     Raises:
         DescriptionError: a column or option that cannot be.
     """
-    name, row_kind, schema = side.label, side.row_kind, side.df.schema
-    if row_kind is None and is_changelog(side.df):
-        row_kind = ROW_KIND_COLUMN
-    unique_key, updates = side.unique_key, side.updates
-    if derive and unique_key is None and row_kind == ROW_KIND_COLUMN and is_changelog(side.df):
-        unique_key, updates = derived_key(side.df), "retract"
-    if row_kind is not None and not isinstance(schema[row_kind].dataType, st.StringType):
-        found = schema[row_kind].dataType.simpleString()
-        raise DescriptionError(f"input '{name}': row kinds are strings, column {row_kind!r} is {found}")
-    ended = side.load is not None and side.event_time is not None and side.idle_timeout_ms is None
-    return Input(
-        name=name,
-        schema=arrow_schema(schema, name, without=row_kind),
-        unique_key=unique_key,
-        row_kind=row_kind,
-        sequence_by=side.sequence_by,
-        ttl_ms=side.ttl_ms,
-        updates=updates if unique_key is not None else side.updates,
-        bad_rows=side.bad_rows,
-        event_time=side.event_time,
-        delay_ms=side.delay_ms,
-        idle_timeout_ms=0 if ended else side.idle_timeout_ms,  # it holds no watermark back
-    )
+    given = {field.name: getattr(side, field.name) for field in dataclasses.fields(Input)}
+    if side.row_kind is None and is_changelog(side.df):
+        given["row_kind"] = ROW_KIND_COLUMN
+    row_kind = given["row_kind"]
+    if derive and side.unique_key is None and row_kind == ROW_KIND_COLUMN and is_changelog(side.df):
+        given["unique_key"] = derived_key(side.df)
+        given["updates"] = side.updates if given["unique_key"] is None else "retract"
+    if row_kind is not None and not isinstance(side.df.schema[row_kind].dataType, st.StringType):
+        found = side.df.schema[row_kind].dataType.simpleString()
+        raise DescriptionError(f"input '{side.label}': row kinds are strings, column {row_kind!r} is {found}")
+    if side.load is not None and side.event_time is not None and side.idle_timeout_ms is None:
+        given["idle_timeout_ms"] = 0  # it has ended, and holds no watermark back
+    schema = pa.schema([column for column in side.schema if column.name != row_kind])
+    return Input(**{**given, "name": side.label, "schema": schema})
 
 
 def refuse_event_time(source: Stream) -> None:
