@@ -115,6 +115,9 @@ def run(  # noqa: PLR0917 (options: typer passes them by name)
         str | None, typer.Option(help="Serve metrics for Prometheus and `gpu-join top` here: PORT, or HOST:PORT.")
     ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Print what would run, and run nothing.")] = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="Show the result while it changes, and write and keep nothing.")
+    ] = False,
 ) -> None:
     """Run a job: a query over streams, written down in SQL as Flink has it.
 
@@ -131,8 +134,14 @@ def run(  # noqa: PLR0917 (options: typer passes them by name)
     job, console = amended(load(file), settings, packages, more), Console(highlight=False)
     if explain:
         console.print(runner.explain(job, console), markup=False, soft_wrap=True)
-    else:
-        runner.run(job, console, once=once)
+    elif runner.run(job, console, once=once, show=show).interrupted and show:
+        raise typer.Exit(supervision.INTERRUPTED)
+
+
+@app.command()
+def example() -> None:
+    """Print a job that needs no files: gpu-join example > job.sql; gpu-join run job.sql --show."""
+    typer.echo((Path(__file__).parent / "jobs" / "example.sql").read_text(), nl=False)
 
 
 @app.command()

@@ -62,7 +62,7 @@ def run(*arguments, monkeypatch, capsys):
     return status, out.out, out.err
 
 
-COMMANDS = ("demo", "run", "inspect", "rescale", "health", "bench")
+COMMANDS = ("demo", "run", "example", "inspect", "rescale", "health", "bench")
 
 
 @pytest.fixture
