@@ -1,6 +1,6 @@
-"""Draws what `gpu-join run job.sql --show` has on the screen into docs/pictures/run_show.svg: `python docs/draw_show.py`.
+"""Draws what `gpu-join run job.sql --show` has on the screen into docs/pictures/run_show.svg.
 
-It is a real one, of the job that `gpu-join example` prints, some micro-batches after it began.
+`python docs/draw_show.py`. It is a real one, of the job that `gpu-join example` prints.
 """
 
 from __future__ import annotations
