@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
+from gpu_ops.errors import BackendError
 from gpu_ops.spark.servers.pools import Pool, Servers
 from gpu_ops.spark.servers.process import START_S, Launcher, Process, find_gpus
 
@@ -26,7 +27,13 @@ class EmbeddedServers(Servers):
             self._pools["gpu"] = Pool(self, "gpu", len(gpus))
 
     def begin(self, backend: str, partitions: int) -> None:
-        """Starts the servers of a join, in the background."""
+        """Starts the servers of a join, in the background.
+
+        Raises:
+            BackendError: it is to run on a GPU, and there is none.
+        """
+        if backend == "gpu" and "gpu" not in self._pools:
+            raise BackendError(f"backend='gpu' was asked for, but no GPU answers: {self.no_gpu}")
         self.pool(backend).begin(partitions)
 
     def start(self, kind: str, index: int, deadline: float) -> Process:
