@@ -80,7 +80,7 @@ def demo(
     """
     missing = [name for name in _DEMO_NEEDS if importlib.util.find_spec(name) is None]
     if missing:
-        _fail(f"the demo needs {' and '.join(missing)}: pip install {' '.join(missing)} tpchgen-cli")
+        _fail(f"the demo needs {' and '.join(missing)}: pip install 'gpu-join[demo]'")
     if keep is not None and keep.is_dir() and any(keep.iterdir()):
         _fail(f"--keep {keep}: the folder is not empty")
     from gpu_ops.demo import live, runner  # noqa: PLC0415
@@ -124,7 +124,7 @@ def run(  # noqa: PLR0917 (options: typer passes them by name)
     What is given here goes before what the job sets. Ctrl-C ends it; the same command goes on from there.
     """
     if importlib.util.find_spec("pyspark") is None:
-        _fail("jobs need PySpark: pip install pyspark")
+        _fail("jobs need PySpark: pip install 'gpu-join[spark]'")
     from gpu_ops.jobs import runner  # noqa: PLC0415
     from gpu_ops.jobs.job import amended, load  # noqa: PLC0415
 
@@ -208,12 +208,15 @@ def health(backend: Annotated[Backend, typer.Option(help="Where to join.")] = "a
     typer.echo(f"ok: joined 4 rows on the {engine.backend} in {took * 1e3:.0f} ms ({engine.backend_reason})")
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(
+    hidden=not (_ROOT / "benchmarks").is_dir(),
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
 def bench(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="Which one; behind it, after --, its own options.", metavar="NAME")],
 ) -> None:
-    """Run a benchmark of a source checkout."""
+    """Run a benchmark of a source checkout; a wheel has none, and does not list this."""
     folder = _ROOT / "benchmarks"
     if not (folder / "__init__.py").is_file():
         _fail("the benchmarks are part of the source checkout, not of the package: run this from there")

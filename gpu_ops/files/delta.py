@@ -36,7 +36,9 @@ def changes_of(commit: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     try:
         import deltalake  # noqa: PLC0415 - not installed by default
     except ImportError as error:
-        raise NotBuiltError("the change feed of a Delta table needs deltalake: pip install deltalake") from error
+        raise NotBuiltError(
+            "the change feed of a Delta table needs deltalake: pip install 'gpu-join[delta]'"
+        ) from error
     named = re.fullmatch(rf"(.*)/{LOG}/(\d+)\.json", commit, re.DOTALL)
     if named is None:
         raise ValueError(f"it is no commit of a Delta table's log, {LOG}/*.json")
