@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 .DEFAULT_GOAL := test
 
 $(VENV)/.ready: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || { \
+		echo "gpu-join needs Python 3.11 to 3.13, and $(PYTHON) is $$($(PYTHON) --version 2>&1): say PYTHON=python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[demo,metrics]' --group dev

@@ -80,7 +80,7 @@ def demo(
     """
     missing = [name for name in _DEMO_NEEDS if importlib.util.find_spec(name) is None]
     if missing:
-        _fail(f"the demo needs {' and '.join(missing)}: pip install {' '.join(missing)} tpchgen-cli")
+        _fail(f"the demo needs {' and '.join(missing)}: pip install 'gpu-join[demo]'")
     if keep is not None and keep.is_dir() and any(keep.iterdir()):
         _fail(f"--keep {keep}: the folder is not empty")
     from gpu_ops.demo import live, runner  # noqa: PLC0415
@@ -115,13 +115,16 @@ def run(  # noqa: PLR0917 (options: typer passes them by name)
         str | None, typer.Option(help="Serve metrics for Prometheus and `gpu-join top` here: PORT, or HOST:PORT.")
     ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Print what would run, and run nothing.")] = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="Show the result while it changes, and write and keep nothing.")
+    ] = False,
 ) -> None:
     """Run a job: a query over streams, written down in SQL as Flink has it.
 
     What is given here goes before what the job sets. Ctrl-C ends it; the same command goes on from there.
     """
     if importlib.util.find_spec("pyspark") is None:
-        _fail("jobs need PySpark: pip install pyspark")
+        _fail("jobs need PySpark: pip install 'gpu-join[spark]'")
     from gpu_ops.jobs import runner  # noqa: PLC0415
     from gpu_ops.jobs.job import amended, load  # noqa: PLC0415
 
@@ -131,8 +134,14 @@ def run(  # noqa: PLR0917 (options: typer passes them by name)
     job, console = amended(load(file), settings, packages, more), Console(highlight=False)
     if explain:
         console.print(runner.explain(job, console), markup=False, soft_wrap=True)
-    else:
-        runner.run(job, console, once=once)
+    elif runner.run(job, console, once=once, show=show).interrupted and show:
+        raise typer.Exit(supervision.INTERRUPTED)
+
+
+@app.command()
+def example() -> None:
+    """Print a job that needs no files: gpu-join example > job.sql; gpu-join run job.sql --show."""
+    typer.echo((Path(__file__).parent / "jobs" / "example.sql").read_text(), nl=False)
 
 
 @app.command()
@@ -199,12 +208,15 @@ def health(backend: Annotated[Backend, typer.Option(help="Where to join.")] = "a
     typer.echo(f"ok: joined 4 rows on the {engine.backend} in {took * 1e3:.0f} ms ({engine.backend_reason})")
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(
+    hidden=not (_ROOT / "benchmarks").is_dir(),
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
 def bench(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="Which one; behind it, after --, its own options.", metavar="NAME")],
 ) -> None:
-    """Run a benchmark of a source checkout."""
+    """Run a benchmark of a source checkout; a wheel has none, and does not list this."""
     folder = _ROOT / "benchmarks"
     if not (folder / "__init__.py").is_file():
         _fail("the benchmarks are part of the source checkout, not of the package: run this from there")

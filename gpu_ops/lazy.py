@@ -35,7 +35,7 @@ def attach(
         except ModuleNotFoundError as error:
             if error.name is None or error.name.partition(".")[0] != "pyspark":
                 raise
-            raise ImportError(f"{package}.{name} needs PySpark: pip install pyspark") from error
+            raise ImportError(f"{package}.{name} needs PySpark: pip install 'gpu-join[spark]'") from error
         setattr(sys.modules[package], name, value)
         return value
 

@@ -167,7 +167,7 @@ def test_limit_takes_fewer_orders(tmp_path, monkeypatch):
 def test_without_a_generator(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(tpch.sysconfig, "get_path", lambda _: str(tmp_path))
-    with pytest.raises(tpch.DataError, match="pip install tpchgen-cli"):
+    with pytest.raises(tpch.DataError, match=r"pip install 'gpu-join\[demo\]'"):
         tpch.tpch_tables(tmp_path / "tables", 0.01)
 
 

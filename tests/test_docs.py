@@ -140,6 +140,19 @@ def test_make_targets():
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
+def test_make_says_which_python_it_needs(tmp_path):
+    """Before it makes an environment: pip's words for that are forty lines below."""
+    old = tmp_path / "python3"
+    old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 3.10.12\nexit 1\n')
+    old.chmod(0o755)
+    command = ["make", f"VENV={tmp_path}/venv", f"PYTHON={old}", f"{tmp_path}/venv/.ready"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    said = f"gpu-join needs Python 3.11 to 3.13, and {old} is Python 3.10.12: say PYTHON=python3.11"
+    assert done.stdout.splitlines() == [said]
+    assert not (tmp_path / "venv").exists()
+
+
 PROOF = [
     "conformance/test_*.py",
     "test_bad_input.py",

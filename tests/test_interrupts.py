@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -20,12 +21,18 @@ pytestmark = pytest.mark.thorough
 OWNER = "import sys, time; from gpu_ops.state import files; print(files.temporary_folder(), flush=True); time.sleep(60)"
 
 
-def on_a_terminal(after: float, folder: Path) -> tuple[int, str]:
-    """The demonstration, Ctrl-C pressed after so many seconds: its exit status, and what was printed from then on."""
+DEMO = ("demo", "--rows", "300000")
+
+
+def on_a_terminal(after: float, folder: Path, arguments: Sequence[str] = DEMO, shown: bytes = b"") -> tuple[int, str]:
+    """A command, Ctrl-C pressed after so many seconds: its exit status, and what was printed from then on.
+
+    With `shown` the key is pressed when that has been printed, and the seconds are the most that are waited for it.
+    """
     pid, terminal = pty.fork()
     if pid == 0:
         os.environ["TMPDIR"] = str(folder)
-        os.execv(sys.executable, [sys.executable, "-m", "gpu_ops.cli", "demo", "--rows", "300000"])
+        os.execv(sys.executable, [sys.executable, "-m", "gpu_ops.cli", *arguments])
     os.set_blocking(terminal, False)
     text, pressed, until = b"", 0, time.monotonic() + after
     while True:
@@ -35,7 +42,7 @@ def on_a_terminal(after: float, folder: Path) -> tuple[int, str]:
             time.sleep(0.05)
         except OSError:  # the last process that had it is gone
             break
-        if not pressed and time.monotonic() > until:
+        if not pressed and (time.monotonic() > until or (shown and shown in text)):
             pressed = len(text)
             os.write(terminal, b"\x03")
     os.close(terminal)
@@ -50,6 +57,22 @@ def test_ctrl_c_in_a_terminal_is_one_line(seconds: int, tmp_path: Path) -> None:
     assert said.count("\n") == 1, said
     assert said.endswith("stopped\r\n")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.spark
+def test_a_result_is_on_the_terminal_until_ctrl_c(tmp_path: Path) -> None:
+    job, temporary_files = tmp_path / "job.sql", tmp_path / "tmp"
+    temporary_files.mkdir()
+    example = [sys.executable, "-m", "gpu_ops.cli", "example"]
+    job.write_text(subprocess.run(example, check=True, capture_output=True, text=True).stdout)
+    run = ("run", str(job), "--show", "--master", "local[2]")
+    status, said = on_a_terminal(100, temporary_files, run, shown=b" changes (1")  # inserted: ten, and more
+    assert status == 130
+    last = said.rstrip().splitlines()[-1]
+    assert "stopped after: " in last or "stopped after" in last, said
+    assert "Traceback" not in said
+    assert "ERROR" not in said
+    assert not list(temporary_files.iterdir())
 
 
 def owner(folder: Path) -> tuple[subprocess.Popen[str], Path]:

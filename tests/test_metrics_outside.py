@@ -172,7 +172,7 @@ def test_what_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     monkeypatch.setitem(sys.modules, "prometheus_client.parser", None)
     for ask in (prometheus.Prometheus.of, lambda: live.scrape("http://127.0.0.1:1"), lambda: prometheus.serve(("", 1))):
-        with pytest.raises(NotBuiltError, match="pip install prometheus-client"):
+        with pytest.raises(NotBuiltError, match=r"pip install 'gpu-join\[metrics\]'"):
             ask()
 
 

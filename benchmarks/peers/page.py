@@ -28,7 +28,7 @@ def section(record: dict[str, Any]) -> str:
         "",
         HEAD.format(**settings),
         "",
-        "![Rates over ours](pictures/peers.svg)",
+        "![Our rate over theirs, for each query](pictures/peers.svg)",
         "",
         f"| peer | {' | '.join(TITLES[query] for query in queries)} | what is not equal |",
         f"|---|{'---|' * len(queries)}---|",
@@ -49,7 +49,7 @@ def _cell(ratio: dict[str, float] | None) -> str:
 
 
 def plot(record: dict[str, Any], target: Path) -> None:
-    """Rates over ours with their ranges, a panel per query."""
+    """Our rates over theirs with their ranges, a panel per query."""
     import matplotlib as mpl
 
     mpl.use("svg")
@@ -58,20 +58,35 @@ def plot(record: dict[str, Any], target: Path) -> None:
 
     results, named = record["results"], record["settings"]["peers"]
     queries = [query for query in TITLES if query in results]
-    figure, axes = plt.subplots(1, len(queries), figsize=(12, 3.2), squeeze=False, layout="constrained")
+    names = [name for name in named if any(name in results[query]["ours_over"] for query in queries)][::-1]
+    figure, axes = plt.subplots(
+        1, len(queries), figsize=(12, 3.6), squeeze=False, sharex=True, sharey=True, layout="constrained"
+    )
     for query, axis in zip(queries, axes[0], strict=True):
-        over = results[query]["ours_over"]
-        names = [name for name in named if name in over][::-1]
-        rates = [1 / over[name]["median"] for name in names]
-        below = [rate - 1 / over[name]["high"] for name, rate in zip(names, rates, strict=True)]
-        above = [1 / over[name]["low"] - rate for name, rate in zip(names, rates, strict=True)]
+        there = [(place, results[query]["ours_over"].get(name)) for place, name in enumerate(names)]
+        places, found = zip(*((place, ratio) for place, ratio in there if ratio is not None), strict=True)
+        rates = [ratio["median"] for ratio in found]
+        below = [ratio["median"] - ratio["low"] for ratio in found]
+        above = [ratio["high"] - ratio["median"] for ratio in found]
         axis.set_xscale("log")
         axis.axvline(1, color="C1")
-        axis.errorbar(rates, names, xerr=[below, above], fmt="o", capsize=3)
-        axis.xaxis.set_major_formatter("{x:g}")
+        axis.errorbar(rates, places, xerr=[below, above], fmt="o", capsize=3)
+        axis.set_xticks(_TICKS, labels=[f"{tick:g}" for tick in _TICKS])
+        axis.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
+        axis.set_yticks(range(len(names)), labels=[_short(named[name]["title"]) for name in names])
         axis.grid(axis="x", color="0.9")
-        axis.margins(x=0.1, y=0.15)
+        axis.margins(x=0.08, y=0.1)
         axis.set_title(TITLES[query], fontsize=10)
-        axis.set_xlabel("rate over gpu-join's (line: gpu-join)")
+    figure.supxlabel("gpu-join's rate over theirs; right of the line gpu-join is the faster", fontsize=10)
     figure.savefig(target, metadata={"Date": None})
     plt.close(figure)
+
+
+_TICKS = (0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+
+
+def _short(title: str) -> str:
+    """A peer's title up to its first comma, and what tells it from another."""
+    name, *more = title.split(", ")
+    kind = next((part for part in more if part in ("`static`", "Python connector")), "")
+    return f"{name}, {kind.strip('`')}" if kind else name

@@ -161,7 +161,7 @@ def tpch_tables(folder: Path, scale: float, columns: Mapping[str, Sequence[str]]
     """
     program = shutil.which("tpchgen-cli", path=sysconfig.get_path("scripts")) or shutil.which("tpchgen-cli")
     if program is None:
-        raise DataError("no tpchgen-cli here: pip install tpchgen-cli")
+        raise DataError("no tpchgen-cli here: pip install 'gpu-join[demo]'")
     command = [program, "parquet", f"--scale-factor={scale:g}", f"--tables={','.join(columns)}"]
     folder.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(  # noqa: S603 (fixed program, numbers and our own folder as arguments)

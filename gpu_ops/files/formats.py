@@ -51,7 +51,7 @@ def changes_of(commit: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     try:
         import deltalake  # noqa: PLC0415 - not installed by default
     except ImportError as error:
-        raise NotBuiltError("the change feed of a Delta table needs deltalake: pip install deltalake") from error
+        raise NotBuiltError("a Delta table's change feed needs deltalake: pip install 'gpu-join[delta]'") from error
     named = re.fullmatch(rf"(.*)/{LOG}/(\d+)\.json", commit, re.DOTALL)
     if named is None:
         raise ValueError(f"it is no commit of a Delta table's log, {LOG}/*.json")

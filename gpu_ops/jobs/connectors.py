@@ -125,6 +125,14 @@ SOURCES: Final[Mapping[str, Mapping[str, Option]]] = {
     },
     "jdbc": _TABLE,
     "rate": {"rows_per_second": COUNT, "ramp_up_time": TEXT, "num_partitions": COUNT},
+    "datagen": {
+        "rows_per_second": Option("count", ""),
+        "number_of_rows": Option("count", ""),
+        "seed": Option("count", ""),
+        "start_time": OURS,
+        "share_of_updates": OURS,
+        "share_of_deletes": OURS,
+    },
 }
 """By connector, the options of a source."""
 
@@ -152,6 +160,5 @@ UNRESUMED: Final = ("console", "memory", "blackhole")
 FOREIGN: Final = {
     "filesystem": "name the format instead: parquet, json or csv",
     "print": "it is called console here",
-    "datagen": "rate makes rows with a timestamp and a value",
 }
 """What Flink has and we have not, or have under another name."""

@@ -19,6 +19,7 @@ from gpu_ops.jobs.sinks import start
 from gpu_ops.spark.api.query_file import QUERY, of_last, query_in
 from gpu_ops.spark.api.static import beside_streams
 from gpu_ops.spark.api.streams import Stream
+from gpu_ops.spark.sinks.changes import View
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import FINISHED, Manifest
 
@@ -70,12 +71,13 @@ def result(spark: SparkSession, job: Job) -> DataFrame | None:
     return gpu_ops.finish(spark, state=job.state)
 
 
-def write(rows: DataFrame, job: Job) -> StreamingQuery:
+def write(rows: DataFrame, job: Job, screen: View | None = None) -> StreamingQuery:
     """Starts the query that brings a result into the job's sink, unless one has done so.
 
     Args:
         rows: a static DataFrame, row kinds first.
         job: the job. A sink that keeps nothing is given the result each time.
+        screen: takes it in place of the sink.
 
     Raises:
         JobError: the sink cannot take it.
@@ -89,4 +91,4 @@ def write(rows: DataFrame, job: Job) -> StreamingQuery:
     checkpoint = None
     if job.checkpoint is not None and job.sink.connector not in UNRESUMED:
         checkpoint = f"{job.checkpoint.rstrip('/')}/{_RESULT}"
-    return start(ended.df, dataclasses.replace(job, checkpoint=checkpoint), once=True, last_join=None)
+    return start(ended.df, dataclasses.replace(job, checkpoint=checkpoint), once=True, last_join=None, screen=screen)

@@ -12,13 +12,17 @@ from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.inputs import BadRows, Updates
 from gpu_ops.descriptions.times import parse_duration
 from gpu_ops.errors import DescriptionError
+from gpu_ops.jobs import datagen
 from gpu_ops.jobs.connectors import JOB
+from gpu_ops.jobs.datagen import Generated
 from gpu_ops.jobs.settings import of_job, of_table, value_of
 from gpu_ops.jobs.sql_file import read_sql
 from gpu_ops.jobs.text import JobText, QueryText, TableText, Text, Word
 from gpu_ops.messages.rows import MessageFormatName
 from gpu_ops.messages.unavailable import PLACEHOLDER
 from gpu_ops.state.address import StateAddress
+
+_SECOND: Final = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +60,7 @@ class Source:
         idle_timeout: milliseconds without rows after which it holds the watermark back no longer, or None.
         scan: continuous, or once for a table as it is before the first micro-batch.
         refresh: milliseconds after which such a table is read again, or None.
+        generated: what its rows are where nothing is read, or None.
     """
 
     name: str
@@ -79,6 +84,7 @@ class Source:
     idle_timeout: int | None = None
     scan: str = "continuous"
     refresh: int | None = None
+    generated: Generated | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +150,8 @@ class Job:
         backend: auto, cpu or gpu.
         multi_way: auto or never.
         backlog: whether runs that end by themselves (``--once``) take a history in silently, until another run.
-        trigger: milliseconds between the beginnings of micro-batches, or None for as soon as there is data.
+        trigger: milliseconds between the beginnings of micro-batches, or None for as soon as there is data (of
+            generated rows, a second).
         master: Spark's, or None for the one that the session has.
     """
 
@@ -163,6 +170,17 @@ class Job:
     backlog: bool = False
     trigger: int | None = None
     master: str | None = None
+
+    @property
+    def every_ms(self) -> int | None:
+        """Milliseconds between the beginnings of micro-batches, or None for as soon as there is data."""
+        generated = any(source.generated is not None for source in self.sources)
+        return _SECOND if self.trigger is None and generated else self.trigger
+
+    @property
+    def ends(self) -> bool:
+        """Whether all its inputs are generated and have an end: then the job has one, too."""
+        return all(source.generated is not None and source.generated.number_of_rows for source in self.sources)
 
 
 def load(path: str | Path) -> Job:
@@ -233,11 +251,13 @@ def _source(file: Text, table: TableText) -> Source:
         raise file.error(
             "a table of a database is no stream: set 'scan' = 'once', and 'refresh' to see changes", at_table
         )
+    if connector == "datagen":
+        values["generated"] = datagen.read(file, table, values, at)
     return Source(
         name=table.name.text,
         connector=connector,
         columns=columns,
-        options=settings.spark,
+        options={} if connector == "datagen" else settings.spark,
         at=table.name.at,
         unique_key=None if key is None else tuple(name.text for name in key),
         watermark=None if watermark is None else Watermark(watermark[0].text, _delay(file, watermark[1])),

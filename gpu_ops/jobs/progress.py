@@ -7,6 +7,7 @@ import datetime as dt
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gpu_ops.jobs.datagen import beyond_end
 from gpu_ops.jobs.sinks import KINDS, OBSERVED
 from gpu_ops.memory import size_text
 from gpu_ops.spark.metrics.progress import JoinProgress, join_progress, observed_metrics
@@ -41,7 +42,7 @@ class Batch:
         def total(end: str) -> int:
             return sum(int(n) for join in joins for name, n in join.metrics.items() if name.endswith(end))
 
-        rows_in = int(progress["numInputRows"])
+        rows_in = int(progress["numInputRows"]) - beyond_end(progress)
         of_joins = sum(int(n) for join in joins for name, n in join.metrics.items() if name.startswith("rows_out_"))
         rows_out = None if counts is None else sum(counts.values())
         if len(joins) == 1:

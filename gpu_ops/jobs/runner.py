@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import signal
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,10 @@ import gpu_ops
 from gpu_ops.errors import DescriptionError, GpuJoinError
 from gpu_ops.jobs import ending
 from gpu_ops.jobs.connectors import UNRESUMED
+from gpu_ops.jobs.datagen import have_ended
 from gpu_ops.jobs.job import Job
 from gpu_ops.jobs.progress import Batch
+from gpu_ops.jobs.screen import Screen, screen
 from gpu_ops.jobs.sinks import shaped, start
 from gpu_ops.jobs.sources import kept, open_source
 from gpu_ops.jobs.text import JobError
@@ -67,31 +70,45 @@ class Outcome:
             self.rows_out = None if batch.rows_out is None else self.rows_out + batch.rows_out
 
 
-def run(job: Job, console: Console, *, once: bool = False) -> Outcome:
-    """Runs a job to its end: of what there is, or until it is interrupted.
+@dataclasses.dataclass(frozen=True)
+class _Watch:
+    """What is told of a job while it runs: what it did, whether it is to stop, and its result where that is shown."""
+
+    found: Outcome
+    stop: threading.Event
+    shown: Screen | None
+
+
+def run(job: Job, console: Console, *, once: bool = False, show: bool = False) -> Outcome:
+    """Runs a job to its end: of what there is, of its inputs, or until it is interrupted.
 
     Args:
         job: the job.
         console: where to report.
         once: take what there is and end.
+        show: show the result while it changes, in place of its sink; nothing is kept, and the job begins anew.
 
     Raises:
         JobError: something in the job cannot be; names the position.
         JobFailedError: it failed on the way; nothing is lost, and the same job goes on from its checkpoint.
     """
+    if show:
+        job = _shown(job)
     check_folders(job)
     bounded = ending.is_bounded(job)
     ends = job.emit == "at_end" or bounded
-    if ends and not once and not bounded:
+    if ends and not once and not bounded and not job.ends:
         raise job.file.error(
             "emit = 'at_end' gives its result when the input has ended: run the job with --once", job.query.at
         )
     began, found = time.perf_counter(), Outcome()
-    with _session(job, console) as spark, _interrupts() as stop:
+    shown = screen(console, str(job.file.path)) if show else contextlib.nullcontext()
+    with _session(job, console) as spark, _interrupts() as stop, shown as there:
+        watch = _Watch(found, stop, there)
         if ends:
-            ends = _run_to_the_end(spark, job, console, found, stop)
+            ends = _run_to_the_end(spark, job, console, watch)
         else:
-            _run(changelog(spark, job, console), job, console, found, stop, once=once)
+            _run(changelog(spark, job, console, once=once), job, console, watch, once=once)
     ended = "stopped after" if found.interrupted else "done:"
     changes_out = "" if found.rows_out is None else f", {found.rows_out:,} changes out"
     batches = f"{found.batches} micro-batch{'' if found.batches == 1 else 'es'}"
@@ -103,51 +120,68 @@ def run(job: Job, console: Console, *, once: bool = False) -> Outcome:
     return found
 
 
-def _run(changes: DataFrame, job: Job, console: Console, found: Outcome, stop: threading.Event, *, once: bool) -> None:
+def _shown(job: Job) -> Job:
+    """A job whose result is looked at: it has no sink that would miss it, and so no state that would go on from it."""
+    if job.emit == "at_end" and not ending.is_bounded(job):
+        raise job.file.error("emit = 'at_end' has no result while it runs, so --show has nothing to show", job.query.at)
+    sink = dataclasses.replace(job.sink, connector="blackhole", options={}, table="", primary_key=None, format="json")
+    return dataclasses.replace(job, sink=dataclasses.replace(sink, writer="spark"), state=None, checkpoint=None)
+
+
+def _run(changes: DataFrame, job: Job, console: Console, watch: _Watch, *, once: bool) -> None:
     """Runs a job's query; reports each micro-batch, and adds it up."""
-    last_join = join_written(changes)
-    _follow(start(changes, job, once=once, last_join=last_join), last_join, found, stop, console)
+    last_join, shown = join_written(changes), watch.shown
+    query = start(changes, job, once=once, last_join=last_join, screen=None if shown is None else shown.take)
+    _follow(query, last_join, watch, functools.partial(_print, console) if shown is None else shown.report)
 
 
-def _run_to_the_end(spark: SparkSession, job: Job, console: Console, found: Outcome, stop: threading.Event) -> bool:
+def _print(console: Console, batch: Batch) -> None:
+    console.print(batch.line, markup=False, soft_wrap=True)
+
+
+def _run_to_the_end(spark: SparkSession, job: Job, console: Console, watch: _Watch) -> bool:
     """Takes the inputs in, then brings the result into the sink; what was done before a restart is left out.
 
     Returns:
         Whether it is there.
     """
     rows: DataFrame | None
+    found = watch.found
     if ending.has_ended(job):
         rows = ending.result(spark, job)
     else:
-        rows = changelog(spark, job, console)
+        rows = changelog(spark, job, console, once=True)
         shaped(rows, job.sink, job.file)
         if rows.isStreaming:
-            _run(rows, ending.taking_in(job), console, found, stop, once=True)
+            _run(rows, ending.taking_in(job), console, watch, once=True)
             rows = None if found.interrupted else ending.result(spark, job)
     if rows is None:
         if not found.interrupted:
             console.print("there has been no input yet, so there is no result", markup=False)
         return False
     written = Outcome()
-    _follow(ending.write(rows, job), None, written, stop)
+    query = ending.write(rows, job, None if watch.shown is None else watch.shown.take)
+    _follow(query, None, dataclasses.replace(watch, found=written))
     found.rows_out, found.interrupted = written.rows_out, written.interrupted
     return not found.interrupted
 
 
 def _follow(
-    query: StreamingQuery, last_join: str | None, found: Outcome, stop: threading.Event, console: Console | None = None
+    query: StreamingQuery, last_join: str | None, watch: _Watch, report: Callable[[Batch], None] | None = None
 ) -> None:
-    """Adds up the micro-batches of a query until it ends."""
+    """Adds up the micro-batches of a query until it ends, by itself or with its inputs."""
     try:
-        for progress in followed(query, stop):
+        for progress in followed(query, watch.stop):
             batch = Batch.of(progress, last_join)
             if batch is not None:
-                found.add(batch)
-                if console is not None:
-                    console.print(batch.line, markup=False, soft_wrap=True)
+                watch.found.add(batch)
+                if report is not None:
+                    report(batch)
+            if have_ended(progress):
+                break
     except StreamingQueryException as error:
         raise JobFailedError(message_in(str(error))) from error
-    found.interrupted = stop.is_set()
+    watch.found.interrupted = watch.stop.is_set()
 
 
 def explain(job: Job, console: Console) -> str:
@@ -183,28 +217,31 @@ def check_folders(job: Job) -> None:
         )
 
 
-def changelog(spark: SparkSession, job: Job, console: Console) -> DataFrame:
+def changelog(spark: SparkSession, job: Job, console: Console, *, once: bool = False) -> DataFrame:
     """The query's changelog.
 
     Args:
         spark: a session.
         job: the job.
         console: for what is worth a warning.
+        once: whether the job takes what there is and ends.
 
     Raises:
         JobError: a source or the query cannot be.
     """
-    tables = {source.name: open_source(spark, source, job.file) for source in job.sources}
+    tables = {
+        source.name: open_source(spark, source, job.file, every_ms=job.every_ms, once=once) for source in job.sources
+    }
     with warnings.catch_warnings(record=True) as raised:
         warnings.simplefilter("always")
         try:
             below = None if job.state is None else StateAddress.of(job.state).below(LATEST)
             emit = "per_event" if job.emit == "per_event" else "per_batch"
-            how = {"emit": emit, "backend": job.backend, "partitions": job.partitions}
+            common = {"emit": emit, "backend": job.backend, "partitions": job.partitions}
             for number, source in enumerate(job.sources):
                 state = None if below is None else below.below(f"source_{number}")
                 name = f"{job.name}_{source.name}"
-                tables[source.name] = kept(tables[source.name], source, state=state, name=name, **how)
+                tables[source.name] = kept(tables[source.name], source, state=state, name=name, **common)
             changes = gpu_ops.sql(
                 job.query.text,
                 tables=tables,

@@ -67,6 +67,9 @@ def of_table(file: Text, table: TableText, kind: Literal["source", "sink"]) -> t
     others = [setting for setting in table.settings if setting is not named]
     unknown = f"{connector} has no option {{!r}}; there are {{}}; {_PREFIX}NAME hands any other to Spark"
     prefixes = (_PREFIX, "kafka.") if "kafka" in connector else (_PREFIX,)
+    if connector == "datagen":
+        unknown = "datagen has no option {!r}; there are {}; and fields.COLUMN.kind, .min, .max and so on"
+        prefixes = ("fields.",)
     found = _read(file, others, {**options, **common}, prefixes, unknown)
     for name, option in options.items():
         if option.required and name not in found.at:

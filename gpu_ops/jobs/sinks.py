@@ -31,7 +31,9 @@ OBSERVED: Final = "gpu_join_job"
 KINDS: Final = {"insert": "+I", "update_before": "-U", "update_after": "+U", "delete": "-D"}
 
 
-def start(changes: DataFrame, job: Job, *, once: bool, last_join: str | None) -> StreamingQuery:
+def start(
+    changes: DataFrame, job: Job, *, once: bool, last_join: str | None, screen: View | None = None
+) -> StreamingQuery:
     """Starts a job's query. Its changes are counted, unless a join reports them all, or Spark cannot.
 
     Args:
@@ -39,6 +41,7 @@ def start(changes: DataFrame, job: Job, *, once: bool, last_join: str | None) ->
         job: the job.
         once: take what there is and end.
         last_join: the join whose output is all that goes to the sink, or None.
+        screen: takes it in place of the sink.
 
     Raises:
         JobError: the sink cannot take it.
@@ -53,11 +56,13 @@ def start(changes: DataFrame, job: Job, *, once: bool, last_join: str | None) ->
         trigger: dict[str, Any] = {}
         if once:
             trigger["availableNow"] = True
-        elif job.trigger is not None:
-            trigger["processingTime"] = f"{job.trigger} milliseconds"
-        if job.sink.by_tasks:
+        elif job.every_ms is not None:
+            trigger["processingTime"] = f"{job.every_ms} milliseconds"
+        if screen is not None:
+            writer = rows.writeStream.foreachBatch(screen)
+        elif job.sink.by_tasks:
             return written(rows, job.sink, checkpoint=job.checkpoint, name=name, **trigger)
-        if job.sink.is_view:
+        elif job.sink.is_view:
             writer = rows.writeStream.foreachBatch(view(job.sink))
         else:
             if job.sink.connector == "kafka":

@@ -13,6 +13,7 @@ from gpu_ops.conditions import backquoted
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.errors import DescriptionError, NotBuiltError
 from gpu_ops.files.formats import FormatName
+from gpu_ops.jobs import datagen
 from gpu_ops.jobs.job import Source
 from gpu_ops.jobs.text import JobError, Text
 from gpu_ops.spark.api.groups import latest
@@ -33,13 +34,17 @@ _KIND: Final = "__row_kind"
 _UNAVAILABLE: Final = "__unavailable"
 
 
-def open_source(spark: SparkSession, source: Source, file: Text) -> Stream:
+def open_source(
+    spark: SparkSession, source: Source, file: Text, *, every_ms: int | None = None, once: bool = False
+) -> Stream:
     """A source as an input of a query.
 
     Args:
         spark: a session.
         source: what to read.
         file: the job's text, for errors.
+        every_ms: how often a micro-batch begins; generated rows come at their rate.
+        once: whether the job takes what there is and ends.
 
     Raises:
         JobError: it cannot be read; names what is missing.
@@ -48,6 +53,9 @@ def open_source(spark: SparkSession, source: Source, file: Text) -> Stream:
     try:
         if source.scan == "once":
             df = table()
+        elif source.generated is not None:
+            counted = datagen.numbers(spark, source.generated, every_ms=every_ms or 1000, once=once)
+            df = datagen.rows(counted, source.generated)
         elif source.connector == "delta":
             source, df = _delta(spark, source)
         elif source.connector == "kafka":
@@ -124,6 +132,9 @@ def schema_text(source: Source) -> str:
 
 def _table(spark: SparkSession, source: Source) -> DataFrame:
     """What is there now of a source that is read once."""
+    if source.generated is not None:
+        assert source.generated.number_of_rows is not None
+        return datagen.rows(spark.range(source.generated.number_of_rows).toDF("value"), source.generated)
     reader = spark.read.format(source.connector).options(**source.options)
     if source.columns is None:
         return reader.load()

@@ -21,6 +21,7 @@ from gpu_ops.jobs.job import load
 from gpu_ops.jobs.text import JobError
 from gpu_ops.spark.api import sql as sql_module
 from gpu_ops.spark.api import static
+from gpu_ops.state.address import StateAddress
 from spark.support import Sink, Source, drain, in_memory, slow_join, start
 
 pytestmark = pytest.mark.spark
@@ -342,6 +343,16 @@ def test_what_is_refused(spark: Any, tmp_path: Path) -> None:
     kinds = stream(items.withColumn("op", f.lit("+I")), row_kind="op", refresh="1 hour")
     with pytest.raises(DescriptionError, match="input 'right': refresh= compares a table's rows; one with row kinds"):
         in_memory(gpu_ops.join, source.df, kinds, on="item")
+
+
+def test_an_input_of_any_name_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    names = ("..", ".", "a/../../b", "a.b", "%2E%2E", "/")
+    folders = {
+        str(StateAddress.of(str(tmp_path)).below("static").below(static._folder_name(name)).path) for name in names
+    }
+    assert len(folders) == len(names)
+    assert all(Path(folder).resolve().parent == tmp_path / "static" for folder in folders)
+    assert static._folder_name("orders 1") == "orders%201"  # as folders have it that are there
 
 
 @pytest.mark.thorough

@@ -424,4 +424,4 @@ def test_import_needs_no_spark(missing: str) -> None:
         "else: print('there')\n"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ("pip install pyspark" in out.stdout) == (missing == "pyspark")
+    assert ("pip install 'gpu-join[spark]'" in out.stdout) == (missing == "pyspark")

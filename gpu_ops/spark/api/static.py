@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import datetime as dt
 import functools
+import hashlib
 import logging
 import threading
 import time
@@ -133,11 +134,16 @@ def _location(session: SparkSession, name: str, state: StateAddress | None) -> s
                 f"input '{name}' is static: its rows are kept in the state folder, which all machines see; give state="
             )
         return f"file://{_temporary(name)}"
-    return as_hadoop_has_it(state.below(FOLDER).below(quote(name, safe="")))
+    return as_hadoop_has_it(state.below(FOLDER).below(_folder_name(name)))
 
 
 def _temporary(name: str) -> str:
-    return f"{files.temporary_folder()}/{quote(name, safe='')}"
+    return f"{files.temporary_folder()}/{_folder_name(name)}"
+
+
+def _folder_name(name: str) -> str:
+    """What an input's folder is called: a name of its own below the others, whatever is in the input's name."""
+    return hashlib.sha256(name.encode()).hexdigest() if name in (".", "..") else quote(name, safe="")
 
 
 class _Folder:

@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO, Final
 
-from gpu_ops.errors import StateError
+from gpu_ops.errors import BackendError, StateError
 from gpu_ops.spark.driver.pools import Pool, Server, Servers
 from gpu_ops.spark.wire.connection import Address, Tls, format_location
 from gpu_ops.state import files
@@ -277,7 +277,13 @@ class EmbeddedServers(Servers):
             self._pools["gpu"] = Pool(self, "gpu", len(gpus))
 
     def begin(self, backend: str, partitions: int) -> None:
-        """Starts the servers of a join, in the background."""
+        """Starts the servers of a join, in the background.
+
+        Raises:
+            BackendError: it is to run on a GPU, and there is none.
+        """
+        if backend == "gpu" and "gpu" not in self._pools:
+            raise BackendError(f"backend='gpu' was asked for, but no GPU answers: {self.no_gpu}")
         self.pool(backend).begin(partitions)
 
     def start(self, kind: str, index: int, deadline: float) -> Process:

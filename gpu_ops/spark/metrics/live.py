@@ -57,7 +57,7 @@ def scrape(url: str) -> Scrape:
     try:
         from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 - optional
     except ImportError as error:
-        raise NotBuiltError("gpu-join top needs prometheus-client: pip install prometheus-client") from error
+        raise NotBuiltError("gpu-join top needs prometheus-client: pip install 'gpu-join[metrics]'") from error
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:  # noqa: S310 - the user's own address
             text = answer.read().decode()

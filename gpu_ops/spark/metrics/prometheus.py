@@ -92,7 +92,7 @@ class Prometheus:
             from prometheus_client import REGISTRY  # noqa: PLC0415 - optional
         except ImportError as error:
             raise NotBuiltError(
-                "metrics for Prometheus need prometheus-client: pip install prometheus-client"
+                "metrics for Prometheus need prometheus-client: pip install 'gpu-join[metrics]'"
             ) from error
         registry = REGISTRY if registry is None else registry
         if registry not in cls._of_registry:

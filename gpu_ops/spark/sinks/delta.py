@@ -162,7 +162,7 @@ class DeltaCommit:
         try:
             import deltalake  # noqa: PLC0415 - not installed by default
         except ImportError as error:
-            raise NotBuiltError("format='delta' needs the package deltalake: pip install deltalake") from error
+            raise NotBuiltError("format='delta' needs the package deltalake: pip install 'gpu-join[delta]'") from error
         self._delta, self._partition_by = deltalake, list(partition_by)
         self._location, self._storage = str(place.address), _storage_options(place.address)
         self._table: Any = None

@@ -1,0 +1,154 @@
+"""A job's result on the terminal while it changes: ``gpu-join run --show``."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from rich import box
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from gpu_ops.jobs.progress import Batch
+from gpu_ops.spark.datatypes import arrow_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_MOST: Final = 20
+"""Rows of the result, or changes of a micro-batch, at most."""
+
+_AROUND: Final = 9
+"""Lines of a screen that are no rows."""
+
+_COPIES, _CHANGED, _SIGN = "copies", "changed", "sign"
+
+
+class Screen:
+    """A result as the changes add up to it, and how many there were.
+
+    Args:
+        console: where it is shown.
+        title: what stands above it.
+        live: the part of a terminal that is drawn anew; None where there is no terminal, which gets lines.
+    """
+
+    def __init__(self, console: Console, title: str, live: Live | None = None) -> None:
+        self.console, self.title, self.live = console, title, live
+        self.kinds: dict[str, int] = {}
+        self.line = "Spark starts its first micro-batch"
+        self.number = -1
+        self._names: list[str] = []
+        self._rows: pa.Table | None = None
+        self._began = time.perf_counter()
+
+    def take(self, changes: DataFrame, number: int) -> None:
+        """One micro-batch of the changelog, for ``foreachBatch``; a repeated one is not counted twice."""
+        arrived = _arrow(changes)
+        if number <= self.number or not arrived.num_rows:
+            return
+        self.number = number
+        kinds = arrived.column(0)
+        for one in pc.value_counts(kinds).to_pylist():
+            self.kinds[one["values"]] = self.kinds.get(one["values"], 0) + one["counts"]
+        self._names = arrived.column_names[1:]
+        columns = [_plain(column) for column in arrived.columns[1:]]
+        signs = pc.if_else(
+            pc.is_in(kinds, pa.array(["+I", "+U"])), 1, pc.if_else(pc.is_in(kinds, pa.array(["-U", "-D"])), -1, 0)
+        )
+        keys = [str(n) for n in range(len(columns))]
+        changed = pa.chunked_array([pa.array([number] * arrived.num_rows, pa.int64())])
+        rows = pa.Table.from_arrays([*columns, signs.cast(pa.int64()), changed], [*keys, _COPIES, _CHANGED])
+        if self._rows is not None:
+            rows = pa.concat_tables([self._rows, rows])
+        found = rows.group_by(keys).aggregate([(_COPIES, "sum"), (_CHANGED, "max")])
+        found = found.rename_columns([name.removesuffix("_sum").removesuffix("_max") for name in found.column_names])
+        self._rows = found.filter(pc.greater(found[_COPIES], 0)).select(rows.column_names)
+        if self.live is not None:
+            self.live.update(self.drawn(), refresh=True)
+        else:
+            for row in arrived.slice(0, _MOST).to_pylist():
+                self.console.print(
+                    "  " + " ".join(_text(value) for value in row.values()), markup=False, soft_wrap=True
+                )
+            if arrived.num_rows > _MOST:
+                self.console.print(f"  and {arrived.num_rows - _MOST:,} changes more", markup=False)
+
+    def report(self, batch: Batch) -> None:
+        """What a micro-batch was."""
+        self.line = batch.line
+        if self.live is not None:
+            self.live.update(self.drawn(), refresh=True)
+        else:
+            self.console.print(batch.line, markup=False, soft_wrap=True)
+
+    def drawn(self) -> Group:
+        """The result as it is, those rows that changed last, in the order of their columns."""
+        table = Table(box=box.SIMPLE_HEAD, title=self.title, title_justify="left", title_style="bold")
+        shown = min(_MOST, max(1, self.console.height - _AROUND))
+        for name, column in zip(self._names, self._rows.columns if self._rows is not None else (), strict=False):
+            table.add_column(Text(name), justify="right" if _is_number(column.type) else "left")
+        total = 0
+        if self._rows is not None:
+            keys = [str(n) for n in range(len(self._names))]
+            total = pc.sum(self._rows[_COPIES]).as_py() or 0
+            last = self._rows.take(pc.select_k_unstable(self._rows, shown, sort_keys=[(_CHANGED, "descending")]))
+            last = last.sort_by([(name, "ascending") for name in keys])
+            left = shown
+            for row in last.to_pylist():
+                copies = min(left, row.pop(_COPIES))
+                style = "green" if row.pop(_CHANGED) == self.number else None
+                for _ in range(copies):
+                    table.add_row(*(Text(_text(value)) for value in row.values()), style=style)
+                left -= copies
+        more = f", {shown:,} of them shown" if total > shown else ""
+        counts = ", ".join(f"{self.kinds[kind]:,} {kind}" for kind in ("+I", "-U", "+U", "-D") if kind in self.kinds)
+        changes = sum(self.kinds.values())
+        seconds = time.perf_counter() - self._began
+        said = f"{total:,} rows{more}; {changes:,} changes ({counts or 'none'}), {changes / seconds:,.0f} a second"
+        return Group(table, Text(said, style="bold"), Text(self.line, style="dim"), Text("Ctrl-C ends it", style="dim"))
+
+
+@contextlib.contextmanager
+def screen(console: Console, title: str) -> Iterator[Screen]:
+    """A screen; on a terminal its last picture stays."""
+    if not console.is_terminal:
+        yield Screen(console, title)
+        return
+    with Live(console=console, auto_refresh=False) as live:
+        shown = Screen(console, title, live)
+        live.update(shown.drawn(), refresh=True)
+        yield shown
+
+
+def _arrow(changes: DataFrame) -> pa.Table:
+    """Its rows; Spark 3.5 has no public name for that."""
+    if hasattr(changes, "toArrow"):
+        return changes.toArrow()
+    batches = changes._collect_as_arrow()
+    return pa.Table.from_batches(batches) if batches else arrow_schema(changes.schema, "changes").empty_table()
+
+
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Nested values as text, as Arrow does not group by such."""
+    if not pa.types.is_nested(column.type):
+        return column
+    return pa.chunked_array(
+        [pa.array([None if value is None else str(value) for value in column.to_pylist()], pa.string())]
+    )
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.2f}" if abs(value) < 1e15 else f"{value:g}"
+    return "null" if value is None else str(value)
