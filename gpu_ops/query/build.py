@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 import pyarrow as pa
 
 from gpu_ops.conditions import Condition
 from gpu_ops.descriptions.aggregate import Aggregate, Function, Measure
-from gpu_ops.descriptions.by_time import AsofJoin, IntervalJoin, TemporalJoin
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.groups import MAX_ROWS, Latest, Top, without_upserts
 from gpu_ops.descriptions.inputs import Input
-from gpu_ops.descriptions.join import Join, LookupJoin
 from gpu_ops.descriptions.keys import Equality, Key
 from gpu_ops.descriptions.multi_join import MultiJoin, Step
 from gpu_ops.errors import DescriptionError
@@ -303,39 +300,32 @@ class Builder:
         choice = self.chooser.choice(join)
         wanted = needed | _columns([*choice.residual, *choice.above])
         wanted |= frozenset(c for key in choice.keys for c in (key.left, key.right))
-        wanted |= frozenset(choice.times or ())
+        wanted |= frozenset(choice.rule.times or ())
         sides = (join.left, join.right)
-        nodes, inputs = self.sides(sides, choice.computed, wanted, choice.times or (None, None))
+        nodes, inputs = self.sides(sides, choice.computed, wanted, choice.rule.times or (None, None))
         where = self.where(choice.residual, sides, choice.computed, inputs)
         try:
-            kind: Any = Join
-            if choice.interval is not None:
-                kind = functools.partial(IntervalJoin, interval=choice.interval)
-            if choice.asof is not None:
-                kind = functools.partial(AsofJoin, asof=choice.asof)
-            if choice.kind == "temporal":
-                kind = TemporalJoin
-            if choice.kind == "lookup":
-                kind = LookupJoin
-            emit = "per_batch" if self.emit == "at_watermark" and choice.asof is None else self.emit_of(join)
-            if emit == "at_end" and choice.kind in ("temporal", "lookup"):
-                self.chooser.fail(f"a {choice.kind} join goes by time: there is none with emit 'at_end'", join.java)
-            description = kind(
+            rule, emit = choice.rule, self.emit_of(join)
+            if emit == "at_end" and rule.emit is not None:
+                self.chooser.fail(f"a {rule.kind} join goes by time: there is none with emit 'at_end'", join.java)
+            if emit == "at_watermark" and rule.kind != "asof":
+                emit = "per_batch"
+            description = rule.describe(
                 how=join.how,
                 left=inputs[0],
                 right=inputs[1],
                 keys=tuple(Key(self.name(k.left), self.name(k.right), k.null_safe) for k in choice.keys),
                 where=where,
-                emit={"temporal": "at_watermark", "lookup": "per_batch"}.get(choice.kind, emit),
+                emit=rule.emit or emit,
                 null_aware=join.member is not None,
                 ansi=self.chooser.ansi,
             )
         except DescriptionError as error:
             self.chooser.fail(in_sql(error), join.java)
-        remarks = self.remarks(sides, [] if choice.kind == "temporal" else [choice.residual], choice.above)
+        remarks = self.remarks(sides, [] if rule.kind == "temporal" else [choice.residual], choice.above)
         if not choice.keys:
             remarks.insert(0, "no equality: every pair of rows is a candidate, in one partition")
-        why = choice.why + (f"; {refused}" if refused and choice.kind == "regular" else "")
+        why = rule.why + (f"; {refused}" if refused and choice.kind == "regular" else "")
         node = JoinNode(choice.kind, description, nodes, why, tuple(remarks))
         return self.after(node, sides if join.how not in ("semi", "anti") else sides[:1], choice.above, wanted)
 

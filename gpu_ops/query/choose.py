@@ -18,7 +18,9 @@ import pyarrow as pa
 
 from gpu_ops.conditions import Condition, of_tree
 from gpu_ops.conditions import expressions as trees
-from gpu_ops.descriptions.by_time import Asof, Interval
+from gpu_ops.descriptions.by_time import AsofJoin, Interval, IntervalJoin, TemporalJoin
+from gpu_ops.descriptions.description import Emit
+from gpu_ops.descriptions.join import Join, LookupJoin
 from gpu_ops.descriptions.times import show_ms, time_type
 from gpu_ops.errors import DescriptionError
 from gpu_ops.query.by_time.bounds import Bound, FinerThanMillisecondsError, bounds
@@ -110,30 +112,50 @@ class CollationKey(Expr):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Rule:
+    """Which operator a join is, by what it says of time.
+
+    Attributes:
+        kind: of the operator.
+        why: it is this one.
+        describe: makes its description.
+        times: the event-time columns of either side that it goes by, or None.
+        kept: those that are event times above it.
+        used: the conditions that say so.
+        emit: how it always emits, or None where that is asked for.
+    """
+
+    kind: Kind
+    why: str
+    describe: Callable[..., Join]
+    times: tuple[Column, Column] | None = None
+    kept: frozenset[Column] = frozenset()
+    used: tuple[Expr, ...] = ()
+    emit: Emit | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Choice:
     """A join as an operator.
 
     Attributes:
-        kind: of the operator.
+        rule: which one.
         keys: its equality columns.
         computed: columns to compute below it, on the left and on the right.
         residual: conditions for the operator.
         above: conditions of an inner join that only Spark evaluates.
-        interval: the bounds of an interval join.
-        asof: which row is the nearest, of an ASOF join.
-        times: the event-time columns of either, and of a temporal join.
-        why: the reason.
     """
 
-    kind: Kind
+    rule: Rule
     keys: tuple[KeyColumns, ...]
     computed: tuple[dict[Column, Expr], dict[Column, Expr]]
     residual: tuple[Residual, ...]
     above: tuple[Expr, ...]
-    interval: Interval | None
-    asof: Asof | None
-    times: tuple[Column, Column] | None
-    why: str
+
+    @property
+    def kind(self) -> Kind:
+        """Of the operator."""
+        return self.rule.kind
 
 
 class Chooser:
@@ -171,16 +193,7 @@ class Chooser:
         if isinstance(relation, OfGroups):
             return frozenset()
         assert isinstance(relation, JoinOf)
-        choice = self.choice(relation)
-        if choice.times is None:
-            return frozenset()
-        if choice.asof is not None:
-            bounded = choice.asof.direction == "backward" or choice.asof.tolerance_ms is not None
-            return frozenset(choice.times[:1] if self.final and bounded else ())
-        if choice.kind == "temporal":
-            return frozenset(choice.times[:1])
-        kept = {"inner": (0, 1), "full": (), "right": (1,)}.get(relation.how, (0,))
-        return frozenset(choice.times[side] for side in kept)  # a pad's event time is null
+        return self.choice(relation).rule.kept
 
     def taken_back(self, relation: Relation) -> str | None:
         """What in a relation takes rows back, or None if it only grows."""
@@ -224,18 +237,24 @@ class Chooser:
 
     # --- choosing -------------------------------------------------------------------------------
 
+    def _rule(self, join: JoinOf) -> Rule:
+        """The operator, by what the query says of time, or by its condition."""
+        if join.by_time is not None:
+            match join.by_time.kind:
+                case "asof":
+                    return self._nearest(join)
+                case "processing":
+                    self._check_enriched(join, "a lookup join")
+                    why = f"lookup: {join.sql_name}, each row with the table as it is in the row's micro-batch"
+                    return Rule("lookup", why, LookupJoin, emit="per_batch")
+                case _:
+                    return self._versions(join, join.by_time)
+        timed = [c for c in join.on if c.times & join.left.columns and c.times & join.right.columns]
+        return self._interval(join, timed) if timed else self._regular(join)
+
     def _choose(self, join: JoinOf) -> Choice:
         left, right = join.left.columns, join.right.columns
-        timed = [c for c in join.on if c.times & left and c.times & right]
-        interval, asof, times, used = None, None, None, list[Expr]()
-        if join.by_time is not None and join.by_time.kind == "asof":
-            asof, times, used = self._nearest(join)
-        elif join.by_time is not None and join.by_time.kind == "processing":
-            self._check_enriched(join, "a lookup join")
-        elif join.by_time is not None:
-            times = self._versions(join, join.by_time)
-        elif timed:
-            interval, times, used = self._interval(join, timed)
+        rule = self._rule(join)
         keys: list[KeyColumns] = []
         made: tuple[dict[Column, Expr], dict[Column, Expr]] = ({}, {})
         residual: list[Residual] = []
@@ -246,16 +265,16 @@ class Chooser:
                 self.fail("NOT IN compares an expression of each side: write NOT EXISTS (...)", join.member.java)
             keys.append(key)
         for condition in join.on:
-            if condition in used or (condition.kind == "Literal" and condition.tree.fields["value"] == "true"):
+            if condition in rule.used or (condition.kind == "Literal" and condition.tree.fields["value"] == "true"):
                 continue
             key = self._key(condition, join, made) if join.member is None else None
             if key is not None:
                 keys.append(key)
                 continue
-            if asof is not None and any(condition.columns.keys() <= side for side in (left, right)):
+            if rule.kind == "asof" and any(condition.columns.keys() <= side for side in (left, right)):
                 keys.append(self._only_where(condition, join, made))
                 continue
-            if asof is not None:
+            if rule.kind == "asof":
                 self.fail(
                     "an ASOF join takes equalities between its sides and one comparison of times; filter in WHERE",
                     condition.java,
@@ -267,17 +286,23 @@ class Chooser:
                     hint = "an outer, semi or anti join evaluates itself what is over both inputs"
                     self.fail(f"{error}; {hint}: comparisons, AND, OR, NOT, IS NULL, IN", error.expr.java)
                 above.append(condition)
-        kind: Kind = "interval" if interval else join.how if join.how in ("semi", "anti") else "regular"
-        if join.by_time is not None:
-            kind = "asof" if asof else "temporal" if times else "lookup"
-        if self.final and kind in ("regular", "semi", "anti"):
+        return Choice(rule, tuple(keys), made, tuple(residual), tuple(above))
+
+    def _regular(self, join: JoinOf) -> Rule:
+        """A join that does not go by time."""
+        kind: Kind = join.how if join.how in ("semi", "anti") else "regular"
+        if self.final:
             self.fail(
                 f"emit 'at_watermark' is for rows that nothing changes any more, and a {kind} {join.sql_name} takes "
                 "rows back: bound both event times, or run this join by itself",
                 join.java,
             )
-        why = self._why(join, kind, asof, times)
-        return Choice(kind, tuple(keys), made, tuple(residual), tuple(above), interval, asof, times, why)
+        why = f"{kind}: {join.sql_name}"
+        if join.member is not None:
+            why = "null-aware anti: NOT IN, and a null may be on either side; all rows go to one partition"
+        elif kind == "regular" and all(self.event_times(side) for side in (join.left, join.right)):
+            why += " whose condition does not compare the event times: rows are kept for ever"
+        return Rule(kind, why, Join)
 
     def _key(
         self, condition: Expr, join: JoinOf, made: tuple[dict[Column, Expr], dict[Column, Expr]]
@@ -409,8 +434,8 @@ class Chooser:
 
     # --- time -----------------------------------------------------------------------------------
 
-    def _interval(self, join: JoinOf, timed: list[Expr]) -> tuple[Interval, tuple[Column, Column], list[Expr]]:
-        """The bounds that these conditions set."""
+    def _interval(self, join: JoinOf, timed: list[Expr]) -> Rule:
+        """A join whose conditions bound both event times."""
         left, right = self.event_times(join.left), self.event_times(join.right)
         for condition in timed:
             for column in sorted(condition.times - left - right, key=str):
@@ -455,10 +480,14 @@ class Chooser:
             time_type(pair[0].type, pair[1].type)
         except DescriptionError as error:
             self.fail(in_sql(error), used[0][0].java)
-        return interval, pair, [c for c, _ in used]
+        made = functools.partial(IntervalJoin, interval=interval)
+        sides = {"inner": (0, 1), "full": (), "right": (1,)}.get(join.how, (0,))  # a pad's event time is null
+        kept = frozenset(pair[side] for side in sides)
+        why = f"interval: {pair[1]} is bounded on both sides of {pair[0]}"
+        return Rule("interval", why, made, pair, kept, tuple(c for c, _ in used))
 
-    def _nearest(self, join: JoinOf) -> tuple[Asof, tuple[Column, Column], list[Expr]]:
-        """What an ASOF join goes by."""
+    def _nearest(self, join: JoinOf) -> Rule:
+        """An ASOF join."""
         try:
             asof, times, conditions = nearest(join)
         except NoComparisonError as error:
@@ -470,10 +499,17 @@ class Chooser:
             if time not in self.event_times(side):
                 lost = self._lost(side, time) or f"{time} has none: withWatermark, or event_time of its stream"
                 self.fail(f"emit 'at_watermark' goes by the watermarks of both times, and {lost}", join.java)
-        return asof, times, conditions
+        which = "the last up to" if asof.direction == "backward" else "the first from"
+        if not asof.exact:
+            which = "the last before" if asof.direction == "backward" else "the first after"
+        apart = "" if asof.tolerance_ms is None else f", at most {show_ms(asof.tolerance_ms)} apart"
+        why = f"asof: {join.sql_name}, each row with {which} its {times[0]} by {times[1]}{apart}"
+        bounded = asof.direction == "backward" or asof.tolerance_ms is not None
+        kept = frozenset(times[:1] if self.final and bounded else ())
+        return Rule("asof", why, functools.partial(AsofJoin, asof=asof), times, kept, tuple(conditions))
 
-    def _versions(self, join: JoinOf, said: ByTime) -> tuple[Column, Column]:
-        """The event times of a temporal join."""
+    def _versions(self, join: JoinOf, said: ByTime) -> Rule:
+        """A temporal join."""
         left = None if said.as_of is None else join.left.shown.get(said.as_of)
         if left is None or left not in self.event_times(join.left):
             lost = None if left is None else self._lost(join.left, left)
@@ -489,32 +525,11 @@ class Chooser:
                 join.java,
             )
         self._check_enriched(join, "a temporal join")
-        return left, rights[0]
+        why = f"temporal: {join.sql_name}, each row with the version valid at its {left}, by {rights[0]}"
+        return Rule("temporal", why, TemporalJoin, (left, rights[0]), frozenset([left]), emit="at_watermark")
 
     def _check_enriched(self, join: JoinOf, what: str) -> None:
         """Refuses a left input that takes rows back."""
         why = self.taken_back(join.left)
         if why is not None:
             self.fail(f"the left input of {what} only grows, and {why}", join.java)
-
-    def _why(self, join: JoinOf, kind: Kind, asof: Asof | None, times: tuple[Column, Column] | None) -> str:
-        if asof is not None and times is not None:
-            which = "the last up to" if asof.direction == "backward" else "the first from"
-            if not asof.exact:
-                which = "the last before" if asof.direction == "backward" else "the first after"
-            apart = "" if asof.tolerance_ms is None else f", at most {show_ms(asof.tolerance_ms)} apart"
-            return f"asof: {join.sql_name}, each row with {which} its {times[0]} by {times[1]}{apart}"
-        if kind == "lookup":
-            return f"lookup: {join.sql_name}, each row with the table as it is in the row's micro-batch"
-        if kind == "temporal" and times is not None:
-            return f"temporal: {join.sql_name}, each row with the version valid at its {times[0]}, by {times[1]}"
-        if kind == "interval" and times is not None:
-            return f"interval: {times[1]} is bounded on both sides of {times[0]}"
-        if kind in ("semi", "anti"):
-            if join.member is not None:
-                return "null-aware anti: NOT IN, and a null may be on either side; all rows go to one partition"
-            return f"{kind}: {join.sql_name}"
-        both = [self.event_times(side) for side in (join.left, join.right)]
-        if all(both):
-            return f"regular: {join.sql_name} whose condition does not compare the event times: rows are kept for ever"
-        return f"regular: {join.sql_name}"

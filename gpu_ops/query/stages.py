@@ -24,7 +24,7 @@ class Namer:
             used |= dict.fromkeys(node.named)
             if isinstance(node, JoinOf):
                 choice = chooser.choice(node)
-                used |= dict.fromkeys(choice.times or ())
+                used |= dict.fromkeys(choice.rule.times or ())
                 for made in choice.computed:
                     used |= dict.fromkeys(made)
             elif isinstance(node, Scan):
