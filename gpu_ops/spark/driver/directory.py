@@ -22,9 +22,7 @@ from gpu_ops.spark.driver.executors import Executors, on_cluster
 from gpu_ops.spark.driver.opening import Opening
 from gpu_ops.spark.driver.pools import PROBE_S, Pool, Servers
 from gpu_ops.spark.driver.process import START_S, EmbeddedServers
-from gpu_ops.spark.driver.queries import (
-    JoinPlan,
-)
+from gpu_ops.spark.driver.queries import JoinPlan
 from gpu_ops.spark.driver.registry import JoinState, Registry, Started
 from gpu_ops.spark.metrics.metrics import TASK_METRICS, Run, metric_names
 from gpu_ops.spark.metrics.progress import ProgressListener

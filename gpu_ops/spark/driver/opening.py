@@ -7,13 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from gpu_ops.errors import DescriptionError, StateError
-from gpu_ops.spark.driver.queries import (
-    next_batch,
-    numbered_plans,
-    output_mode,
-    running_plan,
-    takes_what_is_there,
-)
+from gpu_ops.spark.driver.queries import next_batch, numbered_plans, output_mode, running_plan, takes_what_is_there
 from gpu_ops.spark.driver.registry import JoinState, Registry
 from gpu_ops.spark.server.recovery import check_all_did, check_stored
 from gpu_ops.spark.wire.command import LocateRequest
