@@ -52,7 +52,7 @@ class Manifest:
         distribution: by what hash rows go to partitions: `SPARK` or `ARROW`.
         generation: how often the folder was cut anew (`gpu_ops.rescale`).
         format: of what lies below the folder.
-        join_number: which join of the query; None where that is unknown, as
+        join_number: which join of the query, counted from the sources on; None where that is unknown, as
             in folders of earlier versions.
         sealed: names the `gpu_ops.rescale` that is about to put other partitions in place of these; until it has, or
             has given up, no micro-batch is answered.

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pytest
 
 from gpu_ops.descriptions.join import Join
-from gpu_ops.spark.driver.watermarks import Report, Watermarks
+from gpu_ops.spark.driver.watermarks import Watermarks
 from gpu_ops.spark.server.partition import PartitionState
-from gpu_ops.spark.wire.command import ApplyCommand, Wire
+from gpu_ops.spark.wire.command import ApplyCommand, EventTimes, Wire
 from gpu_ops.state.manifest import Manifest
 from oracle.drive import Change, changes, difference
 from oracle.interval_rules import IntervalRules
@@ -145,9 +145,9 @@ class Servers:
             clock_ms=moment.clock_ms,
         )
         sides = ("left", "right")
-        latest = tuple(done.metrics.get(f"{side}_max_time_ms") for side in sides)
+        latest = done.latest
         came = tuple(bool(done.metrics[f"{side}_rows_in"]) for side in sides)
-        self.marks.report(batch_id, partition, Report(latest, came))  # type: ignore[arg-type]
+        self.marks.report(batch_id, partition, EventTimes(latest, came))  # type: ignore[arg-type]
         return changes(done.changelog)
 
 

@@ -170,10 +170,10 @@ def test_a_changelog_that_several_joins_take(
     asked = list[tuple[int, str | None]]()
     locate = Directory.locate
 
-    def located(self: Directory, request: Any) -> dict[str, Any]:
+    def located(self: Directory, request: Any) -> Any:
         answer = locate(self, request)
-        if request["join_id"].startswith(plan_id):
-            asked.append((request["partition"], answer["moment"].get("shared_in")))
+        if request.join_id.startswith(plan_id):
+            asked.append((request.partition, answer.context.shared_in))
         return answer
 
     monkeypatch.setattr(Directory, "locate", located)
@@ -218,7 +218,7 @@ def test_files_between_tasks_go_with_their_micro_batch(spark: Any, feeds: list[F
     assert sorted(path.name for path in own.iterdir()) == [str(query.lastProgress["batchId"])]
     query.stop()
     directory = Directory.of(spark)
-    for join_id in [join_id for join_id in directory._joins if join_id.endswith(query.id)]:
+    for join_id in [join_id for join_id in directory.registry.joins if join_id.endswith(query.id)]:
         directory._release(join_id)  # as its sweep does after a while
     assert not own.exists()
     assert sink.table == sql_join(SQL, feeds, 2)

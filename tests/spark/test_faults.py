@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -15,11 +16,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyarrow import flight
+from state.test_partition import opened
 
 import gpu_ops
 from gpu_ops.errors import StateError
 from gpu_ops.spark.driver import pools
+from gpu_ops.spark.driver.pools import Death
 from gpu_ops.spark.driver.process import EmbeddedServers
+from gpu_ops.spark.driver.registry import JoinState
+from gpu_ops.spark.server.server import StateServer
+from gpu_ops.spark.wire.command import LocateRequest, ReportRequest
 from gpu_ops.spark.wire.connection import Address, translate
 from gpu_ops.spark.wire.exchange import Exchange, ask
 from spark.support import Sink, Source, slow_join, start
@@ -135,6 +141,106 @@ def test_servers_come_up_before_they_are_asked_for_and_not_once_all_is_over() ->
         pool.location(0)
 
 
+def test_a_server_that_the_kernel_killed_says_so() -> None:
+    servers = EmbeddedServers(1)
+    try:
+        pool = servers.pool("cpu")
+        first = pool.location(0)
+        os.kill(pool.running[0].pid, signal.SIGKILL)
+        second = pool.location(0, failed=first)
+        assert second != first
+        text = str(pool.deaths[first])
+        for part in (
+            "server cpu-0",
+            "signal 9",
+            "spark.gpu_ops.memory.host",
+            "spark.executor.memoryOverhead",
+            "listening on",
+        ):
+            assert part in text, text
+        os.kill(pool.running[0].pid, signal.SIGTERM)  # as an operator would: nothing to say of memory
+        while pool.running:
+            time.sleep(0.05)
+        pool.location(0, failed=second)
+        assert second not in pool.deaths
+    finally:
+        servers.close()
+
+
+def test_a_partition_whose_servers_are_killed_again_and_again_is_given_up() -> None:
+    known = JoinState("q", "r", None, None)
+
+    def located(batch: int, failed: str | None, death: Death | None) -> None:
+        request = LocateRequest("j", "q", "r", batch, None, "cpu", 1, 2, 7, "e", failed)
+        known.begin(request)
+        known.note_death(request, death)
+
+    death = Death("cpu-1", 5, "the end")
+    located(0, "a", death)
+    located(0, "a", death)  # the same one, told twice
+    located(0, "b", None)  # it did not answer, and was not killed
+    located(0, "c", death)
+    with pytest.raises(
+        StateError, match=r"(?s)partition 1 of 2, micro-batch 0: .* killed 3 times.*cpu-1.*signal 9.*the end"
+    ):
+        located(0, "d", death)
+    with pytest.raises(StateError, match="killed 3 times"):
+        located(0, None, None)  # Spark runs the task once more
+    known.asked = {0, 1}
+    located(1, None, None)
+    located(1, "e", death)
+    located(1, "f", death)
+    known.take(ReportRequest("j", "r", 1, 1, 2, [], observed=True))
+    located(1, "g", death)
+
+
+@pytest.mark.parametrize("error", [MemoryError("no room"), OSError(errno.ENOMEM, "Cannot allocate memory")])
+def test_a_server_without_memory_says_which_it_is_and_what_helps(error: Exception, tmp_path: Path) -> None:
+    partition = opened(tmp_path, partition=1)
+    server = StateServer("t" * 32, name="cpu-3")
+    try:
+        wanted = r"state server cpu-3 .*micro-batch 4 of the join of .*, partition 1 of .*spark\.gpu_ops\.memory\.host"
+        with pytest.raises(StateError, match=wanted), server._out_of_memory(partition, 4):
+            raise error
+        with pytest.raises(OSError, match="other"), server._out_of_memory(partition, 4):
+            raise OSError(errno.EIO, "other")
+    finally:
+        server.end()
+
+
+@pytest.mark.spark
+def test_a_query_whose_servers_are_killed_three_times_ends_with_that(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It went on for 43 servers, and then said that one did not answer."""
+    left = Source(spark, tmp_path / "left", "k long, a string")
+    right = Source(spark, tmp_path / "right", "k long, b double")
+    joined = gpu_ops.join(left.df, right.df, on="k", state=str(tmp_path / "state"), name="deaths")
+    left.add({"k": 1, "a": "x"})
+    right.add({"k": 1, "b": 0.5})
+    query = start(joined, Sink(), tmp_path / "checkpoint")
+    killed, location = list[int](), pools.Pool.location
+
+    def killing(self: pools.Pool, index: int, *, failed: str | None = None) -> str:
+        found = location(self, index, failed=failed)
+        server = self._slots[index]
+        assert server is not None
+        os.kill(server.pid, signal.SIGKILL)
+        killed.append(server.pid)
+        return found
+
+    try:
+        query.processAllAvailable()
+        monkeypatch.setattr(pools.Pool, "location", killing)
+        left.add({"k": 2, "a": "x"})
+        with pytest.raises(Exception, match=r"(?s)its state server was killed 3 times.*signal 9.*memory\.host"):
+            query.processAllAvailable()
+    finally:
+        query.stop()
+    assert "killed 3 times" in (gpu_ops.why(query) or "")
+    assert 4 <= len(killed) <= 16
+
+
 @pytest.mark.spark
 def test_servers_are_killed_between_and_during_batches(spark: Any, tmp_path: Path) -> None:
     from gpu_ops.spark.driver.directory import Directory
@@ -247,6 +353,6 @@ def test_the_directory_refuses_strangers_and_lets_go(spark: Any, tmp_path: Path)
     with pytest.raises(flight.FlightUnauthenticatedError):
         flight.FlightClient(answer["location"]).do_get(flight.Ticket(b""))
     deadline = time.monotonic() + 30
-    while "j" in (*directory._joins, *directory._opened) and time.monotonic() < deadline:
+    while "j" in directory.registry and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert "j" not in (*directory._joins, *directory._opened)  # no such query runs
+    assert "j" not in directory.registry  # no such query runs

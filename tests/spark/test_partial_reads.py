@@ -12,8 +12,9 @@ from state.test_partition import BATCHES, apply, opened
 
 import gpu_ops
 from gpu_ops.errors import StateError
-from gpu_ops.spark.driver.directory import Directory, _Known
+from gpu_ops.spark.driver.registry import JoinState
 from gpu_ops.spark.server.recovery import check_all_did
+from gpu_ops.spark.wire.command import LocateRequest
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest
 from spark.support import Sink, Source, drain, in_memory
@@ -80,13 +81,13 @@ def test_a_function_that_reads_in_its_own_way_is_let_alone(spark: Any, tmp_path:
         query.run(3, skip)
 
 
-def follow(known: _Known, batch: int, *partitions: int, of: int = 3) -> None:
+def follow(known: JoinState, batch: int, *partitions: int, of: int = 3) -> None:
     for partition in partitions:
-        Directory._check_follows(known, {"batch_id": batch, "partition": partition, "partitions": of})
+        known.begin(LocateRequest("j", "q", "r", batch, None, "cpu", partition, of, partition, "e"))
 
 
 def test_what_the_directory_takes_for_left_behind() -> None:
-    known = _Known("q", "r", None, 0.0, None)
+    known = JoinState("q", "r", None, None)
     follow(known, 7, 0, 1, 1, 2, 0)  # a query that goes on, tasks that are run twice
     follow(known, 8, 2)
     follow(known, 7, 1)  # a task that nobody waits for any more
@@ -98,7 +99,7 @@ def test_what_the_directory_takes_for_left_behind() -> None:
     follow(known, 9, 1)
     with pytest.raises(StateError, match=r"done with micro-batch 10, but partitions 0, 1, 2 of 3 never"):
         follow(known, 11, 0)
-    known = _Known("q", "r", None, 0.0, None)
+    known = JoinState("q", "r", None, None)
     follow(known, 0, 0, of=100)
     with pytest.raises(StateError, match=r"partitions 1, 2, 3, 4, 5, 6, 7, 8 and 91 more of 100 never"):
         follow(known, 1, 0, of=100)

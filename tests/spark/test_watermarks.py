@@ -12,13 +12,14 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.join import Join
 from gpu_ops.descriptions.keys import Key
 from gpu_ops.errors import StateError
-from gpu_ops.spark.driver.watermarks import Moment, Report, Watermarks, operator_watermark
+from gpu_ops.spark.driver.watermarks import Moment, Watermarks, operator_watermark
+from gpu_ops.spark.wire.command import EventTimes
 from gpu_ops.state.durable import PartitionLog, Record, Times
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest, ensure
 
 SCHEMA = pa.schema([("k", pa.int64()), ("t", pa.timestamp("us", "UTC"))])
-NOTHING = Report((None, None), (False, False))
+NOTHING = EventTimes((None, None), (False, False))
 
 
 def make_join(*, idle: tuple[int | None, int | None] = (None, None), **interval: object) -> Join:
@@ -37,7 +38,7 @@ def make(join: Join | None = None, state: Path | None = None, **options: object)
     return Watermarks(join, Manifest(join.to_json(), 2, "q"), None if state is None else str(state), **options)
 
 
-def both(marks: Watermarks, batch: int, *reports: Report) -> None:
+def both(marks: Watermarks, batch: int, *reports: EventTimes) -> None:
     for partition, report in enumerate(reports):
         marks.report(batch, partition, report)
 
@@ -45,12 +46,12 @@ def both(marks: Watermarks, batch: int, *reports: Report) -> None:
 def test_the_minimum_of_inputs_and_the_maximum_of_partitions() -> None:
     marks = make()
     assert marks.begin(0, 1000) == Moment(None, 1000)
-    both(marks, 0, Report((100, None), (True, False)), NOTHING)
+    both(marks, 0, EventTimes((100, None), (True, False)), NOTHING)
     assert marks.begin(1, 1001) == Moment(None, 1001)  # nothing of the right yet
-    both(marks, 1, Report((100, None), (False, False)), Report((70, 300), (True, True)))
+    both(marks, 1, EventTimes((100, None), (False, False)), EventTimes((70, 300), (True, True)))
     assert marks.begin(2, 1002).watermark == 90
     assert marks.output_before(2) is None  # what batch 1 said, it said without a watermark
-    both(marks, 2, Report((500, 10), (True, True)), Report((70, 300), (False, False)))
+    both(marks, 2, EventTimes((500, 10), (True, True)), EventTimes((70, 300), (False, False)))
     assert marks.begin(3, 1003).watermark == 280
     assert marks.output_before(3) == 90 - 30
 
@@ -59,12 +60,12 @@ def test_asked_and_told_again_it_answers_alike() -> None:
     marks = make()
     marks.begin(0, 1000)
     for _ in range(2):
-        both(marks, 0, Report((100, 100), (True, True)), NOTHING)
+        both(marks, 0, EventTimes((100, 100), (True, True)), NOTHING)
         assert marks.begin(0, 5000) == Moment(None, 1000)
     assert marks.begin(1, 2000) == marks.begin(1, 9000) == Moment(80, 2000)
-    both(marks, 0, Report((10**6, 10**6), (True, True)))  # a task that nobody waits for
+    both(marks, 0, EventTimes((10**6, 10**6), (True, True)))  # a task that nobody waits for
     assert marks.begin(0, 9000) == Moment(None, 1000)
-    both(marks, 1, Report((100, 100), (False, False)), NOTHING)
+    both(marks, 1, EventTimes((100, 100), (False, False)), NOTHING)
     assert marks.begin(2, 0) == Moment(80, 2000)  # neither clock nor watermark goes back
     with pytest.raises(StateError, match="at batch 2, Spark asks for batch 0"):
         marks.begin(0, 9000)
@@ -73,7 +74,7 @@ def test_asked_and_told_again_it_answers_alike() -> None:
 def test_not_all_partitions_reported_is_refused_without_a_folder() -> None:
     marks = make()
     marks.begin(0, 1000)
-    marks.report(0, 1, Report((100, 100), (True, True)))
+    marks.report(0, 1, EventTimes((100, 100), (True, True)))
     with pytest.raises(StateError, match=r"state= was not given.*holds the watermark of batch 0; batch 1"):
         marks.begin(1, 1001)
     with pytest.raises(StateError, match=r"holds nothing; batch 4 does not follow"):
@@ -112,15 +113,15 @@ def test_both_idle_leave_it_where_it_is() -> None:
 def test_an_idle_input_counts_again_when_it_has_rows() -> None:
     marks = make(make_join(idle=(None, 100)))
     marks.begin(0, 1000)
-    both(marks, 0, Report((500, None), (True, False)), NOTHING)
+    both(marks, 0, EventTimes((500, None), (True, False)), NOTHING)
     assert marks.begin(1, 1099).watermark is None
-    both(marks, 1, Report((500, None), (True, False)), NOTHING)
+    both(marks, 1, EventTimes((500, None), (True, False)), NOTHING)
     assert marks.begin(2, 1100).watermark == 490
-    both(marks, 2, Report((900, None), (True, False)), Report((None, 530), (False, True)))
+    both(marks, 2, EventTimes((900, None), (True, False)), EventTimes((None, 530), (False, True)))
     assert marks.begin(3, 1101).watermark == 510
-    both(marks, 3, Report((900, None), (False, False)), Report((None, 530), (False, False)))
+    both(marks, 3, EventTimes((900, None), (False, False)), EventTimes((None, 530), (False, False)))
     assert marks.begin(4, 1199).watermark == 510
-    both(marks, 4, Report((900, None), (False, False)), Report((None, 530), (False, False)))
+    both(marks, 4, EventTimes((900, None), (False, False)), EventTimes((None, 530), (False, False)))
     assert marks.begin(5, 1200).watermark == 890
 
 
@@ -129,7 +130,7 @@ def test_an_input_fed_by_a_join_goes_by_that_joins_output() -> None:
     marks = make(upstream=(told.__getitem__, None))
     for batch, expected in enumerate([None, 33, 40]):
         assert marks.begin(batch, 1000).watermark == expected
-        both(marks, batch, Report((10**6, 60), (True, True)), NOTHING)
+        both(marks, batch, EventTimes((10**6, 60), (True, True)), NOTHING)
 
 
 def test_how_long_rows_are_kept() -> None:

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from pyspark.sql import types
 
 from gpu_ops.errors import StateError
-from gpu_ops.spark.driver.directory import _Known
 from gpu_ops.spark.driver.queries import JoinPlan
+from gpu_ops.spark.driver.registry import JoinState
 from gpu_ops.spark.server.rescale import rescale
 from gpu_ops.spark.tasks.join import Task
 from gpu_ops.spark.wire.command import ApplyCommand
@@ -180,7 +180,7 @@ def test_secrets_are_in_no_text() -> None:
     task = Task("t", {"join_id": "j", "state": address}, Address("grpc://h:1", "t"), None, pa.schema([]))  # type: ignore[arg-type]
     plan = JoinPlan("0", make_join(), "j", "cpu", 1, "", str(address), address.identity, False, (), ())
     carried = plan.carried_by(types.StructType([types.StructField("x", types.LongType())])).json()
-    known = _Known("q", "r", address, 0.0, 1)
+    known = JoinState("q", "r", address, 1)
     files = Files(pafs.LocalFileSystem(), "/x", address)
     holders: list[object] = [address, command, task, vars(task), plan, carried, known, [address]]
     for holder in (*holders, files.name("x"), {1: address}):

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 
 from gpu_ops.errors import GpuJoinError, StateError
-from gpu_ops.spark.driver.pools import Server
+from gpu_ops.spark.driver.pools import Death, Server
 from gpu_ops.spark.driver.process import START_S, Launcher, Process
 from gpu_ops.spark.wire.connection import Address
 from gpu_ops.spark.wire.exchange import ask
@@ -161,9 +161,10 @@ class ServerGroup:
     def _kill(self, pid: int) -> dict[str, Any]:
         with self._lock:
             found = self._children.pop(pid, None)
-        if found is not None:
-            found[1].kill()
-        return {"pid": pid}
+        if found is None:
+            return {"pid": pid}
+        found[1].kill()
+        return {"pid": pid, "death": found[1].death}
 
     def _ended(self) -> list[dict[str, Any]]:
         """The servers that have ended since this was last asked."""
@@ -172,11 +173,13 @@ class ServerGroup:
             ended = [(pid, name, process) for pid, name, process in known if not process.running]
             for pid, _, _ in ended:
                 del self._children[pid]
+        found = []
         for pid, name, process in ended:
             tail = self._launcher.tail(name)
             print(f"state server {name}, process {pid}, has ended ({process.code}):\n{tail}", flush=True)  # noqa: T201
+            found.append({"pid": pid, "name": name, "code": process.code, "death": process.death})
             process.stop()
-        return [{"pid": pid, "name": name, "code": process.code} for pid, name, process in ended]
+        return found
 
     def _close(self) -> None:
         with self._lock:
@@ -222,6 +225,7 @@ class RemoteAgent:
         self.alive = True
         self._heard = time.monotonic()
         self._pids: set[int] = set()
+        self.deaths: dict[int, Death] = {}
         self._numbers = itertools.count(1)
         self._commands: list[Mapping[str, Any]] = []
         self._waiting: dict[int, Future[Mapping[str, Any]]] = {}
@@ -241,6 +245,7 @@ class RemoteAgent:
         """
         for server in request["ended"]:
             self._pids.discard(int(server["pid"]))
+            self._note(int(server["pid"]), server)
             _log.warning("%s: state server %s has ended (%s)", self, server["name"], server["code"])
         until = time.monotonic() + _HOLD_S
         with self._changed:
@@ -285,7 +290,7 @@ class RemoteAgent:
         """Ends a server."""
         self._pids.discard(pid)
         try:
-            self._ask({"do": "kill", "pid": pid}, _MORE_S)
+            self._note(pid, self._ask({"do": "kill", "pid": pid}, _MORE_S))
         except LostError as error:
             _log.debug("%s", error)
 
@@ -301,6 +306,10 @@ class RemoteAgent:
             self._changed.notify_all()
         for waits in waiting:
             waits.set_exception(LostError(f"{self} is gone"))
+
+    def _note(self, pid: int, result: Mapping[str, Any]) -> None:
+        if result.get("death") is not None:
+            self.deaths[pid] = Death(*result["death"])
 
     def runs(self, pid: int) -> bool:
         """Whether a server is there."""
@@ -346,6 +355,11 @@ class RemoteServer(Server):
     def running(self) -> bool:
         """Whether the process is there, as far as is known."""
         return self.agent.runs(self.pid)
+
+    @property
+    def death(self) -> Death | None:
+        """How it was killed, as its agent has said."""
+        return self.agent.deaths.get(self.pid)
 
     def stop(self, *, wait: bool = True) -> None:
         """Ends it."""

@@ -5,20 +5,55 @@ from __future__ import annotations
 import abc
 import logging
 import secrets
+import signal
 import threading
 import time
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
 from gpu_ops.errors import GpuJoinError, StateError
+from gpu_ops.spark.settings import MEMORY_HOST
 from gpu_ops.spark.wire.connection import Action, Address
 
 _log = logging.getLogger(__name__)
 
 PROBE_S: Final = 10.0
 """How long a server may take to answer the directory."""
+
+
+_DEATHS_KEPT: Final = 64
+
+OVERHEAD: Final = "spark.executor.memoryOverhead"
+
+
+class Death(NamedTuple):
+    """A state server that was killed, and not by this application.
+
+    Attributes:
+        name: of the server.
+        pid: its process id, on the machine it ran on.
+        tail: the end of its log.
+    """
+
+    name: str
+    pid: int
+    tail: str
+
+    @classmethod
+    def of(cls, name: str, pid: int, code: int | None, tail: str) -> Death | None:
+        """From the exit code of a process, that of a signal being negative; None for one that ended otherwise."""
+        return cls(name, pid, tail) if code == -signal.SIGKILL else None
+
+    def __str__(self) -> str:
+        return (
+            f"State server {self.name}, process {self.pid}, ended by signal 9: so the kernel ends a process when "
+            f"memory runs out (dmesg tells). Give servers more room (on a cluster {OVERHEAD}), or have them need less: "
+            f"more partitions, smaller micro-batches (maxFilesPerTrigger, maxOffsetsPerTrigger). With {MEMORY_HOST} a "
+            f"micro-batch that needs more is refused before it is begun. The end of the server's log:\n"
+            f"{self.tail.strip() or '(nothing)'}"
+        )
 
 
 class Server(abc.ABC):
@@ -41,6 +76,11 @@ class Server(abc.ABC):
     @abc.abstractmethod
     def running(self) -> bool:
         """Whether the process is there."""
+
+    @property
+    @abc.abstractmethod
+    def death(self) -> Death | None:
+        """How it was killed; None where it runs, or has ended otherwise."""
 
     @abc.abstractmethod
     def stop(self, *, wait: bool = True) -> None:
@@ -133,12 +173,16 @@ class Pool:
         servers: starts them.
         kind: ``"cpu"`` or ``"gpu"``.
         size: how many slots.
+
+    Attributes:
+        deaths: by location, the servers that were killed.
     """
 
     def __init__(self, servers: Servers, kind: str, size: int) -> None:
         self.kind, self._servers = kind, servers
         self._slots: list[Server | None] = [None] * size
         self._locks = [threading.Lock() for _ in range(size)]
+        self.deaths: dict[str, Death] = {}
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -170,9 +214,11 @@ class Pool:
                 except (pa.ArrowException, OSError, GpuJoinError) as error:
                     _log.warning("state server %d does not answer; it is replaced: %s", server.pid, error)
                     server.kill()
+                    self._bury(server)
                     server = None  # also where a file system keeps the process from ending
             if server is not None and not server.running:
                 _log.warning("state server %d is gone; it is started anew", server.pid)
+                self._bury(server)
                 server.stop()
                 server = None
             if server is None:
@@ -180,6 +226,14 @@ class Pool:
             return server.location
         finally:
             self._locks[index].release()
+
+    def _bury(self, server: Server) -> None:
+        death = server.death
+        if death is not None:
+            _log.warning("%s", death)
+            self.deaths[server.location] = death
+            for location in list(self.deaths)[:-_DEATHS_KEPT]:
+                del self.deaths[location]
 
     def begin(self, size: int) -> None:
         """Starts the servers of the first slots side by side, and does not wait for them."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from gpu_ops.errors import BackendError, StateError
-from gpu_ops.spark.driver.pools import Pool, Server, Servers
+from gpu_ops.spark.driver.pools import Death, Pool, Server, Servers
 from gpu_ops.spark.wire.connection import Address, Tls, format_location
 from gpu_ops.state import files
 
@@ -28,6 +28,8 @@ START_S: Final = 90.0
 """How long a state server may take to listen."""
 
 _STOP_S: Final = 5.0
+_ENDING_S: Final = 0.5
+_TAIL: Final = 2000
 _MODULE: Final = "gpu_ops.spark.server.server"
 
 ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -53,11 +55,12 @@ class Process(Server):
     Args:
         popen: the child; its standard input stays open as long as it should live.
         address: of it.
+        log: the file of its log, which is called after the server.
     """
 
-    def __init__(self, popen: subprocess.Popen[bytes], address: Address) -> None:
+    def __init__(self, popen: subprocess.Popen[bytes], address: Address, log: Path) -> None:
         super().__init__(popen.pid, address)
-        self._popen = popen
+        self._popen, self._log, self._given_up = popen, log, False
 
     @property
     def running(self) -> bool:
@@ -68,6 +71,11 @@ class Process(Server):
     def code(self) -> int | None:
         """Its exit code, when it is gone; of a signal the negative number."""
         return self._popen.poll()
+
+    @property
+    def death(self) -> Death | None:
+        """How it was killed, unless `kill` did."""
+        return None if self._given_up else Death.of(self._log.stem, self.pid, self.code, tail_of(self._log))
 
     def stop(self, *, wait: bool = True) -> None:
         """Ends the process: the end of its standard input first, signals if that does not help."""
@@ -89,6 +97,9 @@ class Process(Server):
 
     def kill(self) -> None:
         """Ends a process that no longer answers; does not wait long for one that its file system holds."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(_ENDING_S)  # its connections end a moment before it does
+        self._given_up = self.running
         self._popen.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._popen.wait(_STOP_S)
@@ -152,12 +163,14 @@ class Launcher:
             self._starting.discard(popen)
         _log.info("state server %s: process %d, %.1f s", name, popen.pid, time.monotonic() - began)
         location = format_location(self._host, port, encrypted=self._tls is not None)
-        return Process(popen, Address(location, self._token, self._tls))
+        return Process(popen, Address(location, self._token, self._tls), self._log_of(name))
 
     def tail(self, name: str) -> str:
         """The end of a server's log."""
-        log = self.logs / f"{name}.log"
-        return log.read_text(errors="replace")[-2000:] if log.exists() else ""
+        return tail_of(self._log_of(name))
+
+    def _log_of(self, name: str) -> Path:
+        return self.logs / f"{name}.log"
 
     def refuse(self) -> None:
         """Starts no more servers, and ends those that do not listen yet."""
@@ -176,9 +189,21 @@ class Launcher:
         paths = [PACKAGE_ROOT, *filter(None, [os.environ.get("PYTHONPATH"), *sys.path])]
         shown = [] if self._tls is None else ["--tls-certificate", self._tls.certificate, self._tls.key]
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_"))}
-        with (self.logs / f"{name}.log").open("ab") as stderr:
+        with self._log_of(name).open("ab") as stderr:
             popen = subprocess.Popen(  # noqa: S603 - our own module, by our own interpreter
-                [sys.executable, "-m", _MODULE, "--backend", "auto", "--host", self._host, *shown, *arguments],
+                [
+                    sys.executable,
+                    "-m",
+                    _MODULE,
+                    "--name",
+                    name,
+                    "--backend",
+                    "auto",
+                    "--host",
+                    self._host,
+                    *shown,
+                    *arguments,
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -197,6 +222,11 @@ class Launcher:
         if self._closed:
             popen.kill()  # its handshake fails
         return popen
+
+
+def tail_of(log: Path) -> str:
+    """The end of a log."""
+    return log.read_text(errors="replace")[-_TAIL:] if log.exists() else ""
 
 
 def find_gpus() -> tuple[list[str], str]:

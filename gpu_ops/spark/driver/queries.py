@@ -11,7 +11,7 @@ import functools
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pyspark.serializers import CPickleSerializer
 from pyspark.sql import DataFrame, SparkSession
@@ -30,11 +30,8 @@ MAPS: Final = {"MapInArrow", "PythonMapInArrow", "MapInPandas"}
 _JOIN: Final = "gpu_ops.join"
 
 _MOST_KNOWN: Final = 1024
-_below: dict[str, tuple[JoinPlan, ...]] = {}
-"""By plan id of a join those that feed it."""
-
-_several_times: set[str] = set()
-"""Plan ids of joins that are in some plan several times."""
+_below: dict[str, _Below] = {}
+"""By plan id of a join those that feed it, which are always the same; each step in a plan is a call into the JVM."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,68 +139,88 @@ def plans_of(df: DataFrame) -> list[JoinPlan]:
     return list(plans_in(analyzed(df)))
 
 
-def plans_in(node: Any) -> Iterator[JoinPlan]:
-    """The joins of this pack in a logical plan, the nearest first, each once."""
-    waiting, seen = [node], set[str]()
+def plans_in(node: Any, shared: set[str] | None = None) -> Iterator[JoinPlan]:
+    """The joins of this pack in a logical plan, the nearest first, each once.
+
+    Args:
+        node: of the plan.
+        shared: takes the plan ids of those that are in it several times, as the input of several others.
+    """
+    waiting, seen, several = [node], set[str](), set[str]() if shared is None else shared
     while waiting:
         node = waiting.pop()
         nearest = JoinPlan.of(node)
         if nearest is None:
             waiting += reversed(children_of(node))
         elif nearest.plan_id in seen:
-            _several_times.add(nearest.plan_id)
+            several.add(nearest.plan_id)
         else:
             seen.add(nearest.plan_id)
             yield nearest
             below = _plans_below(nearest, node)
-            _several_times.update(plan.plan_id for plan in below if plan.plan_id in seen)
-            below = tuple(plan for plan in below if plan.plan_id not in seen)
-            seen.update(plan.plan_id for plan in below)
-            yield from below
+            several |= below.shared | {plan.plan_id for plan in below.plans if plan.plan_id in seen}
+            new = [plan for plan in below.plans if plan.plan_id not in seen]
+            seen.update(plan.plan_id for plan in new)
+            yield from new
 
 
-def several_times(plan_id: str) -> bool:
-    """Whether a plan that was looked at has a join several times, as the input of several others."""
-    return plan_id in _several_times
+class _Below(NamedTuple):
+    """The joins below one, and which of them are there several times."""
+
+    plans: tuple[JoinPlan, ...]
+    shared: frozenset[str]
 
 
-def _plans_below(plan: JoinPlan, node: Any) -> tuple[JoinPlan, ...]:
-    """The joins that feed one, which are always the same: each step in Spark's plan is a call into the JVM."""
+def _plans_below(plan: JoinPlan, node: Any) -> _Below:
     found = _below.get(plan.plan_id)
     if found is None:
-        found = tuple(joined for child in children_of(node) for joined in plans_in(child))
+        shared = set[str]()
+        plans = tuple(joined for child in children_of(node) for joined in plans_in(child, shared))
+        found = _Below(plans, frozenset(shared))
         if len(_below) >= _MOST_KNOWN:
             _below.clear()
         _below[plan.plan_id] = found
     return found
 
 
-def running_plan(queries: Iterable[Any], run_id: str, plan_id: str) -> tuple[JoinPlan, int] | None:
+class RunningPlan(NamedTuple):
     """A streaming join in the query that runs it.
+
+    Attributes:
+        plan: the join.
+        number: which one of its query it is, from 1, counted from the sources on: the same however often it is
+            restarted.
+        shared: whether it is the input of several others.
+    """
+
+    plan: JoinPlan
+    number: int
+    shared: bool
+
+
+def running_plan(queries: Iterable[Any], run_id: str, plan_id: str) -> RunningPlan | None:
+    """A streaming join of a query; None where the query is over, or this version of Spark does not show its plan.
 
     Args:
         queries: the streaming queries that run.
         run_id: of one of them.
         plan_id: of the join.
-
-    Returns:
-        The join, and which one of its query it is, from 1, counted from the sources on: the same however often it is
-        restarted. None where the query is over, or this version of Spark does not show its plan.
     """
     query = next((query for query in queries if str(query.runId) == run_id), None)
     if query is None:
         return None
-    return next((found for found in numbered_plans(query) if found[0].plan_id == plan_id), None)
+    return next((found for found in numbered_plans(query) if found.plan.plan_id == plan_id), None)
 
 
-def numbered_plans(query: Any) -> list[tuple[JoinPlan, int]]:
-    """The streaming joins of a query, each with its number as `running_plan` has it; none where Spark shows no plan."""
+def numbered_plans(query: Any) -> list[RunningPlan]:
+    """The streaming joins of a query; none where Spark shows no plan."""
+    shared = set[str]()
     try:
-        plans = [plan for plan in plans_in(query._jsq.streamingQuery().analyzedPlan()) if not plan.bounded]
+        plans = [plan for plan in plans_in(query._jsq.streamingQuery().analyzedPlan(), shared) if not plan.bounded]
     except Exception as error:  # whatever py4j makes of another version's classes
         _log.warning("which join of its query is which cannot be told, this version of Spark shows no plan: %s", error)
         return []
-    return [(plan, len(plans) - n) for n, plan in enumerate(plans)]
+    return [RunningPlan(plan, len(plans) - n, plan.plan_id in shared) for n, plan in enumerate(plans)]
 
 
 def takes_what_is_there(queries: Iterable[Any], run_id: str) -> bool:

@@ -15,6 +15,7 @@ from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.times import BEFORE_ALL
 from gpu_ops.errors import StateError
 from gpu_ops.spark.server import recovery
+from gpu_ops.spark.wire.command import EventTimes
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.durable import NO_TIMES, PartitionLog, Times, later
 from gpu_ops.state.files import Files
@@ -34,18 +35,6 @@ class Moment(NamedTuple):
 
     watermark: int | None
     clock_ms: int
-
-
-class Report(NamedTuple):
-    """What one partition reports after a micro-batch.
-
-    Attributes:
-        latest: per input, the latest event time it has ever seen, ms.
-        rows: per input, whether the micro-batch brought rows.
-    """
-
-    latest: tuple[int | None, int | None]
-    rows: tuple[bool, ...]
 
 
 class Watermarks:
@@ -72,7 +61,7 @@ class Watermarks:
         self._moment, self._last = Moment(None, 0), Moment(None, 0)
         self._before = NO_TIMES  # of all partitions, after the micro-batch before this one
         self._rows_at = [0, 0]
-        self._reports: dict[int, Report] = {}
+        self._reports: dict[int, EventTimes] = {}
 
     def begin(self, batch_id: int, clock_ms: int) -> Moment:
         """What a micro-batch goes by; the same however often it is asked for.
@@ -100,7 +89,7 @@ class Watermarks:
             self._batch, self._reports = batch_id, {}
             return self._moment
 
-    def report(self, batch_id: int, partition: int, report: Report) -> None:
+    def report(self, batch_id: int, partition: int, report: EventTimes) -> None:
         """Takes in a partition's report; again is as good as once."""
         with self._lock:
             if batch_id == self._batch:

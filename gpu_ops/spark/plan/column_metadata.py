@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
 from gpu_ops.descriptions.changelog import LATE_ROW_KIND, ROW_KIND_COLUMN
-from gpu_ops.descriptions.description import Description, OutputColumn
+from gpu_ops.descriptions.description import LATER, Description, OutputColumn
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.given import data_frame
@@ -118,10 +118,10 @@ def _metadata(join: Description, column: OutputColumn, plan_id: str) -> dict[str
     times: list[int] = []  # the inputs whose event time it is
     for side, source in enumerate(join.inputs):
         own = join.own_column(side, column)
-        if own is not None and column.side != 3:
+        if own is not None and column.side != LATER:
             metadata[OWN_COLUMN[side]] = own
         if own is not None and own == source.event_time:
-            metadata[OWN_TIME[side]] = column.side != 3
+            metadata[OWN_TIME[side]] = column.side != LATER
             times.append(side)
     behind = [join.inputs[side].delay_ms for side in times]
     known = [ms for ms in behind if ms is not None]

@@ -42,6 +42,8 @@ class Applied:
     metrics: dict[str, int | float]
     backend: str
     backend_reason: str
+    latest: tuple[int | None, ...] = ()
+    """Per input, the latest event time that this partition has ever seen, whatever the engine remembers, ms."""
 
 
 class Answer(NamedTuple):
@@ -273,10 +275,7 @@ class PartitionState:
             "partition": self.partition,
             "clock_ms": clock_ms,
         }
-        for side, known in zip(self.join.sides, times.latest, strict=False):
-            if known is not None:  # of all that this partition has seen, whatever the engine remembers
-                self._metrics[f"{side}_max_time_ms"] = known
-        return Applied(result.changelog, dict(self._metrics), engine.backend, engine.backend_reason)
+        return Applied(result.changelog, dict(self._metrics), engine.backend, engine.backend_reason, times.latest)
 
     def left_over(self, version: int) -> Iterator[pa.Table]:
         """The rows that the end of input emits for a version of the state, in parts; the state folder stays as it is.

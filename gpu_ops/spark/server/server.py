@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import errno
 import importlib
 import json
 import logging
@@ -29,6 +30,7 @@ from gpu_ops.errors import BadInputError, DescriptionError, StateError
 from gpu_ops.kernels import Probe
 from gpu_ops.memory import Budget, memory_size
 from gpu_ops.spark.server.partition import AbandonedError, Applied, PartitionState
+from gpu_ops.spark.settings import MEMORY_GPU, MEMORY_HOST
 from gpu_ops.spark.wire.command import ApplyCommand
 from gpu_ops.spark.wire.connection import Action, FlightServer
 from gpu_ops.state.files import READING, Activity
@@ -62,6 +64,7 @@ class StateServer(FlightServer):
         budget: of memory, for all partitions together.
         probe: how a GPU finds matching rows, see `gpu_ops.kernels.Probe`.
         certificate: files with the certificate chain and its key; without them connections are plain.
+        name: what errors call it.
     """
 
     def __init__(
@@ -74,8 +77,9 @@ class StateServer(FlightServer):
         budget: Budget | None = None,
         probe: Probe = "auto",
         certificate: tuple[str, str] | None = None,
+        name: str = "",
     ) -> None:
-        self._backend, self._budget, self._probe = backend, budget, probe
+        self._backend, self._budget, self._probe, self._name = backend, budget, probe, name
         self._lock = threading.Lock()
         self._partitions: dict[tuple[str, str, int], PartitionState] = {}
         self._calls: dict[str, Activity] = {}
@@ -107,12 +111,15 @@ class StateServer(FlightServer):
                 command = ApplyCommand(**{**vars(command), "backend": self._backend})
             partition = self._partition(command)
             own = Activity()
-            with self._asked_after(command.call, own):
+            with self._asked_after(command.call, own), self._out_of_memory(partition, command.batch_id):
                 try:
                     table = _receive(reader, command, partition, own)
+                except MemoryError:
+                    raise
                 except (pa.ArrowException, flight.FlightError, OSError, UnicodeError) as error:  # names may be no UTF-8
                     raise AbandonedError(f"the rows of batch {command.batch_id} broke off: {error}") from error
-            with self._asked_after(command.call, partition.activity):  # also while another call has the partition
+            # also while another call has the partition
+            with self._asked_after(command.call, partition.activity), self._out_of_memory(partition, command.batch_id):
                 answer = partition.apply(
                     command.batch_id,
                     table,
@@ -190,6 +197,22 @@ class StateServer(FlightServer):
             yield
         finally:
             self._calls.pop(call, None)
+
+    @contextlib.contextmanager
+    def _out_of_memory(self, partition: PartitionState, batch_id: int) -> Iterator[None]:
+        """Says of what there was too little, and what helps."""
+        try:
+            yield
+        except (MemoryError, OSError) as error:
+            if isinstance(error, OSError) and error.errno != errno.ENOMEM:
+                raise
+            setting = MEMORY_GPU if partition.backend == "gpu" else MEMORY_HOST
+            raise StateError(
+                f"state server {self._name or os.getpid()} has too little memory for micro-batch {batch_id} of the "
+                f"{partition}: {error!r}. Make more partitions or smaller micro-batches (maxFilesPerTrigger, "
+                "maxOffsetsPerTrigger), or give servers more room: on a cluster spark.executor.memoryOverhead; "
+                f"{setting} says how much the state of each may take"
+            ) from error
 
     @contextlib.contextmanager
     def errors_as_status(self, what: str) -> Iterator[None]:
@@ -273,7 +296,12 @@ def _send(writer: flight.MetadataRecordBatchWriter, answer: Applied) -> None:
     writer.begin(answer.changelog.schema)
     if answer.changelog.num_rows:
         writer.write_table(answer.changelog, max_chunksize=ROWS_PER_MESSAGE)
-    facts = {"metrics": answer.metrics, "backend": answer.backend, "backend_reason": answer.backend_reason}
+    facts = {
+        "metrics": answer.metrics,
+        "backend": answer.backend,
+        "backend_reason": answer.backend_reason,
+        "latest": answer.latest,
+    }
     writer.write_metadata(json.dumps(facts).encode())
 
 
@@ -281,6 +309,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs a state server until its standard input ends."""
     parser = argparse.ArgumentParser(prog="python -m gpu_ops.spark.server.server", description="A state server.")
     parser.add_argument("--backend", choices=("auto", "cpu", "gpu"), default="auto")
+    parser.add_argument("--name", default="", help="what errors call it")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--gpu-memory", help="of all state; an amount, or a share of the card's")
@@ -307,7 +336,7 @@ def main(arguments: list[str] | None = None) -> int:
     budget = server_budget(options.gpu_memory, options.host_memory)
     server = StateServer(
         token, backend=options.backend, host=options.host, port=options.port, budget=budget,
-        probe=options.gpu_probe, certificate=options.tls_certificate,
+        probe=options.gpu_probe, certificate=options.tls_certificate, name=options.name,
     )  # fmt: skip
     sys.stdout.write(json.dumps({"port": server.port, "pid": os.getpid()}) + "\n")
     sys.stdout.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from gpu_ops.spark.metrics.metrics import METRICS_TYPE, pack, total
 from gpu_ops.spark.tasks.arrow import TaskIdentity, arrow_task, task_identity
 from gpu_ops.spark.tasks.rows import Maker, Taken
 from gpu_ops.spark.wire.arrivals import Arrivals
+from gpu_ops.spark.wire.command import EventTimes, LocateReply, LocateRequest, ReportReply, ReportRequest, read
 from gpu_ops.spark.wire.connection import Address
 from gpu_ops.spark.wire.exchange import Exchange, ask
 from gpu_ops.state.address import StateAddress
@@ -56,7 +58,6 @@ class Task:
         task = task_identity()
         join_id = f"{self._command['join_id']}-{task.query_id}"
         partition, batches = self._partition(task, batches)
-        evaluation = uuid.uuid4().hex
         state: StateAddress | None = self._command["state"]
         command = {
             **self._command,
@@ -68,24 +69,17 @@ class Task:
             "partition": partition,
         }
 
+        located = LocateRequest(
+            join_id=join_id, query_id=task.query_id, run_id=task.run_id, batch_id=task.batch_id,
+            state=command["state"], backend=command["backend"], partition=partition, partitions=command["partitions"],
+            attempt=task.attempt, evaluation=uuid.uuid4().hex, backlog=bool(command["options"].get("backlog", False)),
+            timed="watermark_ms" in self._metrics,
+        )  # fmt: skip
+
         def locate(failed: str | None) -> tuple[Address, Mapping[str, Any]]:
-            request = {
-                "join_id": join_id,
-                "state": command["state"],
-                "backend": command["backend"],
-                "query_id": task.query_id,
-                "batch_id": task.batch_id,
-                "run_id": task.run_id,
-                "partition": partition,
-                "partitions": command["partitions"],
-                "attempt": task.attempt,
-                "evaluation": evaluation,
-                "failed": failed,
-                "backlog": bool(command["options"].get("backlog", False)),
-                "timed": "watermark_ms" in self._metrics,
-            }
-            answer = ask(self._directory, "locate", request)
-            return self._directory._replace(location=answer["location"]), answer["moment"]
+            request = dataclasses.asdict(dataclasses.replace(located, failed=failed))
+            answer = read(LocateReply, ask(self._directory, "locate", request))
+            return self._directory._replace(location=answer.location), dataclasses.asdict(answer.context)
 
         exchange = Exchange(locate, command, self._arrivals.wire)
         for rows in exchange.run(self._arrivals.to_wire(batches)):
@@ -94,14 +88,14 @@ class Task:
             yield self._with_metrics(rows, pa.nulls(rows.num_rows, METRICS_TYPE))
         counted = exchange.answer["metrics"]
         numbers = pack(self._metrics, counted, backend=exchange.answer["backend"], retries=exchange.retries)
-        report: dict[str, Any] = {"observed": self.hidden is not None, "partitions": command["partitions"]}
-        if self._times:
-            report["latest"] = [*(counted.get(f"{side}_max_time_ms") for side in self._times), None][:2]
-            report["rows"] = [bool(counted[f"{side}_rows_in"]) for side in self._times]
-        who = {"join_id": join_id, "run_id": task.run_id, "batch_id": task.batch_id, "partition": partition}
-        answer = ask(self._directory, "report", {**who, **report, "numbers": numbers})
-        if answer["all"] is not None:
-            yield self._metrics_row(total(self._metrics, answer["all"]))
+        rows = [bool(counted[f"{side}_rows_in"]) for side in self._times]
+        report = ReportRequest(
+            join_id, task.run_id, task.batch_id, partition, command["partitions"], numbers, self.hidden is not None,
+            EventTimes.of(exchange.answer["latest"], rows) if self._times else None,
+        )  # fmt: skip
+        answer = read(ReportReply, ask(self._directory, "report", dataclasses.asdict(report)))
+        if answer.all is not None:
+            yield self._metrics_row(total(self._metrics, answer.all))
 
     def _partition(self, task: TaskIdentity, batches: Iterator[pa.RecordBatch]) -> tuple[int, Iterator[pa.RecordBatch]]:
         """The partition this task has, and its batches.

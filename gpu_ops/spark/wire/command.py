@@ -1,11 +1,11 @@
-"""What a Spark task asks of a state server, as it travels: JSON, and rows of all inputs in one stream."""
+"""What a Spark task asks of a state server and of the directory, as it travels: JSON, and rows of all inputs."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +15,14 @@ from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.errors import BadInputError, DescriptionError
+from gpu_ops.spark.wire.connection import Action
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.manifest import SPARK
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_Read = TypeVar("_Read", bound="DataclassInstance")
 
 
 class Sides(NamedTuple):
@@ -202,7 +208,7 @@ class ApplyCommand:
             op, state, wire = data.pop("op"), data.pop("state"), data.pop("wire")
             address = None if state is None else StateAddress.of(state)
             command = cls(**data, state=address, wire=Wire.from_dict(wire))
-            command._check_types()
+            _check_types(command)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             if isinstance(error, DescriptionError):
                 raise
@@ -213,21 +219,22 @@ class ApplyCommand:
             raise DescriptionError(f"no partition {command.partition} of {command.partitions}")
         return command
 
-    def _check_types(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if type(value) not in _TYPES.get(str(field.type), (type(value),)):
-                raise TypeError(f"{field.name}={value!r}")
-        for name in ("batch_id", "partition", "partitions"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)!r}")
+
+def _check_types(request: DataclassInstance) -> None:
+    """Refuses what came as JSON of other types than its attributes have."""
+    for field in dataclasses.fields(request):
+        value = getattr(request, field.name)
+        if type(value) not in _TYPES.get(str(field.type), (type(value),)):
+            raise TypeError(f"{field.name}={value!r}")
+        if field.name in ("batch_id", "partition", "partitions") and value < 0:
+            raise ValueError(f"{field.name}={value!r}")
 
 
 _TYPES: Final = {
     "str": (str,), "int": (int,), "bool": (bool,), "Mapping[str, Any]": (dict,),
     "str | None": (str, type(None)), "int | None": (int, type(None)),
 }  # fmt: skip
-"""What an attribute of a command may be when it comes as JSON, by its annotation; no bool is taken for an int."""
+"""What an attribute of a request may be when it comes as JSON, by its annotation; no bool is taken for an int."""
 
 
 def parse_join(description: str) -> Description:
@@ -266,3 +273,138 @@ def _text(data: Mapping[str, Any], name: str) -> str:
 def _numpy(column: pa.ChunkedArray) -> npt.NDArray[Any]:
     values: npt.NDArray[Any] = column.to_numpy()
     return values
+
+
+# --- what a task asks the driver's directory -----------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class LocateRequest:
+    """Which server owns a partition?
+
+    Attributes:
+        join_id: the join, unique in the Spark application: its plan's id and its query's.
+        query_id: Spark's id of the query.
+        run_id: of the query's run.
+        batch_id: the micro-batch.
+        state: the state folder, or None.
+        backend: as of `ApplyCommand`.
+        partition: which partition.
+        partitions: of how many.
+        attempt: Spark's id of the task attempt.
+        evaluation: anew each time the task runs the join.
+        failed: the location of a server that did not answer, or None.
+        backlog: whether the join may begin with one.
+        timed: whether the join goes by watermarks.
+    """
+
+    join_id: str
+    query_id: str
+    run_id: str
+    batch_id: int
+    state: str | None
+    backend: str
+    partition: int
+    partitions: int
+    attempt: int
+    evaluation: str
+    failed: str | None = None
+    backlog: bool = False
+    timed: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchContext:
+    """What all partitions of a join go by in a micro-batch; attributes as of `ApplyCommand`."""
+
+    join_number: int | None = None
+    watermark: int | None = None
+    clock_ms: int | None = None
+    backlog: bool = False
+    shared_in: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class LocateReply:
+    """Where the server is, and what goes with the command."""
+
+    location: str
+    context: BatchContext
+
+
+@dataclasses.dataclass(frozen=True)
+class EventTimes:
+    """What one partition knows of event time after a micro-batch.
+
+    Attributes:
+        latest: per input, the latest event time it has ever seen, ms; of one input the second is None.
+        rows: per input, whether the micro-batch brought rows.
+    """
+
+    latest: tuple[int | None, int | None]
+    rows: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, latest: Sequence[int | None], rows: Sequence[bool]) -> EventTimes:
+        """From as many as there are inputs."""
+        first, second, *_ = (*latest, None, None)
+        return cls((first, second), tuple(rows))
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportRequest:
+    """What one partition says after a micro-batch.
+
+    Attributes:
+        join_id: as of `LocateRequest`, like the next four.
+        run_id: of the query's run.
+        batch_id: the micro-batch.
+        partition: which partition.
+        partitions: of how many.
+        numbers: its metrics, as `gpu_ops.spark.metrics.metrics.pack` has them.
+        observed: whether Spark's progress has the metrics.
+        times: of a join by event time.
+    """
+
+    join_id: str
+    run_id: str
+    batch_id: int
+    partition: int
+    partitions: int
+    numbers: Sequence[int | None]
+    observed: bool
+    times: EventTimes | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportReply:
+    """Where metrics are observed and all partitions have said theirs, those of each; else None."""
+
+    all: Sequence[Sequence[int | None]] | None = None
+
+
+_NESTED: Final[Mapping[str, Callable[[Any], object]]] = {
+    "BatchContext": lambda data: read(BatchContext, data),
+    "EventTimes | None": lambda data: None if data is None else EventTimes.of(data["latest"], data["rows"]),
+}
+
+
+def read(kind: type[_Read], data: Mapping[str, Any]) -> _Read:
+    """A request or reply from parsed JSON, as `dataclasses.asdict` has written it.
+
+    Raises:
+        DescriptionError: it is none.
+    """
+    try:
+        types = {field.name: str(field.type) for field in dataclasses.fields(kind)}
+        nested = {name: _NESTED[types[name]] for name in data if types[name] in _NESTED}
+        made = kind(**{**data, **{name: make(data[name]) for name, make in nested.items()}})
+        _check_types(made)
+    except (KeyError, TypeError, ValueError) as error:
+        raise DescriptionError(f"no {kind.__name__} of this version of gpu-join: {error!r}") from error
+    return made
+
+
+def answering(kind: type[_Read], answer: Callable[[_Read], DataclassInstance]) -> Action:
+    """An action of a `FlightServer` that takes a request of a kind."""
+    return lambda request, _: dataclasses.asdict(answer(read(kind, request)))

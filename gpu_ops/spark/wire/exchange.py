@@ -128,7 +128,7 @@ class Exchange:
         call = uuid.uuid4().hex
         client = _client(server)  # held for as long as the call lasts
         with Watch(server, call) as watch:
-            with _guard(watch):
+            with _Guard(watch):
                 descriptor = flight.FlightDescriptor.for_command(json.dumps({**command, "call": call}).encode())
                 writer, reader = client.do_exchange(descriptor, server.options())
                 watch.cancel = reader.cancel
@@ -147,23 +147,23 @@ class Exchange:
     ) -> Iterator[pa.RecordBatch]:
         # Input comes from Spark: its own errors are none of the server's.
         try:
-            with _guard(watch):
+            with _Guard(watch):
                 writer.begin(self._schema)
             for batch in self._all(coming):
-                with _guard(watch):
+                with _Guard(watch):
                     writer.write_batch(batch)
         except UnreachableError:
             # A server that refuses stops reading first; its reason comes on the other way.
-            with _guard(watch):
+            with _Guard(watch):
                 reader.read_chunk()
             raise
-        with _guard(watch):
+        with _Guard(watch):
             # A stream that breaks off looks like a whole one to the server; the count tells.
             rows = sum(batch.num_rows for batch in self._kept)
             writer.write_metadata(json.dumps({"rows": rows}).encode())
             writer.done_writing()
         while True:
-            with _guard(watch):
+            with _Guard(watch):
                 try:
                     chunk = reader.read_chunk()
                 except StopIteration:
@@ -183,7 +183,7 @@ class Exchange:
             yield batch
 
 
-class _guard:  # noqa: N801 - a context manager that reads like a function
+class _Guard:
     """Around a call that may wait for the server; turns Flight's errors into a refusal or `UnreachableError`."""
 
     def __init__(self, watch: Watch) -> None:

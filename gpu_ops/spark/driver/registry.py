@@ -1,0 +1,212 @@
+"""Which joins run: of each its state folder, the micro-batch it is at, and what its partitions have said of that."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from gpu_ops.errors import DescriptionError, StateError
+from gpu_ops.spark.driver.pools import Death
+from gpu_ops.spark.driver.queries import JoinPlan
+from gpu_ops.spark.driver.watermarks import Upstream, Watermarks
+from gpu_ops.spark.metrics.metrics import Packed
+from gpu_ops.spark.server.recovery import left_behind
+from gpu_ops.spark.wire.command import LocateRequest, ReportRequest
+from gpu_ops.state.address import StateAddress
+from gpu_ops.state.manifest import Manifest
+
+MOST_KILLS: Final = 3
+"""So often may the server of a partition be killed in one micro-batch: what killed it once does so again."""
+
+
+@dataclasses.dataclass
+class JoinState:
+    """A join in a run of its query."""
+
+    query_id: str
+    run_id: str
+    state: StateAddress | None
+    number: int | None
+    """Which join of the query; None where nobody can tell, like the plan."""
+    plan: JoinPlan | None = None
+    shared: bool = False
+    """Whether it is the input of several others."""
+    claimed: bool = False
+    """Whether a partition of it was located; not where its folder was refused."""
+    seen: float = 0.0
+    batch_id: int = -1
+    evaluations: dict[int, str] = dataclasses.field(default_factory=dict)
+    """By task attempt, of the last micro-batch."""
+    asked: set[int] = dataclasses.field(default_factory=set)
+    """Partitions that have computed that micro-batch, or begun to."""
+    counted: dict[int, Packed] = dataclasses.field(default_factory=dict)
+    """By partition that has computed it, its metrics."""
+    killed: dict[int, dict[str, Death]] = dataclasses.field(default_factory=dict)
+    """By partition that has not, its servers that were killed meanwhile, by location."""
+    servers: set[tuple[str, int]] = dataclasses.field(default_factory=set)
+    watermarks: Watermarks | None = None
+    """Of a join by time."""
+    backlog: bool | None = None
+    """Whether the run's micro-batches are backlog; None until that is asked."""
+    appends: bool = False
+    """Whether the run's output mode is known to be ``append``."""
+
+    def begin(self, request: LocateRequest) -> None:
+        """Notes that a partition computes a micro-batch. When Spark goes on to another, it is done with the last.
+
+        Raises:
+            StateError: not all partitions have computed that.
+            DescriptionError: one task runs several partitions.
+        """
+        batch_id, partitions = request.batch_id, request.partitions
+        if batch_id > self.batch_id:
+            who = f"query {self.query_id}"
+            if self.batch_id >= 0 and len(self.asked) < partitions:
+                raise left_behind(who, self.batch_id, self.asked, partitions)
+            if 0 <= self.batch_id < batch_id - 1:
+                raise left_behind(who, self.batch_id + 1, (), partitions)
+            self.batch_id = batch_id
+            self.evaluations, self.asked, self.counted, self.killed = {}, set(), {}, {}
+        if batch_id == self.batch_id:  # else a task that nobody waits for any more
+            self.asked.add(request.partition)
+        # a coalesced task cannot tell which of its partitions it is in when one has no rows
+        if self.evaluations.setdefault(request.attempt, request.evaluation) != request.evaluation:
+            raise DescriptionError(
+                "one task computes several partitions of the join: use repartition() instead of coalesce() "
+                "on a changelog"
+            )
+
+    def note_death(self, request: LocateRequest, death: Death | None) -> None:
+        """Notes that a partition's server was killed.
+
+        Args:
+            request: of a task that may have found it so.
+            death: of the server that failed the task, if the kernel killed it.
+
+        Raises:
+            StateError: it is not the first one in this micro-batch; the query ends with that.
+        """
+        if request.batch_id != self.batch_id:
+            return
+        deaths = self.killed.setdefault(request.partition, {})
+        if death is not None and request.failed is not None:
+            deaths[request.failed] = death
+        if len(deaths) >= MOST_KILLS:
+            *_, last = deaths.values()
+            inputs = "" if self.plan is None else f" of join of {', '.join(x.name for x in self.plan.join.inputs)}"
+            raise StateError(
+                f"partition {request.partition} of {request.partitions}{inputs}, micro-batch {request.batch_id}: "
+                f"its state server was killed {len(deaths)} times. {last}"
+            )
+
+    def take(self, request: ReportRequest) -> Sequence[Packed] | None:
+        """Takes in what a partition has counted; gives that of all once it is there."""
+        if request.batch_id != self.batch_id:  # of a task that nobody waits for any more
+            return None
+        self.killed.pop(request.partition, None)
+        self.counted[request.partition] = request.numbers
+        return list(self.counted.values()) if len(self.counted) == request.partitions else None
+
+
+@dataclasses.dataclass
+class Started:
+    """A plan that was built with a state folder, and the query and run that began with it last."""
+
+    state: StateAddress
+    query_id: str | None = None
+    run_id: str | None = None
+
+
+class Registry:
+    """The joins of an application that run, by id: its plan's and its query's."""
+
+    def __init__(self) -> None:
+        self.joins: dict[str, JoinState] = {}
+        self.started: dict[str, Started] = {}
+        self.lock = threading.Lock()
+
+    def __contains__(self, join_id: str) -> bool:
+        return join_id in self.joins
+
+    def of_run(self, join_id: str, run_id: str) -> JoinState | None:
+        """A join, if it is known in this run of its query."""
+        known = self.joins.get(join_id)
+        return known if known is not None and known.run_id == run_id else None
+
+    def put(self, join_id: str, opened: JoinState) -> JoinState:
+        """Notes a join that a run of its query begins with, and gives it; what holds in all runs stays."""
+        with self.lock:
+            before = self.joins.get(join_id)
+            if before is not None:
+                opened.claimed, opened.seen = before.claimed, before.seen
+                opened.servers, opened.watermarks = before.servers, before.watermarks
+            self.joins[join_id] = opened
+            return opened
+
+    def claim(self, opened: JoinState, request: LocateRequest, server: tuple[str, int]) -> str | None:
+        """Notes that a server has a partition; gives the id of another join that has the state folder.
+
+        Args:
+            opened: the join.
+            request: for the partition.
+            server: the kind of the server, and its number.
+
+        Raises:
+            StateError, DescriptionError: as of `JoinState.begin`.
+        """
+        with self.lock:
+            known = self.joins.setdefault(request.join_id, opened)
+            if not known.claimed:
+                if known.state is not None:
+                    # Two joins over one folder would take turns in overwriting each other's records.
+                    for join_id, other in self.joins.items():
+                        if other.claimed and other.state is not None and other.state.identity == known.state.identity:
+                            return join_id
+                known.claimed, known.watermarks = True, self._watermarks(known)
+            known.seen = time.monotonic()
+            known.servers.add(server)
+            known.begin(request)
+            return None
+
+    def users(self, state: StateAddress) -> list[tuple[str | None, str | None]]:
+        """The queries and runs that use a state folder, or have; they need not have had a micro-batch yet."""
+        with self.lock:
+            claimed = [known for known in self.joins.values() if known.claimed]
+            users: list[JoinState | Started] = [*claimed, *self.started.values()]
+        return [(x.query_id, x.run_id) for x in users if x.state is not None and x.state.identity == state.identity]
+
+    def pop(self, join_id: str) -> JoinState | None:
+        """Forgets a join."""
+        with self.lock:
+            return self.joins.pop(join_id, None)
+
+    def idle(self, seconds: float) -> dict[str, str]:
+        """By join that nobody has asked for lately, or that was refused, its run."""
+        now = time.monotonic()
+        with self.lock:
+            return {j: k.run_id for j, k in self.joins.items() if not k.claimed or now - k.seen > seconds}
+
+    def _watermarks(self, known: JoinState) -> Watermarks | None:
+        plan = known.plan
+        if plan is None or not plan.join.by_time:
+            return None
+        left, right = (self._upstream(upstream, known.query_id) for upstream in plan.upstream)
+        manifest = Manifest(
+            plan.join.to_json(), plan.partitions, known.query_id, plan.distribution, join_number=known.number
+        )
+        return Watermarks(plan.join, manifest, known.state, (left, right))
+
+    def _upstream(self, plan_id: str | None, query_id: str) -> Upstream | None:
+        """How to ask a join in the same query for its output watermark."""
+        if plan_id is None:
+            return None
+
+        def ask_it(batch_id: int) -> int | None:
+            with self.lock:
+                known = self.joins.get(f"{plan_id}-{query_id}")
+            return None if known is None or known.watermarks is None else known.watermarks.output_before(batch_id)
+
+        return ask_it
