@@ -387,7 +387,8 @@ def _by_value(batch: _InputChanges) -> tuple[Positions, Lifetimes]:
     present = xp.bincount(owner, minlength=total)  # one per value
     unknown = _unknown_retractions(batch, insert, present)
     retracts = ~insert & ~unknown
-    takes, born = _oldest_first(batch, retracts, slots, present), xp.flatnonzero(insert)
+    born = xp.flatnonzero(insert)
+    takes = _oldest_first(batch, born, retracts, (slots, present))
     if sequence is None:
         rows, found = _net_by_value(batch, born, takes, unknown.sum())
     else:
@@ -423,23 +424,23 @@ def _unknown_retractions(batch: _InputChanges, insert: Array, present: Array) ->
     return ~insert & (running < before)
 
 
-def _oldest_first(batch: _InputChanges, retracts: Array, slots: Slots, present: Array) -> _Takes:
+def _oldest_first(batch: _InputChanges, born: Positions, retracts: Array, committed: tuple[Slots, Array]) -> _Takes:
     """The rows that retractions take.
 
     Args:
         batch: the changes.
+        born: positions of grouped insertions.
         retracts: a flag per grouped change, of retractions that are not unknown.
-        slots: of committed rows, by value, the oldest first.
-        present: a number per value, of these rows.
+        committed: the slots of rows, by value, the oldest first; and how many there are, of each value.
     """
-    groups, xp = batch.groups, batch.table.kernels.xp
+    groups, xp, (slots, present) = batch.groups, batch.table.kernels.xp, committed
     retracting = xp.flatnonzero(retracts)
     instance = within(xp, groups, retracts)[retracting]  # one per retraction, like the next two
     value = groups.group[retracting]
     is_old = instance < present[value]
     old, young = xp.flatnonzero(is_old), xp.flatnonzero(~is_old)
     first_slot = xp.cumsum(present) - present  # one per value, like the next two
-    births = xp.bincount(groups.group[xp.flatnonzero(batch.inserts[groups.order])], minlength=present.size)
+    births = xp.bincount(groups.group[born], minlength=present.size)
     first_birth = xp.cumsum(births) - births
     killed = slots[first_slot[value[old]] + instance[old]]
     dying = first_birth[value[young]] + instance[young] - present[value[young]]
