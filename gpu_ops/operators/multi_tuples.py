@@ -26,7 +26,7 @@ from gpu_ops.descriptions.keys import InputColumn, equal_classes
 from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.kernels import Columns, Frame, Kernels
 from gpu_ops.operators.core.changes import Lifetimes
-from gpu_ops.operators.core.match import fulfilling, in_pieces, match
+from gpu_ops.operators.core.match import Pairs, fulfilling, in_one, in_pieces, match
 from gpu_ops.state.keyed_table import KeyedTable
 from gpu_ops.state.table import DEAD, DYING, LIVE, KeySet
 
@@ -287,13 +287,11 @@ class Finder:
         rows = None if valid is None else xp.flatnonzero(valid)
         index, needles = table.index(lookup.key_set), kernels.entries(hashes, 0, rows)
         needles.sort()
-        matches, total = [], 0
-        for piece in in_pieces(
-            kernels, needles, lambda some, most: index.meet(some, staged=not committed, at_most=most)
-        ):
+
+        def matched(piece: Array) -> Pairs:
             found, slot = layouts.unpaired(xp.sort(piece))
             self.candidates += int(slot.size)
-            pairs = match(
+            return match(
                 kernels,
                 (found if rows is None else rows[found], slot),
                 types,
@@ -307,13 +305,9 @@ class Finder:
                     int(others.size),
                 ),
             )
-            matches.append(pairs)
-            total += int(pairs[0].size)
-            self._check(total)
-        if len(matches) == 1:
-            return matches[0]
-        found, slot = (xp.concatenate(parts) for parts in zip(*matches, strict=True))
-        return layouts.unpaired(xp.sort(layouts.pairs(found, slot)))  # as in one piece
+
+        pieces = in_pieces(kernels, needles, lambda some, most: index.meet(some, staged=not committed, at_most=most))
+        return in_one(xp, map(matched, pieces), self._check)
 
     def _alive(
         self, table: KeyedTable, side: Lifetimes, slots: Slots, instants: Instants | None, *, committed: bool

@@ -39,7 +39,7 @@ from typing import Any
 import numpy as np
 
 from gpu_ops import layouts
-from gpu_ops.arrays import Array, Hashes, Instants, Positions, Slots, distinct, value_changes
+from gpu_ops.arrays import Array, Hashes, Positions, Slots, distinct, value_changes
 from gpu_ops.descriptions.by_time import AsofJoin
 from gpu_ops.descriptions.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
 from gpu_ops.descriptions.times import AFTER_ALL, BEFORE_ALL, shifted
@@ -199,60 +199,75 @@ class Lookup:
         Args:
             changed: right rows that come or go.
         """
-        kernels, xp, (left, right) = self._kernels, self._kernels.xp, self._tables
-        nothing = xp.empty(0, np.int64)
-        span = self._times_seen()
-        if not changed.size or not left.live_before or span is None:
-            return nothing
-        rows, exact = Rows(right, changed), self.exact
+        left, right = self._tables
+        seen = self._times_seen()
+        if not changed.size or not left.live_before or seen is None:
+            return self._kernels.xp.empty(0, np.int64)
+        rows = self._best_of_their_time(self._waited_for(Rows(right, changed), seen))
+        return self._left_rows_in(rows, *self._spans(rows)) if rows.slots.size else rows.slots
+
+    def _stays(self, slots: Slots) -> Array:
+        """Mask of left rows that the micro-batch leaves."""
+        return self._tables[0].status.values[slots] == LIVE
+
+    def _beside(self, rows: Rows, direction: Direction, *, exact: bool) -> Slots:
+        """The neighbour in U of each of n right rows, -1 for none; ``exact``: itself, or a newer one of its time."""
+        right = self._tables[1]
+        there = self._among(1, lambda slots: right.status.values[slots] != DEAD, staged=True)
+        return there.search((rows.key, rows.slots), rows.hashes, rows.times, direction, exact=exact)
+
+    def _waited_for(self, rows: Rows, seen: tuple[int, int]) -> Rows:
+        """Right rows that a left row would meet if there were no others.
+
+        Most new rows are the last ones of their key and nobody waits for them: that is one lookup.
+        """
+        xp = self._kernels.xp
         if len(self.directions) == 1:
             late = self.directions[0] == "forward"
-            rows = rows.pick(xp.flatnonzero(rows.times >= span[0] if late else rows.times <= span[1]))
-        forward = "forward" in self.directions
-        backward = "backward" in self.directions
-        reached = xp.zeros(rows.slots.size, bool)
-        stays: Alive = lambda slots: left.status.values[slots] == LIVE  # noqa: E731
-        lefts = self._among(0, stays, staged=False)
+            rows = rows.pick(xp.flatnonzero(rows.times >= seen[0] if late else rows.times <= seen[1]))
+        reached, lefts = xp.zeros(rows.slots.size, bool), self._among(0, self._stays, staged=False)
         for direction in self.directions:
-            # Most new rows are the last ones of their key and nobody waits for them: that is one lookup.
-            ahead: Direction = "forward" if direction == "backward" else "backward"
-            far = self.farthest(rows.times, ahead)
-            own = rows.key, rows.slots
-            reached |= lefts.search(own, rows.hashes, rows.times, ahead, exact=exact, farthest=far) >= 0
-        rows = rows.pick(xp.flatnonzero(reached))
-        there = self._among(1, lambda slots: right.status.values[slots] != DEAD, staged=True)
+            back: Direction = "forward" if direction == "backward" else "backward"
+            own, farthest = (rows.key, rows.slots), self.farthest(rows.times, back)
+            reached |= lefts.search(own, rows.hashes, rows.times, back, exact=self.exact, farthest=farthest) >= 0
+        return rows.pick(xp.flatnonzero(reached))
 
-        def neighbour(direction: Direction, *, same: bool) -> Slots:
-            return there.search((rows.key, rows.slots), rows.hashes, rows.times, direction, exact=same)
+    def _best_of_their_time(self, rows: Rows) -> Rows:
+        """Those that no other row in U of their key and time is preferred to."""
+        return rows.pick(self._kernels.xp.flatnonzero(self._beside(rows, "backward", exact=True) == rows.slots))
 
-        rows = rows.pick(xp.flatnonzero(neighbour("backward", same=True) == rows.slots))
-        if not rows.slots.size:
-            return nothing
-        stored = times_of(right)
+    def _spans(self, rows: Rows) -> tuple[Array, Array]:
+        """The first and the last time at which left rows have one of n right rows as their best one in U."""
+        xp, stored = self._kernels.xp, times_of(self._tables[1])
         earliest = latest = rows.times
-        if not exact:
+        if not self.exact:
             earliest, latest = shifted(xp, earliest, 1), shifted(xp, latest, -1)
         # A neighbour's own time is beyond the span; but where equal times do not match, there may be nothing for it.
-        off = int(exact and len(self.directions) == 1)
-        if backward:
-            after = neighbour("forward", same=False)
+        off = int(self.exact and len(self.directions) == 1)
+        if "backward" in self.directions:
+            after = self._beside(rows, "forward", exact=False)
             latest = xp.where(after >= 0, stored[xp.maximum(after, 0)] - off, AFTER_ALL)
             if self.tolerance is not None:
                 latest = xp.minimum(latest, shifted(xp, rows.times, self.tolerance))
-        if forward:
-            before = neighbour("backward", same=False)
+        if "forward" in self.directions:
+            before = self._beside(rows, "backward", exact=False)
             earliest = xp.where(before >= 0, stored[xp.maximum(before, 0)] + off, BEFORE_ALL + 1)
             if self.tolerance is not None:
                 earliest = xp.maximum(earliest, shifted(xp, rows.times, -self.tolerance))
+        return earliest, latest
+
+    def _left_rows_in(self, rows: Rows, earliest: Array, latest: Array) -> Slots:
+        """Left rows that stay, of the keys of n right rows and in a span of time of each; ascending."""
+        left = self._tables[0]
         needle, slots = left.time_index.probe(rows.hashes, earliest, latest, staged=False)
         _, slots = match(
-            kernels,
+            self._kernels,
             (rows.slots[needle], slots),
             left.key_types,
             (rows.key, Columns(left.store, left.keys)),
-            alive=lambda _, slots: stays(slots),
+            alive=lambda _, slots: self._stays(slots),
         )
-        return distinct(xp, slots)
+        return distinct(self._kernels.xp, slots)
 
 
 _BEYOND = 1 << (layouts.INSTANT_BITS - 1)
@@ -608,38 +623,51 @@ class Asof(KeyedOperator):
         return rows[0][there], rows[1][there]
 
     def _events(self, found: Spans, left: Lifetimes, event_kinds: Array) -> OutputRows:
-        """Births, deaths, and what takes the place of a match; row by row of the left, each in time."""
+        """Births, deaths, and what takes the place of a match; row by row of the left, each in time.
+
+        Each span, a left row with what it meets from some state on, may put out three rows, in this order:
+
+            row                 when         if                        kind
+            the match before    it begins    another takes its place   -U; of an inner join without the next -D
+            its own match       it begins    likewise, or a birth      +U; of a first inner match +I; of a birth its own
+            its own match       it ends      a death                   its own
+
+        An inner join puts out none of them that has no match.
+        """
         xp, inner = self.kernels.xp, self.join.how == "inner"
-        opens = value_changes(xp, found.left)
+        opens = value_changes(xp, found.left)  # a flag per span, like all that follow: the first of its left row
         closes = xp.ones(opens.size, bool)
         closes[:-1] = opens[1:]
-        before = xp.full(found.right.size, -1, np.int64)
+        before = xp.full(opens.size, -1, np.int64)
         before[1:] = found.right[:-1]
         on = xp.flatnonzero(~opens)
         switch = xp.zeros(opens.size, bool)
         switch[on] = ~self._alike(before[on], found.right[on])
         born, died = left.born(xp, found.left), left.died(xp, found.left)
-        new, gone = opens & (born >= 0), closes & (died < NEVER)
+        birth, death = opens & (born >= 0), closes & (died < NEVER)
         had, has = before >= 0, found.right >= 0
-        # What each span may put out, in this order: the match before it, its own as it comes, and as it goes.
-        out: list[tuple[Array, Slots, Array, Instants]] = []
-        now = 2 * found.begin - 1  # the state after an event begins with what that brings
-        kinds = xp.full(opens.size, UPDATE_BEFORE, np.int8)
-        kinds = xp.where(has, kinds, np.int8(DELETE)) if inner else kinds
-        out.append((switch & (had | (not inner)), before, kinds, now))
-        kinds = xp.full(opens.size, UPDATE_AFTER, np.int8)
-        kinds = xp.where(had, kinds, np.int8(INSERT)) if inner else kinds
-        at = xp.flatnonzero(new)
-        kinds[at] = event_kinds[born[at]]
-        out.append(((switch | new) & (has | (not inner)), found.right, kinds, now))
-        kinds = xp.zeros(opens.size, np.int8)
-        at = xp.flatnonzero(gone)
-        kinds[at] = event_kinds[died[at]]
-        out.append((gone & (has | (not inner)), found.right, kinds, xp.minimum(died, NEVER - 1)))
-        kept: Positions = xp.flatnonzero(xp.stack([mask for mask, *_ in out], axis=1).ravel())
-        lefts = xp.repeat(found.left, len(out))[kept]
-        rights, shown, when = (xp.stack(parts, axis=1).ravel()[kept] for parts in list(zip(*out, strict=True))[1:])
-        return OutputRows(shown, (lefts, rights), when)
+
+        leaving = xp.full(opens.size, UPDATE_BEFORE, np.int8)
+        coming = xp.full(opens.size, UPDATE_AFTER, np.int8)
+        if inner:
+            leaving = xp.where(has, leaving, np.int8(DELETE))
+            coming = xp.where(had, coming, np.int8(INSERT))
+        coming[birth] = event_kinds[born[birth]]
+        ending = xp.zeros(opens.size, np.int8)
+        ending[death] = event_kinds[died[death]]
+
+        begins = 2 * found.begin - 1  # the state after an event begins with what that brings
+        ends = xp.minimum(died, NEVER - 1)
+        shown = switch, switch | birth, death
+        if inner:
+            shown = shown[0] & had, shown[1] & has, shown[2] & has
+        # three to a span, side by side
+        kept: Positions = xp.flatnonzero(xp.stack(shown, axis=1).ravel())
+        kinds, rights, when = (
+            xp.stack(of_three, axis=1).ravel()[kept]
+            for of_three in ((leaving, coming, ending), (before, found.right, found.right), (begins, begins, ends))
+        )
+        return OutputRows(kinds, (xp.repeat(found.left, 3)[kept], rights), when)
 
 
 make = Asof

@@ -344,49 +344,48 @@ class TemporalOperator(TimedOperator[Clock]):
         kernels, xp, right = self.kernels, self.kernels.xp, self.tables[1]
         passed = cast("HashIndex", right.indexes[_PASSED])
         quiet = self._keys(1, passing)
-        fires = xp.zeros(quiet.slots.size, bool)
-        kept, old = [], [firing[1].slots]
+        fires = xp.zeros(passing.size, bool)  # a flag per version that passes without a timer: its key fires
+        old, needed = [firing[1].slots], [self._none]  # versions up to the watermark; those that stay
         for own in firing:
             if not own.slots.size:
                 continue
-            columns = self.tables[own.side].keys
-            groups = Groups(kernels, own.frame, columns, right.key_types, own.hashes)
-            lead = own.slots[groups.leader]
-            frame = kernels.take(own.frame, groups.leader, _columns(self.tables[own.side]), present=True)
-            keys = Keys(own.side, lead, frame, own.hashes[groups.leader])
-            kept += self._needed(keys, now)
-            if quiet.slots.size:
-                wanted = quiet.frame, quiet.hashes, right.keys
-                fires |= first_equal(kernels, wanted, (keys.frame, keys.hashes, columns), right.key_types) >= 0
-            old.append(self._of_keys(keys, columns, passed.probe(keys.hashes, staged=False)))
+            keys = self._each_once(own)
+            needed += self._needed(keys, now)
+            old.append(self._of_keys(keys, passed.probe(keys.hashes, staged=False)))
+            if passing.size:
+                wanted, others = ((k.frame, k.hashes, self.tables[k.side].keys) for k in (quiet, keys))
+                fires |= first_equal(kernels, wanted, others, right.key_types) >= 0
             if _TIMER in right.beside and now < AFTER_ALL:
-                later = xp.full(lead.size, now + 1, np.int64), xp.full(lead.size, AFTER_ALL, np.int64)
-                ahead = self._of_keys(keys, columns, right.index.probe(keys.hashes, *later, staged=False))
+                later = xp.full(keys.slots.size, now + 1, np.int64), xp.full(keys.slots.size, AFTER_ALL, np.int64)
+                ahead = self._of_keys(keys, right.index.probe(keys.hashes, *later, staged=False))
                 right.put(_TIMER, ahead[right.beside[_TIMER].values[ahead] != 0], 0)
-        still = xp.concatenate([self._none, *kept])
-        gone = distinct(xp, xp.concatenate([*old, quiet.slots[fires]]))
+        still = xp.concatenate(needed)
+        gone = distinct(xp, xp.concatenate([*old, passing[fires]]))
         # what stays of those that were passed now is looked at when its key fires again
-        fired = xp.flatnonzero(xp.isin(firing[1].slots, still))
-        stays = fired, xp.flatnonzero(~fires | xp.isin(quiet.slots, still))
-        hashes, slots = (
-            xp.concatenate([which[at] for which, at in zip(parts, stays, strict=True)])
-            for parts in ((firing[1].hashes, quiet.hashes), (firing[1].slots, quiet.slots))
-        )
-        passed.stage(hashes, slots)
+        stays = xp.isin(firing[1].slots, still), ~fires | xp.isin(passing, still)
+        hashes = xp.concatenate([firing[1].hashes[stays[0]], quiet.hashes[stays[1]]])
+        passed.stage(hashes, xp.concatenate([firing[1].slots[stays[0]], passing[stays[1]]]))
         return gone[~xp.isin(gone, still)]
+
+    def _each_once(self, own: Keys) -> Keys:
+        """One row of each key."""
+        table = self.tables[own.side]
+        lead = Groups(self.kernels, own.frame, table.keys, table.key_types, own.hashes).leader
+        frame = self.kernels.take(own.frame, lead, _columns(table), present=True)
+        return Keys(own.side, own.slots[lead], frame, own.hashes[lead])
 
     def _needed(self, keys: Keys, now: int) -> list[Slots]:
         """Of each key the versions up to the watermark that left rows may still meet; -1 for none."""
         return [self._search(keys, self.kernels.xp.full(keys.slots.size, now, np.int64))]
 
-    def _of_keys(self, keys: Keys, columns: tuple[str, ...], candidates: tuple[Array, Slots]) -> Slots:
+    def _of_keys(self, keys: Keys, candidates: tuple[Array, Slots]) -> Slots:
         """Of candidates of an index of versions those that are there and of the key."""
         right = self.tables[1]
         _, slots = match(
             self.kernels,
             candidates,
             right.key_types,
-            (Columns(keys.frame, columns), Columns(right.store, right.keys)),
+            (Columns(keys.frame, self.tables[keys.side].keys), Columns(right.store, right.keys)),
             alive=lambda _, slots: right.status.values[slots] == LIVE,
         )
         return slots

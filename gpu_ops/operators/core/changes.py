@@ -345,66 +345,124 @@ def _among_all(batch: _InputChanges, some: Positions) -> tuple[Positions, Lifeti
     return rows, found
 
 
+class _Takes(NamedTuple):
+    """Which row each retraction takes that is not unknown: the oldest instance of its value first.
+
+    Attributes:
+        old: of those that take a committed row, their positions among the grouped changes.
+        killed: one per `old`, the slot that it takes.
+        young: of those that take a row of the micro-batch, their positions.
+        dying: one per `young`, which of the grouped insertions it takes back.
+    """
+
+    old: Positions
+    killed: Slots
+    young: Positions
+    dying: Positions
+
+
 def _by_value(batch: _InputChanges) -> tuple[Positions, Lifetimes]:
+    """Of a multiset input, value by value.
+
+    With two committed rows of value x, in slots 4 and 7, and none of y, ten changes:
+
+        change (order)           0   1   4   5   6   9     2   3   7   8
+        what it does            -x  +x  -x  -x  -x  +x    -y  +y  +y  -y
+        running number           1   2   1   0  -1   0    -1   0   1   0
+        least before it          0   0   0   0   0  -1     0  -1  -1  -1
+        unknown                                  *         *
+        instance that it takes   0       1   2                         0
+        which row that is   slot 4  slot 7  change 1            change 3
+
+    So slots 4 and 7 die, the rows of changes 1 and 3 die within the micro-batch, those of 7 and 9 stay.
+    """
     table, groups, sequence = batch.table, batch.groups, batch.sequence
     xp, order, group = table.kernels.xp, groups.order, groups.group
-    total, insert = int(groups.leader.size), batch.inserts[order]
+    total, insert = int(groups.leader.size), batch.inserts[order]  # a flag per grouped change
     retracted = None
     if table.written is None:
-        retracted = xp.zeros(total, bool)
+        retracted = xp.zeros(total, bool)  # a flag per value
         retracted[group[xp.flatnonzero(~insert)]] = True
-    owner, slots = _instances(batch, retracted)
-    present = xp.bincount(owner, minlength=total)
-
-    # running number of instances, and its minimum before each change, group by group
-    step = xp.where(insert, np.int64(1), np.int64(-1))
-    running = present[group] + within(xp, groups, step) + step
-    wide = int(order.size + owner.size) + 2
-    lowest = table.kernels.cumulative_min(xp.minimum(running, 0) - group * wide) + group * wide
-    before = xp.concatenate([xp.zeros(1, np.int64), lowest[:-1]])
-    before[groups.starts] = 0
-    unknown = ~insert & (running < before)
-
+    owner, slots = _instances(batch, retracted)  # of each committed row its value, and its slot
+    present = xp.bincount(owner, minlength=total)  # one per value
+    unknown = _unknown_retractions(batch, insert, present)
     retracts = ~insert & ~unknown
-    retracting = xp.flatnonzero(retracts)
-    instance = within(xp, groups, retracts)[retracting]
-    target = group[retracting]
-    is_old = instance < present[target]
-    old, young = xp.flatnonzero(is_old), xp.flatnonzero(~is_old)
-    first_slot = xp.cumsum(present) - present
-    killed_group = target[old]
-    killed = slots[first_slot[killed_group] + instance[old]]
-
     born = xp.flatnonzero(insert)
-    births_in_group = xp.bincount(group[born], minlength=total)
-    first_birth = xp.cumsum(births_in_group) - births_in_group
-    of_young = target[young]
-    dying = first_birth[of_young] + instance[young] - present[of_young]
-    rows = order[born]
+    takes = _oldest_first(batch, born, retracts, (slots, present))
     if sequence is None:
-        stays = xp.ones(born.size, bool)
-        stays[dying] = False
-        born = born[xp.flatnonzero(stays)]
-        rows, of = order[born], group[born]
-        if table.arrival_counts:
-            return _net(batch, rows, killed, unknown.sum())
-        # an instance that goes and one that comes, equal by value: neither
-        gone = xp.bincount(killed_group, minlength=total)
-        come = xp.bincount(of, minlength=total)
-        cancel = xp.minimum(gone, come)
-        rows = rows[_beyond(xp, of, come, cancel)]
-        rows, found = _net(batch, rows, killed[_beyond(xp, killed_group, gone, cancel)], unknown.sum())
+        rows, found = _net_by_value(batch, born, takes, unknown.sum())
     else:
-        when = 2 * sequence[order[retracting]]
-        deaths = xp.full(order.size, NEVER, np.int64)
-        deaths[rows[dying]] = when[young]
-        rows, found = _lifetimes(batch, deaths, (killed, when[old]), unknown.sum())
+        deaths = xp.full(order.size, NEVER, np.int64)  # one per change
+        deaths[order[born[takes.dying]]] = 2 * sequence[order[takes.young]]
+        killed = takes.killed, 2 * sequence[order[takes.old]]
+        rows, found = _lifetimes(batch, deaths, killed, unknown.sum())
     if table.written is not None:
         # Flink keeps equal rows in one entry: writing one writes them all (a retraction of none does not)
         written = xp.zeros(total, bool)
         written[group[insert | retracts]] = True
         found.refreshed = slots[written[owner]]
     return rows, found
+
+
+def _unknown_retractions(batch: _InputChanges, insert: Array, present: Array) -> Array:
+    """Mask of grouped changes that retract a row which is not there.
+
+    Args:
+        batch: the changes.
+        insert: a flag per grouped change.
+        present: a number per value, of its committed rows.
+    """
+    table, groups = batch.table, batch.groups
+    xp, group = table.kernels.xp, groups.group
+    step = xp.where(insert, np.int64(1), np.int64(-1))
+    running = present[group] + within(xp, groups, step) + step  # one per change, after it
+    # a minimum that begins anew with each value: the numbers of a later one are all below those of an earlier one
+    wide = int(insert.size + present.sum()) + 2
+    lowest = table.kernels.cumulative_min(xp.minimum(running, 0) - group * wide) + group * wide
+    before = xp.concatenate([xp.zeros(1, np.int64), lowest[:-1]])
+    before[groups.starts] = 0
+    return ~insert & (running < before)
+
+
+def _oldest_first(batch: _InputChanges, born: Positions, retracts: Array, committed: tuple[Slots, Array]) -> _Takes:
+    """The rows that retractions take.
+
+    Args:
+        batch: the changes.
+        born: positions of grouped insertions.
+        retracts: a flag per grouped change, of retractions that are not unknown.
+        committed: the slots of rows, by value, the oldest first; and how many there are, of each value.
+    """
+    groups, xp, (slots, present) = batch.groups, batch.table.kernels.xp, committed
+    retracting = xp.flatnonzero(retracts)
+    instance = within(xp, groups, retracts)[retracting]  # one per retraction, like the next two
+    value = groups.group[retracting]
+    is_old = instance < present[value]
+    old, young = xp.flatnonzero(is_old), xp.flatnonzero(~is_old)
+    first_slot = xp.cumsum(present) - present  # one per value, like the next two
+    births = xp.bincount(groups.group[born], minlength=present.size)
+    first_birth = xp.cumsum(births) - births
+    killed = slots[first_slot[value[old]] + instance[old]]
+    dying = first_birth[value[young]] + instance[young] - present[value[young]]
+    return _Takes(retracting[old], killed, retracting[young], dying)
+
+
+def _net_by_value(batch: _InputChanges, born: Positions, takes: _Takes, unknown: Array) -> tuple[Positions, Lifetimes]:
+    """Without what is born and dies within the micro-batch; ``born``: positions of grouped insertions."""
+    table, groups = batch.table, batch.groups
+    xp, total = table.kernels.xp, int(groups.leader.size)
+    stays = xp.ones(born.size, bool)
+    stays[takes.dying] = False
+    born, killed = born[xp.flatnonzero(stays)], takes.killed
+    rows = groups.order[born]
+    if not table.arrival_counts:
+        # an instance that goes and one that comes, equal by value: neither
+        of_born, of_killed = groups.group[born], groups.group[takes.old]  # their values
+        come, gone = xp.bincount(of_born, minlength=total), xp.bincount(of_killed, minlength=total)
+        cancel = xp.minimum(gone, come)  # one per value
+        rows = rows[_beyond(xp, of_born, come, cancel)]
+        killed = killed[_beyond(xp, of_killed, gone, cancel)]
+    return _net(batch, rows, killed, unknown)
 
 
 def _beyond(xp: Any, group: Array, sizes: Array, skipped: Array) -> Positions:

@@ -15,12 +15,13 @@ looked at: where rows come about in the order of their times, most needles look 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import numpy as np
 import pyarrow as pa
 
+from gpu_ops import layouts
 from gpu_ops.arrays import Array, Hashes, Positions, Slots
 from gpu_ops.conditions import Condition
 from gpu_ops.kernels import Among, Columns, Frame, Kernels, Store, TooMany
@@ -172,6 +173,28 @@ def in_pieces(kernels: Kernels, needles: Array, candidates: Callable[[Array, int
             waiting += [part[part.size // 2 :], part[: part.size // 2]]
         else:
             yield found
+
+
+def in_one(xp: Any, parts: Iterable[Pairs], check: Callable[[int], None], *, by_candidate: bool = False) -> Pairs:
+    """Matches of candidates that were looked at piece by piece, as if in one piece.
+
+    Args:
+        xp: numpy or cupy.
+        parts: of each piece.
+        check: told after each how many there are so far; it may refuse them.
+        by_candidate: they are ordered by the rows found.
+    """
+    found, total = [], 0
+    for part in parts:
+        found.append(part)
+        total += int(part[0].size)
+        check(total)
+    if len(found) == 1:
+        return found[0]
+    rows, slots = (xp.concatenate(both) for both in zip(*found, strict=True))
+    first, second = (slots, rows) if by_candidate else (rows, slots)
+    first, second = layouts.unpaired(xp.sort(layouts.pairs(first, second)))
+    return (second, first) if by_candidate else (first, second)
 
 
 def _fulfilling(pairs: Pairs, residual: Residual | None) -> Pairs:

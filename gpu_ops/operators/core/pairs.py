@@ -15,12 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpu_ops import layouts
 from gpu_ops.arrays import Array, Instants, Positions, Slots
 from gpu_ops.conditions import Condition
 from gpu_ops.kernels import Among, Columns
 from gpu_ops.operators.core.changes import ALWAYS, NEVER, Lifetimes
-from gpu_ops.operators.core.match import fulfilling, in_pieces, match_among
+from gpu_ops.operators.core.match import fulfilling, in_one, in_pieces, match_among
 from gpu_ops.state.keyed_table import KeyedTable
 from gpu_ops.state.table import DYING, LIVE
 
@@ -155,21 +154,14 @@ def probe(tables: Tables, sides: Sides, side: int, wanted: Wanted, *, dying: boo
         rows = {wanted.names[side]: (own.store, found), wanted.names[1 - side]: (other.store, slots)}
         return fulfilling(kernels, wanted.condition, rows, int(slots.size))
 
-    found, total = [], 0
-
     def candidates(rows: Array, at_most: int | None) -> Array:
         # The other side's rows are read in the order in which they lie, the touched ones are few and near.
         return other.key_index.meet(rows, staged=side == 0, by_candidate=True, at_most=at_most)
 
     few = wanted.at_most is not None
     pieces = [candidates(touched, wanted.at_most)] if few else in_pieces(kernels, touched, candidates)
-    for piece in pieces:
-        pairs = match_among(kernels, own.key_types, piece, columns, among, by_candidate=True, residual=residual)
-        found.append(pairs)
-        total += int(pairs[0].size)
-        wanted.check(total)
-    if len(found) == 1:
-        return found[0]
-    rows, slots = (xp.concatenate(parts) for parts in zip(*found, strict=True))
-    slots, rows = layouts.unpaired(xp.sort(layouts.pairs(slots, rows)))  # as in one piece
-    return rows, slots
+    parts = (
+        match_among(kernels, own.key_types, piece, columns, among, by_candidate=True, residual=residual)
+        for piece in pieces
+    )
+    return in_one(xp, parts, wanted.check, by_candidate=True)
