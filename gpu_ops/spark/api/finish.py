@@ -15,7 +15,7 @@ from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.spark.api.functions import Grouped, known_function
 from gpu_ops.spark.api.query_file import of_last, shown
-from gpu_ops.spark.api.streams import without_hidden
+from gpu_ops.spark.api.where import without_hidden
 from gpu_ops.spark.datatypes import spark_type
 from gpu_ops.spark.exchange.command import parse_join
 from gpu_ops.spark.given import refuse_connect
