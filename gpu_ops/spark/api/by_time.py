@@ -21,7 +21,7 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.keys import On
 from gpu_ops.descriptions.times import Duration, Late, parse_bound
 from gpu_ops.errors import DescriptionError
-from gpu_ops.spark.api.checks import run, settled, two_sided
+from gpu_ops.spark.api.checks import apply_operator, settled, two_sided
 from gpu_ops.spark.api.options import (
     ChangelogOptions,
     How,
@@ -164,7 +164,7 @@ def interval_join(
             "process= takes the join's columns alone: call the functions in where= in the inputs first"
         )
     function = described(description, process, process_schema, side_outputs)
-    changes = run(description, sides, options, upstream=upstream, heartbeat_ms=period)
+    changes = apply_operator(description, sides, options, upstream=upstream, heartbeat_ms=period)
     return changes if function is None else processed(changes, description, function)
 
 
@@ -306,7 +306,7 @@ def asof_join(
         emit="at_end" if static else options.get("emit", "per_batch"),
         asof=Asof(direction, None if tolerance is None else parse_bound(tolerance), allow_exact_matches),
     )
-    return run(description, sides, options, upstream=upstream if description.by_event_time else (None, None))
+    return apply_operator(description, sides, options, upstream=upstream if description.by_event_time else (None, None))
 
 
 def temporal_join(
@@ -368,7 +368,7 @@ def temporal_join(
         late=late,
         ttl_ms=None if ttl is None else parse_bound(ttl),
     )
-    return run(description, sides, options, upstream=upstream, heartbeat_ms=period)
+    return apply_operator(description, sides, options, upstream=upstream, heartbeat_ms=period)
 
 
 def described(

@@ -20,7 +20,8 @@ from gpu_ops.errors import DescriptionError, NotBuiltError, StateError
 from gpu_ops.query.catalyst import ansi_mode
 from gpu_ops.spark.api.stateful import final_only
 from gpu_ops.spark.api.static import beside_streams, has_result, is_stream
-from gpu_ops.spark.api.streams import Stream, as_input, engine_condition, resolve_keys, without_hidden
+from gpu_ops.spark.api.streams import Stream, as_input, resolve_keys
+from gpu_ops.spark.api.where import engine_condition, without_hidden
 from gpu_ops.spark.datatypes import ignores_case, unlike_bytes
 from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.driver.executors import warn_of_local_folder
@@ -110,7 +111,7 @@ def two_sided(
     return description, sides, bool(hidden)
 
 
-def run(
+def apply_operator(
     description: Description,
     sides: Sequence[Stream],
     options: Mapping[str, Any],
@@ -226,7 +227,7 @@ class Checked:
 
 
 def check_inputs(description: Description, sides: Sequence[Stream], options: Mapping[str, Any]) -> Checked:
-    """Refuses inputs and options that cannot be; errors as `run`."""
+    """Refuses inputs and options that cannot be; errors as `apply_operator`."""
     df, backend, backlog = sides[0].df, options.get("backend", "auto"), bool(options.get("backlog"))
     state, static = _state_of(options), not df.isStreaming
     if backend not in ("auto", "cpu", "gpu"):

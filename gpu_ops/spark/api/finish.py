@@ -14,7 +14,7 @@ from pyspark.sql import types as st
 from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.spark.api.query_file import of_last, shown
-from gpu_ops.spark.api.streams import without_hidden
+from gpu_ops.spark.api.where import without_hidden
 from gpu_ops.spark.datatypes import spark_type
 from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.driver.executors import as_hadoop_has_it

@@ -24,7 +24,7 @@ from gpu_ops.errors import DescriptionError
 from gpu_ops.query.catalyst import items, message_of
 from gpu_ops.query.errors import NOW
 from gpu_ops.spark.api.by_time import heartbeat_ms, timed_input
-from gpu_ops.spark.api.checks import check_frames, run
+from gpu_ops.spark.api.checks import apply_operator, check_frames
 from gpu_ops.spark.api.options import ChangelogOptions, check_options
 from gpu_ops.spark.api.streams import Stream, as_input, as_stream, refuse_event_time, resolve, resolve_all
 from gpu_ops.spark.datatypes import is_window, named_column, spelling
@@ -109,7 +109,7 @@ def aggregate(
     )
     if described.emit != "at_end" and described.late == "drop":
         described, source = _narrowed(described, source)
-    made = run(described, [source], options, upstream=(upstream, None), heartbeat_ms=period)
+    made = apply_operator(described, [source], options, upstream=(upstream, None), heartbeat_ms=period)
     if described.late == "tag":
         made = made.drop(*(column for column in source.df.columns if column not in there))
     return rebuilt(made, windows)
@@ -266,7 +266,7 @@ def top(
     columns = resolve_all(source, [one.column for one in order], "order_by")
     order = tuple(one._replace(column=column) for one, column in zip(order, columns, strict=True))
     described = Top(as_input(source), named, order, n, emit, number)
-    return run(described, [source], options, stacklevel=2)
+    return apply_operator(described, [source], options, stacklevel=2)
 
 
 def latest(
@@ -322,4 +322,4 @@ def latest(
     by = None if order_by is None else resolve(source.df, order_by, label, "order_by")
     told = None if unavailable is None else resolve(source.df, unavailable, label, "unavailable")
     described = Latest(as_input(source, derive=False), options.get("emit", "per_batch"), by, keep, told)
-    return run(described, [source], options, stacklevel=2)
+    return apply_operator(described, [source], options, stacklevel=2)

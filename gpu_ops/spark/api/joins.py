@@ -18,7 +18,7 @@ from gpu_ops.descriptions.multi_join import MultiJoin, MultiOn
 from gpu_ops.descriptions.times import Duration, parse_bound
 from gpu_ops.errors import DescriptionError
 from gpu_ops.query.catalyst import ansi_mode
-from gpu_ops.spark.api.checks import check_frames, run, settled, spelled, two_sided
+from gpu_ops.spark.api.checks import apply_operator, check_frames, settled, spelled, two_sided
 from gpu_ops.spark.api.options import (
     ChangelogOptions,
     How,
@@ -32,11 +32,11 @@ from gpu_ops.spark.api.streams import (
     Stream,
     as_input,
     as_stream,
-    engine_condition,
     refuse_event_time,
     resolve_keys,
     two_streams,
 )
+from gpu_ops.spark.api.where import engine_condition
 from gpu_ops.spark.datatypes import arrow_schema, ignores_case, spelling
 from gpu_ops.spark.driver.workers import make_importable
 from gpu_ops.spark.plan.build import output_type
@@ -242,7 +242,7 @@ def _join(
         refuse_event_time(side)
     emit = "at_end" if static else options.get("emit", "per_batch")
     description, sides, _ = two_sided(kind, how, on, sides, options, emit=emit, null_aware=null_aware)
-    return run(description, sides, options, stacklevel=3)
+    return apply_operator(description, sides, options, stacklevel=3)
 
 
 def co_group(
@@ -286,7 +286,7 @@ def co_group(
         if side.bad_rows == "tag":
             raise DescriptionError(f"input '{side.name}': bad_rows='tag' has no place in a function's result")
     described = CoGroup(as_input(sides[0]), as_input(sides[1]), resolve_keys(on, sides, options))
-    result = run(described, sides, options, function=function)
+    result = apply_operator(described, sides, options, function=function)
     if static:
         return result
     # without a row ever, so that any column will do
@@ -360,4 +360,4 @@ def multi_join(
     )
     by_name = dict(zip(names, streams, strict=True))
     sides = [by_name[source.name] for source in join.inputs]  # a right join has turned them round
-    return run(join, sides, options)
+    return apply_operator(join, sides, options)

@@ -20,7 +20,7 @@ from gpu_ops.query.nodes import Calc, JoinNode, LocalAggregate, Node, Plan, Sour
 from gpu_ops.query.plan import MultiWay, Table, plan
 from gpu_ops.query.show import show
 from gpu_ops.spark.api.by_time import timed, timed_input
-from gpu_ops.spark.api.checks import MemoryOnlyStateWarning, run, settled
+from gpu_ops.spark.api.checks import MemoryOnlyStateWarning, apply_operator, settled
 from gpu_ops.spark.api.query_file import calculated, check_runs, remember
 from gpu_ops.spark.api.static import beside_streams, has_result
 from gpu_ops.spark.api.streams import Stream, as_input, as_stream
@@ -271,4 +271,4 @@ class _Runner:
         inputs = [as_input(side, derive=not description.by_time) for side in sides]
         joined = description.with_inputs(inputs, node.description.emit if sides[0].df.isStreaming else "at_end")
         query = show(self.planned) if number == count else None
-        return run(joined, sides, options, upstream=upstream, query=query)
+        return apply_operator(joined, sides, options, upstream=upstream, query=query)
