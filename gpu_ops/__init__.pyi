@@ -54,6 +54,7 @@ from gpu_ops.spark.api.multi import multi_join as multi_join
 from gpu_ops.spark.api.sql import sql as sql
 from gpu_ops.spark.api.streams import Stream as Stream
 from gpu_ops.spark.api.streams import stream as stream
+from gpu_ops.spark.api.union import union as union
 from gpu_ops.spark.failures import why as why
 from gpu_ops.spark.metrics.backlog_progress import BacklogProgress as BacklogProgress
 from gpu_ops.spark.metrics.backlog_progress import progress as progress
