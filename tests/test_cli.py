@@ -306,7 +306,7 @@ def test_demo_refuses(command, arguments):
 
 def test_run_serves_metrics_where_it_is_told(command, monkeypatch):
     runner, asked = pytest.importorskip("gpu_ops.jobs.runner"), []
-    monkeypatch.setattr(runner, "run", lambda job, console, *, once: asked.append(job.spark))
+    monkeypatch.setattr(runner, "run", lambda job, console, *, once, show: asked.append(job.spark))
     job = Path(__file__).resolve().parents[1] / "examples" / "job.sql"
     assert command("run", str(job), "--metrics-port", "9095", "--conf", "spark.x=1")[0] == 0
     assert asked == [{"spark.x": "1", "spark.gpu_ops.prometheus.port": "9095"}]

@@ -547,6 +547,6 @@ def beyond_end(progress: Mapping[str, Any]) -> int:
 
 
 def have_ended(progress: Mapping[str, Any]) -> bool:
-    """Whether all sources of a micro-batch are generated tables that had ended before it."""
-    found = list(_progress(progress))
-    return bool(found) and all(one is not None and 0 < one[0] <= one[1] for one in found)
+    """Whether the generated tables among the sources of a micro-batch had all ended before it."""
+    found = [one for one in _progress(progress) if one is not None]
+    return bool(found) and all(0 < end <= start for end, start, *_ in found)
