@@ -181,7 +181,9 @@ def _follow(
             if watch.ends and have_ended(progress):
                 break
     except StreamingQueryException as error:
-        raise JobFailedError(message_in(str(error))) from error
+        # where the result is shown, stopping tears a micro-batch in Python, and nothing is lost by that
+        if watch.shown is None or not watch.stop.is_set():
+            raise JobFailedError(message_in(str(error))) from error
     watch.found.interrupted = watch.stop.is_set()
 
 
