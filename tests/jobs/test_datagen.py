@@ -97,6 +97,8 @@ def test_what_is_not_said() -> None:
         ("'number-of-rows' = '70'", 70),
         (SEQUENCE + ", 'fields.id.end' = '50', 'number-of-rows' = '70'", 50),
         (SEQUENCE + ", 'fields.id.start' = '11', 'fields.id.end' = '30'", 20),
+        (SEQUENCE, None),
+        (SEQUENCE + ", 'share-of-updates' = '0.3', 'share-of-deletes' = '0.3'", None),
         (SEQUENCE + ", 'fields.id.end' = '9', 'share-of-updates' = '0.5'", 9),
         (SEQUENCE + ", 'fields.id.end' = '60', 'share-of-updates' = '0.5'", 110),  # 10, and 50 in the next hundred
         (SEQUENCE + ", 'fields.id.end' = '60', 'share-of-updates' = '1'", None),
