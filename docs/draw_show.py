@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,7 +50,9 @@ def main() -> None:
         runner.run(load("job.sql"), terminal(), show=True)
     drawn = terminal()
     drawn.print(shown[0].drawn())
-    PICTURE.write_text(drawn.export_svg(title="gpu-join run job.sql --show"))
+    svg = drawn.export_svg(title="gpu-join run job.sql --show")
+    svg = re.sub(r"\s*@font-face \{.*?\}", "", svg, flags=re.DOTALL)  # the site loads nothing from elsewhere
+    PICTURE.write_text(svg.replace("Fira Code", "DejaVu Sans Mono"))
 
 
 if __name__ == "__main__":

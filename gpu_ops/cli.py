@@ -134,7 +134,9 @@ def run(  # noqa: PLR0917 (options: typer passes them by name)
     job, console = amended(load(file), settings, packages, more), Console(highlight=False)
     if explain:
         console.print(runner.explain(job, console), markup=False, soft_wrap=True)
-    elif runner.run(job, console, once=once, show=show).interrupted and show:
+        return
+    done = runner.run(job, console, once=once, show=show)
+    if show and done.interrupted:
         raise typer.Exit(supervision.INTERRUPTED)
 
 

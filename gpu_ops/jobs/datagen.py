@@ -41,6 +41,9 @@ _SIZED: Final = {T.TEXT: 100, T.VARCHAR: 100, T.BINARY: 100, T.VARBINARY: 100, T
 
 _SEQUENCES: Final = {*_NUMBERS, T.TEXT, T.VARCHAR}
 _HUNDRED, _FIRST, _EXACT = 100, 10, 2**53
+_NO_END: Final = 10**15
+"""So many rows do not come, and Spark counts no more milliseconds, in whose place the number travels."""
+
 _ROW_KIND: Final = "__row_kind"
 _START: Final = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 _DAY_US: Final = 86_400_000_000
@@ -170,7 +173,7 @@ def read(file: Text, table: TableText, values: dict[str, Any], at: Mapping[str, 
         row_kind=values.get("row_kind"),
         **{name: values.pop(name) for name in ("rows_per_second", "number_of_rows", "seed") if name in values},
     )
-    ends = [number for number in (made.number_of_rows, *_ends(made)) if number is not None]
+    ends = [number for number in (made.number_of_rows, *_ends(made)) if number is not None and number < _NO_END]
     return dataclasses.replace(made, number_of_rows=min(ends, default=None))
 
 
@@ -547,6 +550,6 @@ def beyond_end(progress: Mapping[str, Any]) -> int:
 
 
 def have_ended(progress: Mapping[str, Any]) -> bool:
-    """Whether all sources of a micro-batch are generated tables that had ended before it."""
-    found = list(_progress(progress))
-    return bool(found) and all(one is not None and 0 < one[0] <= one[1] for one in found)
+    """Whether the generated tables among the sources of a micro-batch had all ended before it."""
+    found = [one for one in _progress(progress) if one is not None]
+    return bool(found) and all(0 < end <= start for end, start, *_ in found)

@@ -179,8 +179,13 @@ class Job:
 
     @property
     def ends(self) -> bool:
-        """Whether all its inputs are generated and have an end: then the job has one, too."""
-        return all(source.generated is not None and source.generated.number_of_rows for source in self.sources)
+        """Whether all its inputs have an end, as generated ones may and tables that are read once: then it has one."""
+        return all(
+            source.generated.number_of_rows is not None
+            if source.generated is not None
+            else source.scan == "once" and source.refresh is None
+            for source in self.sources
+        )
 
 
 def load(path: str | Path) -> Job:

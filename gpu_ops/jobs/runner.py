@@ -72,10 +72,11 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class _Watch:
-    """What is told of a job while it runs: what it did, whether it is to stop, and its result where that is shown."""
+    """What is told of a job while it runs: what it did, when it is to stop, and its result where that is shown."""
 
     found: Outcome
     stop: threading.Event
+    ends: bool
     shown: Screen | None
 
 
@@ -104,7 +105,7 @@ def run(job: Job, console: Console, *, once: bool = False, show: bool = False) -
     began, found = time.perf_counter(), Outcome()
     shown = screen(console, str(job.file.path)) if show else contextlib.nullcontext()
     with _session(job, console) as spark, _interrupts() as stop, shown as there:
-        watch = _Watch(found, stop, there)
+        watch = _Watch(found, stop, job.ends, there)
         if ends:
             ends = _run_to_the_end(spark, job, console, watch)
         else:
@@ -177,10 +178,12 @@ def _follow(
                 watch.found.add(batch)
                 if report is not None:
                     report(batch)
-            if have_ended(progress):
+            if watch.ends and have_ended(progress):
                 break
     except StreamingQueryException as error:
-        raise JobFailedError(message_in(str(error))) from error
+        # where the result is shown, stopping tears a micro-batch in Python, and nothing is lost by that
+        if watch.shown is None or not watch.stop.is_set():
+            raise JobFailedError(message_in(str(error))) from error
     watch.found.interrupted = watch.stop.is_set()
 
 

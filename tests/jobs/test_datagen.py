@@ -97,6 +97,8 @@ def test_what_is_not_said() -> None:
         ("'number-of-rows' = '70'", 70),
         (SEQUENCE + ", 'fields.id.end' = '50', 'number-of-rows' = '70'", 50),
         (SEQUENCE + ", 'fields.id.start' = '11', 'fields.id.end' = '30'", 20),
+        (SEQUENCE, None),
+        (SEQUENCE + ", 'share-of-updates' = '0.3', 'share-of-deletes' = '0.3'", None),
         (SEQUENCE + ", 'fields.id.end' = '9', 'share-of-updates' = '0.5'", 9),
         (SEQUENCE + ", 'fields.id.end' = '60', 'share-of-updates' = '0.5'", 110),  # 10, and 50 in the next hundred
         (SEQUENCE + ", 'fields.id.end' = '60', 'share-of-updates' = '1'", None),
@@ -109,6 +111,10 @@ def test_how_many_rows_there_are(options: str, rows: int | None) -> None:
 def test_a_job_ends_with_its_tables() -> None:
     ends = table("'number-of-rows' = '3'")
     assert sql(ends + SINK + INSERT.replace("orders", "t")).ends
+    for more, has_end in ((", 'scan' = 'once'", True), (", 'scan' = 'once', 'refresh' = '1 hour'", False), ("", False)):
+        other = f"CREATE TABLE u (id INT) WITH ('connector' = 'json', 'path' = 'p'{more});\n"
+        both = "INSERT INTO changes SELECT t.id FROM t JOIN u ON t.id = u.id"
+        assert sql(ends + other + SINK + both).ends is has_end
     job = sql(table() + SINK + INSERT.replace("orders", "t"))
     assert not job.ends
     assert (job.trigger, job.every_ms) == (None, 1000)
@@ -141,6 +147,6 @@ def test_what_is_counted_beyond_the_end() -> None:
     assert not datagen.have_ended(progress((25, offset(20), offset(30), 10)))
     assert datagen.have_ended(progress((25, offset(30), offset(40), 10), (9, offset(9), offset(9), 0)))
     assert not datagen.have_ended(progress((25, None, offset(30), 10)))
-    for endless in ((0, offset(30), offset(40), 10), (None, "a", "b", 7)):
-        assert not datagen.have_ended(progress((25, offset(30), offset(40), 10), endless))
-    assert not datagen.have_ended(progress())
+    assert not datagen.have_ended(progress((25, offset(30), offset(40), 10), (0, offset(30), offset(40), 10)))
+    assert datagen.have_ended(progress((25, offset(30), offset(40), 10), (None, "a", "b", 7)))  # a table, see Job.ends
+    assert not datagen.have_ended(progress((None, "a", "b", 7)))

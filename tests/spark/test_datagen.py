@@ -7,6 +7,8 @@ import datetime as dt
 import io
 import json
 import math
+import os
+import signal
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -47,7 +49,7 @@ CREATE TABLE orders (id BIGINT, item INT, quantity INT, PRIMARY KEY (id) NOT ENF
   'rows-per-second' = '100', 'number-of-rows' = '{rows}', 'share-of-updates' = '0.3', 'share-of-deletes' = '0.2',
   'fields.id.kind' = 'sequence', 'fields.item.min' = '1', 'fields.item.max' = '9');
 CREATE TABLE prices (item INT, price DECIMAL(4, 2), PRIMARY KEY (item) NOT ENFORCED) WITH ('connector' = 'datagen',
-  'rows-per-second' = '20', 'number-of-rows' = '{rows}', 'fields.item.min' = '1', 'fields.item.max' = '12');
+  'rows-per-second' = '100', 'number-of-rows' = '{rows}', 'fields.item.min' = '1', 'fields.item.max' = '12');
 CREATE TABLE changes (kind STRING, id BIGINT, quantity INT, price DECIMAL(4, 2))
 WITH ('connector' = 'json', 'path' = 'changes', 'row_kind' = 'kind');
 SET state = 'state'; SET checkpoint = 'checkpoint'; SET partitions = 2; SET trigger = '0.2 seconds';
@@ -142,24 +144,40 @@ def sunk(spark: Any, folder: Path) -> list[tuple[Any, ...]]:
     return fold(sorted((tuple(row) for row in read), key=lambda row: row[0] == "-D"))
 
 
+class Interrupting(Console):
+    """Presses Ctrl-C when so many micro-batches have been reported."""
+
+    left = 2
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        if str(objects[0]).startswith("micro-batch"):
+            self.left -= 1
+            if self.left == 0:
+                os.kill(os.getpid(), signal.SIGINT)
+        super().print(*objects, **options)
+
+
 def test_a_job_ends_with_its_rows_and_goes_on_after_a_crash(spark: Any, tmp_path: Path) -> None:
     path = tmp_path / "job.sql"
-    for many, crash in ((150, False), (260, True), (260, False)):
-        path.write_text(JOB.format(rows=many))
-        done = runner.run(load(path), console())
-        assert not done.interrupted
-        if crash:  # Spark has forgotten that it committed the last micro-batches
-            commits = sorted((tmp_path / "checkpoint" / "commits").glob("[0-9]*"), key=lambda p: int(p.name))
-            for gone in commits[-1:]:
-                gone.unlink()
-                (gone.parent / f".{gone.name}.crc").unlink(missing_ok=True)
+    path.write_text(JOB.format(rows=120))
+    for interrupted in (True, True, False):
+        shown: Any = Interrupting if interrupted else Console
+        assert runner.run(load(path), shown(file=io.StringIO(), width=200)).interrupted is interrupted
+        if interrupted:  # and Spark has forgotten that it committed the last micro-batch
+            begun, done = (
+                max((tmp_path / "checkpoint" / log).glob("[0-9]*"), key=lambda p: int(p.name))
+                for log in ("offsets", "commits")
+            )
+            if begun.name == done.name:  # else one was cut short as it is
+                done.unlink()
+                (done.parent / f".{done.name}.crc").unlink(missing_ok=True)
     orders: dict[int, Any] = {}
-    for row in made(spark, JOB.format(rows=260), 260):
+    for row in made(spark, JOB.format(rows=120), 120):
         if row["__row_kind"] == "-D":
             del orders[row["id"]]
         else:
             orders[row["id"]] = row
-    prices = {row["item"]: row["price"] for row in made(spark, JOB.format(rows=260), 260, table=1)}
+    prices = {row["item"]: row["price"] for row in made(spark, JOB.format(rows=120), 120, table=1)}
     wanted = [(row["id"], row["quantity"], prices.get(row["item"])) for row in orders.values()]
     assert sunk(spark, tmp_path) == sorted(wanted, key=repr)
 

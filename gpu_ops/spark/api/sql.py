@@ -15,7 +15,7 @@ from gpu_ops.backends import Backend
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.inputs import Input
-from gpu_ops.errors import DescriptionError
+from gpu_ops.errors import DescriptionError, NotBuiltError
 from gpu_ops.query.nodes import Calc, JoinNode, LocalAggregate, Node, Plan, Source, walk
 from gpu_ops.query.plan import MultiWay, Table, plan
 from gpu_ops.query.show import show
@@ -24,6 +24,7 @@ from gpu_ops.spark.api.checks import MemoryOnlyStateWarning, apply_operator, set
 from gpu_ops.spark.api.query_file import calculated, check_runs, remember
 from gpu_ops.spark.api.static import beside_streams, has_result
 from gpu_ops.spark.api.streams import Stream, as_input, as_stream
+from gpu_ops.spark.api.union import Part, parts_of, union
 from gpu_ops.spark.plan.changes import sliced
 from gpu_ops.spark.plan.column_metadata import delays
 from gpu_ops.state.address import Location, StateAddress
@@ -54,8 +55,8 @@ def sql(
 
     Args:
         query: a SELECT in Spark's dialect: joins of every kind, [NOT] EXISTS, [NOT] IN, sub-queries in FROM, WITH,
-            WHERE, GROUP BY, DISTINCT, ORDER BY with LIMIT. What is refused (UNION and so on) says where, and what to
-            do instead.
+            WHERE, GROUP BY, DISTINCT, ORDER BY with LIMIT; UNION ALL of such queries. What is refused (OVER and so
+            on) says where, and what to do instead.
         tables: inputs whose names cannot be arguments.
         state: a folder of its own for the state; where the query becomes several joins, each has its own in it:
             ``1``, ``2`` and so on. Without it the state lives in memory only.
@@ -83,6 +84,10 @@ def sql(
         raise DescriptionError(f"sql() takes the text of a query, not {type(query).__name__}")
     if not streams:
         raise DescriptionError("sql() needs the tables of its query: sql(query, orders=orders, prices=prices)")
+    parts = parts_of(query, streams)
+    if parts:
+        how = {"emit": emit, "backend": backend, "partitions": partitions, "multi_way": multi_way, "backlog": backlog}
+        return _union(parts, streams, state, name, how)
     given = streams
     sides, _ = settled(tuple(given.values()), state)
     streams = dict(zip(given, sides, strict=True))
@@ -111,6 +116,34 @@ def sql(
         has_result(changes, StateAddress.of(state))
         remember(Files.at(state), {label: described[label] for label in used}, schemas, planned, multi_way)
     return changes
+
+
+def _union(
+    parts: Sequence[Part],
+    streams: Mapping[str, Stream],
+    state: Location | None,
+    name: str | None,
+    options: Mapping[str, Any],
+) -> DataFrame:
+    """A UNION ALL: each SELECT is a query of its own, with its state in the folder ``union/1`` and so on."""
+    if options["emit"] == "at_end":
+        raise NotBuiltError("emit='at_end' of a UNION ALL: ask for each SELECT, and union what gpu_ops.finish() gives")
+    unused = [label for label in streams if all(label not in part.inputs for part in parts)]
+    if unused:
+        raise DescriptionError(f"the query does not name the input {unused[0]!r}")
+    below = None if state is None else StateAddress.of(state).below("union")
+    found = []
+    for number, part in enumerate(parts, 1):
+        found.append(
+            sql(
+                part.sql,
+                tables={label: streams[label] for label in part.inputs},
+                state=None if below is None else below.below(str(number)),
+                name=None if name is None else f"{name}_{number}",
+                **options,
+            )
+        )
+    return union(*found, name=name or "union")
 
 
 def _streams(given: Mapping[str, DataFrame | Stream]) -> dict[str, Stream]:
