@@ -16,7 +16,7 @@ from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.jobs.connectors import UNRESUMED
 from gpu_ops.jobs.job import Job, Sink
 from gpu_ops.jobs.sinks import start
-from gpu_ops.spark.api.query_file import QUERY, of_last, query_in
+from gpu_ops.spark.api.finish import QUERY, of_last, query_in
 from gpu_ops.spark.api.static import beside_streams
 from gpu_ops.spark.api.streams import Stream
 from gpu_ops.spark.sinks.changes import View

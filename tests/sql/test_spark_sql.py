@@ -19,7 +19,7 @@ from gpu_ops import stream
 from gpu_ops.query.catalyst import items, java_class, scala_seq
 from gpu_ops.query.expressions import Expr, Tree
 from gpu_ops.query.plan import Table, plan
-from gpu_ops.spark.api.query_file import check_runs
+from gpu_ops.spark.api.finish import check_runs
 from sql.run_plan import Reference
 
 pytestmark = pytest.mark.spark

@@ -21,7 +21,7 @@ from gpu_ops.query.plan import MultiWay, Table, plan
 from gpu_ops.query.show import show
 from gpu_ops.spark.api.by_time import timed, timed_input
 from gpu_ops.spark.api.checks import MemoryOnlyStateWarning, apply_operator, settled
-from gpu_ops.spark.api.query_file import calculated, check_runs, remember
+from gpu_ops.spark.api.finish import calculated, check_runs, remember
 from gpu_ops.spark.api.static import beside_streams, has_result
 from gpu_ops.spark.api.streams import Stream, as_input, as_stream
 from gpu_ops.spark.api.union import Part, parts_of, union
