@@ -4,38 +4,44 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime as dt
 import functools
+import json
 import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from rich.console import Console
 
 import gpu_ops
+from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.errors import DescriptionError, GpuJoinError
-from gpu_ops.jobs import ending
 from gpu_ops.jobs.connectors import UNRESUMED
-from gpu_ops.jobs.datagen import have_ended
-from gpu_ops.jobs.job import Job
-from gpu_ops.jobs.progress import Batch
+from gpu_ops.jobs.datagen import beyond_end, have_ended
+from gpu_ops.jobs.job import Job, Sink
 from gpu_ops.jobs.screen import Screen, screen
-from gpu_ops.jobs.sinks import shaped, start
+from gpu_ops.jobs.sinks import KINDS, OBSERVED, shaped, start
 from gpu_ops.jobs.sources import kept, open_source
 from gpu_ops.jobs.text import JobError
+from gpu_ops.memory import size_text
 from gpu_ops.query.errors import SqlError
 from gpu_ops.spark import prepare_environment, session
-from gpu_ops.spark.failures import message_in
-from gpu_ops.spark.metrics.progress import followed
-from gpu_ops.spark.packages import DELTA_SETTINGS
+from gpu_ops.spark.api.finish import QUERY, of_last, query_in
+from gpu_ops.spark.api.static import beside_streams
+from gpu_ops.spark.api.streams import Stream
+from gpu_ops.spark.failures import DELTA_SETTINGS, message_in
+from gpu_ops.spark.metrics.progress import JoinProgress, followed, join_progress, observed_metrics
 from gpu_ops.spark.plan.recognition import join_written
+from gpu_ops.spark.sinks.changes import View
 from gpu_ops.state.address import StateAddress
-from gpu_ops.state.manifest import LATEST
+from gpu_ops.state.files import Files
+from gpu_ops.state.manifest import FINISHED, LATEST, Manifest
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -96,7 +102,7 @@ def run(job: Job, console: Console, *, once: bool = False, show: bool = False) -
     if show:
         job = _shown(job)
     check_folders(job)
-    bounded = ending.is_bounded(job)
+    bounded = is_bounded(job)
     ends = job.emit == "at_end" or bounded
     if ends and not once and not bounded and not job.ends:
         raise job.file.error(
@@ -123,7 +129,7 @@ def run(job: Job, console: Console, *, once: bool = False, show: bool = False) -
 
 def _shown(job: Job) -> Job:
     """A job whose result is looked at: it has no sink that would miss it, and so no state that would go on from it."""
-    if job.emit == "at_end" and not ending.is_bounded(job):
+    if job.emit == "at_end" and not is_bounded(job):
         raise job.file.error("emit = 'at_end' has no result while it runs, so --show has nothing to show", job.query.at)
     sink = dataclasses.replace(job.sink, connector="blackhole", options={}, table="", primary_key=None, format="json")
     return dataclasses.replace(job, sink=dataclasses.replace(sink, writer="spark"), state=None, checkpoint=None)
@@ -148,20 +154,20 @@ def _run_to_the_end(spark: SparkSession, job: Job, console: Console, watch: _Wat
     """
     rows: DataFrame | None
     found = watch.found
-    if ending.has_ended(job):
-        rows = ending.result(spark, job)
+    if has_ended(job):
+        rows = result(spark, job)
     else:
         rows = changelog(spark, job, console, once=True)
         shaped(rows, job.sink, job.file)
         if rows.isStreaming:
-            _run(rows, ending.taking_in(job), console, watch, once=True)
-            rows = None if found.interrupted else ending.result(spark, job)
+            _run(rows, taking_in(job), console, watch, once=True)
+            rows = None if found.interrupted else result(spark, job)
     if rows is None:
         if not found.interrupted:
             console.print("there has been no input yet, so there is no result", markup=False)
         return False
     written = Outcome()
-    query = ending.write(rows, job, None if watch.shown is None else watch.shown.take)
+    query = write(rows, job, None if watch.shown is None else watch.shown.take)
     _follow(query, None, dataclasses.replace(watch, found=written))
     found.rows_out, found.interrupted = written.rows_out, written.interrupted
     return not found.interrupted
@@ -206,7 +212,7 @@ def check_folders(job: Job) -> None:
             f"--{missing}; they belong together",
             job.sink.at,
         )
-    if job.state is None and job.emit == "at_end" and not ending.is_bounded(job):
+    if job.state is None and job.emit == "at_end" and not is_bounded(job):
         raise job.file.error(
             "emit = 'at_end' keeps the input until it ends: set state and checkpoint, a folder each, in the job or as "
             "--state and --checkpoint",
@@ -248,7 +254,7 @@ def changelog(spark: SparkSession, job: Job, console: Console, *, once: bool = F
             changes = gpu_ops.sql(
                 job.query.text,
                 tables=tables,
-                state=None if ending.is_bounded(job) else job.state,
+                state=None if is_bounded(job) else job.state,
                 emit=job.emit,
                 backend=job.backend,
                 partitions=job.partitions,
@@ -307,3 +313,137 @@ def _interrupts() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+_RESULT: Final = "result"
+
+
+def is_bounded(job: Job) -> bool:
+    """Whether all its sources are tables that are read once: the job is done without a stream."""
+    return all(source.scan == "once" and source.refresh is None for source in job.sources)
+
+
+def taking_in(job: Job) -> Job:
+    """The job while its inputs last: nothing goes to its sink."""
+    return dataclasses.replace(job, sink=Sink("blackhole", None, {}, job.sink.at))
+
+
+def has_ended(job: Job) -> bool:
+    """Whether its inputs have ended in a run before, which may not have come to its sink.
+
+    Raises:
+        JobError: the state folder has another query, or a result and then more input.
+    """
+    if job.state is None:
+        return False
+    files = Files.at(job.state)
+    if query_in(files) not in (None, job.query.text):
+        raise job.file.error(
+            f"state folder {job.state} belongs to another query: set another state and checkpoint", job.query.at
+        )
+    ended = query_in(files) is not None and of_last(files).stamp(FINISHED) is not None
+    if not ended and not is_bounded(job) and _RESULT in files.folders(""):
+        raise job.file.error(
+            f"state folder {job.state} was opened again, and its result has been handed to the sink: for a result of "
+            "more input set another state and checkpoint, and insert into another table",
+            job.query.at,
+        )
+    return ended
+
+
+def result(spark: SparkSession, job: Job) -> DataFrame | None:
+    """What the query selects now that its inputs have ended; None where there never was a micro-batch."""
+    assert job.state is not None
+    if Manifest.read(of_last(Files.at(job.state))) is None:
+        return None
+    return gpu_ops.finish(spark, state=job.state)
+
+
+def write(rows: DataFrame, job: Job, screen: View | None = None) -> StreamingQuery:
+    """Starts the query that brings a result into the job's sink, unless one has done so.
+
+    Args:
+        rows: a static DataFrame, row kinds first.
+        job: the job. A sink that keeps nothing is given the result each time.
+        screen: takes it in place of the sink.
+
+    Raises:
+        JobError: the sink cannot take it.
+    """
+    if job.state is not None and is_bounded(job):
+        Files.at(job.state).create(QUERY, json.dumps({"query": job.query.text}).encode())
+    state = None if job.state is None else job.state.below(_RESULT)
+    [ended] = beside_streams([Stream(_RESULT, row_kind=ROW_KIND_COLUMN, df=rows)], state)
+    assert ended.load is not None
+    ended.load()
+    checkpoint = None
+    if job.checkpoint is not None and job.sink.connector not in UNRESUMED:
+        checkpoint = f"{job.checkpoint.rstrip('/')}/{_RESULT}"
+    return start(ended.df, dataclasses.replace(job, checkpoint=checkpoint), once=True, last_join=None, screen=screen)
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """A micro-batch that is done.
+
+    Attributes:
+        rows_in: of all sources. Of files that Arrow reads Spark counts the files: then what joins took in counts, less
+            what they took from each other, as far as the changes show that.
+        rows_out: changes that went to the sink. None where Spark cannot count them, see `gpu_ops.spark.rapids`.
+        line: what to print of it.
+    """
+
+    rows_in: int
+    rows_out: int | None
+    line: str
+
+    @classmethod
+    def of(cls, progress: Mapping[str, Any], last: str | None = None) -> Batch | None:
+        """A micro-batch of Spark's progress; None for one that did nothing.
+
+        Args:
+            progress: of the query.
+            last: the join whose changes are what goes to the sink, see `gpu_ops.spark.plan.recognition.join_written`.
+        """
+        joins = join_progress(progress)
+        counts = _counted(progress, joins, last)
+
+        def total(end: str) -> int:
+            return sum(int(n) for join in joins for name, n in join.metrics.items() if name.endswith(end))
+
+        rows_in = int(progress["numInputRows"]) - beyond_end(progress)
+        of_joins = sum(int(n) for join in joins for name, n in join.metrics.items() if name.startswith("rows_out_"))
+        rows_out = None if counts is None else sum(counts.values())
+        if len(joins) == 1:
+            rows_in = max(rows_in, total("_rows_in"))
+        elif rows_out is not None:
+            rows_in = max(rows_in, total("_rows_in") - max(0, of_joins - rows_out))
+        if not rows_in and not (of_joins if rows_out is None else rows_out):
+            return None
+
+        out = ""
+        if counts is not None:
+            kinds = ", ".join(f"{n:,} {kind}" for kind, n in counts.items() if n)
+            out = f", {rows_out:,} changes out" + (f" ({kinds})" if kinds else "")
+        seconds = progress["durationMs"].get("triggerExecution", 0) / 1000
+        parts = [
+            f"micro-batch {progress['batchId']}: {rows_in:,} rows in{out}",
+            f"{seconds:.1f} s, {rows_in / seconds if seconds else 0:,.0f} rows/s",
+            f"state {total('_state_rows'):,} rows, {size_text(total('_state_bytes'))}",
+        ]
+        watermarks = [join.metrics["watermark_ms"] for join in joins if "watermark_ms" in join.metrics]
+        if watermarks:
+            parts.append(f"watermark {dt.datetime.fromtimestamp(min(watermarks) / 1000, dt.UTC):%Y-%m-%d %H:%M:%S} UTC")
+        backends = {join.backend for join in joins}
+        if backends:
+            parts.append(backends.pop() if len(backends) == 1 else "mixed")
+        return cls(rows_in, rows_out, "; ".join(parts))
+
+
+def _counted(progress: Mapping[str, Any], joins: Sequence[JoinProgress], last: str | None) -> dict[str, int] | None:
+    """The changes that went to the sink by row kind, or None."""
+    observed = observed_metrics(progress).get(OBSERVED)
+    if observed is not None:
+        return {kind: int(observed[name] or 0) for name, kind in KINDS.items()}
+    metrics = next((join.metrics for join in joins if join.name == last), None)
+    return None if metrics is None else {kind: int(metrics[f"rows_out_{name}"]) for name, kind in KINDS.items()}

@@ -19,8 +19,8 @@ from gpu_ops.jobs.text import JobError, Text
 from gpu_ops.spark.api.groups import latest
 from gpu_ops.spark.api.streams import Stream, stream
 from gpu_ops.spark.datatypes import named_column
+from gpu_ops.spark.failures import package
 from gpu_ops.spark.metrics.metrics import free_name
-from gpu_ops.spark.packages import package
 from gpu_ops.spark.sources.files import read_files
 from gpu_ops.spark.sources.kafka import MessageSource
 

@@ -22,9 +22,17 @@ from gpu_ops.descriptions.join import Join
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Frame, Kernels, TooMany
 from gpu_ops.operators.core.changes import Lifetimes, apply_changes, given
-from gpu_ops.operators.core.emission import OutputRows, fold
+from gpu_ops.operators.core.emission import (
+    NetPairs,
+    OutputRows,
+    Pairs,
+    TimedPairs,
+    Wanted,
+    fold,
+    net_pairs,
+    timed_pairs,
+)
 from gpu_ops.operators.core.key_counts import KeyCounts
-from gpu_ops.operators.core.pairs import NetPairs, Pairs, TimedPairs, Wanted, net_pairs, timed_pairs
 from gpu_ops.operators.core.visibility import VisibilityChanges, When, visible_per_batch, visible_per_event
 from gpu_ops.operators.operator import Operator, Output
 from gpu_ops.output import changelog_table, gathered

@@ -18,8 +18,7 @@ from gpu_ops.descriptions.changelog import INSERT
 from gpu_ops.descriptions.join import LookupJoin
 from gpu_ops.kernels import Kernels, as_slots
 from gpu_ops.operators.core.changes import Lifetimes
-from gpu_ops.operators.core.emission import OutputRows
-from gpu_ops.operators.core.pairs import Wanted, probe
+from gpu_ops.operators.core.emission import OutputRows, Wanted, probe
 from gpu_ops.operators.keyed import KeyedOperator
 from gpu_ops.state.keyed_table import KeyedTable
 from gpu_ops.state.table import KeySet

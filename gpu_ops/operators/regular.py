@@ -38,12 +38,14 @@ from gpu_ops.operators.core.emission import (
     JOINED,
     PAD_COMES,
     PAD_GOES,
+    NetPairs,
     OutputRows,
+    Pairs,
+    TimedPairs,
     in_order,
     net_rows,
     with_nulls,
 )
-from gpu_ops.operators.core.pairs import NetPairs, Pairs, TimedPairs
 from gpu_ops.operators.core.visibility import Barrier, VisibilityChanges, When
 from gpu_ops.operators.keyed import TwoWayJoin
 from gpu_ops.state.keyed_table import KeyedTable

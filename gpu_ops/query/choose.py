@@ -23,9 +23,8 @@ from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.join import Join, LookupJoin
 from gpu_ops.descriptions.times import show_ms, time_type
 from gpu_ops.errors import DescriptionError
-from gpu_ops.query.by_time.bounds import Bound, FinerThanMillisecondsError, bounds
+from gpu_ops.query.by_time.bounds import Bound, FinerThanMillisecondsError, NoComparisonError, bounds, nearest
 from gpu_ops.query.by_time.marks import ByTime
-from gpu_ops.query.by_time.nearest import NoComparisonError, nearest
 from gpu_ops.query.catalyst import Catalyst, ansi_mode, position
 from gpu_ops.query.errors import SqlError, in_sql
 from gpu_ops.query.expressions import Column, Expr, JoinReader, NotOursError, Tree, is_no_op, tree

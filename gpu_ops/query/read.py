@@ -22,8 +22,8 @@ from gpu_ops.query.errors import SqlError, closest
 from gpu_ops.query.expressions import Column, Expr, Tree, number_of, tree
 from gpu_ops.query.groups.aggregates import aggregate_of, distinct_of
 from gpu_ops.query.groups.relations import LatestOf, OfGroups, TopOf
+from gpu_ops.query.groups.slices import expanded
 from gpu_ops.query.groups.top import NO_BOUND, bounded, decides, limit_of, top_of
-from gpu_ops.query.groups.windows import expanded
 from gpu_ops.query.relations import (
     Compute,
     Expand,

@@ -1,12 +1,16 @@
-"""Why a query ended, in the one message that says it."""
+"""What is refused or told in a sentence: what a user gave, packages that are missing, why a query failed."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from gpu_ops.errors import DescriptionError, NotBuiltError
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 _STATE: Final = re.compile(r"(?:\s*SQLSTATE: \w+)+$", re.MULTILINE)
 _QUERY: Final = re.compile(r"^\[STREAM_FAILED\] Query \[[^\]]*\] terminated with exception: ")
@@ -77,3 +81,77 @@ def _first_part(text: str) -> str:
     """What stands before Spark's additions to a message."""
     found = _AFTER.search(text)
     return _STATE.sub("", text[: found.start()] if found is not None else text).strip()
+
+
+_TABLES: Final = {"pandas": "it", "polars": "it.to_pandas()", "pyarrow": "it.to_pandas()", "cudf": "it.to_pandas()"}
+"""Packages of tables, and what ``createDataFrame`` takes of theirs in all versions of Spark."""
+
+
+def data_frame(given: object, which: str) -> DataFrame:
+    """A DataFrame of a classic Spark session.
+
+    Args:
+        given: what a user handed over.
+        which: what it is called in an error, such as "the left input".
+
+    Raises:
+        DescriptionError: it is none.
+        NotBuiltError: it is one of Spark Connect.
+    """
+    if not hasattr(given, "sparkSession"):
+        raise DescriptionError(f"{which} is a DataFrame of Spark's or a stream(...), not {_what(given)}")
+    refuse_connect(given)
+    return cast("DataFrame", given)
+
+
+def refuse_connect(given: object) -> None:
+    """Refuses a DataFrame or session of Spark Connect, of which the plan cannot be read.
+
+    Raises:
+        NotBuiltError: it is one.
+    """
+    if any(cls.__module__.startswith("pyspark.sql.connect") for cls in type(given).__mro__):
+        raise NotBuiltError(
+            "Spark Connect sessions are not built yet: a join needs the driver's own process. Use a classic session, "
+            "SparkSession.builder.master(...) without .remote() and SPARK_REMOTE"
+        )
+
+
+def _what(given: Any) -> str:
+    kind = type(given)
+    package = kind.__module__.partition(".")[0]
+    if package in _TABLES:
+        return (
+            f"{package}'s {kind.__name__}: spark.createDataFrame({_TABLES[package]}) makes one; without Spark, "
+            "gpu_ops.JoinEngine takes it as it is"
+        )
+    if isinstance(given, str):
+        return "str: spark.readStream and gpu_ops.read_files(spark, path, format, schema) make one of files"
+    return kind.__name__
+
+
+DELTA_SETTINGS: Final = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+"""What Delta asks a Spark session for."""
+
+_DELTA: Final = {"3.5": "io.delta:delta-spark_2.12:3.3.2", "4.0": "io.delta:delta-spark_2.13:4.0.1"}
+
+
+def package(connector: str, spark: str) -> str | None:
+    """The Maven package that a connector needs.
+
+    Args:
+        connector: its name.
+        spark: Spark's version.
+
+    Returns:
+        Its coordinates, or None for one that Spark brings itself.
+    """
+    line = ".".join(spark.split(".")[:2])
+    if "kafka" in connector:
+        return f"org.apache.spark:spark-sql-kafka-0-10_{'2.12' if line < '4' else '2.13'}:{spark}"
+    if connector == "delta":
+        return _DELTA.get(line, f"io.delta:delta-spark_{line}_2.13:4.4.0")
+    return None

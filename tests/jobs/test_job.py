@@ -13,8 +13,7 @@ from gpu_ops.errors import DescriptionError
 from gpu_ops.jobs.job import amended, load
 from gpu_ops.jobs.runner import check_folders
 from gpu_ops.jobs.text import JobError
-from gpu_ops.spark.failures import message_in
-from gpu_ops.spark.packages import package
+from gpu_ops.spark.failures import message_in, package
 from jobs.support import INSERT, ORDERS, SINK, source, sql, wrong
 
 

@@ -14,7 +14,7 @@ from cpu_fallback.store import Growable
 from gpu_ops import layouts
 from gpu_ops.kernels import Kernels
 from gpu_ops.operators.core.changes import NEVER
-from gpu_ops.operators.core.pairs import _net, _timed
+from gpu_ops.operators.core.emission import _net, _timed
 from gpu_ops.operators.core.visibility import _crosses
 from gpu_ops.state.index import HashIndex
 from kernels.conftest import EMULATED, only_on

@@ -13,7 +13,7 @@ pytest.importorskip("pyspark")
 
 import gpu_ops
 from gpu_ops import sinks
-from gpu_ops.spark.given import refuse_connect
+from gpu_ops.spark.failures import refuse_connect
 
 Remote = type("DataFrame", (), {"__module__": "pyspark.sql.connect.dataframe", "isStreaming": True})
 """What is known of one of Connect's without its packages: where its class lives, and that it has a session."""

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 import gpu_ops
-from gpu_ops.jobs import ending, runner
+from gpu_ops.jobs import runner
 from gpu_ops.jobs.job import load
 from gpu_ops.jobs.runner import JobFailedError, Outcome
 from gpu_ops.jobs.text import JobError
@@ -105,12 +105,12 @@ def test_a_job_that_is_cut_short_on_the_way_to_its_sink(
     def cut(*_: Any, **__: Any) -> Any:
         raise CutError
 
-    for target, name in ((ending, "result"), (static._Folder, "begin"), (static._Folder, "_put"), (ending, "start")):
+    for target, name in ((runner, "result"), (static._Folder, "begin"), (static._Folder, "_put"), (runner, "start")):
         with monkeypatch.context() as patch:
             patch.setattr(target, name, cut)
             with pytest.raises(CutError):
                 run()
-    view = ending.start.__globals__["view"]
+    view = runner.start.__globals__["view"]
     for before in (True, False):
 
         def failing(sink: Any, *, before: bool = before) -> Any:
@@ -122,7 +122,7 @@ def test_a_job_that_is_cut_short_on_the_way_to_its_sink(
             return write
 
         with monkeypatch.context() as patch:
-            patch.setitem(ending.start.__globals__, "view", failing)
+            patch.setitem(runner.start.__globals__, "view", failing)
             with pytest.raises(JobFailedError):
                 run()
     arrive(tmp_path, (9, "late", 9, "+I"))  # the end was before

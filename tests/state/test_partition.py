@@ -377,7 +377,7 @@ def large_snapshots(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading
         return write(log, version, *rest, **facts)
 
     monkeypatch.setattr(PartitionLog, "write_snapshot", waits)
-    monkeypatch.setattr("gpu_ops.spark.server.snapshots._AT_ONCE", -1)
+    monkeypatch.setattr("gpu_ops.spark.server.recovery._WRITTEN_AT_ONCE", -1)
     yield go, begun
     go.set()
 
@@ -413,7 +413,7 @@ def test_a_snapshot_that_fails_beside_micro_batches_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What a folder may refuse is a warning, as the log is enough; anything else is the next micro-batch's error."""
-    monkeypatch.setattr("gpu_ops.spark.server.snapshots._AT_ONCE", -1)
+    monkeypatch.setattr("gpu_ops.spark.server.recovery._WRITTEN_AT_ONCE", -1)
     failures: list[Exception] = [StateError("no space left"), MemoryError("none left")]
     for failure in failures:
         folder = tmp_path / type(failure).__name__

@@ -32,7 +32,7 @@ from gpu_ops import layouts
 from gpu_ops.arrays import Array, Instants, Positions, Slots, distinct, value_changes
 from gpu_ops.kernels import as_slots
 from gpu_ops.operators.core.changes import Lifetimes
-from gpu_ops.operators.core.pairs import NetPairs, TimedPairs
+from gpu_ops.operators.core.emission import NetPairs, TimedPairs
 from gpu_ops.state.keyed_table import KeyedTable
 
 

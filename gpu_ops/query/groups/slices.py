@@ -1,21 +1,20 @@
-"""Windows of time in two phases: rows are aggregated by slice before they are shuffled, and slices into windows after.
-
-A slice is as long as windows slide: all its rows are in the same windows. So what travels is a row for each group,
-slice and window, and not one for each row and window. Flink: ``StreamExecLocalWindowAggregate`` and
-``StreamExecGlobalWindowAggregate``, with the slices of ``SliceAssigners``.
-"""
+"""Windows of time in GROUP BY, and their aggregates in two phases: by slices in tasks of a source, then by windows."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
+from gpu_ops.query import errors
+from gpu_ops.query.catalyst import arrow_type_of, id_of, items
 from gpu_ops.query.expressions import Column, Expr, TimeWindow
 from gpu_ops.query.groups.relations import AggregateOf, Call, LocalAggregateOf, OfGroups
 from gpu_ops.query.relations import Compute, Expand, JoinOf, Relation, RowByRow, Scan, origin
+from gpu_ops.query.scope import Scope
 
 _MERGED: Final = {"count": "sum", "sum": "sum", "min": "min", "max": "max"}
 """By an aggregate function the one that makes a window's value of those of its slices."""
@@ -115,3 +114,31 @@ def _end_of_window(column: Column, computed: Mapping[Column, Expr]) -> _EndOfWin
         whole = computed.get(whole.column)
     window = None if whole is None else whole.window
     return None if window is None else _EndOfWindow(window, int(expr.tree.fields["ordinal"]))
+
+
+_WINDOW: Final = "spark.timeWindow"
+"""Key of the metadata that Catalyst gives a column of windows."""
+
+
+def expanded(scope: Scope, node: Any, below: Relation) -> Relation:
+    """An Expand of Catalyst's, of sliding windows, as a relation.
+
+    Args:
+        scope: of the query; it gets to know the column of the windows.
+        node: Catalyst's.
+        below: the rows.
+
+    Raises:
+        SqlError: grouping sets and the like.
+    """
+    output = items(node.output())
+    windows = [number for number, attribute in enumerate(output) if bool(attribute.metadata().contains(_WINDOW))]
+    if len(windows) != 1:
+        scope.fail(errors.NODES["Expand"], node)
+    ((place,), found) = windows, output[windows[0]]
+    value = scope.catalyst.exploded([projection.apply(place) for projection in items(node.projections())])
+    column = Column(str(found.name()), "", functools.partial(arrow_type_of, found), nullable=False)
+    scope.columns[id_of(found)] = column
+    shown = (id_of(attribute) for attribute in output)
+    ids = {number: scope.columns[number] for number in shown}
+    return Expand(below, column, scope.expr(value), ids, node)

@@ -22,15 +22,17 @@ from gpu_ops.descriptions.keys import On
 from gpu_ops.descriptions.times import Duration, Late, parse_bound
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.api.checks import apply_operator, settled, two_sided
-from gpu_ops.spark.api.options import (
+from gpu_ops.spark.api.streams import (
     ChangelogOptions,
     How,
     IntervalJoinOptions,
     KeyOptions,
+    Stream,
     TwoSidedOptions,
     check_options,
+    resolve,
+    two_streams,
 )
-from gpu_ops.spark.api.streams import Stream, resolve, two_streams
 from gpu_ops.spark.datatypes import is_window, named_column
 from gpu_ops.spark.plan.column_metadata import LATE_SIDES, SIDE, Delay, delays, inputs_metadata, late_struct
 from gpu_ops.spark.plan.recognition import lost_row_time, made_by

@@ -127,7 +127,7 @@ def apply_operator(
     Args:
         description: the operator.
         sides: its inputs, in its order.
-        options: of `gpu_ops.spark.api.options.RunOptions`, and ``backlog``.
+        options: of `gpu_ops.spark.api.streams.RunOptions`, and ``backlog``.
         upstream: see `gpu_ops.spark.driver.queries.JoinPlan`.
         heartbeat_ms: likewise.
         function: of a co-group, else None.

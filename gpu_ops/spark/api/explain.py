@@ -17,7 +17,7 @@ from gpu_ops.spark.api.stateful import counted_twice
 from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.driver.executors import on_cluster
 from gpu_ops.spark.driver.queries import JoinPlan, analyzed, children_of, plans_of
-from gpu_ops.spark.given import data_frame
+from gpu_ops.spark.failures import data_frame
 from gpu_ops.spark.plan.selection import taken_of_join
 from gpu_ops.spark.settings import Settings
 

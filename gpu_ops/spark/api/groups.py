@@ -25,8 +25,16 @@ from gpu_ops.query.catalyst import items, message_of
 from gpu_ops.query.errors import NOW
 from gpu_ops.spark.api.by_time import heartbeat_ms, timed_input
 from gpu_ops.spark.api.checks import apply_operator, check_frames
-from gpu_ops.spark.api.options import ChangelogOptions, check_options
-from gpu_ops.spark.api.streams import Stream, as_input, as_stream, refuse_event_time, resolve, resolve_all
+from gpu_ops.spark.api.streams import (
+    ChangelogOptions,
+    Stream,
+    as_input,
+    as_stream,
+    check_options,
+    refuse_event_time,
+    resolve,
+    resolve_all,
+)
 from gpu_ops.spark.datatypes import is_window, named_column, spelling
 from gpu_ops.spark.metrics.metrics import free_name
 from gpu_ops.spark.plan.column_metadata import OWN_COLUMN, is_changelog

@@ -19,19 +19,17 @@ from gpu_ops.descriptions.times import Duration, parse_bound
 from gpu_ops.errors import DescriptionError
 from gpu_ops.query.catalyst import ansi_mode
 from gpu_ops.spark.api.checks import apply_operator, check_frames, settled, spelled, two_sided
-from gpu_ops.spark.api.options import (
+from gpu_ops.spark.api.streams import (
     ChangelogOptions,
     How,
     JoinOptions,
     KeyOptions,
     SemiJoinOptions,
-    TwoSidedOptions,
-    check_options,
-)
-from gpu_ops.spark.api.streams import (
     Stream,
+    TwoSidedOptions,
     as_input,
     as_stream,
+    check_options,
     refuse_event_time,
     resolve_keys,
     two_streams,
@@ -62,7 +60,7 @@ def join(
         on: ``"k"``, ``["k", ("left_k", "right_k")]``, or None for no equality column.
         how: ``inner``, ``left``, ``right``, ``full``, ``semi`` or ``anti``.
         options: ``where, emit, state, backend, null_safe, suffixes, partitions, name, backlog``; see
-            `gpu_ops.spark.api.options.JoinOptions` and what it is made of.
+            `gpu_ops.spark.api.streams.JoinOptions` and what it is made of.
 
     Returns:
         A streaming DataFrame, or a static one; first column ``row_kind``, then the columns of the join.

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from gpu_ops.errors import BackendError
 from gpu_ops.spark.driver.process import PACKAGE_ROOT
-from gpu_ops.spark.failures import why
-from gpu_ops.spark.given import refuse_connect
+from gpu_ops.spark.failures import refuse_connect, why
 from gpu_ops.state import files
 
 if TYPE_CHECKING:

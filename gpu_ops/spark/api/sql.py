@@ -215,7 +215,7 @@ class _Runner:
     Args:
         planned: the plan.
         streams: the inputs by name.
-        options: those of `gpu_ops.spark.api.options.RunOptions`, and ``backlog``.
+        options: those of `gpu_ops.spark.api.streams.RunOptions`, and ``backlog``.
         given: the inputs as they were before static ones were loaded; None where all are static.
     """
 

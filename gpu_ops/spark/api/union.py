@@ -18,8 +18,7 @@ from gpu_ops.errors import DescriptionError
 from gpu_ops.query.errors import SqlError
 from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.driver.queries import plans_of
-from gpu_ops.spark.failures import message_in
-from gpu_ops.spark.given import data_frame
+from gpu_ops.spark.failures import data_frame, message_in
 from gpu_ops.spark.plan.changes import observed_once
 from gpu_ops.spark.plan.column_metadata import CHANGELOG
 

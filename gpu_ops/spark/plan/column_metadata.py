@@ -16,7 +16,7 @@ from gpu_ops.descriptions.changelog import LATE_ROW_KIND, ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import LATER, Description, OutputColumn
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.datatypes import named_column
-from gpu_ops.spark.given import data_frame
+from gpu_ops.spark.failures import data_frame
 
 CHANGELOG: Final = "gpu_ops.changelog"
 """Of the row-kind column; its value is the join's name."""

@@ -17,7 +17,7 @@ from gpu_ops.join_engine import JoinEngine
 from gpu_ops.kernels import Probe
 from gpu_ops.memory import Budget
 from gpu_ops.spark.server import recovery
-from gpu_ops.spark.server.snapshots import Held, Snapshots
+from gpu_ops.spark.server.recovery import Held, Snapshots
 from gpu_ops.spark.wire.command import ApplyCommand, Wire, parse_join
 from gpu_ops.state import files
 from gpu_ops.state.address import StateAddress

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
 import logging
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
+import pyarrow as pa
+
 from gpu_ops.errors import StateError
-from gpu_ops.state.durable import PartitionLog, Stored
+from gpu_ops.state.durable import PartitionLog, Stored, Times
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest, check_open, ensure
 
@@ -214,3 +218,79 @@ def _versions(files: Files, manifest: Manifest) -> list[int]:
         return [version(partition) for partition in range(manifest.partitions)]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return list(pool.map(version, range(manifest.partitions)))
+
+
+_WRITTEN_AT_ONCE: Final = 1 << 20
+"""Bytes, at most, that are written before the micro-batch goes on: a thread would take as long."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """The state of a version, as a snapshot has it."""
+
+    tables: dict[str, pa.Table]
+    clock_ms: int
+    times: Times
+    backlog: bool
+
+
+class Snapshots:
+    """Those of one partition, for its owner.
+
+    Args:
+        who: the partition, for messages.
+        log: its files.
+        stored: what they are.
+        partition: its number.
+        every: so many records apart; None for when the log has grown as large as the last one.
+
+    Attributes:
+        stored: what the files are now.
+    """
+
+    def __init__(self, who: str, log: PartitionLog, stored: Stored, partition: int, every: int | None) -> None:
+        self._who, self._log, self.stored = who, log, stored
+        self._partition, self._every = partition, every
+        self._writing: tuple[int, Future[int]] | None = None
+        self._not_before = 0
+
+    def take(self, version: int, held: Callable[[], Held]) -> None:
+        """Have a snapshot written when one is due; delete what one replaces that is written by now.
+
+        Args:
+            version: that the state is at.
+            held: copies the state; called only when a snapshot is due.
+        """
+        if self._writing is not None and not self._writing[1].done():
+            return
+        self.finish()
+        if version < self._not_before:
+            return
+        if not snapshot_due(version, self._partition, self.stored, self._every):
+            return
+        state = held()
+        write = functools.partial(
+            self._log.write_snapshot, version, state.tables, state.clock_ms, state.times, backlog=state.backlog
+        )
+        if sum(table.nbytes for table in state.tables.values()) <= _WRITTEN_AT_ONCE:
+            self._settle(version, write)
+        else:
+            thread = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
+            self._writing = version, thread.submit(write)
+            thread.shutdown(wait=False)
+
+    def finish(self) -> None:
+        """Wait for what is being written, and delete what it replaces."""
+        if self._writing is not None:
+            version, writing = self._writing
+            self._settle(version, writing.result)
+
+    def _settle(self, version: int, written: Callable[[], int]) -> None:
+        self._writing = None
+        try:
+            self.stored.snapshots[version] = written()
+            self.stored = self._log.prune(version, self.stored)
+        except (StateError, OSError) as error:
+            # The log alone is enough to go on.
+            _log.warning("%s: no snapshot of version %d: %s", self._who, version, error)
+            self._not_before = version + MIN_RECORDS

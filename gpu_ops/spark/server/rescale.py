@@ -40,8 +40,7 @@ from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.memory import Memory
 from gpu_ops.spark.server.partition import stored_state
-from gpu_ops.spark.server.recovery import stored_version
-from gpu_ops.spark.server.snapshots import Held
+from gpu_ops.spark.server.recovery import Held, stored_version
 from gpu_ops.spark.wire.command import Wire, parse_join
 from gpu_ops.spark.wire.hashes import partition_of, spark_hash
 from gpu_ops.state.address import Location

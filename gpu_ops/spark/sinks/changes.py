@@ -21,8 +21,7 @@ from gpu_ops.conditions import backquoted
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.errors import BadInputError, DescriptionError, StateError
 from gpu_ops.spark.datatypes import named_column
-from gpu_ops.spark.failures import message_in
-from gpu_ops.spark.given import data_frame, refuse_connect
+from gpu_ops.spark.failures import data_frame, message_in, refuse_connect
 from gpu_ops.spark.plan.column_metadata import CHANGELOG, known_key
 
 COUNT: Final = "gpu_ops_count"

@@ -18,8 +18,7 @@ from pyspark.sql import SparkSession
 
 from gpu_ops.conditions import backquoted
 from gpu_ops.errors import DescriptionError, NotBuiltError
-from gpu_ops.spark.failures import message_in
-from gpu_ops.spark.packages import DELTA_SETTINGS, package
+from gpu_ops.spark.failures import DELTA_SETTINGS, message_in, package
 from gpu_ops.spark.sinks.changes import COUNT, Changes, View, view
 from gpu_ops.spark.tasks.file import WrittenFile
 from gpu_ops.state.address import StateAddress

@@ -25,7 +25,7 @@ from pyspark.sql.streaming import StreamingQuery
 from gpu_ops.errors import DescriptionError, NotBuiltError, StateError
 from gpu_ops.query.catalyst import java_class
 from gpu_ops.spark.datatypes import arrow_schema, spelling
-from gpu_ops.spark.given import data_frame
+from gpu_ops.spark.failures import data_frame
 from gpu_ops.spark.plan.changes import made_by_tasks
 from gpu_ops.spark.sinks.changes import query_of, started
 from gpu_ops.spark.sinks.delta import DeltaCommit

@@ -11,7 +11,7 @@ from pyspark.sql import functions as f
 from gpu_ops.errors import DescriptionError
 from gpu_ops.messages.json_texts import writes
 from gpu_ops.spark.datatypes import arrow_schema, spark_type
-from gpu_ops.spark.given import data_frame
+from gpu_ops.spark.failures import data_frame
 from gpu_ops.spark.plan.changes import made_by_tasks
 from gpu_ops.spark.sinks.changes import Changes, View, json, query_of, view
 from gpu_ops.spark.tasks.messages import MessageWriter

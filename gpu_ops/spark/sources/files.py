@@ -24,7 +24,7 @@ from gpu_ops.query.catalyst import frame_of
 from gpu_ops.spark.datatypes import arrow_schema
 from gpu_ops.spark.driver.queries import metadata_of
 from gpu_ops.spark.driver.workers import make_importable
-from gpu_ops.spark.given import refuse_connect
+from gpu_ops.spark.failures import refuse_connect
 from gpu_ops.spark.tasks.functions import applied_schema
 from gpu_ops.spark.tasks.packing import FileRows, Packer, PackFiles, ReadFiles
 from gpu_ops.spark.tasks.rows import Slices, Taken
