@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from gpu_ops.jobs.runner import Batch
+from gpu_ops.jobs.progress import Batch
 from gpu_ops.spark.datatypes import arrow_schema
 
 if TYPE_CHECKING:
