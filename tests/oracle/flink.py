@@ -93,7 +93,7 @@ def query(shape: Shape) -> str:
     if join.null_aware:
         return f"SELECT * FROM A WHERE {join.keys[0].left} NOT IN (SELECT {join.keys[0].right} FROM B)"
     equal = [f"A.{k.left} {'IS NOT DISTINCT FROM' if k.null_safe else '='} B.{k.right}" for k in join.keys]
-    on = " AND ".join(equal + ([join.where] if join.where else []))
+    on = " AND ".join(equal + ([str(join.where)] if join.where else []))
     if join.how in ("semi", "anti"):
         return f"SELECT * FROM A WHERE {'NOT ' if join.how == 'anti' else ''}EXISTS (SELECT 1 FROM B WHERE {on})"
     return f"SELECT * FROM A {join.how.upper()} JOIN B ON {on}"
@@ -292,7 +292,7 @@ def _sql_head(shape: IntervalShape) -> list[str]:
     for bound, inclusive, word in zip((shape.lower, shape.upper), shape.inclusive, "><", strict=True):
         ms = f"{'-' if bound < 0 else '+'} INTERVAL '{abs(bound) / 1000:.3f}' SECOND"
         on.append(f"B.b_t {word}{'=' if inclusive else ''} A.a_t {ms}")
-    on += [join.where] if join.where else []
+    on += [str(join.where)] if join.where else []
     return [*lines, f"sql SELECT {', '.join(columns)} FROM A {shape.how.upper()} JOIN B ON {' AND '.join(on)}"]
 
 
@@ -326,7 +326,7 @@ def temporal_script(
         for field in source.schema:
             full = f"{source.name}.{field.name}"
             columns.append(f"CAST({full} AS {TYPES[field.type]}) AS {field.name}" if field.name == time else full)
-    on = " AND ".join([f"A.{k.left} = B.{k.right}" for k in join.keys] + ([join.where] if join.where else []))
+    on = " AND ".join([f"A.{k.left} = B.{k.right}" for k in join.keys] + ([str(join.where)] if join.where else []))
     how = "LEFT JOIN" if shape.how == "left" else "JOIN"
     lines.append(f"sql SELECT {', '.join(columns)} FROM A {how} B FOR SYSTEM_TIME AS OF A.a_t ON {on}")
     for number, (side, kind, value) in enumerate(events):

@@ -36,6 +36,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "aggregate": lambda: gpu_ops.aggregate(DF, "k", {"n": "count(*)"}),
     "co_group": lambda: gpu_ops.co_group(DF, DF, "k", lambda one, other: one, "k INT"),
     "sql": lambda: gpu_ops.sql("SELECT * FROM a", a=DF),
+    "union": lambda: gpu_ops.union(DF, DF),
     "explain": lambda: gpu_ops.explain(DF),
     "finish": lambda: gpu_ops.finish(DF.sparkSession, state="state"),
     "late": lambda: gpu_ops.late(DF, "left"),

@@ -44,7 +44,14 @@ class Stream(Input):
     load: Callable[[], None] | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "schema", arrow_schema(self.df.schema, self.label, without=self.row_kind))
+        """Nothing is asked of its schema yet: an error of it names the stream as the function does that takes it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "schema":
+            raise AttributeError(name)
+        made = arrow_schema(self.df.schema, self.label, without=self.row_kind)
+        object.__setattr__(self, "schema", made)
+        return made
 
     @property
     def label(self) -> str:
