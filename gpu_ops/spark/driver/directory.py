@@ -230,7 +230,7 @@ class Directory:
             directory = of_plan.get(plan.plan_id)
             if directory is not None:
                 description, state = plan.join.to_json(), directory._folders[plan.plan_id]
-                manifest = Manifest(description, plan.partitions, query_id, plan.distribution, join_number=number)
+                manifest = Manifest(description, plan.partitions, query_id, join_number=number)
                 check_stored(Files.at(state), manifest, lambda: next_batch(query))
                 directory._started[plan.plan_id] = query_id, run_id
 
@@ -377,9 +377,7 @@ class Directory:
         if plan is None or not plan.join.by_time:
             return None
         left, right = (self._upstream(upstream, known.query_id) for upstream in plan.upstream)
-        manifest = Manifest(
-            plan.join.to_json(), plan.partitions, known.query_id, plan.distribution, join_number=known.number
-        )
+        manifest = Manifest(plan.join.to_json(), plan.partitions, known.query_id, join_number=known.number)
         return Watermarks(plan.join, manifest, known.state, (left, right))
 
     def _upstream(self, plan_id: str | None, query_id: str) -> Upstream | None:
