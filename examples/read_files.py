@@ -21,7 +21,6 @@ changes = gpu_ops.join(
     how="left",
     state=str(folder / "state"),
 )
-print(*(line.strip() for line in gpu_ops.explain(changes).splitlines() if "Arrow batches" in line))
 
 query = changes.writeStream.foreachBatch(show).option("checkpointLocation", str(folder / "checkpoint"))
 query.trigger(availableNow=True).start().awaitTermination()

@@ -436,10 +436,6 @@ class Aggregate(Grouped):
     def _unique_key(self) -> tuple[str, ...] | None:
         return self.by if self.by and self.group_never_null and self.late == "drop" else None
 
-    def order_matters(self, number: int) -> bool:
-        """Whether the output of a micro-batch depends on the order of its rows."""
-        return super().order_matters(number) or self._has_first_or_last
-
     @property
     def goes_row_by_row(self) -> bool:
         """Whether some of it is known to no backend's ``groupby``, at the end as before."""

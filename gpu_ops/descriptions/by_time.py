@@ -172,11 +172,6 @@ class IntervalJoin(Join):
     def _unique_key(self) -> tuple[str, ...] | None:
         return None
 
-    def order_matters(self, number: int) -> bool:
-        """Whether the output depends on the order of rows: which of two comes first may be late."""
-        del number
-        return True
-
     @property
     def _kind(self) -> str:
         return "keyed interval join" if self.interval.keyed else "interval join"
@@ -346,10 +341,6 @@ class AsofJoin(Join):
     def _chain(self) -> Chain:
         return super()._chain()._replace(single=(False, True))
 
-    def order_matters(self, number: int) -> bool:
-        """Whether the output depends on the order of an input's rows: right ones of one time do."""
-        return number == 1 or super().order_matters(number)
-
     order_matters_at_end = True
 
     @property
@@ -441,10 +432,6 @@ class TemporalJoin(Join):
 
     def _unique_key(self) -> tuple[str, ...] | None:
         return None
-
-    def order_matters(self, number: int) -> bool:
-        """Whether the output depends on the order of an input's rows: of versions of one time the last counts."""
-        return number == 1
 
     order_matters_at_end = True
 

@@ -288,13 +288,6 @@ class Description(abc.ABC):
 
     # --- order, end and backlog --------------------------------------------------------------
 
-    def order_matters(self, number: int) -> bool:
-        """Whether the output of a micro-batch depends on the order of an input's rows.
-
-        The net change of rows that are only ever added does not.
-        """
-        return self.emit == "per_event" or not self.inputs[number].insert_only
-
     @property
     def order_matters_at_end(self) -> bool:
         """Whether the result at the end of input depends on the order in which rows came."""

@@ -192,11 +192,6 @@ class Top(Grouped):
         """The group's, and those of the order."""
         return [(0, column) for column in (*self.by, *(order.column for order in self.order))]
 
-    def order_matters(self, number: int) -> bool:
-        """Always: of rows that are equal in the order the earliest comes first."""
-        del number
-        return True
-
     order_matters_at_end = True
 
     def _unique_key(self) -> tuple[str, ...] | None:

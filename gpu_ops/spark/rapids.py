@@ -17,14 +17,6 @@ def plugin_on(session: Any) -> bool:
     return PLUGIN in plugins and str(enabled).lower() != "false"
 
 
-def shuffle_reorders(session: Any) -> bool:
-    """Whether the shuffle may mix up the rows of one source partition.
-
-    Spark's own keeps them in order; the plugin's hash partitioning promises none.
-    """
-    return plugin_on(session)
-
-
 def metrics_reported(session: Any) -> bool:
     """Whether tasks report a join's metrics to the driver, because Spark's progress cannot have them.
 

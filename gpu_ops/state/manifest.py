@@ -20,15 +20,15 @@ from gpu_ops.state.files import Files
 FORMAT: Final = 3
 """The highest version of what lies below a state folder that this code reads, and the one it writes.
 
-Since format 2 a folder may be cut anew, and rows may be distributed otherwise than by Spark. Since format 3 every file
+Since format 2 a folder may be cut anew, and rows may be distributed by `ARROW`. Since format 3 every file
 says what it belongs to, see `Manifest.facts`; folders of earlier formats are taken over as they are.
 """
 
 SPARK: Final = "spark"
-"""Rows go to partitions by Spark's HashPartitioning."""
+"""Rows went to partitions by Spark's HashPartitioning, as in earlier versions; see `Manifest.check_cut`."""
 
 ARROW: Final = "arrow"
-"""Rows go to partitions by a hash of Arrow columns, see `gpu_ops.spark.tasks.packing`."""
+"""Rows go to partitions by `gpu_ops.spark.wire.hashes.partition_of`."""
 
 MANIFEST: Final = "manifest.json"
 
@@ -62,7 +62,7 @@ class Manifest:
     description: str
     partitions: int
     query_id: str
-    distribution: str = SPARK
+    distribution: str = ARROW
     generation: int = 0
     format: int = FORMAT
     join_number: int | None = None
@@ -117,12 +117,18 @@ class Manifest:
                 shown = "another join than this folder" if fact == "join" else f"{_CALLED[fact]} {theirs}, not {mine}"
                 raise StateError(f"{name} belongs to {shown}. {_MISPLACED}")
 
-    def check_unsealed(self, location: str) -> None:
-        """Refuses a folder that is being cut anew.
+    def check_cut(self, location: str) -> None:
+        """Refuses a folder that is being cut anew, or has to be.
 
         Raises:
-            StateError: it is.
+            StateError: which, and what to do.
         """
+        if self.distribution == SPARK and self.partitions > 1:
+            raise StateError(
+                f"state folder {location} was written by an earlier version of gpu-join, in which rows went to its "
+                f"{self.partitions} partitions by another hash. Run gpu-join rescale {location} --partitions "
+                f"{self.partitions}, which cuts it anew, and go on from the query's checkpoint"
+            )
         if self.sealed is not None:
             raise StateError(
                 f"state folder {location} is being cut anew by gpu-join rescale. Start the query when that is done; "
@@ -237,13 +243,6 @@ class Manifest:
                 f"state folder {location} belongs to join {found.join_number} of query {found.query_id} (counted from "
                 f"its sources), this is join {self.join_number}: two joins have changed folders, or were given the "
                 f"same one. Give each join the folder it had, or {_ADVICE}"
-            )
-        if found.distribution != self.distribution:
-            raise StateError(
-                f"state folder {location} was written by a query whose inputs "
-                f"{'do not' if found.distribution == SPARK else 'do'} come from gpu_ops.read_files(), and this one's "
-                f"{'do not' if self.distribution == SPARK else 'do'}: rows are distributed otherwise. "
-                f"Read the inputs as before, or {_ADVICE}"
             )
         if found.partitions != self.partitions:
             raise StateError(

@@ -179,7 +179,7 @@ DESCRIBED: dict[str, Mistake] = {
     "SQL: no such column": (lambda g: gpu_ops.sql("SELECT cost FROM o", o=g.orders), D, r"cost.*line 1"),
     "SQL: does not parse": (lambda g: gpu_ops.sql("SELEC * FROM o", o=g.orders), D, r"SELEC"),
     "SQL: a union": (
-        lambda g: gpu_ops.sql("SELECT id FROM (SELECT id FROM o UNION ALL SELECT id FROM o)", o=g.orders), D, "(?i)union"
+        lambda g: gpu_ops.sql("SELECT 1 FROM (SELECT id FROM o UNION ALL SELECT id FROM o)", o=g.orders), D, "(?i)union"
     ),
     "SQL: no inputs": (lambda g: gpu_ops.sql("SELECT 1"), D, r"input|FROM|table"),
     "SQL: ORDER BY": (lambda g: gpu_ops.sql("SELECT * FROM o ORDER BY id", o=g.orders), D, r"ORDER BY"),

@@ -115,8 +115,7 @@ def test_four_inputs_in_a_chain(spark: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_a_right_join_first_and_a_stamped_shuffle(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpu_ops.spark.plan.build.shuffle_reorders", lambda session: True)
+def test_a_right_join_first(spark: Any, tmp_path: Path) -> None:
     feeds = [
         Feed(spark, tmp_path, "a", {"K": ("int", KEYS), "av": ("int", (1, 2, 3))}),
         Feed(spark, tmp_path, "b", {"k": ("long", KEYS), "bv": ("int", (1, 2, 3))}, changing=False),

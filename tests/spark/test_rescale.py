@@ -95,4 +95,11 @@ def test_what_is_refused(spark: Any, tmp_path: Path) -> None:
         rescale(str(half), 3)
     rescale(query.state, 3)
     query.run(partitions=3)
+    manifest = Path(query.state, "manifest.json")  # as an earlier version wrote it
+    manifest.write_text(manifest.read_text().replace('"distribution": "arrow"', '"distribution": "spark"'))
+    query.more()
+    with pytest.raises(StateError, match=r"by another hash. Run gpu-join rescale .* --partitions 3"):
+        query.run()
+    rescale(query.state, 3)
+    query.run()
     gpu_ops.finish(spark, state=query.state)

@@ -16,11 +16,11 @@ from gpu_ops import stream
 from gpu_ops.spark.api.checks import default_partitions
 from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.driver.pools import Pool
-from gpu_ops.spark.driver.queries import plans_of
+from gpu_ops.spark.driver.queries import JoinPlan, plans_of
 from gpu_ops.spark.metrics.metrics import metric_names
 from gpu_ops.spark.metrics.progress import observed_metrics
 from gpu_ops.spark.plan.build import union_order
-from gpu_ops.spark.plan.recognition import OpenTasks, open_tasks
+from gpu_ops.spark.plan.recognition import open_joins
 from spark.support import Sink, Source, drain, in_memory, start
 
 pytestmark = pytest.mark.spark
@@ -378,7 +378,7 @@ def test_connect_is_refused() -> None:
 def test_changelogs_in_unions_keep_their_partitions(spark: Any, left: Source, right: Source, tmp_path: Path) -> None:
     left.add(*({"op": "+I", "k": k, "a": "x"} for k in range(20)))
     right.add(*({"op": "+I", "k": k, "b": 1.0} for k in range(20)))
-    one = in_memory(gpu_ops.join, left.df.drop("op"), right.df.drop("op"), on="k", partitions=2)
+    one = in_memory(gpu_ops.join, left.df.drop("op"), right.df.drop("op"), on="k", partitions=2, name="one")
     none = in_memory(
         gpu_ops.join,
         left.df.drop("op"),
@@ -386,30 +386,28 @@ def test_changelogs_in_unions_keep_their_partitions(spark: Any, left: Source, ri
         where="left.k = r.k",
         suffixes=("", "_r"),
     )
-    two, alone, unknown = OpenTasks(2, by_number=True), OpenTasks(1), OpenTasks()
-    assert open_tasks(one.where("k > 3")) == [two]
-    assert open_tasks(left.df) == [unknown]
-    assert open_tasks(one.unionAll(one).unionAll(none.select(one.columns))) == [two, two, alone]
-    assert open_tasks(one.repartition(3)) == [unknown]
-    assert union_order([[two], [unknown]]) == [0, 1]
-    assert union_order([[unknown], [two]]) == union_order([[alone], [two]]) == [1, 0]
-    four = OpenTasks(4, by_number=True)
-    assert union_order([[unknown], [alone], [two], [unknown], [four], [two, unknown]]) == [4, 2, 5, 0, 3, 1]
-    assert union_order([[OpenTasks(2)], [unknown], [OpenTasks(4)]]) == [1, 0, 2]
-    with pytest.raises(gpu_ops.DescriptionError, match="same partitions"):
-        union_order([[OpenTasks(3, by_number=True)], [two]])
+    assert [JoinPlan.of(node).name for node in open_joins(one.where("k > 3"))] == ["one"]  # type: ignore[union-attr]
+    assert open_joins(left.df) == open_joins(one.repartition(3)) == [None]
+    alone = none.select(one.columns)
+    assert len(open_joins(one.unionAll(one).unionAll(alone))) == 3
+    # as in the checkpoints of earlier versions
+    assert union_order([left.df, one, alone, left.df.union(left.df), one.union(one)]) == [1, 4, 0, 3, 2]
+    mixed = one.select("k").union(left.df.select("k"))
+    assert union_order([left.df, mixed, one]) == [2, 1, 0]
 
     # as the right input, where the left one brings tasks of its own
     second = in_memory(gpu_ops.join, left.df.drop("op"), stream(one, name="one"), on="k", suffixes=("", "_1"))
     sink = Sink()
     drain(second, sink, tmp_path / "checkpoint")
     assert sink.table == sorted(((k, "x", "x", 1.0) for k in range(20)), key=repr)
-    # and where the user's own plan makes it wrong, it is refused
+    # and behind tasks that the user's own plan puts before it: messages name their partition
     behind = left.df.selectExpr("op as row_kind", "k", "a", "cast(null as double) as b").unionAll(one)
-    for number, df in enumerate((behind, one.coalesce(1))):
-        with pytest.raises(Exception, match="DescriptionError") as caught:
-            drain(df, Sink(), tmp_path / f"checkpoint{number}")
-        assert "repartition() instead of coalesce()" in str(caught.value)
+    sink = Sink()
+    drain(behind, sink, tmp_path / "behind")
+    assert sink.table == sorted(((k, "x", b) for k in range(20) for b in (None, 1.0)), key=repr)
+    with pytest.raises(Exception, match="DescriptionError") as caught:
+        drain(one.coalesce(1), Sink(), tmp_path / "coalesced")
+    assert "repartition() instead of coalesce()" in str(caught.value)
 
 
 @pytest.mark.parametrize("missing", ["pyspark", "cudf"])

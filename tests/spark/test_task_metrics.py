@@ -6,13 +6,8 @@ import json
 from typing import Any
 from unittest.mock import Mock
 
-import pyarrow as pa
 import pytest
 
-from gpu_ops.descriptions.inputs import Input
-from gpu_ops.descriptions.join import Join
-from gpu_ops.descriptions.keys import Key
-from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.spark.metrics.metrics import (
     METRICS_COLUMN,
     Run,
@@ -23,7 +18,7 @@ from gpu_ops.spark.metrics.metrics import (
     pack,
     total,
 )
-from gpu_ops.spark.rapids import PLUGIN, metrics_reported, shuffle_reorders
+from gpu_ops.spark.rapids import PLUGIN, metrics_reported
 from gpu_ops.spark.settings import PREFIX
 
 pytestmark = pytest.mark.thorough
@@ -123,33 +118,15 @@ class _Conf(dict[str, str]):
 
 
 @pytest.mark.parametrize(
-    ("conf", "reorders", "reported"),
+    ("conf", "reported"),
     [
-        ({}, False, False),
-        ({"spark.plugins": PLUGIN}, True, True),
-        ({"spark.plugins": f"other, {PLUGIN}"}, True, True),
-        ({"spark.plugins": PLUGIN, "spark.rapids.sql.enabled": "false"}, False, False),
-        ({"spark.plugins": PLUGIN, "spark.gpu_ops.metrics": "observed"}, True, False),
-        ({"spark.gpu_ops.metrics": "reported"}, False, True),
+        ({}, False),
+        ({"spark.plugins": PLUGIN}, True),
+        ({"spark.plugins": f"other, {PLUGIN}"}, True),
+        ({"spark.plugins": PLUGIN, "spark.rapids.sql.enabled": "false"}, False),
+        ({"spark.plugins": PLUGIN, "spark.gpu_ops.metrics": "observed"}, False),
+        ({"spark.gpu_ops.metrics": "reported"}, True),
     ],
 )
-def test_what_the_plugin_changes(conf: dict[str, str], reorders: bool, reported: bool) -> None:
-    assert shuffle_reorders(_Conf(conf)) == reorders
+def test_what_the_plugin_changes(conf: dict[str, str], reported: bool) -> None:
     assert metrics_reported(_Conf(conf)) == reported
-
-
-def test_whose_order_matters() -> None:
-    schema = pa.schema([("k", pa.int64()), ("v", pa.string())])
-    plain, changes = Input("a", schema), Input("b", schema, row_kind="op")
-    upserts = Input("b", schema, unique_key=("k",))
-
-    def stamped(*inputs: Input, **options: Any) -> list[bool]:
-        join = Join("left", *inputs, keys=(Key("k", "k"),), suffixes=("", "_b"), **options)
-        return [join.order_matters(n) for n in (0, 1)]
-
-    other = Input("b", schema)
-    assert stamped(plain, other) == [False, False]
-    assert stamped(plain, changes) == stamped(plain, upserts) == [False, True]
-    assert stamped(plain, other, emit="per_event") == [True, True]
-    multi = MultiJoin.of([plain, changes, Input("c", schema)], ["k"], "left", suffixes=("", "_b", "_c"))
-    assert [multi.order_matters(n) for n in range(3)] == [False, True, False]

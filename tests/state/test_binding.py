@@ -24,7 +24,7 @@ from gpu_ops.spark.tasks.bounded import left_over
 from gpu_ops.state import durable
 from gpu_ops.state.durable import PartitionLog, Record, Times
 from gpu_ops.state.files import Files
-from gpu_ops.state.manifest import MANIFEST, Manifest, ensure
+from gpu_ops.state.manifest import ARROW, MANIFEST, SPARK, Manifest, ensure
 from state.support import WIRE, make_join, wire_batches
 from state.test_partition import opened
 
@@ -171,7 +171,7 @@ def test_a_partition_of_another_query_or_join_is_refused(
 def test_folders_of_earlier_formats_are_taken_over(number: int, tmp_path: Path) -> None:
     """Their files say nothing of where they belong; those that are written now do, and are checked."""
     files = Files.at(str(tmp_path))
-    manifest = dataclasses.replace(MINE, format=number)
+    manifest = dataclasses.replace(MINE, format=number, distribution=SPARK if number == 1 else ARROW)
     files.create(MANIFEST, manifest.to_json().encode())
     bare = dataclasses.replace(manifest)
     object.__setattr__(bare, "facts", lambda _: {})
@@ -180,6 +180,12 @@ def test_folders_of_earlier_formats_are_taken_over(number: int, tmp_path: Path) 
         for batch in range(3):
             log.write_record(batch, Record(BATCHES[batch], 1000, WIRE.to_json()))
     looks(tmp_path)
+    if number == 1:
+        with pytest.raises(StateError, match="to its 2 partitions by another hash"):
+            opens(tmp_path)
+        rescale(str(tmp_path), 2)
+        assert Manifest.of(files).bound
+        return
     opens(tmp_path)
     assert Manifest.of(files).format == number
     assert PartitionLog(files, MINE, 0).read_record(3).clock_ms
@@ -232,7 +238,7 @@ def test_what_else_a_manifest_says_is_left_alone(tmp_path: Path) -> None:
 def test_the_first_format_knew_neither_generations_nor_other_distributions(tmp_path: Path) -> None:
     old = {name: value for name, value in CONTENT.items() if name not in ("generation", "distribution")}
     (tmp_path / MANIFEST).write_text(json.dumps({**old, "format": 1}))
-    assert Manifest.of(Files.at(str(tmp_path))) == dataclasses.replace(MINE, format=1)
+    assert Manifest.of(Files.at(str(tmp_path))) == dataclasses.replace(MINE, format=1, distribution=SPARK)
     (tmp_path / MANIFEST).write_text(json.dumps({**old, "format": 1, "generation": 1}))
     with pytest.raises(StateError, match="is damaged"):
         Manifest.of(Files.at(str(tmp_path)))

@@ -18,7 +18,6 @@ from gpu_ops.errors import BadInputError, DescriptionError, StateError
 from gpu_ops.join_engine import JoinEngine
 from gpu_ops.spark.server import inspection
 from gpu_ops.spark.server.partition import PartitionState
-from gpu_ops.spark.wire.arrivals import INPUT_BITS, PARTITION_BITS, origins
 from gpu_ops.spark.wire.command import ApplyCommand, Wire
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
@@ -177,16 +176,6 @@ def test_the_command_of_two_inputs_is_as_it_was() -> None:
     assert wire.to_json() == text
     assert ApplyCommand.parse(command(None).to_json().encode()) == command(None)
     assert Wire.from_json(WIRE.to_json()) == WIRE
-
-
-def test_origins_carry_64_inputs_and_any_partition() -> None:
-    inputs, parts = np.array([0, 1, 63, 2, 63]), np.array([0, 5, (1 << 24) - 1, 77, 0])
-    goes_to = np.array([0, (1 << PARTITION_BITS) - 1, 3, 1, (1 << PARTITION_BITS) - 1])
-    origin = (parts << (INPUT_BITS + PARTITION_BITS)) + (goes_to << INPUT_BITS) + inputs
-    found = origins(pa.array(origin))
-    assert found[0].tolist() == inputs.tolist()
-    assert found[0].dtype == np.int8
-    assert found[1].tolist() == parts.tolist()
 
 
 def test_inspect_shows_every_input(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from gpu_ops.descriptions.multi_join import MultiJoin
 from gpu_ops.spark.server.partition import PartitionState, stored_state
 from gpu_ops.spark.server.rescale import rescale
 from gpu_ops.spark.wire.command import ApplyCommand, Wire
-from gpu_ops.spark.wire.hashes import spark_hash
+from gpu_ops.spark.wire.hashes import partition_of
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest
 
@@ -123,7 +123,7 @@ def answers(kind: str, names: Names, folder: Path | None) -> list[Counter[str]]:
         under: dict[str, Any] = {"clock_ms": 2000 * batch, "backlog": kind == "backlog" and batch < BATCHES - 1}
         if kind == "interval":
             under["watermark"] = 9000 * batch
-        part = spark_hash([rows["c0"].combine_chunks()], len(rows)) % partitions
+        part = partition_of([rows["c0"].combine_chunks()], len(rows), partitions)
         changes = []
         for number in range(partitions):
             if folder is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
 import threading
@@ -25,10 +26,10 @@ from gpu_ops.spark.server.partition import PartitionState
 from gpu_ops.spark.server.rescale import rescale
 from gpu_ops.spark.tasks.bounded import left_over
 from gpu_ops.spark.wire.command import ApplyCommand, Wire
-from gpu_ops.spark.wire.hashes import DISTRIBUTION, partition_of, spark_hash
+from gpu_ops.spark.wire.hashes import partition_of
 from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
-from gpu_ops.state.manifest import FINISHED, SPARK, Manifest
+from gpu_ops.state.manifest import FINISHED, MANIFEST, SPARK, Manifest
 from state import test_interval_partition as interval
 from state import test_multi_partition as multi
 from state.support import WIRE, make_join, wire_batches
@@ -67,16 +68,23 @@ CASES = {
 
 
 class Partitions:
-    """The partitions of a state folder, and the shuffle before them."""
+    """The partitions of a state folder, and the shuffle before them.
 
-    def __init__(self, case: Case, state: Path, distribution: str, partitions: int) -> None:
-        self.case, self.state, self.distribution, self.partitions = case, str(state), distribution, partitions
+    Args:
+        case: what is joined.
+        state: the folder.
+        partitions: how many.
+        earlier: whether an earlier version has distributed the rows, by another hash, until the folder is cut anew.
+    """
+
+    def __init__(self, case: Case, state: Path, partitions: int, *, earlier: bool = False) -> None:
+        self.case, self.state, self.partitions, self.earlier = case, str(state), partitions, earlier
         self.open()
 
     def open(self) -> None:
         command = ApplyCommand(
             "j", StateAddress.of(self.state), self.case.join.to_json(), "q", 0, 0, self.partitions, "cpu",
-            self.case.wire, {"snapshot_every": 3}, distribution=self.distribution,
+            self.case.wire, {"snapshot_every": 3},
         )  # fmt: skip
         numbers = range(self.partitions)
         self.servers = [PartitionState(dataclasses.replace(command, partition=number)) for number in numbers]
@@ -84,10 +92,9 @@ class Partitions:
     def apply(self, batch: int) -> list[pa.Table]:
         rows = self.case.batches[batch]
         key = rows[self.case.key].combine_chunks()
-        if self.distribution == SPARK:
-            goes_to = spark_hash([key], len(rows)) % self.partitions
-        else:
-            goes_to = partition_of([key], len(rows), self.partitions)
+        goes_to = partition_of([key], len(rows), 1000 if self.earlier else self.partitions)
+        if self.earlier:
+            goes_to = goes_to // 7 % self.partitions
         said = []
         for number, server in enumerate(self.servers):
             part = rows.take(pa.array(np.flatnonzero(goes_to == number)))
@@ -96,6 +103,16 @@ class Partitions:
         return said
 
     def rescale(self, partitions: int) -> None:
+        if self.earlier:
+            manifest = Path(self.state, MANIFEST)
+            manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "distribution": SPARK}))
+            self.open()
+            if self.partitions > 1:
+                with pytest.raises(
+                    StateError, match=rf"by another hash. Run gpu-join rescale .* --partitions {self.partitions}"
+                ):
+                    self.apply(0)
+            self.earlier = False
         done = rescale(self.state, partitions)
         assert (done.before, done.after) == (self.partitions, partitions)
         self.partitions = partitions
@@ -106,13 +123,11 @@ def counted(tables: list[pa.Table]) -> Counter[str]:
     return Counter(repr(sorted(row.items())) for table in tables for row in table.to_pylist())
 
 
-@pytest.mark.parametrize(("name", "distribution", "seed"), combined(list(CASES), [SPARK, DISTRIBUTION], range(3)))
-def test_partitions_that_are_cut_anew_answer_as_one_engine(
-    name: str, distribution: str, seed: int, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("name", "earlier", "seed"), combined(list(CASES), [False, True], range(3)))
+def test_partitions_that_are_cut_anew_answer_as_one_engine(name: str, earlier: bool, seed: int, tmp_path: Path) -> None:
     case, rng = CASES[name], np.random.default_rng(seed)
     engine = JoinEngine(case.join, "cpu")
-    partitions = Partitions(case, tmp_path / "state", distribution, int(rng.integers(1, 4)))
+    partitions = Partitions(case, tmp_path / "state", int(rng.integers(1, 4)), earlier=earlier)
     said = 0
     for batch, table in enumerate(case.batches):
         rows = case.wire.split(case.join, table)
@@ -143,7 +158,7 @@ def test_one_that_is_interrupted_leaves_the_folder_as_it_was(
     moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = CASES["full"]
-    partitions = Partitions(case, tmp_path, SPARK, 2)
+    partitions = Partitions(case, tmp_path, 2)
     partitions.apply(0)
     partitions.apply(1)
 
@@ -162,14 +177,14 @@ def test_one_that_is_interrupted_leaves_the_folder_as_it_was(
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     case = CASES["full"]
-    partitions = Partitions(case, tmp_path, SPARK, 2)
+    partitions = Partitions(case, tmp_path, 2)
     partitions.apply(0)
     (tmp_path / FINISHED).write_text("{}")
     with pytest.raises(StateError, match="is finished"):
         rescale(str(tmp_path), 3)
     (tmp_path / FINISHED).unlink()
     alone = dataclasses.replace(case.join, keys=(), where="amount > price", suffixes=("", "_price"))
-    one = Partitions(dataclasses.replace(case, join=alone), tmp_path / "one", SPARK, 1)
+    one = Partitions(dataclasses.replace(case, join=alone), tmp_path / "one", 1)
     one.apply(0)
     with pytest.raises(GpuJoinError, match="this join has one partition"):
         rescale(str(tmp_path / "one"), 2)
@@ -232,7 +247,7 @@ def beside(seed: int, folder: Path) -> Counter[str]:
             under = {"watermark": (None, None)}
         said = engine.process(*rows.tables, orders=rows.orders, clock_ms=case.clocks[batch], **under)
         expected.append(counted([said]))
-    partitions = Partitions(case, folder, SPARK, 2)
+    partitions = Partitions(case, folder, 2)
     partitions.apply(0)
     found = {0: expected[0]}
 
@@ -287,7 +302,7 @@ def test_many_folders_that_are_cut_anew_beside_their_running_queries_lose_nothin
 
 
 def test_a_query_that_runs_is_told_that_its_folder_was_cut_anew(tmp_path: Path) -> None:
-    partitions = Partitions(CASES["full"], tmp_path, SPARK, 2)
+    partitions = Partitions(CASES["full"], tmp_path, 2)
     for batch in range(3):
         expected = counted(partitions.apply(batch))
     rescale(str(tmp_path), 2)  # as many as before, so that nothing else gives it away
@@ -299,7 +314,7 @@ def test_a_query_that_runs_is_told_that_its_folder_was_cut_anew(tmp_path: Path) 
 
 
 def test_what_was_before_a_cut_stays_until_a_micro_batch_after_it_is_final(tmp_path: Path) -> None:
-    partitions = Partitions(CASES["full"], tmp_path, SPARK, 2)
+    partitions = Partitions(CASES["full"], tmp_path, 2)
     partitions.apply(0)
     partitions.apply(1)
     partitions.rescale(3)
@@ -319,7 +334,7 @@ def test_what_was_before_a_cut_stays_until_a_micro_batch_after_it_is_final(tmp_p
 def test_one_that_is_killed_while_the_folder_is_sealed_is_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    partitions = Partitions(CASES["full"], tmp_path, SPARK, 2)
+    partitions = Partitions(CASES["full"], tmp_path, 2)
     partitions.apply(0)
     with monkeypatch.context() as patch:
         patch.setattr(module, "_moved", lambda *_: os._exit(3))
@@ -337,7 +352,7 @@ def test_one_that_is_killed_while_the_folder_is_sealed_is_run_again(
 def test_a_query_that_stopped_between_a_snapshot_and_its_next_record_can_be_cut_anew(tmp_path: Path) -> None:
     """Its last micro-batch is final and its record gone: the folder was called damaged."""
     case = CASES["full"]
-    partitions, engine = Partitions(case, tmp_path, SPARK, 2), JoinEngine(case.join, "cpu")
+    partitions, engine = Partitions(case, tmp_path, 2), JoinEngine(case.join, "cpu")
     for batch in range(3):
         partitions.apply(batch)
     with pytest.raises(GpuJoinError, match="is gone"):

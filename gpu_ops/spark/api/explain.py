@@ -15,7 +15,6 @@ from gpu_ops.display import Explanation, changes_of, operator_box, source_box
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.api.stateful import counted_twice
 from gpu_ops.spark.driver.directory import Directory
-from gpu_ops.spark.driver.executors import on_cluster
 from gpu_ops.spark.driver.queries import JoinPlan, analyzed, children_of, plans_of
 from gpu_ops.spark.failures import data_frame
 from gpu_ops.spark.plan.selection import taken_of_join
@@ -111,14 +110,6 @@ def _explain(plan: JoinPlan, names: Mapping[str, str], df: DataFrame) -> str:
             lines.append("              static: read once, before the first micro-batch")
         if plan.read and plan.read[side] is not None:
             lines.append(f"              read by Arrow: {plan.read[side]}")
-    if plan.read:
-        where = "many rows in one of Spark's"
-        if not plan.bounded and not on_cluster(df.sparkSession.sparkContext):
-            where = "in files of this machine, whose names are in Spark's rows"
-        lines.append(line("shuffle", f"Arrow batches, {where}"))
-    if plan.stamped:
-        whose = ", ".join(description.inputs[n].name for n in plan.stamped)
-        lines.append(line("order", f"rows carry a stamp ({whose}): the GPU shuffle of this session may reorder them"))
     if plan.reported:
         lines.append(line("metrics", "reported to the driver by the tasks: join_progress() and listeners have them"))
     return "\n".join(lines)

@@ -104,7 +104,7 @@ def _left(
 ) -> DataFrame:
     files = of_last(query)
     manifest = Manifest.of(files)
-    manifest.check_unsealed(files.location)
+    manifest.check_cut(files.location)
     user = Directory.of(spark).state_in_use(files.address)
     if user is not None:
         raise StateError(f"state folder {files.location} is in use by the running query {user}; stop it first")

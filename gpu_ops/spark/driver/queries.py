@@ -52,10 +52,8 @@ class JoinPlan:
         final_only: the inputs that are insert-only in output mode ``append`` and in no other.
         upstream: for each input the plan id of the interval join it takes its watermark from, or None.
         heartbeat_ms: how often a micro-batch comes on an idle query, or None.
-        stamped: the inputs whose rows carry a stamp, because a shuffle may reorder them.
         bounded: whether its inputs are static.
         read: for each input how the join itself reads its files, or None.
-        distribution: by what rows are distributed, as the manifest has it.
         reported: whether tasks report their metrics to the driver, because Spark's progress cannot have them.
         loaded: the inputs that were static: in a micro-batch their rows come before all others.
         query: the plan of the query of `gpu_ops.sql` that ends in it, or None.
@@ -75,10 +73,8 @@ class JoinPlan:
     final_only: tuple[str, ...]
     upstream: tuple[str | None, ...] = (None, None)
     heartbeat_ms: int | None = None
-    stamped: tuple[int, ...] = ()
     bounded: bool = False
     read: tuple[str | None, ...] = ()
-    distribution: str = ""
     reported: bool = False
     loaded: tuple[int, ...] = ()
     query: str | None = None

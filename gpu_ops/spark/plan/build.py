@@ -21,37 +21,28 @@ from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import DescriptionError, GpuJoinError
 from gpu_ops.spark.datatypes import named_column, spark_type
 from gpu_ops.spark.driver.directory import Directory
-from gpu_ops.spark.driver.queries import JoinPlan, analyzed
+from gpu_ops.spark.driver.queries import JoinPlan
 from gpu_ops.spark.driver.workers import make_importable
 from gpu_ops.spark.metrics.metrics import METRICS_COLUMN, METRICS_TYPE, free_name, metric_names
 from gpu_ops.spark.plan.changes import holds_sources, observed_once, observing, source_of
 from gpu_ops.spark.plan.column_metadata import changelog_columns, is_changelog
-from gpu_ops.spark.plan.recognition import OpenTasks, open_tasks
+from gpu_ops.spark.plan.recognition import open_joins
 from gpu_ops.spark.plan.union_layout import (
-    ORIGIN,
-    STAMP,
+    INPUT,
     UnionColumn,
     in_union,
-    kept,
     packed_rows,
     shuffle,
-    single_rows,
     union_columns,
     wire,
     wire_schema,
-    with_stamp,
 )
-from gpu_ops.spark.rapids import metrics_reported, shuffle_reorders
+from gpu_ops.spark.rapids import metrics_reported
 from gpu_ops.spark.settings import Settings
 from gpu_ops.spark.tasks.bounded import NO_INPUT, BoundedTask
 from gpu_ops.spark.tasks.functions import Grouped
 from gpu_ops.spark.tasks.join import Task
-from gpu_ops.spark.wire.arrivals import INPUT_BITS
-from gpu_ops.spark.wire.hashes import DISTRIBUTION
 from gpu_ops.state.address import StateAddress
-from gpu_ops.state.manifest import SPARK
-
-_MISFIT: Final = -1
 
 
 def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | None) -> DataFrame:
@@ -66,93 +57,51 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
     session = inputs[0].sparkSession
     schemas = [df.schema for df in inputs]
     layout = union_columns(join, schemas)
-    # Then rows travel packed, whatever else happens to them before: a filter more does not change where state lies.
-    packed = any(holds_sources(analyzed(df)) for df in inputs)
-    readings = tuple(source_of(df) for df in inputs) if packed else ()
-    # what is packed has an order of its own
-    reordered = shuffle_reorders(session) and not packed
-    stamped = tuple(n for n in range(len(inputs)) if join.order_matters(n)) if reordered else ()
+    readings = tuple(map(source_of, inputs))
     plan = dataclasses.replace(
         plan,
-        stamped=stamped,
         read=tuple(None if reading is None else str(reading) for reading in readings),
-        distribution=DISTRIBUTION if packed else SPARK,
         reported=metrics_reported(session),
     )
     make_importable(session)
     names = metric_names(join.sides, by_time=join.by_time)
-    travel = packed_rows(join, inputs, readings, layout, plan) if packed else single_rows(join, inputs, layout, plan)
+    sides, arrivals = packed_rows(join, inputs, readings, layout, plan)
     hidden = None if plan.reported else free_name(METRICS_COLUMN, join.output_schema.names)
     directory = Directory.of(session)
     task = Task(
-        plan.function_name, _command(plan, state, layout), directory.address, travel.arrivals,
+        plan.function_name, _command(plan, state, layout), directory.address, arrivals,
         join.output_schema, metrics=names, times=join.sides if join.by_event_time else (), hidden=hidden,
     )  # fmt: skip
-    first, *others = union_order([open_tasks(df) for df in inputs])
-    sides = observed_once(travel.sides)
-    # what packs is a function in Python, which the optimizer leaves where it is
-    union = sides[first] if packed else kept(sides[first])
-    for number in others:
-        union = union.unionAll(sides[number])
+    sides = observed_once(sides)
+    union = functools.reduce(DataFrame.unionAll, (sides[number] for number in union_order(inputs)))
     if plan.heartbeat_ms is not None:
         union = union.unionAll(heartbeats(session, plan.heartbeat_ms, union.schema))
     output = output_type(join, schemas)
     if hidden is not None:
         output.add(hidden, spark_type(METRICS_TYPE))
-    changes = travel.shuffle(union).mapInArrow(task, plan.carried_by(output))
+    changes = union.repartition(plan.partitions, "route").mapInArrow(task, plan.carried_by(output))
     directory.expect(plan, state)
     check_starts(Directory.check_started)
     directory.servers.begin(plan.backend, plan.partitions)
     return observing(changes, plan, hidden).select(*changelog_columns(join, name, plan.plan_id))
 
 
-def union_order(inputs: Sequence[list[OpenTasks]]) -> list[int]:
-    """The inputs' numbers in such an order that a join whose tasks go by number begins at a multiple of its partitions.
+def union_order(inputs: Sequence[DataFrame]) -> list[int]:
+    """The inputs' numbers in the order of the union: a source's tasks take longest, and Spark begins tasks in order.
 
-    What has no join comes first if it may: a source's tasks take longest, and Spark begins tasks in their order.
-
-    Args:
-        inputs: `open_tasks` of each.
-
-    Raises:
-        DescriptionError: there is none.
+    A query's checkpoint counts its sources in this order, so it stays as it was when rows that Spark reads went through
+    another shuffle: there changelogs came first, those of more partitions before others.
     """
-    hopeless: set[tuple[int | None, tuple[str, ...]]] = set()
 
-    def follow(begin: int | None, rest: list[int]) -> list[int] | None:
-        state = begin, tuple(sorted(repr(inputs[n]) for n in rest))
-        if state in hopeless:
-            return None
-        for number in rest:
-            end = _numbered(begin, inputs[number])
-            if end != _MISFIT:
-                order = follow(end, [n for n in rest if n != number])
-                if order is not None:
-                    return [number, *order]
-        if not rest:
-            return []
-        hopeless.add(state)
-        return None
+    def place(number: int) -> tuple[int, int]:
+        nodes = open_joins(inputs[number])
+        joins = [(node, plan) for node in nodes if node is not None and (plan := JoinPlan.of(node)) is not None]
+        first = [x.partitions for node, x in joins if x.partitions > 1 and not x.bounded and not holds_sources(node)]
+        if first:
+            return (1 if None in nodes else 0), -first[0]
+        return (3 if joins else 2), 0
 
-    order = follow(0, sorted(range(len(inputs)), key=lambda n: any(part.partitions is not None for part in inputs[n])))
-    if order is None:
-        raise DescriptionError(
-            "Spark's tasks would not fit the partitions of the joins that feed this one: give all of them the "
-            "same partitions=, and put changelogs first in a union"
-        )
-    return order
-
-
-def _numbered(begin: int | None, parts: Sequence[OpenTasks]) -> int | None:
-    """The number of the first task behind parts of a union that begin at one; None for nobody knows.
-
-    `_MISFIT`: a join among them does not begin at a multiple of its partitions.
-    """
-    for part in parts:
-        if part.by_number and part.partitions is not None and (begin is None or begin % part.partitions):
-            return _MISFIT
-        begin = None if part.partitions is None or begin is None else begin + part.partitions
-    return begin
+    return sorted(range(len(inputs)), key=place)
 
 
 def _command(plan: JoinPlan, state: StateAddress | None, layout: Sequence[UnionColumn]) -> dict[str, Any]:
@@ -166,7 +115,6 @@ def _command(plan: JoinPlan, state: StateAddress | None, layout: Sequence[UnionC
         "backend": plan.backend,
         "wire": dataclasses.asdict(wire(layout)),
         "options": {"backlog": True} if plan.backlog else {},
-        "distribution": plan.distribution,
     }
 
 
@@ -181,6 +129,9 @@ def output_type(join: Description, schemas: Sequence[st.StructType]) -> st.Struc
         fields.append(st.StructField(column.name, spark_type(column.type, *own, *candidates)))
     return st.StructType(fields)
 
+
+_PLACE: Final = "__place"
+"""A number that rises with a static input's rows."""
 
 _CO_GROUP: Final = "gpu_ops.coGroup"
 """Metadata of the first column that a co-group gives; its value is the co-group's name."""
@@ -204,7 +155,7 @@ def build_bounded(plan: JoinPlan, inputs: Sequence[DataFrame], function: Grouped
     ordered = join.order_matters_at_end
     sides = [in_union(df, number, layout) for number, df in enumerate(inputs)]
     if ordered:
-        sides = [with_stamp(side, f.monotonically_increasing_id()) for side in sides]
+        sides = [side.withColumn(_PLACE, f.monotonically_increasing_id()) for side in sides]
     if join.result_without_rows:
         sides.append(_row_of_no_input(sides[0]))
     rows = shuffle(functools.reduce(DataFrame.unionAll, sides), join, layout, plan.partitions)
@@ -226,7 +177,7 @@ def build_bounded(plan: JoinPlan, inputs: Sequence[DataFrame], function: Grouped
 
 def _row_of_no_input(like: DataFrame) -> DataFrame:
     """A row of no input: where there is no row at all Spark runs no task, and an aggregate of nothing has a row."""
-    values = [f.lit(NO_INPUT if x.name == ORIGIN else None).cast(x.dataType).alias(x.name) for x in like.schema.fields]
+    values = [f.lit(NO_INPUT if x.name == INPUT else None).cast(x.dataType).alias(x.name) for x in like.schema.fields]
     return like.sparkSession.range(1).select(*values)
 
 
@@ -236,9 +187,8 @@ def _order(join: Description, layout: Sequence[UnionColumn]) -> list[Column]:
     for number, source in enumerate(join.inputs):
         if source.sequence_by is not None:
             column = next(x for x in layout if x.columns[number] == source.sequence_by)
-            own = f.col(ORIGIN).bitwiseAND((1 << INPUT_BITS) - 1) == number
-            by.append(f.when(own, f.col(column.name)).asc_nulls_first())
-    return [*by, f.col(STAMP).asc()]
+            by.append(f.when(f.col(INPUT) == number, f.col(column.name)).asc_nulls_first())
+    return [*by, f.col(_PLACE).asc()]
 
 
 if TYPE_CHECKING or importlib.util.find_spec("pyspark.sql.datasource") is not None:

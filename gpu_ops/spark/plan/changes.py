@@ -31,7 +31,6 @@ from gpu_ops.spark.sources import files, kafka
 from gpu_ops.spark.tasks.join import OfChanges, Task
 from gpu_ops.spark.tasks.packing import Packer
 from gpu_ops.spark.tasks.rows import Maker, OfRows, Slices, Taken
-from gpu_ops.state.manifest import ARROW
 
 
 def observing(rows: DataFrame, plan: JoinPlan, hidden: str | None) -> DataFrame:
@@ -192,20 +191,20 @@ def source_of(df: DataFrame) -> Reading | None:
     if plan is None:
         source = files.source(found.node, session) or kafka.source(found.node, session)
     else:
-        task = task_of(found.node, session) if plan.distribution == ARROW else None
+        task = task_of(found.node, session)
         source = None if task is None else Changes(found.node, plan, task, session)
     return None if source is None else Reading(source, found.taken)
 
 
 def holds_sources(node: Any) -> bool:
-    """Whether a plan's rows come from files or messages that Arrow reads, or from joins of these."""
+    """Whether a plan's rows come from files or messages that Arrow reads, or from streaming joins of these."""
     below = children_of(node)
     if str(node.nodeName()) in MAPS:
         if any(metadata_of(below[0], key) is not None for key in (files.FILES, kafka.MESSAGES)):
             return True
         plan = JoinPlan.of(node)
-        if plan is not None:
-            return plan.distribution == ARROW
+        if plan is not None and plan.bounded:
+            return False
     return any(map(holds_sources, below))
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from pyspark.sql import DataFrame
 
 from gpu_ops.spark.driver.queries import MAPS, JoinPlan, analyzed, children_of, plans_in
 from gpu_ops.spark.plan.column_metadata import known_key
-from gpu_ops.state.manifest import SPARK
 
 ROW_BY_ROW: Final = {
     "Project", "Filter", "SubqueryAlias", "CollectMetrics", "EventTimeWatermark", "ResolvedHint", "UnresolvedHint",
@@ -86,31 +85,17 @@ def hides_metrics(node: Any) -> bool:
     return JoinPlan.of(below.children().head()) is not None
 
 
-class OpenTasks(NamedTuple):
-    """The tasks of one part of a union.
-
-    Attributes:
-        partitions: of a join of this pack; None for anything else, as nobody knows yet how many it has.
-        by_number: whether a task may have nothing but its number to know its partition by.
-    """
-
-    partitions: int | None = None
-    by_number: bool = False
+def open_joins(df: DataFrame) -> list[Any]:
+    """What the stage that ends in a DataFrame consists of: for each part of a union the join's node, or None."""
+    return _open_joins(analyzed(df))
 
 
-def open_tasks(df: DataFrame) -> list[OpenTasks]:
-    """What the stage that ends in a DataFrame consists of, in the order of its tasks."""
-    return _open_tasks(analyzed(df))
-
-
-def _open_tasks(node: Any) -> list[OpenTasks]:
-    while True:
+def _open_joins(node: Any) -> list[Any]:
+    while JoinPlan.of(node) is None:
         name = str(node.nodeName())
         if name == "Union":
-            return [part for child in children_of(node) for part in _open_tasks(child)]
-        plan = JoinPlan.of(node)
-        if plan is not None or name not in _SAME_PARTITIONS:
-            if plan is None:
-                return [OpenTasks()]
-            return [OpenTasks(plan.partitions, by_number=plan.partitions > 1 and plan.distribution == SPARK)]
+            return [part for child in children_of(node) for part in _open_joins(child)]
+        if name not in _SAME_PARTITIONS:
+            return [None]
         node = node.children().head()
+    return [node]

@@ -6,7 +6,7 @@ needs no padding. Keys share a column first: then the shuffle hashes a plain col
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -22,24 +22,12 @@ from gpu_ops.spark.driver.queries import JoinPlan
 from gpu_ops.spark.plan.changes import Changes, Reading
 from gpu_ops.spark.tasks.packing import Packer
 from gpu_ops.spark.tasks.rows import FirstRows, OfRows
-from gpu_ops.spark.wire.arrivals import (
-    INPUT_BITS,
-    PACKED,
-    PARTITION_BITS,
-    Arrivals,
-    Carried,
-    Packed,
-    Rows,
-    local_blocks,
-)
+from gpu_ops.spark.wire.arrivals import PACKED, Arrivals, Carried, local_blocks
 from gpu_ops.spark.wire.command import Wire
 from gpu_ops.spark.wire.hashes import routes
 
-ORIGIN = "__origin"
-"""Where a row came from, the partition of its source and its input, and where it goes; see `shuffle`."""
-
-STAMP = "__stamp"
-"""Where the shuffle does not keep rows in order: a number that rises within a source partition."""
+INPUT: Final = "__input"
+"""The number of the input that a row is of."""
 
 
 class UnionColumn(NamedTuple):
@@ -48,20 +36,6 @@ class UnionColumn(NamedTuple):
     columns: tuple[str | None, ...]
     name: str
     type: st.DataType
-
-
-class Travel(NamedTuple):
-    """How the rows of all inputs come into the tasks of a join.
-
-    Attributes:
-        sides: each input, in columns that a union of them has.
-        shuffle: distributes the union.
-        arrivals: what a task makes of what comes.
-    """
-
-    sides: list[DataFrame]
-    shuffle: Callable[[DataFrame], DataFrame]
-    arrivals: Arrivals
 
 
 def union_columns(join: Description, schemas: Sequence[st.StructType]) -> list[UnionColumn]:
@@ -117,41 +91,9 @@ def wire_schema(layout: Sequence[UnionColumn]) -> pa.Schema:
     return pa.schema([*fixed, *(pa.field(x.name, arrow_type(x.type)) for x in layout)])
 
 
-def single_rows(
-    join: Description,
-    inputs: Sequence[DataFrame],
-    layout: Sequence[UnionColumn],
-    plan: JoinPlan,
-) -> Travel:
-    """Row by row, as any DataFrame has them.
-
-    Args:
-        join: the description.
-        inputs: in its order.
-        layout: of their columns.
-        plan: what is known of the join besides.
-    """
-    stamped, partitions = plan.stamped, plan.partitions
-    sides = [in_union(df, number, layout) for number, df in enumerate(inputs)]
-    if stamped:
-        clock, none = f.expr("java_method('java.lang.System', 'nanoTime')"), f.lit(0)
-        sides = [with_stamp(df, clock if number in stamped else none) for number, df in enumerate(sides)]
-    wire = wire_schema(layout)
-    return Travel(
-        sides,
-        lambda union: shuffle(union, join, layout, partitions),
-        Rows(wire, first=plan.loaded, stamped=bool(stamped)),
-    )
-
-
 def in_union(df: DataFrame, number: int, layout: Sequence[UnionColumn]) -> DataFrame:
-    """One input's rows as they travel: origin and the columns of the union.
-
-    Spark refuses ``monotonically_increasing_id`` in a stream. Its shuffle keeps the rows of one source
-    partition in order, so the partition's number is enough; the receiving task counts the rest.
-    """
-    part = f.spark_partition_id().cast("bigint")
-    columns = [(part * (1 << (INPUT_BITS + PARTITION_BITS)) + number).alias(ORIGIN)]
+    """One input's rows as Spark's: the number of the input and the columns of the union."""
+    columns = [f.lit(number).cast("tinyint").alias(INPUT)]
     for column in layout:
         own = column.columns[number]
         value = f.lit(None).cast(column.type) if own is None else named_column(own)
@@ -159,32 +101,9 @@ def in_union(df: DataFrame, number: int, layout: Sequence[UnionColumn]) -> DataF
     return df.select(*columns)
 
 
-def with_stamp(rows: DataFrame, stamp: Column) -> DataFrame:
-    """Rows as they travel, with a stamp behind."""
-    return rows.select("*", stamp.cast("bigint").alias(STAMP))
-
-
-def kept(df: DataFrame) -> DataFrame:
-    """The same rows, in a plan that Spark does not take for empty when its sources have nothing new.
-
-    PropagateEmptyRelation would take the shuffle away, the join with it, and its partitions would miss
-    a micro-batch. The rule knows most nodes that cost nothing; a generator other than explode it leaves.
-    """
-    return df.select("*", f.expr("stack(1, true)").alias("__kept")).drop("__kept")
-
-
 def shuffle(rows: DataFrame, join: Description, layout: Sequence[UnionColumn], partitions: int) -> DataFrame:
-    """Rows by partition; their origin is joined by the number of the partition they are sent to.
-
-    A task needs that number, and its own is no help: where a stage computes a union, Spark counts its
-    tasks through. To add it after the shuffle would be simpler, but then the optimizer takes the join
-    away where the shuffle turns out empty (AQEPropagateEmptyRelation). This is Spark's HashPartitioning.
-    """
-    by = [_distributed(value, layout) for value in join.shuffled_by]  # none for a single partition
-    goes_to = f.pmod(f.hash(*by), f.lit(partitions)) if by else f.lit(0)
-    whole = f.col(ORIGIN) + goes_to * (1 << INPUT_BITS)
-    numbered = rows.select(whole.alias(ORIGIN), *(f.col(c) for c in rows.columns if c != ORIGIN))
-    return numbered.repartition(partitions, *by)
+    """Rows of `in_union` by partition, by Spark's own hash: nothing is stored of where they went."""
+    return rows.repartition(partitions, *(_distributed(value, layout) for value in join.shuffled_by))
 
 
 def _distributed(by: Shuffle, layout: Sequence[UnionColumn]) -> Column:
@@ -201,11 +120,7 @@ def _distributed(by: Shuffle, layout: Sequence[UnionColumn]) -> Column:
         numbers = [n for n, x in enumerate(own) if x.name == name]
         plain = arrow_type(own[numbers[0]].type) == by.type
         column = f.col(name) if plain else f.col(name).cast(kind)
-        if value is None:
-            value = column
-        else:
-            of_input = f.col(ORIGIN).bitwiseAND((1 << INPUT_BITS) - 1)
-            value = f.when(of_input.isin(*numbers), column).otherwise(value)
+        value = column if value is None else f.when(f.col(INPUT).isin(*numbers), column).otherwise(value)
     assert value is not None
     if isinstance(kind, (st.FloatType, st.DoubleType)):
         nan = f.lit(float("nan")).cast(kind)
@@ -230,8 +145,11 @@ def packed_rows(
     readings: Sequence[Reading | None],
     layout: Sequence[UnionColumn],
     plan: JoinPlan,
-) -> Travel:
-    """Many rows in one, each made for a partition.
+) -> tuple[list[DataFrame], Arrivals]:
+    """Each input with many rows in one, made for a partition each, and what a task makes of those.
+
+    What packs is a function in Python: the optimizer takes neither it away nor, where the sources have nothing new, the
+    shuffle and the join behind it, whose partitions would miss a micro-batch.
 
     Args:
         join: the description.
@@ -252,8 +170,7 @@ def packed_rows(
         packer = Packer(join.inputs[number].name, number, schemas[number], by, roads, MESSAGE_BYTES, first, blocks)
         sides.append(_packed(df, reading, packer))
     carried = [Carried(schema, tuple(x.columns[number] for x in layout)) for number, schema in enumerate(schemas)]
-    arrivals = Packed(wire_schema(layout), carried, first=plan.loaded)
-    return Travel(sides, lambda union: union.repartition(partitions, "route"), arrivals)
+    return sides, Arrivals(wire_schema(layout), carried, first=plan.loaded)
 
 
 def _packed(df: DataFrame, reading: Reading | None, packer: Packer) -> DataFrame:

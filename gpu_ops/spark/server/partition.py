@@ -85,8 +85,7 @@ def identity(command: ApplyCommand) -> tuple[object, ...]:
     options = tuple(sorted((name, repr(value)) for name, value in command.options.items()))
     return (
         command.join_id, command.query_id, command.state, command.description,
-        command.partition, command.partitions, command.backend, command.distribution, command.join_number,
-        options,
+        command.partition, command.partitions, command.backend, command.join_number, options,
     )  # fmt: skip
 
 
@@ -123,9 +122,8 @@ class PartitionState:
         self._identity = identity(command)
         self._location = command.state if state is None else state
         self._manifest = Manifest(
-            self.join.to_json(), command.partitions, command.query_id, command.distribution,
-            join_number=command.join_number,
-        )  # fmt: skip
+            self.join.to_json(), command.partitions, command.query_id, join_number=command.join_number
+        )
         self._backend, self._options = command.backend, dict(command.options)
         self._clock = clock or (lambda: time.time_ns() // 1_000_000)
         self._lock = threading.Lock()
@@ -395,7 +393,7 @@ class PartitionState:
             raise recovery.nothing_stored(str(self), files.location, batch_id)
         if not over:
             check_open(files)
-            found.check_unsealed(files.location)
+            found.check_cut(files.location)
         started = time.perf_counter()
         if self._snapshots is not None:
             self._snapshots.finish()  # what it writes would look like a leftover
@@ -514,6 +512,6 @@ def stored_state(files: Files, manifest: Manifest, partition: int) -> PartitionS
     """
     command = ApplyCommand(
         "", files.address, manifest.description, manifest.query_id, 0, partition, manifest.partitions, "cpu",
-        Wire("", "", ()), {}, distribution=manifest.distribution,
+        Wire("", "", ()), {},
     )  # fmt: skip
     return PartitionState(command, state=files)

@@ -88,7 +88,7 @@ def check_stored(files: Files, manifest: Manifest, next_batch: Callable[[], int]
     check_open(files)
     found = ensure(files, manifest, create=False)
     if found is not None:
-        found.check_unsealed(files.location)
+        found.check_cut(files.location)
     try:
         least = next_batch()
     except StateError as error:

@@ -42,11 +42,11 @@ from gpu_ops.memory import Memory
 from gpu_ops.spark.server.partition import stored_state
 from gpu_ops.spark.server.recovery import Held, stored_version
 from gpu_ops.spark.wire.command import Wire, parse_join
-from gpu_ops.spark.wire.hashes import partition_of, spark_hash
+from gpu_ops.spark.wire.hashes import partition_of
 from gpu_ops.state.address import Location
 from gpu_ops.state.durable import NO_TIMES, PartitionLog, Record, Stored, Times
 from gpu_ops.state.files import Files, Stamp
-from gpu_ops.state.manifest import FORMAT, LATEST, MANIFEST, SPARK, Manifest, check_open
+from gpu_ops.state.manifest import ARROW, FORMAT, LATEST, MANIFEST, Manifest, check_open
 
 _TIME: Final = "time"
 _EARLIEST: Final = ("left_cleaned", "right_cleaned")
@@ -83,7 +83,6 @@ def rescale(state: Location, partitions: int) -> Rescaled:
         StateError: no state folder, a finished one, one whose partitions hold different versions, or one whose query
             runs.
         DescriptionError: fewer than one partition, or a join that has to have one.
-        NotBuiltError: keys of a type whose hash is not built here.
     """
     files = Files.at(state)
     manifest = Manifest.of(files)
@@ -95,8 +94,9 @@ def rescale(state: Location, partitions: int) -> Rescaled:
         raise DescriptionError("this join has one partition: no equality column that rows could be distributed by")
     seen = _seen(files, manifest)
     new = dataclasses.replace(
-        manifest, partitions=partitions, generation=manifest.generation + 1, format=FORMAT, sealed=None
-    )
+        manifest, partitions=partitions, distribution=ARROW, generation=manifest.generation + 1, format=FORMAT,
+        sealed=None,
+    )  # fmt: skip
     new.content(files).delete_folder("p")  # of an attempt that was interrupted
     try:
         rows = _write(files, manifest, new, seen) if seen.version else (0,) * partitions
@@ -171,7 +171,7 @@ def _write(files: Files, manifest: Manifest, new: Manifest, seen: _Seen) -> tupl
     A snapshot after the last micro-batch proves that Spark does not repeat it; then that is what is written.
     """
     join = parse_join(manifest.description)
-    version, goes = seen.version, _Goes(join, new.distribution, new.partitions)
+    version, goes = seen.version, _Goes(join, new.partitions)
     final = any(version in stored.snapshots for stored in seen.stored)
     at, numbers = version if final else version - 1, range(manifest.partitions)
     held = [stored_state(files, manifest, partition).held_at(at) for partition in numbers]
@@ -196,7 +196,6 @@ class _Goes(NamedTuple):
     """Which of the new partitions a row goes to."""
 
     join: Description
-    distribution: str
     partitions: int
 
     def rows(self, table: pa.Table, number: int) -> npt.NDArray[np.int64]:
@@ -211,8 +210,6 @@ class _Goes(NamedTuple):
         for by, column in zip(self.join.shuffled_by, columns, strict=True):
             values = column if column.type == by.type else column.cast(by.type)
             keys.append(pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], by.type))
-        if self.distribution == SPARK:
-            return spark_hash(keys, rows).astype(np.int64) % self.partitions
         return partition_of(keys, rows, self.partitions).astype(np.int64)
 
 

@@ -16,7 +16,7 @@ from gpu_ops.kernels import Probe
 from gpu_ops.memory import Budget
 from gpu_ops.spark.server.partition import stored_state
 from gpu_ops.spark.tasks.arrow import arrow_task, together
-from gpu_ops.spark.wire.arrivals import INPUT_BITS, origins, wire_batch
+from gpu_ops.spark.wire.arrivals import typed
 from gpu_ops.spark.wire.command import Wire, parse_join
 from gpu_ops.state.address import Location, StateAddress
 from gpu_ops.state.files import Files
@@ -88,7 +88,7 @@ def left_over(state: Location, manifest: Manifest, partition: int, version: int)
     yield from stored_state(Files.at(state), manifest, partition).left_over(version)
 
 
-NO_INPUT: Final = (1 << INPUT_BITS) - 1
+NO_INPUT: Final = 63
 """A number beyond an aggregate's one input: of a row that is only there so that a task runs."""
 
 ROWS_AT_ONCE: Final = 1 << 17
@@ -145,10 +145,10 @@ class BoundedTask:
             engine.close()
 
     def _to_wire(self, batch: pa.RecordBatch, inputs: int) -> pa.RecordBatch:
-        side, _ = origins(batch.column(0))
-        order = np.zeros(batch.num_rows, np.int64)  # numbered when the batches are put together
-        made = wire_batch(self._schema, side, order, batch)
-        there = side < inputs
+        order = pa.array(np.zeros(batch.num_rows, np.int64))  # numbered when the batches are put together
+        columns = [batch.column(0), order, *batch.columns[1 : len(self._schema) - 1]]  # without what ordered them
+        made = typed(columns, self._schema)
+        there = batch.column(0).to_numpy() < inputs
         return made if there.all() else made.filter(pa.array(there))
 
     def _ordered(self, batches: list[pa.RecordBatch]) -> pa.Table:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from gpu_ops import errors
 from gpu_ops.spark.metrics.metrics import METRICS_TYPE, pack, total
 from gpu_ops.spark.tasks.arrow import TaskIdentity, arrow_task, task_identity
 from gpu_ops.spark.tasks.rows import Maker, Taken
@@ -100,26 +99,13 @@ class Task:
     def _partition(self, task: TaskIdentity, batches: Iterator[pa.RecordBatch]) -> tuple[int, Iterator[pa.RecordBatch]]:
         """The partition this task has, and its batches.
 
-        Its batches name it. Without any it is the task's number modulo the partitions: a join's tasks are
-        numbered in one go, so where no partition has batches each is taken once; where one may have some and
-        others none, its task checks that the numbers fit.
-
-        Raises:
-            DescriptionError: they do not.
+        Its batches name it. Without any, which is so in all partitions or in none, it is the task's number modulo
+        the partitions: a join's tasks are numbered in one go, so each is taken once.
         """
-        partitions = int(self._command["partitions"])
-        guess = task.number % partitions
         for batch in batches:
             if batch.num_rows:
-                found = self._arrivals.partition(batch)
-                if found != guess and not self._arrivals.named:
-                    raise errors.DescriptionError(
-                        f"task {task.number} of its stage has partition {found} of {partitions}: the "
-                        "changelog is coalesced, or unioned behind other partitions. Put it first in the "
-                        "union, and use repartition() instead of coalesce()"
-                    )
-                return found, itertools.chain([batch], batches)
-        return guess, iter(())
+                return int(batch["partition"][0].as_py()), itertools.chain([batch], batches)
+        return task.number % int(self._command["partitions"]), iter(())
 
     def _with_metrics(self, rows: pa.RecordBatch, metrics: pa.Array) -> pa.RecordBatch:
         if self.hidden is None:

@@ -86,7 +86,7 @@ class ReadMessages:
             columns.append(_told(batch, at, found.bad) if told else pa.nulls(at.size, pa.int64()))
         elif found.bad:
             _log.warning("%s: %d messages left out, the first is %s", self.location, *_counted(batch, found.bad))
-        yield typed(pa.RecordBatch.from_arrays(columns, names=self.output.names), self.output)
+        yield typed(columns, self.output)
         if found.bad and self._bad is not None and self._bad_rows == "drop":
             nothing = [pa.nulls(1, kind) for kind in self.output.types[:-1]]
             yield pa.RecordBatch.from_arrays([*nothing, pa.array([len(found.bad)])], schema=self.output)

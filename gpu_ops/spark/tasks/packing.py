@@ -1,7 +1,7 @@
-"""Many rows in one of Spark's: what a join's inputs become where Spark's rows would only be in the way.
+"""Many rows in one of Spark's: what a join's inputs become before they are shuffled.
 
 Tasks of the map stage make Arrow messages, one for each partition of the join and so many rows; Spark shuffles
-those. So rows that are Arrow's from the start, as those of `gpu_ops.read_files`, never turn into Spark's.
+those. Rows that are Arrow's from the start, as those of `gpu_ops.read_files`, never turn into Spark's.
 """
 
 from __future__ import annotations
@@ -14,13 +14,17 @@ import numpy as np
 import pyarrow as pa
 
 from gpu_ops.files.formats import FileFormat
-from gpu_ops.spark.tasks.arrow import arrow_task, streaming_task
+from gpu_ops.spark.tasks.arrow import arrow_task, streaming_task, together
 from gpu_ops.spark.tasks.rows import FirstRows, Slices, Taken
 from gpu_ops.spark.wire.arrivals import INLINE, PACKED, Block, BlockFile, Blocks
 from gpu_ops.spark.wire.hashes import partition_of
 
 _BLOCK_BYTES: Final = 1 << 24
 """Of a message in a file."""
+
+
+_CUT_BYTES: Final = 1 << 23
+"""Of the rows that are cut at once: each cut makes a message per partition, and Spark's batches may be small."""
 
 
 class Packer(NamedTuple):
@@ -53,7 +57,9 @@ class Packer(NamedTuple):
 
     def of(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """All rows of this Spark task, packed."""
-        yield from self.pack([(rows, source_partition(), "")])
+        some = together(rows, lambda batch: batch.nbytes, _CUT_BYTES)
+        whole = (pa.Table.from_batches(batches).combine_chunks() for batches in some)
+        yield from self.pack([((batch for table in whole for batch in table.to_batches()), source_partition(), "")])
 
     def pack(self, parts: Iterable[tuple[Iterator[pa.RecordBatch], int, str]]) -> Iterator[pa.RecordBatch]:
         """Rows of `PACKED`, of all that a task has.

@@ -80,7 +80,7 @@ class Taken(NamedTuple):
             batch = batch.select(list(later)).filter(true, null_selection_behavior="drop")
         made = iter(values(self.computed, {ROWS: batch}, batch.num_rows) if self.computed else ())
         arrays = [batch.column(x.root.name) if isinstance(x.root, Column) else next(made) for x in self.columns]
-        return typed(pa.RecordBatch.from_arrays(arrays, names=schema.names), schema)
+        return typed(arrays, schema)
 
 
 def _named(expressions: Sequence[Expression]) -> tuple[str, ...]:
@@ -248,4 +248,4 @@ class OfRows:
     @arrow_task
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Gives what is made of a partition's rows."""
-        yield from self._maker.of(typed(batch, self._maker.schema) for batch in batches)
+        yield from self._maker.of(typed(batch.columns, self._maker.schema) for batch in batches)

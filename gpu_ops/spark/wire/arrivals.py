@@ -7,121 +7,16 @@ import shutil
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-#: order = number of the input, then partition of the source, then arrival: 6 + 24 + 33 bits.
-_SIDE_SHIFT: Final = 57
-_PART_SHIFT: Final = 33
 
-#: A row's origin, from the lowest bits: the number of its input, ...
-INPUT_BITS: Final = 6
-
-#: ... the partition the shuffle sends it to, and above that the partition of its source.
-PARTITION_BITS: Final = 24
-
-
-class Arrivals(Protocol):
-    """What the batches of a task are."""
-
-    named: bool
-    """Whether every partition has a batch that names it wherever one has."""
-
-    @property
-    def wire(self) -> pa.Schema:
-        """The schema of side, order and lanes."""
-
-    def partition(self, batch: pa.RecordBatch) -> int:
-        """The partition that a batch with rows was sent to."""
-
-    def to_wire(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Side, order and lanes of all rows; the order is total, whatever order they come in."""
-
-
-class Rows:
-    """Row by row: origin, lanes, and a stamp where the shuffle may mix rows up; see `gpu_ops.spark.plan.union_layout`.
-
-    Args:
-        wire: the schema of side, order and lanes.
-        first: the inputs whose rows come before those of others.
-        stamped: whether there is a `gpu_ops.spark.plan.union_layout.STAMP` to be ordered by.
-    """
-
-    named = False
-
-    def __init__(self, wire: pa.Schema, *, first: Sequence[int] = (), stamped: bool = False) -> None:
-        self.wire, self._stamped, self._places = wire, stamped, places(first)
-
-    def partition(self, batch: pa.RecordBatch) -> int:
-        """The partition that a batch with rows was sent to."""
-        return (int(batch.column(0)[0].as_py()) >> INPUT_BITS) & ((1 << PARTITION_BITS) - 1)
-
-    def to_wire(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Side, order and lanes of all rows."""
-        if self._stamped:
-            yield from self._sorted(list(batches))
-            return
-        arrived = 0
-        for batch in batches:
-            side, part = origins(batch.column(0))
-            arrival = np.arange(arrived, arrived + batch.num_rows)
-            arrived += batch.num_rows
-            order = (self._places[side] << _SIDE_SHIFT) + (part << _PART_SHIFT) + arrival
-            yield wire_batch(self.wire, side, order, batch)
-
-    def _sorted(self, batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        if not batches:
-            return
-        sides, parts = zip(*(origins(batch.column(0)) for batch in batches), strict=True)
-        stamps = np.concatenate([batch.column(batch.num_columns - 1).to_numpy() for batch in batches])
-        sequence = np.lexsort((stamps, np.concatenate(parts), self._places[np.concatenate(sides)]))
-        rank = np.empty(sequence.size, np.int64)
-        rank[sequence] = np.arange(sequence.size)
-        start = 0
-        for side, batch in zip(sides, batches, strict=True):
-            order = rank[start : start + batch.num_rows]
-            start += batch.num_rows
-            yield wire_batch(self.wire, side, order, batch)
-
-
-def wire_batch(
-    schema: pa.Schema, side: npt.NDArray[np.int8], order: npt.NDArray[np.int64], batch: pa.RecordBatch
-) -> pa.RecordBatch:
-    """Rows as they travel.
-
-    Args:
-        schema: of side, order and lanes.
-        side: n numbers of inputs.
-        order: n integers.
-        batch: n rows: their origin, then the lanes.
-    """
-    lanes = []
-    for number, field in enumerate(list(schema)[2:], start=1):
-        column = batch.column(number)
-        lanes.append(column if column.type == field.type else column.cast(field.type))
-    return pa.RecordBatch.from_arrays([pa.array(side), pa.array(order), *lanes], schema=schema)
-
-
-def typed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """A batch in the types of a schema of as many columns."""
-    columns = [c if c.type == kind else c.cast(kind) for c, kind in zip(batch.columns, schema.types, strict=True)]
+def typed(columns: Sequence[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
+    """A batch of columns in the types of a schema."""
+    columns = [c if c.type == kind else c.cast(kind) for c, kind in zip(columns, schema.types, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def places(first: Sequence[int]) -> npt.NDArray[np.int64]:
-    """By an input's number its place among the inputs, some of which come first."""
-    found = np.empty(1 << INPUT_BITS, np.int64)
-    found[[*first, *(number for number in range(found.size) if number not in first)]] = np.arange(found.size)
-    return found
-
-
-def origins(column: pa.Array) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int64]]:
-    """Number of the input and source partition of n rows, from their origin."""
-    origin = column.to_numpy()
-    return (origin & ((1 << INPUT_BITS) - 1)).astype(np.int8), origin >> (INPUT_BITS + PARTITION_BITS)
 
 
 PACKED: Final = pa.schema(
@@ -154,26 +49,20 @@ class Carried(NamedTuple):
     """For each lane the input's column that it carries, or None."""
 
 
-class Packed:
-    """Many rows at once: `PACKED`, from `gpu_ops.spark.tasks.packing`.
+class Arrivals:
+    """What becomes of `PACKED`, which `gpu_ops.spark.tasks.packing` makes.
 
     Args:
         wire: the schema of side, order and lanes.
         inputs: what each input's rows look like.
-        first: as of `Rows`.
+        first: the inputs whose rows come before those of others.
     """
-
-    named = True
 
     def __init__(self, wire: pa.Schema, inputs: Sequence[Carried], *, first: Sequence[int] = ()) -> None:
         self.wire, self._inputs, self._first = wire, tuple(inputs), frozenset(first)
 
-    def partition(self, batch: pa.RecordBatch) -> int:
-        """The partition that a batch with rows was sent to."""
-        return int(batch.column(1)[0].as_py())
-
     def to_wire(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Side, order and lanes of all rows, in their order."""
+        """Side, order and lanes of all rows, in their order, which is total, whatever order the batches come in."""
         messages: list[tuple[pa.Scalar, Block]] = []
         keys: list[tuple[int, int, str, int]] = []
         for batch in batches:

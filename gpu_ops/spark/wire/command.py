@@ -17,7 +17,6 @@ from gpu_ops.descriptions.kinds import from_json
 from gpu_ops.errors import BadInputError, DescriptionError
 from gpu_ops.spark.wire.connection import Action
 from gpu_ops.state.address import StateAddress
-from gpu_ops.state.manifest import SPARK
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -165,8 +164,7 @@ class ApplyCommand:
         watermark: of the micro-batch, ms since the epoch, for an interval join by event time.
         clock_ms: the micro-batch's time, the same for all partitions; None: the server's.
         backlog: whether the micro-batch is backlog.
-        distribution: by what rows go to partitions, see `gpu_ops.state.manifest.Manifest`.
-        join_number: which join of the query, likewise.
+        join_number: which join of the query, see `gpu_ops.state.manifest.Manifest`.
         call: a name of this exchange, to ask after it while it lasts.
         shared_in: a run of the query in which several operators take this micro-batch's changes, so that each asks for
             them: they are computed once.
@@ -186,7 +184,6 @@ class ApplyCommand:
     watermark: int | None = None
     clock_ms: int | None = None
     backlog: bool = False
-    distribution: str = SPARK
     join_number: int | None = None
     call: str | None = None
     shared_in: str | None = None
