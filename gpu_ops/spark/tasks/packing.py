@@ -23,7 +23,7 @@ _BLOCK_BYTES: Final = 1 << 24
 """Of a message in a file."""
 
 
-_CUT_BYTES: Final = 1 << 23
+_CUT_BYTES: Final = 1 << 21
 """Of the rows that are cut at once: each cut makes a message per partition, and Spark's batches may be small."""
 
 
