@@ -38,6 +38,9 @@ LATEST: Final = "latest"
 FINISHED: Final = "finished.json"
 """Beside the manifest once the output at the end of input has been handed out."""
 
+_OPTIONAL: Final = ("union_order", "sealed")
+"""Fields that a manifest has only where there is something to say."""
+
 _ADVICE = "give state= a new folder (and the query a new checkpoint), or delete this one"
 
 
@@ -54,6 +57,8 @@ class Manifest:
         format: of what lies below the folder.
         join_number: which join of the query, counted from the sources on; None where that is unknown, as
             in folders of earlier versions.
+        union_order: the numbers of the join's inputs as they stand in Spark's union, "1,0" or so: by that the query's
+            checkpoint counts its sources; None where it is unknown, likewise.
         sealed: names the `gpu_ops.rescale` that is about to put other partitions in place of these; until it has, or
             has given up, no micro-batch is answered.
         raw: the file's content.
@@ -66,6 +71,7 @@ class Manifest:
     generation: int = 0
     format: int = FORMAT
     join_number: int | None = None
+    union_order: str | None = None
     sealed: str | None = None
     raw: bytes = dataclasses.field(default=b"", repr=False, compare=False)
 
@@ -160,7 +166,7 @@ class Manifest:
         description = json.loads(self.description)
         fields = {name: getattr(self, name) for name in _FITS if name != "join"}
         content = {
-            **{name: value for name, value in fields.items() if name != "sealed" or value is not None},
+            **{name: value for name, value in fields.items() if name not in _OPTIONAL or value is not None},
             "created": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
             "schemas": {
                 source["name"]: {field.name: str(field.type) for field in _schema(source)}
@@ -195,7 +201,7 @@ class Manifest:
             )
         # What earlier formats did not have; an unknown key is left alone.
         data = data if version >= _BOUND else {"distribution": SPARK, "generation": 0, **data}
-        data = {"join_number": None, "sealed": None, **data}
+        data = {"join_number": None, **dict.fromkeys(_OPTIONAL), **data}
         fields = {field: _field(name, data, field) for field in _FITS}
         found = cls(json.dumps(fields.pop("join"), sort_keys=True), raw=content.to_pybytes(), **fields)
         if version == 1 and (found.distribution, found.generation) != (SPARK, 0):
@@ -243,6 +249,13 @@ class Manifest:
                 f"state folder {location} belongs to join {found.join_number} of query {found.query_id} (counted from "
                 f"its sources), this is join {self.join_number}: two joins have changed folders, or were given the "
                 f"same one. Give each join the folder it had, or {_ADVICE}"
+            )
+        if None not in (found.union_order, self.union_order) and found.union_order != self.union_order:
+            raise StateError(
+                f"state folder {location}: the inputs stand in another order in Spark's plan than when the query "
+                f"began ({found.union_order}, now {self.union_order}), and its checkpoint counts sources by that. What "
+                "is below a join is read otherwise, by gpu_ops.read_files() or by Spark: read it as before, or "
+                f"{_ADVICE}"
             )
         if found.partitions != self.partitions:
             raise StateError(
@@ -368,6 +381,7 @@ _FITS: Final[Mapping[str, Callable[[Any], bool]]] = {
     "generation": _whole(0),
     "format": _whole(1),
     "join_number": lambda value: value is None or _whole(1)(value),
+    "union_order": lambda value: value is None or _is_text(value),
     "sealed": lambda value: value is None or _is_text(value),
 }
 """The fields of a manifest, and what each can be."""

@@ -155,6 +155,31 @@ def test_a_filter_leaves_the_state_where_it_is(spark: Any, tmp_path: Path, condi
     assert sink.table == sorted([(key, "x", key) for key in range(8)] + [(3, "y", 3)], key=repr)
 
 
+def test_a_chain_whose_reader_changes_is_refused(spark: Any, tmp_path: Path) -> None:
+    """Its sources would stand in another order in Spark's plan, by which the checkpoint counts them."""
+    sources = [Source(spark, tmp_path / name, f"k long, {name} string") for name in "abc"]
+    for source, name in zip(sources, "abc", strict=True):
+        source.add(*({"k": key, name: f"{name}{key}"} for key in range(20)))
+
+    def changelog() -> Any:
+        one, two, three = (source.df for source in sources)
+        below = gpu_ops.join(one, two, "k", state=str(tmp_path / "below"), partitions=2, name="below")
+        return gpu_ops.join(below, three, "k", state=str(tmp_path / "above"), partitions=2, name="above")
+
+    sink = Sink()
+    drain(changelog(), sink, tmp_path / "checkpoint")
+    assert len(sink.table) == 20
+    for source in sources[:2]:
+        source.read_by_arrow = True
+    with pytest.raises(Exception, match=r"stand in another order .* \(0,1, now 1,0\).* read it as before"):
+        drain(changelog(), sink, tmp_path / "checkpoint")
+    for source in sources[:2]:
+        source.read_by_arrow = False
+    sources[2].add({"k": 3, "c": "more"})
+    drain(changelog(), sink, tmp_path / "checkpoint")
+    assert len(sink.table) == 21
+
+
 @pytest.mark.thorough
 def test_filters_of_several_layers_a_watermark_and_a_column_twice(spark: Any, tmp_path: Path) -> None:
     rows = [{"k": n, "s": f"t{n % 3}", "v": n % 5} for n in range(30)]

@@ -40,7 +40,9 @@ class Opening:
             started = self._registry.started.get(plan.plan_id)
             if started is not None:
                 description, query_id = plan.join.to_json(), str(query.id)
-                manifest = Manifest(description, plan.partitions, query_id, join_number=number)
+                manifest = Manifest(
+                    description, plan.partitions, query_id, join_number=number, union_order=plan.union_order
+                )
                 check_stored(Files.at(started.state), manifest, lambda: next_batch(query))
                 started.query_id, started.run_id = query_id, str(query.runId)
 

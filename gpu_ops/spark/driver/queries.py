@@ -57,6 +57,7 @@ class JoinPlan:
         reported: whether tasks report their metrics to the driver, because Spark's progress cannot have them.
         loaded: the inputs that were static: in a micro-batch their rows come before all others.
         query: the plan of the query of `gpu_ops.sql` that ends in it, or None.
+        union_order: the numbers of its inputs as they stand in Spark's union.
         row_times: the event times of its inputs that do not come out of it as such, ``input.column`` each.
     """
 
@@ -79,6 +80,7 @@ class JoinPlan:
     loaded: tuple[int, ...] = ()
     query: str | None = None
     row_times: tuple[str, ...] = ()
+    union_order: str | None = None
 
     @property
     def function_name(self) -> str:

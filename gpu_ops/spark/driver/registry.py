@@ -194,7 +194,9 @@ class Registry:
         if plan is None or not plan.join.by_time:
             return None
         left, right = (self._upstream(upstream, known.query_id) for upstream in plan.upstream)
-        manifest = Manifest(plan.join.to_json(), plan.partitions, known.query_id, join_number=known.number)
+        manifest = Manifest(
+            plan.join.to_json(), plan.partitions, known.query_id, join_number=known.number, union_order=plan.union_order
+        )
         return Watermarks(plan.join, manifest, known.state, (left, right))
 
     def _upstream(self, plan_id: str | None, query_id: str) -> Upstream | None:

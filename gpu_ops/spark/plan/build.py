@@ -57,9 +57,10 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
     session = inputs[0].sparkSession
     schemas = [df.schema for df in inputs]
     layout = union_columns(join, schemas)
-    readings = tuple(map(source_of, inputs))
+    readings, order = tuple(map(source_of, inputs)), union_order(inputs)
     plan = dataclasses.replace(
         plan,
+        union_order=",".join(map(str, order)),
         read=tuple(None if reading is None else str(reading) for reading in readings),
         reported=metrics_reported(session),
     )
@@ -73,7 +74,7 @@ def build(plan: JoinPlan, inputs: Sequence[DataFrame], state: StateAddress | Non
         join.output_schema, metrics=names, times=join.sides if join.by_event_time else (), hidden=hidden,
     )  # fmt: skip
     sides = observed_once(sides)
-    union = functools.reduce(DataFrame.unionAll, (sides[number] for number in union_order(inputs)))
+    union = functools.reduce(DataFrame.unionAll, (sides[number] for number in order))
     if plan.heartbeat_ms is not None:
         union = union.unionAll(heartbeats(session, plan.heartbeat_ms, union.schema))
     output = output_type(join, schemas)
@@ -112,6 +113,7 @@ def _command(plan: JoinPlan, state: StateAddress | None, layout: Sequence[UnionC
         "state": state,
         "description": plan.join.to_json(),
         "partitions": plan.partitions,
+        "union_order": plan.union_order,
         "backend": plan.backend,
         "wire": dataclasses.asdict(wire(layout)),
         "options": {"backlog": True} if plan.backlog else {},

@@ -122,7 +122,11 @@ class PartitionState:
         self._identity = identity(command)
         self._location = command.state if state is None else state
         self._manifest = Manifest(
-            self.join.to_json(), command.partitions, command.query_id, join_number=command.join_number
+            self.join.to_json(),
+            command.partitions,
+            command.query_id,
+            join_number=command.join_number,
+            union_order=command.union_order,
         )
         self._backend, self._options = command.backend, dict(command.options)
         self._clock = clock or (lambda: time.time_ns() // 1_000_000)

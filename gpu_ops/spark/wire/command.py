@@ -165,6 +165,7 @@ class ApplyCommand:
         clock_ms: the micro-batch's time, the same for all partitions; None: the server's.
         backlog: whether the micro-batch is backlog.
         join_number: which join of the query, see `gpu_ops.state.manifest.Manifest`.
+        union_order: in which the inputs stand in Spark's union, likewise.
         call: a name of this exchange, to ask after it while it lasts.
         shared_in: a run of the query in which several operators take this micro-batch's changes, so that each asks for
             them: they are computed once.
@@ -185,6 +186,7 @@ class ApplyCommand:
     clock_ms: int | None = None
     backlog: bool = False
     join_number: int | None = None
+    union_order: str | None = None
     call: str | None = None
     shared_in: str | None = None
 
