@@ -172,8 +172,8 @@ class JoinEngine:
         """End the input: the output that is left.
 
         With ``emit="at_end"`` that is the whole result, as insertions; nothing may follow. So it is for a backlog that
-        no live micro-batch has followed, but one still may. Otherwise it is the pads of
-        an interval join's unmatched rows; rows that come after it are late.
+        no live micro-batch has followed, but one still may. Otherwise it is an
+        interval join's unmatched rows; rows that come after it are late.
 
         Raises:
             StateError: a micro-batch is prepared, or the input has ended already.

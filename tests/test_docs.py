@@ -21,6 +21,7 @@ from typing import TextIO
 import pytest
 
 import gpu_ops
+from gpu_ops.spark.testing import arrive
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -207,6 +208,13 @@ def test_site(tmp_path):
     reference = (tmp_path / "api" / "index.html").read_text()
     for name in gpu_ops.__all__:
         assert name in ("sinks", "__version__") or f'id="gpu_ops.{name}"' in reference, name
+
+
+def test_arrive_writes_the_next_file_of_a_folder(tmp_path):
+    arrive(tmp_path / "in", {"id": 1, "item": "book"}, {"id": 2, "item": None})
+    arrive(tmp_path / "in", "3,pen")
+    texts = [file.read_text() for file in sorted((tmp_path / "in").iterdir())]
+    assert texts == ['{"id": 1, "item": "book"}\n{"id": 2, "item": null}', "3,pen"]
 
 
 def test_support_is_what_the_descriptions_say():

@@ -27,9 +27,9 @@ from gpu_ops.fields import ABSENT, reading
 
 
 class AggregateFunction(abc.ABC):
-    """An aggregate function: a state per group, rows of which are added and taken away many at once.
+    """An aggregate function: a state per group, and how rows are added to and retracted from many states at once.
 
-    A subclass says what a group's state is, and works on the states of many groups and many rows in one call; there is
+    A subclass defines a group's state, and works on the states of many groups and many rows in one call; there is
     no call per row. It is given Arrow of the host's memory, with a GPU as well. State servers import its module by
     name, as no code travels: it stands in a module that they find, not in ``__main__``.
 
@@ -83,7 +83,7 @@ class AggregateFunction(abc.ABC):
         """
 
     def retract(self, state: pa.Table, groups: pa.Array, values: pa.Table) -> pa.Table:
-        """States after n rows have been taken back; as `add`. Without it the input may only grow."""
+        """States after n rows were retracted; as `add`. Without it the input has to be insert-only."""
         raise NotImplementedError
 
     @abc.abstractmethod
@@ -92,7 +92,7 @@ class AggregateFunction(abc.ABC):
 
     @property
     def retracts(self) -> bool:
-        """Whether rows can be taken back."""
+        """Whether rows can be retracted."""
         return type(self).retract is not AggregateFunction.retract
 
     def of(self, columns: tuple[str, ...]) -> AggregateFunction:

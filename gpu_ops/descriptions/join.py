@@ -18,10 +18,10 @@ from gpu_ops.errors import DescriptionError
 from gpu_ops.fields import ABSENT
 
 JoinType = Literal["inner", "left", "right", "full", "semi", "anti"]
-"""Which rows come out.
+"""Which rows are emitted.
 
 * *inner*: pairs that match.
-* *left*, *right*, *full*: pairs, and null pads for rows of that side (or both) without a match.
+* *left*, *right*, *full*: pairs, and the unmatched rows of that side (or both), with nulls.
 * *semi*: rows of the left input with at least one match.
 * *anti*: rows of the left input with none.
 """

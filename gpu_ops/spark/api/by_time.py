@@ -88,9 +88,9 @@ def interval_join(
             `stream` say how late rows may come.
         right: the right input, likewise.
         on: as in `join`.
-        how: ``inner``, ``left``, ``right``, ``full``, ``semi`` or ``anti``. A pad comes when the watermark passes the
-            time until which its row could have matched. ``semi`` gives each left row once, at its first match; ``anti``
-            those that ``left`` would pad, when it would. Both have the left's columns only.
+        how: ``inner``, ``left``, ``right``, ``full``, ``semi`` or ``anti``. An unmatched row is emitted when the
+            watermark passes the time until which it could have matched. ``semi`` emits each left row once, at its first
+            match; ``anti`` those that ``left`` would emit as unmatched. Both have the left's columns only.
         lower: from the left row's time plus this.
         upper: to the left row's time plus this.
         time: the event-time columns of left and right, or ``"processing"`` to go by the clock; may be left
@@ -98,8 +98,8 @@ def interval_join(
         lower_inclusive: whether the lower bound itself matches.
         upper_inclusive: likewise the upper one.
         keyed: Flink's DataStream rules.
-        late: ``"join"`` (SQL's default: a late row joins what is still there), ``"drop"`` (default with
-            ``keyed``), or ``"tag"``: late rows come out with the row kind ``late``; see `side`. A semi or anti join
+        late: ``"join"`` (SQL's default: a late row joins the rows still in state), ``"drop"`` (default with
+            ``keyed``), or ``"tag"``: late rows are emitted with the row kind ``late``; see `side`. A semi or anti join
             has no columns for the right's: these are dropped and counted.
         min_cleanup: how long expired rows are kept at least, to be joined by late ones.
         timestamp: name of a further output column with the later of both times.
@@ -112,7 +112,7 @@ def interval_join(
         process_schema: of what it gives; a schema or its DDL text.
         side_outputs: schemas of further outputs, by name. The function then gives a tuple: its record batch, and a dict
             of record batches by name (Flink: ``Context.output``). See `side`.
-        heartbeat: begin a micro-batch at least so often, so that pads come when no rows do.
+        heartbeat: begin a micro-batch at least so often, so that unmatched rows are emitted without new rows.
         options: ``where, emit, state, backend, null_safe, suffixes, partitions, name``, as in `join`.
 
     Returns:
@@ -327,7 +327,7 @@ def temporal_join(
 
     ``left JOIN right FOR SYSTEM_TIME AS OF left.time``, after Flink's event-time temporal join. The right input is a
     versioned table: each of its rows is valid for its key from its own time until that of the next one, a
-    deletion (``-D``) ends what was valid, and ``-U`` means nothing. A left row comes out once, when the
+    deletion (``-D``) ends what was valid, and ``-U`` means nothing. A left row is emitted once, when the
     watermark passes its time, and nothing changes it any more. Two static DataFrames are joined at once.
 
     Args:
@@ -337,11 +337,12 @@ def temporal_join(
         time: the event-time columns of left and right; may be left out where ``withWatermark`` or `stream` say them.
         how: ``"inner"``, or ``"left"`` to keep rows without a valid version, with nulls.
         late: what happens to left rows below the watermark: ``"join"`` as in Flink (they meet what is still kept, at
-            the next watermark), ``"drop"``, or ``"tag"``: they come out with the row kind ``late``. Late versions are
-            always taken: they count for rows that wait.
+            the next watermark), ``"drop"``, or ``"tag"``: they are emitted with the row kind ``late``. Late versions
+            are always used for rows that wait.
         ttl: Flink's ``table.exec.state.ttl``: a key for which nothing comes so long, by the clock, is forgotten with
-            all its versions, and with left rows that wait, which then never come out; half as much later at the latest.
-        heartbeat: begin a micro-batch at least so often, so that rows come out when none come in.
+            all its versions, and with left rows that wait, which are then never emitted; half as much later at
+            the latest.
+        heartbeat: begin a micro-batch at least so often, so that rows are emitted without new ones.
         options: ``where, state, backend, null_safe, suffixes, partitions, name``, as in `join`.
 
     Returns:

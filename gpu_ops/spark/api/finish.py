@@ -50,11 +50,11 @@ def finish(
     """The output that is left once the input has ended.
 
     With ``emit="at_end"``, of an aggregate and of a co-group that is the result; of a join that has seen nothing but
-    backlog its net result; of an interval join the pads of rows that still waited.
+    backlog its net result; of an interval join the unmatched rows that still waited.
 
     Call it when the query has stopped of its own accord, as after ``trigger(availableNow=True)``. Afterwards the
-    folder is finished: to call it again gives the same rows, and to start the query again is refused, unless
-    `reopen` takes that back. Spark's tasks compute the result partition by partition.
+    folder is finished: to call it again gives the same rows, and to start the query again is refused until
+    `reopen` reopens it. Spark's tasks compute the result partition by partition.
 
     Args:
         spark: a Spark session.
@@ -131,7 +131,7 @@ def _left(
 def reopen(*, state: Location) -> None:
     """Lets a finished state folder take more input.
 
-    What `finish` handed out stays handed out: rows that come now may match rows whose pads are out, and a later
+    What `finish` returned is not retracted: new rows may match rows that it returned as unmatched, and a later
     `finish` gives the result of all input anew, as does a backlog that goes live.
 
     Args:

@@ -71,11 +71,11 @@ def aggregate(
             window's own, or the event time if that is in ``by``.
         late: with ``emit="at_watermark"``, of an insert-only input: ``"tag"`` gives late rows with the row kind
             ``late``, in columns behind the aggregates, see `side`; by default they are dropped and counted.
-        heartbeat: with ``emit="at_watermark"`` begin a micro-batch at least so often, so that groups come out when no
-            rows do.
+        heartbeat: with ``emit="at_watermark"`` begin a micro-batch at least so often, so that groups are emitted when
+            no rows arrive.
         options: ``emit, state, backend, partitions, name, backlog``, as in `join`. With ``emit="at_end"`` a stream has
             no output: run the query to its end, and `finish` gives the result. With ``emit="at_watermark"`` a
-            group comes out once, when the watermark of the input (``withWatermark``, or ``stream(event_time=,
+            group is emitted once, when the watermark of the input (``withWatermark``, or ``stream(event_time=,
             delay=)``) reaches the end of its window, and is forgotten; what comes later is late.
 
     Returns:
@@ -249,7 +249,7 @@ def top(
         input: a DataFrame or a `stream`; also the changelog of a join.
         by: the columns that make a group (null is a value of its own); none for one group in all.
         order_by: ``"amount DESC, id"``, or a list of such terms; nulls as in Spark: first if ascending, last if
-            descending, unless ``NULLS FIRST`` or ``NULLS LAST`` is said. Of equal rows the one that arrived earlier
+            descending, unless ``NULLS FIRST`` or ``NULLS LAST`` is given. Of equal rows the one that arrived earlier
             comes first.
         n: how many rows of each group.
         number: the name of a further column with the number of a row in its group, from 1. Then a row in front that

@@ -61,7 +61,7 @@ def sql(
         state: a folder of its own for the state; where the query becomes several joins, each has its own in it:
             ``1``, ``2`` and so on. Without it the state lives in memory only.
         emit: as in `join`, of every operator; ``"at_watermark"`` where all are joins by time: ASOF joins then give
-            final rows; with ``"at_end"`` nothing comes out, and `finish` gives what the query selects.
+            final rows; with ``"at_end"`` nothing is emitted, and `finish` gives the query's result.
         backend: as in `join`.
         partitions: as in `join`, of every join.
         name: as in `join`; of several joins they are ``name_1``, ``name_2`` and so on.

@@ -90,8 +90,8 @@ def stream(
             and so on.
         updates: ``"upsert"`` or ``"retract"``: whether an update's old row may be missing.
         bad_rows: ``"fail"``, ``"drop"`` or ``"tag"``.
-        event_time: for an interval join, the column that says when a row happened: a timestamp, or a
-            bigint with milliseconds since the epoch. ``withWatermark`` says it, too.
+        event_time: for an interval join, the column with the time of a row: a timestamp, or a
+            bigint with milliseconds since the epoch. ``withWatermark`` names it, too.
         delay: how late rows may come: ``"10 seconds"``, milliseconds or a timedelta. The watermark is the
             latest event time less this. It overrides the one of ``withWatermark``.
         idle_timeout: after this long without rows the input no longer holds the watermark back.

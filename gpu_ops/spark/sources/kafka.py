@@ -93,7 +93,7 @@ def read_kafka(
             column, and keeps the value from before. Without it such a message cannot be read.
         unavailable_value: what is in place of these values, Debezium's ``unavailable.value.placeholder``.
         include: columns of Spark's reader behind the rows: ``timestamp``, ``offset`` and so on. They are the message's:
-            a row that is taken back has other ones than when it came, so changes with them need a ``unique_key``.
+            a retracted row has other ones than when it was inserted, so changes with them need a ``unique_key``.
         bad_rows: what becomes of a message that cannot be read: ``"fail"`` (an error that names topic, partition and
             offset), ``"drop"`` (left out and counted, in ``observedMetrics`` of Spark's progress under ``name``) or
             ``"tag"`` (a row with the row kind ``bad`` and a text in the last column, ``bad_message``: give `stream` a
