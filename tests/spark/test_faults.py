@@ -155,7 +155,7 @@ def test_a_server_that_the_kernel_killed_says_so() -> None:
             "signal 9",
             "spark.gpu_ops.memory.host",
             "spark.executor.memoryOverhead",
-            "listening on",
+            "memory for state",
         ):
             assert part in text, text
         os.kill(pool.running[0].pid, signal.SIGTERM)  # as an operator would: nothing to say of memory
