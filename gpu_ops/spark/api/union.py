@@ -15,7 +15,7 @@ from sqlglot.errors import TokenError
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.errors import DescriptionError
-from gpu_ops.query.errors import SqlError
+from gpu_ops.query.by_time.text import error_at
 from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.driver.queries import plans_of
 from gpu_ops.spark.failures import data_frame, message_in
@@ -114,11 +114,13 @@ def parts_of(query: str, inputs: Mapping[str, Any]) -> list[Part]:
         return []
     for n in cuts:
         if n + 1 == len(top) or top[n + 1].token_type != TokenType.ALL:
-            raise _refused("UNION takes equal rows for one, which nothing here does: write UNION ALL", query, top[n])
+            raise error_at(
+                "UNION takes equal rows for one, which nothing here does: write UNION ALL", query, top[n].start
+            )
     for token in top:
         if token.token_type in (TokenType.ORDER_BY, TokenType.LIMIT, TokenType.SORT_BY):
             problem = f"{token.text.upper()} would be of the whole UNION ALL: put it into a sub-query of one SELECT"
-            raise _refused(problem, query, token)
+            raise error_at(problem, query, token.start)
     begins = _after_with(top)
     ends = [*(top[n].start for n in cuts), len(query)]
     starts = [begins, *(top[n + 1].end + 1 for n in cuts)]
@@ -139,8 +141,3 @@ def _after_with(top: list[Token]) -> int:
 
 def _blank(text: str) -> str:
     return re.sub(r"[^\n]", " ", text)
-
-
-def _refused(message: str, query: str, token: Token) -> SqlError:
-    before = query[: token.start]
-    return SqlError(message, query, before.count("\n") + 1, token.start - (before.rfind("\n") + 1) + 1)

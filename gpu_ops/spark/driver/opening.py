@@ -39,11 +39,8 @@ class Opening:
         for plan, number, _ in numbered_plans(query):
             started = self._registry.started.get(plan.plan_id)
             if started is not None:
-                description, query_id = plan.join.to_json(), str(query.id)
-                manifest = Manifest(
-                    description, plan.partitions, query_id, join_number=number, union_order=plan.union_order
-                )
-                check_stored(Files.at(started.state), manifest, lambda: next_batch(query))
+                query_id = str(query.id)
+                check_stored(Files.at(started.state), plan.manifest(query_id, number), lambda: next_batch(query))
                 started.query_id, started.run_id = query_id, str(query.runId)
 
     def open(self, request: LocateRequest) -> JoinState:

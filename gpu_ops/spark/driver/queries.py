@@ -21,6 +21,7 @@ from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import StateError
 from gpu_ops.query.catalyst import items, java_class
 from gpu_ops.spark.wire.command import parse_join
+from gpu_ops.state.manifest import Manifest
 
 _log = logging.getLogger(__name__)
 
@@ -86,6 +87,12 @@ class JoinPlan:
     def function_name(self) -> str:
         """How Spark shows its function in plans."""
         return f"gpu_join_{self.plan_id}"
+
+    def manifest(self, query_id: str, number: int | None) -> Manifest:
+        """What its state folder belongs to, as that join of a query."""
+        return Manifest(
+            self.join.to_json(), self.partitions, query_id, join_number=number, union_order=self.union_order
+        )
 
     def carried_by(self, output: st.StructType) -> st.StructType:
         """A schema for ``mapInArrow`` that carries this plan."""

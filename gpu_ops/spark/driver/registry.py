@@ -16,7 +16,6 @@ from gpu_ops.spark.metrics.metrics import Packed
 from gpu_ops.spark.server.recovery import left_behind
 from gpu_ops.spark.wire.command import LocateRequest, ReportRequest
 from gpu_ops.state.address import StateAddress
-from gpu_ops.state.manifest import Manifest
 
 MOST_KILLS: Final = 3
 """So often may the server of a partition be killed in one micro-batch: what killed it once does so again."""
@@ -194,9 +193,7 @@ class Registry:
         if plan is None or not plan.join.by_time:
             return None
         left, right = (self._upstream(upstream, known.query_id) for upstream in plan.upstream)
-        manifest = Manifest(
-            plan.join.to_json(), plan.partitions, known.query_id, join_number=known.number, union_order=plan.union_order
-        )
+        manifest = plan.manifest(known.query_id, known.number)
         return Watermarks(plan.join, manifest, known.state, (left, right))
 
     def _upstream(self, plan_id: str | None, query_id: str) -> Upstream | None:
