@@ -146,7 +146,7 @@ def test_make_says_which_python_it_needs(tmp_path):
     old = tmp_path / "python3"
     old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 3.10.12\nexit 1\n')
     old.chmod(0o755)
-    command = ["make", f"VENV={tmp_path}/venv", f"PYTHON={old}", f"{tmp_path}/venv/.ready"]
+    command = ["make", "--no-print-directory", f"VENV={tmp_path}/venv", f"PYTHON={old}", f"{tmp_path}/venv/.ready"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     said = f"gpu-join needs Python 3.11 to 3.13, and {old} is Python 3.10.12: say PYTHON=python3.11"
