@@ -1,10 +1,9 @@
 """The stored form of a table in pieces: rows that are written once, and the numbers beside them, which change.
 
 A snapshot of a table names pieces, and holds the numbers of all their rows. Rows that have come since the last one are
-a new piece. It takes small pieces before it along, as the runs of an index do (`gpu_ops.state.index`), up to
-`PIECE_BYTES`, and a piece of which less than half is left is written again without what has gone: so each row is
-written a few times at most, and what a snapshot costs follows the changes since the last one, but for the numbers,
-which are a few bytes a row.
+a new piece. When there are several as small before it, it takes them along, up to `PIECE_BYTES`; and a piece of which
+less than half is left is written again without what has gone. So each row is written a few times at most, and what a
+snapshot costs follows the changes since the last one, but for the numbers, which are a few bytes a row.
 
 A row of a piece has a slot of the table, in the same order, until a compaction drops it. Those that have one are
 *kept*; the others' numbers are 0, and a status of 0 says that a row is no more.
@@ -26,8 +25,9 @@ PIECE_BYTES: Final = 64 << 20
 """Pieces are taken along by later ones up to this size."""
 WHOLE_BYTES: Final = 1 << 20
 """A smaller table is stored whole: pieces would cost more files than they spare bytes."""
-_GROWTH: Final = 4
-"""A piece is taken along while it has at most so many times as many rows as what comes behind it."""
+_TOGETHER: Final = 7
+"""So many pieces are taken along by a later one, when none is much larger: each time a row is written again it is in a
+piece eight times as large."""
 
 Numbers = dict[str, npt.NDArray[Any]]
 """Numbers of rows, by name."""
@@ -180,14 +180,14 @@ def grouped(pieces: Sequence[Piece], most: int) -> tuple[range, ...]:
     groups = [range(number, number + 1) for number, piece in enumerate(pieces) if piece.slots]
     if not groups or pieces[-1].name is not None:
         return tuple(groups)
-    last = groups.pop()
-    rows, nbytes = pieces[-1].rows, pieces[-1].nbytes
-    while groups:
-        before = pieces[groups[-1].start]
-        if before.slots > _GROWTH * rows or before.nbytes + nbytes > most:
+    last, size, nbytes = groups.pop(), pieces[-1].rows, pieces[-1].nbytes
+    while len(before := [pieces[group.start] for group in groups[-_TOGETHER:]]) == _TOGETHER:
+        nbytes += sum(piece.nbytes for piece in before)
+        if nbytes > most or any(piece.slots > (_TOGETHER + 1) * size for piece in before):
             break
-        rows, nbytes = rows + before.slots, nbytes + before.nbytes
-        last = range(groups.pop().start, last.stop)
+        size += sum(piece.slots for piece in before)
+        last = range(groups[-_TOGETHER].start, last.stop)
+        del groups[-_TOGETHER:]
     return (*groups, last)
 
 

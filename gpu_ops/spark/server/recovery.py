@@ -194,7 +194,7 @@ def snapshot_due(version: int, partition: int, stored: Stored, every: int | None
         return len(sizes) >= every
     if seconds > REPLAY_SECONDS:
         return True
-    if len(sizes) < MIN_RECORDS + partition % MIN_RECORDS:
+    if len(sizes) < MIN_RECORDS + partition % MIN_RECORDS and seconds < REPLAY_SECONDS / 4:
         return False
     return sum(max(size, RECORD_COST) for size in sizes) >= stored.snapshots.get(last, 0)
 
