@@ -34,6 +34,7 @@ from gpu_ops.memory import Budget, Memory
 from gpu_ops.operators.backlog import Backlog
 from gpu_ops.operators.operator import Operator
 from gpu_ops.output import Changelog, append_rows, folded, num_rows, together
+from gpu_ops.state.pieces import FromSnapshot, Storable, whole
 
 Batch: TypeAlias = "ArrowStream | None"
 Watermark: TypeAlias = "int | tuple[int | None, int | None] | None"
@@ -507,12 +508,16 @@ class JoinEngine:
             for it; a column of the input may have such a name as well. With ``emit="at_end"`` all changes. For an
             interval join with what stands beside its rows, and under ``"time"`` its watermark.
         """
+        return whole(self.kept())
+
+    def kept(self) -> dict[str, Storable]:
+        """The same by reference, for a state folder: what can be stored in pieces is not copied."""
         self._check_there()
         if self._prepared:
             raise StateError("commit or discard the prepared micro-batch before a snapshot")
-        return self._operator.snapshot()
+        return self._operator.kept()
 
-    def restore(self, state: Mapping[str, pa.Table]) -> None:
+    def restore(self, state: Mapping[str, FromSnapshot]) -> None:
         """Take over a snapshot, of whichever backend, into an engine that has seen nothing yet or `needs_restore`.
 
         Raises:
@@ -535,13 +540,14 @@ class JoinEngine:
         self.needs_restore = False
         self.memory.settle(self._operator.tables)
 
-    def _check_snapshot(self, state: Mapping[str, pa.Table]) -> None:
+    def _check_snapshot(self, state: Mapping[str, FromSnapshot]) -> None:
         """Refuses a snapshot that lacks an input, or numbers where they belong."""
         for name, source in zip(self.join.sides, self.join.inputs, strict=True):
-            if not isinstance(state.get(name), pa.Table):
+            if not isinstance(state.get(name), FromSnapshot):
                 raise StateError(f"the snapshot lacks input '{name}'")
-            table, own = state[name], len(source.schema)
-            for field, column in zip(list(table.schema)[own:], table.columns[own:], strict=True):
+            stored, own = state[name], len(source.schema)
+            numbers = stored.select(range(own, stored.num_columns)) if isinstance(stored, pa.Table) else stored.numbers
+            for field, column in zip(numbers.schema, numbers.columns, strict=True):
                 if not pa.types.is_integer(field.type) or column.null_count:
                     raise StateError(f"the snapshot of input '{name}': {field.name} is {field.type}, or holds nulls")
 

@@ -38,7 +38,8 @@ from gpu_ops.operators.operator import Operator, Output, Room
 from gpu_ops.output import Changelog, changelog_table, gathered, together
 from gpu_ops.state import files
 from gpu_ops.state.keyed_table import KeyedTable
-from gpu_ops.state.table import Coolable, KeySet, put_behind, taken_apart
+from gpu_ops.state.pieces import STATUS_COLUMN, FromSnapshot, Piece, Taken
+from gpu_ops.state.table import Coolable, KeySet, parts_of, put_behind
 from gpu_ops.values import with_types
 
 
@@ -172,6 +173,7 @@ class KeptInput(Coolable):
         self.segments: list[tuple[pa.Table, np.ndarray[tuple[int], np.dtype[np.int64]]]] = []
         self.pending: pa.Table | None = None
         self.live = 0
+        self.pieces: tuple[Piece, ...] = ()
         self._rows = self._bytes = self._added = 0
         self._folder: Path | None = None
 
@@ -262,16 +264,25 @@ class KeptInput(Coolable):
         """All changes, in order within each key."""
         return pa.concat_tables([t for t, _ in self.segments] or [self.schema.empty_table()])
 
-    def restore(self, table: pa.Table) -> None:
+    def take(self) -> Taken:
+        """What a snapshot is made of; see `gpu_ops.state.pieces.Pieced`."""
+        first = sum(piece.rows for piece in self.pieces)
+        fresh = self.snapshot().slice(first)
+        if len(fresh):
+            self.pieces = (*self.pieces, Piece(None, len(fresh), fresh.nbytes))
+        return Taken(self.pieces, fresh, {STATUS_COLUMN: np.ones(first + len(fresh), np.int8)})
+
+    def restore(self, stored: FromSnapshot) -> None:
         """Fill an empty one with changes of a snapshot.
 
         Raises:
-            StateError: it lacks a column.
+            StateError: it lacks a column, or a piece cannot be read.
         """
-        rows, beside = taken_apart(self.source, table, [KIND_COLUMN])
-        if table.num_rows:
-            self.add(with_types(put_behind(rows, beside), self.schema))
-        self.live = _net(beside[KIND_COLUMN].to_numpy())
+        for part in parts_of(self.source, stored, [KIND_COLUMN]):
+            if len(part.rows):
+                self.add(with_types(put_behind(part.rows, part.numbers), self.schema))
+            self.live += _net(part.numbers[KIND_COLUMN])
+            self.pieces = self.pieces if part.piece is None else (*self.pieces, part.piece)
 
     def close(self) -> None:
         """Delete what was moved to disk."""
@@ -333,7 +344,7 @@ class AtEnd(Operator):
     def _changes(self, first: int, last: int) -> tuple[Ingested, ...]:
         return in_turn(self.join, (kept.part(first, last) for kept in self.tables))
 
-    def restore(self, state: Mapping[str, pa.Table], settle: Callable[[], None]) -> None:
+    def restore(self, state: Mapping[str, FromSnapshot], settle: Callable[[], None]) -> None:
         """Take over a snapshot."""
         del settle
         for name, kept in zip(self.join.sides, self.tables, strict=True):
@@ -387,7 +398,7 @@ def keep(join: Description, tables: Sequence[KeptInput], changes: Sequence[Inges
 
 
 def in_turn(join: Description, tables: Iterable[pa.Table]) -> tuple[Ingested, ...]:
-    """Kept changes as one micro-batch: one input after the other."""
+    """Storable changes as one micro-batch: one input after the other."""
     changes, start = [], 0
     for table in tables:
         *own, kind = range(table.num_columns)

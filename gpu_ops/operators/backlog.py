@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
-import pyarrow as pa
 
 from gpu_ops import operators
 from gpu_ops.descriptions.description import Description
@@ -19,6 +18,7 @@ from gpu_ops.kernels import Kernels
 from gpu_ops.operators.at_end import KIND_COLUMN, KeptInput, in_turn, keep
 from gpu_ops.operators.operator import InputTable, Operator, Output, Room
 from gpu_ops.output import Changelog, together
+from gpu_ops.state.pieces import FromSnapshot, Storable
 
 
 class Backlog(Operator):
@@ -103,13 +103,13 @@ class Backlog(Operator):
         elif self._live is not None:
             self._live.discard()
 
-    def snapshot(self) -> dict[str, pa.Table]:
+    def kept(self) -> dict[str, Storable]:
         """The backlog's changes, or the state."""
         if self._live is not None:
-            return self._live.snapshot()
-        return {name: kept.snapshot() for name, kept in zip(self.join.sides, self._kept, strict=True)}
+            return self._live.kept()
+        return dict(zip(self.join.sides, self._kept, strict=True))
 
-    def restore(self, state: Mapping[str, pa.Table], settle: Callable[[], None]) -> None:
+    def restore(self, state: Mapping[str, FromSnapshot], settle: Callable[[], None]) -> None:
         """Take over a snapshot."""
         inputs = zip(self.join.sides, self.join.inputs, strict=True)
         if all(KIND_COLUMN in state[name].column_names[len(source.schema) :] for name, source in inputs):

@@ -14,7 +14,6 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from gpu_ops.arrays import Array, Positions, Slots
 from gpu_ops.descriptions.changelog import DELETE
@@ -37,6 +36,7 @@ from gpu_ops.operators.core.visibility import VisibilityChanges, When, visible_p
 from gpu_ops.operators.operator import Operator, Output
 from gpu_ops.output import changelog_table, gathered
 from gpu_ops.state.keyed_table import COUNT_COLUMN, KeyedTable
+from gpu_ops.state.pieces import FromSnapshot, Storable
 from gpu_ops.state.table import KeySet
 
 _MANY: Final = 4096
@@ -169,7 +169,7 @@ class KeyedOperator(Operator):
         kept = xp.flatnonzero(stays)
         return rows.pick(kept), kernels.take(frame, kept, columns, present=True)
 
-    def restore(self, state: Mapping[str, pa.Table], settle: Callable[[], None]) -> None:
+    def restore(self, state: Mapping[str, FromSnapshot], settle: Callable[[], None]) -> None:
         """Take over a snapshot; see `gpu_ops.operators.operator.Operator`."""
         for name, table in zip(self.join.sides, self.tables, strict=True):
             table.restore(state[name], settle)
@@ -290,13 +290,13 @@ class TwoWayJoin(KeyedOperator):
         for counts in filter(None, self.counts):
             counts.expire()
 
-    def snapshot(self) -> dict[str, pa.Table]:
+    def kept(self) -> dict[str, Storable]:
         """The committed state of each input, with the count of each row."""
         for counts in filter(None, self.counts):
             counts.write_out()
-        return super().snapshot()
+        return super().kept()
 
-    def restore(self, state: Mapping[str, pa.Table], settle: Callable[[], None]) -> None:
+    def restore(self, state: Mapping[str, FromSnapshot], settle: Callable[[], None]) -> None:
         """Take over a snapshot; see `gpu_ops.operators.operator.Operator`."""
         super().restore(state, settle)
         for counts in filter(None, self.counts):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from gpu_ops.errors import NotBuiltError
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Kernels
 from gpu_ops.output import Changelog
+from gpu_ops.state.pieces import FromSnapshot, Pieced, Storable
 from gpu_ops.state.table import Coolable
 
 SIDES = ("left", "right")
@@ -71,9 +72,6 @@ class InputTable(Coolable, Protocol):
 
     def discard(self) -> None:
         """Forget the prepared micro-batch; without one, nothing happens."""
-
-    def snapshot(self) -> pa.Table:
-        """The committed state."""
 
 
 class Operator(abc.ABC):
@@ -133,9 +131,10 @@ class Operator(abc.ABC):
 
     # --- state -------------------------------------------------------------------------------
 
-    def snapshot(self) -> dict[str, pa.Table]:
-        """The committed state of each input."""
-        return {name: table.snapshot() for name, table in zip(self.join.sides, self.tables, strict=True)}
+    def kept(self) -> dict[str, Storable]:
+        """The committed state by name, that of each input and what else there is; it may change later."""
+        tables = cast("Sequence[Pieced]", self.tables)
+        return dict(zip(self.join.sides, tables, strict=True))
 
     def cut(self, parts: Parts, targets: Sequence[Targets], to: Callable[[pa.Table], Targets], count: int) -> Cut:
         """What snapshots of some partitions have beside the rows of inputs, as those of another number of partitions.
@@ -160,11 +159,11 @@ class Operator(abc.ABC):
         return [{} for _ in range(count)]
 
     @abc.abstractmethod
-    def restore(self, state: Mapping[str, pa.Table], settle: Callable[[], None]) -> None:
+    def restore(self, state: Mapping[str, FromSnapshot], settle: Callable[[], None]) -> None:
         """Take over a snapshot, into an operator that has seen nothing yet.
 
         Args:
-            state: as `snapshot` gives it.
+            state: what `kept` gives, as a snapshot has it.
             settle: called now and then; it may move state to the host's memory.
 
         Raises:

@@ -5,15 +5,17 @@ Layout::
     manifest.json                       see `gpu_ops.state.manifest`
     p/<partition>/<batch>.arrow         the input of a micro-batch, as it came
     p/<partition>/<version>.snapshot    the state after micro-batches 0 .. version - 1
+    p/<partition>/<version>.<id>.piece  rows of a table, written by the snapshot of a version, named by later ones, too
 
-Both numbers have 20 digits. A record is an Arrow IPC stream; a snapshot is one stream per input, one
-after the other. Each file ends with a trailer: magic, length and CRC-32 of what is before it. (The IPC
-stream ends before that, so any Arrow reader opens these files.)
+The numbers have 20 digits. A record and a piece are an Arrow IPC stream; a snapshot is one stream per table, one
+after the other: its rows, or, where they are stored in pieces (`gpu_ops.state.pieces`), the numbers beside them. Each
+file ends with a trailer: magic, length and CRC-32 of what is before it. (The IPC stream ends before that, so any Arrow
+reader opens these files.)
 
 The schema of each stream carries facts: the file's number, and the query, join, generation and partition that it
 belongs to. Whoever reads a file, or its facts alone, checks them, so a file from elsewhere is refused.
 
-Log records lie uncompressed on local disks, where LZ4 costs more time than it saves, and compressed
+Log records and pieces lie uncompressed on local disks, where LZ4 costs more time than it saves, and compressed
 elsewhere; snapshots are always compressed.
 """
 
@@ -24,8 +26,9 @@ import dataclasses
 import json
 import re
 import struct
+import uuid
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import IO, Final, NamedTuple
 
 import pyarrow as pa
@@ -33,11 +36,14 @@ import pyarrow as pa
 from gpu_ops.errors import StateError
 from gpu_ops.state.files import TEMPORARY, Files, Stamp, seen_during, seen_to_move
 from gpu_ops.state.manifest import Manifest
+from gpu_ops.state.pieces import FromSnapshot, StoredTable, Taken, Written, write
 
 _TRAILER: Final = struct.Struct("<8sQI")
 _MAGIC: Final = b"GPUJOIN1"
 _META: Final = b"gpu_join."
 _BACKLOG: Final = "backlog"
+_PIECES: Final = "pieces"
+"""The fact of a table that is stored in pieces: their names and numbers of rows, and the names of the columns."""
 _CHECK: Final = "check"
 """The fact that is a checksum of the others: a reader of facts alone does not see the file's."""
 _ROWS_PER_BATCH: Final = 1 << 16
@@ -120,9 +126,9 @@ class _Kind(NamedTuple):
     """The fact that is its number."""
     called: str
 
-    def path(self, folder: str, number: int) -> str:
-        """The file of this number."""
-        return f"{folder}/{number:020d}.{self.suffix}"
+    def path(self, folder: str, number: int | str) -> str:
+        """The file of this number, or name."""
+        return f"{folder}/{number if isinstance(number, str) else f'{number:020d}'}.{self.suffix}"
 
     def of(self, sizes: Mapping[str, int]) -> dict[int, int]:
         """Of files by name, with their sizes, those of this kind by number."""
@@ -132,14 +138,16 @@ class _Kind(NamedTuple):
 
 _RECORD: Final = _Kind("arrow", "batch_id", "record of batch")
 _SNAPSHOT: Final = _Kind("snapshot", "version", "snapshot of version")
+_PIECE: Final = _Kind("piece", "piece", "piece")
 
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """What a partition's folder holds: sizes in bytes of records by batch, of snapshots by version."""
+    """What a partition's folder holds: sizes in bytes of records by batch, snapshots by version, pieces by name."""
 
     records: dict[int, int]
     snapshots: dict[int, int]
+    pieces: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 def stored_partitions(files: Files) -> list[int]:
@@ -184,7 +192,9 @@ class PartitionLog:
         names = self._files.sizes(self._folder)
         if clean:
             self._files.delete(f"{self._folder}/{name}" for name in names if name.endswith(TEMPORARY))
-        return Stored(_RECORD.of(names), _SNAPSHOT.of(names))
+        suffix = f".{_PIECE.suffix}"
+        pieces = {name.removesuffix(suffix): size for name, size in names.items() if name.endswith(suffix)}
+        return Stored(_RECORD.of(names), _SNAPSHOT.of(names), pieces)
 
     def write_record(self, batch_id: int, record: Record) -> Stamp:
         """Writes the record of a micro-batch, or replaces it. Durable on return.
@@ -256,7 +266,7 @@ class PartitionLog:
         except (KeyError, ValueError) as error:
             raise StateError(f"{self._files.name(path)} is damaged ({error!r}); {_RESTORE}") from error
 
-    def _checked(self, kind: _Kind, number: int, parts: list[dict[str, str]]) -> dict[str, str]:
+    def _checked(self, kind: _Kind, number: int | str, parts: list[dict[str, str]]) -> dict[str, str]:
         """The facts of a file, which is what it should be.
 
         Args:
@@ -277,7 +287,7 @@ class PartitionLog:
     def write_snapshot(
         self,
         version: int,
-        tables: Mapping[str, pa.Table],
+        tables: Mapping[str, pa.Table | Written],
         clock_ms: int,
         times: Times = NO_TIMES,
         *,
@@ -287,7 +297,7 @@ class PartitionLog:
 
         Args:
             version: the number of micro-batches it contains.
-            tables: as `JoinEngine.snapshot` gives them.
+            tables: as `JoinEngine.snapshot` gives them, or what `write_pieces` gave of them.
             clock_ms: the time of the last of these micro-batches.
             times: what an interval join knew after it.
             backlog: whether all these micro-batches were backlog.
@@ -300,10 +310,52 @@ class PartitionLog:
         """
         own = {"version": str(version), "clock_ms": str(clock_ms)}
         rest = times.to_facts() | _backlog(backlog) | self._manifest.facts(self._partition)
-        parts = [(table, {**own, "table": name, **rest}) for name, table in tables.items()]
+        parts = []
+        for name, table in tables.items():
+            facts = {**own, "table": name, **rest}
+            if isinstance(table, Written):
+                facts[_PIECES] = json.dumps([table.pieces, table.columns])
+            parts.append((table.numbers if isinstance(table, Written) else table, facts))
         return _write(self._files, _SNAPSHOT.path(self._folder, version), parts, "lz4")
 
-    def read_snapshot(self, version: int) -> tuple[dict[str, pa.Table], int]:
+    def write_pieces(self, version: int, name: str, taken: Taken, most: int) -> tuple[Written, dict[str, int]]:
+        """Writes what is new of a table; durable on return.
+
+        Args:
+            version: as of `write_snapshot`.
+            name: of the table.
+            taken: what a snapshot of it is made of.
+            most: bytes of a piece that takes others along.
+
+        Returns:
+            What a snapshot has of it, and the sizes of new pieces in bytes.
+
+        Raises:
+            StateError: it cannot be written, or a piece that it takes along cannot be read.
+        """
+        sizes: dict[str, int] = {}
+
+        def store(rows: pa.Table) -> str:
+            # two servers may both hold a partition for a while: neither may write over what the other names
+            own = f"{version:020d}.{uuid.uuid4().hex[:16]}"
+            facts = {_PIECE.number: own, "table": name, **self._manifest.facts(self._partition)}
+            path = _PIECE.path(self._folder, own)
+            sizes[own] = _write(self._files, path, [(rows, facts)], self._record_compression)
+            return own
+
+        return write(taken, self.read_piece, store, most), sizes
+
+    def read_piece(self, name: str) -> pa.Table:
+        """The rows of a piece.
+
+        Raises:
+            StateError: it is missing, cut short or damaged.
+        """
+        parts = _read(self._files, _PIECE.path(self._folder, name))
+        self._checked(_PIECE, name, [facts for _, facts in parts])
+        return parts[0][0]
+
+    def read_snapshot(self, version: int) -> tuple[dict[str, FromSnapshot], int]:
         """The state at a version, and the time of its last micro-batch.
 
         Raises:
@@ -313,10 +365,17 @@ class PartitionLog:
         parts = _read(self._files, path)
         self._checked(_SNAPSHOT, version, [facts for _, facts in parts])
         with self._understood(path):
-            return {facts["table"]: table for table, facts in parts}, int(parts[0][1]["clock_ms"])
+            tables: dict[str, FromSnapshot] = {}
+            for table, facts in parts:
+                tables[facts["table"]] = table
+                if _PIECES in facts:
+                    pieces, columns = json.loads(facts[_PIECES])
+                    named = tuple((name, rows) for name, rows in pieces)
+                    tables[facts["table"]] = StoredTable(table, named, tuple(columns), self.read_piece)
+            return tables, int(parts[0][1]["clock_ms"])
 
-    def prune(self, version: int, stored: Stored) -> Stored:
-        """Deletes what a snapshot of ``version`` makes superfluous.
+    def prune(self, version: int, stored: Stored, pieces: Collection[str] = ()) -> Stored:
+        """Deletes what a snapshot of ``version`` makes superfluous, and some pieces.
 
         Returns:
             What is left.
@@ -325,7 +384,8 @@ class PartitionLog:
         snapshots = {at: size for at, size in stored.snapshots.items() if at >= version}
         self._files.delete(_RECORD.path(self._folder, b) for b in stored.records.keys() - records.keys())
         self._files.delete(_SNAPSHOT.path(self._folder, v) for v in stored.snapshots.keys() - snapshots.keys())
-        return Stored(records, snapshots)
+        self._files.delete(_PIECE.path(self._folder, name) for name in pieces)
+        return Stored(records, snapshots, {n: size for n, size in stored.pieces.items() if n not in pieces})
 
 
 def _backlog(value: bool) -> dict[str, str]:

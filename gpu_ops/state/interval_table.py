@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from gpu_ops.arrays import Array, Hashes, Slots
 from gpu_ops.descriptions.inputs import Input
@@ -19,12 +18,13 @@ from gpu_ops.descriptions.times import shifted
 from gpu_ops.kernels import Frame, Kernels, as_slots
 from gpu_ops.state.index import TimeIndex, TimeQueue
 from gpu_ops.state.keyed_table import TIES_COLUMN, TIME_COLUMN
+from gpu_ops.state.pieces import STATUS_COLUMN, FromSnapshot
 from gpu_ops.state.table import LIVE, Growing, KeySet, StateTable
 
 GHOST = 3
 """Removed from the results by an early clean-up, but its key's timer still goes by it; see the operator."""
 
-SWEEP_COLUMN, MATCHED_COLUMN, STATUS_COLUMN = "__sweep", "__matched", "__status"
+SWEEP_COLUMN, MATCHED_COLUMN = "__sweep", "__matched"
 
 
 class IntervalTable(StateTable):
@@ -187,11 +187,11 @@ class IntervalTable(StateTable):
     def _stored(self) -> dict[str, Growing]:
         return {STATUS_COLUMN: self.status, **self.beside}
 
-    def restore(self, table: pa.Table, over: int, cleanup: int, settle: Callable[[], None]) -> None:
+    def restore(self, stored: FromSnapshot, over: int, cleanup: int, settle: Callable[[], None]) -> None:
         """Fill an empty table from a snapshot.
 
         Args:
-            table: as `snapshot` gives it.
+            stored: as `snapshot` gives it, or in pieces.
             over: the latest time at which a row's time is over.
             cleanup: how much longer rows are kept at least.
             settle: called after each part of it: there may be more than the GPU has room for.
@@ -210,6 +210,6 @@ class IntervalTable(StateTable):
                 rows = xp.flatnonzero((shifted(xp, sweep, cleanup) > times) & (times > over))
                 self.early.add(times[rows], slots[rows])
 
-        self._restore(table, settle, take_in)
+        self._restore(stored, settle, take_in)
         self.live = int((self.status.values == LIVE).sum())
         self._ghosts = len(self) - self.live

@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from gpu_ops import layouts
 from gpu_ops.arrays import Array, Hashes, Positions, Slots, distinct
@@ -20,6 +19,7 @@ from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.times import BEFORE_ALL
 from gpu_ops.kernels import Frame, Kernels, as_slots
 from gpu_ops.state.index import HashIndex, TimeIndex, TimeQueue
+from gpu_ops.state.pieces import FromSnapshot
 from gpu_ops.state.table import DEAD, DYING, LIVE, Journal, KeySet, StateTable
 
 COUNT_COLUMN = "__count"
@@ -284,7 +284,7 @@ class KeyedTable(StateTable):
 
     # --- the stored form ---------------------------------------------------------------------
 
-    def restore(self, table: pa.Table, settle: Callable[[], None]) -> None:
+    def restore(self, stored: FromSnapshot, settle: Callable[[], None]) -> None:
         """Fill an empty table from a snapshot; arguments and errors as `StateTable._restore`."""
 
         def take_in(frame: Frame, numbers: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -292,7 +292,7 @@ class KeyedTable(StateTable):
             beside = {name: self.kernels.asarray(numbers[name]) for name in self._given}
             self.prepare(frame, identity, self._no_slots, beside=beside)
 
-        self._restore(table, settle, take_in)
+        self._restore(stored, settle, take_in)
         if self.written is not None:
             queue = self.queues[_EXPIRY] = TimeQueue(self.kernels)
             queue.add(self.written.copy(), as_slots(self.kernels, 0, len(self)))

@@ -9,7 +9,7 @@ committed or discarded. What an operator needs beyond that is a subclass: `Keyed
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple, Protocol
 
@@ -23,6 +23,7 @@ from gpu_ops.errors import StateError
 from gpu_ops.kernels import Frame, Kernels, Store, as_slots
 from gpu_ops.layouts import MAX_SLOTS
 from gpu_ops.state.index import Runs, TimeQueue, postponed
+from gpu_ops.state.pieces import STATUS_COLUMN, FromSnapshot, Numbers, Part, Piece, StoredTable, Taken, renumbered
 from gpu_ops.values import with_types
 
 DEAD, LIVE, DYING = 0, 1, 2
@@ -92,16 +93,17 @@ def stored_rows(kernels: Kernels, store: Store, schema: pa.Schema, slots: Slots)
     return pa.concat_tables([schema.empty_table(), *(kernels.to_arrow(frame, schema) for frame in taken)])
 
 
-def put_behind(rows: pa.Table, beside: Mapping[str, pa.Array]) -> pa.Table:
+def put_behind(rows: pa.Table, beside: Mapping[str, Any]) -> pa.Table:
     """Rows with what stands beside them, as a snapshot has them.
 
     What is ours is known by its position behind the user's columns: those may have any name.
     """
     names = [*rows.column_names, *beside]
-    return pa.Table.from_arrays([*rows.columns, *beside.values()], names=names)
+    behind = (v if isinstance(v, pa.Array | pa.ChunkedArray) else pa.array(v) for v in beside.values())
+    return pa.Table.from_arrays([*rows.columns, *behind], names=names)
 
 
-def taken_apart(source: Input, table: pa.Table, names: Sequence[str]) -> tuple[pa.Table, dict[str, pa.ChunkedArray]]:
+def taken_apart(source: Input, table: pa.Table, names: Sequence[str]) -> tuple[pa.Table, Numbers]:
     """The inverse of `put_behind`.
 
     Args:
@@ -119,7 +121,16 @@ def taken_apart(source: Input, table: pa.Table, names: Sequence[str]) -> tuple[p
     if missing:
         raise StateError(f"the snapshot of input '{source.name}' lacks {', '.join(sorted(missing))}")
     rows = with_types(table.select(list(range(own))), source.schema)
-    return rows, {name: table.column(behind[name]) for name in names}
+    return rows, {name: table.column(behind[name]).to_numpy() for name in names}
+
+
+def parts_of(source: Input, stored: FromSnapshot, names: Sequence[str]) -> Iterator[Part]:
+    """The rows of a snapshot with the numbers beside them; arguments and errors as `taken_apart`."""
+    if isinstance(stored, StoredTable):
+        for part in stored.parts():
+            yield Part(*taken_apart(source, put_behind(part.rows, part.numbers), names), part.piece)
+    else:
+        yield Part(*taken_apart(source, stored, names), None)
 
 
 class Coolable(Protocol):
@@ -172,6 +183,7 @@ class StateTable:
         indexes: what leads from keys to slots, by name.
         queues: what leads from times to slots, by name.
         attached: tables of what follows from the rows: theirs is this one's memory, and the fate of each micro-batch.
+        pieces: the stored form of the first rows; see `gpu_ops.state.pieces`.
         live: rows with status `LIVE`, as of the last micro-batch.
     """
 
@@ -183,6 +195,7 @@ class StateTable:
         self.indexes: dict[str, Runs[Any]] = {}
         self.queues: dict[str, TimeQueue] = {}
         self.attached: list[StateTable] = []
+        self.pieces: tuple[Piece, ...] = ()
         self.live = 0
         self._journal: Journal | None = None
 
@@ -353,9 +366,11 @@ class StateTable:
         beside = {name: column.retained(slots) for name, column in self.beside.items()}
         indexes = {name: index.renumbered(new_slots) for name, index in self.indexes.items()}
         queues = {name: queue.renumbered(new_slots) for name, queue in self.queues.items()}
+        left = renumbered(self.pieces, self.kernels.asnumpy(status != DEAD))
         self._renumber(new_slots)
         # from here on nothing is allocated
         self.store, self.status, self.beside, self.indexes, self.queues = store, kept, beside, indexes, queues
+        self.pieces = left
 
     def _renumber(self, new_slots: Slots) -> None:
         """What else of a kind of table goes by slots follows a compaction, all of it or, on an error, none."""
@@ -385,38 +400,59 @@ class StateTable:
 
     def snapshot(self) -> pa.Table:
         """The rows that are not dead, with the numbers beside them."""
-        slots = self.kernels.xp.flatnonzero(self.status.values)
-        table = stored_rows(self.kernels, self.store, self.source.schema, slots)
-        asnumpy, beside = self.kernels.asnumpy, self._stored()
-        return put_behind(table, {n: pa.array(asnumpy(c.values[slots]).astype(np.int64)) for n, c in beside.items()})
+        there = self.kernels.asnumpy(self.status.values) != DEAD
+        rows = stored_rows(
+            self.kernels, self.store, self.source.schema, self.kernels.xp.flatnonzero(self.status.values)
+        )
+        numbers = {name: values[there] for name, values in self._numbers().items()}
+        return put_behind(rows, {name: pa.array(values.astype(np.int64)) for name, values in numbers.items()})
+
+    def take(self) -> Taken:
+        """What a snapshot of the committed rows is made of; see `gpu_ops.state.pieces.Pieced`."""
+        first = sum(piece.slots for piece in self.pieces)
+        fresh = stored_rows(
+            self.kernels, self.store, self.source.schema, as_slots(self.kernels, first, len(self) - first)
+        )
+        if len(fresh):
+            self.pieces = (*self.pieces, Piece(None, len(fresh), fresh.nbytes))
+        status = np.array(self.kernels.asnumpy(self.status.values))
+        return Taken(self.pieces, fresh, {**self._numbers(), STATUS_COLUMN: status})
 
     def _stored(self) -> dict[str, Growing]:
         """The columns that a snapshot has behind the rows, by name."""
         return self.beside
 
+    def _numbers(self) -> Numbers:
+        """The same as a snapshot has them, of all slots; later changes leave them alone."""
+        return {name: np.array(self.kernels.asnumpy(column.values)) for name, column in self._stored().items()}
+
     def _restore(
         self,
-        table: pa.Table,
+        stored: FromSnapshot,
         settle: Callable[[], None],
         take_in: Callable[[Frame, Mapping[str, npt.NDArray[Any]]], object],
     ) -> None:
         """Fill an empty table from a snapshot.
 
         Args:
-            table: as `snapshot` gives it.
+            stored: as `snapshot` gives it, or in pieces.
             settle: called after each part of it: there may be more than the GPU has room for.
             take_in: prepares the rows of a part, given with the numbers beside them; these themselves follow later.
 
         Raises:
-            StateError: it lacks a column.
+            StateError: it lacks a column, or a piece cannot be read.
         """
-        rows, beside = taken_apart(self.source, table, list(self._stored()))
-        numbers = {name: column.to_numpy() for name, column in beside.items()}
-        step = rows_at_once(self.kernels) if self.kernels.host is not None else max(1, rows.num_rows)
-        for at in range(0, max(1, rows.num_rows), step):
-            part = {name: values[at : at + step] for name, values in numbers.items()}
-            take_in(self.kernels.frame(rows.slice(at, step)), part)
-            self.commit(0)
-            settle()
+        names, found, numbers = list(self._stored()), [], []
+        for part in parts_of(self.source, stored, names):
+            step = rows_at_once(self.kernels) if self.kernels.host is not None else max(1, part.rows.num_rows)
+            for at in range(0, max(1, part.rows.num_rows), step):
+                own = {name: values[at : at + step] for name, values in part.numbers.items()}
+                take_in(self.kernels.frame(part.rows.slice(at, step)), own)
+                self.commit(0)
+                settle()
+            numbers.append(part.numbers)
+            found += [] if part.piece is None else [part.piece]
         for name, column in self._stored().items():
-            column.values[:] = self.kernels.asarray(numbers[name].astype(column.values.dtype))
+            values = np.concatenate([own[name] for own in numbers]) if numbers else column.values
+            column.values[:] = self.kernels.asarray(values.astype(column.values.dtype))
+        self.pieces = tuple(found)

@@ -15,6 +15,8 @@ import pyarrow as pa
 
 from gpu_ops.descriptions.description import Description
 from gpu_ops.descriptions.multi_join import MultiJoin
+from gpu_ops.join_engine import JoinEngine
+from gpu_ops.state import pieces
 
 BACKENDS = ("cpu", "cpu-tiny", "gpu", "gpu-tiny")
 ROW_KIND = "row_kind"
@@ -47,8 +49,6 @@ class Backend:
 
     def engine(self, join: Description, **options: Any) -> Any:
         """A fresh engine as a context manager that closes it."""
-        from gpu_ops.join_engine import JoinEngine
-
         kind = "gpu" if self.gpu else "cpu"
         tiny = self.name.endswith("-tiny")
         return contextlib.closing(JoinEngine(join, backend=kind, tiny=tiny, probe=self.probe, **options))
@@ -267,20 +267,47 @@ def as_multiset(table: pa.Table) -> Counter[str]:
 def same_after_restarts(
     backend: Backend, join: Description, parts: Sequence[Any], run: Callable[..., Any] = run, *, every: int = 2
 ) -> None:
-    """A snapshot restored into a fresh engine goes on with the same rows, whichever backend wrote it."""
-    cpu = current = Backend("cpu")
+    """A snapshot, whole or in pieces, restored into a fresh engine goes on with the same rows, whoever wrote it."""
+    cpu, current, folder = Backend("cpu"), Backend("cpu"), InPieces()
     with contextlib.ExitStack() as stack:
         whole, other = (stack.enter_context(one.engine(join)) for one in (cpu, backend))
         for number, cut in enumerate(parts):
             expected, got = run(whole, cut), run(other, cut)
             assert by_event(*got[:2]) == by_event(*expected[:2]), f"{join}, events {cut.start} to {cut.stop - 1}"
+            stored = folder.stored(other)
             if number % every == 1:
                 state = other.snapshot()
                 other.close()
                 other = stack.enter_context(current.engine(join))
                 current = cpu if current == backend else backend
-                other.restore(state)
+                other.restore(stored if number % (2 * every) == 1 else state)
                 same_state(other, state)
+
+
+class InPieces:
+    """Snapshots in pieces of a few rows, in a dictionary in place of files."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, pa.Table] = {}
+
+    def stored(self, engine: JoinEngine) -> dict[str, pieces.FromSnapshot]:
+        """A snapshot of an engine, as a state folder would have it."""
+        found: dict[str, pieces.FromSnapshot] = {}
+        for name, kept in engine.kept().items():
+            if isinstance(kept, pa.Table):
+                found[name] = kept
+                continue
+            kept.pieces = kept.pieces if all(piece.name in self.files for piece in kept.pieces) else ()
+            taken = kept.take()
+            written = pieces.write(taken, self.files.__getitem__, self._store, 200)
+            kept.pieces = written.settled(taken.pieces, kept.pieces)
+            read = self.files.__getitem__
+            found[name] = pieces.StoredTable(written.numbers, written.pieces, written.columns, read)
+        return found
+
+    def _store(self, rows: pa.Table) -> str:
+        self.files[name := str(len(self.files))] = rows
+        return name
 
 
 def same_after_discards(

@@ -26,7 +26,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from gpu_ops.arrays import Array, Slots, distinct
 from gpu_ops.descriptions.by_time import AsofJoin
@@ -37,6 +36,7 @@ from gpu_ops.operators.by_time.temporal import Keys, TemporalOperator
 from gpu_ops.operators.core.emission import OutputRows
 from gpu_ops.operators.core.match import match
 from gpu_ops.state.keyed_table import TIES_COLUMN
+from gpu_ops.state.pieces import FromSnapshot
 from gpu_ops.state.table import DEAD, LIVE
 
 
@@ -188,7 +188,7 @@ class AsofAtWatermark(TemporalOperator):
 
     # --- the stored form ---------------------------------------------------------------------
 
-    def restore(self, state: Mapping[str, pa.Table], settle: Callable[[], None]) -> None:
+    def restore(self, state: Mapping[str, FromSnapshot], settle: Callable[[], None]) -> None:
         """Take over a snapshot; left rows that wait are looked at again at the next watermark."""
         super().restore(state, settle)
         right = self.tables[1]

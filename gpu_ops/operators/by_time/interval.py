@@ -53,6 +53,7 @@ from gpu_ops.operators.core.match import first_equal
 from gpu_ops.operators.operator import SIDES, Output
 from gpu_ops.output import append_rows, changelog_table, gathered, later_times
 from gpu_ops.state.interval_table import GHOST, IntervalTable
+from gpu_ops.state.pieces import FromSnapshot
 from gpu_ops.state.table import DEAD, LIVE, KeySet
 
 _ONCE = {-(1 << 62): BEFORE_ALL, 1 << 62: AFTER_ALL}
@@ -316,7 +317,7 @@ class IntervalOperator(TimedOperator[IntervalClock]):
         left, right = self.clock.cleaned
         return {**super()._facts(), "left_cleaned": left, "right_cleaned": right, _BITS: 64}
 
-    def restore(self, state: Mapping[str, pa.Table], settle: Callable[[], None]) -> None:
+    def restore(self, state: Mapping[str, FromSnapshot], settle: Callable[[], None]) -> None:
         """Take over a snapshot.
 
         Raises:

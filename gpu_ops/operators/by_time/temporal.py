@@ -51,6 +51,7 @@ from gpu_ops.operators.operator import SIDES, Output
 from gpu_ops.output import append_rows, changelog_table, gathered
 from gpu_ops.state.index import HashIndex
 from gpu_ops.state.interval_table import IntervalTable
+from gpu_ops.state.pieces import FromSnapshot, Storable
 from gpu_ops.state.table import DEAD, LIVE, Growing, KeySet
 
 CLEANUP = "__cleanup"
@@ -470,15 +471,15 @@ class TemporalOperator(TimedOperator[Clock]):
 
     # --- the stored form ---------------------------------------------------------------------
 
-    def snapshot(self) -> dict[str, pa.Table]:
+    def kept(self) -> dict[str, Storable]:
         """The rows of both sides, the clean-up times of their keys beside them, and the clock."""
         if self.retention is not None:
             slots = [self.kernels.xp.flatnonzero(table.status.values) for table in self.tables]
             for table, own, keys in zip(self.tables, slots, self._keys_of(slots), strict=True):
                 table.beside[CLEANUP].values[own] = self.retention.times(*keys)
-        return super().snapshot()
+        return super().kept()
 
-    def restore(self, state: Mapping[str, pa.Table], settle: Callable[[], None]) -> None:
+    def restore(self, state: Mapping[str, FromSnapshot], settle: Callable[[], None]) -> None:
         """Take over a snapshot.
 
         Raises:

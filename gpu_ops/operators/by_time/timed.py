@@ -15,6 +15,7 @@ from gpu_ops.errors import StateError
 from gpu_ops.ingest import Ingested
 from gpu_ops.kernels import Kernels
 from gpu_ops.operators.operator import SIDES, Operator
+from gpu_ops.state.pieces import FromSnapshot, Storable
 
 AT_WATERMARK = -1
 """The instant of what a watermark ends."""
@@ -120,18 +121,19 @@ class TimedOperator(Operator, Generic[C]):
         seen = zip(SIDES, self.clock.seen, strict=False)
         return {"watermark": self.clock.watermark, **{f"{side}_seen": time for side, time in seen}}
 
-    def snapshot(self) -> dict[str, pa.Table]:
+    def kept(self) -> dict[str, Storable]:
         """The state, and the clock."""
         times = pa.table({name: pa.array([value], pa.int64()) for name, value in self._facts().items()})
-        return {**super().snapshot(), self.stored_clock: times}
+        return {**super().kept(), self.stored_clock: times}
 
-    def _stored_facts(self, state: Mapping[str, pa.Table]) -> dict[str, Any]:
+    def _stored_facts(self, state: Mapping[str, FromSnapshot]) -> dict[str, Any]:
         """What a snapshot has of the clock.
 
         Raises:
             StateError: nothing.
         """
-        if self.stored_clock not in state:
+        stored = state.get(self.stored_clock)
+        if not isinstance(stored, pa.Table):
             raise StateError("the snapshot lacks the times of an operator by time")
-        facts: dict[str, Any] = state[self.stored_clock].to_pylist()[0]
+        facts: dict[str, Any] = stored.to_pylist()[0]
         return facts

@@ -20,6 +20,7 @@ from gpu_ops.operators.core.match import match
 from gpu_ops.operators.core.order import Groups
 from gpu_ops.state.index import HashIndex, TimeIndex, TimeQueue
 from gpu_ops.state.keyed_table import WRITTEN_COLUMN, KeyedTable
+from gpu_ops.state.pieces import FromSnapshot, Numbers
 from gpu_ops.state.table import DEAD, LIVE, Growing, StateTable
 
 _EXPIRY = "expiry"
@@ -66,6 +67,8 @@ class KeyTable(StateTable):
         beside = dict(columns) if ttl_ms is None else {**columns, WRITTEN_COLUMN: np.int64}
         super().__init__(kernels, Input(name, schema), beside)
         self._ttl = ttl_ms
+        self.as_stored: dict[str, Callable[[npt.NDArray[Any]], npt.NDArray[Any]]] = {}
+        """Of some numbers, what a snapshot has in their place."""
         if ttl_ms is not None:
             self.queues[_EXPIRY] = TimeQueue(kernels)
         self._names = tuple(schema.names)
@@ -226,7 +229,11 @@ class KeyTable(StateTable):
 
     # --- the stored form ---------------------------------------------------------------------
 
-    def restore(self, table: pa.Table, settle: Callable[[], None]) -> None:
+    def _numbers(self) -> Numbers:
+        found = super()._numbers()
+        return found | {name: changed(found[name]) for name, changed in self.as_stored.items()}
+
+    def restore(self, stored: FromSnapshot, settle: Callable[[], None]) -> None:
         """Fill an empty table from a snapshot; arguments and errors as `StateTable._restore`."""
 
         def take_in(frame: Frame, _: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -236,7 +243,7 @@ class KeyTable(StateTable):
                 cast("HashIndex", self.indexes["0"]).stage_entries(self.kernels.entries(hashes, first))
                 self._stage_first(frame, first)
 
-        self._restore(table, settle, take_in)
+        self._restore(stored, settle, take_in)
         if self._ttl is not None:
             queue = self.queues[_EXPIRY] = TimeQueue(self.kernels)
             queue.add(self.beside[WRITTEN_COLUMN].values.copy(), as_slots(self.kernels, 0, len(self)))
@@ -278,9 +285,9 @@ class Followed(StateTable):
 class ValueTable(Followed):
     """Rows that the numbers of another table lead to; no index."""
 
-    def restore(self, table: pa.Table, settle: Callable[[], None]) -> None:
+    def restore(self, stored: FromSnapshot, settle: Callable[[], None]) -> None:
         """Fill an empty table from a snapshot; arguments and errors as `StateTable._restore`."""
-        self._restore(table, settle, lambda frame, _: self.append(frame))
+        self._restore(stored, settle, lambda frame, _: self.append(frame))
 
 
 class InputRows(Followed, KeyedTable):

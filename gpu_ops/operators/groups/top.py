@@ -51,6 +51,7 @@ from gpu_ops.operators.keyed import KeyedOperator
 from gpu_ops.operators.operator import Cut, Output, Parts, Targets
 from gpu_ops.state.index import TimeRun, postponed
 from gpu_ops.state.keyed_table import TIME_COLUMN, KeyedTable
+from gpu_ops.state.pieces import FromSnapshot, Storable
 from gpu_ops.state.table import DEAD, LIVE, KeySet
 
 FIRST: Final = BEFORE_ALL + 2
@@ -527,10 +528,10 @@ class TopRows(KeyedOperator):
 
     # --- the stored form ---------------------------------------------------------------------
 
-    def snapshot(self) -> dict[str, pa.Table]:
+    def kept(self) -> dict[str, Storable]:
         """The rows, and the groups where they expire."""
-        more = {} if self._expiry is None else {self._stored_groups: self._expiry.groups.snapshot()}
-        return super().snapshot() | more
+        more = {} if self._expiry is None else {self._stored_groups: self._expiry.groups}
+        return super().kept() | more
 
     def cut(self, parts: Parts, targets: Sequence[Targets], to: Callable[[pa.Table], Targets], count: int) -> Cut:
         """The groups where they expire, for other partitions; see `gpu_ops.operators.operator.Operator`."""
@@ -539,7 +540,7 @@ class TopRows(KeyedOperator):
         linked = Linked(self._stored_groups, len(self._expiry.groups.source.schema), {}, None, ())
         return cut_groups(linked, parts, ((), targets[0]), to, count)
 
-    def restore(self, state: Mapping[str, pa.Table], settle: Callable[[], None]) -> None:
+    def restore(self, state: Mapping[str, FromSnapshot], settle: Callable[[], None]) -> None:
         """Take over a snapshot; see `gpu_ops.operators.operator.Operator`."""
         super().restore(state, settle)
         if self._expiry is not None:

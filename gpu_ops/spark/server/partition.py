@@ -243,9 +243,12 @@ class PartitionState:
         self._last_clock = max(given.clock_ms, self._last_clock) if recorded is None else recorded.clock_ms
         clock_ms, watermark = self._last_clock, (given if recorded is None else recorded).watermark
         backlog = self._in_backlog and (given if recorded is None else recorded).backlog
+        started = time.perf_counter()
         result = engine.prepare(
             *rows.tables, orders=rows.orders, clock_ms=clock_ms, backlog=backlog, **self._under(watermark)
         )
+        if self._snapshots is not None:
+            self._snapshots.seconds += time.perf_counter() - started
         started = time.perf_counter()
         times = NO_TIMES
         if self._by_event_time:
@@ -295,7 +298,7 @@ class PartitionState:
             StateError: there is no such version.
         """
         with self._at(version) as engine:
-            return self._state(engine)
+            return dataclasses.replace(self._state(engine), tables=dict(engine.snapshot()))
 
     def rows_at(self, version: int) -> tuple[int, ...]:
         """How many live rows of each input the state of a version holds; the state folder stays as it is.
@@ -421,10 +424,13 @@ class PartitionState:
             self._version = base
         self._engine, self._pending = engine, None
         self._log = log
-        self._snapshots = Snapshots(str(self), log, stored, self.partition, self._options.get("snapshot_every"))
+        every, tiny = self._options.get("snapshot_every"), bool(self._options.get("tiny", False))
+        self._snapshots = Snapshots(str(self), log, stored, self.partition, every, tiny=tiny)
         self._found, self._older = found, self.partition == 0 and found.generation > 0
+        replayed = time.perf_counter()
         for batch in range(since, batch_id):
             self._replay(engine, log.read_record(batch))
+        self._snapshots.seconds = time.perf_counter() - replayed
         _log.info(
             "%s: version %d from snapshot %d and %d records in %.0f ms",
             self, batch_id, base, batch_id - since, (time.perf_counter() - started) * 1e3,
@@ -455,7 +461,7 @@ class PartitionState:
             self._snapshots.take(self._version, lambda: self._state(engine))
 
     def _state(self, engine: JoinEngine) -> Held:
-        return Held(engine.snapshot(), self._last_clock, self._times, self._in_backlog)
+        return Held(engine.kept(), self._last_clock, self._times, self._in_backlog)
 
     def _remove_older(self) -> None:
         """Deletes what `gpu_ops.rescale` left: a micro-batch of what it made in its place is final."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import logging
 from collections.abc import Callable, Collection, Sequence
@@ -16,11 +15,15 @@ from gpu_ops.errors import StateError
 from gpu_ops.state.durable import PartitionLog, Stored, Times
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import Manifest, check_open, ensure
+from gpu_ops.state.pieces import PIECE_BYTES, WHOLE_BYTES, Pieced, Storable, Taken, Written
 
 _log = logging.getLogger(__name__)
 
 MIN_RECORDS: Final = 16
 """No snapshot before this many records."""
+
+REPLAY_SECONDS: Final = 5.0
+"""A snapshot when the micro-batches since the last one took longer: to replay them takes about as long."""
 
 RECORD_COST: Final = 256 << 10
 """Bytes a record counts for at least: to open and replay a small one takes as long as to read these."""
@@ -172,22 +175,26 @@ def newest_snapshot(who: str, batch_id: int, log: PartitionLog, stored: Stored) 
     )
 
 
-def snapshot_due(version: int, partition: int, stored: Stored, every: int | None) -> bool:
-    """Whether the log has grown as large as the last snapshot.
+def snapshot_due(version: int, partition: int, stored: Stored, every: int | None, seconds: float = 0) -> bool:
+    """Whether the log has grown as large as the last snapshot, its pieces left out, or takes long to replay.
 
-    So each stored byte of state is written again only after as many bytes of changes.
+    A snapshot writes the numbers of all rows, and else what is new: that is written again only after as many bytes of
+    changes.
 
     Args:
         version: of which a snapshot would be.
         partition: partitions grow alike; their numbers keep them from all writing in one micro-batch.
         stored: what there is.
         every: this many records instead, if given.
+        seconds: that the micro-batches since the last one took.
     """
     last = max(stored.snapshots, default=0)
     sizes = [size for batch, size in stored.records.items() if last <= batch < version]
     if every is not None:
         return len(sizes) >= every
-    if len(sizes) < MIN_RECORDS + partition % MIN_RECORDS:
+    if seconds > REPLAY_SECONDS:
+        return True
+    if len(sizes) < MIN_RECORDS + partition % MIN_RECORDS and seconds < REPLAY_SECONDS / 4:
         return False
     return sum(max(size, RECORD_COST) for size in sizes) >= stored.snapshots.get(last, 0)
 
@@ -226,9 +233,9 @@ _WRITTEN_AT_ONCE: Final = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Held:
-    """The state of a version, as a snapshot has it."""
+    """The state of a version."""
 
-    tables: dict[str, pa.Table]
+    tables: dict[str, Storable]
     clock_ms: int
     times: Times
     backlog: bool
@@ -242,55 +249,123 @@ class Snapshots:
         log: its files.
         stored: what they are.
         partition: its number.
-        every: so many records apart; None for when the log has grown as large as the last one.
+        every: so many records apart; None for when `snapshot_due` says.
+        tiny: test setting: the smallest pieces.
 
     Attributes:
         stored: what the files are now.
+        seconds: that the micro-batches since the last snapshot took.
     """
 
-    def __init__(self, who: str, log: PartitionLog, stored: Stored, partition: int, every: int | None) -> None:
+    def __init__(
+        self, who: str, log: PartitionLog, stored: Stored, partition: int, every: int | None, *, tiny: bool = False
+    ) -> None:
         self._who, self._log, self.stored = who, log, stored
-        self._partition, self._every = partition, every
-        self._writing: tuple[int, Future[int]] | None = None
-        self._not_before = 0
+        self._partition, self._every, self._tiny = partition, every, tiny
+        self._writing: tuple[_Snapshot, Future[None]] | None = None
+        self._not_before, self.seconds = 0, 0.0
+        self._unneeded: frozenset[str] = frozenset()
 
     def take(self, version: int, held: Callable[[], Held]) -> None:
         """Have a snapshot written when one is due; delete what one replaces that is written by now.
 
         Args:
             version: that the state is at.
-            held: copies the state; called only when a snapshot is due.
+            held: gives the state; called only when a snapshot is due.
         """
         if self._writing is not None and not self._writing[1].done():
             return
         self.finish()
         if version < self._not_before:
             return
-        if not snapshot_due(version, self._partition, self.stored, self._every):
+        if not snapshot_due(version, self._partition, self.stored, self._every, self.seconds):
             return
-        state = held()
-        write = functools.partial(
-            self._log.write_snapshot, version, state.tables, state.clock_ms, state.times, backlog=state.backlog
-        )
-        if sum(table.nbytes for table in state.tables.values()) <= _WRITTEN_AT_ONCE:
-            self._settle(version, write)
+        self.seconds = 0.0
+        snapshot = _Snapshot(self._log, version, held(), self.stored.pieces, tiny=self._tiny)
+        if snapshot.nbytes <= _WRITTEN_AT_ONCE:
+            self._settle(snapshot, snapshot.write)
         else:
             thread = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
-            self._writing = version, thread.submit(write)
+            self._writing = snapshot, thread.submit(snapshot.write)
             thread.shutdown(wait=False)
 
     def finish(self) -> None:
         """Wait for what is being written, and delete what it replaces."""
         if self._writing is not None:
-            version, writing = self._writing
-            self._settle(version, writing.result)
+            snapshot, writing = self._writing
+            self._settle(snapshot, writing.result)
 
-    def _settle(self, version: int, written: Callable[[], int]) -> None:
+    def _settle(self, snapshot: _Snapshot, written: Callable[[], None]) -> None:
         self._writing = None
         try:
-            self.stored.snapshots[version] = written()
-            self.stored = self._log.prune(version, self.stored)
+            written()
+            self.stored.snapshots[snapshot.version] = snapshot.size
+            self.stored.pieces.update(snapshot.sizes)
+            # Another server may have taken the partition over, and names what this one does not: a piece that no
+            # snapshot of this one names any more is deleted with the next one, which it does not come to then.
+            unneeded = self.stored.pieces.keys() - snapshot.settle()
+            self.stored = self._log.prune(snapshot.version, self.stored, unneeded & self._unneeded)
+            self._unneeded = frozenset(unneeded)
         except (StateError, OSError) as error:
             # The log alone is enough to go on.
-            _log.warning("%s: no snapshot of version %d: %s", self._who, version, error)
-            self._not_before = version + MIN_RECORDS
+            _log.warning("%s: no snapshot of version %d: %s", self._who, snapshot.version, error)
+            self._not_before = snapshot.version + MIN_RECORDS
+        finally:
+            snapshot.give_up()
+
+
+class _Snapshot:
+    """One that is being written.
+
+    Args:
+        log: the partition's files.
+        version: that it is of.
+        held: the state; taken here, so that it may change from here on.
+        there: the pieces there are.
+        tiny: test setting: the smallest pieces.
+
+    Attributes:
+        nbytes: to be written, about.
+        size: of the file, once it is written.
+        sizes: of new pieces, by name.
+    """
+
+    def __init__(self, log: PartitionLog, version: int, held: Held, there: Collection[str], *, tiny: bool) -> None:
+        self._log, self.version, self._held = log, version, held
+        self._most, least = (1 << 10, 0) if tiny else (PIECE_BYTES, WHOLE_BYTES)
+        self._whole: dict[str, pa.Table] = {}
+        self._taken: dict[str, tuple[Pieced, Taken]] = {}
+        self._written: dict[str, Written] = {}
+        self.size, self.sizes = 0, dict[str, int]()
+        for name, table in held.tables.items():
+            if isinstance(table, pa.Table):
+                self._whole[name] = table
+                continue
+            # another server may have deleted what this one had named
+            if table.nbytes <= least or any(piece.name not in there for piece in table.pieces):
+                table.pieces = ()
+            if table.nbytes <= least:
+                self._whole[name] = table.snapshot()
+            else:
+                self._taken[name] = table, table.take()
+        self.nbytes = sum(table.nbytes for table in self._whole.values())
+        self.nbytes += sum(taken.nbytes for _, taken in self._taken.values())
+
+    def write(self) -> None:
+        """Writes new pieces, then the snapshot that names them."""
+        for name, (_, taken) in self._taken.items():
+            self._written[name], sizes = self._log.write_pieces(self.version, name, taken, self._most)
+            self.sizes |= sizes
+        held, tables = self._held, {name: self._written.get(name, self._whole.get(name)) for name in self._held.tables}
+        self.size = self._log.write_snapshot(self.version, tables, held.clock_ms, held.times, backlog=held.backlog)
+
+    def settle(self) -> set[str]:
+        """Says to the tables which pieces they have now; gives the names of these."""
+        for name, (table, taken) in self._taken.items():
+            table.pieces = self._written[name].settled(taken.pieces, table.pieces)
+        return {name for written in self._written.values() for name, _ in written.pieces}
+
+    def give_up(self) -> None:
+        """What is not written is no piece."""
+        for table, _ in self._taken.values():
+            table.pieces = tuple(piece for piece in table.pieces if piece.name is not None)

@@ -47,6 +47,7 @@ from gpu_ops.state.address import Location
 from gpu_ops.state.durable import NO_TIMES, PartitionLog, Record, Stored, Times
 from gpu_ops.state.files import Files, Stamp
 from gpu_ops.state.manifest import ARROW, FORMAT, LATEST, MANIFEST, Manifest, check_open
+from gpu_ops.state.pieces import whole
 
 _TIME: Final = "time"
 _EARLIEST: Final = ("left_cleaned", "right_cleaned")
@@ -220,21 +221,21 @@ def _cut_state(join: Description, held: Sequence[Held], goes: _Goes) -> list[dic
         NotBuiltError: there is something that cannot be cut.
     """
     made: list[dict[str, pa.Table]] = [{} for _ in range(goes.partitions)]
-    targets = []
+    targets, stored = [], [whole(part.tables) for part in held]
     for number, side in enumerate(join.sides):
-        whole = pa.concat_tables([part.tables[side] for part in held])
-        targets.append(goes.rows(whole, number))
+        rows = pa.concat_tables([tables[side] for tables in stored])
+        targets.append(goes.rows(rows, number))
         for partition, tables in enumerate(made):
-            tables[side] = whole.take(pa.array(np.flatnonzero(targets[-1] == partition)))
+            tables[side] = rows.take(pa.array(np.flatnonzero(targets[-1] == partition)))
     known = {*join.sides, _TIME}
-    if any(part.tables.keys() - known for part in held):
+    if any(tables.keys() - known for tables in stored):
         kernels, _ = make_kernels("cpu")
         operator = operators.make(join, kernels, Memory(kernels, None))
-        parts = [{n: t for n, t in part.tables.items() if n != _TIME or n in join.sides} for part in held]
+        parts = [{n: t for n, t in tables.items() if n != _TIME or n in join.sides} for tables in stored]
         more = operator.cut(parts, targets, lambda table: goes.rows(table, 0), goes.partitions)
         made = [{**tables, **its} for tables, its in zip(made, more, strict=True)]
-    if _TIME not in join.sides and all(_TIME in part.tables for part in held):
-        facts = [part.tables[_TIME].to_pylist()[0] for part in held]
+    if _TIME not in join.sides and all(_TIME in tables for tables in stored):
+        facts = [tables[_TIME].to_pylist()[0] for tables in stored]
         merged = {name: _together(name, [fact[name] for fact in facts]) for name in facts[0]}
         for tables in made:
             tables[_TIME] = pa.table({name: pa.array([value], pa.int64()) for name, value in merged.items()})

@@ -55,6 +55,7 @@ from gpu_ops.operators.groups.aggregate.step import Events, Kept, Rows, Running,
 from gpu_ops.operators.operator import Cut, Operator, Output, Parts, Targets
 from gpu_ops.output import Changelog, append_rows
 from gpu_ops.state.index import TimeQueue
+from gpu_ops.state.pieces import FromSnapshot, Storable
 from gpu_ops.state.table import LIVE, KeySet, StateTable
 
 _ALL = "all"
@@ -300,15 +301,15 @@ class ContinuousAggregate(Operator):
 
     # --- the stored form ---------------------------------------------------------------------
 
-    def snapshot(self) -> dict[str, pa.Table]:
+    def kept(self) -> dict[str, Storable]:
         """The input's rows, the groups, and what else there is of them."""
-        return self._state.snapshots()
+        return self._state.kept()
 
     def cut(self, parts: Parts, targets: Sequence[Targets], to: Callable[[pa.Table], Targets], count: int) -> Cut:
         """The groups and what there is of them, for other partitions; see `gpu_ops.operators.operator.Operator`."""
         return self._state.cut(parts, targets[0], to, count)
 
-    def restore(self, state: Mapping[str, pa.Table], settle: Callable[[], None]) -> None:
+    def restore(self, state: Mapping[str, FromSnapshot], settle: Callable[[], None]) -> None:
         """Take over a snapshot; see `gpu_ops.operators.operator.Operator`."""
         self._state.restore(state, settle)
         numbers = self._groups.beside.get(sums.GROUP_NUMBER)
@@ -413,7 +414,7 @@ class AggregateAtWatermark(TimedOperator[Clock], ContinuousAggregate):
         latest = pa.table({name: [pc.max(facts[name])] for name in facts.column_names}, schema=facts.schema)
         return [{**tables, self.stored_clock: latest} for tables in made]
 
-    def restore(self, state: Mapping[str, pa.Table], settle: Callable[[], None]) -> None:
+    def restore(self, state: Mapping[str, FromSnapshot], settle: Callable[[], None]) -> None:
         """Take over a snapshot; see `gpu_ops.operators.operator.Operator`."""
         facts = self._stored_facts(state)
         self.clock = self._next = Clock(facts["watermark"], (facts["left_seen"],))

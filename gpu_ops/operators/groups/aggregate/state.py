@@ -7,6 +7,7 @@ in a table, different values by a number that a group has in its partition.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from gpu_ops.operators.groups.aggregate.extremes import NO_ROW, Extreme, renumbe
 from gpu_ops.operators.groups.aggregate.own import OwnFunction
 from gpu_ops.operators.groups.aggregate.sums import GROUP, GROUP_NUMBER, PART_OF_DOUBLES, with_parts
 from gpu_ops.operators.operator import Cut, Parts, Targets
+from gpu_ops.state.pieces import FromSnapshot, Storable
 from gpu_ops.state.table import DEAD, LIVE, StateTable, put_behind
 
 Ints = npt.NDArray[np.int64]
@@ -130,6 +132,12 @@ def _places(target: Targets) -> Ints:
 _GROUPS = "groups of {}"
 
 
+def _among_left(rows: StateTable, best: Ints) -> Ints:
+    """What groups lead to in a table whose dead rows are left out, as a snapshot leaves them out."""
+    status = rows.kernels.asnumpy(rows.status.values)
+    return np.concatenate([[NO_ROW], np.cumsum(status != DEAD)])[best]
+
+
 class GroupState:
     """An aggregate's state.
 
@@ -152,6 +160,8 @@ class GroupState:
         self._source, self._groups, self._rows, self._parts, self._extremes = source, groups, rows, parts, extremes
         for table in {id(extreme.table): extreme.table for extreme in extremes}.values():
             table.follow = lambda new_slots, table=table: self._follow(table, new_slots)
+        for extreme in extremes:
+            groups.as_stored[extreme.name] = functools.partial(_among_left, extreme.table)
 
     def _tables(self) -> Iterator[StateTable]:
         if self._rows is not None:
@@ -234,25 +244,11 @@ class GroupState:
 
     # --- the stored form ---------------------------------------------------------------------
 
-    def snapshot(self) -> pa.Table:
-        """The input's rows, none where they are not kept."""
-        return self._source.schema.empty_table() if self._rows is None else self._rows.snapshot()
-
-    def snapshots(self) -> dict[str, pa.Table]:
+    def kept(self) -> dict[str, Storable]:
         """All tables, by name."""
-        groups = self._groups.snapshot()
-        own = len(self._groups.source.schema)
-        for place, name in enumerate(self._groups.beside, start=own):
-            extreme = next((e for e in self._extremes if e.name == name), None)
-            if extreme is not None and groups.num_rows:
-                # a snapshot of the rows has no dead ones
-                kernels = extreme.table.kernels
-                status = kernels.asnumpy(extreme.table.status.values)
-                left = np.concatenate([[NO_ROW], np.cumsum(status != DEAD)])
-                best = left[groups.column(place).to_numpy()]
-                groups = groups.set_column(place, groups.field(place), pa.array(best))
-        found = {self._source.name: self.snapshot(), _GROUPS.format(self._source.name): groups}
-        return found | {self._named(name): table.snapshot() for name, table in self._parts.items()}
+        rows = self._source.schema.empty_table() if self._rows is None else self._rows
+        found = {self._source.name: rows, _GROUPS.format(self._source.name): self._groups}
+        return found | {self._named(name): table for name, table in self._parts.items()}
 
     def cut(self, parts: Parts, targets: Targets, to: Callable[[pa.Table], Targets], count: int) -> Cut:
         """All tables but the input's, for other partitions; see `gpu_ops.operators.operator.Operator.cut`."""
@@ -265,7 +261,7 @@ class GroupState:
         sizes = [] if self._rows is None else [len(part[self._source.name]) for part in parts]
         return cut_groups(linked, parts, (sizes, targets), to, count)
 
-    def restore(self, state: Mapping[str, pa.Table], settle: Callable[[], None]) -> None:
+    def restore(self, state: Mapping[str, FromSnapshot], settle: Callable[[], None]) -> None:
         """Fill empty tables.
 
         Raises:
@@ -279,7 +275,8 @@ class GroupState:
         if missing:
             raise StateError(f"the snapshot lacks {', '.join(missing)}")
         groups, own = _GROUPS.format(self._source.name), len(self._groups.source.schema)
-        state = {**state, groups: with_parts(state[groups], own)}
+        stored = state[groups]
+        state = {**state, groups: with_parts(stored, own) if isinstance(stored, pa.Table) else stored}
         more = state[groups].column_names[own:]
         self._groups.have(name for name in more if name.startswith(PART_OF_DOUBLES))
         for name, table in named.items():

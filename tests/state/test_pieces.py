@@ -1,0 +1,246 @@
+"""Snapshots in pieces: what is put together from them is the state, and each row is written a few times at most."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from conftest import combined
+
+from gpu_ops.errors import StateError
+from gpu_ops.join_engine import JoinEngine
+from gpu_ops.spark.server import recovery
+from gpu_ops.spark.server.partition import PartitionState
+from gpu_ops.state import pieces
+from gpu_ops.state.durable import PartitionLog
+from gpu_ops.state.pieces import Piece, StoredTable, Taken, grouped, renumbered, write
+from state.support import WIRE, expected, make_command, wire_batches
+from state.test_rescale import CASES, Partitions, counted
+
+BATCHES = wire_batches(12, seed=4)
+ANSWERS = expected(BATCHES)
+
+
+def opened(folder: Path, **options: Any) -> PartitionState:
+    return PartitionState(make_command(state=str(folder), options={"tiny": True, "snapshot_every": 2, **options}))
+
+
+def files_of(folder: Path, suffix: str) -> list[Path]:
+    return sorted((folder / "p" / "0").glob(f"*.{suffix}"))
+
+
+# --- which pieces there are ----------------------------------------------------------------------
+
+
+def piece(rows: int, *, name: str | None = "x", left: int | None = None) -> Piece:
+    """Each row has a byte."""
+    found = Piece(name, rows, rows)
+    return found if left is None else found.keeping(np.arange(rows) < left)
+
+
+def test_small_pieces_are_taken_along_and_large_ones_stay() -> None:
+    """A worked example: seven at a time, of 1,000 bytes at most, none of them eight times as large."""
+    new = piece(10, name=None)
+    assert grouped([], 1000) == ()
+    assert grouped([piece(50), piece(5)], 1000) == (range(1), range(1, 2))  # nothing is new
+    assert grouped([*[piece(9)] * 6, new], 1000) == (*(range(n, n + 1) for n in range(7)),)
+    assert grouped([*[piece(9)] * 7, new], 1000) == (range(8),)
+    assert grouped([piece(200), *[piece(9)] * 7, new], 1000) == (range(1), range(1, 9))
+    assert grouped([piece(81), *[piece(9)] * 6, new], 1000) == (*(range(n, n + 1) for n in range(8)),)
+    assert grouped([*[piece(70)] * 7, *[piece(9)] * 7, new], 1000) == (range(15),)
+    assert grouped([*[piece(70)] * 7, *[piece(9)] * 7, new], 500) == (
+        *(range(n, n + 1) for n in range(7)),
+        range(7, 15),
+    )
+    assert grouped([piece(10, left=0), *[piece(9)] * 7, new], 1000) == (range(1, 9),)
+
+
+def test_rows_that_are_gone_are_left_out_of_what_is_written_again() -> None:
+    """Of a piece that has lost less than half only the numbers are; they stand where its rows do."""
+    files = {"a": pa.table({"v": range(4)}), "b": pa.table({"v": range(4, 8)})}
+    kept_a, kept_b = np.array([1, 0, 1, 1], bool), np.array([0, 0, 1, 0], bool)
+    taken = Taken(
+        (Piece("a", 4, 4).keeping(kept_a), Piece("b", 4, 4).keeping(kept_b), Piece(None, 1, 1)),
+        pa.table({"v": [8]}),
+        {pieces.STATUS_COLUMN: np.array([1, 0, 1, 1, 1], np.int8), "n": np.array([10, 12, 13, 16, 18])},
+    )
+
+    def store(rows: pa.Table) -> str:
+        name = f"new {len(files)}"
+        files[name] = rows
+        return name
+
+    written = write(taken, files.__getitem__, store, most=0)
+    assert written.pieces == (("a", 4), ("new 2", 1), ("new 3", 1))
+    assert files["new 2"]["v"].to_pylist() == [6]
+    assert written.numbers["n"].to_pylist() == [10, 0, 12, 13, 16, 18]
+    stored = StoredTable(written.numbers, written.pieces, written.columns, files.__getitem__)
+    parts = list(stored.parts())
+    assert [row for part in parts for row in part.rows["v"].to_pylist()] == [0, 3, 6, 8]
+    assert [n for part in parts for n in part.numbers["n"].tolist()] == [10, 13, 16, 18]
+    # a compaction beside the writing drops slot 1 (the row 2), which no longer counted, and slot 3 (the row 6)
+    now = renumbered(taken.pieces, np.array([1, 0, 1, 0, 1], bool))
+    assert [p.slots for p in written.settled(taken.pieces, now)] == [2, 0, 1]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_compactions_at_any_moment_lose_no_row(seed: int) -> None:
+    """Rows come and go, pieces are written, and compactions come before, between and after; all is there in the end."""
+    rng, files = np.random.default_rng(seed), dict[str, pa.Table]()
+    table: list[int] = []  # by slot, negative where it is dead
+    own: tuple[Piece, ...] = ()
+
+    def store(rows: pa.Table) -> str:
+        files[name := str(len(files))] = rows
+        return name
+
+    def compact() -> None:
+        nonlocal table, own
+        own = renumbered(own, np.array([row > 0 for row in table], bool))
+        table = [row for row in table if row > 0]
+
+    for number in range(40):
+        table += range(100 * number + 1, 100 * number + 1 + int(rng.integers(0, 30)))
+        for slot in rng.choice(len(table), int(rng.integers(0, len(table) // 3 + 1)), replace=False):
+            table[slot] = -abs(table[slot])
+        if rng.random() < 0.3:
+            compact()
+        first = sum(p.slots for p in own)
+        fresh = pa.table({"v": pa.array(map(abs, table[first:]), pa.int64())})
+        own = (*own, Piece(None, len(fresh), fresh.nbytes)) if len(fresh) else own
+        status = np.array([row > 0 for row in table], np.int8)
+        taken = Taken(own, fresh, {pieces.STATUS_COLUMN: status})
+        written = write(taken, files.__getitem__, store, int(rng.integers(0, 400)))
+        stored = StoredTable(written.numbers, written.pieces, written.columns, files.__getitem__)
+        assert [v for part in stored.parts() for v in part.rows["v"].to_pylist()] == [row for row in table if row > 0]
+        assert all(2 * p.slots >= p.rows for p in written.settled(taken.pieces, own))
+        if rng.random() < 0.3:
+            compact()
+        own = written.settled(taken.pieces, own)
+        assert sum(p.slots for p in own) == len(table)
+
+
+# --- in a state folder ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "seed"), combined(list(CASES), range(3)))
+def test_a_partition_that_is_opened_again_and_again(name: str, seed: int, tmp_path: Path) -> None:
+    case, rng = CASES[name], np.random.default_rng(seed)
+    engine, partitions = JoinEngine(case.join, "cpu"), Partitions(case, tmp_path, 1, tiny=True)
+    for batch, table in enumerate(case.batches):
+        rows, under = case.wire.split(case.join, table), case.under(batch)
+        if under.get("watermark", 0) is None:
+            under = {"watermark": (None, None)}
+        said = engine.process(*rows.tables, orders=rows.orders, clock_ms=case.clocks[batch], **under)
+        assert counted(partitions.apply(batch)) == counted([said]), batch
+        if rng.random() < 0.4:
+            partitions.open()
+    assert files_of(tmp_path, "piece")
+
+
+def test_pieces_that_nothing_names_go_with_the_next_snapshot(tmp_path: Path) -> None:
+    partition = opened(tmp_path)
+    for batch, answer in enumerate(ANSWERS):
+        assert partition.apply(batch, BATCHES[batch], WIRE).changelog.equals(answer)
+        (snapshot, *more) = files_of(tmp_path, "snapshot") or [None]
+        assert not more
+        if snapshot is not None:
+            assert len(files_of(tmp_path, "piece")) <= 14
+    assert partition._log is not None
+    tables, _ = partition._log.read_snapshot(int(snapshot.name[:20]))
+    named = {name for table in tables.values() if isinstance(table, StoredTable) for name, _ in table.pieces}
+    assert named
+    assert named <= {path.name.removesuffix(".piece") for path in files_of(tmp_path, "piece")}
+
+
+@pytest.mark.parametrize("harm", ["gone", "cut short", "damaged", "another's"])
+def test_a_piece_that_is_not_what_it_was_is_named(harm: str, tmp_path: Path) -> None:
+    partition = opened(tmp_path)
+    for batch in range(5):
+        partition.apply(batch, BATCHES[batch], WIRE)
+    partition.close()
+    found = files_of(tmp_path, "piece")
+    path, content = found[-1], found[-1].read_bytes()
+    path.unlink()
+    if harm == "cut short":
+        path.write_bytes(content[:-1])
+    elif harm == "damaged":
+        path.write_bytes(content[:-200] + bytes([content[-200] ^ 1]) + content[-199:])
+    elif harm == "another's":
+        path.write_bytes(found[0].read_bytes())
+    said = {"gone": "is missing", "another's": "should be the piece"}.get(harm, "cut short|damaged")
+    with pytest.raises(StateError, match=rf"{path.name}.*({said})"):
+        opened(tmp_path).apply(5, BATCHES[5], WIRE)
+
+
+def test_a_snapshot_that_fails_half_way_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file that a snapshot writes fails once: the log goes on, and a later snapshot is whole."""
+    for fails in range(3):
+        folder, count = tmp_path / str(fails), [0]
+        write_file = recovery.PartitionLog.write_pieces, PartitionLog.write_snapshot
+
+        def sometimes(original: Any, fails: int = fails, count: list[int] = count) -> Any:
+            def wrapped(*args: Any, **options: Any) -> Any:
+                count[0] += 1
+                if count[0] % 3 == fails:
+                    raise StateError("no space left")
+                return original(*args, **options)
+
+            return wrapped
+
+        monkeypatch.setattr(PartitionLog, "write_pieces", sometimes(write_file[0]))
+        monkeypatch.setattr(PartitionLog, "write_snapshot", sometimes(write_file[1]))
+        monkeypatch.setattr(recovery, "MIN_RECORDS", 1)
+        partition = opened(folder)
+        for batch, answer in enumerate(ANSWERS):
+            assert partition.apply(batch, BATCHES[batch], WIRE).changelog.equals(answer), (fails, batch)
+            if batch % 4 == 3:
+                partition = opened(folder)
+        monkeypatch.undo()
+        assert count[0] > 6
+
+
+def test_two_servers_of_one_partition_take_nothing_from_each_other(tmp_path: Path) -> None:
+    """One is slow, and goes on when Spark has turned to the other: what either writes can be read."""
+    for seed in range(8):
+        rng, folder = np.random.default_rng(seed), tmp_path / str(seed)
+        servers = [opened(folder), opened(folder)]
+        for batch, answer in enumerate(ANSWERS):
+            for server in rng.permutation(2)[: int(rng.integers(1, 3))]:
+                assert servers[server].apply(batch, BATCHES[batch], WIRE).changelog.equals(answer), (seed, batch)
+        assert opened(folder).apply(len(ANSWERS) - 1, BATCHES[-1], WIRE).changelog.equals(ANSWERS[-1])
+
+
+def test_what_snapshots_write_follows_the_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a state that is large against a micro-batch: records and snapshots are at most three times the records."""
+    monkeypatch.setattr(recovery, "WHOLE_BYTES", 0)
+    monkeypatch.setattr(recovery, "_WRITTEN_AT_ONCE", 1 << 30)
+    monkeypatch.setattr(recovery, "RECORD_COST", 0)
+    write_pieces, write_snapshot = PartitionLog.write_pieces, PartitionLog.write_snapshot
+    snapshots: list[int] = []
+
+    def pieces_too(*args: Any, **options: Any) -> Any:
+        found = write_pieces(*args, **options)
+        snapshots.append(sum(found[1].values()))
+        return found
+
+    def snapshot_too(*args: Any, **options: Any) -> int:
+        snapshots.append(write_snapshot(*args, **options))
+        return snapshots[-1]
+
+    monkeypatch.setattr(PartitionLog, "write_pieces", pieces_too)
+    monkeypatch.setattr(PartitionLog, "write_snapshot", snapshot_too)
+    batches = [wire_batches(1, rows=20_000, seed=9)[0], *wire_batches(80, rows=400, seed=10)]
+    partition, records = PartitionState(make_command(state=str(tmp_path))), 0
+    for batch, table in enumerate(batches):
+        if batch == 20:  # the first snapshot has all of the state
+            snapshots.clear()
+            records = 0
+        partition.apply(batch, table, WIRE)
+        records += (tmp_path / "p" / "0" / f"{batch:020d}.arrow").stat().st_size
+    partition.close()
+    assert len(files_of(tmp_path, "snapshot")) == 1
+    assert 0 < sum(snapshots) <= 2 * records
