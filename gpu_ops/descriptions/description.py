@@ -128,10 +128,16 @@ class Description(abc.ABC):
 
     # --- what runs it ------------------------------------------------------------------------
 
+    runs: ClassVar[str]
+    """The module of `gpu_ops.operators` that runs it before the end of the input."""
+
+    runs_at_end: ClassVar[str] = "at_end"
+    """The one that does with ``emit="at_end"``."""
+
     @property
-    @abc.abstractmethod
     def operator(self) -> str:
         """The module of `gpu_ops.operators` that runs it."""
+        return self.runs_at_end if self.emit == "at_end" else self.runs
 
     # --- inputs and output -------------------------------------------------------------------
 

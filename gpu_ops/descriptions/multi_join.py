@@ -74,6 +74,7 @@ class MultiJoin(Description):
     ansi: bool = dataclasses.field(default=False, metadata=ABSENT)
 
     kind: ClassVar[str] = "multi_join"
+    runs: ClassVar[str] = "multi"
 
     @classmethod
     @reading("multi-way join")
@@ -177,11 +178,6 @@ class MultiJoin(Description):
         ]
         object.__setattr__(self, "steps", tuple(steps))
         _ = self.conditions
-
-    @property
-    def operator(self) -> str:
-        """The module of `gpu_ops.operators` that runs it."""
-        return "at_end" if self.emit == "at_end" else "multi"
 
     def _check_step(self, number: int, step: Step) -> None:
         own = self.inputs[number]

@@ -21,11 +21,11 @@ from rich.console import Console
 import gpu_ops
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.errors import DescriptionError, GpuJoinError
-from gpu_ops.jobs.connectors import UNRESUMED
 from gpu_ops.jobs.datagen import have_ended
 from gpu_ops.jobs.job import Job, Sink
 from gpu_ops.jobs.progress import Batch
 from gpu_ops.jobs.screen import Screen, screen
+from gpu_ops.jobs.settings import UNRESUMED
 from gpu_ops.jobs.sinks import shaped, start
 from gpu_ops.jobs.sources import kept, open_source
 from gpu_ops.jobs.text import JobError
@@ -101,9 +101,8 @@ def run(job: Job, console: Console, *, once: bool = False, show: bool = False) -
     if show:
         job = _shown(job)
     check_folders(job)
-    bounded = is_bounded(job)
-    ends = job.emit == "at_end" or bounded
-    if ends and not once and not bounded and not job.ends:
+    ends = job.emit == "at_end" or job.is_bounded
+    if ends and not once and not job.ends:
         raise job.file.error(
             "emit = 'at_end' gives its result when the input has ended: run the job with --once", job.query.at
         )
@@ -128,7 +127,7 @@ def run(job: Job, console: Console, *, once: bool = False, show: bool = False) -
 
 def _shown(job: Job) -> Job:
     """A job whose result is looked at: it has no sink that would miss it, and so no state that would go on from it."""
-    if job.emit == "at_end" and not is_bounded(job):
+    if job.emit == "at_end" and not job.is_bounded:
         raise job.file.error("emit = 'at_end' has no result while it runs, so --show has nothing to show", job.query.at)
     sink = dataclasses.replace(job.sink, connector="blackhole", options={}, table="", primary_key=None, format="json")
     return dataclasses.replace(job, sink=dataclasses.replace(sink, writer="spark"), state=None, checkpoint=None)
@@ -211,7 +210,7 @@ def check_folders(job: Job) -> None:
             f"--{missing}; they belong together",
             job.sink.at,
         )
-    if job.state is None and job.emit == "at_end" and not is_bounded(job):
+    if job.state is None and job.emit == "at_end" and not job.is_bounded:
         raise job.file.error(
             "emit = 'at_end' keeps the input until it ends: set state and checkpoint, a folder each, in the job or as "
             "--state and --checkpoint",
@@ -253,7 +252,7 @@ def changelog(spark: SparkSession, job: Job, console: Console, *, once: bool = F
             changes = gpu_ops.sql(
                 job.query.text,
                 tables=tables,
-                state=None if is_bounded(job) else job.state,
+                state=None if job.is_bounded else job.state,
                 emit=job.emit,
                 backend=job.backend,
                 partitions=job.partitions,
@@ -317,11 +316,6 @@ def _interrupts() -> Iterator[threading.Event]:
 _RESULT: Final = "result"
 
 
-def is_bounded(job: Job) -> bool:
-    """Whether all its sources are tables that are read once: the job is done without a stream."""
-    return all(source.scan == "once" and source.refresh is None for source in job.sources)
-
-
 def taking_in(job: Job) -> Job:
     """The job while its inputs last: nothing goes to its sink."""
     return dataclasses.replace(job, sink=Sink("blackhole", None, {}, job.sink.at))
@@ -341,7 +335,7 @@ def has_ended(job: Job) -> bool:
             f"state folder {job.state} belongs to another query: set another state and checkpoint", job.query.at
         )
     ended = query_in(files) is not None and of_last(files).stamp(FINISHED) is not None
-    if not ended and not is_bounded(job) and _RESULT in files.folders(""):
+    if not ended and not job.is_bounded and _RESULT in files.folders(""):
         raise job.file.error(
             f"state folder {job.state} was opened again, and its result has been handed to the sink: for a result of "
             "more input set another state and checkpoint, and insert into another table",
@@ -369,7 +363,7 @@ def write(rows: DataFrame, job: Job, screen: View | None = None) -> StreamingQue
     Raises:
         JobError: the sink cannot take it.
     """
-    if job.state is not None and is_bounded(job):
+    if job.state is not None and job.is_bounded:
         Files.at(job.state).create(QUERY, json.dumps({"query": job.query.text}).encode())
     state = None if job.state is None else job.state.below(_RESULT)
     [ended] = beside_streams([Stream(_RESULT, row_kind=ROW_KIND_COLUMN, df=rows)], state)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import functions as f
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
-from gpu_ops.errors import DescriptionError, NotBuiltError
-from gpu_ops.jobs.connectors import FORMATS
 from gpu_ops.jobs.job import Job, Sink
-from gpu_ops.jobs.sources import failed
+from gpu_ops.jobs.settings import FORMATS
+from gpu_ops.jobs.sources import errors_of_spark
 from gpu_ops.jobs.text import Text
 from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.rapids import metrics_reported
@@ -46,34 +44,26 @@ def start(
     Raises:
         JobError: the sink cannot take it.
     """
-    kind = f.col(ROW_KIND_COLUMN)
+    kind, sink = f.col(ROW_KIND_COLUMN), job.sink
     counts = [f.count(f.when(kind == k, 1)).alias(name) for name, k in KINDS.items()]
     known = last_join is not None or metrics_reported(changes.sparkSession)
     counted = changes if known else changes.observe(OBSERVED, *counts)
-    try:
-        rows = shaped(counted, job.sink, job.file)
-        name = job.sink.table or job.name
+    with errors_of_spark(changes.sparkSession, job.file, sink.connector, sink.at), job.file.errors_at(sink.at):
+        rows = shaped(counted, sink, job.file)
+        name = sink.table or job.name
         trigger: dict[str, Any] = {}
         if once:
             trigger["availableNow"] = True
         elif job.every_ms is not None:
             trigger["processingTime"] = f"{job.every_ms} milliseconds"
-        if screen is not None:
-            writer = rows.writeStream.foreachBatch(screen)
-        elif job.sink.by_tasks:
-            return written(rows, job.sink, checkpoint=job.checkpoint, name=name, **trigger)
-        elif job.sink.is_view:
-            writer = rows.writeStream.foreachBatch(view(job.sink))
+        if screen is None and sink.by_tasks:
+            return written(rows, sink, checkpoint=job.checkpoint, name=name, **trigger)
+        if screen is not None or sink.is_view:
+            writer = rows.writeStream.foreachBatch(screen or view(sink))
         else:
-            if job.sink.connector == "kafka":
-                rows = messages(rows, job.sink, job.file)
-            writer = rows.writeStream.format(FORMATS.get(job.sink.connector, job.sink.connector))
-            writer = writer.options(**job.sink.options)
+            rows = json_messages(rows, sink.key) if sink.connector == "kafka" else rows
+            writer = rows.writeStream.format(FORMATS.get(sink.connector, sink.connector)).options(**sink.options)
         return started(writer.outputMode("append"), job.checkpoint, name, trigger)
-    except NotBuiltError as error:
-        raise job.file.error(str(error), job.sink.at) from error
-    except AnalysisException as error:
-        raise failed(changes.sparkSession, job.file, job.sink.connector, job.sink.at, error) from error
 
 
 def written(rows: DataFrame, sink: Sink, **how: Any) -> StreamingQuery:
@@ -124,15 +114,3 @@ def shaped(changes: DataFrame, sink: Sink, file: Text) -> DataFrame:
     if sink.row_kind.lower() in {name.lower() for name in names}:
         raise file.error(f"the query has a column {sink.row_kind!r}, too: set 'row_kind' = 'another name'", sink.at)
     return changes.select(f.col(ROW_KIND_COLUMN).alias(sink.row_kind), *columns)
-
-
-def messages(rows: DataFrame, sink: Sink, file: Text) -> DataFrame:
-    """Rows as messages for Kafka; see `gpu_ops.sinks.json_messages`.
-
-    Raises:
-        JobError: no such column for the key, or one that has no JSON text.
-    """
-    try:
-        return json_messages(rows, sink.key)
-    except DescriptionError as error:
-        raise file.error(str(error), sink.at) from error

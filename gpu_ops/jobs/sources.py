@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from pyspark.errors import AnalysisException
@@ -11,11 +13,11 @@ from pyspark.sql import types as st
 
 from gpu_ops.conditions import backquoted
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
-from gpu_ops.errors import DescriptionError, NotBuiltError
+from gpu_ops.descriptions.inputs import Input
 from gpu_ops.files.formats import FormatName
 from gpu_ops.jobs import datagen
 from gpu_ops.jobs.job import Source
-from gpu_ops.jobs.text import JobError, Text
+from gpu_ops.jobs.text import Text
 from gpu_ops.spark.api.groups import latest
 from gpu_ops.spark.api.streams import Stream, stream
 from gpu_ops.spark.datatypes import named_column
@@ -50,7 +52,7 @@ def open_source(
         JobError: it cannot be read; names what is missing.
     """
     table = functools.partial(_table, spark, source)
-    try:
+    with errors_of_spark(spark, file, source.connector, source.at), file.errors_at(source.at):
         if source.scan == "once":
             df = table()
         elif source.generated is not None:
@@ -59,35 +61,21 @@ def open_source(
         elif source.connector == "delta":
             source, df = _delta(spark, source)
         elif source.connector == "kafka":
-            try:
-                source, df = decode(_load(spark, source), source)
-            except (DescriptionError, NotBuiltError) as error:
-                raise file.error(str(error), source.at) from error
+            source, df = decode(_load(spark, source), source)
         elif source.connector in _FILES:
             df = _read_files(spark, source, file)
         else:
             df = _load(spark, source)
-    except AnalysisException as error:
-        raise failed(spark, file, source.connector, source.at, error) from error
     # Spark's own watermark would come between Arrow's reader and the join, and knows no idle input
     by_arrow = source.reader == "arrow" or source.connector == "kafka"
-    ours = source.idle_timeout is not None or by_arrow or source.scan == "once"
-    if source.watermark is not None and not ours:
-        df = df.withWatermark(source.watermark.column, f"{source.watermark.delay_ms} milliseconds")
-    return stream(
-        df if source.refresh is None else table,
-        unique_key=source.unique_key,
-        row_kind=source.row_kind,
-        sequence_by=source.sequence_by,
-        ttl=source.ttl,
-        name=source.name,
-        updates=source.updates,
-        bad_rows=source.bad_rows,
-        event_time=source.watermark.column if source.watermark is not None and ours else None,
-        delay=source.watermark.delay_ms if source.watermark is not None and ours else None,
-        idle_timeout=source.idle_timeout,
-        refresh=source.refresh,
-    )
+    ours = source.idle_timeout_ms is not None or by_arrow or source.scan == "once"
+    if source.event_time is not None and not ours:
+        df = df.withWatermark(source.event_time, f"{source.delay_ms} milliseconds")
+        source = dataclasses.replace(source, event_time=None, delay_ms=None)
+    said = {
+        x.name.removesuffix("_ms"): getattr(source, x.name) for x in dataclasses.fields(Input) if x.name != "schema"
+    }
+    return stream(df if source.refresh_ms is None else table, refresh=source.refresh_ms, **said)
 
 
 def kept(side: Stream, source: Source, **options: Any) -> Stream:
@@ -110,16 +98,20 @@ def _unavailable(source: Source) -> str:
     return free_name(_UNAVAILABLE, st.StructType.fromDDL(schema_text(source)).names)
 
 
-def failed(spark: SparkSession, file: Text, connector: str, at: int, error: Exception) -> JobError:
-    """An error of Spark's, with its position in the job; where a jar is missing, which one."""
-    problem = str(error).partition("\n")[0].partition(" SQLSTATE")[0].rstrip(".;")
-    needed = package(connector, spark.version)
-    if needed is not None and "find" in problem and "data source" in problem:
-        problem = (
-            f"Spark has no {connector} here; it comes with --packages {needed} (or SET 'spark.packages' = "
-            f"'{needed}') when the session starts"
-        )
-    return file.error(problem, at)
+@contextlib.contextmanager
+def errors_of_spark(spark: SparkSession, file: Text, connector: str, at: int) -> Iterator[None]:
+    """Errors of Spark's, with their position in the job; where a jar is missing, which one."""
+    try:
+        yield
+    except AnalysisException as error:
+        problem = str(error).partition("\n")[0].partition(" SQLSTATE")[0].rstrip(".;")
+        needed = package(connector, spark.version)
+        if needed is not None and "find" in problem and "data source" in problem:
+            problem = (
+                f"Spark has no {connector} here; it comes with --packages {needed} (or SET 'spark.packages' = "
+                f"'{needed}') when the session starts"
+            )
+        raise file.error(problem, at) from error
 
 
 def schema_text(source: Source) -> str:
@@ -170,11 +162,9 @@ def _read_files(spark: SparkSession, source: Source, file: Text) -> DataFrame:
 
 def _stream_of_files(spark: SparkSession, source: Source, file: Text, schema: st.StructType | str) -> DataFrame:
     if source.reader == "arrow":
-        options = {name: value for name, value in source.options.items() if name != "path"}
-        try:
-            return read_files(spark, source.options["path"], cast("FormatName", source.connector), schema, **options)
-        except DescriptionError as error:
-            raise file.error(str(error), source.at) from error
+        path, options = source.options["path"], {**source.options}
+        del options["path"]
+        return read_files(spark, path, cast("FormatName", source.connector), schema, **options)
     return spark.readStream.format(source.connector).options(**source.options).schema(schema).load()
 
 

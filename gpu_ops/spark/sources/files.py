@@ -8,8 +8,6 @@ else gets them as Spark's rows.
 from __future__ import annotations
 
 import dataclasses
-import json
-import uuid
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -22,7 +20,7 @@ from gpu_ops.errors import DescriptionError, NotBuiltError
 from gpu_ops.files.formats import OPTIONS, FileFormat, FormatName
 from gpu_ops.query.catalyst import frame_of
 from gpu_ops.spark.datatypes import arrow_schema
-from gpu_ops.spark.driver.queries import metadata_of
+from gpu_ops.spark.driver.queries import function_of, metadata_of
 from gpu_ops.spark.driver.workers import make_importable
 from gpu_ops.spark.failures import refuse_connect
 from gpu_ops.spark.tasks.functions import applied_schema
@@ -39,13 +37,7 @@ _CONTENT: Final = "path STRING, modificationTime TIMESTAMP, length BIGINT, conte
 
 
 FILES: Final = "gpu_ops.files"
-"""In the metadata of a stream of paths: how the files are read. Only the function above it sees that column."""
-
-
-_sliced: dict[str, FileRows] = {}
-"""By the name that metadata have for it how rows of files are aggregated as they are read."""
-
-_MOST_KNOWN: Final = 1024
+"""In the metadata of a stream of paths: that the function above them, which alone sees that column, reads the files."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,30 +46,27 @@ class Source:
 
     Attributes:
         files: the stream of their paths and modification times (us).
-        format: how they are read.
-        location: the folder, as the user wrote it.
-        sliced: how their rows are aggregated as they are read; None for not at all.
+        rows: how they are read, what is taken of their rows, and how these are aggregated as they are read, if at all.
     """
 
     files: DataFrame
-    format: FileFormat
-    location: str
-    sliced: FileRows | None = None
+    rows: FileRows
 
     def __str__(self) -> str:
-        return f"files of {self.location} ({self.format.name})"
+        return f"files of {self.rows.name} ({self.rows.format.name})"
 
     @property
     def schema(self) -> pa.Schema:
         """Of the rows."""
-        return self.format.schema if self.sliced is None or self.sliced.slices is None else self.sliced.slices.made
+        return self.rows.format.schema if self.rows.slices is None else self.rows.slices.made
 
     def packed(self, packer: Packer, taken: Taken, packed_type: st.StructType) -> DataFrame:
         """The rows as they travel; see `gpu_ops.spark.plan.union_layout`."""
-        if self.sliced is not None:
-            return self.files.mapInArrow(PackFiles(packer, self.sliced, taken), packed_type)
-        rows = FileRows(self.format, packer.input_name, taken, packer.schema)
-        return self.files.mapInArrow(PackFiles(packer, rows, Taken.all(packer.schema)), packed_type)
+        rows = self.rows
+        if rows.slices is None:
+            rows = FileRows(rows.format, packer.input_name, taken, packer.schema)
+            taken = Taken.all(packer.schema)
+        return self.files.mapInArrow(PackFiles(packer, rows, taken), packed_type)
 
     def aggregated(self, slices: Slices, taken: Taken, made: st.StructType) -> DataFrame:
         """The rows aggregated by slices of time as they are read.
@@ -87,13 +76,8 @@ class Source:
             taken: what of the rows.
             made: the result's types.
         """
-        rows = FileRows(self.format, self.location, taken, slices.schema, slices)
-        name = uuid.uuid4().hex
-        while len(_sliced) >= _MOST_KNOWN:
-            _sliced.pop(next(iter(_sliced)))
-        _sliced[name] = rows
-        path = f.col("path").alias("path", metadata={FILES: json.dumps({"sliced": name})})
-        return self.files.withColumn("path", path).mapInArrow(ReadFiles("gpu_slices", rows), made)
+        rows = FileRows(self.rows.format, self.rows.name, taken, slices.schema, slices)
+        return self.files.mapInArrow(ReadFiles("gpu_slices", rows), made)
 
 
 def read_files(
@@ -150,8 +134,7 @@ def read_files(
         arrow_schema(declared, path),
         tuple((name, value) for name, value in given.items() if name not in of_source),
     )
-    how = {FILES: json.dumps({"format": format, "options": read.options, "location": path})}
-    files = _found(spark, path, format, given).withMetadata("path", how)
+    files = _found(spark, path, format, given).withMetadata("path", {FILES: path})
     rows = FileRows(read, path, Taken.all(read.schema), read.schema)
     return files.mapInArrow(ReadFiles("gpu_files", rows), declared)
 
@@ -174,16 +157,10 @@ def _found(spark: SparkSession, path: str, format: str, given: Mapping[str, str]
 def source(node: Any, session: SparkSession) -> Source | None:
     """The stream of files that a node of a plan reads, or None."""
     below = node.children().head()
-    how = metadata_of(below, FILES)
-    if how is None:
+    if metadata_of(below, FILES) is None:
         return None
-    given = json.loads(how)
-    if "sliced" in given:
-        rows = _sliced.get(given["sliced"])
-        return None if rows is None else Source(frame_of(session, below), rows.format, rows.name, rows)
-    schema = arrow_schema(st._parse_datatype_json_string(node.schema().json()), given["location"])
-    read = FileFormat(given["format"], schema, tuple(map(tuple, given["options"])))
-    return Source(frame_of(session, below), read, given["location"])
+    read = function_of(node, session)
+    return Source(frame_of(session, below), read.rows) if isinstance(read, ReadFiles) else None
 
 
 def _zone(spark: SparkSession, format: str) -> str:  # noqa: A002

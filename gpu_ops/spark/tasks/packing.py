@@ -210,14 +210,13 @@ class ReadFiles:
     """
 
     def __init__(self, name: str, rows: FileRows) -> None:
-        self.__name__ = name
-        self._rows = rows
+        self.__name__, self.rows = name, rows
 
     @arrow_task
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Gives the rows of the partition's files."""
         for uri, _ in files_in_order(batches):
-            yield from self._rows.read(uri)
+            yield from self.rows.read(uri)
 
 
 def files_in_order(batches: Iterator[pa.RecordBatch]) -> list[tuple[str, int]]:
