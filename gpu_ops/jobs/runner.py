@@ -23,11 +23,9 @@ from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.errors import DescriptionError, GpuJoinError
 from gpu_ops.jobs.datagen import have_ended
 from gpu_ops.jobs.job import Job, Sink
-from gpu_ops.jobs.progress import Batch
-from gpu_ops.jobs.screen import Screen, screen
+from gpu_ops.jobs.screen import Batch, Screen, screen
 from gpu_ops.jobs.settings import UNRESUMED
-from gpu_ops.jobs.sinks import shaped, start
-from gpu_ops.jobs.sources import kept, open_source
+from gpu_ops.jobs.tables import kept, open_source, shaped, start
 from gpu_ops.jobs.text import JobError
 from gpu_ops.query.errors import SqlError
 from gpu_ops.spark import prepare_environment, session

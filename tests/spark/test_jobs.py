@@ -25,9 +25,8 @@ from rich.console import Console
 from gpu_ops.jobs import runner
 from gpu_ops.jobs.job import Source, build, load
 from gpu_ops.jobs.runner import JobFailedError
-from gpu_ops.jobs.sinks import shaped
-from gpu_ops.jobs.sources import decode, open_source
 from gpu_ops.jobs.sql_file import read_sql
+from gpu_ops.jobs.tables import decode, open_source, shaped
 from gpu_ops.jobs.text import JobError, Text
 from gpu_ops.spark.plan import changes as of_changes
 from gpu_ops.spark.plan.selection import taken_of_join
@@ -172,7 +171,7 @@ def test_a_view_in_a_database(spark: Any, tmp_path: Path) -> None:
 def test_changes_are_counted_where_they_can_be(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, *, reported: bool
 ) -> None:
-    for module in ("gpu_ops.spark.plan.build", "gpu_ops.jobs.sinks"):
+    for module in ("gpu_ops.spark.plan.build", "gpu_ops.jobs.tables"):
         monkeypatch.setattr(f"{module}.metrics_reported", lambda session: reported)
     (tmp_path / "shop.sql").write_text(JOB.format(format="json").replace("p.id;", f"p.id{where};"))
     write(tmp_path / "orders", "json", ORDERS, (1, "book", 2), (2, "pen", 1))

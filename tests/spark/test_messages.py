@@ -17,7 +17,7 @@ import gpu_ops
 from gpu_ops import stream
 from gpu_ops.errors import DescriptionError
 from gpu_ops.jobs.job import Source as Job
-from gpu_ops.jobs.sources import decode, kept
+from gpu_ops.jobs.tables import decode, kept
 from gpu_ops.spark.sources.kafka import MessageSource
 from spark.support import Sink, Source, drain, fold, in_memory, slow_join
 

@@ -26,8 +26,7 @@ from gpu_ops.query.plan import MultiWay, Table, plan
 from gpu_ops.spark.api.where import without_hidden
 from gpu_ops.spark.datatypes import spark_type
 from gpu_ops.spark.driver.directory import Directory
-from gpu_ops.spark.driver.executors import as_hadoop_has_it
-from gpu_ops.spark.driver.workers import make_importable
+from gpu_ops.spark.driver.executors import as_hadoop_has_it, make_importable
 from gpu_ops.spark.failures import refuse_connect
 from gpu_ops.spark.plan.column_metadata import changelog_columns
 from gpu_ops.spark.server.recovery import stored_version

@@ -36,7 +36,7 @@ from gpu_ops.spark.api.streams import (
 )
 from gpu_ops.spark.api.where import engine_condition
 from gpu_ops.spark.datatypes import arrow_schema, ignores_case, spelling
-from gpu_ops.spark.driver.workers import make_importable
+from gpu_ops.spark.driver.executors import make_importable
 from gpu_ops.spark.plan.build import output_type
 from gpu_ops.spark.plan.column_metadata import changelog_columns
 from gpu_ops.spark.tasks.functions import Grouped, applied_schema

@@ -19,7 +19,6 @@ import pyarrow as pa
 from gpu_ops.errors import GpuJoinError, StateError
 from gpu_ops.spark.driver.cluster import ClusterServers
 from gpu_ops.spark.driver.executors import Executors, on_cluster
-from gpu_ops.spark.driver.opening import Opening
 from gpu_ops.spark.driver.pools import PROBE_S, Pool, Servers
 from gpu_ops.spark.driver.process import START_S, EmbeddedServers
 from gpu_ops.spark.driver.queries import JoinPlan
@@ -57,8 +56,7 @@ class Directory:
     _guard: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, context: Any) -> None:
-        self.registry = Registry()
-        self._opening = Opening(self.registry, self._queries)
+        self.registry = Registry(self._queries)
         self._sessions: weakref.WeakSet[Any] = weakref.WeakSet()
         self._closing = threading.Event()
         self._context = context
@@ -165,7 +163,7 @@ class Directory:
         with cls._guard:
             directories = [found for found in cls._of_application.values() if found.registry.started]
         for directory in directories:
-            directory._opening.check_started(query)
+            directory.registry.check_started(query)
 
     def locate(self, request: LocateRequest) -> LocateReply:
         """The server of a partition, and what goes with the command to it.
@@ -180,13 +178,13 @@ class Directory:
         pool = self.servers.pool(request.backend)
         index = request.partition % len(pool)
         known = self._claim(request, pool, index)
-        self._opening.check_output_mode(known)
+        self.registry.check_output_mode(known)
         context = BatchContext(join_number=known.number, shared_in=known.run_id if known.shared else None)
         if known.watermarks is not None:
             watermark, clock_ms = known.watermarks.begin(request.batch_id, time.time_ns() // 1_000_000)
             context = dataclasses.replace(context, watermark=watermark, clock_ms=clock_ms)
         if request.backlog:
-            context = dataclasses.replace(context, backlog=self._opening.in_backlog(known))
+            context = dataclasses.replace(context, backlog=self.registry.in_backlog(known))
         location = pool.location(index, failed=request.failed)
         with self.registry.lock:
             known.note_death(request, pool.deaths.get(request.failed or ""))
@@ -223,7 +221,7 @@ class Directory:
         self._server.end()
 
     def _claim(self, request: LocateRequest, pool: Pool, index: int) -> JoinState:
-        opened = self._opening.open(request)
+        opened = self.registry.open(request)
         other = self.registry.claim(opened, request, (pool.kind, index))
         if other is None:
             return opened

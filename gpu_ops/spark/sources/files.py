@@ -20,8 +20,8 @@ from gpu_ops.errors import DescriptionError, NotBuiltError
 from gpu_ops.files.formats import OPTIONS, FileFormat, FormatName
 from gpu_ops.query.catalyst import frame_of
 from gpu_ops.spark.datatypes import arrow_schema
+from gpu_ops.spark.driver.executors import make_importable
 from gpu_ops.spark.driver.queries import function_of, metadata_of
-from gpu_ops.spark.driver.workers import make_importable
 from gpu_ops.spark.failures import refuse_connect
 from gpu_ops.spark.tasks.functions import applied_schema
 from gpu_ops.spark.tasks.packing import FileRows, Packer, PackFiles, ReadFiles

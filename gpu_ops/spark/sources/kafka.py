@@ -21,8 +21,8 @@ from gpu_ops.messages.rows import MessageFormat, MessageFormatName
 from gpu_ops.messages.unavailable import PLACEHOLDER
 from gpu_ops.query.catalyst import frame_of
 from gpu_ops.spark.datatypes import arrow_schema, named_column, nullable, spelling
+from gpu_ops.spark.driver.executors import make_importable
 from gpu_ops.spark.driver.queries import function_of, metadata_of
-from gpu_ops.spark.driver.workers import make_importable
 from gpu_ops.spark.failures import data_frame, refuse_connect
 from gpu_ops.spark.metrics.metrics import free_name
 from gpu_ops.spark.rapids import metrics_reported
