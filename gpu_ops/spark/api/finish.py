@@ -31,7 +31,7 @@ from gpu_ops.spark.failures import refuse_connect
 from gpu_ops.spark.plan.column_metadata import changelog_columns
 from gpu_ops.spark.server.recovery import stored_version
 from gpu_ops.spark.tasks.bounded import LeftOver
-from gpu_ops.spark.tasks.functions import Grouped, known_function
+from gpu_ops.spark.tasks.functions import Grouped
 from gpu_ops.spark.wire.command import parse_join
 from gpu_ops.state.address import Location, StateAddress
 from gpu_ops.state.durable import PartitionLog
@@ -155,7 +155,7 @@ def _function(
         return None
     if apply is not None and schema is not None:
         return Grouped.of(apply, schema)
-    found = known_function(spark, state)
+    found = Directory.of(spark).functions.get(state.identity)
     if found is None:
         raise DescriptionError(
             f"state folder {state} is a co-group's, and its function is not kept there: give it again, "

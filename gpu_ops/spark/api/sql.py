@@ -89,7 +89,7 @@ def sql(
         how = {"emit": emit, "backend": backend, "partitions": partitions, "multi_way": multi_way, "backlog": backlog}
         return _union(parts, streams, state, name, how)
     given = streams
-    sides, _ = settled(tuple(given.values()), state)
+    sides, _ = settled(tuple(given.values()), {"state": state})
     streams = dict(zip(given, sides, strict=True))
     session = next(iter(streams.values())).df.sparkSession
     described = {label: _table(label, side) for label, side in streams.items()}

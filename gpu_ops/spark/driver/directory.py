@@ -27,6 +27,7 @@ from gpu_ops.spark.metrics.metrics import TASK_METRICS, Run, metric_names
 from gpu_ops.spark.metrics.progress import ProgressListener
 from gpu_ops.spark.metrics.prometheus import serve
 from gpu_ops.spark.settings import Settings
+from gpu_ops.spark.tasks.functions import Grouped
 from gpu_ops.spark.wire.arrivals import local_blocks
 from gpu_ops.spark.wire.command import BatchContext, LocateReply, LocateRequest, ReportReply, ReportRequest, answering
 from gpu_ops.spark.wire.connection import Action, Address, FlightServer, format_location
@@ -47,6 +48,10 @@ class Directory:
     Args:
         context: the SparkContext.
 
+    Attributes:
+        functions: of the application's co-groups, by state folder, for `gpu_ops.finish`; no code travels to a state
+            server, or into its folder.
+
     Raises:
         DescriptionError: a setting that cannot be.
         StateError: there is nothing to listen on.
@@ -57,6 +62,7 @@ class Directory:
 
     def __init__(self, context: Any) -> None:
         self.registry = Registry(self._queries)
+        self.functions: dict[str, Grouped] = {}
         self._sessions: weakref.WeakSet[Any] = weakref.WeakSet()
         self._closing = threading.Event()
         self._context = context
