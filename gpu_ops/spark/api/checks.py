@@ -20,8 +20,14 @@ from gpu_ops.errors import DescriptionError, NotBuiltError, StateError
 from gpu_ops.query.catalyst import ansi_mode
 from gpu_ops.spark.api.stateful import final_only
 from gpu_ops.spark.api.static import beside_streams, has_result, is_stream
-from gpu_ops.spark.api.streams import Stream, as_input, refuse_event_time, resolve_keys
-from gpu_ops.spark.api.where import engine_condition, without_hidden
+from gpu_ops.spark.api.streams import (
+    Stream,
+    as_input,
+    engine_condition,
+    refuse_event_time,
+    resolve_keys,
+    without_hidden,
+)
 from gpu_ops.spark.datatypes import ignores_case, unlike_bytes
 from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.driver.executors import warn_of_local_folder

@@ -23,7 +23,7 @@ from gpu_ops.query.catalyst import calc, check_plan, like, message_of, position
 from gpu_ops.query.errors import SqlError
 from gpu_ops.query.nodes import Calc, Named, Node, Plan
 from gpu_ops.query.plan import MultiWay, Table, plan
-from gpu_ops.spark.api.where import without_hidden
+from gpu_ops.spark.api.streams import without_hidden
 from gpu_ops.spark.datatypes import spark_type
 from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.driver.executors import as_hadoop_has_it, make_importable

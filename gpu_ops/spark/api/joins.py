@@ -30,10 +30,10 @@ from gpu_ops.spark.api.streams import (
     as_input,
     as_stream,
     check_options,
+    engine_condition,
     resolve_keys,
     two_streams,
 )
-from gpu_ops.spark.api.where import engine_condition
 from gpu_ops.spark.datatypes import arrow_schema, ignores_case, spelling
 from gpu_ops.spark.driver.executors import make_importable
 from gpu_ops.spark.plan.build import output_type

@@ -262,8 +262,6 @@ def warn_of_local_folder(context: Any, state: StateAddress, *, stacklevel: int) 
     )
 
 
-_log = logging.getLogger(__name__)
-
 # --- Python workers ----------------------------------------------------------------------------
 
 _OF_WORKERS: Final = "Python workers of gpu_ops start while the query is planned"
