@@ -367,8 +367,7 @@ class Aggregate(Grouped):
 
     def with_inputs(self, inputs: Sequence[Input], emit: Emit) -> Self:
         """The same of another input."""
-        end = self.window_end if emit == "at_watermark" else None
-        late = self.late if emit == "at_watermark" else "drop"
+        end, late = (self.window_end, self.late) if emit == "at_watermark" else (None, "drop")
         return dataclasses.replace(self, source=inputs[0], emit=emit, window_end=end, late=late)
 
     _noun: ClassVar[str] = "result"

@@ -10,7 +10,7 @@ import abc
 import dataclasses
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Self
 
 import pyarrow as pa
@@ -125,6 +125,12 @@ class Description(abc.ABC):
 
     else:
         interval = time_type = None  # no properties: a dataclass has its own
+
+    def with_inputs(self, inputs: Sequence[Input], emit: Emit) -> Self:
+        """The same operator over other inputs."""
+        sides = _inputs_of(type(self))
+        own: dict[str, Any] = dict(zip(sides, inputs, strict=True)) if sides else {"inputs": tuple(inputs)}
+        return dataclasses.replace(self, **own, emit=emit)
 
     # --- what runs it ------------------------------------------------------------------------
 

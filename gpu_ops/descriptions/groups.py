@@ -47,10 +47,6 @@ class OneInput(Description):
         """Its one input."""
         return (self.source,)
 
-    def with_inputs(self, inputs: Sequence[Input], emit: Emit) -> Self:
-        """The same of another input."""
-        return dataclasses.replace(self, source=inputs[0], emit=emit)
-
     rename_hint = ""  # nothing but a new name
 
     @property
@@ -326,8 +322,7 @@ def without_upserts(description: Description) -> tuple[Description, tuple[int, .
     Returns:
         The description, and the numbers of the inputs that become their `Latest`; None where it is fine as it is.
     """
-    made = getattr(description, "with_inputs", None)
-    if made is None or description.emit == "at_end" or description.by_time:
+    if description.emit == "at_end" or description.by_time:
         return None
     if description.shuffled_by or not description.equal_columns:
         return None
@@ -344,5 +339,5 @@ def without_upserts(description: Description) -> tuple[Description, tuple[int, .
         dataclasses.replace(source, row_kind=ROW_KIND_COLUMN, updates="retract") if number in upserts else source
         for number, source in enumerate(description.inputs)
     ]
-    found: Description = made(inputs, description.emit)
+    found = description.with_inputs(inputs, description.emit)
     return (found, upserts) if found.shuffled_by else None

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-from collections.abc import Sequence
-from typing import ClassVar, Literal, Self, cast, get_args
+from typing import ClassVar, Literal, cast, get_args
 
 import pyarrow as pa
 
@@ -104,11 +103,6 @@ class Join(Description):
     def inputs(self) -> tuple[Input, Input]:
         """Left and right."""
         return self.left, self.right
-
-    def with_inputs(self, inputs: Sequence[Input], emit: Emit) -> Self:
-        """The same join of other inputs."""
-        left, right = inputs
-        return dataclasses.replace(self, left=left, right=right, emit=emit)
 
     @property
     def condition(self) -> Condition | None:

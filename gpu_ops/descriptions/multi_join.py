@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self, cast, get_args
+from typing import Any, ClassVar, Literal, cast, get_args
 
 import pyarrow as pa
 
@@ -125,7 +125,8 @@ class MultiJoin(Description):
             ordered[:2] = ordered[1::-1]
             shown = (1, 0, *range(2, count))
             merged = {k.column: k.own for k in keys[0] if k.using}
-            keys = [_swapped(keys[0]), *([_renumbered(k, merged) for k in step] for step in keys[1:])]
+            swapped = [k._replace(column=k.own, own=k.column) for k in keys[0]]
+            keys = [swapped, *([_renumbered(k, merged) for k in step] for step in keys[1:])]
             hows[0] = "left"
             if suffixes is not None and len(suffixes) == count:
                 suffixes = [*suffixes[1::-1], *suffixes[2:]]
@@ -140,10 +141,6 @@ class MultiJoin(Description):
             shown=shown,
             ansi=ansi,
         )
-
-    def with_inputs(self, inputs: Sequence[Input], emit: Emit) -> Self:
-        """The same join of other inputs."""
-        return dataclasses.replace(self, inputs=tuple(inputs), emit=emit)
 
     def _check(self) -> None:
         count = len(self.inputs)
@@ -449,11 +446,6 @@ def _step_keys(inputs: Sequence[Input], on: MultiOn, *, ignore_case: bool) -> li
 
 def _is_pair(item: object) -> bool:
     return isinstance(item, tuple) and len(item) == 2 and all(isinstance(part, str) for part in item)
-
-
-def _swapped(keys: Sequence[Equality]) -> list[Equality]:
-    """The first step's equalities with its two inputs in the other order."""
-    return [k._replace(column=k.own, own=k.column) for k in keys]
 
 
 def _renumbered(key: Equality, merged: Mapping[str, str]) -> Equality:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import json
 import signal
 import threading
@@ -20,13 +19,12 @@ from rich.console import Console
 
 import gpu_ops
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
-from gpu_ops.errors import DescriptionError, GpuJoinError
+from gpu_ops.errors import GpuJoinError
 from gpu_ops.jobs.datagen import have_ended
 from gpu_ops.jobs.job import Job, Sink
 from gpu_ops.jobs.screen import Batch, Screen, screen
 from gpu_ops.jobs.settings import UNRESUMED
 from gpu_ops.jobs.tables import kept, open_source, shaped, start
-from gpu_ops.jobs.text import JobError
 from gpu_ops.query.errors import SqlError
 from gpu_ops.spark import prepare_environment, session
 from gpu_ops.spark.api.finish import QUERY, of_last, query_in
@@ -135,11 +133,11 @@ def _run(changes: DataFrame, job: Job, console: Console, watch: _Watch, *, once:
     """Runs a job's query; reports each micro-batch, and adds it up."""
     last_join, shown = join_written(changes), watch.shown
     query = start(changes, job, once=once, last_join=last_join, screen=None if shown is None else shown.take)
-    _follow(query, last_join, watch, functools.partial(_print, console) if shown is None else shown.report)
 
+    def printed(batch: Batch) -> None:
+        console.print(batch.line, markup=False, soft_wrap=True)
 
-def _print(console: Console, batch: Batch) -> None:
-    console.print(batch.line, markup=False, soft_wrap=True)
+    _follow(query, last_join, watch, printed if shown is None else shown.report)
 
 
 def _run_to_the_end(spark: SparkSession, job: Job, console: Console, watch: _Watch) -> bool:
@@ -156,7 +154,8 @@ def _run_to_the_end(spark: SparkSession, job: Job, console: Console, watch: _Wat
         rows = changelog(spark, job, console, once=True)
         shaped(rows, job.sink, job.file)
         if rows.isStreaming:
-            _run(rows, taking_in(job), console, watch, once=True)
+            nowhere = dataclasses.replace(job, sink=Sink("blackhole", None, {}, job.sink.at))  # while inputs last
+            _run(rows, nowhere, console, watch, once=True)
             rows = None if found.interrupted else result(spark, job)
     if rows is None:
         if not found.interrupted:
@@ -237,7 +236,7 @@ def changelog(spark: SparkSession, job: Job, console: Console, *, once: bool = F
     tables = {
         source.name: open_source(spark, source, job.file, every_ms=job.every_ms, once=once) for source in job.sources
     }
-    with warnings.catch_warnings(record=True) as raised:
+    with warnings.catch_warnings(record=True) as raised, job.file.errors_at(job.query.at):
         warnings.simplefilter("always")
         try:
             below = None if job.state is None else StateAddress.of(job.state).below(LATEST)
@@ -261,10 +260,6 @@ def changelog(spark: SparkSession, job: Job, console: Console, *, once: bool = F
         except SqlError as error:
             line, column = job.query.position(job.file, error.line, error.column)
             raise job.file.error_at(error.message, line, column) from error
-        except JobError:
-            raise
-        except DescriptionError as error:
-            raise job.file.error(str(error), job.query.at) from error
     for warning in raised:
         if not issubclass(warning.category, DeprecationWarning):
             console.print(f"warning: {warning.message}", style="yellow", markup=False, soft_wrap=True)
@@ -312,11 +307,6 @@ def _interrupts() -> Iterator[threading.Event]:
 
 
 _RESULT: Final = "result"
-
-
-def taking_in(job: Job) -> Job:
-    """The job while its inputs last: nothing goes to its sink."""
-    return dataclasses.replace(job, sink=Sink("blackhole", None, {}, job.sink.at))
 
 
 def has_ended(job: Job) -> bool:

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar, cast
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import Description, Emit
@@ -308,16 +308,11 @@ def check_frames(frames: Sequence[DataFrame]) -> bool:
     if any(df.sparkSession.sparkContext is not context for df in frames):
         raise DescriptionError("the inputs belong to different Spark applications")
     for session in dict.fromkeys(df.sparkSession for df in frames):
-        _check_settings(session)
+        # All names in one text, and few values: a call into the JVM for each of some hundred settings takes longer.
+        names = str(session._jsparkSession.conf().getAll().keys().mkString("\n")).splitlines()
+        own = {name: str(session.conf.get(name)) for name in names if name.startswith(PREFIX)}
+        Settings.check_session(own, given_at_start(session.sparkContext))
     return not any(df.isStreaming for df in frames)
-
-
-def _check_settings(session: SparkSession) -> None:
-    """Refuses settings of this pack that the session has and the application has not."""
-    # All names in one text, and few values: a call into the JVM for each of some hundred settings takes longer.
-    names = str(session._jsparkSession.conf().getAll().keys().mkString("\n")).splitlines()
-    own = {name: str(session.conf.get(name)) for name in names if name.startswith(PREFIX)}
-    Settings.check_session(own, given_at_start(session.sparkContext))
 
 
 def _check_state(description: Description, *, static: bool, state: StateAddress | None, backlog: bool) -> None:

@@ -132,12 +132,8 @@ def _location(session: SparkSession, name: str, state: StateAddress | None) -> s
             raise DescriptionError(
                 f"input '{name}' is static: its rows are kept in the state folder, which all machines see; give state="
             )
-        return f"file://{_temporary(name)}"
+        return f"file://{files.temporary_folder()}/{_folder_name(name)}"
     return as_hadoop_has_it(state.below(FOLDER).below(_folder_name(name)))
-
-
-def _temporary(name: str) -> str:
-    return f"{files.temporary_folder()}/{_folder_name(name)}"
 
 
 def _folder_name(name: str) -> str:
