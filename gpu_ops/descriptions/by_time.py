@@ -93,10 +93,7 @@ class Interval:
         return f"{show_ms(self.lower_ms)} {lower} right - left {upper} {show_ms(self.upper_ms)}"
 
 
-_OUTPUTS = {
-    "semi": "a left row once, at its first match",
-    "anti": "a left row whose time is over without a match",
-}
+_OUTPUTS = {"semi": "a left row once, at its first match", "anti": "a left row whose time is over without a match"}
 
 
 class JoinByTime(Join):

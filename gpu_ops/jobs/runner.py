@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
@@ -246,17 +246,10 @@ def changelog(spark: SparkSession, job: Job, console: Console, *, once: bool = F
                 state = None if below is None else below.below(f"source_{number}")
                 name = f"{job.name}_{source.name}"
                 tables[source.name] = kept(tables[source.name], source, state=state, name=name, **common)
-            changes = gpu_ops.sql(
-                job.query.text,
-                tables=tables,
-                state=None if job.is_bounded else job.state,
-                emit=job.emit,
-                backend=job.backend,
-                partitions=job.partitions,
-                name=job.name,
-                multi_way=job.multi_way,
-                backlog=job.backlog,
-            )
+            names = ("emit", "backend", "partitions", "name", "multi_way", "backlog")
+            options: dict[str, Any] = {name: getattr(job, name) for name in names}
+            state = None if job.is_bounded else job.state
+            changes = gpu_ops.sql(job.query.text, tables=tables, state=state, **options)
         except SqlError as error:
             line, column = job.query.position(job.file, error.line, error.column)
             raise job.file.error_at(error.message, line, column) from error

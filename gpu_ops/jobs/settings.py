@@ -244,10 +244,7 @@ FORMATS: Final = {"blackhole": "noop"}
 UNRESUMED: Final = ("console", "memory", "blackhole")
 """Sinks that keep nothing, so a job may begin anew each time."""
 
-FOREIGN: Final = {
-    "filesystem": "name the format instead: parquet, json or csv",
-    "print": "it is called console here",
-}
+FOREIGN: Final = {"filesystem": "name the format instead: parquet, json or csv", "print": "it is called console here"}
 """What Flink has and we have not, or have under another name."""
 
 # --- what is set ----------------------------------------------------------------------------------

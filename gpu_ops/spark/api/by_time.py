@@ -151,14 +151,7 @@ def interval_join(
     if interval.time == "event":
         sides, upstream = timed(sides, time)
     description, sides, hidden = two_sided(
-        IntervalJoin,
-        how,
-        on,
-        sides,
-        options,
-        derive=False,
-        emit=emit,
-        interval=interval,
+        IntervalJoin, how, on, sides, options, derive=False, emit=emit, interval=interval
     )
     if hidden and process is not None:
         raise DescriptionError(

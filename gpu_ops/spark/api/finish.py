@@ -233,10 +233,7 @@ def remember(
         StateError: another one stands there.
     """
     given = {
-        name: {
-            **{name: encoded(getattr(table, name)) for name in OF_TABLE},
-            "spark": schemas[name].json(),
-        }
+        name: {**{name: encoded(getattr(table, name)) for name in OF_TABLE}, "spark": schemas[name].json()}
         for name, table in tables.items()
     }
     content: dict[str, Any] = {"query": planned.sql, "multi_way": multi_way, "tables": given}

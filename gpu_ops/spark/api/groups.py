@@ -26,15 +26,7 @@ from gpu_ops.query.catalyst import items, message_of
 from gpu_ops.query.errors import NOW
 from gpu_ops.spark.api.by_time import heartbeat_ms, timed_input
 from gpu_ops.spark.api.checks import apply_operator, check_frames
-from gpu_ops.spark.api.streams import (
-    ChangelogOptions,
-    Stream,
-    as_input,
-    as_stream,
-    check_options,
-    resolve,
-    resolve_all,
-)
+from gpu_ops.spark.api.streams import ChangelogOptions, Stream, as_input, as_stream, check_options, resolve, resolve_all
 from gpu_ops.spark.datatypes import is_window, named_column, spelling
 from gpu_ops.spark.metrics.metrics import free_name
 from gpu_ops.spark.plan.column_metadata import OWN_COLUMN, is_changelog
@@ -103,14 +95,7 @@ def aggregate(
     if emit == "at_watermark":
         source, upstream = timed_input(source)
         end = end or (windows[0].end if windows else None)
-    described = Aggregate(
-        as_input(source),
-        groups,
-        measures,
-        emit,
-        None if static else end,
-        "drop" if static else late,
-    )
+    described = Aggregate(as_input(source), groups, measures, emit, None if static else end, "drop" if static else late)
     if described.emit != "at_end" and described.late == "drop":
         described, source = _narrowed(described, source)
     made = apply_operator(described, [source], options, upstream=(upstream, None), heartbeat_ms=period)

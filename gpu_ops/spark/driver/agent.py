@@ -159,12 +159,7 @@ class ServerGroup:
     """
 
     def __init__(
-        self,
-        directory: Address,
-        agent: str,
-        host: str,
-        gpus: Sequence[str],
-        arguments: Mapping[str, Sequence[str]],
+        self, directory: Address, agent: str, host: str, gpus: Sequence[str], arguments: Mapping[str, Sequence[str]]
     ) -> None:
         self._directory, self._agent = directory, agent
         self._launcher = Launcher(directory.token, host=host, tls=directory.tls, gpus=gpus, arguments=arguments)

@@ -7,25 +7,22 @@ else gets them as Spark's rows.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
-import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
 from gpu_ops.errors import DescriptionError, NotBuiltError
 from gpu_ops.files.formats import OPTIONS, FileFormat, FormatName
-from gpu_ops.query.catalyst import frame_of
 from gpu_ops.spark.datatypes import arrow_schema
 from gpu_ops.spark.driver.executors import make_importable
-from gpu_ops.spark.driver.queries import function_of, metadata_of
 from gpu_ops.spark.failures import refuse_connect
+from gpu_ops.spark.sources import ARROW
 from gpu_ops.spark.tasks.functions import applied_schema
-from gpu_ops.spark.tasks.packing import FileRows, Packer, PackFiles, ReadFiles
-from gpu_ops.spark.tasks.rows import Slices, Taken
+from gpu_ops.spark.tasks.packing import FileRows, ReadFiles
+from gpu_ops.spark.tasks.rows import Taken
 
 SOURCE_OPTIONS: Final = (
     "maxFilesPerTrigger", "maxBytesPerTrigger", "latestFirst", "maxFileAge", "fileNameOnly", "maxCachedFiles",
@@ -34,50 +31,6 @@ SOURCE_OPTIONS: Final = (
 """What Spark's own file source is told."""
 
 _CONTENT: Final = "path STRING, modificationTime TIMESTAMP, length BIGINT, content BINARY"
-
-
-FILES: Final = "gpu_ops.files"
-"""In the metadata of a stream of paths: that the function above them, which alone sees that column, reads the files."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """A stream of files.
-
-    Attributes:
-        files: the stream of their paths and modification times (us).
-        rows: how they are read, what is taken of their rows, and how these are aggregated as they are read, if at all.
-    """
-
-    files: DataFrame
-    rows: FileRows
-
-    def __str__(self) -> str:
-        return f"files of {self.rows.name} ({self.rows.format.name})"
-
-    @property
-    def schema(self) -> pa.Schema:
-        """Of the rows."""
-        return self.rows.format.schema if self.rows.slices is None else self.rows.slices.made
-
-    def packed(self, packer: Packer, taken: Taken, packed_type: st.StructType) -> DataFrame:
-        """The rows as they travel; see `gpu_ops.spark.plan.union_layout`."""
-        rows = self.rows
-        if rows.slices is None:
-            rows = FileRows(rows.format, packer.input_name, taken, packer.schema)
-            taken = Taken.all(packer.schema)
-        return self.files.mapInArrow(PackFiles(packer, rows, taken), packed_type)
-
-    def aggregated(self, slices: Slices, taken: Taken, made: st.StructType) -> DataFrame:
-        """The rows aggregated by slices of time as they are read.
-
-        Args:
-            slices: how.
-            taken: what of the rows.
-            made: the result's types.
-        """
-        rows = FileRows(self.rows.format, self.rows.name, taken, slices.schema, slices)
-        return self.files.mapInArrow(ReadFiles("gpu_slices", rows), made)
 
 
 def read_files(
@@ -134,7 +87,7 @@ def read_files(
         arrow_schema(declared, path),
         tuple((name, value) for name, value in given.items() if name not in of_source),
     )
-    files = _found(spark, path, format, given).withMetadata("path", {FILES: path})
+    files = _found(spark, path, format, given).withMetadata("path", {ARROW: path})
     rows = FileRows(read, path, Taken.all(read.schema), read.schema)
     return files.mapInArrow(ReadFiles("gpu_files", rows), declared)
 
@@ -152,15 +105,6 @@ def _found(spark: SparkSession, path: str, format: str, given: Mapping[str, str]
     for name in SOURCE_OPTIONS:
         stream = stream.option(name, given[name]) if name in given else stream
     return stream.load(path).select("path", f.unix_micros("modificationTime").alias("time"))
-
-
-def source(node: Any, session: SparkSession) -> Source | None:
-    """The stream of files that a node of a plan reads, or None."""
-    below = node.children().head()
-    if metadata_of(below, FILES) is None:
-        return None
-    read = function_of(node, session)
-    return Source(frame_of(session, below), read.rows) if isinstance(read, ReadFiles) else None
 
 
 def _zone(spark: SparkSession, format: str) -> str:  # noqa: A002
