@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.keys import Chain
 from gpu_ops.descriptions.times import show_ms
 from gpu_ops.errors import DescriptionError
 from gpu_ops.fields import check_fields, decoded, encoded, hints_of, unwritten
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from gpu_ops.conditions import Condition
     from gpu_ops.descriptions.by_time import Interval
     from gpu_ops.descriptions.inputs import Layout
-    from gpu_ops.descriptions.keys import Shuffle
+    from gpu_ops.descriptions.keys import Equality, Shuffle
 
 Emit = Literal["per_event", "per_batch", "at_watermark", "at_end"]
 """What comes out of a micro-batch.
@@ -243,6 +244,17 @@ class Description(abc.ABC):
 
     def _unique_key(self) -> tuple[str, ...] | None:
         return None
+
+    def _chain_of(self, order: Sequence[int], lefts: tuple[bool, ...], on: tuple[tuple[Equality, ...], ...]) -> Chain:
+        """A join of the inputs in an order, step by step."""
+        return Chain(
+            keys=tuple(self.inputs[n].unique_key for n in order),
+            lefts=lefts,
+            on=on,
+            single=tuple(self.layout(n) == "join_key_contains_unique_key" for n in order),
+            shuffled=tuple(tuple(by.columns[n] for n in order) for by in self.shuffled_by),
+            shown={(order.index(c.side), c.column): c.name for c in self.output},
+        )
 
     # --- time --------------------------------------------------------------------------------
 

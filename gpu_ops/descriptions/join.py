@@ -227,14 +227,7 @@ class Join(Description):
     def _chain(self) -> Chain:
         order = (1, 0) if self.how == "right" else (0, 1)
         on = tuple(Equality(0, k.column(order[0]), k.column(order[1]), k.null_safe) for k in self.keys)
-        return Chain(
-            keys=tuple(self.inputs[n].unique_key for n in order),
-            lefts=(self.how != "inner",),
-            on=(on,),
-            single=tuple(self.layout(n) == "join_key_contains_unique_key" for n in order),
-            shuffled=tuple(tuple(by.columns[n] for n in order) for by in self.shuffled_by),
-            shown={(order.index(c.side), c.column): c.name for c in self.output},
-        )
+        return self._chain_of(order, (self.how != "inner",), (on,))
 
     @property
     def merges(self) -> bool:

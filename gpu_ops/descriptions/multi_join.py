@@ -18,7 +18,7 @@ import pyarrow as pa
 from gpu_ops.conditions import Condition, Where, backquoted, condition_of, of_tree, parse
 from gpu_ops.descriptions.description import Description, Emit, OutputColumn, condition_text, equality, line
 from gpu_ops.descriptions.inputs import Input, Layout, check_equality, check_sequence
-from gpu_ops.descriptions.keys import Chain, Equality, Shuffle, equal_classes, key_type, no_columns, of_chain
+from gpu_ops.descriptions.keys import Equality, Shuffle, equal_classes, key_type, no_columns, of_chain
 from gpu_ops.errors import DescriptionError
 from gpu_ops.fields import ABSENT, reading
 
@@ -330,16 +330,8 @@ class MultiJoin(Description):
         return [c for n, step in enumerate(self.steps, 1) for k in step.on for c in ((k.input, k.column), (n, k.own))]
 
     def _unique_key(self) -> tuple[str, ...] | None:
-        return of_chain(
-            Chain(
-                keys=tuple(source.unique_key for source in self.inputs),
-                lefts=tuple(step.how == "left" for step in self.steps),
-                on=tuple(step.on for step in self.steps),
-                single=tuple(self.layout(n) == "join_key_contains_unique_key" for n in range(len(self.inputs))),
-                shuffled=tuple(by.columns for by in self.shuffled_by),
-                shown={(c.side, c.column): c.name for c in self.output},
-            )
-        )
+        lefts, on = tuple(step.how == "left" for step in self.steps), tuple(step.on for step in self.steps)
+        return of_chain(self._chain_of(range(len(self.inputs)), lefts, on))
 
     @property
     def title(self) -> str:
