@@ -50,9 +50,9 @@ from gpu_ops.spark.api.joins import lookup_join as lookup_join
 from gpu_ops.spark.api.joins import multi_join as multi_join
 from gpu_ops.spark.api.joins import semi_join as semi_join
 from gpu_ops.spark.api.sql import sql as sql
+from gpu_ops.spark.api.sql import union as union
 from gpu_ops.spark.api.streams import Stream as Stream
 from gpu_ops.spark.api.streams import stream as stream
-from gpu_ops.spark.api.union import union as union
 from gpu_ops.spark.failures import why as why
 from gpu_ops.spark.metrics.live import BacklogProgress as BacklogProgress
 from gpu_ops.spark.metrics.live import progress as progress

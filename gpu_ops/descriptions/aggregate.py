@@ -242,6 +242,8 @@ class Aggregate(Grouped):
     always: bool = dataclasses.field(default=False, metadata=ABSENT)
 
     kind: ClassVar[str] = "aggregate"
+    runs: ClassVar[str] = "groups.aggregate.continuous"
+    runs_at_end: ClassVar[str] = "groups.at_end"
     emits: ClassVar[tuple[Emit, ...]] = ("per_event", "per_batch", "at_watermark", "at_end")
 
     @classmethod
@@ -365,16 +367,10 @@ class Aggregate(Grouped):
 
     def with_inputs(self, inputs: Sequence[Input], emit: Emit) -> Self:
         """The same of another input."""
-        end = self.window_end if emit == "at_watermark" else None
-        late = self.late if emit == "at_watermark" else "drop"
+        end, late = (self.window_end, self.late) if emit == "at_watermark" else (None, "drop")
         return dataclasses.replace(self, source=inputs[0], emit=emit, window_end=end, late=late)
 
     _noun: ClassVar[str] = "result"
-
-    @property
-    def operator(self) -> str:
-        """The module of `gpu_ops.operators` that runs it."""
-        return "groups.at_end" if self.emit == "at_end" else "groups.aggregate.continuous"
 
     @functools.cached_property
     def output(self) -> tuple[OutputColumn, ...]:
@@ -429,9 +425,8 @@ class Aggregate(Grouped):
     @property
     def compared_columns(self) -> list[tuple[int, str]]:
         """The group's columns, and what is compared by an aggregate."""
-        by_value = ("min", "max", "count_distinct")
-        compared = [m.column for m in self.measures if m.function in by_value]
-        return [(0, column) for column in (*self.by, *compared) if column is not None]
+        compared = [m.column for m in self.measures if m.function in ("min", "max", "count_distinct")]
+        return [*super().compared_columns, *((0, column) for column in compared if column is not None)]
 
     def _unique_key(self) -> tuple[str, ...] | None:
         return self.by if self.by and self.group_never_null and self.late == "drop" else None

@@ -93,14 +93,31 @@ class Interval:
         return f"{show_ms(self.lower_ms)} {lower} right - left {upper} {show_ms(self.upper_ms)}"
 
 
-_OUTPUTS = {
-    "semi": "a left row once, at its first match",
-    "anti": "a left row whose time is over without a match",
-}
+_OUTPUTS = {"semi": "a left row once, at its first match", "anti": "a left row whose time is over without a match"}
+
+
+class JoinByTime(Join):
+    """A join whose rows are compared by their event times."""
+
+    sorts_itself: ClassVar[bool] = False
+
+    def _check_times(self, what: str, no_ttl: str) -> None:
+        """Refuses inputs without an event time, or with a TTL."""
+        for source in self.inputs:
+            if source.event_time is None and (self.interval is None or self.interval.time == "event"):
+                raise DescriptionError(f"input '{source.name}': {what} needs its event time")
+            if source.ttl_ms is not None:
+                raise DescriptionError(f"input '{source.name}': {what} {no_ttl}")
+
+    @functools.cached_property
+    def time_type(self) -> pa.DataType:
+        """The type times are compared in."""
+        kinds = [s.schema.field(s.event_time).type for s in self.inputs if s.event_time is not None]
+        return time_type(*kinds) if len(kinds) == 2 else pa.timestamp("ms", "UTC")
 
 
 @dataclasses.dataclass(frozen=True)
-class IntervalJoin(Join):
+class IntervalJoin(JoinByTime):
     """A join of two insert-only inputs whose rows match within a span of time.
 
     Attributes:
@@ -109,16 +126,16 @@ class IntervalJoin(Join):
 
     interval: Interval = dataclasses.field(kw_only=True)
 
-    sorts_itself: ClassVar[bool] = False
+    runs: ClassVar[str] = "by_time.interval"
 
     def _check(self) -> None:
         interval = self.interval
         if self.emit == "at_end" and interval.time == "processing":
             raise DescriptionError("emit='at_end' has no arrival times to go by: use event time")
-        hows = ("inner",) if interval.keyed else get_args(JoinType)
-        if self.how not in hows:
-            kind = "a keyed interval join" if interval.keyed else "an interval join"
-            raise DescriptionError(f"how={self.how!r}; {kind} is one of {', '.join(hows)}")
+        if interval.keyed:
+            self._check_how("a keyed interval join", "inner")
+        else:
+            self._check_how("an interval join", *get_args(JoinType))
         if self.one_sided and interval.timestamp is not None:
             raise DescriptionError(
                 f"timestamp={interval.timestamp!r} is the later of a pair's times, and how={self.how!r} has no pairs"
@@ -130,19 +147,11 @@ class IntervalJoin(Join):
                 raise DescriptionError(
                     f"input '{source.name}': an interval join takes insert-only input, unique_key= has no place here"
                 )
-            if source.ttl_ms is not None:
-                raise DescriptionError(f"input '{source.name}': an interval join keeps rows by their time, not by ttl=")
-            if interval.time == "event" and source.event_time is None:
-                raise DescriptionError(f"input '{source.name}': an interval join needs its event time")
             if interval.time == "processing" and source.event_time is not None:
                 raise DescriptionError(f"input '{source.name}': by processing time, event time has no place")
+        self._check_times("an interval join", "keeps rows by their time, not by ttl=")
         interval.units(self.time_type)
         super()._check()
-
-    @property
-    def operator(self) -> str:
-        """The module of `gpu_ops.operators` that runs it."""
-        return "at_end" if self.emit == "at_end" else "by_time.interval"
 
     @property
     def one_sided(self) -> bool:
@@ -153,12 +162,6 @@ class IntervalJoin(Join):
     def outer(self) -> tuple[bool, bool]:
         """Whether left and right rows without a match come out when their time is over: padded, for anti alone."""
         return (True, False) if self.how == "anti" else super().outer
-
-    @functools.cached_property
-    def time_type(self) -> pa.DataType:
-        """The type times are compared in."""
-        kinds = [s.schema.field(s.event_time).type for s in self.inputs if s.event_time is not None]
-        return time_type(kinds[0], kinds[1]) if len(kinds) == 2 else pa.timestamp("ms", "UTC")
 
     @functools.cached_property
     def output(self) -> tuple[OutputColumn, ...]:
@@ -242,7 +245,7 @@ class Asof:
 
 
 @dataclasses.dataclass(frozen=True)
-class AsofJoin(Join):
+class AsofJoin(JoinByTime):
     """A join of each left row with at most one right row: of those of its key the one that is nearest in time.
 
     Among right rows of one time it is the one with the greatest ``sequence_by``, else the one that came last. Rows
@@ -255,12 +258,11 @@ class AsofJoin(Join):
     asof: Asof = dataclasses.field(kw_only=True)
 
     kind: ClassVar[str] = "asof_join"
-    sorts_itself: ClassVar[bool] = False
+    runs: ClassVar[str] = "by_time.asof"
     emits: ClassVar[tuple[Emit, ...]] = ("per_event", "per_batch", "at_watermark", "at_end")
 
     def _check(self) -> None:
-        if self.how not in ("inner", "left"):
-            raise DescriptionError(f"how={self.how!r}; an ASOF join is one of inner, left")
+        self._check_how("an ASOF join", "inner", "left")
         if self.where is not None:
             raise DescriptionError("where= has no place in an ASOF join: filter its inputs, or what comes out")
         for source in self.inputs:
@@ -268,10 +270,7 @@ class AsofJoin(Join):
                 raise DescriptionError(
                     f"input '{source.name}': with emit='at_watermark' inputs are insert-only, unique_key= has no place"
                 )
-            if source.event_time is None:
-                raise DescriptionError(f"input '{source.name}': an ASOF join needs its event time")
-            if source.ttl_ms is not None:
-                raise DescriptionError(f"input '{source.name}': an ASOF join keeps every row, ttl= has no place here")
+        self._check_times("an ASOF join", "keeps every row, ttl= has no place here")
         ties = self.ties_by(1)
         if ties is not None:
             kind = self.right.schema.field(ties).type
@@ -286,13 +285,7 @@ class AsofJoin(Join):
     @property
     def operator(self) -> str:
         """The module of `gpu_ops.operators` that runs it."""
-        return {"at_end": "at_end", "at_watermark": "by_time.asof_at_watermark"}.get(self.emit, "by_time.asof")
-
-    @functools.cached_property
-    def time_type(self) -> pa.DataType:
-        """The type times are compared in."""
-        left, right = (source.schema.field(source.event_time).type for source in self.inputs)
-        return time_type(left, right)
+        return "by_time.asof_at_watermark" if self.emit == "at_watermark" else super().operator
 
     late: ClassVar[Late] = "join"  # what happens to left rows below the watermark
 
@@ -363,7 +356,7 @@ class AsofJoin(Join):
 
 
 @dataclasses.dataclass(frozen=True)
-class TemporalJoin(Join):
+class TemporalJoin(JoinByTime):
     """A join of each left row with the version of a table that was valid at the row's time (``FOR SYSTEM_TIME AS OF``).
 
     The left input only grows. Each row of the right input is a version of its key, valid from its time until that of
@@ -380,12 +373,11 @@ class TemporalJoin(Join):
     ttl_ms: int | None = dataclasses.field(default=None, kw_only=True, metadata=ABSENT)
 
     kind: ClassVar[str] = "temporal_join"
-    sorts_itself: ClassVar[bool] = False
+    runs: ClassVar[str] = "by_time.temporal"
     emits: ClassVar[tuple[Emit, ...]] = ("at_watermark", "at_end")
 
     def _check(self) -> None:
-        if self.how not in ("inner", "left"):
-            raise DescriptionError(f"how={self.how!r}; a temporal join is one of inner, left")
+        self._check_how("a temporal join", "inner", "left")
         if self.ttl_ms is not None and self.ttl_ms < 2:
             raise DescriptionError(f"ttl is at least two milliseconds, this one is {self.ttl_ms} ms")
         if self.ttl_ms is not None and self.emit == "at_end":
@@ -399,11 +391,7 @@ class TemporalJoin(Join):
                 f"input '{self.left.name}': the left input of a temporal join is insert-only, unique_key= has no place "
                 "here"
             )
-        for source in self.inputs:
-            if source.event_time is None:
-                raise DescriptionError(f"input '{source.name}': a temporal join needs its event time")
-            if source.ttl_ms is not None:
-                raise DescriptionError(f"input '{source.name}': a temporal join has one ttl= for both inputs, its own")
+        self._check_times("a temporal join", "has one ttl= for both inputs, its own")
         own = set(self.key_columns(1))
         beyond = [column for column in self.right.unique_key or () if column not in own]
         if beyond:
@@ -412,17 +400,6 @@ class TemporalJoin(Join):
                 f"{', '.join(self.key_columns(1))}: one left row would meet several valid versions"
             )
         super()._check()
-
-    @property
-    def operator(self) -> str:
-        """The module of `gpu_ops.operators` that runs it."""
-        return "at_end" if self.emit == "at_end" else "by_time.temporal"
-
-    @functools.cached_property
-    def time_type(self) -> pa.DataType:
-        """The type times are compared in."""
-        left, right = (source.schema.field(source.event_time).type for source in self.inputs)
-        return time_type(left, right)
 
     by_time = True
 

@@ -35,12 +35,7 @@ LATE_ROW_KIND: Final = "late"
 #: Every spelling understood, with its code. Debezium's ``u`` and ``r`` carry the new row alone, so
 #: an update needs a unique key to find the old one; that is what UPSERT marks.
 FLINK: Final = {"+I": INSERT, "-U": UPDATE_BEFORE, "+U": UPDATE_AFTER, "-D": DELETE}
-DELTA: Final = {
-    "insert": INSERT,
-    "update_preimage": UPDATE_BEFORE,
-    "update_postimage": UPDATE_AFTER,
-    "delete": DELETE,
-}
+DELTA: Final = {"insert": INSERT, "update_preimage": UPDATE_BEFORE, "update_postimage": UPDATE_AFTER, "delete": DELETE}
 DEBEZIUM: Final = {"c": INSERT, "r": INSERT, "u": UPDATE_AFTER, "d": DELETE}
 
 _SHORT: Final = np.frombuffer("".join(SHORT_STRINGS).encode(), "u2")

@@ -10,13 +10,14 @@ import abc
 import dataclasses
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Self
 
 import pyarrow as pa
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.inputs import Input
+from gpu_ops.descriptions.keys import Chain
 from gpu_ops.descriptions.times import show_ms
 from gpu_ops.errors import DescriptionError
 from gpu_ops.fields import check_fields, decoded, encoded, hints_of, unwritten
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from gpu_ops.conditions import Condition
     from gpu_ops.descriptions.by_time import Interval
     from gpu_ops.descriptions.inputs import Layout
-    from gpu_ops.descriptions.keys import Shuffle
+    from gpu_ops.descriptions.keys import Equality, Shuffle
 
 Emit = Literal["per_event", "per_batch", "at_watermark", "at_end"]
 """What comes out of a micro-batch.
@@ -126,12 +127,24 @@ class Description(abc.ABC):
     else:
         interval = time_type = None  # no properties: a dataclass has its own
 
+    def with_inputs(self, inputs: Sequence[Input], emit: Emit) -> Self:
+        """The same operator over other inputs."""
+        sides = _inputs_of(type(self))
+        own: dict[str, Any] = dict(zip(sides, inputs, strict=True)) if sides else {"inputs": tuple(inputs)}
+        return dataclasses.replace(self, **own, emit=emit)
+
     # --- what runs it ------------------------------------------------------------------------
 
+    runs: ClassVar[str]
+    """The module of `gpu_ops.operators` that runs it before the end of the input."""
+
+    runs_at_end: ClassVar[str] = "at_end"
+    """The one that does with ``emit="at_end"``."""
+
     @property
-    @abc.abstractmethod
     def operator(self) -> str:
         """The module of `gpu_ops.operators` that runs it."""
+        return self.runs_at_end if self.emit == "at_end" else self.runs
 
     # --- inputs and output -------------------------------------------------------------------
 
@@ -231,6 +244,17 @@ class Description(abc.ABC):
 
     def _unique_key(self) -> tuple[str, ...] | None:
         return None
+
+    def _chain_of(self, order: Sequence[int], lefts: tuple[bool, ...], on: tuple[tuple[Equality, ...], ...]) -> Chain:
+        """A join of the inputs in an order, step by step."""
+        return Chain(
+            keys=tuple(self.inputs[n].unique_key for n in order),
+            lefts=lefts,
+            on=on,
+            single=tuple(self.layout(n) == "join_key_contains_unique_key" for n in order),
+            shuffled=tuple(tuple(by.columns[n] for n in order) for by in self.shuffled_by),
+            shown={(order.index(c.side), c.column): c.name for c in self.output},
+        )
 
     # --- time --------------------------------------------------------------------------------
 

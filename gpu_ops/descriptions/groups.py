@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.descriptions.description import Description, Emit, OutputColumn, line
-from gpu_ops.descriptions.inputs import Input, Layout, check_columns, check_key_type
+from gpu_ops.descriptions.inputs import Input, Layout, check_columns, check_key_type, check_ordered
 from gpu_ops.descriptions.keys import Shuffle
 from gpu_ops.errors import DescriptionError
 from gpu_ops.fields import ABSENT
@@ -47,16 +47,22 @@ class OneInput(Description):
         """Its one input."""
         return (self.source,)
 
-    def with_inputs(self, inputs: Sequence[Input], emit: Emit) -> Self:
-        """The same of another input."""
-        return dataclasses.replace(self, source=inputs[0], emit=emit)
-
     rename_hint = ""  # nothing but a new name
 
     @property
     def equal_columns(self) -> list[tuple[str, ...]]:
         """The columns."""
         return [(column,) for column in self.by]
+
+    @property
+    def compared_columns(self) -> list[tuple[int, str]]:
+        """The columns."""
+        return [(0, column) for column in self.by]
+
+    def own_column(self, number: int, column: OutputColumn) -> str | None:
+        """Each shows itself, but for one that is made."""
+        del number
+        return column.column or None
 
     @property
     def shuffled_by(self) -> tuple[Shuffle, ...]:
@@ -150,31 +156,24 @@ class Top(Grouped):
     number: str | None = None
 
     kind: ClassVar[str] = "top"
+    runs: ClassVar[str] = "groups.top"
     emits: ClassVar[tuple[Emit, ...]] = ("per_batch", "per_event", "at_end")
 
     def _check(self) -> None:
         self._check_emit()
         first = {order.column: order for order in reversed(self.order)}
         object.__setattr__(self, "order", tuple(order for order in self.order if first[order.column] is order))
-        name = self.source.name
         if not 1 <= self.n <= MAX_ROWS:
             raise DescriptionError(f"n={self.n}; it is between 1 and {MAX_ROWS}")
         if not self.order:
-            raise DescriptionError(f"input '{name}': the first rows in what order? Give order_by=")
+            raise DescriptionError(f"input '{self.source.name}': the first rows in what order? Give order_by=")
         wanted = [*(("by", column) for column in self.by), *(("order_by", order.column) for order in self.order)]
         check_columns(self.source, wanted)
         for column in self.by:
             check_key_type(self.source, column)
         for order in self.order:
-            kind = self.source.schema.field(order.column).type
-            if pa.types.is_nested(kind) or pa.types.is_null(kind):
-                raise DescriptionError(f"input '{name}': column {order.column!r} of type {kind} has no order")
+            check_ordered(self.source, "column", order.column)
         self._check_names("rename it")
-
-    @property
-    def operator(self) -> str:
-        """The module of `gpu_ops.operators` that runs it."""
-        return "at_end" if self.emit == "at_end" else "groups.top"
 
     @functools.cached_property
     def output(self) -> tuple[OutputColumn, ...]:
@@ -182,15 +181,10 @@ class Top(Grouped):
         own = tuple(OutputColumn(field.name, 0, field.name, None, field.type) for field in self.source.schema)
         return own if self.number is None else (*own, OutputColumn(self.number, 0, "", None, pa.int32()))
 
-    def own_column(self, number: int, column: OutputColumn) -> str | None:
-        """Each shows itself, but for the number."""
-        del number
-        return column.column or None
-
     @property
     def compared_columns(self) -> list[tuple[int, str]]:
         """The group's, and those of the order."""
-        return [(0, column) for column in (*self.by, *(order.column for order in self.order))]
+        return [*super().compared_columns, *((0, order.column) for order in self.order)]
 
     order_matters_at_end = True
 
@@ -241,6 +235,7 @@ class Latest(OneInput):
     unavailable: str | None = dataclasses.field(default=None, metadata=ABSENT)
 
     kind: ClassVar[str] = "latest"
+    runs: ClassVar[str] = "groups.latest"
 
     def _check(self) -> None:
         self._check_emit()
@@ -250,7 +245,8 @@ class Latest(OneInput):
                 "row that was passed over is not kept, and could not come back where the chosen one is deleted"
             )
         if self.order_by is not None:
-            self._check_order(self.order_by)
+            check_columns(self.source, [("order_by", self.order_by)])
+            check_ordered(self.source, "order_by", self.order_by)
         if self.unavailable is not None:
             self._check_unavailable(self.unavailable)
         if self.source.unique_key is None:
@@ -271,12 +267,6 @@ class Latest(OneInput):
                 f"{label} goes by the row that came before: not with order_by, keep='first' or at_end"
             )
 
-    def _check_order(self, column: str) -> None:
-        check_columns(self.source, [("order_by", column)])
-        kind = self.source.schema.field(column).type
-        if pa.types.is_nested(kind) or pa.types.is_null(kind):
-            raise DescriptionError(f"input '{self.source.name}': order_by {column!r} of type {kind} has no order")
-
     def _unwritten(self) -> set[str]:
         return super()._unwritten() - ({"order_by", "keep"} if self.chooses else set())
 
@@ -291,11 +281,6 @@ class Latest(OneInput):
         return self.order_by
 
     @property
-    def operator(self) -> str:
-        """The module of `gpu_ops.operators` that runs it."""
-        return "at_end" if self.emit == "at_end" else "groups.latest"
-
-    @property
     def by(self) -> tuple[str, ...]:
         """The unique key's columns."""
         assert self.source.unique_key is not None
@@ -306,16 +291,6 @@ class Latest(OneInput):
         """The input's columns."""
         fields = [field for field in self.source.schema if field.name != self.unavailable]
         return tuple(OutputColumn(field.name, 0, field.name, None, field.type) for field in fields)
-
-    def own_column(self, number: int, column: OutputColumn) -> str | None:
-        """Each shows itself."""
-        del number
-        return column.column
-
-    @property
-    def compared_columns(self) -> list[tuple[int, str]]:
-        """The unique key's."""
-        return [(0, column) for column in self.by]
 
     def _unique_key(self) -> tuple[str, ...] | None:
         return self.by
@@ -347,8 +322,7 @@ def without_upserts(description: Description) -> tuple[Description, tuple[int, .
     Returns:
         The description, and the numbers of the inputs that become their `Latest`; None where it is fine as it is.
     """
-    made = getattr(description, "with_inputs", None)
-    if made is None or description.emit == "at_end" or description.by_time:
+    if description.emit == "at_end" or description.by_time:
         return None
     if description.shuffled_by or not description.equal_columns:
         return None
@@ -365,5 +339,5 @@ def without_upserts(description: Description) -> tuple[Description, tuple[int, .
         dataclasses.replace(source, row_kind=ROW_KIND_COLUMN, updates="retract") if number in upserts else source
         for number, source in enumerate(description.inputs)
     ]
-    found: Description = made(inputs, description.emit)
+    found = description.with_inputs(inputs, description.emit)
     return (found, upserts) if found.shuffled_by else None

@@ -191,6 +191,13 @@ def check_key_type(source: Input, column: str) -> None:
         raise DescriptionError(f"input '{source.name}': column {column!r} of type {kind} cannot be a key")
 
 
+def check_ordered(source: Input, what: str, column: str) -> None:
+    """Refuses a column that nothing can be ordered by, with a DescriptionError."""
+    kind = source.schema.field(column).type
+    if pa.types.is_nested(kind) or pa.types.is_null(kind):
+        raise DescriptionError(f"input '{source.name}': {what} {column!r} of type {kind} has no order")
+
+
 def nearest(name: str, names: Sequence[str]) -> str:
     """What names there are, in an error about one that is not among them; first the one that may have been meant."""
     near = difflib.get_close_matches(name, names, n=1)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-from collections.abc import Sequence
-from typing import ClassVar, Literal, Self, cast, get_args
+from typing import ClassVar, Literal, cast, get_args
 
 import pyarrow as pa
 
@@ -62,6 +61,7 @@ class Join(Description):
     ansi: bool = dataclasses.field(default=False, metadata=ABSENT)
 
     kind: ClassVar[str] = "join"
+    runs: ClassVar[str] = "regular"
     sorts_itself: ClassVar[bool] = True
 
     def _check(self) -> None:
@@ -85,10 +85,9 @@ class Join(Description):
         self._check_names("rename one, or give suffixes=")
         object.__setattr__(self, "where", condition_of(self.where, self._schemas, ansi=self.ansi))
 
-    @property
-    def operator(self) -> str:
-        """The module of `gpu_ops.operators` that runs it."""
-        return "at_end" if self.emit == "at_end" else "regular"
+    def _check_how(self, what: str, *hows: str) -> None:
+        if self.how not in hows:
+            raise DescriptionError(f"how={self.how!r}; {what} is one of {', '.join(hows)}")
 
     @functools.cached_property
     def key_types(self) -> tuple[pa.DataType, ...]:
@@ -104,11 +103,6 @@ class Join(Description):
     def inputs(self) -> tuple[Input, Input]:
         """Left and right."""
         return self.left, self.right
-
-    def with_inputs(self, inputs: Sequence[Input], emit: Emit) -> Self:
-        """The same join of other inputs."""
-        left, right = inputs
-        return dataclasses.replace(self, left=left, right=right, emit=emit)
 
     @property
     def condition(self) -> Condition | None:
@@ -233,14 +227,7 @@ class Join(Description):
     def _chain(self) -> Chain:
         order = (1, 0) if self.how == "right" else (0, 1)
         on = tuple(Equality(0, k.column(order[0]), k.column(order[1]), k.null_safe) for k in self.keys)
-        return Chain(
-            keys=tuple(self.inputs[n].unique_key for n in order),
-            lefts=(self.how != "inner",),
-            on=(on,),
-            single=tuple(self.layout(n) == "join_key_contains_unique_key" for n in order),
-            shuffled=tuple(tuple(by.columns[n] for n in order) for by in self.shuffled_by),
-            shown={(order.index(c.side), c.column): c.name for c in self.output},
-        )
+        return self._chain_of(order, (self.how != "inner",), (on,))
 
     @property
     def merges(self) -> bool:
@@ -282,11 +269,11 @@ class LookupJoin(Join):
     """
 
     kind: ClassVar[str] = "lookup_join"
+    runs: ClassVar[str] = "lookup"
     emits: ClassVar[tuple[Emit, ...]] = ("per_batch", "at_end")
 
     def _check(self) -> None:
-        if self.how not in ("inner", "left"):
-            raise DescriptionError(f"how={self.how!r}; a lookup join is one of inner, left")
+        self._check_how("a lookup join", "inner", "left")
         if not self.keys:
             raise DescriptionError("a lookup join needs on=: the columns that the table is looked up by")
         if self.left.unique_key is not None or self.left.ttl_ms is not None:
@@ -296,11 +283,6 @@ class LookupJoin(Join):
                 "no place here"
             )
         super()._check()
-
-    @property
-    def operator(self) -> str:
-        """The module of `gpu_ops.operators` that runs it."""
-        return "at_end" if self.emit == "at_end" else "lookup"
 
     @property
     def insert_only(self) -> bool:
@@ -352,14 +334,13 @@ class CoGroup(Join):
     ansi: bool = dataclasses.field(default=False, init=False)
 
     kind: ClassVar[str] = "co_group"
+    runs_at_end: ClassVar[str] = "groups.at_end"
     takes_function: ClassVar[bool] = True
 
     def _check(self) -> None:
         if not self.keys:
             raise DescriptionError("a co-group needs the columns that rows are grouped by")
         super()._check()
-
-    operator = "groups.at_end"
 
     @functools.cached_property
     def output(self) -> tuple[OutputColumn, ...]:

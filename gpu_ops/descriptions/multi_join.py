@@ -11,14 +11,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self, cast, get_args
+from typing import Any, ClassVar, Literal, cast, get_args
 
 import pyarrow as pa
 
 from gpu_ops.conditions import Condition, Where, backquoted, condition_of, of_tree, parse
 from gpu_ops.descriptions.description import Description, Emit, OutputColumn, condition_text, equality, line
 from gpu_ops.descriptions.inputs import Input, Layout, check_equality, check_sequence
-from gpu_ops.descriptions.keys import Chain, Equality, Shuffle, equal_classes, key_type, no_columns, of_chain
+from gpu_ops.descriptions.keys import Equality, Shuffle, equal_classes, key_type, no_columns, of_chain
 from gpu_ops.errors import DescriptionError
 from gpu_ops.fields import ABSENT, reading
 
@@ -74,6 +74,7 @@ class MultiJoin(Description):
     ansi: bool = dataclasses.field(default=False, metadata=ABSENT)
 
     kind: ClassVar[str] = "multi_join"
+    runs: ClassVar[str] = "multi"
 
     @classmethod
     @reading("multi-way join")
@@ -124,7 +125,8 @@ class MultiJoin(Description):
             ordered[:2] = ordered[1::-1]
             shown = (1, 0, *range(2, count))
             merged = {k.column: k.own for k in keys[0] if k.using}
-            keys = [_swapped(keys[0]), *([_renumbered(k, merged) for k in step] for step in keys[1:])]
+            swapped = [k._replace(column=k.own, own=k.column) for k in keys[0]]
+            keys = [swapped, *([_renumbered(k, merged) for k in step] for step in keys[1:])]
             hows[0] = "left"
             if suffixes is not None and len(suffixes) == count:
                 suffixes = [*suffixes[1::-1], *suffixes[2:]]
@@ -139,10 +141,6 @@ class MultiJoin(Description):
             shown=shown,
             ansi=ansi,
         )
-
-    def with_inputs(self, inputs: Sequence[Input], emit: Emit) -> Self:
-        """The same join of other inputs."""
-        return dataclasses.replace(self, inputs=tuple(inputs), emit=emit)
 
     def _check(self) -> None:
         count = len(self.inputs)
@@ -177,11 +175,6 @@ class MultiJoin(Description):
         ]
         object.__setattr__(self, "steps", tuple(steps))
         _ = self.conditions
-
-    @property
-    def operator(self) -> str:
-        """The module of `gpu_ops.operators` that runs it."""
-        return "at_end" if self.emit == "at_end" else "multi"
 
     def _check_step(self, number: int, step: Step) -> None:
         own = self.inputs[number]
@@ -337,16 +330,8 @@ class MultiJoin(Description):
         return [c for n, step in enumerate(self.steps, 1) for k in step.on for c in ((k.input, k.column), (n, k.own))]
 
     def _unique_key(self) -> tuple[str, ...] | None:
-        return of_chain(
-            Chain(
-                keys=tuple(source.unique_key for source in self.inputs),
-                lefts=tuple(step.how == "left" for step in self.steps),
-                on=tuple(step.on for step in self.steps),
-                single=tuple(self.layout(n) == "join_key_contains_unique_key" for n in range(len(self.inputs))),
-                shuffled=tuple(by.columns for by in self.shuffled_by),
-                shown={(c.side, c.column): c.name for c in self.output},
-            )
-        )
+        lefts, on = tuple(step.how == "left" for step in self.steps), tuple(step.on for step in self.steps)
+        return of_chain(self._chain_of(range(len(self.inputs)), lefts, on))
 
     @property
     def title(self) -> str:
@@ -453,11 +438,6 @@ def _step_keys(inputs: Sequence[Input], on: MultiOn, *, ignore_case: bool) -> li
 
 def _is_pair(item: object) -> bool:
     return isinstance(item, tuple) and len(item) == 2 and all(isinstance(part, str) for part in item)
-
-
-def _swapped(keys: Sequence[Equality]) -> list[Equality]:
-    """The first step's equalities with its two inputs in the other order."""
-    return [k._replace(column=k.own, own=k.column) for k in keys]
 
 
 def _renumbered(key: Equality, merged: Mapping[str, str]) -> Equality:

@@ -45,8 +45,7 @@ UNITS_MS: Final[Mapping[str, int]] = {
     "hour": 3_600_000,
     "day": 86_400_000,
 }
-_BOUND: Final = re.compile(r"\s*([+-]?)\s*(\d+(?:\.\d+)?)\s*([a-z]+?)s?\s*", re.IGNORECASE)
-_DURATION: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+?)s?\s*", re.IGNORECASE)
+_DURATION: Final = re.compile(r"\s*([+-]?)\s*(\d+(?:\.\d+)?)\s*([a-z]+?)s?\s*", re.IGNORECASE)
 MAX_BOUND: Final = 1 << 60
 """Bounds, in the unit of the event times, are smaller than this, so that their sums are int64."""
 BEFORE_ALL: Final = -(1 << 63)
@@ -66,14 +65,7 @@ def parse_duration(text: str | int) -> int:
     Raises:
         DescriptionError: no such unit, or not a positive duration.
     """
-    if isinstance(text, int) and not isinstance(text, bool):
-        ms: float = text
-    else:
-        found = _DURATION.fullmatch(text) if isinstance(text, str) else None
-        unit = found.group(2).lower() if found else ""
-        if found is None or unit not in UNITS_MS:
-            raise DescriptionError(f"no duration: {text!r}; write for example '7 days' or '90 seconds'")
-        ms = float(found.group(1)) * UNITS_MS[unit]
+    ms = _milliseconds(text, "'7 days' or '90 seconds'")
     if not 0 < ms < MAX_MS or round(ms) == 0:
         raise DescriptionError(f"a duration is positive and reaches for less than millions of years: {text!r}")
     return round(ms)
@@ -85,29 +77,26 @@ def parse_bound(bound: Duration) -> int:
     Raises:
         DescriptionError: no such unit, or less than a millisecond.
     """
-    if isinstance(bound, bool) or not isinstance(bound, (str, int, dt.timedelta)):
-        raise DescriptionError(f"no duration: {bound!r}; write for example '-5 minutes' or '4 hours'")
-    if isinstance(bound, int):
-        return _reaching(bound)
     if isinstance(bound, dt.timedelta):
-        ms, rest = divmod(bound, dt.timedelta(milliseconds=1))
-        if rest:
-            raise DescriptionError(f"{bound!r} is no whole number of milliseconds")
-        return _reaching(ms)
-    found = _BOUND.fullmatch(bound)
-    unit = found.group(3).lower() if found else ""
-    if found is None or unit not in UNITS_MS:
-        raise DescriptionError(f"no duration: {bound!r}; write for example '-5 minutes' or '4 hours'")
-    exact = float(found.group(2)) * UNITS_MS[unit]
-    if exact < MAX_MS and exact != round(exact):
-        raise DescriptionError(f"{bound!r} is no whole number of milliseconds")
-    return _reaching(-exact if found.group(1) == "-" else exact)
-
-
-def _reaching(ms: float) -> int:
+        whole, rest = divmod(bound, dt.timedelta(milliseconds=1))
+        ms = whole + 0.5 if rest else whole
+    else:
+        ms = _milliseconds(bound, "'-5 minutes' or '4 hours'")
     if abs(ms) >= MAX_MS:
         raise DescriptionError("a bound of an interval reaches for less than millions of years")
+    if ms != round(ms):
+        raise DescriptionError(f"{bound!r} is no whole number of milliseconds")
     return round(ms)
+
+
+def _milliseconds(given: object, example: str) -> float:
+    if isinstance(given, int) and not isinstance(given, bool):
+        return given
+    found = _DURATION.fullmatch(given) if isinstance(given, str) else None
+    unit = found[3].lower() if found else ""
+    if found is None or unit not in UNITS_MS:
+        raise DescriptionError(f"no duration: {given!r}; write for example {example}")
+    return float(found[1] + found[2]) * UNITS_MS[unit]
 
 
 def show_ms(ms: int) -> str:

@@ -16,16 +16,16 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as f
 from sqlglot import exp
 
-from gpu_ops.descriptions.times import parse_duration
 from gpu_ops.errors import DescriptionError
-from gpu_ops.jobs.text import TableText, Text
+from gpu_ops.jobs.settings import SOURCES, Option, value_of
+from gpu_ops.jobs.text import Setting, TableText, Text, Word
 from gpu_ops.query.errors import closest
 
 if TYPE_CHECKING:
@@ -36,16 +36,34 @@ _BITS: Final = {T.TINYINT: 8, T.SMALLINT: 16, T.INT: 32, T.BIGINT: 64}
 _FLOATS: Final = {T.FLOAT: (2 - 2**-23) * 2.0**127, T.DOUBLE: sys.float_info.max}
 _NUMBERS: Final = {*_BITS, *_FLOATS, T.DECIMAL}
 _TIMES: Final = {T.TIMESTAMP, T.TIMESTAMPLTZ, T.TIMESTAMPTZ, T.TIMESTAMPNTZ}
+_TEXTS: Final = {T.TEXT, T.VARCHAR}
 _SIZED: Final = {T.TEXT: 100, T.VARCHAR: 100, T.BINARY: 100, T.VARBINARY: 100, T.ARRAY: 3, T.MAP: 3}
 """How long values are where nothing is said, as in Flink."""
 
-_SEQUENCES: Final = {*_NUMBERS, T.TEXT, T.VARCHAR}
+_PARTS: Final = {T.ARRAY: ("element",), T.MAP: ("key", "value")}
+_ROWS: Final = {T.STRUCT, T.OBJECT}
+_SEQUENCES: Final = {*_NUMBERS, *_TEXTS}
+_MADE: Final = {*_SIZED, *_NUMBERS, *_TIMES, *_ROWS, T.BOOLEAN, T.DATE}
+_OPTIONS: Final[Mapping[str, tuple[Option | None, Set[Any]]]] = {
+    "kind": (Option(values=("random", "sequence")), _MADE),
+    "null-rate": (Option("rate"), _MADE),
+    "min": (None, _NUMBERS),
+    "max": (None, _NUMBERS),
+    "start": (None, _SEQUENCES),
+    "end": (None, _SEQUENCES),
+    "length": (Option("length"), set(_SIZED)),
+    "var-len": (Option("flag"), {*_SIZED} - {*_PARTS}),
+    "values": (Option("list"), _TEXTS),
+    "max-past": (Option("duration"), _TIMES),
+}
+"""Of a column what can be set, and of which types it is; without an `Option` it is a number of the column's type."""
+
+_OF_SEQUENCE: Final = ("kind", "start", "end", "null-rate")
 _HUNDRED, _FIRST, _EXACT = 100, 10, 2**53
 _NO_END: Final = 10**15
 """So many rows do not come, and Spark counts no more milliseconds, in whose place the number travels."""
 
 _ROW_KIND: Final = "__row_kind"
-_START: Final = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 _DAY_US: Final = 86_400_000_000
 
 
@@ -80,10 +98,14 @@ class Field:
     @property
     def count(self) -> int | None:
         """How many values a sequence has, or None."""
-        end = self.options.get("end")
-        if end is None and self.type.this in _BITS:
-            end = 2 ** (_BITS[self.type.this] - 1) - 1
+        end = self.options.get("end", _range(self.type)[1] if self.type.this in _BITS else None)
         return None if end is None else int(end) - self.first + 1
+
+    @property
+    def limits(self) -> tuple[Any, Any]:
+        """Between what its random numbers are; fractions, if nothing is said, from zero on."""
+        low, high = _range(self.type)
+        return self.options.get("min", low if self.type.this in _BITS else Decimal(0)), self.options.get("max", high)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,9 +118,9 @@ class Generated:
         rows_per_second: how many come.
         number_of_rows: how many there are, or None for no end.
         seed: other rows with another one.
-        start: time of the first row; that of the others goes by `rows_per_second`.
-        updates: of a hundred rows, how many are updates.
-        deletes: likewise.
+        start_time: time of the first row; that of the others goes by `rows_per_second`.
+        share_of_updates: of a hundred rows, how many are updates.
+        share_of_deletes: likewise.
         row_kind: the column of row kinds, or None.
     """
 
@@ -107,20 +129,31 @@ class Generated:
     rows_per_second: int = 10_000
     number_of_rows: int | None = None
     seed: int = 1
-    start: dt.datetime = _START
-    updates: int = 0
-    deletes: int = 0
+    start_time: dt.datetime = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    share_of_updates: int = 0
+    share_of_deletes: int = 0
     row_kind: str | None = None
 
     @property
     def inserts(self) -> int:
         """Of a hundred rows, how many are insertions."""
-        return _HUNDRED - self.updates - self.deletes
+        return _HUNDRED - self.share_of_updates - self.share_of_deletes
 
     @property
     def at_first(self) -> int:
         """How many rows are insertions before the hundreds begin: enough for their deletes."""
-        return self.deletes + _FIRST
+        return self.share_of_deletes + _FIRST
+
+    def ends(self) -> Iterator[int]:
+        """After how many rows each sequence has come to its end."""
+        for field in self.fields:
+            count = field.count if field.is_sequence else None
+            if count is not None and field.of_row and count > self.at_first and self.inserts < _HUNDRED:
+                # whole hundreds alone: all their insertions are there
+                more = (count - self.at_first) // self.inserts * _HUNDRED if self.inserts else _NO_END
+                count = self.at_first + more
+            if count is not None and count < _NO_END:
+                yield count
 
 
 # What is written down
@@ -141,71 +174,48 @@ def read(file: Text, table: TableText, values: dict[str, Any], at: Mapping[str, 
     if table.columns is None:
         raise file.error("datagen makes rows of the columns that a table names: name some", table.name.at)
     options = _options(file, table)
-    key = {word.text.lower() for word in table.primary_key or ()}
-    changing = "share_of_updates" in values or "share_of_deletes" in values
-    row_kind = values.get("row_kind")
-    columns = [(name, name.text.lower(), exp.DataType.build(kind, dialect="spark")) for name, kind in table.columns]
+    key, names = {word.text.lower() for word in table.primary_key or ()}, [name.text for name, _ in table.columns]
+    row_kind = (values.get("row_kind") or "").lower()
     fields = tuple(
-        _field(file, name.text, kind, options, name.at, of_row=lowered in key)
-        for name, lowered, kind in columns
-        if row_kind is None or lowered != row_kind.lower()
-    )  # fmt: skip
+        _field(file, name, exp.DataType.build(kind, dialect="spark"), options, of_row=name.text.lower() in key)
+        for name, kind in table.columns
+        if name.text.lower() != row_kind
+    )
     for path, given in options.items():
         column, _, part = path.partition(".")
-        option, (_, where, _) = next(iter(given.items()))
-        if any(lowered == column for _, lowered, _ in columns):
-            raise file.error(f"column {column!r} has no part {part!r}", where)
-        near = closest(column, [name.text for name, *_ in columns])
-        raise file.error(f"fields.{path}.{option}: there is no column {column!r}; there are {near}", where)
-    shares = [_share(file, values, at, name) for name in ("share_of_updates", "share_of_deletes")]
+        option, setting = next(iter(given.items()))
+        problem = f"fields.{path}.{option}: there is no column {column!r}; there are {closest(column, names)}"
+        if column in map(str.lower, names):
+            problem = f"column {column!r} has no part {part!r}"
+        raise file.error(problem, setting.name.at)
+    changing = [at[name] for name in ("share_of_deletes", "share_of_updates") if name in values]
     if changing:
-        where = at.get("share_of_deletes", at.get("share_of_updates", table.name.at))
-        _check_changes(file, where, shares, fields, values)
         values.setdefault("row_kind", _ROW_KIND)
     if "number_of_rows" not in values and values.get("scan") == "once":
         raise file.error("a table that is read once has an end: set 'number-of-rows'", table.name.at)
-    made = Generated(
-        table.name.text,
-        fields,
-        start=_time(file, values.pop("start_time", None), at),
-        updates=shares[0] if changing else 0,
-        deletes=shares[1] if changing else 0,
-        row_kind=values.get("row_kind"),
-        **{name: values.pop(name) for name in ("rows_per_second", "number_of_rows", "seed") if name in values},
-    )
-    ends = [number for number in (made.number_of_rows, *_ends(made)) if number is not None and number < _NO_END]
+    own = {name: values.pop(name) for name in SOURCES["datagen"] if name in values}
+    made = Generated(table.name.text, fields, row_kind=values.get("row_kind"), **own)
+    for where in changing[:1]:
+        _check_changes(file, where, made, values)
+    ends = [*made.ends(), *([] if made.number_of_rows is None else [made.number_of_rows])]
     return dataclasses.replace(made, number_of_rows=min(ends, default=None))
 
 
-def _check_changes(
-    file: Text, at: int, shares: list[int], fields: tuple[Field, ...], values: Mapping[str, Any]
-) -> None:
-    updates, deletes = shares
-    if not any(field.of_row for field in fields):
+def _check_changes(file: Text, at: int, made: Generated, values: Mapping[str, Any]) -> None:
+    key = [field for field in made.fields if field.of_row]
+    if not key:
         raise file.error("updates and deletes are of rows with a key: give the PRIMARY KEY", at)
-    if not any(field.of_row and field.is_sequence for field in fields):
-        key = next(field for field in fields if field.of_row)
-        raise file.error(
-            f"updates and deletes are of rows that are told apart: set 'fields.{key.path}.kind' = 'sequence'", at
-        )
+    if not any(field.is_sequence for field in key):
+        problem = f"updates and deletes are of rows that are told apart: set 'fields.{key[0].path}.kind' = 'sequence'"
+        raise file.error(problem, at)
     if values.get("updates") == "retract":
         raise file.error("datagen's updates have the new row alone: 'updates' = 'upsert'", at)
-    if updates + deletes > _HUNDRED or deletes > _HUNDRED - updates - deletes:
+    if made.inserts < made.share_of_deletes:
         raise file.error("more rows would be deleted than inserted: the shares are too large together", at)
 
 
-def _ends(made: Generated) -> Iterator[int | None]:
-    """After how many rows each sequence has come to its end."""
-    for field in made.fields:
-        count = field.count if field.is_sequence else None
-        if count is None or not field.of_row or count <= made.at_first or made.inserts == _HUNDRED:
-            yield count
-        elif made.inserts:  # whole hundreds alone: all their insertions are there
-            yield made.at_first + (count - made.at_first) // made.inserts * _HUNDRED
-
-
-Given = dict[str, dict[str, tuple[str, int, int]]]
-"""By path and option: the value, the positions of the option and of the value."""
+Given = dict[str, dict[str, Setting]]
+"""Settings by path and option."""
 
 
 def _options(file: Text, table: TableText) -> Given:
@@ -217,99 +227,71 @@ def _options(file: Text, table: TableText) -> Given:
         path, _, option = name[len("fields.") :].rpartition(".")
         if not path:
             raise file.error(f"{name!r}: an option of a column is written 'fields.{option}.kind'", setting.name.at)
-        found.setdefault(path.lower(), {})[option.lower().replace("_", "-")] = (
-            setting.value.text, setting.name.at, setting.value.at,
-        )  # fmt: skip
+        found.setdefault(path.lower(), {})[option.lower().replace("_", "-")] = setting
     return found
 
 
-def _field(file: Text, path: str, kind: exp.DataType, options: Given, at: int, *, of_row: bool = False) -> Field:
-    made = kind.this
-    given = options.pop(path.lower(), {})
-    if made in (T.STRUCT, T.OBJECT):
-        below = [(part.name, part.kind) for part in kind.expressions]
-    elif made in (T.ARRAY, T.MAP):
-        below = list(zip(("element",) if made == T.ARRAY else ("key", "value"), kind.expressions, strict=True))
-    elif made in {*_SIZED, *_NUMBERS, *_TIMES, T.BOOLEAN, T.DATE}:
-        below = []
-    else:
-        raise file.error(f"datagen makes no {kind.sql(dialect='spark')}", at)
-    names = ["kind", "null-rate"]
-    names += ["min", "max"] if made in _NUMBERS else []
-    names += ["start", "end"] if made in _SEQUENCES else []
-    names += ["length"] if made in _SIZED else []
-    names += ["var-len"] if made in _SIZED and not below else []
-    names += ["values"] if made in (T.TEXT, T.VARCHAR) else []
-    names += ["max-past"] if made in _TIMES else []
+def _field(file: Text, name: Word, kind: exp.DataType, options: Given, *, of_row: bool = False) -> Field:
+    """A column, or a part of one whose name is a path; what is set of it is taken out of the options."""
+    path, given = name.text, options.pop(name.text.lower(), {})
+    known = {option: read for option, (read, kinds) in _OPTIONS.items() if kind.this in kinds}
+    if not known:
+        raise file.error(f"datagen makes no {kind.sql(dialect='spark')}", name.at)
     checked = {}
-    for option, (text, name_at, value_at) in given.items():
-        if option not in names:
-            raise file.error(f"fields.{path} has no option {option!r}; there are {closest(option, names)}", name_at)
-        try:
-            checked[option] = _value(option, text, kind)
-        except (DescriptionError, InvalidOperation, ValueError) as error:
-            why = str(error) if isinstance(error, DescriptionError) else f"{text!r} is no number"
-            raise file.error(f"fields.{path}.{option}: {why}", value_at) from None
-    field = Field(
-        path, kind, checked, {name: _field(file, f"{path}.{name}", part, options, at) for name, part in below}, of_row
-    )
-    _check_options(file, field, given)
+    for option, setting in given.items():
+        what = f"fields.{path}.{option}"
+        if option not in known:
+            problem = f"fields.{path} has no option {option!r}; there are {closest(option, known)}"
+            raise file.error(problem, setting.name.at)
+        text, read = setting.value.text, known[option]
+        with file.errors_at(setting.value.at):
+            checked[option] = _number(what, text, kind, option) if read is None else value_of(what, read, text)
+    below = list(zip(_PARTS.get(kind.this, ()), kind.expressions, strict=False))
+    below = [(part.name, part.kind) for part in kind.expressions] if kind.this in _ROWS else below
+    parts = {part: _field(file, Word(f"{path}.{part}", name.at), its, options) for part, its in below}
+    field = Field(path, kind, checked, parts, of_row)
+    for option, setting in given.items():
+        why = _misplaced(field, option)
+        if why is not None:
+            raise file.error(f"fields.{path}{why}", setting.name.at)
+    if field.is_sequence:
+        (low, high), ends = (field.first, checked.get("end", field.first)), ("start", "end")
+    else:
+        (low, high), ends = (field.limits if kind.this in _NUMBERS else (0, 0)), ("min", "max")
+    if low > high:
+        raise file.error(f"fields.{path}: {ends[0]} {low} is above {ends[1]} {high}", given[min(given)].name.at)
     return field
 
 
-def _check_options(file: Text, field: Field, given: Mapping[str, tuple[str, int, int]]) -> None:
-    """Refuses options that do not go together."""
-    sequence = field.is_sequence
-    for option, (_, at, _) in given.items():
-        if option in ("start", "end") and not sequence:
-            raise file.error(f"fields.{field.path}.{option} is of a sequence: set 'fields.{field.path}.kind'", at)
-        if sequence and option not in ("kind", "start", "end", "null-rate"):
-            raise file.error(f"fields.{field.path}.{option} is of random values, and this is a sequence", at)
-        if option == "kind" and sequence and field.type.this not in _SEQUENCES:
-            raise file.error(f"fields.{field.path}: {field.type.sql(dialect='spark')} has no sequence", at)
-        if option == "null-rate" and field.of_row:
-            raise file.error(f"fields.{field.path}: a key is never null", at)
-        if option == "null-rate" and field.path.endswith(".key"):
-            raise file.error(f"fields.{field.path}: a map's key is never null", at)
-    low, high = ("start", "end") if sequence else ("min", "max")
-    if field.type.this in _NUMBERS or sequence:
-        first, last = limits(field) if not sequence else (field.first, field.options.get("end", field.first))
-        if first > last:
-            raise file.error(f"fields.{field.path}: {low} {first} is above {high} {last}", given[min(given)][1])
+def _misplaced(field: Field, option: str) -> str | None:
+    """Why an option does not go together with the others."""
+    if option in ("start", "end") and not field.is_sequence:
+        return f".{option} is of a sequence: set 'fields.{field.path}.kind'"
+    if field.is_sequence and option not in _OF_SEQUENCE:
+        return f".{option} is of random values, and this is a sequence"
+    if option == "kind" and field.is_sequence and field.type.this not in _SEQUENCES:
+        return f": {field.type.sql(dialect='spark')} has no sequence"
+    if option == "null-rate" and field.of_row:
+        return ": a key is never null"
+    if option == "null-rate" and field.path.endswith(".key"):
+        return ": a map's key is never null"
+    return None
 
 
-def _value(option: str, text: str, kind: exp.DataType) -> Any:
-    match option:
-        case "kind":
-            if text not in ("random", "sequence"):
-                raise DescriptionError(f"random or sequence, not {text!r}")
-            return text
-        case "null-rate":
-            rate = float(text)
-            if not 0 <= rate <= 1:
-                raise DescriptionError(f"from 0 to 1, not {text!r}")
-            return rate
-        case "length":
-            if not (text.isascii() and text.isdigit() and 0 < int(text) <= 1_000_000):
-                raise DescriptionError(f"a whole number from 1 to 1000000, not {text!r}")
-            return int(text)
-        case "var-len":
-            if text.lower() not in ("true", "false"):
-                raise DescriptionError(f"true or false, not {text!r}")
-            return text.lower() == "true"
-        case "values":
-            return tuple(part.strip() for part in text.split(","))
-        case "max-past":
-            return parse_duration(text)
-    value = Decimal(text.replace("_", ""))
-    if not value.is_finite():
-        raise DescriptionError(f"{text!r} is no number")
-    whole = kind.this in _BITS or option in ("start", "end")
-    if whole and value != value.to_integral_value():
-        raise DescriptionError(f"{text!r} is no whole number")
+def _number(what: str, text: str, kind: exp.DataType, option: str) -> Any:
+    """A number of a type; of a sequence a whole one."""
+    try:
+        value = Decimal(text.replace("_", ""))
+    except InvalidOperation:
+        value = Decimal("nan")
     low, high = _range(kind)
+    whole = kind.this in _BITS or option in ("start", "end")
+    if not value.is_finite():
+        raise DescriptionError(f"{what}: {text!r} is no number")
+    if whole and value != value.to_integral_value():
+        raise DescriptionError(f"{what}: {text!r} is no whole number")
     if low is not None and not low <= value <= high:
-        raise DescriptionError(f"{text} is no {kind.sql(dialect='spark')}")
+        raise DescriptionError(f"{what}: {text} is no {kind.sql(dialect='spark')}")
     return int(value) if whole else value
 
 
@@ -318,47 +300,13 @@ def _range(kind: exp.DataType) -> tuple[Any, Any]:
     if kind.this in _BITS:
         half = 2 ** (_BITS[kind.this] - 1)
         return -half, half - 1
-    if kind.this in _FLOATS:
-        most = Decimal(_FLOATS[kind.this])
-        return most.copy_negate(), most
+    if kind.this not in _NUMBERS:
+        return None, None
+    most = Decimal(_FLOATS.get(kind.this, 0))
     if kind.this == T.DECIMAL:
-        precision, scale = _digits(kind)
-        most = Decimal(f"{10**precision - 1}E-{scale}")
-        return most.copy_negate(), most  # a minus would round it
-    return None, None
-
-
-def _digits(kind: exp.DataType) -> tuple[int, int]:
-    precision, scale = (*(int(size.name) for size in kind.expressions), 0, 0)[:2]
-    return precision or 10, scale
-
-
-def limits(field: Field) -> tuple[Any, Any]:
-    """Between what its random numbers are; fractions, if nothing is said, from zero on."""
-    low, high = _range(field.type)
-    return field.options.get("min", low if field.type.this in _BITS else Decimal(0)), field.options.get("max", high)
-
-
-def _share(file: Text, values: dict[str, Any], at: Mapping[str, int], name: str) -> int:
-    """Of a hundred."""
-    text = values.pop(name, "0")
-    try:
-        share = Decimal(text) * _HUNDRED
-    except InvalidOperation:
-        share = Decimal(-1)
-    if not (share.is_finite() and 0 <= share <= _HUNDRED and share == int(share)):
-        raise file.error(f"{name} is a number from 0 to 1 in steps of 0.01, not {text!r}", at[name])
-    return int(share)
-
-
-def _time(file: Text, text: str | None, at: Mapping[str, int]) -> dt.datetime:
-    if text is None:
-        return _START
-    try:
-        found = dt.datetime.fromisoformat(text)
-    except ValueError:
-        raise file.error(f"start_time is a time like '2026-01-31 12:00:00', not {text!r}", at["start_time"]) from None
-    return found if found.tzinfo is not None else found.replace(tzinfo=dt.UTC)
+        precision, scale, *_ = (*(int(size.name) for size in kind.expressions), 0, 0)
+        most = Decimal(f"{10 ** (precision or 10) - 1}E-{scale}")
+    return most.copy_negate(), most  # a minus would round it
 
 
 # What Spark makes of it
@@ -390,17 +338,17 @@ def rows(counted: DataFrame, made: Generated) -> DataFrame:
     number = f.col("value")
     if made.number_of_rows is not None:
         counted = counted.where(number < made.number_of_rows)
-    if not made.updates and not made.deletes:
+    if not made.share_of_updates and not made.share_of_deletes:
         kind, row = f.lit("+I"), number
     else:
         since = number - made.at_first
         hundred, rank = f.floor(since / _HUNDRED), f.pmod(since, f.lit(_HUNDRED))
         shift = f.pmod(_hash(made, "hundred", hundred), f.lit(_HUNDRED))
         rank = f.pmod(rank * 37 + shift, f.lit(_HUNDRED))
-        oldest, next_new = (hundred + 1) * made.deletes, made.at_first + hundred * made.inserts
+        oldest, next_new = (hundred + 1) * made.share_of_deletes, made.at_first + hundred * made.inserts
         updated = oldest + f.floor(_fraction(_hash(made, "updated", number)) * (next_new - oldest))
-        deleted = hundred * made.deletes + rank - (_HUNDRED - made.deletes)
-        is_insert, is_update = rank < made.inserts, rank < _HUNDRED - made.deletes
+        deleted = hundred * made.share_of_deletes + rank - (_HUNDRED - made.share_of_deletes)
+        is_insert, is_update = rank < made.inserts, rank < _HUNDRED - made.share_of_deletes
         kind = f.when((since < 0) | is_insert, "+I").when(is_update, "+U").otherwise("-D")
         row = f.when(since < 0, number).when(is_insert, next_new + rank).when(is_update, updated).otherwise(deleted)
     counted = counted.select(number, row.alias("row"), kind.alias("kind"))
@@ -425,16 +373,12 @@ def _fraction(hashed: Column) -> Column:
 
 def _column(made: Generated, field: Field, number: Column, salt: str = "") -> Column:
     kind = field.type.sql(dialect="spark")
-    value = _sequence(field, number) if field.is_sequence else _random(made, field, number, salt)
+    value = number + f.lit(field.first) if field.is_sequence else _random(made, field, number, salt)
     value = value.cast(kind) if not field.parts else value
     rate = field.options.get("null-rate", 0.0)
     if not rate:
         return value
     return f.when(_fraction(_hash(made, f"{field.path}{salt}.null", number)) >= rate, value)
-
-
-def _sequence(field: Field, number: Column) -> Column:
-    return number + f.lit(field.first)
 
 
 def _random(made: Generated, field: Field, number: Column, salt: str) -> Column:
@@ -444,10 +388,10 @@ def _random(made: Generated, field: Field, number: Column, salt: str) -> Column:
     if kind == T.BOOLEAN:
         return hashed < 0
     if kind in _BITS:
-        low, high = limits(field)
+        low, high = field.limits
         return _whole(hashed, share, int(low), int(high), _hash(made, f"{path}.low", number))
     if kind in _FLOATS:
-        low, high = map(float, limits(field))
+        low, high = map(float, field.limits)
         return (1 - share) * low + share * high
     if kind == T.DECIMAL:
         return _decimal(field, share)
@@ -493,7 +437,7 @@ def _whole(hashed: Column, share: Column, low: int, high: int, finer: Column) ->
 
 def _decimal(field: Field, share: Column) -> Column:
     kind = field.type.sql(dialect="spark")
-    low, high = (Decimal(limit) for limit in limits(field))
+    low, high = (Decimal(limit) for limit in field.limits)
     ends = []
     for end in (low, high):  # as a double within the type: what is cast does not overflow
         near = float(end)
@@ -506,7 +450,7 @@ def _decimal(field: Field, share: Column) -> Column:
 
 def _instant(made: Generated, field: Field, number: Column, share: Column) -> Column:
     """Time goes by the rows per second, so that it is the same again; as far back as ``max-past``."""
-    begun = (made.start - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
+    begun = (made.start_time - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
     micros = f.floor(number * 1_000_000 / made.rows_per_second) + f.lit(begun)
     past = field.options.get("max-past")
     if past is not None:

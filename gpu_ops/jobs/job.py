@@ -7,15 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
+import pyarrow as pa
+
 from gpu_ops.backends import Backend
 from gpu_ops.descriptions.description import Emit
-from gpu_ops.descriptions.inputs import BadRows, Updates
+from gpu_ops.descriptions.inputs import Input
 from gpu_ops.descriptions.times import parse_duration
 from gpu_ops.errors import DescriptionError
 from gpu_ops.jobs import datagen
-from gpu_ops.jobs.connectors import JOB
 from gpu_ops.jobs.datagen import Generated
-from gpu_ops.jobs.settings import of_job, of_table, value_of
+from gpu_ops.jobs.settings import DURATION, JOB, OF_SOURCE, of_job, of_table, value_of
 from gpu_ops.jobs.sql_file import read_sql
 from gpu_ops.jobs.text import JobText, QueryText, TableText, Text, Word
 from gpu_ops.messages.rows import MessageFormatName
@@ -26,20 +27,12 @@ _SECOND: Final = 1000
 
 
 @dataclasses.dataclass(frozen=True)
-class Watermark:
-    """An event-time column, and by how many milliseconds its rows may come late."""
-
-    column: str
-    delay_ms: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """An input of the query.
+class Source(Input):
+    """An input of the query; its schema is known when it is opened.
 
     Attributes:
         name: how the query calls it.
-        connector: see `gpu_ops.jobs.connectors.SOURCES`.
+        connector: see `gpu_ops.jobs.settings.SOURCES`.
         columns: names and Spark types; None takes them from the data.
         options: for Spark's reader, by Spark's names.
         at: where it is written down, an offset in the file.
@@ -50,20 +43,13 @@ class Source:
             value from before.
         unavailable_value: what Debezium has in its place.
         reader: of files: spark, or arrow for `gpu_ops.read_files`.
-        unique_key: as in `gpu_ops.stream`, like those that follow.
-        row_kind: the column of row kinds, or None.
-        updates: upsert or retract.
-        ttl: milliseconds after its last write that a row is kept, or None.
-        sequence_by: the column that orders changes, or None.
-        bad_rows: fail or drop.
-        watermark: its event time, or None.
-        idle_timeout: milliseconds without rows after which it holds the watermark back no longer, or None.
         scan: continuous, or once for a table as it is before the first micro-batch.
-        refresh: milliseconds after which such a table is read again, or None.
+        refresh_ms: milliseconds after which such a table is read again, or None.
         generated: what its rows are where nothing is read, or None.
     """
 
-    name: str
+    schema: pa.Schema = dataclasses.field(init=False, repr=False, compare=False)
+    _: dataclasses.KW_ONLY
     connector: str
     columns: tuple[tuple[str, str], ...] | None
     options: Mapping[str, str]
@@ -74,17 +60,24 @@ class Source:
     unavailable: str = "fail"
     unavailable_value: str = PLACEHOLDER
     reader: str = "spark"
-    unique_key: tuple[str, ...] | None = None
-    row_kind: str | None = None
-    updates: Updates = "upsert"
-    ttl: int | None = None
-    sequence_by: str | None = None
-    bad_rows: BadRows = "fail"
-    watermark: Watermark | None = None
-    idle_timeout: int | None = None
     scan: str = "continuous"
-    refresh: int | None = None
+    refresh_ms: int | None = None
     generated: Generated | None = None
+
+    def __post_init__(self) -> None:
+        """What it says of its columns is checked when they are known."""
+
+    @property
+    def ends(self) -> bool:
+        """Whether it has an end."""
+        if self.generated is not None:
+            return self.generated.number_of_rows is not None
+        return self.is_table
+
+    @property
+    def is_table(self) -> bool:
+        """Whether it is read once, and never again."""
+        return self.scan == "once" and self.refresh_ms is None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +85,7 @@ class Sink:
     """Where the changelog goes.
 
     Attributes:
-        connector: see `gpu_ops.jobs.connectors.SINKS`.
+        connector: see `gpu_ops.jobs.settings.SINKS`.
         columns: names and Spark types, in the order of the query's; None takes the query's.
         options: for Spark's writer, by Spark's names.
         at: where it is written down, an offset in the file.
@@ -180,12 +173,12 @@ class Job:
     @property
     def ends(self) -> bool:
         """Whether all its inputs have an end, as generated ones may and tables that are read once: then it has one."""
-        return all(
-            source.generated.number_of_rows is not None
-            if source.generated is not None
-            else source.scan == "once" and source.refresh is None
-            for source in self.sources
-        )
+        return all(source.ends for source in self.sources)
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether all its sources are tables that are read once: the job is done without a stream."""
+        return all(source.is_table for source in self.sources)
 
 
 def load(path: str | Path) -> Job:
@@ -222,7 +215,7 @@ def build(written: JobText) -> Job:
         sink=_sink(file, written.sink),
         query=written.query,
         spark=settings.spark,
-        **{"name": file.path.stem, **settings.values, "backlog": settings.values.get("backlog") == "true"},
+        **{"name": file.path.stem, **settings.values},
     )
 
 
@@ -258,6 +251,8 @@ def _source(file: Text, table: TableText) -> Source:
         )
     if connector == "datagen":
         values["generated"] = datagen.read(file, table, values, at)
+    if watermark is not None:
+        values["event_time"], values["delay_ms"] = watermark[0].text, _delay(file, watermark[1])
     return Source(
         name=table.name.text,
         connector=connector,
@@ -265,8 +260,7 @@ def _source(file: Text, table: TableText) -> Source:
         options={} if connector == "datagen" else settings.spark,
         at=table.name.at,
         unique_key=None if key is None else tuple(name.text for name in key),
-        watermark=None if watermark is None else Watermark(watermark[0].text, _delay(file, watermark[1])),
-        **values,
+        **{f"{name}_ms" if OF_SOURCE.get(name) == DURATION else name: value for name, value in values.items()},
     )
 
 
@@ -328,10 +322,8 @@ def _delay(file: Text, delay: Word) -> int:
     """As a duration, but it may be zero."""
     if delay.text.split()[:1] == ["0"]:
         return 0
-    try:
+    with file.errors_at(delay.at):
         return parse_duration(delay.text)
-    except DescriptionError as error:
-        raise file.error(str(error), delay.at) from None
 
 
 def amended(job: Job, given: Mapping[str, str], packages: str | None, conf: Sequence[str]) -> Job:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import json
 import signal
 import threading
@@ -12,7 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
@@ -20,15 +19,12 @@ from rich.console import Console
 
 import gpu_ops
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
-from gpu_ops.errors import DescriptionError, GpuJoinError
-from gpu_ops.jobs.connectors import UNRESUMED
+from gpu_ops.errors import GpuJoinError
 from gpu_ops.jobs.datagen import have_ended
 from gpu_ops.jobs.job import Job, Sink
-from gpu_ops.jobs.progress import Batch
-from gpu_ops.jobs.screen import Screen, screen
-from gpu_ops.jobs.sinks import shaped, start
-from gpu_ops.jobs.sources import kept, open_source
-from gpu_ops.jobs.text import JobError
+from gpu_ops.jobs.screen import Batch, Screen, screen
+from gpu_ops.jobs.settings import UNRESUMED
+from gpu_ops.jobs.tables import kept, open_source, shaped, start
 from gpu_ops.query.errors import SqlError
 from gpu_ops.spark import prepare_environment, session
 from gpu_ops.spark.api.finish import QUERY, of_last, query_in
@@ -101,9 +97,8 @@ def run(job: Job, console: Console, *, once: bool = False, show: bool = False) -
     if show:
         job = _shown(job)
     check_folders(job)
-    bounded = is_bounded(job)
-    ends = job.emit == "at_end" or bounded
-    if ends and not once and not bounded and not job.ends:
+    ends = job.emit == "at_end" or job.is_bounded
+    if ends and not once and not job.ends:
         raise job.file.error(
             "emit = 'at_end' gives its result when the input has ended: run the job with --once", job.query.at
         )
@@ -128,7 +123,7 @@ def run(job: Job, console: Console, *, once: bool = False, show: bool = False) -
 
 def _shown(job: Job) -> Job:
     """A job whose result is looked at: it has no sink that would miss it, and so no state that would go on from it."""
-    if job.emit == "at_end" and not is_bounded(job):
+    if job.emit == "at_end" and not job.is_bounded:
         raise job.file.error("emit = 'at_end' has no result while it runs, so --show has nothing to show", job.query.at)
     sink = dataclasses.replace(job.sink, connector="blackhole", options={}, table="", primary_key=None, format="json")
     return dataclasses.replace(job, sink=dataclasses.replace(sink, writer="spark"), state=None, checkpoint=None)
@@ -138,11 +133,11 @@ def _run(changes: DataFrame, job: Job, console: Console, watch: _Watch, *, once:
     """Runs a job's query; reports each micro-batch, and adds it up."""
     last_join, shown = join_written(changes), watch.shown
     query = start(changes, job, once=once, last_join=last_join, screen=None if shown is None else shown.take)
-    _follow(query, last_join, watch, functools.partial(_print, console) if shown is None else shown.report)
 
+    def printed(batch: Batch) -> None:
+        console.print(batch.line, markup=False, soft_wrap=True)
 
-def _print(console: Console, batch: Batch) -> None:
-    console.print(batch.line, markup=False, soft_wrap=True)
+    _follow(query, last_join, watch, printed if shown is None else shown.report)
 
 
 def _run_to_the_end(spark: SparkSession, job: Job, console: Console, watch: _Watch) -> bool:
@@ -159,7 +154,8 @@ def _run_to_the_end(spark: SparkSession, job: Job, console: Console, watch: _Wat
         rows = changelog(spark, job, console, once=True)
         shaped(rows, job.sink, job.file)
         if rows.isStreaming:
-            _run(rows, taking_in(job), console, watch, once=True)
+            nowhere = dataclasses.replace(job, sink=Sink("blackhole", None, {}, job.sink.at))  # while inputs last
+            _run(rows, nowhere, console, watch, once=True)
             rows = None if found.interrupted else result(spark, job)
     if rows is None:
         if not found.interrupted:
@@ -211,7 +207,7 @@ def check_folders(job: Job) -> None:
             f"--{missing}; they belong together",
             job.sink.at,
         )
-    if job.state is None and job.emit == "at_end" and not is_bounded(job):
+    if job.state is None and job.emit == "at_end" and not job.is_bounded:
         raise job.file.error(
             "emit = 'at_end' keeps the input until it ends: set state and checkpoint, a folder each, in the job or as "
             "--state and --checkpoint",
@@ -240,7 +236,7 @@ def changelog(spark: SparkSession, job: Job, console: Console, *, once: bool = F
     tables = {
         source.name: open_source(spark, source, job.file, every_ms=job.every_ms, once=once) for source in job.sources
     }
-    with warnings.catch_warnings(record=True) as raised:
+    with warnings.catch_warnings(record=True) as raised, job.file.errors_at(job.query.at):
         warnings.simplefilter("always")
         try:
             below = None if job.state is None else StateAddress.of(job.state).below(LATEST)
@@ -250,24 +246,13 @@ def changelog(spark: SparkSession, job: Job, console: Console, *, once: bool = F
                 state = None if below is None else below.below(f"source_{number}")
                 name = f"{job.name}_{source.name}"
                 tables[source.name] = kept(tables[source.name], source, state=state, name=name, **common)
-            changes = gpu_ops.sql(
-                job.query.text,
-                tables=tables,
-                state=None if is_bounded(job) else job.state,
-                emit=job.emit,
-                backend=job.backend,
-                partitions=job.partitions,
-                name=job.name,
-                multi_way=job.multi_way,
-                backlog=job.backlog,
-            )
+            names = ("emit", "backend", "partitions", "name", "multi_way", "backlog")
+            options: dict[str, Any] = {name: getattr(job, name) for name in names}
+            state = None if job.is_bounded else job.state
+            changes = gpu_ops.sql(job.query.text, tables=tables, state=state, **options)
         except SqlError as error:
             line, column = job.query.position(job.file, error.line, error.column)
             raise job.file.error_at(error.message, line, column) from error
-        except JobError:
-            raise
-        except DescriptionError as error:
-            raise job.file.error(str(error), job.query.at) from error
     for warning in raised:
         if not issubclass(warning.category, DeprecationWarning):
             console.print(f"warning: {warning.message}", style="yellow", markup=False, soft_wrap=True)
@@ -317,16 +302,6 @@ def _interrupts() -> Iterator[threading.Event]:
 _RESULT: Final = "result"
 
 
-def is_bounded(job: Job) -> bool:
-    """Whether all its sources are tables that are read once: the job is done without a stream."""
-    return all(source.scan == "once" and source.refresh is None for source in job.sources)
-
-
-def taking_in(job: Job) -> Job:
-    """The job while its inputs last: nothing goes to its sink."""
-    return dataclasses.replace(job, sink=Sink("blackhole", None, {}, job.sink.at))
-
-
 def has_ended(job: Job) -> bool:
     """Whether its inputs have ended in a run before, which may not have come to its sink.
 
@@ -341,7 +316,7 @@ def has_ended(job: Job) -> bool:
             f"state folder {job.state} belongs to another query: set another state and checkpoint", job.query.at
         )
     ended = query_in(files) is not None and of_last(files).stamp(FINISHED) is not None
-    if not ended and not is_bounded(job) and _RESULT in files.folders(""):
+    if not ended and not job.is_bounded and _RESULT in files.folders(""):
         raise job.file.error(
             f"state folder {job.state} was opened again, and its result has been handed to the sink: for a result of "
             "more input set another state and checkpoint, and insert into another table",
@@ -369,7 +344,7 @@ def write(rows: DataFrame, job: Job, screen: View | None = None) -> StreamingQue
     Raises:
         JobError: the sink cannot take it.
     """
-    if job.state is not None and is_bounded(job):
+    if job.state is not None and job.is_bounded:
         Files.at(job.state).create(QUERY, json.dumps({"query": job.query.text}).encode())
     state = None if job.state is None else job.state.below(_RESULT)
     [ended] = beside_streams([Stream(_RESULT, row_kind=ROW_KIND_COLUMN, df=rows)], state)

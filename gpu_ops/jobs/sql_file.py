@@ -111,7 +111,7 @@ def _create_table(cursor: Cursor) -> TableText:
             if cursor.accepts("CONSTRAINT"):
                 cursor.name("the constraint's name")
             cursor.expect("PRIMARY", "KEY", "(")
-            key = _once(cursor, key, cursor.listed(_column_name), "primary key", at)
+            key = _once(cursor, key, cursor.listed(lambda each: each.name("a column")), "primary key", at)
             cursor.expect(")")
             cursor.accepts("NOT", "ENFORCED")
         elif cursor.accepts("WATERMARK", "FOR"):
@@ -146,10 +146,6 @@ def _refuse(cursor: Cursor, *words: str) -> None:
     for word in words:
         if cursor.sees(word):
             raise cursor.error(_REFUSED[word])
-
-
-def _column_name(cursor: Cursor) -> Word:
-    return cursor.name("a column")
 
 
 def _column(cursor: Cursor) -> tuple[tuple[Word, str], bool]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar, Final, TypeVar
 
@@ -12,7 +13,7 @@ from sqlglot import Token, TokenType
 from sqlglot.dialects.spark import Spark
 from sqlglot.errors import TokenError
 
-from gpu_ops.errors import DescriptionError
+from gpu_ops.errors import DescriptionError, NotBuiltError
 
 
 class JobError(DescriptionError):
@@ -47,6 +48,16 @@ class Text:
     def error(self, message: str, offset: int) -> JobError:
         """An error at an offset."""
         return self.error_at(message, *self.position(offset))
+
+    @contextlib.contextmanager
+    def errors_at(self, offset: int) -> Iterator[None]:
+        """Errors of what is described there, as errors at an offset."""
+        try:
+            yield
+        except (DescriptionError, NotBuiltError) as error:
+            if isinstance(error, JobError):
+                raise
+            raise self.error(str(error), offset) from error
 
     def error_at(self, message: str, line: int, column: int) -> JobError:
         """An error at a line and column."""

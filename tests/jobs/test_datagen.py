@@ -45,11 +45,11 @@ def generated(options: str = "", columns: str = COLUMNS) -> Generated:
         ("'fields.id.start' = '3'", "fields.id.start is of a sequence: set 'fields.id.kind'", "'fields.id.start'"),
         (SEQUENCE + ", 'fields.id.max' = '3'", "fields.id.max is of random values, and this is a sequence", "'fields.id.max"),
         ("'fields.at.kind' = 'sequence'", "fields.at: TIMESTAMP has no sequence", "'fields.at.kind'"),
-        ("'fields.id.kind' = 'serial'", "fields.id.kind: random or sequence, not 'serial'", "'serial'"),
-        ("'fields.item.null-rate' = '2'", "fields.item.null-rate: from 0 to 1, not '2'", "'2'"),
-        ("'fields.item.length' = '0'", "fields.item.length: a whole number from 1 to 1000000, not '0'", "'0'"),
-        ("'fields.item.var-len' = 'yes'", "fields.item.var-len: true or false, not 'yes'", "'yes'"),
-        ("'fields.at.max-past' = '3 dais'", "fields.at.max-past: no duration: '3 dais'", "'3 dais'"),
+        ("'fields.id.kind' = 'serial'", "fields.id.kind is one of random, sequence, not 'serial'", "'serial'"),
+        ("'fields.item.null-rate' = '2'", "fields.item.null-rate is a number from 0 to 1, not '2'", "'2'"),
+        ("'fields.item.length' = '0'", "fields.item.length is a whole number from 1 to 1000000, not '0'", "'0'"),
+        ("'fields.item.var-len' = 'yes'", "fields.item.var-len is true or false, not 'yes'", "'yes'"),
+        ("'fields.at.max-past' = '3 dais'", "no duration: '3 dais'", "'3 dais'"),
         ("'rows-per-secnd' = '3'", "datagen has no option 'rows-per-secnd'; there are rows_per_second, ", "'rows-per-secnd'"),
         ("'number-of-rows' = '0'", "number_of_rows is a whole number above zero, not '0'", "'0'"),
         ("'start-time' = 'noon'", "start_time is a time like '2026-01-31 12:00:00', not 'noon'", "'noon'"),
@@ -87,8 +87,8 @@ def test_columns_that_cannot_be() -> None:
 def test_what_is_not_said() -> None:
     made = generated()
     assert (made.rows_per_second, made.number_of_rows, made.seed, made.row_kind) == (10_000, None, 1, None)
-    assert made.start == dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
-    assert (made.updates, made.deletes, made.inserts) == (0, 0, 100)
+    assert made.start_time == dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    assert (made.share_of_updates, made.share_of_deletes, made.inserts) == (0, 0, 100)
 
 
 @pytest.mark.parametrize(

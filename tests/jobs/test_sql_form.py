@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from gpu_ops.jobs.job import Watermark
 from gpu_ops.jobs.sql_file import read_sql
 from gpu_ops.jobs.text import JobError, Text
 from jobs.support import INSERT, ORDERS, SINK, source, sql, wrong
@@ -42,8 +41,8 @@ def test_a_whole_job():
     assert orders.columns == (("id", "BIGINT"), ("an item", "STRING"), ("at", "TIMESTAMP"))
     assert orders.options == {"path": "/jobs/orders", "maxFilesPerTrigger": "1", "mergeSchema": "true"}
     assert (orders.name, orders.connector, orders.unique_key, orders.row_kind) == ("orders", "parquet", ("id",), "op")
-    assert (orders.updates, orders.ttl, orders.bad_rows) == ("retract", 7 * 86_400_000, "drop")
-    assert (orders.watermark, orders.idle_timeout) == (Watermark("at", 5000), 60_000)
+    assert (orders.updates, orders.ttl_ms, orders.bad_rows) == ("retract", 7 * 86_400_000, "drop")
+    assert (orders.event_time, orders.delay_ms, orders.idle_timeout_ms) == ("at", 5000, 60_000)
     assert prices.options == {"path": "s3://bucket/prices", "header": "true", "sep": ";"}
     assert prices.columns == (("id", "BIGINT"), ("price", "DECIMAL(10, 2)"))
     assert prices.unique_key == ("id",)

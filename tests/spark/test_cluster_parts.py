@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import queue
 import signal
@@ -17,7 +18,8 @@ import pytest
 from state.support import TOKEN, Server, make_command, wire_batches
 
 from gpu_ops.errors import DescriptionError, StateError
-from gpu_ops.spark.driver.agent import LostError, RemoteAgent, ServerGroup, own_address
+from gpu_ops.fields import decoded, encoded
+from gpu_ops.spark.driver.agent import Done, LostError, Offer, RemoteAgent, ServerGroup, Waiting, own_address
 from gpu_ops.spark.driver.cluster import ClusterServers
 from gpu_ops.spark.driver.executors import LocalStateWarning, warn_of_local_folder
 from gpu_ops.spark.server.server import server_budget
@@ -130,7 +132,7 @@ def test_other_state_folders_are_not(master: str, state: str) -> None:
 # --- an agent and its servers ------------------------------------------------------------------
 
 
-OFFER = {"group": 0, "job": 1, "stage": 1, "task": 1, "executor": "e", "host": "h", "cores": 2, "gpus": ["3", "5"]}
+OFFER = Offer(group=0, job=1, stage=1, task=1, executor="e", host="h", cores=2, gpus=("3", "5"))
 
 
 class Ends:
@@ -146,10 +148,10 @@ class Ends:
         self.agent.start()
 
     def _commands(self, request: dict[str, Any], is_there: Callable[[], bool]) -> dict[str, Any]:
-        return self.remote.commands(request, is_there)
+        return {"commands": encoded(self.remote.commands(decoded(Waiting, request), is_there))}
 
     def _done(self, request: dict[str, Any], _: object) -> dict[str, Any]:
-        return self.remote.done(request)
+        return self.remote.done(decoded(Done, request))
 
     def _run(self) -> None:
         try:
@@ -243,7 +245,7 @@ def test_an_agent_that_dies_or_stops_is_lost_within_seconds(
         preparing = threading.Thread(target=servers.prepare)
         preparing.start()
         until(lambda: servers._groups)
-        agent = servers.offer({**OFFER, "executor": "a", "host": "a"})["agent"]
+        agent = servers.offer(dataclasses.replace(OFFER, executor="a", host="a"))
         preparing.join(20)
         text = AGENT.format(tests=str(Path(__file__).parents[1]), location=address.location, token=TOKEN, agent=agent)
         with subprocess.Popen([sys.executable, "-c", text]) as process:
@@ -313,18 +315,16 @@ class Cluster:
         """A task, until it leaves or its executor is lost."""
         number = len(self._tasks)
         self._tasks[number] = executor
-        offer = {"group": group, "job": job, "stage": job, "task": number, "executor": executor, "host": executor,
-                 "cores": 8, "gpus": []}  # fmt: skip
-        request = {**self.servers.offer(offer), "ended": []}
+        agent = self.servers.offer(Offer(job, group, number, job, executor, executor, cores=8, gpus=()))
         while True:
-            commands = self.servers.commands(request, lambda: executor not in self._lost)["commands"]
+            commands = self.servers.commands(Waiting(agent), lambda: executor not in self._lost)
             if executor in self._lost:
                 raise RuntimeError("ExecutorLostFailure")
             for command in commands:
-                if command["do"] == "leave":
+                if command.do == "leave":
                     return
-                started = {"id": command["id"], "pid": 1, "location": f"{executor}/{command['number']}"}
-                self.servers.actions["done"]({**request, **started}, lambda: True)
+                done = Done(agent, command.id, pid=1, location=f"{executor}/{command.number}")
+                self.servers.actions["done"](encoded(done), lambda: True)
 
     def lose(self, executor: str) -> None:
         self.names.remove(executor)
@@ -395,14 +395,14 @@ def test_a_copy_of_a_task_stands_by_and_takes_over(made: Callable[..., Cluster])
     cluster = made("a", "b")
     places(cluster)
     group = cluster.servers._groups[0]
-    job = group.agent.job  # type: ignore[union-attr]
+    job = group.agent.offer.job  # type: ignore[union-attr]
     cluster.names.append("c")
     copy = threading.Thread(target=cluster.task, args=(job, 0, "c"), daemon=True)
     copy.start()
     until(lambda: group.waiting)
     assert places(cluster)[0] == "a/0"
     cluster.lose("a")
-    until(lambda: group.agent is not None and group.agent.executor == "c")
+    until(lambda: group.agent is not None and group.agent.offer.executor == "c")
     assert copy.is_alive()
     assert places(cluster) == ["c/0", "b/0", "c/1", "b/1"]
 

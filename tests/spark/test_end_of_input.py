@@ -17,6 +17,7 @@ from rich.console import Console
 
 import gpu_ops
 from gpu_ops import stream
+from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.server.inspection import describe
 from spark.feeds import Feed, sql_join
 from spark.support import Row, Sink, drain, in_memory, start
@@ -252,9 +253,7 @@ def test_co_groups(spark: Any, feeds: list[Feed], tmp_path: Path) -> None:
     assert rows_of(at_once) == want
 
     # in another application the function is not known
-    from gpu_ops.spark.tasks import functions
-
-    functions._functions.clear()
+    Directory.of(spark).functions.clear()
     with pytest.raises(gpu_ops.DescriptionError, match="its function is not kept there: give it again"):
         gpu_ops.finish(spark, state=state)
     with pytest.raises(gpu_ops.DescriptionError, match="go together"):

@@ -25,12 +25,12 @@ from rich.console import Console
 from gpu_ops.jobs import runner
 from gpu_ops.jobs.job import Source, build, load
 from gpu_ops.jobs.runner import JobFailedError
-from gpu_ops.jobs.sinks import messages, shaped
-from gpu_ops.jobs.sources import decode, open_source
 from gpu_ops.jobs.sql_file import read_sql
+from gpu_ops.jobs.tables import decode, open_source, shaped
 from gpu_ops.jobs.text import JobError, Text
 from gpu_ops.spark.plan import changes as of_changes
 from gpu_ops.spark.plan.selection import taken_of_join
+from gpu_ops.spark.sinks.kafka import json_messages
 from spark.support import fold
 
 pytestmark = pytest.mark.spark
@@ -171,7 +171,7 @@ def test_a_view_in_a_database(spark: Any, tmp_path: Path) -> None:
 def test_changes_are_counted_where_they_can_be(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, *, reported: bool
 ) -> None:
-    for module in ("gpu_ops.spark.plan.build", "gpu_ops.jobs.sinks"):
+    for module in ("gpu_ops.spark.plan.build", "gpu_ops.jobs.tables"):
         monkeypatch.setattr(f"{module}.metrics_reported", lambda session: reported)
     (tmp_path / "shop.sql").write_text(JOB.format(format="json").replace("p.id;", f"p.id{where};"))
     write(tmp_path / "orders", "json", ORDERS, (1, "book", 2), (2, "pen", 1))
@@ -379,7 +379,8 @@ def topic(spark: Any, *values: Any) -> Any:
 
 
 def kafka(form: str, **more: Any) -> Source:
-    return Source("t", "kafka", (("id", "BIGINT"), ("name", "STRING")), {}, 0, format=form, **more)
+    columns = ("id", "BIGINT"), ("name", "STRING")
+    return Source("t", connector="kafka", columns=columns, options={}, at=0, format=form, **more)
 
 
 def rows(df: Any) -> list[tuple[Any, ...]]:
@@ -441,13 +442,14 @@ def test_messages_out(spark: Any) -> None:
 
     def said(key: str) -> list[tuple[Any, ...]]:
         target = sink(with_key.format(key))
-        return rows(messages(shaped(changes, target, file), target, file))
+        with file.errors_at(0):
+            return rows(json_messages(shaped(changes, target, file), target.key))
 
     value = '{"op":"+I","id":1,"name":null}'
     assert said("ID") == [("1", value)]
     assert said("id, name") == [('{"id":1,"name":null}', value)]
     bare = sink(with_key.replace(", 'key' = '{}'", ""))
-    assert rows(messages(shaped(changes, bare, file), bare, file)) == [(value,)]
+    assert rows(json_messages(shaped(changes, bare, file), bare.key)) == [(value,)]
     with pytest.raises(JobError, match="key='x' is no column; there are op, id, name"):
         said("x")
     with pytest.raises(JobError, match="the query has a column 'id', too"):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import gpu_ops.spark
-from gpu_ops.spark.driver import workers
+from gpu_ops.spark.driver import executors
 from spark.support import Sink, Source, drain, in_memory
 
 pytestmark = pytest.mark.thorough
@@ -145,9 +145,9 @@ def test_workers_are_begun_once_as_soon_as_a_query_is_built(
         list(batches)
         yield pa.RecordBatch.from_pydict({"seen": ["colorsys" in sys.modules]})
 
-    workers._begun.discard(spark.sparkContext)
-    monkeypatch.setattr("gpu_ops.spark.driver.workers.NEEDED", ("colorsys",))  # nothing else imports it
-    monkeypatch.setattr("gpu_ops.spark.driver.workers.threading.Thread", Begun)
+    executors._begun.discard(spark.sparkContext)
+    monkeypatch.setattr("gpu_ops.spark.driver.executors.NEEDED", ("colorsys",))  # nothing else imports it
+    monkeypatch.setattr("gpu_ops.spark.driver.executors.threading.Thread", Begun)
     for _ in range(2):
         gpu_ops.read_files(spark, str(tmp_path), "csv", "k long")
     monkeypatch.undo()

@@ -17,7 +17,7 @@ import gpu_ops
 from gpu_ops import stream
 from gpu_ops.errors import DescriptionError
 from gpu_ops.jobs.job import Source as Job
-from gpu_ops.jobs.sources import decode, kept
+from gpu_ops.jobs.tables import decode, kept
 from gpu_ops.spark.sources.kafka import MessageSource
 from spark.support import Sink, Source, drain, fold, in_memory, slow_join
 
@@ -160,7 +160,10 @@ def test_a_large_value_that_did_not_change_is_the_one_from_before(
     def changes() -> Any:
         if by_job:
             columns = tuple((x.name, x.dataType.simpleString()) for x in st.StructType.fromDDL(schema).fields)
-            source = Job("orders", "kafka", columns, {}, 0, "debezium-json", unavailable="keep", unique_key=("id",))
+            source = Job(
+                "orders", connector="kafka", columns=columns, options={}, at=0, format="debezium-json",
+                unavailable="keep", unique_key=("id",),
+            )  # fmt: skip
             opened, df = decode(topic.df, source)
             kept_state = str(state / "latest" / "source_0")
             orders = kept(stream(df, row_kind=opened.row_kind, unique_key="id"), source, state=kept_state)

@@ -8,7 +8,7 @@ pytest.importorskip("pyspark")
 
 from gpu_ops.errors import DescriptionError
 from gpu_ops.query.errors import SqlError
-from gpu_ops.spark.api.union import parts_of, union
+from gpu_ops.spark.api.sql import parts_of, union
 
 INPUTS = {"orders": 0, "prices": 0, "X y": 0}
 

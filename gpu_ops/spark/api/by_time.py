@@ -127,8 +127,7 @@ def interval_join(
         StateError: the state folder belongs to something else.
     """
     check_options("interval_join", options, IntervalJoinOptions)
-    emit = options.get("emit", "per_batch")
-    sides, static = settled(two_streams(left, right), options.get("state"))
+    sides, emit = settled(two_streams(left, right), options)
     interval = Interval(
         parse_bound(lower),
         parse_bound(upper),
@@ -141,9 +140,9 @@ def interval_join(
         timestamp=timestamp,
     )
     period = heartbeat_ms(heartbeat)
-    if period is not None and (static or emit == "at_end"):
+    if period is not None and emit == "at_end":
         raise DescriptionError("heartbeat= is for pads that come with time; at the end of input all come at once")
-    if process is not None and emit == "at_end" and not static:
+    if process is not None and emit == "at_end" and sides[0].df.isStreaming:
         raise DescriptionError(
             "process= is given the output of the query, and with emit='at_end' there is none: apply the function "
             "with mapInArrow to what gpu_ops.finish() gives"
@@ -152,14 +151,7 @@ def interval_join(
     if interval.time == "event":
         sides, upstream = timed(sides, time)
     description, sides, hidden = two_sided(
-        IntervalJoin,
-        how,
-        on,
-        sides,
-        options,
-        derive=False,
-        emit="at_end" if static else emit,
-        interval=interval,
+        IntervalJoin, how, on, sides, options, derive=False, emit=emit, interval=interval
     )
     if hidden and process is not None:
         raise DescriptionError(
@@ -294,7 +286,7 @@ def asof_join(
         StateError: the state folder belongs to something else.
     """
     check_options("asof_join", options, AsofJoinOptions)
-    sides, static = settled(two_streams(left, right), options.get("state"))
+    sides, emit = settled(two_streams(left, right), options)
     both = (time, time) if isinstance(time, str) else time
     if both is not None and not (isinstance(both, tuple) and len(both) == 2 and all(isinstance(c, str) for c in both)):
         raise DescriptionError(f"time={time!r}; it is the event-time columns of left and right, or one name for both")
@@ -305,7 +297,7 @@ def asof_join(
         on,
         sides,
         options,
-        emit="at_end" if static else options.get("emit", "per_batch"),
+        emit=emit,
         asof=Asof(direction, None if tolerance is None else parse_bound(tolerance), allow_exact_matches),
     )
     return apply_operator(description, sides, options, upstream=upstream if description.by_event_time else (None, None))
@@ -355,10 +347,10 @@ def temporal_join(
         StateError: the state folder belongs to something else.
     """
     check_options("temporal_join", options, TwoSidedOptions)
-    sides, static = settled(two_streams(left, right), options.get("state"))
-    period = None if heartbeat is None else parse_bound(heartbeat)
-    if period is not None and (static or period < 1):
-        raise DescriptionError(f"heartbeat={heartbeat!r}; it is at least a millisecond, and for streams")
+    sides, emit = settled(two_streams(left, right), {"emit": "at_watermark", **options})
+    period = heartbeat_ms(heartbeat)
+    if period is not None and emit == "at_end":
+        raise DescriptionError(f"heartbeat={heartbeat!r} is for streams")
     sides, upstream = timed(sides, time)
     description, sides, _ = two_sided(
         TemporalJoin,
@@ -367,7 +359,7 @@ def temporal_join(
         sides,
         options,
         derive=False,
-        emit="at_end" if static else "at_watermark",
+        emit=emit,
         late=late,
         ttl_ms=None if ttl is None else parse_bound(ttl),
     )

@@ -9,10 +9,10 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar, cast
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
-from gpu_ops.descriptions.description import Description
+from gpu_ops.descriptions.description import Description, Emit
 from gpu_ops.descriptions.groups import Latest, without_upserts
 from gpu_ops.descriptions.join import Join, JoinType
 from gpu_ops.descriptions.keys import On
@@ -20,8 +20,14 @@ from gpu_ops.errors import DescriptionError, NotBuiltError, StateError
 from gpu_ops.query.catalyst import ansi_mode
 from gpu_ops.spark.api.stateful import final_only
 from gpu_ops.spark.api.static import beside_streams, has_result, is_stream
-from gpu_ops.spark.api.streams import Stream, as_input, resolve_keys
-from gpu_ops.spark.api.where import engine_condition, without_hidden
+from gpu_ops.spark.api.streams import (
+    Stream,
+    as_input,
+    engine_condition,
+    refuse_event_time,
+    resolve_keys,
+    without_hidden,
+)
 from gpu_ops.spark.datatypes import ignores_case, unlike_bytes
 from gpu_ops.spark.driver.directory import Directory
 from gpu_ops.spark.driver.executors import warn_of_local_folder
@@ -31,8 +37,8 @@ from gpu_ops.spark.plan.column_metadata import delays
 from gpu_ops.spark.plan.recognition import lost_row_time
 from gpu_ops.spark.plan.union_layout import collated_key
 from gpu_ops.spark.settings import PREFIX, Settings, given_at_start
-from gpu_ops.spark.tasks.functions import Grouped, remember_function
-from gpu_ops.state.address import Location, StateAddress
+from gpu_ops.spark.tasks.functions import Grouped
+from gpu_ops.state.address import StateAddress
 from gpu_ops.state.files import Files
 from gpu_ops.state.manifest import LATEST, Manifest, check_open
 
@@ -140,23 +146,25 @@ def apply_operator(
         StateError: the state folder belongs to something else.
     """
     given = sides
+    if description.time_type is None:
+        for side in sides:
+            refuse_event_time(side)
     description, sides = _in_partitions(description, sides, options)
-    checked = check_inputs(description, sides, options)
-    plan = plan_of(description, sides, checked, choose_partitions(description, checked, options.get("partitions")))
-    plan = dataclasses.replace(plan, query=query)
-    for warning in checked.warnings:
+    plan, state, notes = plan_of(description, sides, options)
+    for warning in notes:
         warnings.warn(warning, stacklevel=stacklevel + 1)
-    frames, state = [side.df for side in sides], checked.state
+    frames, session = [side.df for side in sides], sides[0].df.sparkSession
     if state is not None:
-        warn_of_local_folder(checked.session.sparkContext, state, stacklevel=stacklevel + 1)
+        warn_of_local_folder(session.sparkContext, state, stacklevel=stacklevel + 1)
+    plan = dataclasses.replace(plan, query=query, upstream=upstream, heartbeat_ms=heartbeat_ms)
     if plan.bounded:
         return without_hidden(build_bounded(plan, frames, function))
     if function is not None:
         assert state is not None
-        remember_function(checked.session, state, function)
+        Directory.of(session).functions[state.identity] = function
     for load in (side.load for side in given if side.load is not None):
         load()
-    made = without_hidden(build(dataclasses.replace(plan, upstream=upstream, heartbeat_ms=heartbeat_ms), frames, state))
+    made = without_hidden(build(plan, frames, state))
     return has_result(made, state) if description.emit == "at_end" else made
 
 
@@ -182,16 +190,14 @@ def _in_partitions(
         more = {name: options[name] for name in ("backend", "partitions") if name in options}
         more["name"] = None if options.get("name") is None else f"{options['name']}_{source.name}"
         more["state"] = None if state is None else state.below(LATEST).below(str(number))
-        latest = Latest(source, description.emit)
-        checked = check_inputs(latest, [side], more)  # of which the join warns
-        plan = plan_of(latest, [side], checked, choose_partitions(latest, checked, more.get("partitions")))
+        plan, its_state, _ = plan_of(Latest(source, description.emit), [side], more)  # of which the join warns
         changed[number] = Stream(
             source.name,
             source.unique_key,
             ROW_KIND_COLUMN,
             ttl_ms=source.ttl_ms,
             updates="retract",
-            df=build(plan, [side.df], checked.state),
+            df=build(plan, [side.df], its_state),
             load=side.load,
         )
     return made, changed
@@ -201,33 +207,10 @@ def _state_of(options: Mapping[str, Any]) -> StateAddress | None:
     return None if options.get("state") is None else StateAddress.of(options["state"])
 
 
-@dataclasses.dataclass(frozen=True)
-class Checked:
-    """What was checked of an operator's inputs and options.
-
-    Attributes:
-        session: of the inputs.
-        static: whether they are static DataFrames.
-        name: of the operator.
-        backend: as asked for.
-        state: its folder, or None.
-        backlog: whether it begins with a backlog.
-        final_only: inputs that need the output mode ``append``.
-        warnings: what is to be said of it, once.
-    """
-
-    session: SparkSession
-    static: bool
-    name: str
-    backend: str
-    state: StateAddress | None
-    backlog: bool
-    final_only: tuple[str, ...]
-    warnings: tuple[Warning, ...]
-
-
-def check_inputs(description: Description, sides: Sequence[Stream], options: Mapping[str, Any]) -> Checked:
-    """Refuses inputs and options that cannot be; errors as `apply_operator`."""
+def plan_of(
+    description: Description, sides: Sequence[Stream], options: Mapping[str, Any]
+) -> tuple[JoinPlan, StateAddress | None, list[Warning]]:
+    """The plan of an operator, its state folder, and what is to be said of it; errors as `apply_operator`."""
     df, backend, backlog = sides[0].df, options.get("backend", "auto"), bool(options.get("backlog"))
     state, static = _state_of(options), not df.isStreaming
     if backend not in ("auto", "cpu", "gpu"):
@@ -240,14 +223,30 @@ def check_inputs(description: Description, sides: Sequence[Stream], options: Map
         )
     _check_conditions(description, sides)
     _check_output(description, df)
-    given = zip(description.inputs, sides, strict=True)
-    final = () if static else tuple(i.name for i, s in given if final_only(s.df, i.name, s.unique_key, s.row_kind))
+    inputs = list(zip(description.inputs, sides, strict=True))
+    final = () if static else tuple(i.name for i, s in inputs if final_only(s.df, i.name, s.unique_key, s.row_kind))
     _check_state(description, static=static, state=state, backlog=backlog)
     name = options.get("name") or f"join_{next(_numbers)}"
     if not static:
         _check_lineage(sides, name, state)
-    notes = tuple(_warnings(description, sides, name, in_memory=state is None and not static))
-    return Checked(df.sparkSession, static, name, backend, state, backlog, final, notes)
+    partitions, why = choose_partitions(description, df, state, backend, options.get("partitions"))
+    plan = JoinPlan(
+        plan_id=uuid.uuid4().hex[:12],
+        join=description,
+        name=name,
+        backend=backend,
+        partitions=partitions,
+        partitions_reason=why,
+        state=None if state is None else str(state),
+        state_identity=None if state is None else state.identity,
+        backlog=backlog,
+        derived=tuple(source.name for source, side in inputs if source.unique_key and not side.unique_key),
+        final_only=final,
+        bounded=static,
+        loaded=tuple(number for number, side in enumerate(sides) if side.load is not None),
+        row_times=() if static or description.by_time else _row_times(description, sides),
+    )
+    return plan, state, list(_warnings(description, sides, name, in_memory=state is None and not static))
 
 
 def _warnings(description: Description, sides: Sequence[Stream], name: str, *, in_memory: bool) -> Iterator[Warning]:
@@ -265,56 +264,25 @@ def _warnings(description: Description, sides: Sequence[Stream], name: str, *, i
             )
 
 
-def plan_of(
-    description: Description, sides: Sequence[Stream], checked: Checked, partitions: tuple[int, str]
-) -> JoinPlan:
-    """The plan of an operator.
-
-    Args:
-        description: the operator.
-        sides: its inputs.
-        checked: from `check_inputs`.
-        partitions: from `choose_partitions`.
-    """
-    inputs, state = list(zip(description.inputs, sides, strict=True)), checked.state
-    timeless = checked.static or description.by_time
-    return JoinPlan(
-        plan_id=uuid.uuid4().hex[:12],
-        join=description,
-        name=checked.name,
-        backend=checked.backend,
-        partitions=partitions[0],
-        partitions_reason=partitions[1],
-        state=None if state is None else str(state),
-        state_identity=None if state is None else state.identity,
-        backlog=checked.backlog,
-        derived=tuple(source.name for source, side in inputs if source.unique_key and not side.unique_key),
-        final_only=checked.final_only,
-        bounded=checked.static,
-        loaded=tuple(number for number, side in enumerate(sides) if side.load is not None),
-        row_times=() if timeless else _row_times(description, sides),
-    )
-
-
 Sides = TypeVar("Sides", bound=tuple[Stream, ...])
 
 
-def settled(sides: Sides, state: Location | None) -> tuple[Sides, bool]:
-    """The inputs of a function, and whether all are static; static ones beside streams are loaded.
+def settled(sides: Sides, options: Mapping[str, Any]) -> tuple[Sides, Emit]:
+    """The inputs of a function, static ones beside streams loaded, and its ``emit``: ``at_end`` where all are static.
 
     Args:
         sides: the inputs.
-        state: the option ``state=``.
+        options: of the function.
 
     Raises:
         DescriptionError: see `check_frames` and `gpu_ops.spark.api.static.beside_streams`.
         StateError: likewise.
     """
-    static = check_frames([side.df for side in sides])
-    if static or all(is_stream(side) for side in sides):
-        return sides, static
-    loaded = beside_streams(sides, None if state is None else StateAddress.of(state))
-    return cast("Sides", tuple(loaded)), False
+    if check_frames([side.df for side in sides]):
+        return sides, "at_end"
+    if not all(is_stream(side) for side in sides):
+        sides = cast("Sides", tuple(beside_streams(sides, _state_of(options))))
+    return sides, options.get("emit", "per_batch")
 
 
 def _row_times(description: Description, sides: Sequence[Stream]) -> tuple[str, ...]:
@@ -340,16 +308,11 @@ def check_frames(frames: Sequence[DataFrame]) -> bool:
     if any(df.sparkSession.sparkContext is not context for df in frames):
         raise DescriptionError("the inputs belong to different Spark applications")
     for session in dict.fromkeys(df.sparkSession for df in frames):
-        _check_settings(session)
+        # All names in one text, and few values: a call into the JVM for each of some hundred settings takes longer.
+        names = str(session._jsparkSession.conf().getAll().keys().mkString("\n")).splitlines()
+        own = {name: str(session.conf.get(name)) for name in names if name.startswith(PREFIX)}
+        Settings.check_session(own, given_at_start(session.sparkContext))
     return not any(df.isStreaming for df in frames)
-
-
-def _check_settings(session: SparkSession) -> None:
-    """Refuses settings of this pack that the session has and the application has not."""
-    # All names in one text, and few values: a call into the JVM for each of some hundred settings takes longer.
-    names = str(session._jsparkSession.conf().getAll().keys().mkString("\n")).splitlines()
-    own = {name: str(session.conf.get(name)) for name in names if name.startswith(PREFIX)}
-    Settings.check_session(own, given_at_start(session.sparkContext))
 
 
 def _check_state(description: Description, *, static: bool, state: StateAddress | None, backlog: bool) -> None:
@@ -400,12 +363,16 @@ def _check_lineage(sides: Sequence[Stream], name: str, state: StateAddress | Non
         check_open(Files.at(state))
 
 
-def choose_partitions(description: Description, checked: Checked, asked: int | None) -> tuple[int, str]:
+def choose_partitions(
+    description: Description, df: DataFrame, state: StateAddress | None, backend: str, asked: int | None
+) -> tuple[int, str]:
     """How many partitions an operator has, and why.
 
     Args:
         description: the operator.
-        checked: from `check_inputs`.
+        df: one of its inputs.
+        state: its folder, or None.
+        backend: as asked for.
         asked: the option ``partitions=``.
 
     Raises:
@@ -419,16 +386,16 @@ def choose_partitions(description: Description, checked: Checked, asked: int | N
         if asked < 1:
             raise DescriptionError(f"partitions={asked}; there is at least one")
         return asked, "asked for"
-    manifest = None if checked.state is None else Manifest.read(Files.at(checked.state))
+    manifest = None if state is None else Manifest.read(Files.at(state))
     if manifest is not None:
         return manifest.partitions, "as the state folder is cut"
-    session = checked.session
+    session = df.sparkSession
     shuffle = int(str(session.conf.get("spark.sql.shuffle.partitions")))
-    servers = None if checked.static else Directory.of(session).servers
+    servers = Directory.of(session).servers if df.isStreaming else None
     taken = servers.tasks if servers is not None else 0
-    cores = max(1, session.sparkContext.defaultParallelism - taken)
-    pool = servers.pool(checked.backend) if servers is not None else None
-    return default_partitions(shuffle, cores, taken, len(pool) if pool is not None and pool.kind == "gpu" else 0)
+    pool = servers.pool(backend) if servers is not None else None
+    gpus = len(pool) if pool is not None and pool.kind == "gpu" else 0
+    return default_partitions(shuffle, max(1, session.sparkContext.defaultParallelism - taken), taken, gpus)
 
 
 def default_partitions(shuffle: int, cores: int, taken: int, gpus: int) -> tuple[int, str]:

@@ -165,10 +165,7 @@ def _input(source: Input, kept: str, *, derived: bool) -> list[str]:
         changes += f", ordered by {source.sequence_by}"
     if source.bad_rows == "drop":
         changes += ", bad rows dropped"
-    return [
-        f"  input       {source.name}: {changes}; {len(source.schema.names)} columns",
-        f"              {kept}",
-    ]
+    return [f"  input       {source.name}: {changes}; {len(source.schema.names)} columns", f"              {kept}"]
 
 
 def _kept(description: Description, side: int) -> str:

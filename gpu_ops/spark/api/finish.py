@@ -23,16 +23,15 @@ from gpu_ops.query.catalyst import calc, check_plan, like, message_of, position
 from gpu_ops.query.errors import SqlError
 from gpu_ops.query.nodes import Calc, Named, Node, Plan
 from gpu_ops.query.plan import MultiWay, Table, plan
-from gpu_ops.spark.api.where import without_hidden
+from gpu_ops.spark.api.streams import without_hidden
 from gpu_ops.spark.datatypes import spark_type
 from gpu_ops.spark.driver.directory import Directory
-from gpu_ops.spark.driver.executors import as_hadoop_has_it
-from gpu_ops.spark.driver.workers import make_importable
+from gpu_ops.spark.driver.executors import as_hadoop_has_it, make_importable
 from gpu_ops.spark.failures import refuse_connect
 from gpu_ops.spark.plan.column_metadata import changelog_columns
 from gpu_ops.spark.server.recovery import stored_version
 from gpu_ops.spark.tasks.bounded import LeftOver
-from gpu_ops.spark.tasks.functions import Grouped, known_function
+from gpu_ops.spark.tasks.functions import Grouped
 from gpu_ops.spark.wire.command import parse_join
 from gpu_ops.state.address import Location, StateAddress
 from gpu_ops.state.durable import PartitionLog
@@ -156,7 +155,7 @@ def _function(
         return None
     if apply is not None and schema is not None:
         return Grouped.of(apply, schema)
-    found = known_function(spark, state)
+    found = Directory.of(spark).functions.get(state.identity)
     if found is None:
         raise DescriptionError(
             f"state folder {state} is a co-group's, and its function is not kept there: give it again, "
@@ -234,10 +233,7 @@ def remember(
         StateError: another one stands there.
     """
     given = {
-        name: {
-            **{name: encoded(getattr(table, name)) for name in OF_TABLE},
-            "spark": schemas[name].json(),
-        }
+        name: {**{name: encoded(getattr(table, name)) for name in OF_TABLE}, "spark": schemas[name].json()}
         for name, table in tables.items()
     }
     content: dict[str, Any] = {"query": planned.sql, "multi_way": multi_way, "tables": given}

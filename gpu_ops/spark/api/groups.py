@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from typing import Final, Literal, NamedTuple, Unpack
+from typing import Any, Final, Literal, NamedTuple, Unpack
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -18,6 +18,7 @@ from pyspark.sql import functions as f
 from gpu_ops.conditions import backquoted
 from gpu_ops.descriptions.aggregate import Aggregate, Given, Measure, parse_measure
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
+from gpu_ops.descriptions.description import Emit
 from gpu_ops.descriptions.groups import Keep, Latest, Top, parse_order
 from gpu_ops.descriptions.times import Duration
 from gpu_ops.errors import DescriptionError
@@ -25,16 +26,7 @@ from gpu_ops.query.catalyst import items, message_of
 from gpu_ops.query.errors import NOW
 from gpu_ops.spark.api.by_time import heartbeat_ms, timed_input
 from gpu_ops.spark.api.checks import apply_operator, check_frames
-from gpu_ops.spark.api.streams import (
-    ChangelogOptions,
-    Stream,
-    as_input,
-    as_stream,
-    check_options,
-    refuse_event_time,
-    resolve,
-    resolve_all,
-)
+from gpu_ops.spark.api.streams import ChangelogOptions, Stream, as_input, as_stream, check_options, resolve, resolve_all
 from gpu_ops.spark.datatypes import is_window, named_column, spelling
 from gpu_ops.spark.metrics.metrics import free_name
 from gpu_ops.spark.plan.column_metadata import OWN_COLUMN, is_changelog
@@ -89,10 +81,8 @@ def aggregate(
         StateError: the state folder belongs to something else.
     """
     check_options("aggregate", options, ChangelogOptions)
-    source = as_stream(input, "the input", "input")
-    static = check_frames([source.df])
-    label = source.label
-    emit = "at_end" if static else options.get("emit", "per_batch")
+    source, emit = _one_input(input, options)
+    static, label = not source.df.isStreaming, source.label
     groups = resolve_all(source, by, "by")
     end = None if window_end is None else resolve(source.df, window_end, label, "window_end")
     source, groups, windows = flattened(source, groups)
@@ -105,22 +95,18 @@ def aggregate(
     if emit == "at_watermark":
         source, upstream = timed_input(source)
         end = end or (windows[0].end if windows else None)
-    else:
-        refuse_event_time(source)
-    described = Aggregate(
-        as_input(source),
-        groups,
-        measures,
-        emit,
-        None if static else end,
-        "drop" if static else late,
-    )
+    described = Aggregate(as_input(source), groups, measures, emit, None if static else end, "drop" if static else late)
     if described.emit != "at_end" and described.late == "drop":
         described, source = _narrowed(described, source)
     made = apply_operator(described, [source], options, upstream=(upstream, None), heartbeat_ms=period)
     if described.late == "tag":
         made = made.drop(*(column for column in source.df.columns if column not in there))
     return rebuilt(made, windows)
+
+
+def _one_input(given: DataFrame | Stream, options: Mapping[str, Any]) -> tuple[Stream, Emit]:
+    source = as_stream(given, "the input", "input")
+    return source, "at_end" if check_frames([source.df]) else options.get("emit", "per_batch")
 
 
 def _narrowed(described: Aggregate, source: Stream) -> tuple[Aggregate, Stream]:
@@ -267,9 +253,7 @@ def top(
         StateError: the state folder belongs to something else.
     """
     check_options("top", options, ChangelogOptions)
-    source = as_stream(input, "the input", "input")
-    emit = "at_end" if check_frames([source.df]) else options.get("emit", "per_batch")
-    refuse_event_time(source)
+    source, emit = _one_input(input, options)
     named, order = resolve_all(source, by, "by"), parse_order(order_by)
     columns = resolve_all(source, [one.column for one in order], "order_by")
     order = tuple(one._replace(column=column) for one, column in zip(order, columns, strict=True))
@@ -318,16 +302,15 @@ def latest(
         StateError: the state folder belongs to something else.
     """
     check_options("latest", options, ChangelogOptions)
-    source = as_stream(input, "the input", "input")
+    source, emit = _one_input(input, options)
     label = source.label
-    if check_frames([source.df]):
+    if not source.df.isStreaming:
         raise DescriptionError(f"input '{label}': latest() takes a stream; a static DataFrame has no later rows")
-    refuse_event_time(source)
     if key is not None:
         source = dataclasses.replace(source, unique_key=resolve_all(source, key, "key"))
-    if options.get("emit") == "at_end":
+    if emit == "at_end":
         raise DescriptionError("emit='at_end' has no place here: a join of the same input with it folds upserts, too")
     by = None if order_by is None else resolve(source.df, order_by, label, "order_by")
     told = None if unavailable is None else resolve(source.df, unavailable, label, "unavailable")
-    described = Latest(as_input(source, derive=False), options.get("emit", "per_batch"), by, keep, told)
+    described = Latest(as_input(source, derive=False), emit, by, keep, told)
     return apply_operator(described, [source], options, stacklevel=2)

@@ -30,13 +30,12 @@ from gpu_ops.spark.api.streams import (
     as_input,
     as_stream,
     check_options,
-    refuse_event_time,
+    engine_condition,
     resolve_keys,
     two_streams,
 )
-from gpu_ops.spark.api.where import engine_condition
 from gpu_ops.spark.datatypes import arrow_schema, ignores_case, spelling
-from gpu_ops.spark.driver.workers import make_importable
+from gpu_ops.spark.driver.executors import make_importable
 from gpu_ops.spark.plan.build import output_type
 from gpu_ops.spark.plan.column_metadata import changelog_columns
 from gpu_ops.spark.tasks.functions import Grouped, applied_schema
@@ -235,10 +234,7 @@ def _join(
     null_aware: bool = False,
     kind: type[Join] = Join,
 ) -> DataFrame:
-    sides, static = settled(two_streams(left, right), options.get("state"))
-    for side in sides:
-        refuse_event_time(side)
-    emit = "at_end" if static else options.get("emit", "per_batch")
+    sides, emit = settled(two_streams(left, right), options)
     description, sides, _ = two_sided(kind, how, on, sides, options, emit=emit, null_aware=null_aware)
     return apply_operator(description, sides, options, stacklevel=3)
 
@@ -278,14 +274,13 @@ def co_group(
     check_options("co_group", options, KeyOptions)
     given = two_streams(left, right)
     function = Grouped.of(apply, schema)
-    sides, static = settled(given, options.get("state"))
+    sides, _ = settled(given, options)
     for side in sides:
-        refuse_event_time(side)
         if side.bad_rows == "tag":
             raise DescriptionError(f"input '{side.name}': bad_rows='tag' has no place in a function's result")
     described = CoGroup(as_input(sides[0]), as_input(sides[1]), resolve_keys(on, sides, options))
     result = apply_operator(described, sides, options, function=function)
-    if static:
+    if not result.isStreaming:
         return result
     # without a row ever, so that any column will do
     return result.select(*(f.lit(None).cast(x.dataType).alias(x.name) for x in function.schema.fields))
@@ -336,7 +331,7 @@ def multi_join(
     if len(inputs) < 2:
         raise DescriptionError(f"a multi-way join takes two or more inputs, not {len(inputs)}")
     given = tuple(as_stream(each, f"input {number}", f"input_{number}") for number, each in enumerate(inputs, start=1))
-    found, static = settled(given, options.get("state"))
+    found, emit = settled(given, options)
     streams, names = list(found), [side.label for side in found]
     hows = spelled(how) if isinstance(how, str) else [spelled(each) for each in how]
     first = hows if isinstance(hows, str) else next(iter(hows), "")
@@ -351,7 +346,7 @@ def multi_join(
         on,
         hows,
         where=wheres,
-        emit="at_end" if static else options.get("emit", "per_batch"),
+        emit=emit,
         suffixes=suffixes,
         ansi=ansi_mode(streams[0].df.sparkSession),
         ignore_case=ignores_case(streams[0].df.sparkSession),

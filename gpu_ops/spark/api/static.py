@@ -18,7 +18,6 @@ import hashlib
 import logging
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 from urllib.parse import quote
@@ -50,8 +49,8 @@ _LOOK_S: Final = 0.2
 _refreshing: dict[str, _Refresh] = {}
 """By folder what reads its table again."""
 
-RESULTS: Final = weakref.WeakKeyDictionary[DataFrame, StateAddress]()
-"""The streams of operators that say all at the end, with the state folder that `gpu_ops.finish` reads it from."""
+_RESULT: Final = "_gpu_ops_result"
+"""What a stream that is, as it is, all that an operator gives at the end has of its own: its state folder."""
 
 
 def beside_streams(sides: Sequence[Stream], state: StateAddress | None) -> list[Stream]:
@@ -70,13 +69,13 @@ def beside_streams(sides: Sequence[Stream], state: StateAddress | None) -> list[
 
 def is_stream(side: Stream) -> bool:
     """Whether an input goes on while the operator runs."""
-    return side.df.isStreaming and side.df not in RESULTS
+    return side.df.isStreaming and _RESULT not in vars(side.df)
 
 
 def has_result(df: DataFrame, state: StateAddress | None) -> DataFrame:
     """Notes that a streaming DataFrame is, as it is, what an operator gives at the end of its input."""
     if df.isStreaming and state is not None:
-        RESULTS[df] = state
+        vars(df)[_RESULT] = state
     return df
 
 
@@ -107,7 +106,7 @@ def _loaded(side: Stream, name: str, state: StateAddress | None) -> Stream:
             if side.df.isStreaming:
                 from gpu_ops.spark.api.finish import result_of  # noqa: PLC0415 - 0.2 s of SQL, which few joins use
 
-                rows = result_of(side.df, RESULTS[side.df])
+                rows = result_of(side.df, vars(side.df)[_RESULT])
             folder.begin(rows.drop(ROW_KIND_COLUMN) if without_kinds else rows, refreshed=side.refresh_ms is not None)
         folder.check(name, schema)
         if side.refresh_ms is not None:
@@ -133,12 +132,8 @@ def _location(session: SparkSession, name: str, state: StateAddress | None) -> s
             raise DescriptionError(
                 f"input '{name}' is static: its rows are kept in the state folder, which all machines see; give state="
             )
-        return f"file://{_temporary(name)}"
+        return f"file://{files.temporary_folder()}/{_folder_name(name)}"
     return as_hadoop_has_it(state.below(FOLDER).below(_folder_name(name)))
-
-
-def _temporary(name: str) -> str:
-    return f"{files.temporary_folder()}/{_folder_name(name)}"
 
 
 def _folder_name(name: str) -> str:

@@ -7,6 +7,7 @@ process, or its executor.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 import os
@@ -22,10 +23,81 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 
 from gpu_ops.errors import GpuJoinError, StateError
+from gpu_ops.fields import decoded, encoded
 from gpu_ops.spark.driver.pools import Death, Server
 from gpu_ops.spark.driver.process import START_S, Launcher, Process
 from gpu_ops.spark.wire.connection import Address
 from gpu_ops.spark.wire.exchange import ask
+
+
+@dataclasses.dataclass(frozen=True)
+class Offer:
+    """A task offers to run servers.
+
+    Attributes:
+        job: the number of its job, for the directory.
+        group: which servers.
+        task: Spark's id of the attempt.
+        stage: Spark's id of its stage.
+        executor: the same for all tasks of an executor.
+        host: the address that servers listen on.
+        cores: of the machine, as far as they are for this process.
+        gpus: as Spark names them to the task.
+    """
+
+    job: int
+    group: int
+    task: int
+    stage: int
+    executor: str
+    host: str
+    cores: int
+    gpus: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """A server has ended, with an exit code; `death` is how it was killed."""
+
+    pid: int
+    name: str
+    code: int | None
+    death: Death | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Waiting:
+    """An agent waits for commands; these servers have ended meanwhile."""
+
+    agent: str
+    ended: tuple[Ended, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """What an agent is to do: ``start`` a server of a kind, under a name, ``kill`` one, or ``leave``.
+
+    The number is that of the server in its group: which of the GPUs it has.
+    """
+
+    do: str
+    id: int = 0
+    kind: str = ""
+    name: str = ""
+    number: int = 0
+    pid: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Done:
+    """What came of a command: a server that listens, how one died, or an error."""
+
+    agent: str
+    id: int
+    pid: int | None = None
+    location: str | None = None
+    death: Death | None = None
+    error: str | None = None
 
 
 class Agent:
@@ -53,19 +125,11 @@ class Agent:
         assert context is not None
         given = context.resources().get("gpu")
         gpus = [str(address) for address in given.addresses] if given is not None else []
-        host = own_address(self._directory)
-        offer = {
-            "job": self._job,
-            "group": group,
-            "task": context.taskAttemptId(),
-            "stage": context.stageId(),
-            # All Python workers of an executor have one parent, and no other executor's has its working folder.
-            "executor": f"{socket.gethostname()}:{os.getppid()}:{os.getcwd()}",
-            "host": host,
-            "cores": len(os.sched_getaffinity(0)),
-            "gpus": gpus,
-        }
-        agent = ask(self._directory, "offer", offer)["agent"]
+        host, task, stage = own_address(self._directory), context.taskAttemptId(), context.stageId()
+        # All Python workers of an executor have one parent, and no other executor's has its working folder.
+        executor = f"{socket.gethostname()}:{os.getppid()}:{os.getcwd()}"
+        offer = Offer(self._job, group, task, stage, executor, host, len(os.sched_getaffinity(0)), tuple(gpus))
+        agent = ask(self._directory, "offer", encoded(offer))["agent"]
         ServerGroup(self._directory, agent, host, gpus, self._arguments).run()
 
 
@@ -95,12 +159,7 @@ class ServerGroup:
     """
 
     def __init__(
-        self,
-        directory: Address,
-        agent: str,
-        host: str,
-        gpus: Sequence[str],
-        arguments: Mapping[str, Sequence[str]],
+        self, directory: Address, agent: str, host: str, gpus: Sequence[str], arguments: Mapping[str, Sequence[str]]
     ) -> None:
         self._directory, self._agent = directory, agent
         self._launcher = Launcher(directory.token, host=host, tls=directory.tls, gpus=gpus, arguments=arguments)
@@ -119,54 +178,54 @@ class ServerGroup:
         try:
             with self._directory.connect() as client:
                 while os.getppid() == parent:
-                    request = {"agent": self._agent, "ended": self._ended()}
+                    request = encoded(Waiting(self._agent, self._ended()))
                     try:
                         answer = self._directory.call("commands", request, timeout_s=SILENT_S, client=client)
                     except (pa.ArrowException, OSError, GpuJoinError) as error:
                         raise StateError(f"the driver's directory of state servers is gone: {error}") from error
-                    for command in answer["commands"]:
-                        if command["do"] == "leave":
+                    for command in decoded(tuple[Command, ...], answer["commands"]):
+                        if command.do == "leave":
                             return
                         threading.Thread(target=self._obey, args=(command,), daemon=True).start()
             raise StateError("the executor is gone")
         finally:
             self._close()
 
-    def _obey(self, command: Mapping[str, Any]) -> None:
-        pid = None
+    def _obey(self, command: Command) -> None:
+        done = Done(self._agent, command.id)
         try:
-            if command["do"] == "start":
-                process = self._start(str(command["name"]), command)
-                pid, result = process.pid, {"pid": process.pid, "location": process.location}
+            if command.do == "start":
+                process = self._start(command)
+                done = dataclasses.replace(done, pid=process.pid, location=process.location)
             else:
-                result = self._kill(int(command["pid"]))
+                done = dataclasses.replace(done, pid=command.pid, death=self._kill(command.pid))
         except Exception as error:  # whatever it is, the directory waits for an answer
-            result = {"error": str(error) or repr(error)}
+            done = dataclasses.replace(done, error=str(error) or repr(error))
         try:
-            ask(self._directory, "done", {"agent": self._agent, "id": command["id"], **result})
+            ask(self._directory, "done", encoded(done))
         except GpuJoinError as error:
             print(f"the directory does not take an answer: {error}", flush=True)  # noqa: T201 - the executor's log
-        self._unannounced.discard(pid)
+        self._unannounced.discard(done.pid)
 
-    def _start(self, name: str, command: Mapping[str, Any]) -> Process:
-        process = self._launcher.start(str(command["kind"]), name, int(command["number"]))
+    def _start(self, command: Command) -> Process:
+        process = self._launcher.start(command.kind, command.name, command.number)
         with self._lock:
             if not self._closed:
                 self._unannounced.add(process.pid)
-                self._children[process.pid] = name, process
+                self._children[process.pid] = command.name, process
                 return process
         process.stop()
         raise StateError("the agent has ended")
 
-    def _kill(self, pid: int) -> dict[str, Any]:
+    def _kill(self, pid: int) -> Death | None:
         with self._lock:
-            found = self._children.pop(pid, None)
-        if found is None:
-            return {"pid": pid}
-        found[1].kill()
-        return {"pid": pid, "death": found[1].death}
+            _, process = self._children.pop(pid, (None, None))
+        if process is None:
+            return None
+        process.kill()
+        return process.death
 
-    def _ended(self) -> list[dict[str, Any]]:
+    def _ended(self) -> tuple[Ended, ...]:
         """The servers that have ended since this was last asked."""
         with self._lock:
             known = [(pid, *child) for pid, child in self._children.items() if pid not in self._unannounced]
@@ -177,9 +236,9 @@ class ServerGroup:
         for pid, name, process in ended:
             tail = self._launcher.tail(name)
             print(f"state server {name}, process {pid}, has ended ({process.code}):\n{tail}", flush=True)  # noqa: T201
-            found.append({"pid": pid, "name": name, "code": process.code, "death": process.death})
+            found.append(Ended(pid, name, process.code, process.death))
             process.stop()
-        return found
+        return tuple(found)
 
     def _close(self) -> None:
         with self._lock:
@@ -212,23 +271,19 @@ class RemoteAgent:
 
     Args:
         directory: the address that agents call; what calls to their servers bring is the same.
-        offer: see `gpu_ops.spark.driver.agent`.
+        offer: what it has offered.
     """
 
-    def __init__(self, directory: Address, offer: Mapping[str, Any]) -> None:
-        self._directory, self.id = directory, uuid.uuid4().hex
-        self.group, self.job = int(offer["group"]), int(offer["job"])
-        self.stage, self.task = int(offer["stage"]), int(offer["task"])
-        self.executor, self.host = str(offer["executor"]), str(offer["host"])
-        self.cores, self.gpus = int(offer["cores"]), [str(gpu) for gpu in offer["gpus"]]
+    def __init__(self, directory: Address, offer: Offer) -> None:
+        self._directory, self.id, self.offer = directory, uuid.uuid4().hex, offer
         self.executor_id: str | None = None
         self.alive = True
         self._heard = time.monotonic()
         self._pids: set[int] = set()
         self.deaths: dict[int, Death] = {}
         self._numbers = itertools.count(1)
-        self._commands: list[Mapping[str, Any]] = []
-        self._waiting: dict[int, Future[Mapping[str, Any]]] = {}
+        self._commands: list[Command] = []
+        self._waiting: dict[int, Future[Done]] = {}
         self._changed = threading.Condition()
 
     @property
@@ -236,35 +291,34 @@ class RemoteAgent:
         """Whether it has not asked for commands for a long time."""
         return time.monotonic() - self._heard > SILENT_S
 
-    def commands(self, request: Mapping[str, Any], is_there: Callable[[], bool]) -> dict[str, Any]:
+    def commands(self, waiting: Waiting, is_there: Callable[[], bool]) -> tuple[Command, ...]:
         """What the agent is to do next; waits a while for it. It is lost when it goes away meanwhile, or leaves.
 
         Args:
-            request: ``ended``, the servers that have ended.
+            waiting: the servers that have ended.
             is_there: whether the agent still waits.
         """
-        for server in request["ended"]:
-            self._pids.discard(int(server["pid"]))
-            self._note(int(server["pid"]), server)
-            _log.warning("%s: state server %s has ended (%s)", self, server["name"], server["code"])
+        for server in waiting.ended:
+            self._note(server.pid, server.death)
+            _log.warning("%s: state server %s has ended (%s)", self, server.name, server.code)
         until = time.monotonic() + _HOLD_S
         with self._changed:
             while not self._commands and self.alive and is_there() and time.monotonic() < until:
                 self._changed.wait(_LOOK_S)
             self._heard = time.monotonic()
             commands, self._commands = self._commands, []
-        if not is_there() or any(command["do"] == "leave" for command in commands):
+        if not is_there() or any(command.do == "leave" for command in commands):
             self.lose()
-        return {"commands": commands}
+        return tuple(commands)
 
-    def done(self, result: Mapping[str, Any]) -> dict[str, Any]:
+    def done(self, done: Done) -> dict[str, Any]:
         """Takes in what came of a command."""
-        if "location" in result:
-            self._pids.add(int(result["pid"]))
+        if done.location is not None and done.pid is not None:
+            self._pids.add(done.pid)
         with self._changed:
-            waits = self._waiting.pop(int(result["id"]), None)
+            waits = self._waiting.pop(done.id, None)
         if waits is not None:
-            waits.set_result(result)
+            waits.set_result(done)
         return {}
 
     def start(self, kind: str, name: str, number: int) -> RemoteServer:
@@ -279,24 +333,23 @@ class RemoteAgent:
             StateError: it does not start.
             LostError: the agent is gone.
         """
-        answer = self._ask({"do": "start", "kind": kind, "name": name, "number": number}, START_S + _MORE_S)
-        if "error" in answer:
-            raise StateError(f"{self}: {answer['error']}")
-        pid = int(answer["pid"])
-        _log.info("state server %s: process %d on %s", name, pid, self.host)
-        return RemoteServer(self, pid, self._directory._replace(location=str(answer["location"])))
+        done = self._ask(Command("start", next(self._numbers), kind, name, number), START_S + _MORE_S)
+        if done.pid is None or done.location is None:
+            raise StateError(f"{self}: {done.error}")
+        _log.info("state server %s: process %d on %s", name, done.pid, self.offer.host)
+        return RemoteServer(self, done.pid, self._directory._replace(location=done.location))
 
     def kill(self, pid: int) -> None:
         """Ends a server."""
         self._pids.discard(pid)
         try:
-            self._note(pid, self._ask({"do": "kill", "pid": pid}, _MORE_S))
+            self._note(pid, self._ask(Command("kill", next(self._numbers), pid=pid), _MORE_S).death)
         except LostError as error:
             _log.debug("%s", error)
 
     def leave(self) -> None:
         """Ends the task, and lets Spark see that it did what it was for."""
-        self._command({"do": "leave"})
+        self._command(Command("leave"))
 
     def lose(self) -> None:
         """It is gone, or is given up: should it ask for commands again, it is refused, and ends with its servers."""
@@ -307,27 +360,27 @@ class RemoteAgent:
         for waits in waiting:
             waits.set_exception(LostError(f"{self} is gone"))
 
-    def _note(self, pid: int, result: Mapping[str, Any]) -> None:
-        if result.get("death") is not None:
-            self.deaths[pid] = Death(*result["death"])
+    def _note(self, pid: int, death: Death | None) -> None:
+        self._pids.discard(pid)
+        if death is not None:
+            self.deaths[pid] = death
 
     def runs(self, pid: int) -> bool:
         """Whether a server is there."""
         return self.alive and pid in self._pids
 
-    def _command(self, command: Mapping[str, Any]) -> None:
+    def _command(self, command: Command) -> None:
         with self._changed:
             self._commands.append(command)
             self._changed.notify_all()
 
-    def _ask(self, command: Mapping[str, Any], patience_s: float) -> Mapping[str, Any]:
-        number = next(self._numbers)
-        waits: Future[Mapping[str, Any]] = Future()
+    def _ask(self, command: Command, patience_s: float) -> Done:
+        waits: Future[Done] = Future()
         with self._changed:
             if not self.alive:
                 raise LostError(f"{self} is gone")
-            self._waiting[number] = waits
-        self._command({"id": number, **command})
+            self._waiting[command.id] = waits
+        self._command(command)
         try:
             return waits.result(patience_s)
         except TimeoutError as error:
@@ -335,7 +388,8 @@ class RemoteAgent:
             raise LostError(f"{self} does not answer") from error
 
     def __str__(self) -> str:
-        return f"the state servers on {self.host}" + (f", executor {self.executor_id}" if self.executor_id else "")
+        executor = f", executor {self.executor_id}" if self.executor_id else ""
+        return f"the state servers on {self.offer.host}{executor}"
 
 
 class RemoteServer(Server):

@@ -14,11 +14,22 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from gpu_ops.errors import StateError
-from gpu_ops.spark.driver.agent import SILENT_S, Agent, LostError, RemoteAgent, RemoteServer
+from gpu_ops.fields import decoded, encoded
+from gpu_ops.spark.driver.agent import (
+    SILENT_S,
+    Agent,
+    Command,
+    Done,
+    LostError,
+    Offer,
+    RemoteAgent,
+    RemoteServer,
+    Waiting,
+)
 from gpu_ops.spark.driver.executors import Executors
 from gpu_ops.spark.driver.pools import Pool, Servers
 from gpu_ops.spark.settings import START_TIMEOUT, Settings
@@ -161,8 +172,8 @@ class ClusterServers(Servers):
         """In words, where they run."""
         with self._changed:
             agents = [group.agent for group in self._groups if group.agent is not None]
-        executors = len({agent.executor for agent in agents})
-        hosts = ", ".join(sorted({agent.host for agent in agents}))
+        executors = len({agent.offer.executor for agent in agents})
+        hosts = ", ".join(sorted({agent.offer.host for agent in agents}))
         lost = len(self._groups) - len(agents)
         note = f"; {lost} lost and not replaced yet" if lost else ""
         return f"on {executors} executor{'' if executors == 1 else 's'} ({hosts or 'none'}){note}"
@@ -177,9 +188,9 @@ class ClusterServers(Servers):
             agent.leave()
 
     def _make_pools(self, agents: Sequence[RemoteAgent]) -> None:
-        per_executor = min(self._cores, *(agent.cores for agent in agents))
+        per_executor = min(self._cores, *(agent.offer.cores for agent in agents))
         self._pools["cpu"] = Pool(self, "cpu", len(agents) * per_executor)
-        gpus = min(len(agent.gpus) for agent in agents)
+        gpus = min(len(agent.offer.gpus) for agent in agents)
         self.no_gpu = "Spark gave the executors no GPU: spark.executor.resource.gpu.amount"
         if gpus:
             self._pools["gpu"] = Pool(self, "gpu", len(agents) * gpus)
@@ -190,34 +201,34 @@ class ClusterServers(Servers):
     def actions(self) -> dict[str, Action]:
         """What agents call the directory for."""
         return {
-            "offer": lambda request, _: self.offer(request),
-            "commands": self.commands,
-            "done": lambda request, _: self._agent(request).done(request),
+            "offer": lambda request, _: {"agent": self.offer(decoded(Offer, request))},
+            "commands": lambda request, there: {"commands": encoded(self.commands(decoded(Waiting, request), there))},
+            "done": lambda request, _: self._agent(request["agent"]).done(decoded(Done, request)),
         }
 
-    def offer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def offer(self, offer: Offer) -> str:
         """Takes in a task that offers to run servers; gives what it is called from now on."""
-        agent = RemoteAgent(self._address(), request)
+        agent = RemoteAgent(self._address(), offer)
         with self._changed:
             self._agents[agent.id] = agent
-            known = agent.group < len(self._groups) and not self._closed
+            known = offer.group < len(self._groups) and not self._closed
             if known:
-                self._groups[agent.group].waiting.append(agent)
-                self._assign(self._groups[agent.group])
+                self._groups[offer.group].waiting.append(agent)
+                self._assign(self._groups[offer.group])
         if not known:
             agent.leave()
-        return {"agent": agent.id}
+        return agent.id
 
-    def commands(self, request: Mapping[str, Any], is_there: Callable[[], bool]) -> dict[str, Any]:
+    def commands(self, waiting: Waiting, is_there: Callable[[], bool]) -> tuple[Command, ...]:
         """What an agent is to do next; see `RemoteAgent.commands`."""
-        agent = self._agent(request)
-        found = agent.commands(request, is_there)
+        agent = self._agent(waiting.agent)
+        found = agent.commands(waiting, is_there)
         if not agent.alive:
             self._drop(agent)
         return found
 
-    def _agent(self, request: Mapping[str, Any]) -> RemoteAgent:
-        found = self._agents.get(str(request["agent"]))
+    def _agent(self, name: str) -> RemoteAgent:
+        found = self._agents.get(name)
         if found is None:
             raise StateError("the directory of state servers has given this agent up")
         return found
@@ -239,15 +250,15 @@ class ClusterServers(Servers):
         if group.agent is not None:
             self._dismiss(group)
             return
-        taken = {g.agent.executor for g in self._groups if g.agent is not None}
-        found = next((a for a in group.waiting if a.alive and (beside or a.executor not in taken)), None)
+        taken = {g.agent.offer.executor for g in self._groups if g.agent is not None}
+        found = next((a for a in group.waiting if a.alive and (beside or a.offer.executor not in taken)), None)
         if found is None:
             return
         group.agent = found
         group.waiting.remove(found)
         self._failures = 0
         self._dismiss(group)
-        if found.executor in taken:
+        if found.offer.executor in taken:
             _log.warning("no executor is free: %s run beside others, and share its memory", found)
         self._changed.notify_all()
 
@@ -255,10 +266,10 @@ class ClusterServers(Servers):
     def _dismiss(group: _Group) -> None:
         """Sends away the tasks of other jobs that wait for a group which has one."""
         assert group.agent is not None
-        for other in [a for a in group.waiting if a.job != group.agent.job]:
+        for other in [a for a in group.waiting if a.offer.job != group.agent.offer.job]:
             # A copy of the same task stays: where it leaves, Spark takes the task for done and ends its other copy.
             group.waiting.remove(other)
-            group.jobs.discard(other.job)
+            group.jobs.discard(other.offer.job)
             other.leave()
 
     # --- jobs --------------------------------------------------------------------------------
@@ -295,7 +306,7 @@ class ClusterServers(Servers):
                 late = time.monotonic() - group.since > min(_FOR_ANOTHER_S, self.patience_s / 2)
                 if late:
                     self._assign(group, beside=True)
-                if group.agent is not None or group.jobs - {a.job for a in group.waiting}:
+                if group.agent is not None or group.jobs - {a.offer.job for a in group.waiting}:
                     continue
                 if not free and (group.waiting or not late):
                     continue
@@ -310,11 +321,11 @@ class ClusterServers(Servers):
         ids = self._executors.ids()
         for agent in agents:
             if agent.executor_id is None:
-                agent.executor_id = self._executors.executor_of(agent.stage, agent.task)
+                agent.executor_id = self._executors.executor_of(agent.offer.stage, agent.offer.task)
         known = {agent.executor_id for agent in agents}
         if None not in known:
             return [executor for executor in ids if executor not in known]
-        return [None] * max(0, len(ids) - len({agent.executor for agent in agents}))
+        return [None] * max(0, len(ids) - len({agent.offer.executor for agent in agents}))
 
     def _run(self, serial: int, group: _Group, executor: str | None) -> None:
         """A job, as long as it runs."""

@@ -19,7 +19,6 @@ import pyarrow as pa
 from gpu_ops.errors import GpuJoinError, StateError
 from gpu_ops.spark.driver.cluster import ClusterServers
 from gpu_ops.spark.driver.executors import Executors, on_cluster
-from gpu_ops.spark.driver.opening import Opening
 from gpu_ops.spark.driver.pools import PROBE_S, Pool, Servers
 from gpu_ops.spark.driver.process import START_S, EmbeddedServers
 from gpu_ops.spark.driver.queries import JoinPlan
@@ -28,6 +27,7 @@ from gpu_ops.spark.metrics.metrics import TASK_METRICS, Run, metric_names
 from gpu_ops.spark.metrics.progress import ProgressListener
 from gpu_ops.spark.metrics.prometheus import serve
 from gpu_ops.spark.settings import Settings
+from gpu_ops.spark.tasks.functions import Grouped
 from gpu_ops.spark.wire.arrivals import local_blocks
 from gpu_ops.spark.wire.command import BatchContext, LocateReply, LocateRequest, ReportReply, ReportRequest, answering
 from gpu_ops.spark.wire.connection import Action, Address, FlightServer, format_location
@@ -48,6 +48,10 @@ class Directory:
     Args:
         context: the SparkContext.
 
+    Attributes:
+        functions: of the application's co-groups, by state folder, for `gpu_ops.finish`; no code travels to a state
+            server, or into its folder.
+
     Raises:
         DescriptionError: a setting that cannot be.
         StateError: there is nothing to listen on.
@@ -57,8 +61,8 @@ class Directory:
     _guard: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, context: Any) -> None:
-        self.registry = Registry()
-        self._opening = Opening(self.registry, self._queries)
+        self.registry = Registry(self._queries)
+        self.functions: dict[str, Grouped] = {}
         self._sessions: weakref.WeakSet[Any] = weakref.WeakSet()
         self._closing = threading.Event()
         self._context = context
@@ -165,7 +169,7 @@ class Directory:
         with cls._guard:
             directories = [found for found in cls._of_application.values() if found.registry.started]
         for directory in directories:
-            directory._opening.check_started(query)
+            directory.registry.check_started(query)
 
     def locate(self, request: LocateRequest) -> LocateReply:
         """The server of a partition, and what goes with the command to it.
@@ -180,13 +184,13 @@ class Directory:
         pool = self.servers.pool(request.backend)
         index = request.partition % len(pool)
         known = self._claim(request, pool, index)
-        self._opening.check_output_mode(known)
+        self.registry.check_output_mode(known)
         context = BatchContext(join_number=known.number, shared_in=known.run_id if known.shared else None)
         if known.watermarks is not None:
             watermark, clock_ms = known.watermarks.begin(request.batch_id, time.time_ns() // 1_000_000)
             context = dataclasses.replace(context, watermark=watermark, clock_ms=clock_ms)
         if request.backlog:
-            context = dataclasses.replace(context, backlog=self._opening.in_backlog(known))
+            context = dataclasses.replace(context, backlog=self.registry.in_backlog(known))
         location = pool.location(index, failed=request.failed)
         with self.registry.lock:
             known.note_death(request, pool.deaths.get(request.failed or ""))
@@ -223,7 +227,7 @@ class Directory:
         self._server.end()
 
     def _claim(self, request: LocateRequest, pool: Pool, index: int) -> JoinState:
-        opened = self._opening.open(request)
+        opened = self.registry.open(request)
         other = self.registry.claim(opened, request, (pool.kind, index))
         if other is None:
             return opened

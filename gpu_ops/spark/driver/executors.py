@@ -13,18 +13,27 @@ went where it should. One that does not is dealt with in `gpu_ops.spark.driver.c
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import os
 import re
+import sys
+import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from pyspark.sql import SparkSession
+
 from gpu_ops.errors import StateError
 from gpu_ops.query.catalyst import items
+from gpu_ops.spark.driver.process import PACKAGE_ROOT
 from gpu_ops.spark.settings import SERVER_EXECUTORS, START_TIMEOUT, Settings
+from gpu_ops.spark.tasks import NEEDED
+from gpu_ops.spark.tasks.arrow import importing
 from gpu_ops.state.address import StateAddress
 
 _log = logging.getLogger(__name__)
@@ -251,3 +260,43 @@ def warn_of_local_folder(context: Any, state: StateAddress, *, stacklevel: int) 
         LocalStateWarning,
         stacklevel=stacklevel + 1,
     )
+
+
+# --- Python workers ----------------------------------------------------------------------------
+
+_OF_WORKERS: Final = "Python workers of gpu_ops start while the query is planned"
+"""Of the job, in Spark's UI."""
+
+_begun: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
+"""The Spark contexts whose workers have been begun."""
+
+
+def make_importable(session: SparkSession) -> None:
+    """Lets Python workers run this interpreter and find this pack, as far as that can be done late.
+
+    On one machine the first call begins them as well, and does not wait: Spark's daemon and each worker take half a
+    second to import what they need, which otherwise the first micro-batch waits for.
+    """
+    context = session.sparkContext
+    if not one_machine(context):
+        return  # another machine has its own interpreter and packages
+    if not os.environ.get("PYSPARK_PYTHON") and not session.conf.get("spark.pyspark.python", None):
+        context.pythonExec = sys.executable
+    if "site-packages" not in PACKAGE_ROOT:
+        known = [*context.environment.get("PYTHONPATH", "").split(os.pathsep)]
+        if PACKAGE_ROOT not in known:
+            context.environment["PYTHONPATH"] = os.pathsep.join([PACKAGE_ROOT, *filter(None, known)])
+    if context not in _begun:
+        _begun.add(context)
+        threading.Thread(target=_begin, args=(session,), name="gpu-join-workers", daemon=True).start()
+
+
+def _begin(session: SparkSession) -> None:
+    try:
+        partitions = int(str(session.conf.get("spark.sql.shuffle.partitions")))
+        tasks = min(session.sparkContext.defaultParallelism, partitions)
+        rows = session.range(0, tasks, 1, tasks).mapInArrow(functools.partial(importing, NEEDED), "id BIGINT")
+        session.sparkContext.setJobDescription(_OF_WORKERS)
+        rows.write.format("noop").mode("overwrite").save()
+    except Exception as error:
+        _log.debug("Python workers were not begun: %s", error)  # a query's own tasks begin them, and say what is wrong

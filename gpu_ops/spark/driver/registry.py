@@ -1,21 +1,33 @@
-"""Which joins run: of each its state folder, the micro-batch it is at, and what its partitions have said of that."""
+"""Which joins run: of each its state folder, the micro-batch it is at, and what its partitions have said of that.
+
+And what is looked at when its query starts, or goes on in a new run: state folder, plan, trigger, output mode.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import threading
 import time
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 from gpu_ops.errors import DescriptionError, StateError
 from gpu_ops.spark.driver.pools import Death
-from gpu_ops.spark.driver.queries import JoinPlan
+from gpu_ops.spark.driver.queries import (
+    JoinPlan,
+    next_batch,
+    numbered_plans,
+    output_mode,
+    running_plan,
+    takes_what_is_there,
+)
 from gpu_ops.spark.driver.watermarks import Upstream, Watermarks
 from gpu_ops.spark.metrics.metrics import Packed
-from gpu_ops.spark.server.recovery import left_behind
+from gpu_ops.spark.server.recovery import check_all_did, check_stored, left_behind
 from gpu_ops.spark.wire.command import LocateRequest, ReportRequest
 from gpu_ops.state.address import StateAddress
+from gpu_ops.state.files import Files
+from gpu_ops.state.manifest import Manifest, check_open
 
 MOST_KILLS: Final = 3
 """So often may the server of a partition be killed in one micro-batch: what killed it once does so again."""
@@ -110,6 +122,9 @@ class JoinState:
         return list(self.counted.values()) if len(self.counted) == request.partitions else None
 
 
+_NO_PLAN: Final = (None, None, False)
+
+
 @dataclasses.dataclass
 class Started:
     """A plan that was built with a state folder, and the query and run that began with it last."""
@@ -120,9 +135,15 @@ class Started:
 
 
 class Registry:
-    """The joins of an application that run, by id: its plan's and its query's."""
+    """The joins of an application that run, by id: its plan's and its query's.
 
-    def __init__(self) -> None:
+    Args:
+        queries: gives the running streaming queries of all its sessions.
+    """
+
+    def __init__(self, queries: Callable[[], Sequence[Any]]) -> None:
+        self._queries = queries
+        self._one_at_a_time = threading.Lock()
         self.joins: dict[str, JoinState] = {}
         self.started: dict[str, Started] = {}
         self.lock = threading.Lock()
@@ -134,16 +155,6 @@ class Registry:
         """A join, if it is known in this run of its query."""
         known = self.joins.get(join_id)
         return known if known is not None and known.run_id == run_id else None
-
-    def put(self, join_id: str, opened: JoinState) -> JoinState:
-        """Notes a join that a run of its query begins with, and gives it; what holds in all runs stays."""
-        with self.lock:
-            before = self.joins.get(join_id)
-            if before is not None:
-                opened.claimed, opened.seen = before.claimed, before.seen
-                opened.servers, opened.watermarks = before.servers, before.watermarks
-            self.joins[join_id] = opened
-            return opened
 
     def claim(self, opened: JoinState, request: LocateRequest, server: tuple[str, int]) -> str | None:
         """Notes that a server has a partition; gives the id of another join that has the state folder.
@@ -207,3 +218,83 @@ class Registry:
             return None if known is None or known.watermarks is None else known.watermarks.output_before(batch_id)
 
         return ask_it
+
+    # --- when a query starts, or goes on in a new run ----------------------------------------
+
+    def check_started(self, query: Any) -> None:
+        """Refuses a query that has just been started with a state folder that does not fit.
+
+        Raises:
+            StateError: which, and why.
+        """
+        for plan, number, _ in numbered_plans(query):
+            started = self.started.get(plan.plan_id)
+            if started is not None:
+                query_id = str(query.id)
+                check_stored(Files.at(started.state), plan.manifest(query_id, number), lambda: next_batch(query))
+                started.query_id, started.run_id = query_id, str(query.runId)
+
+    def open(self, request: LocateRequest) -> JoinState:
+        """A join as the plan of its query's run has it.
+
+        Raises:
+            StateError: the folder is finished, though a server may hold its state still; some partitions have not done
+                the micro-batch before; the run is over.
+        """
+        join_id, run_id = request.join_id, request.run_id
+        found = self.of_run(join_id, run_id)
+        if found is not None:
+            return found
+        with self._one_at_a_time:  # one task finds out, the others wait for it
+            found = self.of_run(join_id, run_id)
+            if found is not None:
+                return found
+            if request.state is not None:
+                files, batch_id = Files.at(request.state), request.batch_id
+                check_open(files)
+                manifest = Manifest.read(files) if batch_id else None
+                if manifest is not None:
+                    check_all_did(files, manifest, batch_id - 1)
+            plan, number, shared = running_plan(self._queries(), run_id, join_id.partition("-")[0]) or _NO_PLAN
+            if plan is None and request.timed:
+                raise StateError(
+                    f"a join by time needs the plan of its query, and the run {run_id} is over or this version of "
+                    "Spark does not show it"
+                )
+            state = None if request.state is None else StateAddress.of(request.state)
+            opened = JoinState(request.query_id, run_id, state, number, plan, shared)
+            with self.lock:
+                before = self.joins.get(join_id)
+                if before is not None:  # what holds in all runs stays
+                    opened.claimed, opened.seen = before.claimed, before.seen
+                    opened.servers, opened.watermarks = before.servers, before.watermarks
+                self.joins[join_id] = opened
+            return opened
+
+    def check_output_mode(self, known: JoinState) -> None:
+        """Refuses a run whose output mode makes other rows of an input than insertions.
+
+        Raises:
+            DescriptionError: which input.
+        """
+        inputs = known.plan.final_only if known.plan is not None else ()
+        if not inputs or known.appends:
+            return
+        mode = output_mode(self._queries(), known.run_id)
+        if mode != "append":
+            raise DescriptionError(
+                f"input '{inputs[0]}' is a streaming aggregate, which in output mode {mode!r} gives the row of a group "
+                "again when it changes: run the query with outputMode('append'), or say what identifies its rows, "
+                "stream(..., unique_key=...)"
+            )
+        known.appends = True
+
+    def in_backlog(self, known: JoinState) -> bool:
+        """Whether a run takes in a backlog: it goes by its trigger.
+
+        Raises:
+            StateError: the query is gone, or this version of Spark does not tell.
+        """
+        if known.backlog is None:
+            known.backlog = takes_what_is_there(self._queries(), known.run_id)
+        return known.backlog

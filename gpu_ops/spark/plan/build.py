@@ -21,8 +21,8 @@ from gpu_ops.descriptions.description import Description
 from gpu_ops.errors import DescriptionError, GpuJoinError
 from gpu_ops.spark.datatypes import named_column, spark_type
 from gpu_ops.spark.driver.directory import Directory
+from gpu_ops.spark.driver.executors import make_importable
 from gpu_ops.spark.driver.queries import JoinPlan
-from gpu_ops.spark.driver.workers import make_importable
 from gpu_ops.spark.metrics.metrics import METRICS_COLUMN, METRICS_TYPE, free_name, metric_names
 from gpu_ops.spark.plan.changes import holds_sources, observed_once, observing, source_of
 from gpu_ops.spark.plan.column_metadata import changelog_columns, is_changelog

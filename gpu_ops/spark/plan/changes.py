@@ -14,7 +14,9 @@ from pyspark.sql import types as st
 
 from gpu_ops.query.catalyst import frame_of, scala_seq
 from gpu_ops.query.nodes import LocalAggregate
+from gpu_ops.spark import sources
 from gpu_ops.spark.datatypes import arrow_schema, spark_type
+from gpu_ops.spark.driver.executors import make_importable
 from gpu_ops.spark.driver.queries import (
     MAPS,
     JoinPlan,
@@ -24,12 +26,10 @@ from gpu_ops.spark.driver.queries import (
     metadata_of,
     plans_of,
 )
-from gpu_ops.spark.driver.workers import make_importable
 from gpu_ops.spark.metrics.metrics import METRICS_TYPE, metric_names, observed
 from gpu_ops.spark.plan.selection import selection, taken_of_join
-from gpu_ops.spark.sources import files, kafka
 from gpu_ops.spark.tasks.join import OfChanges, Task
-from gpu_ops.spark.tasks.packing import Packer
+from gpu_ops.spark.tasks.packing import FileRows, Packer, ReadFiles
 from gpu_ops.spark.tasks.rows import Maker, OfRows, Slices, Taken
 
 
@@ -189,7 +189,7 @@ def source_of(df: DataFrame) -> Reading | None:
     session, plan = df.sparkSession, JoinPlan.of(found.node)
     source: Source | None
     if plan is None:
-        source = files.source(found.node, session) or kafka.source(found.node, session)
+        source = sources.source(found.node, session)
     else:
         task = task_of(found.node, session)
         source = None if task is None else Changes(found.node, plan, task, session)
@@ -200,7 +200,7 @@ def holds_sources(node: Any) -> bool:
     """Whether a plan's rows come from files or messages that Arrow reads, or from streaming joins of these."""
     below = children_of(node)
     if str(node.nodeName()) in MAPS:
-        if any(metadata_of(below[0], key) is not None for key in (files.FILES, kafka.MESSAGES)):
+        if metadata_of(below[0], sources.ARROW) is not None:
             return True
         plan = JoinPlan.of(node)
         if plan is not None and plan.bounded:
@@ -222,6 +222,9 @@ def sliced(node: LocalAggregate, rows: DataFrame) -> DataFrame:
     made = st.StructType([st.StructField(x.name, spark_type(x.type, own.get(x.name))) for x in node.schema])
     reading = source_of(rows)
     make_importable(rows.sparkSession)
-    if reading is not None and isinstance(reading.source, files.Source):
-        return reading.source.aggregated(slices, reading.taken, made)
+    if reading is not None and isinstance(reading.source, sources.Source):
+        reader = reading.source.reader
+        if isinstance(reader, ReadFiles):  # as they are read
+            own_rows = FileRows(reader.rows.format, reader.rows.name, reading.taken, slices.schema, slices)
+            return reading.source.frame.mapInArrow(ReadFiles("gpu_slices", own_rows), made)
     return rows.mapInArrow(OfRows("gpu_slices", slices), made)

@@ -7,27 +7,22 @@ else gets them as Spark's rows.
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import uuid
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
-import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
 from gpu_ops.errors import DescriptionError, NotBuiltError
 from gpu_ops.files.formats import OPTIONS, FileFormat, FormatName
-from gpu_ops.query.catalyst import frame_of
 from gpu_ops.spark.datatypes import arrow_schema
-from gpu_ops.spark.driver.queries import metadata_of
-from gpu_ops.spark.driver.workers import make_importable
+from gpu_ops.spark.driver.executors import make_importable
 from gpu_ops.spark.failures import refuse_connect
+from gpu_ops.spark.sources import ARROW
 from gpu_ops.spark.tasks.functions import applied_schema
-from gpu_ops.spark.tasks.packing import FileRows, Packer, PackFiles, ReadFiles
-from gpu_ops.spark.tasks.rows import Slices, Taken
+from gpu_ops.spark.tasks.packing import FileRows, ReadFiles
+from gpu_ops.spark.tasks.rows import Taken
 
 SOURCE_OPTIONS: Final = (
     "maxFilesPerTrigger", "maxBytesPerTrigger", "latestFirst", "maxFileAge", "fileNameOnly", "maxCachedFiles",
@@ -36,64 +31,6 @@ SOURCE_OPTIONS: Final = (
 """What Spark's own file source is told."""
 
 _CONTENT: Final = "path STRING, modificationTime TIMESTAMP, length BIGINT, content BINARY"
-
-
-FILES: Final = "gpu_ops.files"
-"""In the metadata of a stream of paths: how the files are read. Only the function above it sees that column."""
-
-
-_sliced: dict[str, FileRows] = {}
-"""By the name that metadata have for it how rows of files are aggregated as they are read."""
-
-_MOST_KNOWN: Final = 1024
-
-
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """A stream of files.
-
-    Attributes:
-        files: the stream of their paths and modification times (us).
-        format: how they are read.
-        location: the folder, as the user wrote it.
-        sliced: how their rows are aggregated as they are read; None for not at all.
-    """
-
-    files: DataFrame
-    format: FileFormat
-    location: str
-    sliced: FileRows | None = None
-
-    def __str__(self) -> str:
-        return f"files of {self.location} ({self.format.name})"
-
-    @property
-    def schema(self) -> pa.Schema:
-        """Of the rows."""
-        return self.format.schema if self.sliced is None or self.sliced.slices is None else self.sliced.slices.made
-
-    def packed(self, packer: Packer, taken: Taken, packed_type: st.StructType) -> DataFrame:
-        """The rows as they travel; see `gpu_ops.spark.plan.union_layout`."""
-        if self.sliced is not None:
-            return self.files.mapInArrow(PackFiles(packer, self.sliced, taken), packed_type)
-        rows = FileRows(self.format, packer.input_name, taken, packer.schema)
-        return self.files.mapInArrow(PackFiles(packer, rows, Taken.all(packer.schema)), packed_type)
-
-    def aggregated(self, slices: Slices, taken: Taken, made: st.StructType) -> DataFrame:
-        """The rows aggregated by slices of time as they are read.
-
-        Args:
-            slices: how.
-            taken: what of the rows.
-            made: the result's types.
-        """
-        rows = FileRows(self.format, self.location, taken, slices.schema, slices)
-        name = uuid.uuid4().hex
-        while len(_sliced) >= _MOST_KNOWN:
-            _sliced.pop(next(iter(_sliced)))
-        _sliced[name] = rows
-        path = f.col("path").alias("path", metadata={FILES: json.dumps({"sliced": name})})
-        return self.files.withColumn("path", path).mapInArrow(ReadFiles("gpu_slices", rows), made)
 
 
 def read_files(
@@ -150,8 +87,7 @@ def read_files(
         arrow_schema(declared, path),
         tuple((name, value) for name, value in given.items() if name not in of_source),
     )
-    how = {FILES: json.dumps({"format": format, "options": read.options, "location": path})}
-    files = _found(spark, path, format, given).withMetadata("path", how)
+    files = _found(spark, path, format, given).withMetadata("path", {ARROW: path})
     rows = FileRows(read, path, Taken.all(read.schema), read.schema)
     return files.mapInArrow(ReadFiles("gpu_files", rows), declared)
 
@@ -169,21 +105,6 @@ def _found(spark: SparkSession, path: str, format: str, given: Mapping[str, str]
     for name in SOURCE_OPTIONS:
         stream = stream.option(name, given[name]) if name in given else stream
     return stream.load(path).select("path", f.unix_micros("modificationTime").alias("time"))
-
-
-def source(node: Any, session: SparkSession) -> Source | None:
-    """The stream of files that a node of a plan reads, or None."""
-    below = node.children().head()
-    how = metadata_of(below, FILES)
-    if how is None:
-        return None
-    given = json.loads(how)
-    if "sliced" in given:
-        rows = _sliced.get(given["sliced"])
-        return None if rows is None else Source(frame_of(session, below), rows.format, rows.name, rows)
-    schema = arrow_schema(st._parse_datatype_json_string(node.schema().json()), given["location"])
-    read = FileFormat(given["format"], schema, tuple(map(tuple, given["options"])))
-    return Source(frame_of(session, below), read, given["location"])
 
 
 def _zone(spark: SparkSession, format: str) -> str:  # noqa: A002

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
-import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -19,23 +18,17 @@ from gpu_ops.files.casts import arrow_zone
 from gpu_ops.messages.avro import Registry
 from gpu_ops.messages.rows import MessageFormat, MessageFormatName
 from gpu_ops.messages.unavailable import PLACEHOLDER
-from gpu_ops.query.catalyst import frame_of
 from gpu_ops.spark.datatypes import arrow_schema, named_column, nullable, spelling
-from gpu_ops.spark.driver.queries import function_of, metadata_of
-from gpu_ops.spark.driver.workers import make_importable
+from gpu_ops.spark.driver.executors import make_importable
 from gpu_ops.spark.failures import data_frame, refuse_connect
 from gpu_ops.spark.metrics.metrics import free_name
 from gpu_ops.spark.rapids import metrics_reported
+from gpu_ops.spark.sources import ARROW
 from gpu_ops.spark.tasks.functions import applied_schema
-from gpu_ops.spark.tasks.messages import KEY, POSITION, VALUE, PackMessages, ReadMessages
-from gpu_ops.spark.tasks.packing import Packer
-from gpu_ops.spark.tasks.rows import Taken
+from gpu_ops.spark.tasks.messages import KEY, POSITION, VALUE, ReadMessages
 
 BAD_MESSAGE: Final = "bad_message"
 """The column of ``bad_rows="tag"``: where a message stands, why it cannot be read, and what it is."""
-
-MESSAGES: Final = "gpu_ops.messages"
-"""In the metadata of messages: that the function above them, which alone sees that column, makes rows of them."""
 
 _METRIC: Final = "bad_messages"
 _COUNT: Final = "__bad_messages"
@@ -229,7 +222,7 @@ class MessageSource:
         sent = messages.select(
             *(
                 # a join that takes the rows as they are looks this up
-                named_column(column).alias(shown, **({"metadata": {MESSAGES: self.name}} if shown == VALUE else {}))
+                named_column(column).alias(shown, **({"metadata": {ARROW: self.name}} if shown == VALUE else {}))
                 for shown, column in taken.items()
             )
         )
@@ -267,40 +260,6 @@ class MessageSource:
         missing = [self.unavailable] if self.unavailable is not None else []
         lists = [st.StructField(name, st.ArrayType(st.StringType())) for name in missing]
         return [*kinds, *declared.fields, *lists, *beside]
-
-
-@dataclasses.dataclass(frozen=True)
-class Messages:
-    """Messages whose rows a DataFrame is.
-
-    Attributes:
-        messages: as the function that reads them is given them.
-        read: that function.
-    """
-
-    messages: DataFrame
-    read: ReadMessages
-
-    def __str__(self) -> str:
-        return f"messages of {self.read.location} ({self.read.format.name})"
-
-    @property
-    def schema(self) -> pa.Schema:
-        """Of the rows."""
-        return self.read.output
-
-    def packed(self, packer: Packer, taken: Taken, packed_type: st.StructType) -> DataFrame:
-        """The rows as they travel; see `gpu_ops.spark.plan.union_layout`."""
-        return self.messages.mapInArrow(PackMessages(packer, self.read, taken), packed_type)
-
-
-def source(node: Any, session: SparkSession) -> Messages | None:
-    """The messages that a node of a plan reads, or None."""
-    below = node.children().head()
-    if metadata_of(below, MESSAGES) is None:
-        return None
-    read = function_of(node, session)
-    return Messages(frame_of(session, below), read) if isinstance(read, ReadMessages) else None
 
 
 def _column(messages: DataFrame, name: str, what: str) -> str:

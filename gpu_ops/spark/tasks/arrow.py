@@ -139,6 +139,24 @@ def together(
         yield waiting
 
 
+_CUT_BYTES: Final = 1 << 21
+"""Of the rows that are cut at once: each cut makes a message per partition, and Spark's batches may be small."""
+
+
+def combined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches that are large enough to be cut."""
+    for some in together(batches, lambda batch: batch.nbytes, _CUT_BYTES):
+        yield from pa.Table.from_batches(some).combine_chunks().to_batches()
+
+
+def source_partition() -> int:
+    """The number of this Spark task within its stage."""
+    from pyspark import TaskContext  # noqa: PLC0415 - so that tests of the rest need no pyspark
+
+    context = TaskContext.get()
+    return int(context.partitionId()) if context is not None else 0
+
+
 def task_identity() -> TaskIdentity:
     """Where this Spark task stands.
 

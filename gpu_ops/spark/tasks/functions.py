@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark import SparkContext
-from pyspark.sql import SparkSession
 from pyspark.sql import types as st
 
 from gpu_ops.descriptions.changelog import INSERT, LATE_ROW_KIND, ROW_KIND_COLUMN, SHORT_STRINGS
@@ -17,10 +14,6 @@ from gpu_ops.descriptions.join import CoGroup
 from gpu_ops.errors import DescriptionError
 from gpu_ops.spark.datatypes import arrow_type
 from gpu_ops.spark.tasks.arrow import arrow_task
-from gpu_ops.state.address import StateAddress
-
-_functions: weakref.WeakKeyDictionary[SparkContext, dict[str, Grouped]] = weakref.WeakKeyDictionary()
-"""Of an application's co-groups, by state folder; they go with the application."""
 
 
 class Applied:
@@ -236,13 +229,3 @@ def applied_schema(schema: st.StructType | str, option: str = "process_schema") 
     if not isinstance(parsed, st.StructType):
         raise DescriptionError(f"{option}={schema!r} is no schema; write for example 'id bigint, gap double'")
     return parsed
-
-
-def remember_function(spark: SparkSession, state: StateAddress, function: Grouped) -> None:
-    """Keeps a co-group's function for `finish`; no code travels to a state server, or into its folder."""
-    _functions.setdefault(spark.sparkContext, {})[state.identity] = function
-
-
-def known_function(spark: SparkSession, state: StateAddress) -> Grouped | None:
-    """The function that `remember_function` was given, or None."""
-    return _functions.get(spark.sparkContext, {}).get(state.identity)

@@ -14,8 +14,9 @@ from gpu_ops.descriptions.changelog import BAD_ROW_KIND
 from gpu_ops.errors import BadInputError
 from gpu_ops.messages.json_texts import bare_texts, json_objects
 from gpu_ops.messages.rows import Bad, MessageFormat, Positions, Rows
-from gpu_ops.spark.tasks.arrow import TaskIdentity, arrow_task, task_identity
-from gpu_ops.spark.tasks.rows import Maker, Taken
+from gpu_ops.spark.tasks.arrow import TaskIdentity, arrow_task, combined, source_partition, task_identity
+from gpu_ops.spark.tasks.packing import Pack, Packer, Part
+from gpu_ops.spark.tasks.rows import Taken
 from gpu_ops.spark.wire.arrivals import typed
 
 _log = logging.getLogger(__name__)
@@ -75,6 +76,17 @@ class ReadMessages:
                 raise BadInputError(self.location, None, _where(batch, first), _sample(batch, first))
             yield from self._given(batch, found)
 
+    def __str__(self) -> str:
+        return f"messages of {self.location} ({self.format.name})"
+
+    def parts(self, batches: Iterator[pa.RecordBatch]) -> list[Part]:
+        """The rows of a partition's messages."""
+        return [(combined(self(batches)), source_partition(), "")]
+
+    def packing(self, packer: Packer, taken: Taken) -> Pack:
+        """The same rows packed."""
+        return Pack(packer, self, taken)
+
     def _given(self, batch: pa.RecordBatch, found: Rows) -> Iterator[pa.RecordBatch]:
         columns, at = found.rows.columns, found.at
         if found.bad and self._bad_rows == "tag":
@@ -90,30 +102,6 @@ class ReadMessages:
         if found.bad and self._bad is not None and self._bad_rows == "drop":
             nothing = [pa.nulls(1, kind) for kind in self.output.types[:-1]]
             yield pa.RecordBatch.from_arrays([*nothing, pa.array([len(found.bad)])], schema=self.output)
-
-
-class PackMessages:
-    """The function of ``mapInArrow``: messages in, their rows out as `gpu_ops.spark.wire.arrivals.PACKED`.
-
-    Args:
-        packer: of the input, `gpu_ops.spark.tasks.packing.Packer`.
-        read: what makes rows of them.
-        taken: what is taken of the rows.
-    """
-
-    __name__ = "gpu_join_pack_messages"
-
-    def __init__(self, packer: Maker, read: ReadMessages, taken: Taken) -> None:
-        self._packer, self._read, self._taken = packer, read, taken
-
-    @arrow_task
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Gives the rows of a partition's messages, packed.
-
-        Raises:
-            BadInputError: a message that cannot be read.
-        """
-        yield from self._packer.of(self._taken.of(batch, self._packer.schema) for batch in self._read(batches))
 
 
 def _with_bad(rows: Sequence[pa.Array], at: Positions, bad: Sequence[Bad]) -> tuple[list[pa.Array], Positions]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from gpu_ops.files.formats import FileFormat
-from gpu_ops.spark.tasks.arrow import arrow_task, streaming_task, together
+from gpu_ops.spark.tasks.arrow import arrow_task, combined, source_partition, streaming_task
 from gpu_ops.spark.tasks.rows import FirstRows, Slices, Taken
 from gpu_ops.spark.wire.arrivals import INLINE, PACKED, Block, BlockFile, Blocks
 from gpu_ops.spark.wire.hashes import partition_of
@@ -23,8 +23,8 @@ _BLOCK_BYTES: Final = 1 << 24
 """Of a message in a file."""
 
 
-_CUT_BYTES: Final = 1 << 21
-"""Of the rows that are cut at once: each cut makes a message per partition, and Spark's batches may be small."""
+Part = tuple[Iterator[pa.RecordBatch], int, str]
+"""Rows, and what orders them first (a time) and second (where they are from)."""
 
 
 class Packer(NamedTuple):
@@ -57,11 +57,9 @@ class Packer(NamedTuple):
 
     def of(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """All rows of this Spark task, packed."""
-        some = together(rows, lambda batch: batch.nbytes, _CUT_BYTES)
-        whole = (pa.Table.from_batches(batches).combine_chunks() for batches in some)
-        yield from self.pack([((batch for table in whole for batch in table.to_batches()), source_partition(), "")])
+        yield from self.pack([(combined(rows), source_partition(), "")])
 
-    def pack(self, parts: Iterable[tuple[Iterator[pa.RecordBatch], int, str]]) -> Iterator[pa.RecordBatch]:
+    def pack(self, parts: Iterable[Part]) -> Iterator[pa.RecordBatch]:
         """Rows of `PACKED`, of all that a task has.
 
         Every partition gets a message, if it is one without rows: so the task that it comes to knows which it is.
@@ -143,14 +141,6 @@ class Packer(NamedTuple):
             start += size
 
 
-def source_partition() -> int:
-    """The number of this Spark task within its stage."""
-    from pyspark import TaskContext  # noqa: PLC0415 - so that tests of the rest need no pyspark
-
-    context = TaskContext.get()
-    return int(context.partitionId()) if context is not None else 0
-
-
 class FileRows(NamedTuple):
     """What is taken of files' rows.
 
@@ -177,28 +167,40 @@ class FileRows(NamedTuple):
         rows = (self.taken.of(batch, self.schema) for batch in self.format.read(uri, self.taken.names, self.name))
         yield from rows if self.slices is None else self.slices.of(rows)
 
+    def parts(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Part]:
+        """Those of a task's files, one after the other."""
+        return ((self.read(uri), time, uri) for uri, time in files_in_order(batches))
 
-class PackFiles:
-    """The function of ``mapInArrow``: files in, as `files_in_order` takes them, their rows out as `PACKED`.
+
+class Reader(Protocol):
+    """What makes rows of what a task is given."""
+
+    def parts(self, batches: Iterator[pa.RecordBatch]) -> Iterable[Part]:
+        """The rows part by part, in their order."""
+
+
+class Pack:
+    """The function of ``mapInArrow``: what a reader takes in, its rows out as `PACKED`.
 
     Args:
         packer: of the input.
-        rows: of the files.
+        reader: makes the rows.
         taken: what is packed of them.
     """
 
-    __name__ = "gpu_join_pack_files"
+    __name__ = "gpu_join_pack_read"
 
-    def __init__(self, packer: Packer, rows: FileRows, taken: Taken) -> None:
-        self._packer, self._rows, self._taken = packer, rows, taken
+    def __init__(self, packer: Packer, reader: Reader, taken: Taken) -> None:
+        self._packer, self._reader, self._taken = packer, reader, taken
 
     @arrow_task
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Gives the rows of the partition's files, packed."""
-        yield from self._packer.pack((self._of(uri), time, uri) for uri, time in files_in_order(batches))
+        """Gives the rows of the partition, packed."""
+        parts = self._reader.parts(batches)
+        yield from self._packer.pack((map(self._of, rows), time, place) for rows, time, place in parts)
 
-    def _of(self, uri: str) -> Iterator[pa.RecordBatch]:
-        return (self._taken.of(batch, self._packer.schema) for batch in self._rows.read(uri))
+    def _of(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        return self._taken.of(rows, self._packer.schema)
 
 
 class ReadFiles:
@@ -210,14 +212,28 @@ class ReadFiles:
     """
 
     def __init__(self, name: str, rows: FileRows) -> None:
-        self.__name__ = name
-        self._rows = rows
+        self.__name__, self.rows = name, rows
+
+    def __str__(self) -> str:
+        return f"files of {self.rows.name} ({self.rows.format.name})"
+
+    @property
+    def output(self) -> pa.Schema:
+        """Of the rows."""
+        return self.rows.format.schema if self.rows.slices is None else self.rows.slices.made
+
+    def packing(self, packer: Packer, taken: Taken) -> Pack:
+        """The same rows packed: nothing else of them is read."""
+        if self.rows.slices is not None:
+            return Pack(packer, self.rows, taken)
+        rows = FileRows(self.rows.format, packer.input_name, taken, packer.schema)
+        return Pack(packer, rows, Taken.all(packer.schema))
 
     @arrow_task
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Gives the rows of the partition's files."""
-        for uri, _ in files_in_order(batches):
-            yield from self._rows.read(uri)
+        for rows, _, _ in self.rows.parts(batches):
+            yield from rows
 
 
 def files_in_order(batches: Iterator[pa.RecordBatch]) -> list[tuple[str, int]]:

@@ -1,31 +1,43 @@
-"""Sources as streaming DataFrames."""
+"""The tables of a job: its sources as streaming DataFrames, and a changelog as a running query into its sink."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from pyspark.errors import AnalysisException
+from pyspark.sql import functions as f
 from pyspark.sql import types as st
 
 from gpu_ops.conditions import backquoted
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
-from gpu_ops.errors import DescriptionError, NotBuiltError
+from gpu_ops.descriptions.inputs import Input
 from gpu_ops.files.formats import FormatName
 from gpu_ops.jobs import datagen
-from gpu_ops.jobs.job import Source
-from gpu_ops.jobs.text import JobError, Text
+from gpu_ops.jobs.job import Job, Sink, Source
+from gpu_ops.jobs.settings import FORMATS
+from gpu_ops.jobs.text import Text
 from gpu_ops.spark.api.groups import latest
 from gpu_ops.spark.api.streams import Stream, stream
 from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.failures import package
 from gpu_ops.spark.metrics.metrics import free_name
+from gpu_ops.spark.rapids import metrics_reported
+from gpu_ops.spark.sinks.changes import View, started
+from gpu_ops.spark.sinks.delta import delta_view
+from gpu_ops.spark.sinks.files import FilesFormat, write_files
+from gpu_ops.spark.sinks.jdbc import jdbc_view
+from gpu_ops.spark.sinks.kafka import json_messages, kafka_debezium, kafka_upsert
 from gpu_ops.spark.sources.files import read_files
 from gpu_ops.spark.sources.kafka import MessageSource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
 
 _FILES: Final = ("parquet", "json", "csv")
 _CHANGE, _VERSION, _TIME = "_change_type", "_commit_version", "_commit_timestamp"
@@ -50,7 +62,7 @@ def open_source(
         JobError: it cannot be read; names what is missing.
     """
     table = functools.partial(_table, spark, source)
-    try:
+    with errors_of_spark(spark, file, source.connector, source.at), file.errors_at(source.at):
         if source.scan == "once":
             df = table()
         elif source.generated is not None:
@@ -59,35 +71,21 @@ def open_source(
         elif source.connector == "delta":
             source, df = _delta(spark, source)
         elif source.connector == "kafka":
-            try:
-                source, df = decode(_load(spark, source), source)
-            except (DescriptionError, NotBuiltError) as error:
-                raise file.error(str(error), source.at) from error
+            source, df = decode(_load(spark, source), source)
         elif source.connector in _FILES:
             df = _read_files(spark, source, file)
         else:
             df = _load(spark, source)
-    except AnalysisException as error:
-        raise failed(spark, file, source.connector, source.at, error) from error
     # Spark's own watermark would come between Arrow's reader and the join, and knows no idle input
     by_arrow = source.reader == "arrow" or source.connector == "kafka"
-    ours = source.idle_timeout is not None or by_arrow or source.scan == "once"
-    if source.watermark is not None and not ours:
-        df = df.withWatermark(source.watermark.column, f"{source.watermark.delay_ms} milliseconds")
-    return stream(
-        df if source.refresh is None else table,
-        unique_key=source.unique_key,
-        row_kind=source.row_kind,
-        sequence_by=source.sequence_by,
-        ttl=source.ttl,
-        name=source.name,
-        updates=source.updates,
-        bad_rows=source.bad_rows,
-        event_time=source.watermark.column if source.watermark is not None and ours else None,
-        delay=source.watermark.delay_ms if source.watermark is not None and ours else None,
-        idle_timeout=source.idle_timeout,
-        refresh=source.refresh,
-    )
+    ours = source.idle_timeout_ms is not None or by_arrow or source.scan == "once"
+    if source.event_time is not None and not ours:
+        df = df.withWatermark(source.event_time, f"{source.delay_ms} milliseconds")
+        source = dataclasses.replace(source, event_time=None, delay_ms=None)
+    said = {
+        x.name.removesuffix("_ms"): getattr(source, x.name) for x in dataclasses.fields(Input) if x.name != "schema"
+    }
+    return stream(df if source.refresh_ms is None else table, refresh=source.refresh_ms, **said)
 
 
 def kept(side: Stream, source: Source, **options: Any) -> Stream:
@@ -110,16 +108,20 @@ def _unavailable(source: Source) -> str:
     return free_name(_UNAVAILABLE, st.StructType.fromDDL(schema_text(source)).names)
 
 
-def failed(spark: SparkSession, file: Text, connector: str, at: int, error: Exception) -> JobError:
-    """An error of Spark's, with its position in the job; where a jar is missing, which one."""
-    problem = str(error).partition("\n")[0].partition(" SQLSTATE")[0].rstrip(".;")
-    needed = package(connector, spark.version)
-    if needed is not None and "find" in problem and "data source" in problem:
-        problem = (
-            f"Spark has no {connector} here; it comes with --packages {needed} (or SET 'spark.packages' = "
-            f"'{needed}') when the session starts"
-        )
-    return file.error(problem, at)
+@contextlib.contextmanager
+def errors_of_spark(spark: SparkSession, file: Text, connector: str, at: int) -> Iterator[None]:
+    """Errors of Spark's, with their position in the job; where a jar is missing, which one."""
+    try:
+        yield
+    except AnalysisException as error:
+        problem = str(error).partition("\n")[0].partition(" SQLSTATE")[0].rstrip(".;")
+        needed = package(connector, spark.version)
+        if needed is not None and "find" in problem and "data source" in problem:
+            problem = (
+                f"Spark has no {connector} here; it comes with --packages {needed} (or SET 'spark.packages' = "
+                f"'{needed}') when the session starts"
+            )
+        raise file.error(problem, at) from error
 
 
 def schema_text(source: Source) -> str:
@@ -170,11 +172,9 @@ def _read_files(spark: SparkSession, source: Source, file: Text) -> DataFrame:
 
 def _stream_of_files(spark: SparkSession, source: Source, file: Text, schema: st.StructType | str) -> DataFrame:
     if source.reader == "arrow":
-        options = {name: value for name, value in source.options.items() if name != "path"}
-        try:
-            return read_files(spark, source.options["path"], cast("FormatName", source.connector), schema, **options)
-        except DescriptionError as error:
-            raise file.error(str(error), source.at) from error
+        path, options = source.options["path"], {**source.options}
+        del options["path"]
+        return read_files(spark, path, cast("FormatName", source.connector), schema, **options)
     return spark.readStream.format(source.connector).options(**source.options).schema(schema).load()
 
 
@@ -229,3 +229,96 @@ def decode(df: DataFrame, source: Source) -> tuple[Source, DataFrame]:
     )  # fmt: skip
     rows = messages.rows(df)
     return source if kind not in rows.columns else dataclasses.replace(source, row_kind=kind), rows
+
+
+OBSERVED: Final = "gpu_join_job"
+"""Under this name Spark's progress has the changes of a micro-batch by row kind, where no join reports them all."""
+
+KINDS: Final = {"insert": "+I", "update_before": "-U", "update_after": "+U", "delete": "-D"}
+
+
+def start(
+    changes: DataFrame, job: Job, *, once: bool, last_join: str | None, screen: View | None = None
+) -> StreamingQuery:
+    """Starts a job's query. Its changes are counted, unless a join reports them all, or Spark cannot.
+
+    Args:
+        changes: the changelog, row kinds first.
+        job: the job.
+        once: take what there is and end.
+        last_join: the join whose output is all that goes to the sink, or None.
+        screen: takes it in place of the sink.
+
+    Raises:
+        JobError: the sink cannot take it.
+    """
+    kind, sink = f.col(ROW_KIND_COLUMN), job.sink
+    counts = [f.count(f.when(kind == k, 1)).alias(name) for name, k in KINDS.items()]
+    known = last_join is not None or metrics_reported(changes.sparkSession)
+    counted = changes if known else changes.observe(OBSERVED, *counts)
+    with errors_of_spark(changes.sparkSession, job.file, sink.connector, sink.at), job.file.errors_at(sink.at):
+        rows = shaped(counted, sink, job.file)
+        name = sink.table or job.name
+        trigger: dict[str, Any] = {}
+        if once:
+            trigger["availableNow"] = True
+        elif job.every_ms is not None:
+            trigger["processingTime"] = f"{job.every_ms} milliseconds"
+        if screen is None and sink.by_tasks:
+            return written(rows, sink, checkpoint=job.checkpoint, name=name, **trigger)
+        if screen is not None or sink.is_view:
+            writer = rows.writeStream.foreachBatch(screen or view(sink))
+        else:
+            rows = json_messages(rows, sink.key) if sink.connector == "kafka" else rows
+            writer = rows.writeStream.format(FORMATS.get(sink.connector, sink.connector)).options(**sink.options)
+        return started(writer.outputMode("append"), job.checkpoint, name, trigger)
+
+
+def written(rows: DataFrame, sink: Sink, **how: Any) -> StreamingQuery:
+    """Starts the query of a sink whose files the tasks write that make the rows.
+
+    Raises:
+        JobError: Arrow has no such compression.
+    """
+    given: dict[str, Any] = {} if sink.file_bytes is None else {"file_bytes": sink.file_bytes}
+    if "compression" in sink.options:
+        named = sink.options["compression"].lower()
+        given["compression"] = None if named in ("none", "uncompressed") else named
+    kind = cast("FilesFormat", sink.connector)
+    return write_files(rows, sink.options["path"], format=kind, partition_by=sink.partition_by, **given, **how)
+
+
+def view(sink: Sink) -> View:
+    """What keeps the sink's table or topic."""
+    options = dict(sink.options)
+    if sink.connector == "delta":
+        return delta_view(options["path"], sink.primary_key)
+    if sink.connector == "jdbc":
+        return jdbc_view(options.pop("url"), options.pop("dbtable"), sink.primary_key, options=options)
+    servers, topic = options.pop("kafka.bootstrap.servers"), options.pop("topic")
+    kept = kafka_upsert if sink.connector == "upsert-kafka" else kafka_debezium
+    return kept(servers, topic, sink.primary_key, options=options)
+
+
+def shaped(changes: DataFrame, sink: Sink, file: Text) -> DataFrame:
+    """A changelog with the columns that the sink names, in their order; types are cast.
+
+    Raises:
+        JobError: it has another number of columns, or two of one name.
+    """
+    names = changes.columns[1:]
+    if sink.columns is not None:
+        named = [(name, kind) for name, kind in sink.columns if name.lower() != sink.row_kind.lower()]
+        if len(named) != len(names):
+            raise file.error(f"the sink has {len(named)} columns, the query {len(names)}: {', '.join(names)}", sink.at)
+        types = [field.dataType.simpleString() for field in changes.schema.fields[1:]]
+        columns = [
+            (named_column(own) if type_ == kind.lower() else named_column(own).cast(kind)).alias(name)
+            for own, type_, (name, kind) in zip(names, types, named, strict=True)
+        ]
+        names = [name for name, _ in named]
+    else:
+        columns = [named_column(name) for name in names]
+    if sink.row_kind.lower() in {name.lower() for name in names}:
+        raise file.error(f"the query has a column {sink.row_kind!r}, too: set 'row_kind' = 'another name'", sink.at)
+    return changes.select(f.col(ROW_KIND_COLUMN).alias(sink.row_kind), *columns)
