@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
-from sqlglot import Token, TokenType
-from sqlglot.dialects import Spark
-from sqlglot.errors import TokenError
 
 from gpu_ops.descriptions.changelog import ROW_KIND_COLUMN
 from gpu_ops.errors import DescriptionError
-from gpu_ops.query.by_time.text import error_at
 from gpu_ops.spark.datatypes import named_column
 from gpu_ops.spark.driver.queries import plans_of
 from gpu_ops.spark.failures import data_frame, message_in
@@ -76,68 +70,3 @@ def _check_names(frames: list[DataFrame]) -> None:
                     f"union(): two joins are called {plan.name!r}, and Spark's progress has the metrics of each under "
                     "its name: give them other name= arguments, or none"
                 )
-
-
-class Part(NamedTuple):
-    """A SELECT of a UNION ALL.
-
-    Attributes:
-        sql: its text with the rest of the query blank, so that positions in it are those in the query; WITH stays.
-        inputs: those of the query that it names.
-    """
-
-    sql: str
-    inputs: tuple[str, ...]
-
-
-def parts_of(query: str, inputs: Mapping[str, Any]) -> list[Part]:
-    """The parts of a query that is a UNION ALL; none for any other.
-
-    Args:
-        query: its text.
-        inputs: by name.
-
-    Raises:
-        SqlError: UNION without ALL among them, or what would be of the whole: ORDER BY, LIMIT.
-    """
-    try:
-        tokens = Spark().tokenize(query)
-    except TokenError:
-        return []  # Spark says what is wrong
-    depth, top = 0, list[Token]()
-    for token in tokens:
-        depth += (token.token_type == TokenType.L_PAREN) - (token.token_type == TokenType.R_PAREN)
-        if depth == 0:
-            top.append(token)
-    cuts = [n for n, token in enumerate(top) if token.token_type == TokenType.UNION]
-    if not cuts:
-        return []
-    for n in cuts:
-        if n + 1 == len(top) or top[n + 1].token_type != TokenType.ALL:
-            raise error_at(
-                "UNION takes equal rows for one, which nothing here does: write UNION ALL", query, top[n].start
-            )
-    for token in top:
-        if token.token_type in (TokenType.ORDER_BY, TokenType.LIMIT, TokenType.SORT_BY):
-            problem = f"{token.text.upper()} would be of the whole UNION ALL: put it into a sub-query of one SELECT"
-            raise error_at(problem, query, token.start)
-    begins = _after_with(top)
-    ends = [*(top[n].start for n in cuts), len(query)]
-    starts = [begins, *(top[n + 1].end + 1 for n in cuts)]
-    parts = []
-    for start, end in zip(starts, ends, strict=True):
-        text = query[:begins] + _blank(query[begins:start]) + query[start:end]
-        words = {token.text.lower() for token in tokens if token.start < begins or start <= token.start < end}
-        parts.append(Part(text, tuple(name for name in inputs if name.lower() in words)))
-    return parts
-
-
-def _after_with(top: list[Token]) -> int:
-    """Where the first SELECT begins, behind WITH and its sub-queries."""
-    if top[0].token_type != TokenType.WITH:
-        return 0
-    return next((token.start for token in top if token.token_type == TokenType.SELECT), 0)
-
-
-def _blank(text: str) -> str:
-    return re.sub(r"[^\n]", " ", text)

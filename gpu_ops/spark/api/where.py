@@ -11,7 +11,7 @@ from pyspark.sql import types as st
 
 from gpu_ops.conditions import Condition, backquoted
 from gpu_ops.errors import ConditionError, DescriptionError
-from gpu_ops.query.by_time.text import QueryText
+from gpu_ops.query.by_time import QueryText
 from gpu_ops.query.catalyst import Catalyst, calc, position
 from gpu_ops.query.choose import Chooser, condition
 from gpu_ops.query.errors import SqlError
